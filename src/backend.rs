@@ -1,0 +1,152 @@
+//! Backend: the one place where GPU and CPU meet, so that plan and tune are written once.
+//!
+//! It knows how to build an Executable for (Problem, Config), to launch it, and what the tuner needs of a machine:
+//! memory, copies and a clock. It knows nothing of records, spaces or C.
+
+use crate::call::Call;
+use crate::config::Config;
+use crate::cpu;
+use crate::device::Device;
+use crate::error::Result;
+use crate::kernel;
+use crate::problem::Problem;
+use std::time::Duration;
+
+/// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
+pub type Stream = *mut std::ffi::c_void;
+
+pub enum Backend {
+    Cuda(kernel::Gpu),
+    Cpu(cpu::Cpu),
+}
+
+/// A (Problem class, Config) built and loaded: ready for any shape of its class. Cheap to share; launches from many
+/// threads at once are fine.
+pub enum Executable {
+    Cuda(kernel::Executable),
+    Cpu(cpu::Executable),
+}
+
+/// What a built kernel uses, of the main kernel of a pass. Zeros on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Resources {
+    pub registers: u32,
+    pub spill_bytes: u32,
+    pub smem_bytes: u32,
+    pub threads: u32,
+}
+
+/// Memory of the backend's device, owned; freed on drop.
+pub enum Memory {
+    Cuda(kernel::DeviceMemory),
+    Cpu(cpu::HostMemory),
+}
+
+impl Backend {
+    pub fn device(&self) -> &Device {
+        match self {
+            Backend::Cuda(gpu) => gpu.device(),
+            Backend::Cpu(cpu) => cpu.device(),
+        }
+    }
+
+    /// Renders, compiles (or takes from the cubin cache) and loads. May run on several threads at once.
+    pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
+        match self {
+            Backend::Cuda(gpu) => gpu.build(problem, config).map(Executable::Cuda),
+            Backend::Cpu(cpu) => cpu.build(problem, config).map(Executable::Cpu),
+        }
+    }
+
+    /// Bytes are left as they come: nothing relies on zeros.
+    pub fn allocate(&self, bytes: usize) -> Result<Memory> {
+        match self {
+            Backend::Cuda(gpu) => gpu.allocate(bytes).map(Memory::Cuda),
+            Backend::Cpu(cpu) => cpu.allocate(bytes).map(Memory::Cpu),
+        }
+    }
+
+    /// Copies host bytes to the start of `memory`; returns when done. Lengths must not exceed the allocation.
+    pub fn upload(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
+        match (self, memory) {
+            (Backend::Cuda(gpu), Memory::Cuda(memory)) => gpu.upload(memory, bytes),
+            (Backend::Cpu(cpu), Memory::Cpu(memory)) => cpu.upload(memory, bytes),
+            _ => unreachable!("memory of another backend"),
+        }
+    }
+
+    /// Copies the start of `memory` to the host once all work queued on the backend's own stream is done.
+    pub fn download(&self, memory: &Memory, bytes: &mut [u8]) -> Result<()> {
+        match (self, memory) {
+            (Backend::Cuda(gpu), Memory::Cuda(memory)) => gpu.download(memory, bytes),
+            (Backend::Cpu(cpu), Memory::Cpu(memory)) => cpu.download(memory, bytes),
+            _ => unreachable!("memory of another backend"),
+        }
+    }
+
+    /// The backend's own stream, which the tuner launches on.
+    pub fn stream(&self) -> Stream {
+        match self {
+            Backend::Cuda(gpu) => gpu.stream(),
+            Backend::Cpu(_) => std::ptr::null_mut(),
+        }
+    }
+
+    /// Waits for the backend's own stream.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Backend::Cuda(gpu) => gpu.synchronize(),
+            Backend::Cpu(_) => Ok(()),
+        }
+    }
+
+    /// Time of one run of `work` on the backend's own stream, by device events on the GPU and the monotonic clock on
+    /// the CPU. With `cold` the last-level cache is overwritten first, outside the timed span.
+    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
+        match self {
+            Backend::Cuda(gpu) => gpu.time(cold, work),
+            Backend::Cpu(cpu) => cpu.time(cold, work),
+        }
+    }
+}
+
+impl Executable {
+    /// Enqueues the pass on `stream` (CPU: runs it). No allocation, synchronisation, compilation, file or lock.
+    pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
+        match self {
+            Executable::Cuda(executable) => executable.launch(call, stream),
+            Executable::Cpu(executable) => executable.launch(call),
+        }
+    }
+
+    pub fn resources(&self) -> Resources {
+        match self {
+            Executable::Cuda(executable) => executable.resources(),
+            Executable::Cpu(_) => Resources::default(),
+        }
+    }
+
+    /// The kernel's name for `plan_info`: `flashtune_sm80_forward`, `flashtune_cpu_backward`, …
+    pub fn kernel_name(&self) -> &str {
+        match self {
+            Executable::Cuda(executable) => executable.kernel_name(),
+            Executable::Cpu(executable) => executable.kernel_name(),
+        }
+    }
+}
+
+impl Memory {
+    pub fn address(&self) -> *mut std::ffi::c_void {
+        match self {
+            Memory::Cuda(memory) => memory.address(),
+            Memory::Cpu(memory) => memory.address(),
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        match self {
+            Memory::Cuda(memory) => memory.bytes(),
+            Memory::Cpu(memory) => memory.bytes(),
+        }
+    }
+}

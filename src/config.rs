@@ -1,0 +1,56 @@
+//! Config: *how* a problem is done. A kernel family and named integers, never an index.
+//!
+//! The names and their values are declared in `tune::space`; a template sees each of them under its own name. Text
+//! form: `sm80 block_m=128 block_n=64 …`, names sorted.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// The host: `cpu/`.
+    Cpu,
+    /// `mma.sync`, `ldmatrix`, `cp.async`: every NVIDIA GPU from Ampere on.
+    Sm80,
+}
+
+impl Family {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Cpu => "cpu",
+            Family::Sm80 => "sm80",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Config {
+    pub family: Family,
+    #[serde(flatten)]
+    pub knobs: BTreeMap<String, u32>,
+}
+
+impl Config {
+    pub fn new<'a>(family: Family, knobs: impl IntoIterator<Item = (&'a str, u32)>) -> Self {
+        Config { family, knobs: knobs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
+    }
+
+    /// The value of a knob that every config of its family has; 0 where it is missing, which no constraint accepts.
+    pub fn get(&self, knob: &str) -> u32 {
+        self.knobs.get(knob).copied().unwrap_or(0)
+    }
+
+    pub fn with(mut self, knob: &str, value: u32) -> Self {
+        self.knobs.insert(knob.to_owned(), value);
+        self
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.family.name())?;
+        self.knobs.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}

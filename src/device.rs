@@ -1,0 +1,72 @@
+//! Device: *where* a problem runs. What the space's constraints and the record key need to know of it.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Arch {
+    Cpu,
+    /// Compute capability, major and minor: `Sm(9, 0)` is written `sm_90`.
+    Sm(u32, u32),
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Arch::Cpu => f.write_str("cpu"),
+            Arch::Sm(major, minor) => write!(f, "sm_{major}{minor}"),
+        }
+    }
+}
+
+impl From<Arch> for String {
+    fn from(arch: Arch) -> String {
+        arch.to_string()
+    }
+}
+
+impl TryFrom<String> for Arch {
+    type Error = String;
+    fn try_from(text: String) -> Result<Arch, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for Arch {
+    type Err = String;
+    /// Reads `cpu` or `sm_90`; a trailing `a` or `f` (sm_90a) names the same GPU.
+    fn from_str(text: &str) -> Result<Arch, String> {
+        if text == "cpu" {
+            return Ok(Arch::Cpu);
+        }
+        let digits = text.strip_prefix("sm_").map(|t| t.strip_suffix(['a', 'f']).unwrap_or(t));
+        match digits.and_then(|d| d.parse::<u32>().ok()) {
+            Some(number) if (50..1000).contains(&number) => Ok(Arch::Sm(number / 10, number % 10)),
+            _ => Err(format!("{text:?} is no architecture; write cpu or sm_80, sm_90a, …")),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// As the driver spells it ("NVIDIA H200"); for the CPU its model name.
+    pub name: String,
+    pub arch: Arch,
+    /// Streaming multiprocessors; for the CPU the worker threads.
+    pub sm_count: u32,
+    /// Shared memory in bytes that one block may ask for (opt-in limit), and that one SM has. 0 on the CPU.
+    pub smem_per_block: u32,
+    pub smem_per_sm: u32,
+    /// 32-bit registers of one SM. 0 on the CPU.
+    pub registers_per_sm: u32,
+    /// Threads that one SM holds. 0 on the CPU.
+    pub threads_per_sm: u32,
+    /// Last-level cache in bytes.
+    pub l2_bytes: u64,
+    pub memory_bytes: u64,
+    /// `major * 1000 + minor * 10` as the driver reports it; 0 on the CPU.
+    pub driver_version: u32,
+    /// (major, minor) of the NVRTC in use; (0, 0) on the CPU or where none was found.
+    pub nvrtc_version: (u32, u32),
+}

@@ -1,0 +1,18 @@
+//! flashtune: exact attention, forward and backward, behind a small C header.
+//!
+//! The flow is `capi -> plan -> tune -> backend -> kernel -> cuda`, with `cpu` beside `kernel`. `problem`,
+//! `config`, `device`, `call`, `dropout` and `error` are leaves. A test fails on an import that points upward.
+
+pub mod backend;
+pub mod call;
+pub mod capi;
+pub mod config;
+pub mod cpu;
+pub mod cuda;
+pub mod device;
+pub mod dropout;
+pub mod error;
+pub mod kernel;
+pub mod plan;
+pub mod problem;
+pub mod tune;

@@ -1,0 +1,34 @@
+// The one parameter struct of every kernel, the twin of src/kernel/params.rs. Strides are in elements and 64-bit;
+// the last dim is contiguous. Kernels take it as `const __grid_constant__ KernelParams params`.
+
+using int64 = long long;
+using uint64 = unsigned long long;
+using uint32 = unsigned int;
+using uint16 = unsigned short;
+using uint8 = unsigned char;
+
+// A (batch, seqlen, heads, dim) view.
+struct TensorView {
+    void* data;
+    int64 stride_batch, stride_seqlen, stride_head;
+};
+
+struct KernelParams {
+    TensorView q, k, v, out, dout, dq, dk, dv;
+    float* lse;          // (batch, heads_q, seqlen_q), natural log; may be null forward
+    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf past seqlen_q and for rows without keys
+    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O); 0 past seqlen_q
+    float* dq_accum;     // workspace, per (batch, head_q) workspace_rows * workspace_cols floats in the kernels' order
+    const uint64* dropout_seed_ptr;
+    const uint64* dropout_offset_ptr;
+    uint64 dropout_seed, dropout_offset;
+    int batch_size, num_heads_q, num_heads_kv, group_size;
+    int seqlen_q, seqlen_k;
+    int causal_shift;    // row i sees keys j <= i + causal_shift
+    int workspace_rows;  // seqlen_q rounded up to 128
+    float softmax_scale;
+    float softmax_scale_log2;  // softmax_scale * log2(e)
+    uint32 dropout_threshold;  // 16-bit draws below it are dropped
+    float dropout_keep_scale;  // 1 / probability of keeping
+};
+static_assert(sizeof(KernelParams) == 368, "KernelParams differs from src/kernel/params.rs");
