@@ -10,7 +10,7 @@ use flashtune::dropout::Dropout;
 use flashtune::error::Status;
 use flashtune::kernel::compile::{Compiled, options};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
-use flashtune::kernel::{Gpu, KernelParams, geometry, render_pass};
+use flashtune::kernel::{Gpu, KernelParams, driver_search, geometry, nvrtc_search, render_pass};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use libloading::os::unix::Library;
 use std::alloc::{GlobalAlloc, System};
@@ -116,6 +116,11 @@ impl Fake {
 
 /// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
 fn with_fake(test: &str, body: fn(&Fake)) {
+    with_fake_and(test, &[], body);
+}
+
+/// `with_fake` with more variables set.
+fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     if std::env::var_os("FLASHTUNE_TEST_FAKE_DRIVER").is_some() {
         // SAFETY: the stand-in's initialisers do nothing.
         return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
@@ -134,6 +139,7 @@ fn with_fake(test: &str, body: fn(&Fake)) {
         .env("LD_LIBRARY_PATH", folder.path())
         .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
         .env("FLASHTUNE_NVRTC", "/nowhere")
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -376,6 +382,30 @@ fn driver_errors_have_a_status_a_name_and_the_call() {
         let error = gpu.synchronize().unwrap_err();
         assert_eq!(error.status, Status::Cuda);
         assert!(error.message.contains("cuStreamSynchronize") && error.message.contains("(12345)"), "{error}");
+    });
+}
+
+#[test]
+fn a_driver_without_a_gpu_is_a_status_and_its_version_is_known() {
+    let no_device = [("FAKE_INIT_RESULT", "100")];
+    with_fake_and("a_driver_without_a_gpu_is_a_status_and_its_version_is_known", &no_device, |_| {
+        let error = Gpu::new(0, None, None).err().unwrap();
+        assert_eq!(error.status, Status::NoDevice);
+        assert!(error.message.contains("cuInit") && error.message.contains("(100)"), "{error}");
+        assert_eq!(driver_search().version, Some((13, 0)));
+        assert_eq!(driver_search().found, None);
+    });
+}
+
+#[test]
+fn an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("libnvrtc.so.13"), "").unwrap();
+    let variables = [("FAKE_DRIVER_VERSION", "12040"), ("FLASHTUNE_NVRTC", folder.path().to_str().unwrap())];
+    with_fake_and("an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so", &variables, |_| {
+        assert_eq!(nvrtc_search().attempts.len(), 1);
+        assert_eq!(nvrtc_search().attempts[0].outcome, "13 is newer than the driver's CUDA 12.4");
+        assert_eq!(Gpu::new(0, None, None).unwrap().device().nvrtc_version, (0, 0));
     });
 }
 

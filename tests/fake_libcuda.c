@@ -36,8 +36,10 @@ static void count(int64_t *counter, int by) { __atomic_add_fetch(counter, by, __
 // What a capture in global mode refuses.
 #define NEED_NO_CAPTURE NEED_CONTEXT; if (fake_state.capturing && capture_mode != RELAXED) return UNSUPPORTED
 
-int cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
-int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+// A number from the environment, so that a test can have another driver.
+static int setting(const char *name, int otherwise) { const char *value = getenv(name); return value ? atoi(value) : otherwise; }
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : setting("FAKE_INIT_RESULT", SUCCESS); }
+int cuDriverGetVersion(int *version) { *version = setting("FAKE_DRIVER_VERSION", 13000); return SUCCESS; }
 int cuGetErrorName(int code, const char **name) {
     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : NULL;
     return *name ? SUCCESS : INVALID_VALUE;
