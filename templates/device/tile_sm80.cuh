@@ -35,7 +35,9 @@ __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_gr
 
 // Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a tile; the rest of the
 // tile's columns and rows is zeroed. All kThreads threads take part; the caller commits, waits and synchronises.
-// kVec divides cols_left, so that a chunk never crosses the end of a row. Without kRagged every row is there.
+// kVec divides cols_left, so that a chunk never crosses the end of a row. Without kRagged all rows are there or, with
+// rows_left <= 0, none: a load past the last block is a predicate, since a branch would keep ptxas from spreading the
+// copies over the products.
 template <bool kRagged, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int64 stride_row, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
@@ -53,7 +55,7 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
             from = source + row * stride_row + col;
         }
         if (kTotal % kThreads != 0 && thread + i * kThreads >= kTotal) break;
-        const bool valid = (!kRagged || row < rows_left) && col < cols_left;
+        const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
         const uint32 to = tile + uint32(row * Tile::kStride + col) * 2;
         if constexpr (kVec > 1) {
             cp_async<kVec * 2>(to, valid ? from : source, valid);

@@ -215,3 +215,36 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let smallest = config(rows.last().expect("the lists are not empty"));
     rows.iter().map(|row| config(row)).find(|c| super::check(problem, c, device).is_ok()).unwrap_or(smallest)
 }
+
+/// Expected cost of a config, only to order candidates: shared-memory fragment loads per product, which share the
+/// bottleneck with the products themselves, plus what sweeps on an H200 showed of the rest (DESIGN.md, tuning log).
+pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let warps_per_sm = get("num_warps") * get("ctas_per_sm");
+    // One `ldmatrix` of four 8 x 8 matrices feeds two products per 16 rows it serves; in units of products.
+    let few_warps = if warps_per_sm < 8.0 { 0.05 * (8.0 / warps_per_sm - 1.0) } else { 0.0 };
+    match problem.pass {
+        Pass::Forward => {
+            let tiles = get("block_m") / (16.0 * get("num_warps"));
+            let fragments = 0.5 / tiles + (1.0 - get("q_in_regs")) * 4.0 / get("block_n");
+            // Barriers, maxima and (with an exact maximum) the rescaling of O come once a block.
+            let per_block = (8.0 + (8.0 - get("lazy_log2"))) / get("block_n");
+            let stages = [0.0, 0.02, 0.0, 0.02][config.get("num_stages").min(3) as usize];
+            let order = if problem.causal == Causal::None { 0.0 } else { 0.02 * (1.0 - get("longest_first")) };
+            fragments + per_block + stages + order + few_warps
+        }
+        Pass::Backward => {
+            let s = (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
+            let dims = problem.head_dim as f64 / 16.0;
+            let kv = (get("block_n") / get("dkv_warps_n") / 16.0, dims * get("dkv_warps_n") / get("num_warps"));
+            let q = (get("block_m") / get("dq_warps_m") / 16.0, dims * get("dq_warps_m") / get("num_warps"));
+            // Fragment loads per product of a warp tile of a x b 16-row operands: (a + b) loads for 2ab products.
+            let loads = |(a, b): (f64, f64)| (1.0 / a + 1.0 / b) / 2.0;
+            let fragments = (2.0 * loads(s) + 2.0 * loads(kv) + loads(q)) / 5.0;
+            // Each key tile reads Q and dO and adds to dQ anew; each block synchronises twice.
+            let traffic = 16.0 / get("block_n") + 6.0 / get("block_m");
+            let stages = if config.get("num_stages") == 1 { 0.02 } else { 0.0 };
+            fragments + traffic + stages + few_warps
+        }
+    }
+}
