@@ -76,9 +76,9 @@ fn a_wrong_text_is_a_status_with_the_compilers_words() {
 #[test]
 fn warnings_are_kept() {
     let Some(nvrtc) = nvrtc() else { return };
-    let text = "extern \"C\" __global__ void k() { int unused_by_anyone = 3; }\n";
+    let text = "extern \"C\" __global__ void k() { int x = 3; if (x = 4) return; }\n";
     let log = compile(nvrtc, "k", text, "sm_80").unwrap().log;
-    assert!(log.contains("unused_by_anyone") && !log.contains("ptxas info"), "{log}");
+    assert!(log.contains("warning") && !log.contains("ptxas info"), "{log}");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn child_without_nvrtc() {
 
 #[test]
 fn a_missing_libcuda_is_a_status_with_the_places_tried() {
-    if flashtune::kernel::driver_search().attempts.iter().any(|attempt| !attempt.outcome.contains("cannot open")) {
+    if flashtune::kernel::driver_search().version.is_some() {
         eprintln!("SKIPPED: this machine has libcuda");
         return;
     }

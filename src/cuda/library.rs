@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Status};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt;
 
@@ -44,7 +45,8 @@ impl Search {
 pub(super) fn open(name: &OsStr) -> Result<Library, String> {
     // SAFETY: opening runs the library's initialisers. Only CUDA's own libraries are named here, whose initialisers
     // have no precondition; RTLD_LOCAL keeps their symbols out of the host program.
-    unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| error.to_string())
+    unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
 /// Declares a struct of function pointers, its `load`, and one checked method per function. The method returns

@@ -37,22 +37,24 @@ impl DeviceMemory {
     /// Copies host bytes to the start, in the order of `stream`; returns when done.
     pub fn upload(&self, bytes: &[u8], stream: &OwnedStream) -> Result<()> {
         self.check_length("upload", bytes.len())?;
-        let _current = self.context.enter()?;
-        // SAFETY: the allocation holds that many bytes; `bytes` outlives the wait below.
-        unsafe {
-            self.context.driver().memcpy_to_device(self.address, bytes.as_ptr().cast(), bytes.len(), stream.raw())
-        }?;
+        if !bytes.is_empty() {
+            let _current = self.context.enter()?;
+            let driver = self.context.driver();
+            // SAFETY: the allocation holds that many bytes; `bytes` outlives the wait below.
+            unsafe { driver.memcpy_to_device(self.address, bytes.as_ptr().cast(), bytes.len(), stream.raw()) }?;
+        }
         stream.synchronize()
     }
 
     /// Copies the start to host bytes once all work queued on `stream` is done.
     pub fn download(&self, bytes: &mut [u8], stream: &OwnedStream) -> Result<()> {
         self.check_length("download", bytes.len())?;
-        let _current = self.context.enter()?;
-        // SAFETY: as in `upload`.
-        unsafe {
-            self.context.driver().memcpy_to_host(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream.raw())
-        }?;
+        if !bytes.is_empty() {
+            let _current = self.context.enter()?;
+            let driver = self.context.driver();
+            // SAFETY: as in `upload`.
+            unsafe { driver.memcpy_to_host(bytes.as_mut_ptr().cast(), self.address, bytes.len(), stream.raw()) }?;
+        }
         stream.synchronize()
     }
 

@@ -5,7 +5,7 @@
 
 use super::driver::Driver;
 use super::library::{Search, function_table, open};
-use super::nvrtc_places::{OLDEST_MAJOR, Place, places, version_in_name};
+use super::nvrtc_places::{Place, places, version_in_name};
 use crate::error::{Error, Result, Status};
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::os::unix::Library;
@@ -13,6 +13,8 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+
+pub use super::nvrtc_places::OLDEST_MAJOR;
 
 /// NVRTC_ERROR_COMPILATION: the text is wrong, and the log says where.
 const ERROR_COMPILATION: c_int = 6;

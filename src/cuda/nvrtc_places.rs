@@ -13,7 +13,7 @@ pub(super) struct Place {
 }
 
 /// The oldest major version that compiles the kernels (C++17, 16-byte parameters, `__grid_constant__`).
-pub(super) const OLDEST_MAJOR: u32 = 12;
+pub const OLDEST_MAJOR: u32 = 12;
 /// The newest major version whose name is tried when there is no driver to name one.
 const NEWEST_MAJOR: u32 = 14;
 
@@ -126,15 +126,19 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The installations that `python3` on the search path may belong to: of the name as it stands (a virtual
-/// environment) and of the file behind it (its base).
+/// The installations that `python3` on the search path may belong to, as patterns: of the name as it stands (a virtual
+/// environment), of the file behind it (its base), and all of pyenv's where the name is one of its shims.
 fn python_prefixes(search_path: &OsString) -> Vec<PathBuf> {
     let Some(python) =
         std::env::split_paths(search_path).map(|folder| folder.join("python3")).find(|file| file.is_file())
     else {
         return Vec::new();
     };
-    let prefix = |file: &Path| file.parent().and_then(Path::parent).map(Path::to_path_buf);
+    let prefix = |file: &Path| {
+        let folder = file.parent()?;
+        let prefix = folder.parent()?;
+        Some(if folder.ends_with("shims") { prefix.join("versions/*") } else { prefix.to_path_buf() })
+    };
     let mut prefixes: Vec<PathBuf> = prefix(&python).into_iter().collect();
     prefixes.extend(python.canonicalize().ok().as_deref().and_then(prefix));
     prefixes.dedup();

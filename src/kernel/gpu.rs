@@ -71,7 +71,7 @@ impl Gpu {
                 Ok((spec, loaded))
             })
             .collect::<Result<Vec<_>>>()?;
-        Executable::new(&self.context, kernels, config, self.device.sm_count)
+        Executable::new(&self.context, kernels, config)
     }
 
     /// Bytes are left as they come.
@@ -125,10 +125,9 @@ impl Gpu {
             clock.flush.fill(0, &self.stream)?;
         }
         clock.start.record(&self.stream)?;
-        let worked = work(self.stream.handle());
+        work(self.stream.handle())?;
         clock.stop.record(&self.stream)?;
         clock.stop.synchronize()?;
-        worked?;
         clock.stop.since(&clock.start)
     }
 }

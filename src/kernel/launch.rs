@@ -18,7 +18,6 @@ pub struct Executable {
     context: Arc<Context>,
     kernels: Box<[Kernel]>,
     config: Config,
-    sm_count: u32,
     resources: Resources,
     name: &'static str,
 }
@@ -36,7 +35,6 @@ impl Executable {
         context: &Arc<Context>,
         kernels: Vec<(KernelSpec, Arc<Loaded>)>,
         config: &Config,
-        sm_count: u32,
     ) -> Result<Executable> {
         let mut resources = Resources::default();
         let mut name = "";
@@ -59,7 +57,7 @@ impl Executable {
                 Ok(Kernel { spec, function, _loaded: loaded })
             })
             .collect::<Result<_>>()?;
-        Ok(Executable { context: context.clone(), kernels, config: config.clone(), sm_count, resources, name })
+        Ok(Executable { context: context.clone(), kernels, config: config.clone(), resources, name })
     }
 
     #[expect(clippy::not_unsafe_ptr_arg_deref, reason = "a Call is addresses throughout; capi's contract covers all")]
@@ -69,7 +67,7 @@ impl Executable {
         let current = self.context.enter()?;
         for kernel in &self.kernels {
             let spec = &kernel.spec;
-            let grid = geometry::grid(spec, &call.problem, &self.config, self.sm_count);
+            let grid = geometry::grid(spec, &call.problem, &self.config);
             if grid.contains(&0) {
                 continue;
             }

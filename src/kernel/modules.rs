@@ -8,8 +8,9 @@ use super::cubin_cache::{CubinCache, Key, TextDigest};
 use super::{Compiled, Nvrtc};
 use crate::cuda::context::Context;
 use crate::cuda::module::Module;
+use crate::cuda::nvrtc::OLDEST_MAJOR;
 use crate::device::{Arch, Device};
-use crate::error::{Result, Status};
+use crate::error::Result;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -70,16 +71,14 @@ fn cubin(device: &Device, cubins: &CubinCache, name: &str, text: &str, digest: &
             cubins.put(&key, text, &compiled);
             Ok(compiled)
         }
-        Err(missing) => any_version(device.arch, device.driver_version / 1000, cubins, digest).ok_or_else(|| {
-            debug_assert_eq!(missing.status, Status::NoCompiler);
-            missing.context(format_args!("{name} is not in the cubin cache"))
-        }),
+        Err(missing) => any_version(device.arch, device.driver_version / 1000, cubins, digest)
+            .ok_or_else(|| missing.context(format_args!("{name} is not in the cubin cache"))),
     }
 }
 
 /// The newest cached cubin of a text: all versions up to the driver's major, for all targets that the device runs.
 fn any_version(arch: Arch, driver_major: u32, cubins: &CubinCache, digest: &TextDigest) -> Option<Compiled> {
-    const OLDEST_MAJOR: u32 = 12;
+    /// No major version of CUDA has had a higher one.
     const NEWEST_MINOR: u32 = 9;
     let targets = targets(arch).ok()?;
     let versions =

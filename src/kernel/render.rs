@@ -4,6 +4,7 @@
 //! depends on nothing but the values that the template uses, so kernels that do not depend on a knob are shared by
 //! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
 
+use super::geometry;
 use super::sources::{Sources, embedded, overridden};
 use crate::config::Config;
 use crate::device::Arch;
@@ -156,6 +157,9 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
+    // What the launch will ask for, so that a template can assert that it is what its tiles need.
+    let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
+    values.extend(spec.map(|spec| ("smem_bytes".to_owned(), Value::Integer(spec.smem_bytes))));
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
             return Err(Error::invalid(format!("the config names {knob}, which is the problem's to say")));
@@ -182,7 +186,7 @@ fn header(
          // problem:  {problem}\n\
          // config:   {family}{knobs}\n\
          // files:    {template}{SUFFIX}{files}\n\
-         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -arch={arch} -cubin -o {template}.cubin {template}.cu\n\n",
+         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
         problem = list(&mut CLASS.into_iter()).trim_start(),
         family = config.family.name(),
