@@ -18,8 +18,8 @@ const WORKSPACE_ALIGNMENT: usize = 256;
 /// A checked call and what its tensors touch, to check the workspace against.
 pub struct Checked {
     pub call: Call,
-    read: Footprints<9>,
-    written: Footprints<4>,
+    read: Footprints<8>,
+    written: Footprints<3>,
 }
 
 /// What decides the layout class besides the head dims.
@@ -198,7 +198,7 @@ fn check(
     operands: &mut [Operand],
     data: Data,
     layout: LayoutBy,
-) -> Result<(Footprints<9>, Footprints<4>)> {
+) -> Result<(Footprints<8>, Footprints<3>)> {
     let (mut read, mut written) = (Footprints::new(), Footprints::new());
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
