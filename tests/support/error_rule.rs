@@ -20,7 +20,7 @@ pub struct Rule {
 /// Times the naive's mean error.
 const MEAN_FACTOR: f64 = 1.5;
 /// fp32 steps that a sum in another order, or with another exponential, may be off by, at its terms' magnitude.
-const FP32_STEPS: f64 = 8.0;
+const FP32_STEPS: f64 = 4.0;
 
 /// Compares a result with the reference; `Err` says what is wrong and where.
 pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: Rule) -> Result<(), String> {
@@ -104,4 +104,16 @@ pub fn step(dtype: Dtype, magnitude: f64) -> f64 {
     };
     let exponent = if magnitude > 0.0 { magnitude.log2().floor() as i32 } else { smallest_exponent };
     2f64.powi(exponent.max(smallest_exponent) - mantissa)
+}
+
+/// Compares two results that a law says are equal, where no reference stands behind them: within `steps` steps of the
+/// dtype at the magnitude of the largest element, or of fp32 sums where the dtype is fp32.
+pub fn agree(name: &str, a: &[f32], b: &[f32], dtype: Dtype, steps: f64) {
+    assert_eq!(a.len(), b.len(), "{name}");
+    let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
+    // In fp32 every product and sum inside rounds at the same scale as the output, so there are more steps.
+    let limit = if dtype == Dtype::Fp32 { 16.0 } else { 1.0 } * steps * step(dtype, largest);
+    for (at, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!(a == b || f64::from((a - b).abs()) <= limit, "{name}[{at}]: {a} and {b}, allowed {limit:.3e}");
+    }
 }
