@@ -90,7 +90,9 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "warp_grid",
         reason: "warps form a grid over each product",
-        holds: |_, c, _| ["sdp_warps_m", "dkv_warps_n", "dq_warps_m"].iter().all(|w| c.get("num_warps") % c.get(w) == 0),
+        holds: |_, c, _| {
+            ["sdp_warps_m", "dkv_warps_n", "dq_warps_m"].iter().all(|w| c.get("num_warps") % c.get(w) == 0)
+        },
     },
     Constraint {
         name: "whole_patches",
@@ -122,7 +124,8 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
             let (dim, dim_v) = ((p.head_dim as u32).div_ceil(8), (p.head_dim_v as u32).div_ceil(8));
             let kv_dims = c.get("num_warps") / c.get("dkv_warps_n");
             let q_dims = c.get("num_warps") / c.get("dq_warps_m");
-            let kv = c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
+            let kv =
+                c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
             let s = c.get("block_m") / c.get("sdp_warps_m") / 16 * (c.get("block_n") / sdp_warps_n(c) / 8) * 4;
             let q = c.get("block_m") / c.get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
             kv + (2 * s).max(q) + 40 <= register_budget(c, d)
@@ -234,7 +237,8 @@ pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
             fragments + per_block + stages + order + few_warps
         }
         Pass::Backward => {
-            let s = (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
+            let s =
+                (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
             let dims = problem.head_dim as f64 / 16.0;
             let kv = (get("block_n") / get("dkv_warps_n") / 16.0, dims * get("dkv_warps_n") / get("num_warps"));
             let q = (get("block_m") / get("dq_warps_m") / 16.0, dims * get("dq_warps_m") / get("num_warps"));
