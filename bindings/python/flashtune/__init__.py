@@ -5,6 +5,7 @@
 
 from ._attention import attention, attention_backward, attention_forward
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
+from ._planning import autotune, export_records, import_records, plan_info, prepare
 from ._version import __version__
 
 __all__ = [
@@ -15,4 +16,9 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "autotune",
+    "export_records",
+    "import_records",
+    "plan_info",
+    "prepare",
 ]

@@ -9,7 +9,7 @@ import sys
 from ._errors import InvalidArgumentError
 
 
-def _module_of(q):
+def module_of(q):
     """`_torch` or `_numpy`, whichever knows arrays like q."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
@@ -37,19 +37,19 @@ def attention(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=
         kernels run. None draws one from torch's default generator of the device, or NumPy's global one.
     return_lse: returns (out, lse), lse being fp32 (batch, heads_q, seqlen_q), in natural log; it carries no gradient.
     """
-    return _module_of(q).attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse)
+    return module_of(q).attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse)
 
 
 def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None):
     """(out, lse), without autograd. With dropout a seed is needed, since the backward pass needs the same."""
     _need_seed(dropout_p, seed)
-    return _module_of(q).attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
+    return module_of(q).attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
 
 
 def attention_backward(dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None):
     """(dq, dk, dv) from what `attention_forward` took and returned, under the same keyword arguments."""
     _need_seed(dropout_p, seed)
-    return _module_of(q).attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed)
+    return module_of(q).attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed)
 
 
 def _need_seed(dropout_p, seed):

@@ -1,6 +1,6 @@
 """Contexts: the library's handles, one for each device of this process, made when first needed and kept.
 
-Knows the four calls of each pass by name; takes packed params and addresses.
+Knows the library's calls by name; takes packed params and addresses.
 """
 
 import ctypes
@@ -53,8 +53,24 @@ class Context:
         handle = c_void_p()
         check(lib.flashtune_context_create(byref(options), byref(handle)))
         self.handle = handle.value
+        self._lib = lib
         self.forward = Pass(lib, self.handle, "forward")
         self.backward = Pass(lib, self.handle, "backward")
+
+
+    def autotune(self, params):
+        check(self._lib.flashtune_autotune(self.handle, byref(params)))
+
+    def export_records(self, path):
+        return self._counted(self._lib.flashtune_records_export, path)
+
+    def import_records(self, path):
+        return self._counted(self._lib.flashtune_records_import, path)
+
+    def _counted(self, function, path):
+        count = c_uint64()
+        check(function(self.handle, os.fsencode(path), byref(count)))
+        return count.value
 
 
 class Pass:
@@ -62,14 +78,10 @@ class Pass:
 
     def __init__(self, lib, handle, name):
         self._handle = handle
-        self._supported = getattr(lib, f"flashtune_{name}_supported")
         self._workspace_size = getattr(lib, f"flashtune_{name}_workspace_size")
         self._prepare = getattr(lib, f"flashtune_{name}_prepare")
         self._launch = getattr(lib, f"flashtune_{name}")
         self._plan_info = getattr(lib, f"flashtune_{name}_plan_info")
-
-    def supported(self, params):
-        check(self._supported(self._handle, params))
 
     def workspace_bytes(self, params):
         size = c_uint64()
@@ -86,5 +98,7 @@ class Pass:
         if status:
             check(status)
 
-    def plan_info(self, params, info):
-        check(self._plan_info(self._handle, params, info))
+    def plan_info(self, params):
+        info = _structs.PlanInfo(struct_size=ctypes.sizeof(_structs.PlanInfo))
+        check(self._plan_info(self._handle, params, byref(info)))
+        return info

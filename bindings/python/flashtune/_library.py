@@ -74,18 +74,16 @@ def _declare(lib):
     size_out, options = POINTER(c_uint64), POINTER(_structs.ContextOptions)
     signatures = {
         "flashtune_context_create": [options, POINTER(c_void_p)],
-        "flashtune_context_seal": [c_void_p],
-        "flashtune_autotune": [c_void_p, c_void_p],
+        "flashtune_autotune": [c_void_p, POINTER(_structs.AutotuneParams)],
         "flashtune_records_export": [c_void_p, c_char_p, size_out],
         "flashtune_records_import": [c_void_p, c_char_p, size_out],
     }
     for name in ("forward", "backward"):
         # Params travel as packed bytes, which ctypes passes by address.
-        signatures[f"flashtune_{name}_supported"] = [c_void_p, c_char_p]
         signatures[f"flashtune_{name}_workspace_size"] = [c_void_p, c_char_p, size_out]
         signatures[f"flashtune_{name}_prepare"] = [c_void_p, c_char_p]
         signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]
-        signatures[f"flashtune_{name}_plan_info"] = [c_void_p, c_char_p, c_void_p]
+        signatures[f"flashtune_{name}_plan_info"] = [c_void_p, c_char_p, POINTER(_structs.PlanInfo)]
     for name, arguments in signatures.items():
         function = getattr(lib, name)
         function.argtypes = arguments

@@ -6,11 +6,13 @@ else. A test compiles a C program against the header and compares sizes, offsets
 
 import ctypes
 import struct
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 BACKEND_AUTO, BACKEND_CUDA, BACKEND_CPU = 0, 1, 2
 DTYPE_FP16, DTYPE_BF16, DTYPE_FP32 = 1, 2, 3
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = 0, 1, 2
+SOURCE_PINNED, SOURCE_PROCESS, SOURCE_MACHINE, SOURCE_SHIPPED, SOURCE_NEAREST_GPU, SOURCE_HEURISTIC = 1, 2, 3, 4, 5, 6
+TUNING_RECORDS, TUNING_TUNE = 0, 1
 
 
 class Tensor(ctypes.Structure):
@@ -66,6 +68,50 @@ class ContextOptions(ctypes.Structure):
         ("tuning_policy", c_int32),
         ("num_threads", c_int32),
         ("tuning_time_limit_seconds", c_double),
+    ]
+
+
+class Progress(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("phase", c_char_p),
+        ("done", c_uint64),
+        ("total", c_uint64),
+        ("failed", c_uint64),
+        ("best_config", c_char_p),
+        ("best_us", c_double),
+    ]
+
+
+PROGRESS_CALLBACK = ctypes.CFUNCTYPE(c_int32, POINTER(Progress), c_void_p)
+
+
+class AutotuneParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("forward", c_void_p),
+        ("backward", c_void_p),
+        ("time_limit_seconds", c_double),
+        ("progress", PROGRESS_CALLBACK),
+        ("progress_user", c_void_p),
+        ("retune", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("source", c_int32),
+        ("kernel", c_char * 64),
+        ("config", c_char * 256),
+        ("reason", c_char * 256),
+        ("registers", c_uint32),
+        ("spill_bytes", c_uint32),
+        ("smem_bytes", c_uint32),
+        ("threads", c_uint32),
+        ("measured_us", c_double),
+        ("default_us", c_double),
     ]
 
 

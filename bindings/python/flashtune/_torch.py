@@ -28,6 +28,7 @@ else:
 
 def attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse):
     """out or (out, lse), differentiable with respect to q, k and v."""
+    _expect_tensors(k=k, v=v)
     opts = _call.options(causal, softmax_scale, dropout_p)
     if torch.compiler.is_compiling():
         from . import _torch_ops
@@ -42,6 +43,7 @@ def attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse):
 
 def attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed):
     """(out, lse) without autograd."""
+    _expect_tensors(k=k, v=v)
     opts = _call.options(causal, softmax_scale, dropout_p)
     with torch.no_grad():
         return launch_forward(q, k, v, opts, resolve_seed(seed, dropout_p, q))
@@ -49,6 +51,7 @@ def attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed):
 
 def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed):
     """(dq, dk, dv) without autograd."""
+    _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
     opts = _call.options(causal, softmax_scale, dropout_p)
     with torch.no_grad():
         return launch_backward(dout, q, k, v, out, lse, opts, resolve_seed(seed, dropout_p, q))
@@ -154,6 +157,7 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, gradients=None):
 
 def describe(q, k, v):
     """(device, dtype number, sizes, tensor refs of q, k, v) for the calls that read no data."""
+    _expect_tensors(k=k, v=v)
     device, number = _check_same(q, q.dtype, k=k, v=v)
     tensors = [_expressible(x) for x in (q, k, v)]
     return device, number, _call.sizes(*(x.shape for x in tensors)), [_ref(x) for x in tensors]
@@ -186,12 +190,16 @@ def _seed_fields(seed):
     return (*seed, 0, 0)
 
 
+def _expect_tensors(**tensors):
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as q is")
+
+
 def _check_same(q, dtype, **others):
     """(device, dtype number) of q, once all others are known to agree."""
     device = q.device
     for name, tensor in others.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as q is")
         if tensor.dtype != dtype or tensor.device != device:
             expected = f"{dtype} on {device}, as q is"
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")

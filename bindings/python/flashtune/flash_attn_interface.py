@@ -30,7 +30,7 @@ def flash_attn_func(
     causal aligns the mask to the bottom right corner. return_attn_probs returns (out, softmax_lse, None): the matrix
     of probabilities, which flash-attn hands out for its own tests, is never formed here.
     """
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs_grad = _needs_grad(q=q, k=k, v=v)
     _refuse(q, needs_grad, window_size, softcap, alibi_slopes, deterministic)
     result = _torch.attention(q, k, v, bool(causal), softmax_scale, dropout_p, None, return_attn_probs)
     return (*result, None) if return_attn_probs else result
@@ -49,7 +49,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim), and so their gradients."""
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad)
+    needs_grad = _needs_grad(q=q, kv=kv)
     _refuse(q, needs_grad, window_size, softcap, alibi_slopes, deterministic)
     _expect_packed("kv", kv, 2)
     return _packed(q, kv, dropout_p, softmax_scale, causal, return_attn_probs)
@@ -67,7 +67,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim), and so their gradients."""
-    needs_grad = torch.is_grad_enabled() and qkv.requires_grad
+    needs_grad = _needs_grad(qkv=qkv)
     _refuse(qkv, needs_grad, window_size, softcap, alibi_slopes, deterministic)
     _expect_packed("qkv", qkv, 3)
     return _packed(None, qkv, dropout_p, softmax_scale, causal, return_attn_probs)
@@ -78,6 +78,13 @@ def _packed(q, packed, dropout_p, softmax_scale, causal, return_attn_probs):
     seed = _torch.resolve_seed(None, dropout_p, packed)
     result = _torch.PackedAttention.apply(q, packed, opts, seed, return_attn_probs)
     return (*result, None) if return_attn_probs else result
+
+
+def _needs_grad(**tensors):
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())
 
 
 def _expect_packed(name, tensor, count):
