@@ -1,1 +1,58 @@
-fn main() {}
+//! What is made at build time: the C header, to be compared with the committed one, and how the library is linked.
+
+use std::env;
+use std::path::PathBuf;
+
+fn main() {
+    generate_header();
+    link_arguments();
+}
+
+/// The files of the C face in the header's order: what is declared first is read first.
+const HEADER_SOURCES: [&str; 10] = [
+    "src/capi/status.rs",
+    "src/capi/last_error.rs",
+    "src/capi/log.rs",
+    "src/capi/context.rs",
+    "src/capi/types.rs",
+    "src/capi/forward.rs",
+    "src/capi/backward.rs",
+    "src/capi/plan_info.rs",
+    "src/capi/autotune.rs",
+    "src/capi/records.rs",
+];
+
+/// Writes OUT_DIR/flashtune.h; `tests/header.rs` compares it with include/flashtune.h, which this never touches.
+fn generate_header() {
+    println!("cargo:rerun-if-changed=cbindgen.toml");
+    println!("cargo:rerun-if-changed=src/capi");
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
+    config.after_includes = Some(version_macros());
+    let builder = cbindgen::Builder::new().with_config(config);
+    let builder = HEADER_SOURCES.iter().fold(builder, |builder, file| builder.with_src(root.join(file)));
+    let header = builder.generate().expect("cbindgen reads src/capi");
+    header.write_to_file(PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("flashtune.h"));
+}
+
+/// The version has one home, Cargo.toml.
+fn version_macros() -> String {
+    let part = |name: &str| env::var(format!("CARGO_PKG_VERSION_{name}")).expect("cargo sets the version");
+    let (major, minor, patch) = (part("MAJOR"), part("MINOR"), part("PATCH"));
+    format!(
+        "
+#define FLASHTUNE_VERSION_MAJOR {major}
+#define FLASHTUNE_VERSION_MINOR {minor}
+#define FLASHTUNE_VERSION_PATCH {patch}
+/** The version of this header, as flashtune_version() returns the loaded library's. */
+#define FLASHTUNE_VERSION \\
+  (FLASHTUNE_VERSION_MAJOR * 1000000 + FLASHTUNE_VERSION_MINOR * 1000 + FLASHTUNE_VERSION_PATCH)"
+    )
+}
+
+/// dlclose must not unmap the library: sled's and our own threads would be left without code.
+fn link_arguments() {
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    }
+}

@@ -92,6 +92,14 @@ impl Backend {
         }
     }
 
+    /// Whether work enqueued on `stream` goes into a graph instead of to the device.
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        match self {
+            Backend::Cuda(gpu) => gpu.is_capturing(stream),
+            Backend::Cpu(_) => Ok(false),
+        }
+    }
+
     /// Waits for the backend's own stream.
     pub fn synchronize(&self) -> Result<()> {
         match self {

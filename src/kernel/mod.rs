@@ -18,6 +18,16 @@ pub struct Executable;
 pub struct DeviceMemory;
 
 impl Gpu {
+    pub unsafe fn open(
+        _ordinal: i32,
+        _cuda_context: *mut std::ffi::c_void,
+        _cache_dir: Option<std::path::PathBuf>,
+    ) -> Result<Gpu> {
+        Err(crate::error::Error::new(crate::error::Status::NoDevice, "no CUDA in this placeholder"))
+    }
+    pub fn is_capturing(&self, _stream: Stream) -> Result<bool> {
+        unimplemented!()
+    }
     pub fn device(&self) -> &Device {
         unimplemented!()
     }

@@ -1,0 +1,289 @@
+//! What a bad argument returns: from the caller's params to a checked `Call`, or a sentence that names the argument.
+//!
+//! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
+
+use super::operand::{Access, Data, Operand};
+use super::overlap::Footprint;
+use super::sized::address;
+use super::types::*;
+use crate::call::{Call, TensorRef};
+use crate::dropout::Dropout;
+use crate::error::{Error, Result, Status};
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use std::ffi::c_void;
+
+/// Alignment of a workspace: what cudaMalloc gives, and every array inside keeps.
+const WORKSPACE_ALIGNMENT: usize = 256;
+
+/// A checked call and what its tensors touch, to check the workspace against.
+pub struct Checked {
+    pub call: Call,
+    read: Footprints<9>,
+    written: Footprints<4>,
+}
+
+/// What decides the layout class besides the head dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutBy {
+    /// Strides and addresses too: kernels load vectors.
+    Access,
+    /// Nothing: the CPU loads unaligned, and a class that followed malloc would change from call to call.
+    HeadDims,
+}
+
+pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
+    let mut problem = problem(Pass::Forward, params)?;
+    let (softmax_scale, dropout) = scalars(params)?;
+    let [q, k, v] = inputs(&problem, params);
+    let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
+    let mut operands = [q, k, v, out];
+    let (mut read, written) = check(&mut problem, &mut operands, data, layout)?;
+    let mut written = written;
+    written.extend(lse(&problem, params.lse, Data::Optional)?);
+    read.extend(dropout_words(&dropout)?);
+    refuse_overlaps(&read, &written)?;
+    let [q, k, v, out] = operands.map(|operand| operand.tensor);
+    let none = TensorRef::NULL;
+    let workspace = std::ptr::null_mut();
+    let call = Call {
+        problem,
+        softmax_scale,
+        dropout,
+        q,
+        k,
+        v,
+        out,
+        lse: params.lse,
+        dout: none,
+        dq: none,
+        dk: none,
+        dv: none,
+        workspace,
+    };
+    Ok(Checked { call, read, written })
+}
+
+pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
+    let forward = params.forward_part();
+    let mut problem = problem(Pass::Backward, forward)?;
+    let (softmax_scale, dropout) = scalars(forward)?;
+    let [q, k, v] = inputs(&problem, forward);
+    let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
+    let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
+    let dq = rows_of_queries("dq", Access::Written, &problem, problem.head_dim, &params.dq);
+    let dk = rows_of_keys("dk", Access::Written, &problem, problem.head_dim, &params.dk);
+    let dv = rows_of_keys("dv", Access::Written, &problem, problem.head_dim_v, &params.dv);
+    let mut operands = [q, k, v, out, dout, dq, dk, dv];
+    let (mut read, written) = check(&mut problem, &mut operands, data, layout)?;
+    read.extend(lse(&problem, params.lse, data)?);
+    read.extend(dropout_words(&dropout)?);
+    refuse_overlaps(&read, &written)?;
+    let [q, k, v, out, dout, dq, dk, dv] = operands.map(|operand| operand.tensor);
+    let workspace = std::ptr::null_mut();
+    let call =
+        Call { problem, softmax_scale, dropout, q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, workspace };
+    Ok(Checked { call, read, written })
+}
+
+impl Checked {
+    /// Checks the workspace and puts it into the call.
+    pub fn set_workspace(&mut self, workspace: *mut c_void, bytes: u64) -> Result<()> {
+        let needed = self.call.problem.workspace_bytes();
+        if needed == 0 {
+            return Ok(());
+        }
+        if workspace.is_null() {
+            return Err(Error::invalid(format!("workspace is NULL; this call needs {needed} bytes")));
+        }
+        if !(workspace as usize).is_multiple_of(WORKSPACE_ALIGNMENT) {
+            return Err(Error::invalid(format!(
+                "workspace is {workspace:p}; it must be aligned to {WORKSPACE_ALIGNMENT} bytes"
+            )));
+        }
+        if bytes < needed as u64 {
+            let message = format!("workspace_bytes is {bytes}; this call needs at least {needed}");
+            return Err(Error::new(Status::WorkspaceTooSmall, message));
+        }
+        let footprint = Footprint::contiguous("workspace", workspace as u64, needed as i64);
+        self.read.iter().chain(self.written.iter()).try_for_each(|tensor| refuse_overlap(&footprint, tensor))?;
+        self.call.workspace = workspace;
+        Ok(())
+    }
+}
+
+fn problem(pass: Pass, params: &flashtune_forward_params) -> Result<Problem> {
+    let dtype = match params.dtype {
+        FLASHTUNE_DTYPE_FP16 => Dtype::Fp16,
+        FLASHTUNE_DTYPE_BF16 => Dtype::Bf16,
+        FLASHTUNE_DTYPE_FP32 => Dtype::Fp32,
+        other => {
+            return Err(Error::invalid(format!(
+                "dtype is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
+            )));
+        }
+    };
+    let causal = match params.causal {
+        FLASHTUNE_CAUSAL_NONE => Causal::None,
+        FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
+        FLASHTUNE_CAUSAL_TOP_LEFT => Causal::TopLeft,
+        other => {
+            return Err(Error::invalid(format!(
+                "causal is {other}; it must be FLASHTUNE_CAUSAL_NONE (0), _BOTTOM_RIGHT (1) or _TOP_LEFT (2)"
+            )));
+        }
+    };
+    let problem = Problem {
+        pass,
+        dtype,
+        batch_size: params.batch_size,
+        num_heads_q: params.num_heads_q,
+        num_heads_kv: params.num_heads_kv,
+        seqlen_q: params.seqlen_q,
+        seqlen_k: params.seqlen_k,
+        head_dim: params.head_dim,
+        head_dim_v: params.head_dim_v,
+        causal,
+        dropout: params.dropout_p > 0.0,
+        // Judged once the tensors are checked.
+        layout: Layout::Vec1,
+    };
+    problem.validate()?;
+    Ok(problem)
+}
+
+fn scalars(params: &flashtune_forward_params) -> Result<(f32, Dropout)> {
+    let scale = params.softmax_scale;
+    if !scale.is_finite() {
+        return Err(Error::invalid(format!("softmax_scale is {scale}; it must be finite (0 means 1/sqrt(head_dim))")));
+    }
+    let p = params.dropout_p;
+    if !(0.0..1.0).contains(&p) {
+        return Err(Error::invalid(format!(
+            "dropout_p is {p}; it is the probability of dropping and must be at least 0 and below 1"
+        )));
+    }
+    let softmax_scale = if scale == 0.0 { (1.0 / (params.head_dim as f64).sqrt()) as f32 } else { scale };
+    let dropout = match p > 0.0 {
+        false => Dropout::NONE,
+        true => Dropout {
+            p,
+            seed: params.dropout_seed,
+            offset: params.dropout_offset,
+            seed_ptr: params.dropout_seed_ptr,
+            offset_ptr: params.dropout_offset_ptr,
+        },
+    };
+    Ok((softmax_scale, dropout))
+}
+
+fn inputs(problem: &Problem, params: &flashtune_forward_params) -> [Operand; 3] {
+    [
+        rows_of_queries("q", Access::Read, problem, problem.head_dim, &params.q),
+        rows_of_keys("k", Access::Read, problem, problem.head_dim, &params.k),
+        rows_of_keys("v", Access::Read, problem, problem.head_dim_v, &params.v),
+    ]
+}
+
+fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
+    Operand::new(name, access, tensor, [p.batch_size, p.seqlen_q, p.num_heads_q, dim], p.dtype)
+}
+
+fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
+    Operand::new(name, access, tensor, [p.batch_size, p.seqlen_k, p.num_heads_kv, dim], p.dtype)
+}
+
+/// Checks each tensor alone and judges the layout class.
+fn check(
+    problem: &mut Problem,
+    operands: &mut [Operand],
+    data: Data,
+    layout: LayoutBy,
+) -> Result<(Footprints<9>, Footprints<4>)> {
+    let (mut read, mut written) = (Footprints::new(), Footprints::new());
+    for operand in operands.iter_mut() {
+        let footprint = operand.check(data)?;
+        match operand.access {
+            Access::Read => read.extend(footprint),
+            Access::Written => written.extend(footprint),
+        }
+    }
+    problem.layout = match layout {
+        LayoutBy::HeadDims => Layout::widest([problem.head_dim, problem.head_dim_v]),
+        LayoutBy::Access => Layout::widest(operands.iter().flat_map(|operand| operand.layout_quantities())),
+    };
+    Ok((read, written))
+}
+
+fn lse(problem: &Problem, lse: *const f32, data: Data) -> Result<Option<Footprint>> {
+    let elements = problem.batch_size * problem.num_heads_q * problem.seqlen_q;
+    if elements == 0 || (lse.is_null() && data == Data::Optional) {
+        return Ok(None);
+    }
+    if lse.is_null() {
+        return Err(Error::invalid(format!(
+            "lse is NULL; it must point to the (batch_size, num_heads_q, seqlen_q) = ({}, {}, {}) fp32 elements that the forward pass wrote",
+            problem.batch_size, problem.num_heads_q, problem.seqlen_q
+        )));
+    }
+    aligned("lse", lse.cast(), align_of::<f32>())?;
+    Ok(Some(Footprint::contiguous("lse", lse as u64, elements * size_of::<f32>() as i64)))
+}
+
+/// The seed's and the offset's words, where the work itself reads them.
+fn dropout_words(dropout: &Dropout) -> Result<impl Iterator<Item = Footprint>> {
+    let words = [("dropout_seed_ptr", dropout.seed_ptr), ("dropout_offset_ptr", dropout.offset_ptr)];
+    for (name, pointer) in words {
+        aligned(name, pointer.cast(), align_of::<u64>())?;
+    }
+    let given = words.into_iter().filter(|(_, pointer)| !pointer.is_null());
+    Ok(given.map(|(name, pointer)| Footprint::contiguous(name, pointer as u64, size_of::<u64>() as i64)))
+}
+
+fn aligned(name: &str, pointer: *const c_void, alignment: usize) -> Result<()> {
+    match (pointer as usize).is_multiple_of(alignment) {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("{name} is {}; it must be aligned to {alignment} bytes", address(pointer))))
+        }
+    }
+}
+
+fn refuse_overlaps<const R: usize, const W: usize>(read: &Footprints<R>, written: &Footprints<W>) -> Result<()> {
+    for (index, output) in written.iter().enumerate() {
+        read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
+    }
+    Ok(())
+}
+
+fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
+    match output.touches(other) {
+        false => Ok(()),
+        true => Err(Error::invalid(format!(
+            "{} overlaps {}: {output} and {other} share bytes; what a call writes must share none with its other tensors",
+            output.name, other.name
+        ))),
+    }
+}
+
+/// Up to N footprints, without the heap: a launch allocates nothing.
+struct Footprints<const N: usize> {
+    items: [Option<Footprint>; N],
+    count: usize,
+}
+
+impl<const N: usize> Footprints<N> {
+    fn new() -> Self {
+        Footprints { items: [None; N], count: 0 }
+    }
+
+    fn extend(&mut self, more: impl IntoIterator<Item = Footprint>) {
+        for item in more {
+            self.items[self.count] = Some(item);
+            self.count += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Footprint> {
+        self.items.iter().flatten()
+    }
+}

@@ -1,0 +1,80 @@
+//! The backward pass's functions.
+
+use super::args::{self, Checked, LayoutBy};
+use super::context::flashtune_context;
+use super::operand::Data;
+use super::pass;
+use super::plan_info::flashtune_plan_info;
+use super::sized::SizedStruct;
+use super::types::flashtune_backward_params;
+use crate::error::Result;
+use std::ffi::c_void;
+
+// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
+unsafe impl SizedStruct for flashtune_backward_params {
+    const NAME: &'static str = "flashtune_backward_params";
+    const OLDEST: usize = size_of::<Self>();
+}
+
+impl pass::Params for flashtune_backward_params {
+    fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked> {
+        args::backward(self, data, layout)
+    }
+}
+
+/// As flashtune_forward_supported, for the backward pass.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_backward_supported(
+    context: *mut flashtune_context,
+    params: *const flashtune_backward_params,
+) -> i32 {
+    // SAFETY: the C caller promises what the header says; so in every function of this file.
+    unsafe { pass::supported(context, params) }
+}
+
+/// As flashtune_forward_workspace_size, for the backward pass, which needs memory in proportion to
+/// batch_size * num_heads_q * seqlen_q * head_dim.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_backward_workspace_size(
+    context: *mut flashtune_context,
+    params: *const flashtune_backward_params,
+    bytes: *mut u64,
+) -> i32 {
+    // SAFETY: as above.
+    unsafe { pass::workspace_size(context, params, bytes) }
+}
+
+/// As flashtune_forward_prepare, for the backward pass.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_backward_prepare(
+    context: *mut flashtune_context,
+    params: *const flashtune_backward_params,
+) -> i32 {
+    // SAFETY: as above.
+    unsafe { pass::prepare(context, params) }
+}
+
+/// Runs one backward pass: writes dq, dk and dv in full, also where no query or no key is seen (zeros). Everything that
+/// flashtune_forward says of stream, workspace, capture, threads and statuses holds here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_backward(
+    context: *mut flashtune_context,
+    params: *const flashtune_backward_params,
+    workspace: *mut c_void,
+    workspace_bytes: u64,
+    stream: *mut c_void,
+) -> i32 {
+    // SAFETY: as above.
+    unsafe { pass::launch(context, params, workspace, workspace_bytes, stream) }
+}
+
+/// As flashtune_forward_plan_info, for the backward pass.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_backward_plan_info(
+    context: *mut flashtune_context,
+    params: *const flashtune_backward_params,
+    info: *mut flashtune_plan_info,
+) -> i32 {
+    // SAFETY: as above.
+    unsafe { pass::plan_info(context, params, info) }
+}

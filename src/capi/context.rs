@@ -1,0 +1,279 @@
+//! Contexts: a device, its plans and its records, behind one opaque handle.
+
+use super::panic_boundary::enter;
+use super::sized::{self, SizedStruct};
+use super::text::{fixed, optional_path};
+use crate::backend::Backend;
+use crate::cpu::Cpu;
+use crate::error::{Error, Result, Status};
+use crate::kernel::Gpu;
+use crate::plan::{Engine, EngineOptions, Policy};
+use std::ffi::{c_char, c_void};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The GPU device_ordinal if it and its compiler can be used, else the CPU, with the reason as a log line.
+pub const FLASHTUNE_BACKEND_AUTO: i32 = 0;
+/// An NVIDIA GPU, compute capability 8.0 or later.
+pub const FLASHTUNE_BACKEND_CUDA: i32 = 1;
+/// The host's cores.
+pub const FLASHTUNE_BACKEND_CPU: i32 = 2;
+
+/// Where there is no record, use the heuristic's config: never measure unless flashtune_autotune is called.
+pub const FLASHTUNE_TUNING_RECORDS: i32 = 0;
+/// Where there is no record, measure while preparing, within tuning_time_limit_seconds, and keep the record.
+pub const FLASHTUNE_TUNING_TUNE: i32 = 1;
+
+/// A device, its plans and its records. Made by flashtune_context_create, ended by flashtune_context_destroy. Any number
+/// of threads may use one at once. Calls that take one fail with INVALID_ARGUMENT where it is NULL.
+pub struct flashtune_context {
+    pub(super) engine: Engine,
+}
+
+/// How to make a context. All zeros but struct_size are the defaults.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_context_options {
+    /// sizeof(flashtune_context_options).
+    pub struct_size: u64,
+    /// FLASHTUNE_BACKEND_*.
+    pub backend: i32,
+    /// Which GPU, as the CUDA driver counts, from 0. Ignored where cuda_context is given, and by the CPU backend.
+    pub device_ordinal: i32,
+    /// A CUcontext of the caller, which must outlive this context; NULL: the device's primary context, which the CUDA
+    /// runtime uses too. Must be NULL for FLASHTUNE_BACKEND_CPU.
+    pub cuda_context: *mut c_void,
+    /// Folder of records and compiled kernels, copied. NULL: $XDG_CACHE_HOME/flashtune or $HOME/.cache/flashtune; "":
+    /// none, everything stays in memory. The environment variable FLASHTUNE_CACHE_DIR goes before either.
+    pub cache_dir: *const c_char,
+    /// FLASHTUNE_TUNING_*.
+    pub tuning_policy: i32,
+    /// Threads of the CPU backend, 0 to 1024; 0: one per core that this process may use. Ignored by the CUDA backend.
+    pub num_threads: i32,
+    /// Limit in seconds for tuning one problem; 0: 20 seconds.
+    pub tuning_time_limit_seconds: f64,
+}
+
+/// What a context runs on. All text is UTF-8, ended by NUL, cut where it is too long.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_device_info {
+    /// sizeof(flashtune_device_info), set by the caller.
+    pub struct_size: u64,
+    /// FLASHTUNE_BACKEND_CUDA or FLASHTUNE_BACKEND_CPU.
+    pub backend: i32,
+    /// Streaming multiprocessors of a GPU; worker threads on the CPU.
+    pub sm_count: u32,
+    /// For example "NVIDIA H200".
+    pub name: [c_char; 128],
+    /// "sm_90" and the like, or "cpu".
+    pub arch: [c_char; 16],
+    pub memory_bytes: u64,
+    /// The CUDA version that the driver supports, and the NVRTC in use: 1000 * major + 10 * minor; 0 on the CPU.
+    pub driver_version: u32,
+    pub nvrtc_version: u32,
+}
+
+const MAX_THREADS: i32 = 1024;
+const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(20);
+/// A year: any limit beyond it is a mistake, and Duration has an end.
+const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
+
+// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
+unsafe impl SizedStruct for flashtune_context_options {
+    const NAME: &'static str = "flashtune_context_options";
+    const OLDEST: usize = size_of::<Self>();
+}
+
+// SAFETY: repr(C), a u64 first, then integers.
+unsafe impl SizedStruct for flashtune_device_info {
+    const NAME: &'static str = "flashtune_device_info";
+    const OLDEST: usize = size_of::<Self>();
+}
+
+/// Makes a context and writes it to context; the caller ends it with flashtune_context_destroy. options may be NULL:
+/// all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
+/// in every other call.
+///
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE and NO_COMPILER (the message lists the
+/// places tried), CUDA, OUT_OF_MEMORY. A cache folder that cannot be used is a log line, not a failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_context_create(
+    options: *const flashtune_context_options,
+    context: *mut *mut flashtune_context,
+) -> i32 {
+    enter(|| {
+        let context = sized::output("context", context)?;
+        let defaults = options.is_null();
+        // SAFETY: the C caller promises a struct of the size that it says.
+        let options = if defaults { DEFAULTS } else { unsafe { sized::read("options", options)? } };
+        let engine = Engine::new(open_backend(&options)?, engine_options(&options)?);
+        // SAFETY: not NULL, aligned, and the C caller promises that it may be written.
+        unsafe { context.write(Box::into_raw(Box::new(flashtune_context { engine }))) };
+        Ok(())
+    })
+}
+
+/// Ends a context and frees what it holds. No other call may be using it, and on a GPU all work enqueued by it must be
+/// done. NULL is fine. Any thread; not during stream capture.
+///
+/// Statuses: OK.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_context_destroy(context: *mut flashtune_context) -> i32 {
+    enter(|| {
+        if !context.is_null() {
+            // SAFETY: it came from Box::into_raw in create, and the C caller promises that nobody uses it any more.
+            drop(unsafe { Box::from_raw(context) });
+        }
+        Ok(())
+    })
+}
+
+/// From now on this context prepares nothing: a problem without a plan gets NOT_PREPARED instead of a stall. For
+/// servers that prepare at start. It cannot be undone. Any thread, also during stream capture.
+///
+/// Statuses: OK, INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_context_seal(context: *mut flashtune_context) -> i32 {
+    enter(|| {
+        // SAFETY: the C caller promises a live context or NULL.
+        unsafe { flashtune_context::of(context)? }.engine.seal();
+        Ok(())
+    })
+}
+
+/// Describes what the context runs on. The caller sets info->struct_size = sizeof(flashtune_device_info). Any thread,
+/// also during stream capture.
+///
+/// Statuses: OK, INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_context_device(
+    context: *mut flashtune_context,
+    info: *mut flashtune_device_info,
+) -> i32 {
+    enter(|| {
+        // SAFETY: the C caller promises a live context or NULL.
+        let context = unsafe { flashtune_context::of(context)? };
+        // SAFETY: the C caller promises a struct of the size that it says.
+        let size = unsafe { sized::output_size("info", info)? };
+        let described = flashtune_device_info::of(context.engine.backend());
+        // SAFETY: `size` came from this pointer.
+        unsafe { sized::write(info, size, &described) };
+        Ok(())
+    })
+}
+
+impl flashtune_context {
+    /// # Safety
+    /// `context` is NULL or live for as long as the reference is used.
+    pub(super) unsafe fn of<'a>(context: *mut flashtune_context) -> Result<&'a flashtune_context> {
+        // SAFETY: by the caller's promise.
+        unsafe { context.as_ref() }
+            .ok_or_else(|| Error::invalid("context is NULL; it must come from flashtune_context_create"))
+    }
+}
+
+impl flashtune_device_info {
+    fn of(backend: &Backend) -> Self {
+        let device = backend.device();
+        flashtune_device_info {
+            struct_size: size_of::<Self>() as u64,
+            backend: match backend {
+                Backend::Cuda(_) => FLASHTUNE_BACKEND_CUDA,
+                Backend::Cpu(_) => FLASHTUNE_BACKEND_CPU,
+            },
+            sm_count: device.sm_count,
+            name: fixed(&device.name),
+            arch: fixed(&device.arch.to_string()),
+            memory_bytes: device.memory_bytes,
+            driver_version: device.driver_version,
+            nvrtc_version: 1000 * device.nvrtc_version.0 + 10 * device.nvrtc_version.1,
+        }
+    }
+}
+
+const DEFAULTS: flashtune_context_options = flashtune_context_options {
+    struct_size: size_of::<flashtune_context_options>() as u64,
+    backend: FLASHTUNE_BACKEND_AUTO,
+    device_ordinal: 0,
+    cuda_context: std::ptr::null_mut(),
+    cache_dir: std::ptr::null(),
+    tuning_policy: FLASHTUNE_TUNING_RECORDS,
+    num_threads: 0,
+    tuning_time_limit_seconds: 0.0,
+};
+
+fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
+    if !(0..=MAX_THREADS).contains(&options.num_threads) {
+        return Err(Error::invalid(format!(
+            "options.num_threads is {}; it must be from 0 (all cores) to {MAX_THREADS}",
+            options.num_threads
+        )));
+    }
+    if options.device_ordinal < 0 {
+        return Err(Error::invalid(format!(
+            "options.device_ordinal is {}; it must be 0 or more",
+            options.device_ordinal
+        )));
+    }
+    let cpu = || Cpu::new(options.num_threads as usize).map(Backend::Cpu);
+    match options.backend {
+        FLASHTUNE_BACKEND_CPU if !options.cuda_context.is_null() => Err(Error::invalid(format!(
+            "options.cuda_context is {:p}; it must be NULL for FLASHTUNE_BACKEND_CPU",
+            options.cuda_context
+        ))),
+        FLASHTUNE_BACKEND_CPU => cpu(),
+        FLASHTUNE_BACKEND_CUDA => open_gpu(options),
+        // Who hands over a CUDA context wants that GPU and no other machine.
+        FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options),
+        FLASHTUNE_BACKEND_AUTO => open_gpu(options).or_else(|error| match error.status {
+            Status::NoDevice | Status::NoCompiler | Status::Unsupported => {
+                log::info!("using the CPU: {error}");
+                cpu()
+            }
+            _ => Err(error),
+        }),
+        other => Err(Error::invalid(format!(
+            "options.backend is {other}; it must be FLASHTUNE_BACKEND_AUTO (0), _CUDA (1) or _CPU (2)"
+        ))),
+    }
+}
+
+fn open_gpu(options: &flashtune_context_options) -> Result<Backend> {
+    let (cache_dir, _) = cache(options);
+    // SAFETY: the C caller promises that a context of its own outlives ours.
+    unsafe { Gpu::open(options.device_ordinal, options.cuda_context, cache_dir) }.map(Backend::Cuda)
+}
+
+fn engine_options(options: &flashtune_context_options) -> Result<EngineOptions> {
+    let policy = match options.tuning_policy {
+        FLASHTUNE_TUNING_RECORDS => Policy::Records,
+        FLASHTUNE_TUNING_TUNE => Policy::Tune,
+        other => {
+            return Err(Error::invalid(format!(
+                "options.tuning_policy is {other}; it must be FLASHTUNE_TUNING_RECORDS (0) or _TUNE (1)"
+            )));
+        }
+    };
+    let limit = time_limit("options.tuning_time_limit_seconds", options.tuning_time_limit_seconds)?;
+    let (cache_dir, use_disk) = cache(options);
+    Ok(EngineOptions { cache_dir, policy, time_limit: limit.unwrap_or(DEFAULT_TIME_LIMIT), use_disk })
+}
+
+/// The folder that the caller set, and whether there shall be one at all.
+fn cache(options: &flashtune_context_options) -> (Option<PathBuf>, bool) {
+    // SAFETY: the C caller promises NULL or a terminated string.
+    let dir = unsafe { optional_path(options.cache_dir) };
+    let use_disk = dir.as_ref().is_none_or(|dir| !dir.as_os_str().is_empty());
+    (dir.filter(|_| use_disk), use_disk)
+}
+
+/// A time limit in seconds; None for 0, the default.
+pub(super) fn time_limit(argument: &str, seconds: f64) -> Result<Option<Duration>> {
+    if !(0.0..=MAX_TIME_LIMIT_SECONDS).contains(&seconds) {
+        return Err(Error::invalid(format!(
+            "{argument} is {seconds}; it must be from 0 (the default) to {MAX_TIME_LIMIT_SECONDS} seconds"
+        )));
+    }
+    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
+}

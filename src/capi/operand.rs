@@ -1,0 +1,154 @@
+//! Operand: one tensor of a call, with what the problem says of its shape. Checks of pointer, strides and extent.
+
+use super::overlap::{Dim, Footprint, MAX_EXTENT};
+use super::sized::address;
+use super::types::flashtune_tensor;
+use crate::call::TensorRef;
+use crate::error::{Error, Result};
+use crate::problem::Dtype;
+
+/// Whether data pointers must be there: a launch needs them, everything else is asked of shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    Required,
+    Optional,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Written,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    pub name: &'static str,
+    pub tensor: TensorRef,
+    pub access: Access,
+    batch_size: i64,
+    seqlen: i64,
+    heads: i64,
+    dim: i64,
+    dtype: Dtype,
+}
+
+impl Operand {
+    /// A tensor of already validated sizes (batch_size, seqlen, heads, dim).
+    pub fn new(
+        name: &'static str,
+        access: Access,
+        tensor: &flashtune_tensor,
+        [batch_size, seqlen, heads, dim]: [i64; 4],
+        dtype: Dtype,
+    ) -> Self {
+        let tensor = TensorRef {
+            data: tensor.data,
+            stride_batch: tensor.stride_batch,
+            stride_seqlen: tensor.stride_seqlen,
+            stride_head: tensor.stride_head,
+        };
+        Operand { name, tensor, access, batch_size, seqlen, heads, dim, dtype }
+    }
+
+    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
+    pub fn check(&mut self, data: Data) -> Result<Option<Footprint>> {
+        let t = &self.tensor;
+        let strides = [("batch", t.stride_batch), ("seqlen", t.stride_seqlen), ("head", t.stride_head)];
+        if let Some((dim, stride)) = strides.iter().find(|(_, stride)| *stride < 0) {
+            return Err(self.wrong(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
+        }
+        if self.is_empty() {
+            return Ok(None);
+        }
+        if t.data.is_null() {
+            if data == Data::Required {
+                return Err(self.wrong(format!(
+                    ".data is NULL; it must point to (batch, seqlen, heads, dim) = ({}, {}, {}, {}) {} elements",
+                    self.batch_size,
+                    self.seqlen,
+                    self.heads,
+                    self.dim,
+                    self.dtype.name()
+                )));
+            }
+            if strides.iter().all(|(_, stride)| *stride == 0) {
+                self.tensor = TensorRef::packed(t.data, self.seqlen, self.heads, self.dim);
+            }
+        }
+        let footprint = self.footprint()?;
+        let element = self.dtype.bytes() as u64;
+        if !footprint.start.is_multiple_of(element) {
+            return Err(self.wrong(format!(
+                ".data is {}; it must be aligned to the {element} bytes of one {} element",
+                address(self.tensor.data),
+                self.dtype.name()
+            )));
+        }
+        if self.access == Access::Written && footprint.overlaps_itself() {
+            return Err(self.wrong(format!(
+                " is written, but its strides (batch {}, seqlen {}, head {}) put several of its ({}, {}, {}, {}) elements in one place; sorted by size, each stride of a dimension longer than 1 must reach past all below it",
+                self.tensor.stride_batch,
+                self.tensor.stride_seqlen,
+                self.tensor.stride_head,
+                self.batch_size,
+                self.seqlen,
+                self.heads,
+                self.dim
+            )));
+        }
+        Ok((!self.tensor.data.is_null()).then_some(footprint))
+    }
+
+    /// What vector access depends on, in elements: address, head dim, and the strides that are ever used.
+    pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
+        let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
+        let strides = dims.into_iter().filter(|(count, _)| *count > 1).map(|(_, stride)| stride);
+        let first = if self.is_empty() { 0 } else { self.tensor.data as i64 / self.dtype.bytes() as i64 };
+        strides.chain([first, self.dim])
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batch_size == 0 || self.seqlen == 0
+    }
+
+    fn dims(&self) -> [(i64, i64); 3] {
+        [
+            (self.batch_size, self.tensor.stride_batch),
+            (self.seqlen, self.tensor.stride_seqlen),
+            (self.heads, self.tensor.stride_head),
+        ]
+    }
+
+    fn footprint(&self) -> Result<Footprint> {
+        let element = self.dtype.bytes() as i64;
+        let row = self.dim * element;
+        // The sizes are below 2^31, so that no sum of three products leaves an i128.
+        let reach = |(count, stride): (i64, i64)| (count - 1) as i128 * stride as i128;
+        let extent = self.dims().into_iter().map(reach).sum::<i128>() * element as i128 + row as i128;
+        let start = self.tensor.data as u64;
+        if extent > MAX_EXTENT as i128 || start.checked_add(extent as u64).is_none() {
+            let [batch, seqlen, head] = self.dims();
+            return Err(self.wrong(format!(
+                " at {} with strides (batch {}, seqlen {}, head {}) and sizes ({}, {}, {}, {}) overflows: it would reach over {extent} bytes; at most {MAX_EXTENT} within the address space are allowed",
+                address(self.tensor.data),
+                batch.1,
+                seqlen.1,
+                head.1,
+                batch.0,
+                seqlen.0,
+                head.0,
+                self.dim
+            )));
+        }
+        // The stride of a dimension of size 1 may be anything, so it must not be multiplied.
+        let dims = self.dims().map(|(count, stride)| match count {
+            1 => Dim { count, stride: 0 },
+            _ => Dim { count, stride: stride * element },
+        });
+        Ok(Footprint { name: self.name, start, extent: extent as i64, row, dims })
+    }
+
+    fn wrong(&self, what: String) -> Error {
+        Error::invalid(format!("{}{what}", self.name))
+    }
+}

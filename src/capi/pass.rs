@@ -1,0 +1,158 @@
+//! The four calls of a pass and its plan's description, once for both passes: what happens after the arguments are
+//! checked. `forward` and `backward` differ only in their params.
+
+use super::args::{Checked, LayoutBy};
+use super::context::flashtune_context;
+use super::operand::Data;
+use super::plan_info::flashtune_plan_info;
+use super::{panic_boundary, sized};
+use crate::backend::{Backend, Stream};
+use crate::error::{Error, Result, Status};
+use crate::plan::Plan;
+use crate::problem::Problem;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// A params struct of one pass.
+pub trait Params: sized::SizedStruct {
+    fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked>;
+}
+
+/// The caller's params, copied and checked.
+///
+/// # Safety
+/// As `sized::read`.
+pub unsafe fn checked<P: Params>(
+    context: &flashtune_context,
+    argument: &str,
+    params: *const P,
+    data: Data,
+) -> Result<Checked> {
+    // SAFETY: by the caller's promise.
+    let params = unsafe { sized::read(argument, params)? };
+    let layout = match context.engine.backend() {
+        Backend::Cuda(_) => LayoutBy::Access,
+        Backend::Cpu(_) => LayoutBy::HeadDims,
+    };
+    params.check(data, layout)
+}
+
+/// # Safety
+/// A live context or NULL; `params` as `sized::read`. The same holds for every function below.
+pub unsafe fn supported<P: Params>(context: *mut flashtune_context, params: *const P) -> i32 {
+    panic_boundary::enter(|| {
+        // SAFETY: by the caller's promise.
+        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        context.engine.supported(&checked.call.problem)
+    })
+}
+
+pub unsafe fn workspace_size<P: Params>(context: *mut flashtune_context, params: *const P, bytes: *mut u64) -> i32 {
+    panic_boundary::enter(|| {
+        // SAFETY: by the caller's promise.
+        let (_, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let bytes = sized::output("bytes", bytes)?;
+        // SAFETY: not NULL and aligned, and the caller promises that it may be written.
+        unsafe { bytes.write(checked.call.problem.workspace_bytes() as u64) };
+        Ok(())
+    })
+}
+
+pub unsafe fn prepare<P: Params>(context: *mut flashtune_context, params: *const P) -> i32 {
+    panic_boundary::enter(|| {
+        // SAFETY: by the caller's promise.
+        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let problem = &checked.call.problem;
+        if problem.is_empty() {
+            return context.engine.supported(problem);
+        }
+        plan(context, problem, None).map(drop)
+    })
+}
+
+pub unsafe fn launch<P: Params>(
+    context: *mut flashtune_context,
+    params: *const P,
+    workspace: *mut c_void,
+    workspace_bytes: u64,
+    stream: Stream,
+) -> i32 {
+    panic_boundary::enter(|| {
+        // SAFETY: by the caller's promise.
+        let (context, mut checked) = unsafe { asked(context, params, Data::Required)? };
+        checked.set_workspace(workspace, workspace_bytes)?;
+        let problem = &checked.call.problem;
+        if problem.is_empty() {
+            return context.engine.supported(problem);
+        }
+        plan(context, problem, Some(stream))?.executable.launch(&checked.call, stream)
+    })
+}
+
+pub unsafe fn plan_info<P: Params>(
+    context: *mut flashtune_context,
+    params: *const P,
+    info: *mut flashtune_plan_info,
+) -> i32 {
+    panic_boundary::enter(|| {
+        // SAFETY: by the caller's promise.
+        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        // SAFETY: by the caller's promise.
+        let size = unsafe { sized::output_size("info", info)? };
+        let problem = &checked.call.problem;
+        refuse_empty(problem)?;
+        let described = flashtune_plan_info::of(&*plan(context, problem, None)?);
+        // SAFETY: `size` came from this pointer.
+        unsafe { sized::write(info, size, &described) };
+        Ok(())
+    })
+}
+
+/// A problem that writes nothing has no plan.
+pub fn refuse_empty(problem: &Problem) -> Result<()> {
+    match problem.is_empty() {
+        false => Ok(()),
+        true => Err(Error::invalid(format!(
+            "batch_size is {}, seqlen_q {} and seqlen_k {}: this pass has nothing to do, and so no plan; it needs a batch and an output that are not empty",
+            problem.batch_size, problem.seqlen_q, problem.seqlen_k
+        ))),
+    }
+}
+
+unsafe fn asked<'a, P: Params>(
+    context: *mut flashtune_context,
+    params: *const P,
+    data: Data,
+) -> Result<(&'a flashtune_context, Checked)> {
+    // SAFETY: by the caller's promise.
+    let context = unsafe { flashtune_context::of(context)? };
+    // SAFETY: by the caller's promise.
+    let checked = unsafe { checked(context, "params", params, data)? };
+    Ok((context, checked))
+}
+
+/// The plan that is there, else a new one where one may be made: not in a sealed context, not while `stream` captures.
+fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
+    let engine = &context.engine;
+    if let Some(plan) = engine.prepared(problem) {
+        return Ok(plan);
+    }
+    let unprepared = |why: &str| {
+        Err(Error::new(
+            Status::NotPrepared,
+            format!("this problem has no plan yet, and {why}; call the pass's prepare function before"),
+        ))
+    };
+    if engine.is_sealed() {
+        // A problem that can never run says so, instead of asking for a prepare that would fail.
+        engine.supported(problem)?;
+        return unprepared("the context is sealed");
+    }
+    if let Some(stream) = stream
+        && engine.backend().is_capturing(stream)?
+    {
+        engine.supported(problem)?;
+        return unprepared("the stream is capturing a graph");
+    }
+    engine.prepare(problem)
+}

@@ -1,0 +1,77 @@
+//! What a plan looks like from C: which kernel, which config, where it came from, what it costs.
+
+use super::sized::SizedStruct;
+use super::text::fixed;
+use crate::plan::{Plan, Source};
+use std::ffi::c_char;
+
+/// The config was set for this problem.
+pub const FLASHTUNE_SOURCE_PINNED: i32 = 1;
+/// Measured in this process.
+pub const FLASHTUNE_SOURCE_PROCESS: i32 = 2;
+/// A record that an earlier process measured on this machine, or that was imported.
+pub const FLASHTUNE_SOURCE_MACHINE: i32 = 3;
+/// A record for this GPU that ships with the library.
+pub const FLASHTUNE_SOURCE_SHIPPED: i32 = 4;
+/// A record that ships with the library, for the nearest GPU of the same architecture.
+pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
+/// No record: the choice that is right for every problem without measurement.
+pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
+
+/// The description of a plan. All text is UTF-8, ended by NUL, cut where it is too long.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_plan_info {
+    /// sizeof(flashtune_plan_info), set by the caller.
+    pub struct_size: u64,
+    /// FLASHTUNE_SOURCE_*: where the config came from.
+    pub source: i32,
+    /// For example "flashtune_sm80_forward".
+    pub kernel: [c_char; 64],
+    /// For example "sm80 block_m=128 block_n=64 num_stages=2 num_warps=4".
+    pub config: [c_char; 256],
+    /// Why this config, as one sentence.
+    pub reason: [c_char; 256],
+    /// Of the pass's main kernel: registers and spilled bytes of a thread, shared memory in bytes and threads of a block.
+    /// 0 on a CPU context.
+    pub registers: u32,
+    pub spill_bytes: u32,
+    pub smem_bytes: u32,
+    pub threads: u32,
+    /// Median time in microseconds that the record holds for this config, and for the config that the heuristic would
+    /// have chosen; measured at the record's shape, which may be a neighbour of this one. 0: not measured.
+    pub measured_us: f64,
+    pub default_us: f64,
+}
+
+// SAFETY: repr(C), a u64 first, then integers and floats.
+unsafe impl SizedStruct for flashtune_plan_info {
+    const NAME: &'static str = "flashtune_plan_info";
+    const OLDEST: usize = size_of::<Self>();
+}
+
+impl flashtune_plan_info {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let resources = plan.executable.resources();
+        flashtune_plan_info {
+            struct_size: size_of::<Self>() as u64,
+            source: match plan.source {
+                Source::Pinned => FLASHTUNE_SOURCE_PINNED,
+                Source::Process => FLASHTUNE_SOURCE_PROCESS,
+                Source::Machine => FLASHTUNE_SOURCE_MACHINE,
+                Source::Shipped => FLASHTUNE_SOURCE_SHIPPED,
+                Source::NearestGpu => FLASHTUNE_SOURCE_NEAREST_GPU,
+                Source::Heuristic => FLASHTUNE_SOURCE_HEURISTIC,
+            },
+            kernel: fixed(plan.executable.kernel_name()),
+            config: fixed(&plan.config.to_string()),
+            reason: fixed(&plan.reason),
+            registers: resources.registers,
+            spill_bytes: resources.spill_bytes,
+            smem_bytes: resources.smem_bytes,
+            threads: resources.threads,
+            measured_us: plan.record.as_ref().map_or(0.0, |record| record.median_us),
+            default_us: plan.record.as_ref().and_then(|record| record.default_us).unwrap_or(0.0),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Structs that begin with their size, so that they can grow: what is read of an older or a newer caller's.
+//!
+//! Shorter than ours is an older caller: the missing tail is zeros, every field's default, but nothing is shorter than
+//! the first release. Longer is a newer caller: fine as long as it uses nothing that we do not know.
+
+use crate::error::{Error, Result};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+/// A struct whose first field is its size in bytes.
+///
+/// # Safety
+/// `repr(C)`, the first field a `u64`, and every pattern of bytes a valid value.
+pub unsafe trait SizedStruct: Copy {
+    /// As the header names it.
+    const NAME: &'static str;
+    /// Its size in the first release that had it.
+    const OLDEST: usize;
+}
+
+/// More than any struct of any release: a `struct_size` beyond it is an uninitialised field.
+const ABSURD: u64 = 16 * 1024;
+
+/// Copies the caller's struct. `argument` is the parameter's name.
+///
+/// # Safety
+/// `pointer` is NULL or names memory of as many readable bytes as its first eight say.
+pub unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> Result<T> {
+    // SAFETY: by the caller's promise.
+    let size = unsafe { size_of_struct(argument, pointer)? };
+    let known = size.min(size_of::<T>());
+    let bytes = pointer.cast::<u8>();
+    // SAFETY: `size` bytes are readable, and `known` is not more.
+    let tail = unsafe { std::slice::from_raw_parts(bytes.add(known), size - known) };
+    if let Some(index) = tail.iter().position(|byte| *byte != 0) {
+        return Err(Error::invalid(format!(
+            "{argument}.struct_size is {size}: byte {} of a newer {} is set, which this library ({} bytes) does not know; it must be zero",
+            known + index,
+            T::NAME,
+            size_of::<T>()
+        )));
+    }
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are readable and fit in `copy`; any bytes are a valid T.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes, copy.as_mut_ptr().cast::<u8>(), known);
+        Ok(copy.assume_init())
+    }
+}
+
+/// How many bytes of an output struct the caller has, checked before the work starts.
+///
+/// # Safety
+/// As `read`.
+pub unsafe fn output_size<T: SizedStruct>(argument: &str, pointer: *mut T) -> Result<usize> {
+    // SAFETY: by the caller's promise.
+    unsafe { size_of_struct(argument, pointer) }
+}
+
+/// Writes an output struct over all `size` bytes but the first eight; what is beyond ours becomes zero.
+///
+/// # Safety
+/// `size` came from `output_size` for this pointer, and as many bytes are writable.
+pub unsafe fn write<T: SizedStruct>(pointer: *mut T, size: usize, value: &T) {
+    const HEAD: usize = size_of::<u64>();
+    let known = size.min(size_of::<T>());
+    let (from, to) = (std::ptr::from_ref(value).cast::<u8>(), pointer.cast::<u8>());
+    // SAFETY: HEAD <= OLDEST <= known <= size, and the caller promises `size` writable bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.add(HEAD), to.add(HEAD), known - HEAD);
+        std::ptr::write_bytes(to.add(known), 0, size - known);
+    }
+}
+
+/// # Safety
+/// As `read`.
+unsafe fn size_of_struct<T: SizedStruct>(argument: &str, pointer: *const T) -> Result<usize> {
+    if pointer.is_null() {
+        return Err(Error::invalid(format!("{argument} is NULL; it must point to a {}", T::NAME)));
+    }
+    if !pointer.is_aligned() {
+        return Err(Error::invalid(format!(
+            "{argument} is {pointer:p}; a {} must be aligned to {} bytes",
+            T::NAME,
+            align_of::<T>()
+        )));
+    }
+    // SAFETY: not NULL and aligned, and the caller promises at least the size itself.
+    let size = unsafe { pointer.cast::<u64>().read() };
+    if size < T::OLDEST as u64 || size > ABSURD {
+        return Err(Error::invalid(format!(
+            "{argument}.struct_size is {size}; it must be sizeof({}), at least {} and at most {ABSURD}",
+            T::NAME,
+            T::OLDEST
+        )));
+    }
+    Ok(size as usize)
+}
+
+/// A pointer that an output is written through.
+pub fn output<T>(argument: &str, pointer: *mut T) -> Result<*mut T> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(Error::invalid(format!(
+            "{argument} is {}; it must point to {} writable bytes, aligned to {}",
+            address(pointer.cast()),
+            size_of::<T>(),
+            align_of::<T>()
+        )));
+    }
+    Ok(pointer)
+}
+
+/// An address for a message.
+pub fn address(pointer: *const c_void) -> String {
+    if pointer.is_null() { "NULL".to_owned() } else { format!("{pointer:p}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[repr(C)]
+    struct Grown {
+        struct_size: u64,
+        first: u64,
+        second: u64,
+    }
+    // SAFETY: repr(C), three u64.
+    unsafe impl SizedStruct for Grown {
+        const NAME: &'static str = "grown";
+        const OLDEST: usize = 16;
+    }
+
+    fn read_words(words: &[u64]) -> Result<Grown> {
+        // SAFETY: the tests give as many words as the first one says, or a size that is refused unread.
+        unsafe { read("params", words.as_ptr().cast::<Grown>()) }
+    }
+
+    #[test]
+    fn an_older_callers_missing_tail_is_zero() {
+        assert_eq!(read_words(&[16, 7]).unwrap(), Grown { struct_size: 16, first: 7, second: 0 });
+    }
+
+    #[test]
+    fn a_newer_callers_tail_is_accepted_only_as_zeros() {
+        assert_eq!(read_words(&[32, 7, 8, 0]).unwrap().second, 8);
+        let error = read_words(&[32, 7, 8, 1]).unwrap_err();
+        assert!(error.message.contains("struct_size is 32: byte 24"), "{error}");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_unread() {
+        for size in [0, 1, 15, ABSURD + 1, u64::MAX] {
+            let error = read_words(&[size]).unwrap_err();
+            assert!(error.message.contains(&format!("struct_size is {size};")), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_output_is_written_to_its_own_size() {
+        let mut words = [16_u64, 1, 2, 3];
+        let value = Grown { struct_size: 0, first: 7, second: 8 };
+        // SAFETY: 16 and then 32 bytes of `words` are writable.
+        unsafe { write(words.as_mut_ptr().cast::<Grown>(), 16, &value) };
+        assert_eq!(words, [16, 7, 2, 3]);
+        // SAFETY: as above.
+        unsafe { write(words.as_mut_ptr().cast::<Grown>(), 32, &value) };
+        assert_eq!(words, [16, 7, 8, 0]);
+    }
+}

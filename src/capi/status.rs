@@ -1,0 +1,98 @@
+//! Status codes and versions as C sees them. The numbers' home is `error::Status`; the copies here exist because
+//! cbindgen reads only literals, and the assertions below hold them equal.
+
+use crate::error::Status;
+use std::ffi::{CStr, c_char};
+
+/// Success. Every other status leaves all outputs untouched; flashtune_last_error() has the reason.
+pub const FLASHTUNE_STATUS_OK: i32 = 0;
+/// An argument is wrong; the message names it, its value and what is allowed.
+pub const FLASHTUNE_STATUS_INVALID_ARGUMENT: i32 = 1;
+/// A valid problem that this build, device or backend does not do.
+pub const FLASHTUNE_STATUS_UNSUPPORTED: i32 = 2;
+/// There is no plan yet, and the stream is capturing or the context sealed, so that none may be prepared now.
+pub const FLASHTUNE_STATUS_NOT_PREPARED: i32 = 3;
+/// No usable device, or libcuda is missing; the message lists the places tried.
+pub const FLASHTUNE_STATUS_NO_DEVICE: i32 = 4;
+/// libnvrtc is missing, or too old or too new for the driver; the message lists the places tried.
+pub const FLASHTUNE_STATUS_NO_COMPILER: i32 = 5;
+/// NVRTC refused a kernel.
+pub const FLASHTUNE_STATUS_COMPILE_FAILED: i32 = 6;
+/// The CUDA driver returned an error.
+pub const FLASHTUNE_STATUS_CUDA: i32 = 7;
+/// Host or device memory ran out.
+pub const FLASHTUNE_STATUS_OUT_OF_MEMORY: i32 = 8;
+/// The workspace has fewer bytes than this call needs.
+pub const FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL: i32 = 9;
+/// A file could not be read or written.
+pub const FLASHTUNE_STATUS_IO: i32 = 10;
+/// The progress callback stopped the work; what was done is kept.
+pub const FLASHTUNE_STATUS_CANCELLED: i32 = 11;
+/// A bug in flashtune: please report the message.
+pub const FLASHTUNE_STATUS_INTERNAL: i32 = 12;
+
+// One line per status: C's number, the noun's, and its name.
+macro_rules! statuses {
+    ($($number:ident = $status:ident, $name:literal;)*) => {
+        $(const _: () = assert!($number == Status::$status as i32);)*
+
+        fn name_of(status: i32) -> &'static CStr {
+            match status {
+                $($number => $name,)*
+                _ => c"unknown status",
+            }
+        }
+    };
+}
+
+statuses! {
+    FLASHTUNE_STATUS_OK = Ok, c"ok";
+    FLASHTUNE_STATUS_INVALID_ARGUMENT = InvalidArgument, c"invalid argument";
+    FLASHTUNE_STATUS_UNSUPPORTED = Unsupported, c"unsupported";
+    FLASHTUNE_STATUS_NOT_PREPARED = NotPrepared, c"not prepared";
+    FLASHTUNE_STATUS_NO_DEVICE = NoDevice, c"no device";
+    FLASHTUNE_STATUS_NO_COMPILER = NoCompiler, c"no compiler";
+    FLASHTUNE_STATUS_COMPILE_FAILED = CompileFailed, c"compile failed";
+    FLASHTUNE_STATUS_CUDA = Cuda, c"CUDA error";
+    FLASHTUNE_STATUS_OUT_OF_MEMORY = OutOfMemory, c"out of memory";
+    FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL = WorkspaceTooSmall, c"workspace too small";
+    FLASHTUNE_STATUS_IO = Io, c"input or output error";
+    FLASHTUNE_STATUS_CANCELLED = Cancelled, c"cancelled";
+    FLASHTUNE_STATUS_INTERNAL = Internal, c"internal error";
+}
+
+/// A status in two or three English words, for example "invalid argument"; "unknown status" for a number that is
+/// none. Never NULL; static, never to be freed. Any thread, any time, also during stream capture.
+#[unsafe(no_mangle)]
+pub extern "C" fn flashtune_status_string(status: i32) -> *const c_char {
+    name_of(status).as_ptr()
+}
+
+/// The version of the library that is loaded, as a number to compare with FLASHTUNE_VERSION:
+/// major * 1000000 + minor * 1000 + patch. Any thread, any time.
+#[unsafe(no_mangle)]
+pub extern "C" fn flashtune_version() -> i32 {
+    VERSION
+}
+
+/// The version of the library that is loaded, as text: "0.1.0". Never NULL; static, never to be freed. Any thread,
+/// any time.
+#[unsafe(no_mangle)]
+pub extern "C" fn flashtune_version_string() -> *const c_char {
+    VERSION_STRING.as_ptr().cast()
+}
+
+// cbindgen must not see these: it would print them as macros beside those that build.rs writes.
+const VERSION: i32 = decimal(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
+    + decimal(env!("CARGO_PKG_VERSION_MINOR")) * 1_000
+    + decimal(env!("CARGO_PKG_VERSION_PATCH"));
+const VERSION_STRING: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+const fn decimal(digits: &str) -> i32 {
+    let (mut value, mut i) = (0, 0);
+    while i < digits.len() {
+        value = value * 10 + (digits.as_bytes()[i] - b'0') as i32;
+        i += 1;
+    }
+    value
+}
