@@ -1,5 +1,6 @@
 //! Kernels on the GPU: render a template, compile it, keep the cubin, load it, launch it.
 
+pub mod cache_dir;
 pub mod geometry;
 mod params;
 

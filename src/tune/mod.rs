@@ -1,28 +1,63 @@
 //! The tuner: the space and its constraints, the search, timing, and the check of candidates.
+//!
+//! It is given a problem, a backend and what earlier runs found out, and returns the winner. It knows nothing of
+//! records and files: `plan` turns an `Outcome` into a record and keeps the trials that it is told of on the way.
+
+mod arena;
+mod check;
+mod rig;
+mod search;
 pub mod space;
+mod timing;
+pub mod worker;
+
+pub use rig::Rig;
+pub use search::{Bench, BuildObserver, Event, Fault, Observer, Request, search};
+pub use worker::Worker;
 
 use crate::config::Config;
 use crate::problem::Problem;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// How a tuning run is done.
+#[derive(Clone, Debug)]
 pub struct TuneOptions {
+    /// When it is over, the best of what has been measured so far is taken.
     pub time_limit: Duration,
+    /// Measure again although there is a record, and try again what failed before.
     pub retune: bool,
+    /// The process that unproven candidates run in. Without it only configs proven for this architecture are tried
+    /// on a GPU; on the CPU, where no candidate can hang the device, it is not used.
+    pub worker: Option<worker::Command>,
 }
+
 impl Default for TuneOptions {
     fn default() -> Self {
-        TuneOptions { time_limit: Duration::from_secs(20), retune: false }
+        TuneOptions { time_limit: Duration::from_secs(20), retune: false, worker: None }
     }
 }
+
+/// What the tuner is doing, in the order in which it does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Compile,
+    Check,
+    Measure,
 }
+
 impl Phase {
     pub const fn name(self) -> &'static str {
-        "compile"
+        match self {
+            Phase::Compile => "compile",
+            Phase::Check => "check",
+            Phase::Measure => "measure",
+        }
     }
 }
+
+/// One step forward, for a progress bar. `done` of `total` counts within the phase.
+#[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     pub problem: &'a Problem,
     pub phase: Phase,
@@ -30,4 +65,40 @@ pub struct Progress<'a> {
     pub total: usize,
     pub failed: usize,
     pub best: Option<(&'a Config, Duration)>,
+}
+
+/// What is known of one candidate. A run that is killed leaves its trials behind for the next one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    pub config: Config,
+    pub verdict: Verdict,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It does not compile, launch, end or agree; it is not tried again.
+    Failed { reason: String },
+    /// It is right and was slower than the best of its run, so that it was dropped or kept to the end.
+    Measured { median_us: f64 },
+}
+
+/// A config and its measured time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timed {
+    pub config: Config,
+    pub median_us: f64,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub winner: Timed,
+    /// Half the interquartile range of the winner's samples over their median.
+    pub spread: f64,
+    /// Relative error of the winner against the reference, as `check` measures it.
+    pub check_error: f64,
+    pub runner_up: Option<Timed>,
+    /// The heuristic's time; None where its config failed.
+    pub default_us: Option<f64>,
 }

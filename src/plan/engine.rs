@@ -1,0 +1,410 @@
+//! Engine: from a problem to a plan. The one object behind a C context and behind the command line.
+//!
+//! `prepared` is what a launch calls: no lock, no file, no compiler. `prepare` looks up or tunes, builds, and inserts,
+//! outside anything a launch waits for. It knows when to use records; how they are kept is `machine`'s and `store`'s.
+
+use super::key::{self, Class};
+use super::loaded::{Loaded, Plan, Turns};
+use super::lookup::{self, Choice, Known, Source};
+use super::machine::Machine;
+use super::record::{self, Record};
+use super::shipped;
+use super::store::Store;
+use crate::backend::{Backend, Executable};
+use crate::config::Config;
+use crate::device::Arch;
+use crate::error::{Error, Result, Status};
+use crate::kernel::cache_dir;
+use crate::problem::Problem;
+use crate::tune::{self, Bench, Event, Progress, Request, Rig, TuneOptions, Worker, space};
+use arc_swap::ArcSwap;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Records and the heuristic; nothing is measured unless `autotune` is called.
+    Records,
+    /// `prepare` measures a problem that this device has no record of.
+    Tune,
+}
+
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Where the environment does not say: see `kernel::cache_dir`.
+    pub cache_dir: Option<PathBuf>,
+    pub policy: Policy,
+    /// Of one tuning run inside `prepare`.
+    pub time_limit: Duration,
+    /// False: records live in memory alone.
+    pub use_disk: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: Duration::from_secs(20), use_disk: true }
+    }
+}
+
+pub struct Engine {
+    backend: Backend,
+    options: EngineOptions,
+    /// None: memory only.
+    cache_dir: Option<PathBuf>,
+    machine: Machine,
+    known: ArcSwap<Known>,
+    loaded: Loaded,
+    preparing: Turns<Problem>,
+    building: Turns<(Class, Config)>,
+    /// Measurements side by side would disturb each other.
+    measuring: Mutex<()>,
+    is_sealed: AtomicBool,
+}
+
+impl Engine {
+    /// Reads this machine's records and the shipped ones, once.
+    pub fn new(backend: Backend, options: EngineOptions) -> Engine {
+        let folder = options.use_disk.then(|| cache_dir::resolve(options.cache_dir.as_deref())).flatten();
+        let store = folder.as_deref().and_then(Store::in_folder);
+        let cache_dir = folder.filter(|_| store.is_some());
+        let machine = Machine::new(store);
+        let known = Known {
+            process: Vec::new(),
+            machine: machine.records().into_iter().map(Arc::new).collect(),
+            shipped: shipped::records(backend.device().arch).into_iter().map(Arc::new).collect(),
+        };
+        Engine {
+            backend,
+            options,
+            cache_dir,
+            machine,
+            known: ArcSwap::from_pointee(known),
+            loaded: Loaded::default(),
+            preparing: Turns::default(),
+            building: Turns::default(),
+            measuring: Mutex::new(()),
+            is_sealed: AtomicBool::new(false),
+        }
+    }
+
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Where records and cubins lie; None: memory only.
+    pub fn cache_dir(&self) -> Option<PathBuf> {
+        self.cache_dir.clone()
+    }
+
+    /// Whether this backend does the problem. Compiles nothing.
+    pub fn supported(&self, problem: &Problem) -> Result<()> {
+        space::supported(problem, self.backend.device())
+    }
+
+    /// The problem's plan, if it is there or follows, in memory alone, from what is loaded. Takes no lock.
+    pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
+        if !self.loaded.pinned.is_empty()
+            && let Some(plan) = self.loaded.pinned.get(problem)
+        {
+            return Some(plan);
+        }
+        problem.validate().ok()?;
+        let canonical = key::canonical(problem);
+        if let Some(plan) = self.loaded.plans.get(&canonical) {
+            return Some(plan);
+        }
+        self.supported(&canonical).ok()?;
+        let class = Class::of(&canonical);
+        for choice in lookup::choices(&self.known.load(), &canonical, self.backend.device()) {
+            if self.wants_tuning(&choice) {
+                return None;
+            }
+            match self.loaded.executables.get(&(class, choice.config.clone())) {
+                Some(Some(executable)) => return Some(self.insert(canonical, choice, executable)),
+                // It does not compile: the next choice.
+                Some(None) => {}
+                None => return None,
+            }
+        }
+        None
+    }
+
+    /// The problem's plan; looks up or tunes, and builds, where it is not there yet.
+    pub fn prepare(&self, problem: &Problem) -> Result<Arc<Plan>> {
+        if let Some(plan) = self.prepared(problem) {
+            return Ok(plan);
+        }
+        self.supported(problem)?;
+        self.refuse_if_sealed(problem)?;
+        let canonical = key::canonical(problem);
+        self.preparing.alone(&canonical, || match self.prepared(problem) {
+            Some(plan) => Ok(plan),
+            None => self.make(problem, canonical),
+        })
+    }
+
+    /// Uses this config for exactly this problem from now on.
+    pub fn pin(&self, problem: &Problem, config: Config) -> Result<()> {
+        self.supported(problem)?;
+        self.refuse_if_sealed(problem)?;
+        space::check(problem, &config, self.backend.device()).map_err(Error::invalid)?;
+        let executable = self.build(problem, &config)?;
+        let plan = Plan {
+            problem: *problem,
+            config,
+            source: Source::Pinned,
+            reason: "pinned by the caller".to_owned(),
+            record: None,
+            executable,
+        };
+        self.loaded.pinned.insert(*problem, Arc::new(plan));
+        Ok(())
+    }
+
+    /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without `retune` a record of
+    /// this machine for it is returned as it is.
+    pub fn autotune(
+        &self,
+        problem: &Problem,
+        options: &TuneOptions,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Record> {
+        self.supported(problem)?;
+        self.refuse_if_sealed(problem)?;
+        if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
+            return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
+        }
+        let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.own_record(problem).filter(|_| !options.retune) {
+            Some(record) => Ok(Record::clone(&record)),
+            None => self.tune(problem, options, progress),
+        }
+    }
+
+    /// Writes this device's own records (not the shipped ones) as sorted lines. Returns how many.
+    pub fn export_records(&self, path: &Path) -> Result<usize> {
+        let device_key = key::device_key(self.backend.device());
+        let known = self.known.load();
+        // What this process tuned comes first and so replaces what it read at its start.
+        let own = known.process.iter().chain(&known.machine).filter(|record| record.device_key() == device_key);
+        let records: Vec<Record> = own.map(|record| Record::clone(record)).collect();
+        let text = record::write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
+        write_whole(path, &text)?;
+        Ok(text.lines().count())
+    }
+
+    /// Takes records of any device from lines into this machine's. Returns how many; others are ignored.
+    pub fn import_records(&self, path: &Path) -> Result<usize> {
+        let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
+        let (records, ignored) = record::read_lines(&text);
+        if let Some((line, reason)) = ignored.first() {
+            log::warn!("{}: {} records ignored; line {line}: {reason}", path.display(), ignored.len());
+        }
+        self.machine.put(&records);
+        self.refresh(None);
+        self.loaded.plans.retain(|_| false);
+        Ok(records.len())
+    }
+
+    /// This machine's records and the shipped ones.
+    pub fn records(&self) -> Vec<Record> {
+        self.records_by_source().into_iter().map(|(_, record)| record).collect()
+    }
+
+    /// The same with where each comes from.
+    pub fn records_by_source(&self) -> Vec<(Source, Record)> {
+        let known = self.known.load();
+        let device_key = key::device_key(self.backend.device());
+        let shipped = known.shipped.iter().map(|record| match record.device_key() == device_key {
+            true => (Source::Shipped, Record::clone(record)),
+            false => (Source::NearestGpu, Record::clone(record)),
+        });
+        let process = known.process.iter().map(|record| (Source::Process, Record::clone(record)));
+        let machine = known.machine.iter().map(|record| (Source::Machine, Record::clone(record)));
+        process.chain(machine).chain(shipped).collect()
+    }
+
+    /// From now on only what is loaded is used: nothing is tuned, compiled or read.
+    pub fn seal(&self) {
+        self.is_sealed.store(true, Ordering::Release);
+    }
+
+    pub fn is_sealed(&self) -> bool {
+        self.is_sealed.load(Ordering::Acquire)
+    }
+
+    fn refuse_if_sealed(&self, problem: &Problem) -> Result<()> {
+        match self.is_sealed() {
+            false => Ok(()),
+            true => Err(Error::new(
+                Status::NotPrepared,
+                format!("{} was not prepared before the context was sealed", key::record_key(problem)),
+            )),
+        }
+    }
+
+    /// Whether the policy is to measure rather than to take this choice.
+    fn wants_tuning(&self, choice: &Choice) -> bool {
+        self.options.policy == Policy::Tune && !choice.is_exact && !self.is_sealed()
+    }
+
+    /// Tunes if the policy says so, then builds the best choice that builds.
+    fn make(&self, problem: &Problem, canonical: Problem) -> Result<Arc<Plan>> {
+        let device = self.backend.device();
+        let choices = lookup::choices(&self.known.load(), &canonical, device);
+        if choices.first().is_some_and(|choice| self.wants_tuning(choice)) && !problem.is_empty() {
+            let options = TuneOptions { time_limit: self.options.time_limit, ..TuneOptions::default() };
+            // A problem that cannot be tuned (no memory for its buffers) still has its records and the heuristic.
+            if let Err(error) = self.autotune(problem, &options, &mut |_| ControlFlow::Continue(())) {
+                log::warn!("tuning {}: {error}", key::record_key(problem));
+            }
+        }
+        let mut failure = None;
+        for choice in lookup::choices(&self.known.load(), &canonical, device) {
+            match self.build(problem, &choice.config) {
+                Ok(executable) => return Ok(self.insert(canonical, choice, executable)),
+                Err(error) if is_the_configs_fault(&error) || error.status == Status::Cuda => {
+                    log::warn!("{} from {}: {error}", choice.config, choice.source.name());
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "there is no config for the problem")))
+    }
+
+    /// The executable, built once however many threads ask for it.
+    fn build(&self, problem: &Problem, config: &Config) -> Result<Arc<Executable>> {
+        let key = (Class::of(problem), config.clone());
+        self.building.alone(&key, || match self.loaded.executables.get(&key) {
+            Some(Some(executable)) => Ok(executable),
+            Some(None) => Err(Error::new(Status::CompileFailed, "it did not compile before")),
+            None => {
+                let built = self.backend.build(problem, config).map(Arc::new);
+                match &built {
+                    Ok(executable) => self.loaded.executables.insert(key.clone(), Some(Arc::clone(executable))),
+                    Err(error) if is_the_configs_fault(error) => self.loaded.executables.insert(key.clone(), None),
+                    Err(_) => {}
+                }
+                built
+            }
+        })
+    }
+
+    fn insert(&self, canonical: Problem, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
+        let plan = Arc::new(Plan {
+            problem: canonical,
+            config: choice.config,
+            source: choice.source,
+            reason: choice.reason,
+            record: choice.record.as_deref().cloned(),
+            executable,
+        });
+        self.loaded.plans.insert(canonical, Arc::clone(&plan));
+        plan
+    }
+
+    /// This device's record for the problem's very key, from this process or machine.
+    fn own_record(&self, problem: &Problem) -> Option<Arc<Record>> {
+        let (key, device_key) = (key::record_key(problem), key::device_key(self.backend.device()));
+        let known = self.known.load();
+        let mut own = known.process.iter().chain(&known.machine);
+        own.find(|record| record.key == key && record.device_key() == device_key).cloned()
+    }
+
+    fn tune(
+        &self,
+        problem: &Problem,
+        options: &TuneOptions,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Record> {
+        let device = self.backend.device();
+        let id = format!("{} | {}", key::device_key(device), key::record_key(problem));
+        let known = if options.retune { Vec::new() } else { self.machine.trials(&id, problem, device) };
+        let is_cpu = device.arch == Arch::Cpu;
+        let candidates = self.candidates(problem, is_cpu || options.worker.is_some());
+        let request = Request { problem, candidates: &candidates, known: &known, time_limit: options.time_limit };
+        let mut bench: Box<dyn Bench> = match &options.worker {
+            Some(command) if !is_cpu => Box::new(Worker::new(command.clone(), problem)),
+            _ => Box::new(Rig::new(&self.backend, problem)),
+        };
+        let outcome = tune::search(bench.as_mut(), &request, &mut |event| match event {
+            Event::Progress(step) => progress(&step),
+            Event::Trial(trial) => {
+                self.machine.note(&id, problem, device, trial);
+                ControlFlow::Continue(())
+            }
+        });
+        drop(bench);
+        let record = match outcome {
+            Ok(outcome) => Record::new(problem, device, outcome),
+            Err(error) => {
+                self.machine.flush();
+                return Err(error);
+            }
+        };
+        self.machine.put(std::slice::from_ref(&record));
+        self.refresh(Some(&record));
+        // Plans of the class may now have a nearer record. Launches that come before the winner is built find none of
+        // the old ones, so it is built first.
+        self.build(problem, &record.config)?;
+        let class = Class::of(problem);
+        self.loaded.plans.retain(|planned| Class::of(planned) != class);
+        Ok(record)
+    }
+
+    /// The heuristic's config first. Unproven ones only where one that hangs does no harm.
+    fn candidates(&self, problem: &Problem, may_be_unproven: bool) -> Vec<Config> {
+        let device = self.backend.device();
+        let mut candidates = vec![space::heuristic(problem, device)];
+        let mut more = lookup::proven(&self.known.load(), problem, device);
+        if may_be_unproven {
+            more.extend(space::candidates(problem, device));
+        }
+        for config in more {
+            if candidates.len() < space::MAX_CANDIDATES && !candidates.contains(&config) {
+                candidates.push(config);
+            }
+        }
+        candidates
+    }
+
+    /// Takes in what the machine knows by now, and a record of this process's own.
+    fn refresh(&self, tuned: Option<&Record>) {
+        let machine: Vec<Arc<Record>> = self.machine.records().into_iter().map(Arc::new).collect();
+        self.known.rcu(|known| {
+            let mut process = known.process.clone();
+            if let Some(record) = tuned {
+                process.retain(|other| other.id() != record.id());
+                process.push(Arc::new(record.clone()));
+            }
+            let is_own = |record: &&Arc<Record>| process.iter().any(|own| own.id() == record.id());
+            let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
+            Known { process, machine, shipped: known.shipped.clone() }
+        });
+    }
+}
+
+/// Another config may do better, where a missing compiler or a full memory would not.
+fn is_the_configs_fault(error: &Error) -> bool {
+    matches!(error.status, Status::CompileFailed | Status::Unsupported | Status::InvalidArgument)
+}
+
+/// Through a temporary file beside it: a reader finds the old lines or the new ones, never half.
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let failed = |error: std::io::Error| Error::from(error).context(path.display());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = std::fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(&temporary);
+        failed(error)
+    })
+}

@@ -1,0 +1,222 @@
+//! Keys: the problem class, the bucketed shape, and the text that a record is found by.
+//!
+//! `v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096`: what stands before `gqa` is the
+//! class and must match exactly, since an executable is built for it; the rest is the shape, in buckets, and may be
+//! answered by the nearest. A new field of Problem belongs here, with a new version. Not the cubin's key: that is a
+//! hash of the rendered text.
+
+use crate::device::{Arch, Device};
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use std::fmt;
+
+/// Changes when a key's meaning does; records of another version are ignored.
+const VERSION: &str = "v1";
+
+/// What an executable is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class {
+    pub pass: Pass,
+    pub dtype: Dtype,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    /// Either alignment: the diagonal's offset is a launch parameter.
+    pub is_causal: bool,
+    pub dropout: bool,
+    pub layout: Layout,
+}
+
+impl Class {
+    pub fn of(problem: &Problem) -> Class {
+        Class {
+            pass: problem.pass,
+            dtype: problem.dtype,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            is_causal: problem.causal != Causal::None,
+            dropout: problem.dropout,
+            layout: problem.layout,
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} d{} dv{} {} {} vec{}",
+            match self.pass {
+                Pass::Forward => "forward",
+                Pass::Backward => "backward",
+            },
+            self.dtype.name(),
+            self.head_dim,
+            self.head_dim_v,
+            if self.is_causal { "causal" } else { "full" },
+            if self.dropout { "dropout" } else { "nodropout" },
+            self.layout.elements()
+        )
+    }
+}
+
+/// The key of a problem's record.
+pub fn record_key(problem: &Problem) -> String {
+    format!(
+        "{VERSION} {} gqa{} b{} hq{} sq{} sk{}",
+        Class::of(problem),
+        bucket(problem.group_size()),
+        bucket(problem.batch_size),
+        bucket(problem.num_heads_q),
+        bucket(problem.seqlen_q),
+        bucket(problem.seqlen_k)
+    )
+}
+
+/// The problem that stands for all with the same record key: what is chosen for it is chosen for all of them, so that
+/// the choice does not depend on which of them came first, and a sequence that grows by one token does not make a plan
+/// at each step.
+pub fn canonical(problem: &Problem) -> Problem {
+    let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
+    let canonical = Problem {
+        batch_size: bucket(problem.batch_size),
+        num_heads_q: num_heads_kv * bucket(problem.group_size()),
+        num_heads_kv,
+        seqlen_q: bucket(problem.seqlen_q),
+        seqlen_k: bucket(problem.seqlen_k),
+        causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
+        ..*problem
+    };
+    // At the far end of the ranges a bucket may be too large to be a problem.
+    if canonical.validate().is_ok() { canonical } else { *problem }
+}
+
+/// The nearest power of two or three halves of one; 0 and 1 are themselves.
+fn bucket(size: i64) -> i64 {
+    if size < 4 {
+        return size;
+    }
+    let power = 1i64 << size.ilog2();
+    // The borders are the geometric means of neighbours: sqrt(3/2) = 1.2247, sqrt(3) = 1.7321, in 1/1024.
+    match (size as i128) * 1024 / i128::from(power) {
+        ..1254 => power,
+        1254..1774 => power + power / 2,
+        _ => 2 * power,
+    }
+}
+
+/// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q)
+/// and of both lengths. The group size counts a quarter: it changes what is shared in the cache, not the work.
+pub fn distance(a: &Problem, b: &Problem) -> f64 {
+    let log = |size: i64| (size.max(1) as f64).log2();
+    let parallelism = |p: &Problem| log(p.batch_size) + log(p.num_heads_q);
+    let group = 0.25 * (log(a.group_size()) - log(b.group_size()));
+    [parallelism(a) - parallelism(b), log(a.seqlen_q) - log(b.seqlen_q), log(a.seqlen_k) - log(b.seqlen_k), group]
+        .iter()
+        .map(|d| d * d)
+        .sum::<f64>()
+        .sqrt()
+}
+
+/// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts of a GPU (MIG), and
+/// numbers of CPU threads, apart.
+pub fn device_key(device: &Device) -> String {
+    device_key_of(device.arch, &device.name, device.sm_count)
+}
+
+pub fn device_key_of(arch: Arch, name: &str, sm_count: u32) -> String {
+    format!("{arch} {} x{sm_count}", slug(name))
+}
+
+/// A device's name as it stands in keys and file names: lower case, digits and single hyphens.
+pub fn slug(name: &str) -> String {
+    let mut slug = String::new();
+    for c in name.chars() {
+        match c.is_ascii_alphanumeric() {
+            true => slug.push(c.to_ascii_lowercase()),
+            false if !slug.is_empty() && !slug.ends_with('-') => slug.push('-'),
+            false => {}
+        }
+    }
+    slug.truncate(slug.trim_end_matches('-').len());
+    slug
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub const LLAMA: Problem = Problem {
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+        batch_size: 1,
+        num_heads_q: 32,
+        num_heads_kv: 8,
+        seqlen_q: 4096,
+        seqlen_k: 4096,
+        head_dim: 128,
+        head_dim_v: 128,
+        causal: Causal::BottomRight,
+        dropout: false,
+        layout: Layout::Vec8,
+    };
+
+    #[test]
+    fn the_key_is_readable() {
+        let key = record_key(&LLAMA);
+        assert_eq!(key, "v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096");
+    }
+
+    #[test]
+    fn buckets_are_monotonic_and_their_own_buckets() {
+        let mut last = 0;
+        for size in 0..100_000 {
+            let bucket = bucket(size);
+            assert!(bucket >= last, "{size}");
+            assert_eq!(self::bucket(bucket), bucket, "{size}");
+            if size > 0 {
+                let factor = bucket as f64 / size as f64;
+                assert!((0.78..1.25).contains(&factor), "{size} -> {bucket}");
+            }
+            last = bucket;
+        }
+        assert_eq!(bucket(i32::MAX as i64), 1 << 31);
+    }
+
+    #[test]
+    fn every_field_of_the_class_is_in_the_key() {
+        let others = [
+            Problem { pass: Pass::Backward, ..LLAMA },
+            Problem { dtype: Dtype::Fp16, ..LLAMA },
+            Problem { head_dim: 96, ..LLAMA },
+            Problem { head_dim_v: 96, ..LLAMA },
+            Problem { causal: Causal::None, ..LLAMA },
+            Problem { dropout: true, ..LLAMA },
+            Problem { layout: Layout::Vec4, ..LLAMA },
+        ];
+        for other in others {
+            assert_ne!(record_key(&LLAMA), record_key(&other), "{other:?}");
+            assert_ne!(Class::of(&LLAMA), Class::of(&other), "{other:?}");
+        }
+        // A runtime shift: the same executable, the same record.
+        assert_eq!(record_key(&LLAMA), record_key(&Problem { causal: Causal::TopLeft, ..LLAMA }));
+    }
+
+    #[test]
+    fn the_canonical_problem_has_the_same_key_and_is_its_own() {
+        for (heads, kv, seqlen) in [(28, 4, 1000), (71, 1, 4097), (12, 12, 77), (40, 10, 1)] {
+            let problem =
+                Problem { num_heads_q: heads, num_heads_kv: kv, seqlen_q: seqlen, seqlen_k: 2 * seqlen, ..LLAMA };
+            let canonical = canonical(&problem);
+            canonical.validate().unwrap();
+            assert_eq!(super::canonical(&canonical), canonical);
+            assert_eq!(Class::of(&canonical), Class::of(&problem));
+            assert!(distance(&problem, &canonical) < 0.8, "{problem:?}");
+        }
+    }
+
+    #[test]
+    fn slugs_name_files() {
+        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(slug("Intel(R) Xeon(R) CPU @ 2.20GHz"), "intel-r-xeon-r-cpu-2-20ghz");
+        assert_eq!(slug("NVIDIA A100-SXM4-80GB MIG 1g.10gb "), "nvidia-a100-sxm4-80gb-mig-1g-10gb");
+    }
+}

@@ -1,0 +1,138 @@
+//! Machine: what has been found out on this machine: its records, and the trials of runs that did not end.
+//!
+//! In memory, with the store behind it. Changes are gathered and written in batches; what cannot be written stays
+//! and goes with the next batch. It knows how records and trials lie in the store, not which of them is looked up.
+
+use super::key::Class;
+use super::record::Record;
+use super::store::{Change, Entries, Store};
+use crate::device::Device;
+use crate::problem::Problem;
+use crate::tune::{Trial, Verdict};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Trials of a run are written this often: what a killed run loses at most.
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a batch waits for other processes before it stays in memory.
+const WRITE_DEADLINE: Duration = Duration::from_secs(2);
+/// The same for the last batch of an engine, which has no next one to go with.
+const LAST_DEADLINE: Duration = Duration::from_secs(10);
+
+const RECORD: &str = "record | ";
+const TRIAL: &str = "trial | ";
+const FAILURE: &str = "failure | ";
+
+pub struct Machine {
+    store: Option<Store>,
+    state: Mutex<State>,
+}
+
+struct State {
+    entries: Entries,
+    pending: BTreeMap<String, Option<String>>,
+    written: Instant,
+}
+
+impl Machine {
+    /// Reads the store, once.
+    pub fn new(store: Option<Store>) -> Machine {
+        let entries = store.as_ref().map(Store::read).unwrap_or_default();
+        Machine { store, state: Mutex::new(State { entries, pending: BTreeMap::new(), written: Instant::now() }) }
+    }
+
+    /// All that can be read; others are left where they are and ignored.
+    pub fn records(&self) -> Vec<Record> {
+        let state = self.state();
+        under(&state.entries, RECORD).filter_map(|(_, line)| Record::from_line(line).ok()).collect()
+    }
+
+    /// Adds or replaces records, which ends the runs that led to them: their measurements go, their failures stay.
+    pub fn put(&self, records: &[Record]) {
+        let mut state = self.state();
+        for record in records {
+            let Ok(line) = record.to_line() else { continue };
+            state.set(format!("{RECORD}{}", record.id()), Some(line));
+            let trials: Vec<String> =
+                under(&state.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
+            trials.into_iter().for_each(|key| state.set(key, None));
+        }
+        self.write(&mut state, WRITE_DEADLINE);
+    }
+
+    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class.
+    pub fn trials(&self, record_id: &str, problem: &Problem, device: &Device) -> Vec<Trial> {
+        let folders = [trials_of(record_id), failures_of(problem, device)];
+        let state = self.state();
+        let lines = folders.iter().flat_map(|folder| under(&state.entries, folder));
+        lines.filter_map(|(_, line)| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// A measurement belongs to the problem; a failure to its class, on this compiler and library.
+    pub fn note(&self, record_id: &str, problem: &Problem, device: &Device, trial: &Trial) {
+        let folder = match trial.verdict {
+            Verdict::Measured { .. } => trials_of(record_id),
+            Verdict::Failed { .. } => failures_of(problem, device),
+        };
+        let Ok(line) = serde_json::to_string(trial) else { return };
+        let mut state = self.state();
+        state.set(format!("{folder}{}", trial.config), Some(line));
+        if state.written.elapsed() > BATCH_INTERVAL {
+            self.write(&mut state, WRITE_DEADLINE);
+        }
+    }
+
+    /// Writes what is pending.
+    pub fn flush(&self) {
+        self.write(&mut self.state(), WRITE_DEADLINE);
+    }
+
+    fn write(&self, state: &mut State, deadline: Duration) {
+        state.written = Instant::now();
+        let Some(store) = self.store.as_ref().filter(|_| !state.pending.is_empty()) else { return };
+        let changes: Vec<Change> = state.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        // What is there afterwards has the winners of other processes too.
+        if let Some(entries) = store.write(&changes, deadline) {
+            state.entries = entries;
+            state.pending.clear();
+        }
+    }
+
+    /// A panic while it was held left nothing half done: each change is one insertion.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.write(&mut self.state(), LAST_DEADLINE);
+    }
+}
+
+impl State {
+    fn set(&mut self, key: String, value: Option<String>) {
+        match &value {
+            Some(value) => drop(self.entries.insert(key.clone(), value.clone())),
+            None => drop(self.entries.remove(&key)),
+        }
+        self.pending.insert(key, value);
+    }
+}
+
+fn trials_of(record_id: &str) -> String {
+    format!("{TRIAL}{record_id} | ")
+}
+
+fn failures_of(problem: &Problem, device: &Device) -> String {
+    let (major, minor) = device.nvrtc_version;
+    let class = Class::of(problem);
+    format!("{FAILURE}{} nvrtc{major}.{minor} | {} | {class} | ", env!("CARGO_PKG_VERSION"), device.arch)
+}
+
+/// The entries whose key begins with the prefix.
+fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let from = entries.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
+    from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.as_str(), value.as_str()))
+}

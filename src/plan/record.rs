@@ -1,0 +1,109 @@
+//! Record: what tuning one problem on one device found, as one line of JSON.
+//!
+//! Fields are named and may be added: unknown ones are ignored. What would give a line another meaning (a key of
+//! another version, a field of the problem that this library does not know, an unknown family) makes it be ignored as
+//! a whole; unknown knobs are found by the space's check at lookup. Lines are sorted and byte-stable: no dates, no hosts.
+
+use super::key;
+use crate::config::Config;
+use crate::device::{Arch, Device};
+use crate::problem::Problem;
+use crate::tune::{Outcome, Timed};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// `key::record_key(problem)`. Written for people to grep, and compared on reading.
+    pub key: String,
+    /// As the driver spells it; for the CPU its model name.
+    pub device: String,
+    pub arch: Arch,
+    pub sm_count: u32,
+    /// The winner.
+    pub config: Config,
+    pub median_us: f64,
+    /// Half the interquartile range over the median.
+    pub spread: f64,
+    /// Relative error against the reference.
+    pub check_error: f64,
+    pub runner_up: Option<Timed>,
+    /// Time of the heuristic's config in the same run.
+    pub default_us: Option<f64>,
+    /// The shape that was measured.
+    pub problem: Problem,
+    pub driver_version: u32,
+    pub nvrtc_version: (u32, u32),
+    pub library_version: String,
+}
+
+impl Record {
+    pub fn new(problem: &Problem, device: &Device, outcome: Outcome) -> Record {
+        Record {
+            key: key::record_key(problem),
+            device: device.name.clone(),
+            arch: device.arch,
+            sm_count: device.sm_count,
+            median_us: rounded(outcome.winner.median_us),
+            config: outcome.winner.config,
+            spread: rounded(outcome.spread),
+            check_error: rounded(outcome.check_error),
+            runner_up: outcome.runner_up.map(|t| Timed { median_us: rounded(t.median_us), ..t }),
+            default_us: outcome.default_us.map(rounded),
+            problem: *problem,
+            driver_version: device.driver_version,
+            nvrtc_version: device.nvrtc_version,
+            library_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// The device and the problem: one record is kept for each.
+    pub fn id(&self) -> String {
+        format!("{} | {}", self.device_key(), self.key)
+    }
+
+    pub fn device_key(&self) -> String {
+        key::device_key_of(self.arch, &self.device, self.sm_count)
+    }
+
+    /// Reads one line; the error says why it is ignored.
+    pub fn from_line(line: &str) -> Result<Record, String> {
+        let record: Record = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        record.problem.validate().map_err(|error| error.message)?;
+        let key = key::record_key(&record.problem);
+        if record.key != key {
+            return Err(format!("its key is {:?} where this library writes {key:?}", record.key));
+        }
+        if record.median_us <= 0.0 {
+            return Err(format!("median_us is {}; it must be positive", record.median_us));
+        }
+        Ok(record)
+    }
+
+    pub fn to_line(&self) -> Result<String, String> {
+        serde_json::to_string(self).map_err(|error| error.to_string())
+    }
+}
+
+/// The records of a text of lines, and for each other line its number and why it is ignored.
+pub fn read_lines(text: &str) -> (Vec<Record>, Vec<(usize, String)>) {
+    let (mut records, mut ignored) = (Vec::new(), Vec::new());
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match Record::from_line(line) {
+            Ok(record) => records.push(record),
+            Err(reason) => ignored.push((number + 1, reason)),
+        }
+    }
+    (records, ignored)
+}
+
+/// Sorted lines; the same records give the same bytes.
+pub fn write_lines(mut records: Vec<Record>) -> Result<String, String> {
+    records.sort_by_key(Record::id);
+    records.dedup_by_key(|record| record.id());
+    records.iter().try_fold(String::new(), |text, record| Ok(text + &record.to_line()? + "\n"))
+}
+
+/// Four significant digits: more is noise, and so few survive being written and read unchanged.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}

@@ -1,0 +1,57 @@
+//! Shipped records: `tuning-db/<arch>/<gpu>.jsonl`, embedded by the build script.
+//!
+//! `FLASHTUNE_TUNING_DB` names a folder of the same form that is read instead of the embedded one.
+
+use super::record::{self, Record};
+use crate::device::Arch;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// (path under `tuning-db/`, content), sorted by path.
+pub const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning_db.rs"));
+
+pub const OVERRIDE: &str = "FLASHTUNE_TUNING_DB";
+
+/// The shipped records of an architecture, of all its GPUs.
+pub fn records(arch: Arch) -> Vec<Record> {
+    let folder = arch.to_string();
+    match std::env::var_os(OVERRIDE) {
+        Some(database) => from_folder(&database, &folder),
+        None => {
+            let texts = EMBEDDED.iter().filter(|(path, _)| path.split('/').next() == Some(folder.as_str()));
+            texts.flat_map(|(path, text)| read(path, text)).collect()
+        }
+    }
+}
+
+fn from_folder(database: &OsString, folder: &str) -> Vec<Record> {
+    let folder = Path::new(database).join(folder);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            log::warn!("{OVERRIDE}: {}: {error}", folder.display());
+            return Vec::new();
+        }
+    };
+    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    paths.sort();
+    paths
+        .iter()
+        .flat_map(|path| match std::fs::read_to_string(path) {
+            Ok(text) => read(&path.display().to_string(), &text),
+            Err(error) => {
+                log::warn!("{}: {error}", path.display());
+                Vec::new()
+            }
+        })
+        .collect()
+}
+
+fn read(name: &str, text: &str) -> Vec<Record> {
+    let (records, ignored) = record::read_lines(text);
+    if let Some((line, reason)) = ignored.first() {
+        log::warn!("{name}: {} records ignored; line {line}: {reason}", ignored.len());
+    }
+    records
+}

@@ -1,0 +1,199 @@
+//! Store: text by key in a sled database that many processes share for moments at a time.
+//!
+//! sled locks its folder for one process, so it is opened under a lock file of ours with bounded retry, read as a whole
+//! or written in one batch, and closed. It knows keys and values as text, nothing of records. Nothing here fails
+//! outward: what does not work is a miss and one line of log for the life of the store.
+
+use crate::kernel::cache_dir;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a read may wait for other processes. Holding the lock takes some 20 ms.
+const READ_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A few thousand records are a few megabytes; sled's own default is a gigabyte.
+const SLED_CACHE_BYTES: u64 = 16 << 20;
+
+/// The process that first opened sled here. Its worker threads do not survive a fork, and without them an open waits
+/// for ever: a child does without the disk.
+static OPENED_BY: AtomicU32 = AtomicU32::new(0);
+
+pub type Entries = BTreeMap<String, String>;
+/// A key and its new value, or None to remove it.
+pub type Change = (String, Option<String>);
+
+pub struct Store {
+    database: PathBuf,
+    lock: PathBuf,
+    /// Where a database that cannot be read is put, in the place of an earlier one.
+    set_aside: PathBuf,
+    complained: AtomicBool,
+}
+
+/// Why a database did not open or read.
+enum Trouble {
+    /// Another process has it, or a thread of ours that is still closing it.
+    Busy,
+    /// Its content makes no sense: it is set aside.
+    Broken(String),
+    /// The file system does not let us; the database may be fine.
+    Refused(String),
+}
+
+impl Store {
+    /// None where the folder may not be trusted or made.
+    pub fn in_folder(cache_dir: &Path) -> Option<Store> {
+        if let Err(reason) = cache_dir::secure(cache_dir) {
+            log::warn!("records are kept in memory only: {reason}");
+            return None;
+        }
+        Some(Store {
+            database: cache_dir.join("records.sled"),
+            lock: cache_dir.join("records.lock"),
+            set_aside: cache_dir.join("records.broken"),
+            complained: AtomicBool::new(false),
+        })
+    }
+
+    /// Everything that is there; nothing where it cannot be read.
+    pub fn read(&self) -> Entries {
+        if !self.database.exists() {
+            return Entries::new();
+        }
+        self.with_database(READ_DEADLINE, read_all).unwrap_or_default()
+    }
+
+    /// Applies the changes as one batch. Returns what is there afterwards, or None where nothing was written.
+    pub fn write(&self, changes: &[Change], deadline: Duration) -> Option<Entries> {
+        let mut batch = sled::Batch::default();
+        for (key, value) in changes {
+            match value {
+                Some(value) => batch.insert(key.as_bytes(), value.as_bytes()),
+                None => batch.remove(key.as_bytes()),
+            }
+        }
+        self.with_database(deadline, |database| {
+            // First the read: it finds a broken database before anything is added to it.
+            read_all(database)?;
+            database.apply_batch(batch.clone()).and_then(|()| database.flush()).map_err(trouble)?;
+            read_all(database)
+        })
+    }
+
+    /// Runs `work` on the open database, alone among all processes. A broken database is set aside once and the work
+    /// done on a new one.
+    fn with_database<T>(&self, wait: Duration, work: impl Fn(&sled::Db) -> Result<T, Trouble>) -> Option<T> {
+        if !may_open() {
+            return self.complain("this process was forked from one that had the records open");
+        }
+        let deadline = Instant::now() + wait;
+        let _lock = match self.acquire(deadline) {
+            Ok(lock) => lock,
+            Err(reason) => return self.complain(reason),
+        };
+        let mut was_set_aside = false;
+        loop {
+            // sled was built to return errors; a panic on a damaged file would still be no reason to end the host.
+            let attempt = || open(&self.database).and_then(|database| work(&database));
+            let result = catch_unwind(AssertUnwindSafe(attempt))
+                .unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())));
+            match result {
+                Ok(value) => return Some(value),
+                Err(Trouble::Busy) if Instant::now() < deadline => pause(),
+                Err(Trouble::Busy) => return self.complain("the database is in use"),
+                Err(Trouble::Refused(reason)) => return self.complain(reason),
+                Err(Trouble::Broken(reason)) if was_set_aside => return self.complain(reason),
+                Err(Trouble::Broken(reason)) => {
+                    self.set_aside(&reason)?;
+                    was_set_aside = true;
+                }
+            }
+        }
+    }
+
+    /// The lock is released when the file is closed, also by a process that is killed.
+    fn acquire(&self, deadline: Instant) -> Result<File, String> {
+        let told = |error: std::io::Error| format!("{}: {error}", self.lock.display());
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock).map_err(told)?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => pause(),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(format!("{} is held by another process", self.lock.display()));
+                }
+                Err(TryLockError::Error(error)) => return Err(told(error)),
+            }
+        }
+    }
+
+    fn set_aside(&self, reason: &str) -> Option<()> {
+        // Only the newest broken one is kept.
+        let _ = std::fs::remove_dir_all(&self.set_aside);
+        let moved = std::fs::rename(&self.database, &self.set_aside);
+        let outcome = match &moved {
+            Ok(()) => format!("it was moved to {} and a new one begun", self.set_aside.display()),
+            Err(error) => format!("and it cannot be moved: {error}"),
+        };
+        let _: Option<()> = self.complain(format!("the database is damaged ({reason}); {outcome}"));
+        moved.ok()
+    }
+
+    /// One line, once; always a miss.
+    fn complain<T>(&self, reason: impl std::fmt::Display) -> Option<T> {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            log::warn!("records in {}: {reason}", self.database.display());
+        }
+        None
+    }
+}
+
+fn may_open() -> bool {
+    let me = std::process::id();
+    match OPENED_BY.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => true,
+        Err(opened_by) => opened_by == me,
+    }
+}
+
+fn open(path: &Path) -> Result<sled::Db, Trouble> {
+    sled::Config::new().path(path).flush_every_ms(None).cache_capacity(SLED_CACHE_BYTES).open().map_err(trouble)
+}
+
+fn read_all(database: &sled::Db) -> Result<Entries, Trouble> {
+    let mut entries = Entries::new();
+    for item in database.iter() {
+        // A damaged database may yield errors without end: the first one ends it.
+        let (key, value) = item.map_err(|error| Trouble::Broken(error.to_string()))?;
+        if let (Ok(key), Ok(value)) = (std::str::from_utf8(&key), std::str::from_utf8(&value)) {
+            entries.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    Ok(entries)
+}
+
+fn trouble(error: sled::Error) -> Trouble {
+    use std::io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
+    match &error {
+        // The only mark of a folder that another process has open (sled 0.34.7).
+        sled::Error::Io(io) if io.to_string().contains("could not acquire lock") => Trouble::Busy,
+        sled::Error::Io(io) if matches!(io.kind(), Other | UnexpectedEof | InvalidData | InvalidInput) => {
+            Trouble::Broken(error.to_string())
+        }
+        sled::Error::Io(_) => Trouble::Refused(error.to_string()),
+        _ => Trouble::Broken(error.to_string()),
+    }
+}
+
+/// 2 to 10 ms, not in step with other processes.
+fn pause() {
+    let jitter = RandomState::new().hash_one(0) % 8;
+    std::thread::sleep(Duration::from_millis(2 + jitter));
+}

@@ -1,0 +1,286 @@
+//! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or with given values.
+//!
+//! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the problem's layout class
+//! says. Both the timing runs and the check use it, on any backend.
+
+use crate::backend::{Backend, Memory};
+use crate::call::{Call, TensorRef};
+use crate::dropout::{Dropout, philox4x32_10};
+use crate::error::Result;
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use half::{bf16, f16};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    Q,
+    K,
+    V,
+    Out,
+    Dout,
+    Dq,
+    Dk,
+    Dv,
+}
+
+/// The tensors of a pass, inputs first.
+pub const fn tensors(pass: Pass) -> &'static [Tensor] {
+    use Tensor::*;
+    match pass {
+        Pass::Forward => &[Q, K, V, Out],
+        Pass::Backward => &[Q, K, V, Out, Dout, Dq, Dk, Dv],
+    }
+}
+
+/// Those of them that the pass writes.
+pub const fn outputs(pass: Pass) -> &'static [Tensor] {
+    use Tensor::*;
+    match pass {
+        Pass::Forward => &[Out],
+        Pass::Backward => &[Dq, Dk, Dv],
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub rows: usize,
+    pub dim: usize,
+    /// Elements from one row to the next.
+    pub pitch: usize,
+}
+
+impl Shape {
+    pub fn of(problem: &Problem, tensor: Tensor) -> Shape {
+        let (seqlen, heads, dim) = extents(problem, tensor);
+        Shape {
+            rows: (problem.batch_size * seqlen * heads) as usize,
+            dim: dim as usize,
+            pitch: pitch(dim, problem.layout) as usize,
+        }
+    }
+
+    const fn elements(&self) -> usize {
+        self.rows * self.pitch
+    }
+}
+
+/// (seqlen, heads, dim) of a tensor.
+fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64) {
+    match tensor {
+        Tensor::Q | Tensor::Dq => (p.seqlen_q, p.num_heads_q, p.head_dim),
+        Tensor::K | Tensor::Dk => (p.seqlen_k, p.num_heads_kv, p.head_dim),
+        Tensor::V | Tensor::Dv => (p.seqlen_k, p.num_heads_kv, p.head_dim_v),
+        Tensor::Out | Tensor::Dout => (p.seqlen_q, p.num_heads_q, p.head_dim_v),
+    }
+}
+
+/// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed where 8-element ones
+/// would be misaligned.
+fn pitch(dim: i64, layout: Layout) -> i64 {
+    let step = layout.elements();
+    let pitch = (dim + step - 1) / step * step;
+    if layout != Layout::Vec8 && pitch % (2 * step) == 0 { pitch + step } else { pitch }
+}
+
+pub struct Arena {
+    call: Call,
+    /// In the order of `tensors(pass)`.
+    tensors: Vec<Memory>,
+    lse: Memory,
+    /// Held for `call.workspace`.
+    _workspace: Memory,
+}
+
+impl Arena {
+    /// Buffers as the allocator gives them.
+    pub fn new(backend: &Backend, problem: &Problem, dropout: Dropout) -> Result<Arena> {
+        let element = problem.dtype.bytes();
+        let allocate = |bytes: usize| backend.allocate(bytes.max(SMALLEST));
+        let tensors: Vec<Memory> = tensors(problem.pass)
+            .iter()
+            .map(|tensor| allocate(Shape::of(problem, *tensor).elements() * element))
+            .collect::<Result<_>>()?;
+        let lse = allocate(lse_rows(problem) * 4)?;
+        let workspace = allocate(problem.workspace_bytes())?;
+        let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
+            Some(at) => {
+                let (seqlen, heads, dim) = extents(problem, tensor);
+                TensorRef::packed(tensors[at].address(), seqlen, heads, pitch(dim, problem.layout))
+            }
+            None => TensorRef::NULL,
+        };
+        let call = Call {
+            problem: *problem,
+            softmax_scale: (1.0 / (problem.head_dim as f64).sqrt()) as f32,
+            dropout,
+            q: view(Tensor::Q),
+            k: view(Tensor::K),
+            v: view(Tensor::V),
+            out: view(Tensor::Out),
+            lse: lse.address().cast(),
+            dout: view(Tensor::Dout),
+            dq: view(Tensor::Dq),
+            dk: view(Tensor::Dk),
+            dv: view(Tensor::Dv),
+            workspace: if problem.workspace_bytes() == 0 { std::ptr::null_mut() } else { workspace.address() },
+        };
+        Ok(Arena { call, tensors, lse, _workspace: workspace })
+    }
+
+    /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any content.
+    pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
+        let arena = Arena::new(backend, problem, dropout)?;
+        let pool = encode(&normals(POOL, seed), problem.dtype);
+        for (at, tensor) in tensors(problem.pass).iter().enumerate() {
+            if outputs(problem.pass).contains(tensor) {
+                continue;
+            }
+            let bytes = Shape::of(problem, *tensor).elements() * problem.dtype.bytes();
+            // Each tensor begins elsewhere in the pool; rows recur only after the pool's prime length.
+            let start = at * 4099 * problem.dtype.bytes();
+            let values: Vec<u8> = pool.iter().cycle().skip(start).take(bytes).copied().collect();
+            backend.upload(&arena.tensors[at], &values)?;
+        }
+        if problem.pass == Pass::Backward {
+            arena.write_lse(backend, &expected_lse(problem))?;
+        }
+        Ok(arena)
+    }
+
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// Fills a tensor with NaN, gaps between rows included: what is read but not written shows.
+    pub fn poison(&self, backend: &Backend, tensor: Tensor) -> Result<()> {
+        let shape = Shape::of(&self.call.problem, tensor);
+        backend.upload(self.memory(tensor), &vec![NAN_BYTE; shape.elements() * self.call.problem.dtype.bytes()])
+    }
+
+    /// Writes rows of `dim` values each, with NaN in the gaps between them.
+    pub fn write(&self, backend: &Backend, tensor: Tensor, values: &[f32]) -> Result<()> {
+        let shape = Shape::of(&self.call.problem, tensor);
+        let mut spaced = vec![f32::NAN; shape.elements()];
+        for (to, from) in spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim)) {
+            to[..shape.dim].copy_from_slice(from);
+        }
+        backend.upload(self.memory(tensor), &encode(&spaced, self.call.problem.dtype))
+    }
+
+    pub fn read(&self, backend: &Backend, tensor: Tensor) -> Result<Vec<f32>> {
+        let shape = Shape::of(&self.call.problem, tensor);
+        let mut bytes = vec![0; shape.elements() * self.call.problem.dtype.bytes()];
+        backend.download(self.memory(tensor), &mut bytes)?;
+        let spaced = decode(&bytes, self.call.problem.dtype);
+        Ok(spaced.chunks_exact(shape.pitch).flat_map(|row| &row[..shape.dim]).copied().collect())
+    }
+
+    pub fn write_lse(&self, backend: &Backend, values: &[f32]) -> Result<()> {
+        backend.upload(&self.lse, &encode(values, Dtype::Fp32))
+    }
+
+    pub fn read_lse(&self, backend: &Backend) -> Result<Vec<f32>> {
+        let mut bytes = vec![0; lse_rows(&self.call.problem) * 4];
+        backend.download(&self.lse, &mut bytes)?;
+        Ok(decode(&bytes, Dtype::Fp32))
+    }
+
+    fn memory(&self, tensor: Tensor) -> &Memory {
+        let at = tensors(self.call.problem.pass).iter().position(|t| *t == tensor);
+        &self.tensors[at.expect("a tensor of this pass")]
+    }
+}
+
+/// Bytes of one arena, the workspace included.
+pub fn arena_bytes(problem: &Problem) -> usize {
+    let tensors = tensors(problem.pass).iter().map(|t| Shape::of(problem, *t).elements() * problem.dtype.bytes());
+    tensors.sum::<usize>() + lse_rows(problem) * 4 + problem.workspace_bytes()
+}
+
+/// A tensor of no element still has an address.
+const SMALLEST: usize = 256;
+/// Every pattern of this byte is a NaN in fp16, bf16 and fp32.
+const NAN_BYTE: u8 = 0xff;
+/// Random values made per problem, a prime.
+const POOL: usize = 1_048_573;
+
+pub fn lse_rows(problem: &Problem) -> usize {
+    (problem.batch_size * problem.num_heads_q * problem.seqlen_q) as usize
+}
+
+/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for s normal.
+fn expected_lse(problem: &Problem) -> Vec<f32> {
+    let shift = problem.causal.shift(problem.seqlen_q, problem.seqlen_k);
+    let row = |i: i64| {
+        let visible =
+            if problem.causal == Causal::None { problem.seqlen_k } else { (i + shift + 1).min(problem.seqlen_k) };
+        if visible <= 0 { f32::NEG_INFINITY } else { (visible as f32).ln() + 0.5 }
+    };
+    let rows: Vec<f32> = (0..problem.seqlen_q).map(row).collect();
+    rows.iter().cycle().take(lse_rows(problem)).copied().collect()
+}
+
+/// Normally distributed values, a function of the seed.
+pub fn normals(count: usize, seed: u32) -> Vec<f32> {
+    let unit = |word: u32| (word as f32 + 0.5) / 4_294_967_296.0;
+    let pair = |a: u32, b: u32| {
+        // Box and Muller's transform.
+        let (radius, angle) = ((-2.0 * unit(a).ln()).sqrt(), std::f32::consts::TAU * unit(b));
+        [radius * angle.cos(), radius * angle.sin()]
+    };
+    let draws = (0..count.div_ceil(4) as u32).map(|i| philox4x32_10([i, 0, 0, 0], [seed, 0]));
+    let mut values: Vec<f32> = draws.flat_map(|[a, b, c, d]| [pair(a, b), pair(c, d)]).flatten().collect();
+    values.truncate(count);
+    values
+}
+
+pub fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::Fp16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        Dtype::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        Dtype::Fp32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+pub fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::Fp16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::Fp32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    }
+}
+
+/// The values as the dtype holds them.
+pub fn rounded(values: &[f32], dtype: Dtype) -> Vec<f32> {
+    decode(&encode(values, dtype), dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pitch_is_of_the_layout_class_and_no_wider() {
+        for layout in [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1] {
+            for dim in (1..=130).filter(|dim| dim % layout.elements() == 0) {
+                let pitch = pitch(dim, layout);
+                assert!(pitch >= dim && pitch <= dim + layout.elements(), "{dim} {layout:?}: {pitch}");
+                assert_eq!(Layout::widest([pitch]), layout, "{dim} {layout:?}: {pitch}");
+            }
+        }
+    }
+
+    #[test]
+    fn normals_have_mean_0_and_variance_1() {
+        let values = normals(100_000, 7);
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        let variance = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02, "mean {mean}, variance {variance}");
+    }
+
+    #[test]
+    fn rounding_keeps_what_the_dtype_holds() {
+        let values = rounded(&normals(1000, 1), Dtype::Bf16);
+        assert_eq!(rounded(&values, Dtype::Bf16), values);
+        assert!(decode(&[NAN_BYTE; 12], Dtype::Fp16).iter().all(|x| x.is_nan()));
+    }
+}

@@ -1,0 +1,223 @@
+//! The check: a candidate's output against the CPU backend's in fp32, before it may be timed.
+//!
+//! On two small problems of the candidate's class that hold what goes wrong in kernels: several tiles with ragged ends,
+//! shared and separate heads, rows that see no key, NaN in every byte that must not be read or must be written. The
+//! reference gets the same rounded inputs, so that only the candidate's own arithmetic differs.
+
+use super::arena::{self, Arena, Tensor};
+use super::space;
+use crate::backend::{Backend, Executable};
+use crate::cpu::Cpu;
+use crate::dropout::Dropout;
+use crate::error::Result;
+use crate::problem::{Dtype, Pass, Problem};
+
+/// One reduced problem with its inputs and what must come out.
+struct Case {
+    arena: Arena,
+    expected: Vec<(Tensor, Vec<f32>)>,
+    /// Forward only.
+    expected_lse: Option<Vec<f32>>,
+}
+
+pub struct Check {
+    cases: Vec<Case>,
+    dtype: Dtype,
+}
+
+impl Check {
+    /// Computes the reference for the class of `problem`.
+    pub fn new(backend: &Backend, problem: &Problem) -> Result<Check> {
+        let oracle = Backend::Cpu(Cpu::new(0)?);
+        let cases = reduced(problem).iter().map(|small| Case::new(backend, &oracle, small)).collect::<Result<_>>()?;
+        Ok(Check { cases, dtype: problem.dtype })
+    }
+
+    /// The largest error of any row, relative; or what is wrong, in one sentence.
+    pub fn run(&self, backend: &Backend, executable: &Executable) -> Result<Result<f64, String>> {
+        let mut worst = 0.0;
+        for case in &self.cases {
+            let problem = &case.arena.call().problem;
+            for tensor in arena::outputs(problem.pass) {
+                case.arena.poison(backend, *tensor)?;
+            }
+            if case.expected_lse.is_some() {
+                case.arena.write_lse(backend, &vec![f32::NAN; arena::lse_rows(problem)])?;
+            }
+            executable.launch(case.arena.call(), backend.stream())?;
+            backend.synchronize()?;
+            for (tensor, expected) in &case.expected {
+                let dim = arena::Shape::of(problem, *tensor).dim;
+                let error = row_error(&case.arena.read(backend, *tensor)?, expected, dim);
+                if error.is_nan() || error > bound(self.dtype) {
+                    return Ok(Err(format!(
+                        "{tensor:?} is off by {error:.1e} at seqlen_q {} and seqlen_k {}; {:.1e} is allowed",
+                        problem.seqlen_q,
+                        problem.seqlen_k,
+                        bound(self.dtype)
+                    )));
+                }
+                worst = f64::max(worst, error);
+            }
+            if let Some(expected) = &case.expected_lse {
+                let error = lse_error(&case.arena.read_lse(backend)?, expected);
+                if error.is_nan() || error > LSE_BOUND {
+                    return Ok(Err(format!("lse is off by {error:.1e}; {LSE_BOUND:.1e} is allowed")));
+                }
+            }
+        }
+        Ok(Ok(worst))
+    }
+}
+
+/// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to 256; in the second
+/// the queries outnumber the keys, so that with bottom-right causality the first rows see none.
+fn reduced(problem: &Problem) -> [Problem; 2] {
+    // One group per key-value head stays one; of larger groups three heads show every sharing.
+    let group_size = problem.group_size().min(3);
+    [(293, 549), (421, 171)].map(|(seqlen_q, seqlen_k)| Problem {
+        batch_size: 2,
+        num_heads_kv: 2,
+        num_heads_q: 2 * group_size,
+        seqlen_q,
+        seqlen_k,
+        ..*problem
+    })
+}
+
+impl Case {
+    fn new(backend: &Backend, oracle: &Backend, problem: &Problem) -> Result<Case> {
+        let dropout = match problem.dropout {
+            true => Dropout { p: 0.15, seed: 0x5eed_0000_0001, offset: 3, ..Dropout::NONE },
+            false => Dropout::NONE,
+        };
+        let random = |tensor: Tensor| {
+            let shape = arena::Shape::of(problem, tensor);
+            arena::rounded(&arena::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
+        };
+        let arena = Arena::new(backend, problem, dropout)?;
+        let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
+        let forward = Problem { pass: Pass::Forward, dtype: Dtype::Fp32, ..*problem };
+        let (mut outputs, lse) = reference(oracle, &forward, dropout, &inputs, None)?;
+        let mut expected_lse = Some(lse);
+        if problem.pass == Pass::Backward {
+            // Both get the output as the dtype holds it: its rounding is the caller's, not the candidate's.
+            let (_, out) = outputs.swap_remove(0);
+            inputs.push((Tensor::Out, arena::rounded(&out, problem.dtype)));
+            inputs.push((Tensor::Dout, random(Tensor::Dout)));
+            let backward = Problem { pass: Pass::Backward, ..forward };
+            let lse = expected_lse.take();
+            outputs = reference(oracle, &backward, dropout, &inputs, lse.as_deref())?.0;
+            arena.write_lse(backend, lse.as_deref().unwrap_or_default())?;
+        }
+        for (tensor, values) in &inputs {
+            arena.write(backend, *tensor, values)?;
+        }
+        Ok(Case { arena, expected: outputs, expected_lse })
+    }
+}
+
+/// Outputs and LSE of the CPU backend's default config.
+type Reference = (Vec<(Tensor, Vec<f32>)>, Vec<f32>);
+
+fn reference(
+    oracle: &Backend,
+    problem: &Problem,
+    dropout: Dropout,
+    inputs: &[(Tensor, Vec<f32>)],
+    lse: Option<&[f32]>,
+) -> Result<Reference> {
+    let arena = Arena::new(oracle, problem, dropout)?;
+    for (tensor, values) in inputs {
+        arena.write(oracle, *tensor, values)?;
+    }
+    if let Some(lse) = lse {
+        arena.write_lse(oracle, lse)?;
+    }
+    let executable = oracle.build(problem, &space::heuristic(problem, oracle.device()))?;
+    executable.launch(arena.call(), oracle.stream())?;
+    let outputs = arena::outputs(problem.pass);
+    let outputs = outputs.iter().map(|t| Ok((*t, arena.read(oracle, *t)?))).collect::<Result<_>>()?;
+    Ok((outputs, arena.read_lse(oracle)?))
+}
+
+/// Four roundings of the dtype: P (or dS) and the output are rounded once each, at most u relative, and a row of
+/// independent roundings stays near u in the norm; the other half is slack for the order of sums. A single wrong key
+/// among the few hundred moves its row by 1 / sqrt(keys) = 0.04 and more, 2.5 times what bf16 is allowed here.
+/// In fp32 nothing is rounded to a shorter type; sums of some hundred terms and exp lose a few hundred u at worst.
+pub fn bound(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Bf16 => 4.0 / 256.0,
+        Dtype::Fp16 => 4.0 / 2048.0,
+        Dtype::Fp32 => 512.0 / 16_777_216.0,
+    }
+}
+
+/// The LSE is summed in fp32 before P is rounded, in base 2 with approximate exp2 and log2 (2 ulp each).
+const LSE_BOUND: f64 = 1e-3;
+
+/// The largest ‖row - expected row‖ / (‖expected row‖ + the tensor's mean row norm); NaN where one has a NaN.
+fn row_error(actual: &[f32], expected: &[f32], dim: usize) -> f64 {
+    let norm = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let rows = (expected.len() / dim.max(1)).max(1);
+    // Rows of zeros (no key seen) and rows of one key (no gradient) have no size of their own to compare with.
+    let typical = (norm(expected).powi(2) / rows as f64).sqrt().max(f64::MIN_POSITIVE);
+    let errors = actual.chunks_exact(dim).zip(expected.chunks_exact(dim)).map(|(actual, expected)| {
+        let difference = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - f64::from(*e)).powi(2)).sum::<f64>();
+        difference.sqrt() / (norm(expected) + typical)
+    });
+    errors.fold(0.0, |worst, error| if worst >= error { worst } else { error })
+}
+
+/// The largest absolute difference; equal infinities agree.
+fn lse_error(actual: &[f32], expected: &[f32]) -> f64 {
+    let errors = actual.iter().zip(expected).map(|(a, e)| if a == e { 0.0 } else { f64::from((a - e).abs()) });
+    errors.fold(0.0, |worst, error| if worst >= error { worst } else { error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_anywhere_is_an_error() {
+        let expected = arena::normals(640, 1);
+        for at in [0, 13, 639] {
+            let mut actual = expected.clone();
+            actual[at] = f32::NAN;
+            assert!(row_error(&actual, &expected, 64).is_nan());
+            assert!(lse_error(&actual, &expected).is_nan());
+        }
+    }
+
+    #[test]
+    fn rounding_passes_and_a_lost_key_does_not() {
+        // A row of attention over 500 keys with equal weights, and the same without the last key.
+        let (keys, dim) = (500, 64);
+        let v = arena::normals(keys * dim, 2);
+        let mean = |count: usize| -> Vec<f32> {
+            (0..dim).map(|d| (0..count).map(|j| v[j * dim + d]).sum::<f32>() / keys as f32).collect()
+        };
+        let expected = mean(keys);
+        let rounded = arena::rounded(&expected, Dtype::Bf16);
+        assert!(row_error(&rounded, &expected, dim) < bound(Dtype::Bf16) / 4.0);
+        assert!(row_error(&mean(keys - 1), &expected, dim) > bound(Dtype::Bf16));
+    }
+
+    #[test]
+    fn an_empty_row_must_be_zero() {
+        let mut expected = arena::normals(640, 3);
+        expected[..64].fill(0.0);
+        let mut actual = expected.clone();
+        assert_eq!(row_error(&actual, &expected, 64), 0.0);
+        actual[..64].fill(0.1);
+        assert!(row_error(&actual, &expected, 64) > bound(Dtype::Bf16));
+    }
+
+    #[test]
+    fn the_lse_of_an_empty_row_must_be_minus_infinity() {
+        let expected = [f32::NEG_INFINITY, 1.0];
+        assert_eq!(lse_error(&[f32::NEG_INFINITY, 1.0], &expected), 0.0);
+        assert!(lse_error(&[0.0, 1.0], &expected) > LSE_BOUND);
+    }
+}

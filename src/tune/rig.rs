@@ -1,0 +1,123 @@
+//! Rig: the bench in this process. It owns the buffers of one problem, the check's reference and what has been built.
+//!
+//! Buffers and reference are made when they are first needed, so that compilation begins at once.
+
+use super::arena::{self, Arena};
+use super::check::Check;
+use super::search::{Bench, BuildObserver, Fault};
+use crate::backend::{Backend, Executable};
+use crate::config::Config;
+use crate::dropout::Dropout;
+use crate::error::{Error, Result, Status};
+use crate::problem::Problem;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Sets of buffers that runs take turns on, at most: a set that fits the last-level cache would otherwise be found
+/// there again, in part, even though the cache is overwritten in between.
+const MAX_SETS: usize = 3;
+
+pub struct Rig<'a> {
+    backend: &'a Backend,
+    problem: Problem,
+    executables: HashMap<Config, Executable>,
+    check: Option<Check>,
+    arenas: Vec<Arena>,
+    turn: usize,
+}
+
+impl<'a> Rig<'a> {
+    pub fn new(backend: &'a Backend, problem: &Problem) -> Rig<'a> {
+        Rig { backend, problem: *problem, executables: HashMap::new(), check: None, arenas: Vec::new(), turn: 0 }
+    }
+
+    fn ensure_built(&mut self, config: &Config) -> Result<(), Fault> {
+        if !self.executables.contains_key(config) {
+            let executable = self.backend.build(&self.problem, config).map_err(blame)?;
+            self.executables.insert(config.clone(), executable);
+        }
+        Ok(())
+    }
+
+    fn ensure_arenas(&mut self) -> Result<()> {
+        if self.arenas.is_empty() {
+            let cache = self.backend.device().l2_bytes as usize;
+            let sets = (cache / arena::arena_bytes(&self.problem).max(1) + 1).min(MAX_SETS);
+            let dropout = match self.problem.dropout {
+                true => Dropout { p: 0.1, seed: 1, ..Dropout::NONE },
+                false => Dropout::NONE,
+            };
+            self.arenas = (0..sets)
+                .map(|set| Arena::random(self.backend, &self.problem, dropout, set as u32))
+                .collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+}
+
+impl Bench for Rig<'_> {
+    fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
+        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (sender, receiver) = mpsc::channel();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(configs.len());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                let (sender, next, stop, backend, problem) = (sender.clone(), &next, &stop, self.backend, self.problem);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(config) = configs.get(index) else { break };
+                        // The receiver is gone only when the caller has stopped.
+                        if sender.send((index, backend.build(&problem, config))).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+            drop(sender);
+            for (index, built) in receiver {
+                let result = built.map_err(blame).map(|executable| {
+                    let spills = executable.resources().spill_bytes;
+                    self.executables.insert(configs[index].clone(), executable);
+                    spills
+                });
+                if done(index, result).is_break() {
+                    stop.store(true, Ordering::Relaxed);
+                    break;
+                }
+            }
+        });
+    }
+
+    fn check(&mut self, config: &Config) -> Result<f64, Fault> {
+        self.ensure_built(config)?;
+        if self.check.is_none() {
+            self.check = Some(Check::new(self.backend, &self.problem).map_err(Fault::Bench)?);
+        }
+        let (Some(check), Some(executable)) = (&self.check, self.executables.get(config)) else {
+            return Err(Fault::Bench(Error::new(Status::Internal, "the check was not made")));
+        };
+        check.run(self.backend, executable).map_err(blame)?.map_err(Fault::Candidate)
+    }
+
+    fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+        self.ensure_built(config)?;
+        self.ensure_arenas().map_err(Fault::Bench)?;
+        self.turn += 1;
+        let call = self.arenas[self.turn % self.arenas.len()].call();
+        let executable = &self.executables[config];
+        self.backend.time(true, &mut |stream| executable.launch(call, stream)).map_err(blame)
+    }
+}
+
+/// Who is to blame for an error while a candidate was built or run.
+fn blame(error: Error) -> Fault {
+    match error.status {
+        Status::NoDevice | Status::NoCompiler | Status::OutOfMemory | Status::Internal => Fault::Bench(error),
+        // An illegal address or instruction ends the context; which errors do is the driver's secret.
+        Status::Cuda => Fault::Poisoned(error.message),
+        _ => Fault::Candidate(error.message),
+    }
+}

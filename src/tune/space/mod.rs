@@ -1,0 +1,134 @@
+//! The space of configs: each knob with its values, each constraint with its reason, and the heuristic choice.
+//!
+//! A family declares its knobs, constraints, heuristic and cost in its own file; the rules that hold for all families
+//! are here: which family serves a device, what passes `check`, and in which order candidates are tried. A constraint
+//! that a kernel relies on is asserted once more in its template. Nothing here measures or remembers.
+
+mod cpu;
+mod sm80;
+
+use crate::config::{Config, Family};
+use crate::device::{Arch, Device};
+use crate::error::{Error, Result};
+use crate::problem::{Dtype, Pass, Problem};
+
+/// A named number of a config. Adding a value here adds it to the space; records name it by `name`.
+pub struct Knob {
+    pub name: &'static str,
+    /// What it is, with its unit, in a few words.
+    pub meaning: &'static str,
+    pub values: &'static [u32],
+}
+
+/// A condition that every config of a family meets; the first one that fails is why a config is rejected.
+pub struct Constraint {
+    pub name: &'static str,
+    /// Why: the hardware's or the kernel's reason.
+    pub reason: &'static str,
+    pub holds: fn(&Problem, &Config, &Device) -> bool,
+}
+
+/// Candidates worth compiling: at about a second per compilation and core, 16 cores build them in a few seconds.
+pub const MAX_CANDIDATES: usize = 48;
+
+/// The family that serves a device.
+pub fn family(device: &Device) -> Family {
+    match device.arch {
+        Arch::Cpu => Family::Cpu,
+        Arch::Sm(..) => Family::Sm80,
+    }
+}
+
+/// The knobs of a family's pass.
+pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
+    match family {
+        Family::Cpu => cpu::knobs(pass),
+        Family::Sm80 => sm80::knobs(pass),
+    }
+}
+
+/// The constraints of a family's pass, in the order in which they are tried.
+pub fn constraints(family: Family, pass: Pass) -> &'static [Constraint] {
+    match family {
+        Family::Cpu => cpu::constraints(pass),
+        Family::Sm80 => sm80::constraints(pass),
+    }
+}
+
+/// Whether this device does the problem at all, whatever the config.
+pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
+    problem.validate()?;
+    match device.arch {
+        Arch::Cpu => Ok(()),
+        Arch::Sm(major, _) if major < 8 => Err(Error::unsupported(format!(
+            "{} is {}; kernels need sm_80 or later, since bf16 mma and cp.async begin there",
+            device.name, device.arch
+        ))),
+        Arch::Sm(..) if problem.dtype == Dtype::Fp32 => {
+            Err(Error::unsupported("dtype is fp32; on a GPU it must be fp16 or bf16 (the CPU backend does fp32)"))
+        }
+        Arch::Sm(..) => Ok(()),
+    }
+}
+
+/// Every config that passes `check`, most promising first and the heuristic's before all, in a fixed order.
+pub fn candidates(problem: &Problem, device: &Device) -> Vec<Config> {
+    let family = family(device);
+    let heuristic = heuristic(problem, device);
+    let mut ranked: Vec<(f64, Config)> = product(family, knobs(family, problem.pass))
+        .into_iter()
+        .filter(|config| *config != heuristic && check(problem, config, device).is_ok())
+        .map(|config| (cost(problem, &config, device), config))
+        .collect();
+    ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+    std::iter::once(heuristic).chain(ranked.into_iter().map(|(_, config)| config)).collect()
+}
+
+/// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.
+pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
+    let serving = family(device);
+    if config.family != serving {
+        return Err(format!("family is {}; {} is served by {}", config.family.name(), device.arch, serving.name()));
+    }
+    let knobs = knobs(config.family, problem.pass);
+    if let Some(unknown) = config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
+        let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
+        return Err(format!("{unknown} is no knob of {}; they are {}", config.family.name(), known.join(", ")));
+    }
+    for knob in knobs {
+        match config.knobs.get(knob.name) {
+            None => return Err(format!("{} ({}) is missing from {config}", knob.name, knob.meaning)),
+            Some(value) if !knob.values.contains(value) => {
+                return Err(format!("{} is {value}; it must be one of {:?}", knob.name, knob.values));
+            }
+            Some(_) => {}
+        }
+    }
+    match constraints(config.family, problem.pass).iter().find(|c| !(c.holds)(problem, config, device)) {
+        Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
+        None => Ok(()),
+    }
+}
+
+/// The config that is right for any problem without any measurement; it always passes `check`.
+pub fn heuristic(problem: &Problem, device: &Device) -> Config {
+    match family(device) {
+        Family::Cpu => cpu::heuristic(problem, device),
+        Family::Sm80 => sm80::heuristic(problem, device),
+    }
+}
+
+/// What the family expects a config to cost, in any unit: it only orders candidates.
+fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    match config.family {
+        Family::Cpu => cpu::cost(problem, config, device),
+        Family::Sm80 => sm80::cost(problem, config, device),
+    }
+}
+
+/// Every combination of the knobs' values.
+fn product(family: Family, knobs: &[Knob]) -> Vec<Config> {
+    knobs.iter().fold(vec![Config::new(family, [])], |configs, knob| {
+        configs.iter().flat_map(|c| knob.values.iter().map(|value| c.clone().with(knob.name, *value))).collect()
+    })
+}

@@ -1,0 +1,79 @@
+//! The child's side: reads questions, answers them with a `Rig`, ends when its input ends or its device is lost.
+
+use super::{Answer, Failure, Question};
+use crate::backend::Backend;
+use crate::error::{Error, Result, Status};
+use crate::tune::rig::Rig;
+use crate::tune::search::{Bench, Fault};
+use std::io::{BufRead, Write};
+use std::ops::ControlFlow;
+
+/// Answers until `questions` ends. A candidate that loses the device's context ends it early, after the answer.
+pub fn serve(backend: &Backend, questions: impl BufRead, mut answers: impl Write) -> Result<()> {
+    let mut lines = questions.lines();
+    let Some(first) = lines.next() else { return Ok(()) };
+    let Question::Problem(problem) = read(&first?)? else {
+        return Err(Error::invalid("the first line must be a problem"));
+    };
+    let mut rig = Rig::new(backend, &problem);
+    write(&mut answers, &Answer::Ready)?;
+    for line in lines {
+        let mut lost = false;
+        let mut fail = |fault| {
+            lost |= matches!(fault, Fault::Poisoned(_));
+            failure(fault)
+        };
+        match read(&line?)? {
+            Question::Problem(_) => return Err(Error::invalid("the problem was given before")),
+            Question::Build(configs) => {
+                let mut written = Ok(());
+                rig.build(&configs, &mut |index, result| {
+                    let answer = match result {
+                        Ok(spill_bytes) => Answer::Built { index, spill_bytes },
+                        Err(fault) => Answer::NotBuilt { index, failure: fail(fault) },
+                    };
+                    written = write(&mut answers, &answer);
+                    if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                });
+                written?;
+            }
+            Question::Check(config) => {
+                let answer = match rig.check(&config) {
+                    Ok(error) => Answer::Checked { error },
+                    Err(fault) => Answer::Failed(fail(fault)),
+                };
+                write(&mut answers, &answer)?;
+            }
+            Question::Sample(config) => {
+                let answer = match rig.sample(&config) {
+                    Ok(time) => Answer::Sampled { ns: time.as_nanos() as u64 },
+                    Err(fault) => Answer::Failed(fail(fault)),
+                };
+                write(&mut answers, &answer)?;
+            }
+        }
+        if lost {
+            return Err(Error::new(Status::Cuda, "a candidate lost the device's context"));
+        }
+    }
+    Ok(())
+}
+
+fn read(line: &str) -> Result<Question> {
+    serde_json::from_str(line).map_err(|error| Error::invalid(format!("question {line:?}: {error}")))
+}
+
+fn write(answers: &mut impl Write, answer: &Answer) -> Result<()> {
+    let mut line = serde_json::to_vec(answer).map_err(|error| Error::new(Status::Internal, error.to_string()))?;
+    line.push(b'\n');
+    answers.write_all(&line)?;
+    Ok(answers.flush()?)
+}
+
+fn failure(fault: Fault) -> Failure {
+    match fault {
+        Fault::Candidate(reason) => Failure::Candidate { reason, poisoned: false },
+        Fault::Poisoned(reason) => Failure::Candidate { reason, poisoned: true },
+        Fault::Bench(error) => Failure::of_child(error),
+    }
+}

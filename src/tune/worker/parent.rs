@@ -1,0 +1,249 @@
+//! The parent's side: a `Bench` whose candidates run in a child. A child that hangs is killed, one that dies is
+//! replaced, and in both cases the candidate at work is the one to blame.
+
+use super::{Answer, Command, Failure, Question};
+use crate::config::Config;
+use crate::error::{Error, Result, Status};
+use crate::problem::Problem;
+use crate::tune::search::{Bench, BuildObserver, Fault};
+use std::io::{BufRead, BufReader, Write};
+use std::ops::ControlFlow;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+/// Starting a process, opening the device and compiling nothing yet.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Worker {
+    command: Command,
+    problem: Problem,
+    running: Option<Running>,
+}
+
+struct Running {
+    child: Child,
+    questions: ChildStdin,
+    answers: Receiver<Answer>,
+}
+
+/// Why there was no answer.
+enum Silence {
+    Hung,
+    Died(String),
+}
+
+impl Worker {
+    pub fn new(command: Command, problem: &Problem) -> Worker {
+        Worker { command, problem: *problem, running: None }
+    }
+
+    fn start(&mut self) -> Result<&mut Running> {
+        if self.running.is_none() {
+            let running = spawn(&self.command).map_err(|error| {
+                Error::new(Status::Io, format!("starting {}: {error}", self.command.program.display()))
+            })?;
+            self.running = Some(running);
+            let ready = self.ask(&Question::Problem(self.problem)).and_then(|()| self.listen(START_PATIENCE));
+            match ready {
+                Ok(Answer::Ready) => {}
+                Ok(other) => return Err(unexpected(&other)),
+                Err(silence) => return Err(Error::new(Status::Internal, format!("the worker {}", told(&silence)))),
+            }
+        }
+        self.running.as_mut().ok_or_else(|| Error::new(Status::Internal, "the worker is gone"))
+    }
+
+    fn ask(&mut self, question: &Question) -> Result<(), Silence> {
+        let Some(running) = &mut self.running else { return Err(Silence::Died("is gone".into())) };
+        let line = serde_json::to_string(question).map_err(|error| Silence::Died(error.to_string()))?;
+        match writeln!(running.questions, "{line}") {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Silence::Died(self.end())),
+        }
+    }
+
+    fn listen(&mut self, patience: Duration) -> Result<Answer, Silence> {
+        let Some(running) = &mut self.running else { return Err(Silence::Died("is gone".into())) };
+        match running.answers.recv_timeout(patience) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Timeout) => {
+                self.end();
+                Err(Silence::Hung)
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Silence::Died(self.end())),
+        }
+    }
+
+    /// Ends the child and says how it ended. It is replaced when it is next needed.
+    fn end(&mut self) -> String {
+        let Some(mut running) = self.running.take() else { return "is gone".into() };
+        drop(running.questions);
+        // A child that closed its output is given a moment to say why by its exit status.
+        for _ in 0..20 {
+            match running.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(Some(status)) => {
+                    return match status.signal() {
+                        Some(signal) => format!("was ended by signal {signal}"),
+                        None => format!("ended with {}", status.code().unwrap_or_default()),
+                    };
+                }
+                Err(_) => break,
+            }
+        }
+        let _ = running.child.kill();
+        let _ = running.child.wait();
+        "was killed".into()
+    }
+
+    /// One step of one candidate.
+    fn step(&mut self, question: &Question) -> Result<Answer, Fault> {
+        self.start().map_err(Fault::Bench)?;
+        let patience = self.command.patience;
+        let answer = self.ask(question).and_then(|()| self.listen(patience));
+        match answer {
+            Ok(Answer::Failed(failure)) => Err(self.fault(failure)),
+            Ok(answer) => Ok(answer),
+            Err(silence) => Err(self.blame(&silence)),
+        }
+    }
+
+    fn blame(&self, silence: &Silence) -> Fault {
+        Fault::Candidate(match silence {
+            Silence::Hung => format!("hung: no answer within {:.0?}, the process was ended", self.command.patience),
+            Silence::Died(_) => format!("crashed: the process {}", told(silence)),
+        })
+    }
+
+    fn fault(&mut self, failure: Failure) -> Fault {
+        match failure {
+            Failure::Candidate { reason, poisoned } => {
+                if poisoned {
+                    self.end();
+                }
+                Fault::Candidate(reason)
+            }
+            Failure::Child { status, message } => Fault::Bench(Error::new(known_status(status), message)),
+        }
+    }
+
+    /// Builds the batch in one child. Returns those that it did not answer for, and why, if it fell silent.
+    fn build_batch(&mut self, configs: &[Config], done: &mut BuildObserver) -> ControlFlow<(), Vec<usize>> {
+        let mut waiting: Vec<usize> = (0..configs.len()).collect();
+        if let Err(error) = self.start() {
+            return done(0, Err(Fault::Bench(error))).map_continue(|()| Vec::new());
+        }
+        if self.ask(&Question::Build(configs.to_vec())).is_err() {
+            return ControlFlow::Continue(waiting);
+        }
+        while !waiting.is_empty() {
+            let patience = self.command.patience;
+            let (index, result) = match self.listen(patience) {
+                Ok(Answer::Built { index, spill_bytes }) => (index, Ok(spill_bytes)),
+                Ok(Answer::NotBuilt { index, failure }) => (index, Err(self.fault(failure))),
+                Ok(other) => {
+                    let error = unexpected(&other);
+                    self.end();
+                    return done(0, Err(Fault::Bench(error))).map_continue(|()| Vec::new());
+                }
+                Err(_) => return ControlFlow::Continue(waiting),
+            };
+            waiting.retain(|other| *other != index);
+            if index < configs.len() && done(index, result).is_break() {
+                // The rest is being compiled for nothing; a new child finds in the cubin cache what is done.
+                if !waiting.is_empty() {
+                    self.end();
+                }
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(waiting)
+    }
+}
+
+impl Bench for Worker {
+    fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
+        let ControlFlow::Continue(unanswered) = self.build_batch(configs, done) else { return };
+        // One of them crashed or hung the compiler: one at a time, the guilty one shows.
+        for index in unanswered {
+            let flow = match self.step(&Question::Build(vec![configs[index].clone()])) {
+                Ok(Answer::Built { spill_bytes, .. }) => done(index, Ok(spill_bytes)),
+                Ok(Answer::NotBuilt { failure, .. }) => {
+                    let fault = self.fault(failure);
+                    done(index, Err(fault))
+                }
+                Ok(other) => done(index, Err(Fault::Bench(unexpected(&other)))),
+                Err(fault) => done(index, Err(fault)),
+            };
+            if flow.is_break() {
+                return;
+            }
+        }
+    }
+
+    fn check(&mut self, config: &Config) -> Result<f64, Fault> {
+        match self.step(&Question::Check(config.clone()))? {
+            Answer::Checked { error } => Ok(error),
+            other => Err(Fault::Bench(unexpected(&other))),
+        }
+    }
+
+    fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+        match self.step(&Question::Sample(config.clone()))? {
+            Answer::Sampled { ns } => Ok(Duration::from_nanos(ns)),
+            other => Err(Fault::Bench(unexpected(&other))),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn spawn(command: &Command) -> std::io::Result<Running> {
+    let mut child = std::process::Command::new(&command.program)
+        .args(&command.args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // A group of its own: Ctrl-C on the terminal is for the parent, which ends the child in order.
+        .process_group(0)
+        .spawn()?;
+    let (Some(questions), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(std::io::Error::other("the child has no pipes"));
+    };
+    let (sender, answers) = mpsc::channel();
+    // Ends with the child's output. Lines that are no answer (a library that prints) are passed over.
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
+            if let Ok(answer) = serde_json::from_str(&line)
+                && sender.send(answer).is_err()
+            {
+                break;
+            }
+        }
+    });
+    Ok(Running { child, questions, answers })
+}
+
+fn told(silence: &Silence) -> &str {
+    match silence {
+        Silence::Hung => "did not answer in time",
+        Silence::Died(how) => how,
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::new(Status::Internal, format!("the worker answered {answer:?} to another question"))
+}
+
+/// The statuses that `blame` in `rig` gives to the bench.
+fn known_status(status: i32) -> Status {
+    [Status::NoDevice, Status::NoCompiler, Status::OutOfMemory]
+        .into_iter()
+        .find(|s| *s as i32 == status)
+        .unwrap_or(Status::Internal)
+}

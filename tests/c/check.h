@@ -1,0 +1,39 @@
+/* Checks for the C test programs: a failed one prints where and what, and ends the program with 1. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <flashtune.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition, ...)                                                        \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                \
+      fprintf(stderr, __VA_ARGS__);                                                  \
+      fprintf(stderr, "\n");                                                         \
+      exit(1);                                                                       \
+    }                                                                                \
+  } while (0)
+
+/* A flashtune call that must succeed. */
+#define OK(call)                                                                     \
+  do {                                                                               \
+    int32_t status_ = (call);                                                        \
+    CHECK(status_ == FLASHTUNE_STATUS_OK, "%s: %s", flashtune_status_string(status_), \
+          flashtune_last_error());                                                   \
+    CHECK(flashtune_last_error()[0] == 0, "success left: %s", flashtune_last_error()); \
+  } while (0)
+
+/* A flashtune call that must fail with `expected` and say `word`. */
+#define FAILS(call, expected, word)                                                  \
+  do {                                                                               \
+    int32_t status_ = (call);                                                        \
+    CHECK(status_ == (expected), "%s instead of %s: %s", flashtune_status_string(status_), \
+          flashtune_status_string(expected), flashtune_last_error());                \
+    CHECK(strstr(flashtune_last_error(), (word)) != NULL, "no '%s' in: %s", (word),  \
+          flashtune_last_error());                                                   \
+  } while (0)
+
+#endif

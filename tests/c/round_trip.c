@@ -1,0 +1,134 @@
+/* Forward and backward on the CPU against naive double arithmetic: masks, head ratios, unequal head
+ * dims, odd lengths, rows without keys, empty problems, other strides, packed gradients. */
+#include "attention.h"
+
+static void shapes(flashtune_context *context) {
+  static const Shape all[] = {
+      /* batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, causal */
+      {1, 1, 1, 1, 1, 1, 1, FLASHTUNE_CAUSAL_NONE},
+      {2, 4, 4, 65, 65, 64, 64, FLASHTUNE_CAUSAL_NONE},
+      {2, 4, 2, 33, 70, 32, 32, FLASHTUNE_CAUSAL_BOTTOM_RIGHT},
+      {1, 6, 1, 70, 33, 40, 24, FLASHTUNE_CAUSAL_BOTTOM_RIGHT}, /* the first 37 queries see no key */
+      {1, 3, 3, 40, 19, 17, 5, FLASHTUNE_CAUSAL_TOP_LEFT},
+      {1, 2, 1, 5, 130, 80, 128, FLASHTUNE_CAUSAL_NONE},
+  };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    Attention a = make_attention(all[i], (uint32_t)i + 1);
+    run_and_check(context, &a);
+    free_attention(&a);
+  }
+}
+
+/* Nothing to read or nothing to write, and pointers that are NULL because there is no element. */
+static void empty_problems(flashtune_context *context) {
+  Shape no_keys = {1, 2, 2, 5, 0, 8, 8, FLASHTUNE_CAUSAL_NONE};
+  Attention a = make_attention(no_keys, 1);
+  a.forward.k.data = a.forward.v.data = NULL;
+  a.backward.k.data = a.backward.v.data = a.backward.dk.data = a.backward.dv.data = NULL;
+  run_and_check(context, &a); /* the reference says out = 0, lse = -inf, dq = 0 */
+  free_attention(&a);
+
+  Shape no_queries = {1, 2, 2, 0, 5, 8, 8, FLASHTUNE_CAUSAL_NONE};
+  a = make_attention(no_queries, 1);
+  a.forward.q.data = a.forward.out.data = a.forward.lse = NULL;
+  a.backward.q.data = a.backward.out.data = a.backward.dout.data = a.backward.dq.data = NULL;
+  a.backward.lse = NULL;
+  run_and_check(context, &a); /* dk = dv = 0 */
+  free_attention(&a);
+
+  Shape no_batch = {0, 2, 2, 5, 5, 8, 8, FLASHTUNE_CAUSAL_NONE};
+  a = make_attention(no_batch, 1);
+  run_and_check(context, &a);
+  OK(flashtune_forward_prepare(context, &a.forward));
+  flashtune_plan_info info;
+  info.struct_size = sizeof info;
+  FAILS(flashtune_forward_plan_info(context, &a.forward, &info), FLASHTUNE_STATUS_INVALID_ARGUMENT, "batch_size is 0");
+  free_attention(&a);
+}
+
+/* q, k, v of one (batch, seqlen, 3, heads, dim) buffer and dq, dk, dv of another give the same as
+ * separate ones; so does (batch, heads, seqlen, dim). */
+static void packed_and_transposed(flashtune_context *context) {
+  enum { B = 2, S = 37, H = 3, D = 16, N = B * S * H * D };
+  Shape shape = {B, H, H, S, S, D, D, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
+  Attention a = make_attention(shape, 7);
+  run_and_check(context, &a);
+
+  static float qkv[3 * N], dqkv[3 * N], out[N];
+  flashtune_forward_params f = a.forward;
+  flashtune_backward_params g = a.backward;
+  for (int i = 0; i < B * S; i++)
+    for (int t = 0; t < 3; t++)
+      memcpy(qkv + (i * 3 + t) * H * D, a.data[Q + t] + i * H * D, H * D * sizeof(float));
+  flashtune_tensor *inputs[3] = {&f.q, &f.k, &f.v}, *inputs_again[3] = {&g.q, &g.k, &g.v};
+  flashtune_tensor *gradients[3] = {&g.dq, &g.dk, &g.dv};
+  for (int t = 0; t < 3; t++) {
+    flashtune_tensor view = {qkv + t * H * D, S * 3 * H * D, 3 * H * D, D};
+    *inputs[t] = *inputs_again[t] = view;
+    view.data = dqkv + t * H * D;
+    *gradients[t] = view;
+  }
+  /* out as (batch, heads, seqlen, dim) */
+  flashtune_tensor transposed = {out, H * S * D, D, S * D};
+  f.out = g.out = transposed;
+
+  uint64_t bytes = 0;
+  OK(flashtune_forward(context, &f, NULL, 0, NULL));
+  OK(flashtune_backward_workspace_size(context, &g, &bytes));
+  void *workspace = make_workspace(bytes);
+  OK(flashtune_backward(context, &g, workspace, bytes, NULL));
+  free(workspace);
+  for (int b = 0; b < B; b++)
+    for (int i = 0; i < S; i++)
+      for (int h = 0; h < H; h++)
+        for (int c = 0; c < D; c++) {
+          int at = ((b * S + i) * H + h) * D + c;
+          CHECK(out[((b * H + h) * S + i) * D + c] == a.data[OUT][at], "out differs at %d", at);
+          for (int t = 0; t < 3; t++)
+            CHECK(fabsf(dqkv[(((b * S + i) * 3 + t) * H + h) * D + c] - a.data[DQ + t][at]) <= 1e-5f, "gradient %d differs at %d", t, at);
+        }
+  free_attention(&a);
+}
+
+/* V = 1 gives O = 1 whatever the scores; with dropout the kept weights are scaled up, so that the
+ * mean over many rows stays near 1, and a seed read through a pointer gives the mask of its value. */
+static void dropout_is_a_function_of_its_seed(flashtune_context *context) {
+  Shape shape = {1, 4, 4, 64, 64, 16, 16, FLASHTUNE_CAUSAL_NONE};
+  Attention a = make_attention(shape, 3);
+  for (int64_t i = 0; i < a.count[V]; i++) a.data[V][i] = 1.0f;
+  OK(flashtune_forward(context, &a.forward, NULL, 0, NULL));
+  for (int64_t i = 0; i < a.count[OUT]; i++) CHECK(fabsf(a.data[OUT][i] - 1.0f) < 1e-5f, "out is %g", a.data[OUT][i]);
+
+  a.forward.dropout_p = 0.25f;
+  a.forward.dropout_seed = 11;
+  a.forward.dropout_offset = 5;
+  OK(flashtune_forward(context, &a.forward, NULL, 0, NULL));
+  double mean = 0;
+  float *by_value = malloc((size_t)a.count[OUT] * sizeof(float));
+  for (int64_t i = 0; i < a.count[OUT]; i++) mean += a.data[OUT][i] / (double)a.count[OUT];
+  memcpy(by_value, a.data[OUT], (size_t)a.count[OUT] * sizeof(float));
+  /* 256 rows of 64 weights near 1/64, each kept with 0.75: the mean's deviation is 0.0045. */
+  CHECK(fabs(mean - 1.0) < 0.02, "mean is %g", mean);
+
+  static const uint64_t seed = 11, offset = 5, other = 6;
+  a.forward.dropout_seed = a.forward.dropout_offset = 99;
+  a.forward.dropout_seed_ptr = &seed;
+  a.forward.dropout_offset_ptr = &offset;
+  OK(flashtune_forward(context, &a.forward, NULL, 0, NULL));
+  CHECK(memcmp(by_value, a.data[OUT], (size_t)a.count[OUT] * sizeof(float)) == 0, "the mask is not the seed's");
+  a.forward.dropout_offset_ptr = &other;
+  OK(flashtune_forward(context, &a.forward, NULL, 0, NULL));
+  CHECK(memcmp(by_value, a.data[OUT], (size_t)a.count[OUT] * sizeof(float)) != 0, "the offset changes nothing");
+  free(by_value);
+  free_attention(&a);
+}
+
+int main(void) {
+  flashtune_context *context = cpu_context("");
+  shapes(context);
+  empty_problems(context);
+  packed_and_transposed(context);
+  dropout_is_a_function_of_its_seed(context);
+  OK(flashtune_context_destroy(context));
+  return 0;
+}

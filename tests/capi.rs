@@ -1,0 +1,89 @@
+//! The C programs of tests/c and examples/c: compiled with warnings as errors and, where the compiler has it, under
+//! the address and undefined-behaviour sanitizers; run against the library that was built along with this test.
+
+mod library;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+#[test]
+fn bad_arguments_get_a_status_that_names_them_and_touch_nothing() {
+    passes("bad_arguments");
+}
+
+#[test]
+fn forward_and_backward_agree_with_naive_arithmetic() {
+    passes("round_trip");
+}
+
+#[test]
+fn many_threads_share_a_context() {
+    passes("threads");
+}
+
+#[test]
+fn contexts_come_and_go() {
+    passes("contexts");
+}
+
+#[test]
+fn tuning_is_remembered() {
+    passes("tuning");
+}
+
+/// Compiles tests/c/<name>.c and runs it with an empty folder as its argument and as its home.
+fn passes(name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&format!("tests/c/{name}.c"), folder.path(), sanitizers());
+    let output = run(&program, folder.path());
+    assert!(output.status.success(), "{name}: {}\n{}", output.status, text(&output));
+    assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{name} or the library printed:\n{}", text(&output));
+}
+
+fn run(program: &Path, folder: &Path) -> Output {
+    let home = folder.join("home");
+    std::fs::create_dir_all(&home).unwrap();
+    let mut command = Command::new(program);
+    command.arg(&home).env("HOME", &home).env_remove("XDG_CACHE_HOME").env_remove("FLASHTUNE_CACHE_DIR");
+    command.env("LD_LIBRARY_PATH", library::path().parent().unwrap());
+    command.output().unwrap_or_else(|error| panic!("{} does not start: {error}", program.display()))
+}
+
+fn compile(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
+    let root = library::root();
+    let program = folder.join("program");
+    let mut command = Command::new(compiler());
+    command.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);
+    command.args(extra).arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
+    command.arg(library::path()).args(["-lm", "-ldl", "-pthread"]);
+    let output = command.output().unwrap_or_else(|error| panic!("{} does not start: {error}", compiler()));
+    assert!(output.status.success(), "{source}:\n{}", text(&output));
+    program
+}
+
+fn compiler() -> String {
+    std::env::var("CC").unwrap_or_else(|_| "cc".to_owned())
+}
+
+/// The sanitizers' flags, if a program built with them runs here.
+fn sanitizers() -> &'static [&'static str] {
+    const FLAGS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    static WORK: OnceLock<bool> = OnceLock::new();
+    let work = *WORK.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, program) = (folder.path().join("try.c"), folder.path().join("try"));
+        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let built = Command::new(compiler()).args(FLAGS).arg(&source).arg("-o").arg(&program).output();
+        built.is_ok_and(|built| built.status.success())
+            && Command::new(&program).status().is_ok_and(|status| status.success())
+    });
+    if !work {
+        eprintln!("{} cannot build and run sanitized programs: the C tests run without them", compiler());
+    }
+    if work { FLAGS } else { &[] }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}

@@ -1,0 +1,54 @@
+//! What the shared library shows and needs: only flashtune_* goes out, and no CUDA library is linked.
+
+mod library;
+
+use std::process::Command;
+
+fn binutil(tool: &str, arguments: &[&str]) -> String {
+    let output = Command::new(tool).args(arguments).arg(library::path()).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{tool} (binutils, beside the C compiler) does not start: {error}"));
+    assert!(output.status.success(), "{tool}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn only_flashtune_functions_are_exported() {
+    let listed = binutil("nm", &["-D", "--defined-only"]);
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(names.contains(&"flashtune_forward") && names.contains(&"flashtune_backward"), "{names:?}");
+    let foreign: Vec<_> = names.iter().filter(|name| !name.starts_with("flashtune_")).collect();
+    assert!(foreign.is_empty(), "exported beside flashtune_*: {foreign:?}");
+}
+
+#[test]
+fn every_exported_function_is_in_the_header_and_the_other_way_round() {
+    let listed = binutil("nm", &["-D", "--defined-only"]);
+    let mut exported: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    exported.sort_unstable();
+    let header = std::fs::read_to_string(library::root().join("include/flashtune.h")).unwrap();
+    // A declaration begins a line and has its name before the parenthesis.
+    let declarations = header.lines().filter(|line| line.starts_with("int32_t ") || line.starts_with("const char *"));
+    let mut declared: Vec<&str> = declarations
+        .filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next())
+        .filter(|name| name.starts_with("flashtune_"))
+        .collect();
+    declared.sort_unstable();
+    assert_eq!(exported, declared);
+}
+
+#[test]
+fn no_cuda_library_is_linked() {
+    let needed = binutil("readelf", &["-d"]);
+    let libraries: Vec<_> = needed.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(libraries.iter().any(|line| line.contains("libc.so")), "{libraries:?}");
+    let cuda: Vec<_> =
+        libraries.iter().filter(|line| ["cuda", "nvrtc", "nvidia"].iter().any(|n| line.contains(n))).collect();
+    assert!(cuda.is_empty(), "linked: {cuda:?}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn library_stays_mapped_after_dlclose() {
+    assert!(binutil("readelf", &["-d"]).contains("NODELETE"));
+}

@@ -1,0 +1,22 @@
+//! Where the tests find the shared library and the source tree.
+
+use std::path::PathBuf;
+
+/// The source tree: at run time first, since a test binary may run from another place than it was built in.
+pub fn root() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
+/// The libflashtune.so that was built along with this test: FLASHTUNE_LIBRARY, else the newest beside or above the
+/// test binary (target/debug/deps), which holds for an unpacked archive of test binaries too.
+pub fn path() -> PathBuf {
+    if let Some(path) = std::env::var_os("FLASHTUNE_LIBRARY") {
+        return PathBuf::from(path);
+    }
+    let binary = std::env::current_exe().unwrap();
+    let candidates = binary.ancestors().skip(1).take(3).map(|folder| folder.join("libflashtune.so"));
+    let built = candidates.filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    let newest =
+        built.max().unwrap_or_else(|| panic!("no libflashtune.so near {}; set FLASHTUNE_LIBRARY", binary.display()));
+    newest.1
+}
