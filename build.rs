@@ -1,12 +1,67 @@
-<<<<<<< HEAD
-//! What is made at build time: the C header, to be compared with the committed one, and how the library is linked.
+//! What is made at build time: what the library carries of files that are not Rust, and the C header, to be compared
+//! with the committed one; and how the library is linked.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 fn main() {
+    embed_templates();
+    embed_tuning_db();
     generate_header();
     link_arguments();
+}
+
+/// `templates.rs`: a table of every file under `templates/`, by its path from there, sorted.
+fn embed_templates() {
+    println!("cargo::rerun-if-changed=templates");
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("templates");
+    let mut files = files_under(&root);
+    files.sort();
+    let mut table = String::from("static TEMPLATES: &[(&str, &str)] = &[\n");
+    for file in files {
+        let name = file.strip_prefix(&root).expect("it was found there").to_str().expect("template names are ASCII");
+        table.push_str(&format!("    ({name:?}, include_str!({:?})),\n", file));
+    }
+    table.push_str("];\n");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("templates.rs");
+    fs::write(&out, table).unwrap_or_else(|error| panic!("writing {}: {error}", out.display()));
+}
+
+fn files_under(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("reading {}: {error}", folder.display()));
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.expect("a readable folder").path();
+        match path.is_dir() {
+            true => files.extend(files_under(&path)),
+            false if path.extension().is_some_and(|end| end == "tera" || end == "cuh") => files.push(path),
+            false => {}
+        }
+    }
+    files
+}
+
+/// `tuning_db.rs`: a table of every `tuning-db/<arch>/<gpu>.jsonl`, by its path from there, sorted.
+fn embed_tuning_db() {
+    println!("cargo::rerun-if-changed=tuning-db");
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("tuning-db");
+    let entries = |folder: &PathBuf| {
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("reading {}: {error}", folder.display()));
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
+        paths.sort();
+        paths
+    };
+    let mut table = String::from("&[\n");
+    for file in entries(&root).iter().filter(|path| path.is_dir()).flat_map(&entries) {
+        if file.extension().is_some_and(|extension| extension == "jsonl") {
+            let name = file.strip_prefix(&root).expect("it was found there").to_str().expect("its name is a slug");
+            table.push_str(&format!("    ({name:?}, include_str!({file:?})),\n"));
+        }
+    }
+    table.push_str("]\n");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("tuning_db.rs");
+    fs::write(&out, table).unwrap_or_else(|error| panic!("writing {}: {error}", out.display()));
 }
 
 /// The files of the C face in the header's order: what is declared first is read first.
@@ -56,36 +111,4 @@ fn link_arguments() {
     if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     }
-=======
-//! Writes into OUT_DIR what the library carries of files that are not Rust.
-
-use std::env;
-use std::fs;
-use std::path::PathBuf;
-
-fn main() {
-    embed_tuning_db();
-}
-
-/// `tuning_db.rs`: a table of every `tuning-db/<arch>/<gpu>.jsonl`, by its path from there, sorted.
-fn embed_tuning_db() {
-    println!("cargo::rerun-if-changed=tuning-db");
-    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("tuning-db");
-    let entries = |folder: &PathBuf| {
-        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("reading {}: {error}", folder.display()));
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
-        paths.sort();
-        paths
-    };
-    let mut table = String::from("&[\n");
-    for file in entries(&root).iter().filter(|path| path.is_dir()).flat_map(&entries) {
-        if file.extension().is_some_and(|extension| extension == "jsonl") {
-            let name = file.strip_prefix(&root).expect("it was found there").to_str().expect("its name is a slug");
-            table.push_str(&format!("    ({name:?}, include_str!({file:?})),\n"));
-        }
-    }
-    table.push_str("]\n");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("tuning_db.rs");
-    fs::write(&out, table).unwrap_or_else(|error| panic!("writing {}: {error}", out.display()));
->>>>>>> tune
 }

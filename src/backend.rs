@@ -12,8 +12,8 @@ use crate::kernel;
 use crate::problem::Problem;
 use std::time::Duration;
 
-/// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
-pub type Stream = *mut std::ffi::c_void;
+pub use crate::call::Stream;
+pub use crate::kernel::Resources;
 
 pub enum Backend {
     Cuda(kernel::Gpu),
@@ -25,15 +25,6 @@ pub enum Backend {
 pub enum Executable {
     Cuda(kernel::Executable),
     Cpu(cpu::Executable),
-}
-
-/// What a built kernel uses, of the main kernel of a pass. Zeros on the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Resources {
-    pub registers: u32,
-    pub spill_bytes: u32,
-    pub smem_bytes: u32,
-    pub threads: u32,
 }
 
 /// Memory of the backend's device, owned; freed on drop.

@@ -6,6 +6,9 @@ use crate::dropout::Dropout;
 use crate::problem::Problem;
 use std::ffi::c_void;
 
+/// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
+pub type Stream = *mut c_void;
+
 /// A (batch, seqlen, heads, dim) view. Strides in elements; the last dim is contiguous.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

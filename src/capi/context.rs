@@ -6,7 +6,7 @@ use super::text::{fixed, optional_path};
 use crate::backend::Backend;
 use crate::cpu::Cpu;
 use crate::error::{Error, Result, Status};
-use crate::kernel::Gpu;
+use crate::kernel::{Gpu, cache_dir};
 use crate::plan::{Engine, EngineOptions, Policy};
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -43,8 +43,9 @@ pub struct flashtune_context_options {
     /// A CUcontext of the caller, which must outlive this context; NULL: the device's primary context, which the CUDA
     /// runtime uses too. Must be NULL for FLASHTUNE_BACKEND_CPU.
     pub cuda_context: *mut c_void,
-    /// Folder of records and compiled kernels, copied. NULL: $XDG_CACHE_HOME/flashtune or $HOME/.cache/flashtune; "":
-    /// none, everything stays in memory. The environment variable FLASHTUNE_CACHE_DIR goes before either.
+    /// Folder of records and compiled kernels, copied; it must belong to this user alone. NULL: $XDG_CACHE_HOME/flashtune
+    /// or $HOME/.cache/flashtune. The environment variable FLASHTUNE_CACHE_DIR goes before either. "": no folder at all,
+    /// everything stays in memory.
     pub cache_dir: *const c_char,
     /// FLASHTUNE_TUNING_*.
     pub tuning_policy: i32,
@@ -95,8 +96,8 @@ unsafe impl SizedStruct for flashtune_device_info {
 /// all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
 /// in every other call.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE and NO_COMPILER (the message lists the
-/// places tried), CUDA, OUT_OF_MEMORY. A cache folder that cannot be used is a log line, not a failure.
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists the places tried),
+/// CUDA, OUT_OF_MEMORY. A missing libnvrtc is NO_COMPILER where a kernel must be compiled. A cache folder that cannot be used is a log line, not a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_context_create(
     options: *const flashtune_context_options,
@@ -226,7 +227,7 @@ fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
         FLASHTUNE_BACKEND_CUDA => open_gpu(options),
         // Who hands over a CUDA context wants that GPU and no other machine.
         FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options),
-        FLASHTUNE_BACKEND_AUTO => open_gpu(options).or_else(|error| match error.status {
+        FLASHTUNE_BACKEND_AUTO => open_complete_gpu(options).or_else(|error| match error.status {
             Status::NoDevice | Status::NoCompiler | Status::Unsupported => {
                 log::info!("using the CPU: {error}");
                 cpu()
@@ -240,9 +241,19 @@ fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
 }
 
 fn open_gpu(options: &flashtune_context_options) -> Result<Backend> {
-    let (cache_dir, _) = cache(options);
-    // SAFETY: the C caller promises that a context of its own outlives ours.
-    unsafe { Gpu::open(options.device_ordinal, options.cuda_context, cache_dir) }.map(Backend::Cuda)
+    let (dir, use_disk) = cache(options);
+    let cubins = use_disk.then(|| cache_dir::resolve(dir.as_deref())).flatten();
+    let given = (!options.cuda_context.is_null()).then_some(options.cuda_context);
+    Gpu::new(options.device_ordinal, given, cubins).map(Backend::Cuda)
+}
+
+/// A GPU that can also be compiled for, which not every usable one can: with cubins in the cache NVRTC is not needed.
+fn open_complete_gpu(options: &flashtune_context_options) -> Result<Backend> {
+    let gpu = open_gpu(options)?;
+    match gpu.device().nvrtc_version {
+        (0, 0) => Err(Error::new(Status::NoCompiler, format!("{} is there, but no libnvrtc", gpu.device().name))),
+        _ => Ok(gpu),
+    }
 }
 
 fn engine_options(options: &flashtune_context_options) -> Result<EngineOptions> {

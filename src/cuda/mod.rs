@@ -1,1 +1,16 @@
-//! The only unsafe calls into the CUDA driver and NVRTC, each opened at run time.
+//! The only unsafe calls into the CUDA driver and NVRTC, each library opened at run time.
+//!
+//! Types and constants come from `cudarc::*::sys`; the loading is ours, because cudarc's prefers unversioned names,
+//! panics where a symbol is missing, and takes results as exhaustive Rust enums, which is undefined behaviour for a
+//! code that a newer driver adds. Here every result is a plain integer. Nothing in this module knows of attention.
+
+pub mod context;
+pub mod device;
+pub mod driver;
+pub mod event;
+pub mod library;
+pub mod memory;
+pub mod module;
+pub mod nvrtc;
+mod nvrtc_places;
+pub mod stream;

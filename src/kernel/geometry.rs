@@ -1,9 +1,10 @@
 //! What a (Problem, Config) launches and what it costs, by arithmetic alone: kernels, threads, shared memory, grids.
 //!
-//! `tune::space` discards by it what cannot fit, `launch` launches by it, and the templates assert the same sizes.
+//! `tune::space` discards by it what cannot fit, `launch` launches by it, and each template asserts the shared memory
+//! that it is given here (`smem_bytes`), so the two sides cannot drift apart.
 
-use crate::config::Config;
-use crate::problem::Problem;
+use crate::config::{Config, Family};
+use crate::problem::{Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +18,118 @@ pub struct KernelSpec {
     pub smem_bytes: u32,
     /// Whether this is the kernel whose registers and spills stand for the pass.
     pub is_main: bool,
+    /// Query rows or keys of one block of threads, along the axis that `grid` divides.
+    rows: u32,
+    axis: Axis,
 }
 
-/// The kernels of a pass in launch order; their templates see the same values.
-pub fn kernels(_problem: &Problem, _config: &Config) -> Vec<KernelSpec> {
-    unimplemented!()
+/// What a grid's first dimension counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Axis {
+    /// Tiles of query rows x batch x query heads.
+    Queries,
+    /// Tiles of keys x batch x key-value heads.
+    Keys,
 }
 
-/// The launch grid of one of `kernels`; any dimension 0 means that there is nothing to launch.
-pub fn grid(_spec: &KernelSpec, _problem: &Problem, _config: &Config, _sm_count: u32) -> [u32; 3] {
-    unimplemented!()
+/// Rows of the small kernels' tiles, as their templates have them.
+const DELTA_ROWS: u32 = 64;
+const CONVERT_ROWS: u32 = 32;
+
+/// The kernels of a pass in launch order.
+pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
+    match (config.family, problem.pass) {
+        (Family::Cpu, _) => Vec::new(),
+        (Family::Sm80, Pass::Forward) => vec![KernelSpec {
+            template: "sm80_forward",
+            entry: "flashtune_sm80_forward",
+            threads: config.get("num_warps") * 32,
+            smem_bytes: sm80_forward_smem(problem, config),
+            is_main: true,
+            rows: config.get("block_m"),
+            axis: Axis::Queries,
+        }],
+        (Family::Sm80, Pass::Backward) => vec![
+            KernelSpec {
+                template: "backward_delta",
+                entry: "flashtune_backward_delta",
+                threads: 128,
+                smem_bytes: 0,
+                is_main: false,
+                rows: DELTA_ROWS,
+                axis: Axis::Queries,
+            },
+            KernelSpec {
+                template: "sm80_backward",
+                entry: "flashtune_sm80_backward",
+                threads: config.get("num_warps") * 32,
+                smem_bytes: sm80_backward_smem(problem, config),
+                is_main: true,
+                rows: config.get("block_n"),
+                axis: Axis::Keys,
+            },
+            KernelSpec {
+                template: "backward_convert",
+                entry: "flashtune_backward_convert",
+                threads: CONVERT_ROWS / 16 * 32,
+                smem_bytes: tile_bytes(CONVERT_ROWS, problem.head_dim),
+                is_main: false,
+                rows: CONVERT_ROWS,
+                axis: Axis::Queries,
+            },
+        ],
+    }
+}
+
+/// The launch grid of one of `kernels`; a dimension is 0 where there is nothing to launch.
+pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config) -> [u32; 3] {
+    let (length, heads) = match spec.axis {
+        Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
+        Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
+    };
+    let tiles = (length as u64).div_ceil(spec.rows as u64) * heads as u64;
+    let slices = match (problem.pass, config.get("block_dim_v")) {
+        (Pass::Forward, slice) if slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
+        _ => 1,
+    };
+    // More than 2^31 - 1 blocks is more than a grid holds: `space::check` refuses it, so this does not truncate.
+    [tiles.min(i32::MAX as u64) as u32, slices, 1]
+}
+
+/// Whether every grid of the pass fits what a launch allows (2^31 - 1 blocks in x).
+pub fn grids_fit(problem: &Problem, config: &Config) -> bool {
+    kernels(problem, config).iter().all(|spec| grid(spec, problem, config)[0] < i32::MAX as u32)
+}
+
+/// Columns of a shared tile: the head dim up to a multiple of 8 (device/tile_sm80.cuh).
+const fn tile_cols(dim: i64) -> u32 {
+    (dim as u32 + 7) / 8 * 8
+}
+
+/// Bytes of a shared tile of 16-bit elements: an odd number of 16-byte chunks a row (device/tile_sm80.cuh).
+pub const fn tile_bytes(rows: u32, dim: i64) -> u32 {
+    rows * ((tile_cols(dim) / 8) | 1) * 16
+}
+
+/// Columns of V that one block of threads does.
+fn forward_dim_v(problem: &Problem, config: &Config) -> i64 {
+    match config.get("block_dim_v") as i64 {
+        0 => problem.head_dim_v,
+        slice => slice.min(problem.head_dim_v),
+    }
+}
+
+fn sm80_forward_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+    let dim_v = forward_dim_v(problem, config);
+    let q = tile_bytes(block_m, problem.head_dim).max(tile_bytes(block_m, dim_v));
+    q + config.get("num_stages") * (tile_bytes(block_n, problem.head_dim) + tile_bytes(block_n, dim_v))
+}
+
+fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let stage = tile_bytes(block_m, dim) + tile_bytes(block_m, dim_v) + block_m * 8;
+    let weights = 2 * tile_bytes(block_m, block_n as i64);
+    tile_bytes(block_n, dim) + tile_bytes(block_n, dim_v) + weights + config.get("num_stages") * stage + 256
 }

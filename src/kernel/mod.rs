@@ -1,77 +1,98 @@
 //! Kernels on the GPU: render a template, compile it, keep the cubin, load it, launch it.
+//!
+//! Everything here is about one (Problem class, Config) at a time; which config is chosen, and what is remembered of
+//! it, is decided above. Rendering and compiling need no GPU, and cached cubins need no NVRTC.
 
 pub mod cache_dir;
+pub mod compile;
+pub mod cubin_cache;
 pub mod geometry;
+mod gpu;
+mod launch;
+mod modules;
 mod params;
+pub mod render;
+pub mod sources;
 
+pub use crate::cuda::library::{Attempt, Search};
+pub use crate::cuda::memory::DeviceMemory;
+pub use compile::Compiled;
+pub use geometry::KernelSpec;
+pub use gpu::Gpu;
+pub use launch::Executable;
 pub use params::KernelParams;
 
-use crate::backend::{Resources, Stream};
-use crate::call::Call;
 use crate::config::Config;
-use crate::device::Device;
-use crate::error::Result;
+use crate::cuda;
+use crate::cuda::driver::Driver;
+use crate::cuda::nvrtc::Nvrtc;
+use crate::device::{Arch, Device};
+use crate::error::{Error, Result};
 use crate::problem::Problem;
-use std::time::Duration;
+use render::Renderer;
 
-pub struct Gpu;
-pub struct Executable;
-pub struct DeviceMemory;
-
-impl Gpu {
-    pub unsafe fn open(
-        _ordinal: i32,
-        _cuda_context: *mut std::ffi::c_void,
-        _cache_dir: Option<std::path::PathBuf>,
-    ) -> Result<Gpu> {
-        Err(crate::error::Error::new(crate::error::Status::NoDevice, "no CUDA in this placeholder"))
-    }
-    pub fn is_capturing(&self, _stream: Stream) -> Result<bool> {
-        unimplemented!()
-    }
-    pub fn device(&self) -> &Device {
-        unimplemented!()
-    }
-    pub fn build(&self, _problem: &Problem, _config: &Config) -> Result<Executable> {
-        unimplemented!()
-    }
-    pub fn allocate(&self, _bytes: usize) -> Result<DeviceMemory> {
-        unimplemented!()
-    }
-    pub fn upload(&self, _memory: &DeviceMemory, _bytes: &[u8]) -> Result<()> {
-        unimplemented!()
-    }
-    pub fn download(&self, _memory: &DeviceMemory, _bytes: &mut [u8]) -> Result<()> {
-        unimplemented!()
-    }
-    pub fn stream(&self) -> Stream {
-        unimplemented!()
-    }
-    pub fn synchronize(&self) -> Result<()> {
-        unimplemented!()
-    }
-    pub fn time(&self, _cold: bool, _work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
-        unimplemented!()
-    }
+/// What a built kernel uses, of the main kernel of a pass. Zeros on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Resources {
+    pub registers: u32,
+    pub spill_bytes: u32,
+    pub smem_bytes: u32,
+    pub threads: u32,
 }
 
-impl Executable {
-    pub fn launch(&self, _call: &Call, _stream: Stream) -> Result<()> {
-        unimplemented!()
-    }
-    pub fn resources(&self) -> Resources {
-        unimplemented!()
-    }
-    pub fn kernel_name(&self) -> &str {
-        unimplemented!()
-    }
+/// The GPUs that this process sees, in the order of their ordinals.
+pub fn devices() -> Result<Vec<Device>> {
+    let driver = Driver::get()?;
+    (0..cuda::device::count(driver)?)
+        .map(|ordinal| gpu::described(driver, cuda::device::at(driver, ordinal)?))
+        .collect()
 }
 
-impl DeviceMemory {
-    pub fn address(&self) -> *mut std::ffi::c_void {
-        unimplemented!()
+/// Where libcuda was looked for, and what came of it.
+pub fn driver_search() -> &'static Search {
+    Driver::search()
+}
+
+/// Where libnvrtc was looked for, and what came of it.
+pub fn nvrtc_search() -> &'static Search {
+    Nvrtc::search()
+}
+
+/// The architectures that the NVRTC in use makes cubins for, ascending.
+pub fn compiler_archs() -> Result<Vec<Arch>> {
+    Ok(Nvrtc::get()?.archs().iter().map(|number| Arch::Sm(number / 10, number % 10)).collect())
+}
+
+/// The texts of all kernels of a pass, in launch order. Every knob of the config must be read by one of them: one that
+/// none reads is misspelt, or the two sides have come apart.
+pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String)>> {
+    let renderer = Renderer::shared()?;
+    let kernels = geometry::kernels(problem, config);
+    for knob in config.knobs.keys() {
+        let mut read = false;
+        for spec in &kernels {
+            read |= renderer.names(spec.template)?.contains(knob.as_str());
+        }
+        if !read {
+            let names: Vec<&str> = kernels.iter().map(|spec| spec.template).collect();
+            return Err(Error::invalid(format!(
+                "the config sets {knob}, which no kernel of the pass reads ({})",
+                names.join(", ")
+            )));
+        }
     }
-    pub fn bytes(&self) -> usize {
-        unimplemented!()
-    }
+    kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, spec.template, arch)?))).collect()
+}
+
+/// Renders and compiles all kernels of a pass for an architecture. It needs NVRTC and no GPU, and reads no cache.
+pub fn compile_only(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String, Compiled)>> {
+    let nvrtc = Nvrtc::get()?;
+    let target = compile::target(arch, nvrtc)?;
+    render_pass(problem, config, arch)?
+        .into_iter()
+        .map(|(spec, text)| {
+            let compiled = compile::compile(nvrtc, spec.template, &text, &target)?;
+            Ok((spec, text, compiled))
+        })
+        .collect()
 }

@@ -1,0 +1,139 @@
+//! A CUDA context, the primary one of a device or the caller's own, and what makes it current for a while.
+//!
+//! Every driver call of flashtune happens inside `Context::enter` or `Context::setup`, after which the caller's
+//! current context is what it was before.
+
+use super::driver::Driver;
+use crate::error::{Error, Result, Status};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+pub struct Context {
+    driver: &'static Driver,
+    raw: CUcontext,
+    device: CUdevice,
+    /// Whether it is the device's primary context, retained by us.
+    retained: bool,
+}
+
+// SAFETY: a CUcontext may be used from any thread; which thread it is current on is the driver's, per-thread state.
+unsafe impl Send for Context {}
+// SAFETY: as above; the fields never change.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The primary context of a device: the one that the CUDA runtime, and so PyTorch, uses.
+    pub fn primary(ordinal: i32) -> Result<Arc<Context>> {
+        let driver = Driver::get()?;
+        let device = super::device::at(driver, ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid device; released in drop.
+        unsafe { driver.primary_ctx_retain(&mut raw, device) }?;
+        Ok(Arc::new(Context { driver, raw, device, retained: true }))
+    }
+
+    /// The caller's own context.
+    ///
+    /// # Safety
+    /// `raw` is a CUcontext that outlives everything made from the result.
+    pub unsafe fn of_caller(raw: *mut c_void) -> Result<Arc<Context>> {
+        let driver = Driver::get()?;
+        let mut context = Context { driver, raw: raw.cast(), device: 0, retained: false };
+        let mut device = 0;
+        {
+            let _current = context.enter()?;
+            // SAFETY: a context is current; writes one int.
+            unsafe { driver.ctx_get_device(&mut device) }?;
+        }
+        context.device = device;
+        Ok(Arc::new(context))
+    }
+
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    /// Tells contexts apart for as long as one of them lives.
+    pub fn id(&self) -> usize {
+        self.raw as usize
+    }
+
+    /// Makes the context current on this thread until the guard is dropped. Where it is already current, as with a
+    /// caller of the runtime API, that costs one query.
+    pub fn enter(&self) -> Result<Current<'_>> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { self.driver.ctx_get_current(&mut current) }?;
+        let pushed = current != self.raw;
+        if pushed {
+            // SAFETY: a live context; popped by the guard, on this thread, since the guard is not Send.
+            unsafe { self.driver.ctx_push_current(self.raw) }?;
+        }
+        Ok(Current { context: self, pushed, _this_thread: PhantomData })
+    }
+
+    /// `enter` for work that allocates, loads or frees: it may go on while another stream of the process is being
+    /// captured, which in the default capture mode would refuse such calls and break the capture.
+    pub fn setup(&self) -> Result<Setup<'_>> {
+        let current = self.enter()?;
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
+        // SAFETY: swaps this thread's mode with `mode`; the guard swaps back.
+        unsafe { self.driver.exchange_capture_mode(&mut mode) }?;
+        Ok(Setup { mode, current })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.retained {
+            // SAFETY: retained once in `primary`. An error (the driver is shutting down) leaves nothing to do.
+            let _ = unsafe { self.driver.primary_ctx_release(self.device) };
+        }
+    }
+}
+
+/// The context is current on this thread while this lives.
+pub struct Current<'a> {
+    context: &'a Context,
+    pushed: bool,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pushed by `enter` on this thread; guards are dropped in reverse order, being scoped.
+            let _ = unsafe { self.context.driver.ctx_pop_current(&mut popped) };
+        }
+    }
+}
+
+/// The context is current on this thread, and the thread's capture mode is relaxed, while this lives.
+pub struct Setup<'a> {
+    mode: c_int,
+    current: Current<'a>,
+}
+
+impl Drop for Setup<'_> {
+    fn drop(&mut self) {
+        // SAFETY: swaps back what `setup` swapped in.
+        let _ = unsafe { self.current.context.driver.exchange_capture_mode(&mut self.mode) };
+    }
+}
+
+/// An error that says which argument named no device.
+pub(super) fn no_such_device(ordinal: i32, count: i32) -> Error {
+    let present = match count {
+        0 => "this process sees no CUDA device".to_owned(),
+        1 => "this process sees one CUDA device, 0".to_owned(),
+        _ => format!("this process sees the CUDA devices 0 to {}", count - 1),
+    };
+    Error::new(Status::NoDevice, format!("device_ordinal is {ordinal}; {present}"))
+}

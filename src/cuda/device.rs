@@ -1,0 +1,63 @@
+//! The devices that the driver shows, described as `device::Device`.
+
+use super::context::no_such_device;
+use super::driver::Driver;
+use crate::device::{Arch, Device};
+use crate::error::Result;
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
+use std::ffi::{CStr, c_int};
+
+/// How many devices this process sees.
+pub fn count(driver: &Driver) -> Result<i32> {
+    let mut count = 0;
+    // SAFETY: writes one int.
+    unsafe { driver.device_get_count(&mut count) }?;
+    Ok(count)
+}
+
+/// The device of an ordinal.
+pub fn at(driver: &Driver, ordinal: i32) -> Result<CUdevice> {
+    let count = count(driver)?;
+    if !(0..count).contains(&ordinal) {
+        return Err(no_such_device(ordinal, count));
+    }
+    let mut device = 0;
+    // SAFETY: the ordinal is in range; writes one int.
+    unsafe { driver.device_get(&mut device, ordinal) }?;
+    Ok(device)
+}
+
+/// What the driver says of a device. The NVRTC version is left (0, 0): it is not the driver's to know.
+pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
+    let attribute = |attribute: Attribute| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: a device got from the driver; writes one int.
+        unsafe { driver.device_get_attribute(&mut value, attribute as c_int, device) }?;
+        Ok(value.max(0) as u32)
+    };
+    let mut name = [0; 256];
+    // SAFETY: the driver writes at most the length given, NUL included.
+    unsafe { driver.device_get_name(name.as_mut_ptr(), name.len() as c_int, device) }?;
+    name[255] = 0;
+    // SAFETY: NUL-terminated within the array.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let mut memory_bytes = 0;
+    // SAFETY: writes one size_t.
+    unsafe { driver.device_total_mem(&mut memory_bytes, device) }?;
+    Ok(Device {
+        name,
+        arch: Arch::Sm(
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sm_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        smem_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        smem_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        registers_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+        threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+        l2_bytes: u64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+        memory_bytes: memory_bytes as u64,
+        driver_version: driver.version()?,
+        nvrtc_version: (0, 0),
+    })
+}

@@ -1,0 +1,183 @@
+//! Cubins on disk: `<cache>/cubins/<key>/kernel.cubin` with the text it was made from, `kernel.cu`, beside it.
+//!
+//! The key is a hash of all that determines the cubin, so an entry is never stale; it can only be damaged, and every
+//! read checks it. Whatever goes wrong here is a miss and, once per process, a line of log. The folder's layout is
+//! known to no one else.
+//!
+//! `kernel.cubin` is the ELF file with our trailer behind it (an ELF reader, cuobjdump too, ignores what follows its
+//! sections): metadata as JSON, then the fields of `Trailer`.
+
+use super::cache_dir::secure;
+use super::compile::{Compiled, EntryResources};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The last bytes of an entry.
+const MAGIC: &[u8; 8] = b"FTCUBIN\n";
+/// Goes up when the form of the file changes; an entry of another version is a miss.
+const VERSION: u32 = 1;
+/// cubin bytes (u64), metadata bytes (u32), version (u32), SHA-256 of all before it, magic.
+const TRAILER_BYTES: usize = 8 + 4 + 4 + 32 + 8;
+
+/// What a cubin is made from, hashed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key(String);
+
+impl Key {
+    /// `options` hold the target architecture; `nvrtc` is (major, minor).
+    pub fn new(text: &TextDigest, options: &[String], nvrtc: (u32, u32)) -> Key {
+        let mut hash = Sha256::new();
+        hash.update(format!("text {}\nnvrtc {}.{}\n", text.0, nvrtc.0, nvrtc.1));
+        for option in options {
+            hash.update(format!("option {option}\n"));
+        }
+        Key(hex(&hash.finalize()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The SHA-256 of a rendered text, in hex.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TextDigest(String);
+
+impl TextDigest {
+    pub fn new(text: &str) -> TextDigest {
+        TextDigest(hex(&Sha256::digest(text.as_bytes())))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Metadata {
+    key: String,
+    log: String,
+    resources: BTreeMap<String, EntryResources>,
+}
+
+pub struct CubinCache {
+    /// None: nothing is kept.
+    folder: Option<PathBuf>,
+}
+
+impl CubinCache {
+    /// A cache under `cache_dir`, which is made if it is missing. A folder that may not be trusted is not used.
+    pub fn new(cache_dir: Option<&Path>) -> CubinCache {
+        let folder = cache_dir.and_then(|cache_dir| {
+            let folder = cache_dir.join("cubins");
+            match secure(cache_dir).and_then(|()| secure(&folder)) {
+                Ok(()) => Some(folder),
+                Err(reason) => {
+                    complain(&reason);
+                    None
+                }
+            }
+        });
+        CubinCache { folder }
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Compiled> {
+        let file = self.folder.as_ref()?.join(&key.0).join("kernel.cubin");
+        let bytes = match std::fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                complain(&format!("reading {}: {error}", file.display()));
+                return None;
+            }
+        };
+        let compiled = unpack(bytes, key);
+        if compiled.is_none() {
+            complain(&format!("{} is damaged; it will be made again", file.display()));
+        }
+        compiled
+    }
+
+    pub fn put(&self, key: &Key, text: &str, compiled: &Compiled) {
+        let Some(folder) = self.folder.as_ref().map(|folder| folder.join(&key.0)) else { return };
+        let written = secure(&folder).and_then(|()| {
+            // The text first: where there is a cubin, a person finds what it was made from.
+            publish(&folder, "kernel.cu", text.as_bytes())?;
+            publish(&folder, "kernel.cubin", &pack(compiled, key))
+        });
+        if let Err(reason) = written {
+            complain(&reason);
+        }
+    }
+}
+
+fn pack(compiled: &Compiled, key: &Key) -> Vec<u8> {
+    let metadata = Metadata { key: key.0.clone(), log: compiled.log.clone(), resources: compiled.resources.clone() };
+    // A map of strings and integers always has a JSON form.
+    let metadata = serde_json::to_vec(&metadata).unwrap_or_default();
+    let mut bytes = compiled.cubin.clone();
+    bytes.extend(&metadata);
+    bytes.extend((compiled.cubin.len() as u64).to_le_bytes());
+    bytes.extend((metadata.len() as u32).to_le_bytes());
+    bytes.extend(VERSION.to_le_bytes());
+    let digest = Sha256::digest(&bytes);
+    bytes.extend(digest.as_slice());
+    bytes.extend(MAGIC);
+    bytes
+}
+
+/// What `pack` packed, or None where a single bit differs or the entry is another key's.
+fn unpack(mut bytes: Vec<u8>, key: &Key) -> Option<Compiled> {
+    let body = bytes.len().checked_sub(TRAILER_BYTES)?;
+    let hashed = body + 16;
+    let (digest, magic) = bytes[hashed..].split_at(32);
+    if magic != MAGIC || Sha256::digest(&bytes[..hashed]).as_slice() != digest {
+        return None;
+    }
+    let cubin_bytes = usize::try_from(u64::from_le_bytes(bytes[body..body + 8].try_into().ok()?)).ok()?;
+    let metadata_bytes = u32::from_le_bytes(bytes[body + 8..body + 12].try_into().ok()?) as usize;
+    let version = u32::from_le_bytes(bytes[body + 12..body + 16].try_into().ok()?);
+    if version != VERSION || cubin_bytes.checked_add(metadata_bytes)? != body {
+        return None;
+    }
+    let metadata: Metadata = serde_json::from_slice(&bytes[cubin_bytes..body]).ok()?;
+    if metadata.key != key.0 {
+        return None;
+    }
+    bytes.truncate(cubin_bytes);
+    Some(Compiled { cubin: bytes, log: metadata.log, resources: metadata.resources })
+}
+
+/// Writes a file beside its place and renames it there: a reader sees all of it or nothing. It is not synced: what a
+/// power cut leaves is found damaged by its hash.
+fn publish(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let temporary = folder.join(format!(".{name}.{}.{}.{count}", std::process::id(), since.as_nanos()));
+    let place = folder.join(name);
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| std::fs::rename(&temporary, &place));
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(&temporary);
+        format!("writing {}: {error}", place.display())
+    })
+}
+
+/// One line per process: a broken cache costs time, not results, and must not fill a server's log.
+fn complain(reason: &str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| log::warn!("the cubin cache does not serve, kernels are compiled where needed: {reason}"));
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

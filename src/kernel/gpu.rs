@@ -1,0 +1,139 @@
+//! Gpu: one device through one context. It builds executables and gives the tuner memory, a stream and a clock.
+//!
+//! It knows how a pass becomes modules on the device; what a launch does with them is `launch`'s.
+
+use super::cubin_cache::CubinCache;
+use super::launch::Executable;
+use super::{Nvrtc, modules, render_pass};
+use crate::call::Stream;
+use crate::config::Config;
+use crate::cuda;
+use crate::cuda::context::Context;
+use crate::cuda::event::Event;
+use crate::cuda::memory::DeviceMemory;
+use crate::cuda::stream::{OwnedStream, is_capturing};
+use crate::device::{Arch, Device};
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub struct Gpu {
+    context: Arc<Context>,
+    device: Device,
+    cubins: CubinCache,
+    stream: OwnedStream,
+    /// Held for the whole of a measurement, so that no two share the stream.
+    clock: Mutex<Option<Clock>>,
+}
+
+/// What `time` needs, made at its first call.
+struct Clock {
+    start: Event,
+    stop: Event,
+    /// Twice the L2 cache: overwriting it leaves nothing of a kernel's inputs there.
+    flush: DeviceMemory,
+}
+
+impl Gpu {
+    /// The GPU of the caller's CUDA context or, without one, of the ordinal through its primary context. The context
+    /// must outlive the Gpu and all that it makes. `cache_dir` is where cubins are kept: see `cache_dir::resolve`.
+    pub fn new(ordinal: i32, context: Option<*mut c_void>, cache_dir: Option<PathBuf>) -> Result<Gpu> {
+        let context = match context {
+            // SAFETY: the C face's contract for its `cuda_context` is that of this call.
+            Some(raw) => unsafe { Context::of_caller(raw) }?,
+            None => Context::primary(ordinal)?,
+        };
+        let device = described(context.driver(), context.device())?;
+        match device.arch {
+            Arch::Sm(major, _) if major >= 8 => {}
+            arch => {
+                return Err(Error::unsupported(format!("{} is {arch}; the kernels need sm_80 or newer", device.name)));
+            }
+        }
+        let stream = OwnedStream::new(&context)?;
+        let cubins = CubinCache::new(cache_dir.as_deref());
+        Ok(Gpu { context, device, cubins, stream, clock: Mutex::new(None) })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Renders, compiles or takes from the cache, and loads all kernels of the pass.
+    pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
+        let kernels = render_pass(problem, config, self.device.arch)?
+            .into_iter()
+            .map(|(spec, text)| {
+                let loaded = modules::load(&self.context, &self.device, &self.cubins, spec.template, &text)?;
+                Ok((spec, loaded))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Executable::new(&self.context, kernels, config)
+    }
+
+    /// Bytes are left as they come.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(&self.context, bytes)
+    }
+
+    /// Copies host bytes to the start of `memory`; returns when done.
+    pub fn upload(&self, memory: &DeviceMemory, bytes: &[u8]) -> Result<()> {
+        memory.upload(bytes, &self.stream)
+    }
+
+    /// Copies the start of `memory` to the host once all work queued on `stream()` is done.
+    pub fn download(&self, memory: &DeviceMemory, bytes: &mut [u8]) -> Result<()> {
+        memory.download(bytes, &self.stream)
+    }
+
+    /// Our own stream, in the order of which neither the caller's work nor the default stream's stands.
+    pub fn stream(&self) -> Stream {
+        self.stream.handle()
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    /// Whether work on a stream would be captured into a graph. The stream is NULL or a live one of this context.
+    #[expect(
+        clippy::not_unsafe_ptr_arg_deref,
+        reason = "a stream is a handle that the caller answers for, as in launch"
+    )]
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        // SAFETY: the C face's contract for its `stream` is that of this call.
+        unsafe { is_capturing(&self.context, stream) }
+    }
+
+    /// Time of one run of `work` on `stream()`, between device events. With `cold` the L2 cache is overwritten first,
+    /// which also keeps the device busy while `work` is enqueued, so that the host's speed is not in the span.
+    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
+        let mut guard = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let clock = match &mut *guard {
+            Some(clock) => clock,
+            empty => empty.insert(Clock {
+                start: Event::new(&self.context)?,
+                stop: Event::new(&self.context)?,
+                flush: self.allocate((2 * self.device.l2_bytes as usize).max(32 << 20))?,
+            }),
+        };
+        let _current = self.context.enter()?;
+        if cold {
+            clock.flush.fill(0, &self.stream)?;
+        }
+        clock.start.record(&self.stream)?;
+        work(self.stream.handle())?;
+        clock.stop.record(&self.stream)?;
+        clock.stop.synchronize()?;
+        clock.stop.since(&clock.start)
+    }
+}
+
+/// A device as the driver and NVRTC together describe it.
+pub(super) fn described(driver: &cuda::driver::Driver, device: i32) -> Result<Device> {
+    let nvrtc_version = Nvrtc::get().map_or((0, 0), Nvrtc::version);
+    Ok(Device { nvrtc_version, ..cuda::device::describe(driver, device)? })
+}

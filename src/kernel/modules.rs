@@ -1,0 +1,89 @@
+//! From a rendered text to a module on the device: this process, then the cubin cache, then NVRTC.
+//!
+//! A text is loaded once per context, however many plans use it, and is unloaded with the last of them. Two threads
+//! that want the same text at once compile it once; different texts do not wait for each other.
+
+use super::compile::{EntryResources, compile, options, target, targets};
+use super::cubin_cache::{CubinCache, Key, TextDigest};
+use super::{Compiled, Nvrtc};
+use crate::cuda::context::Context;
+use crate::cuda::module::Module;
+use crate::cuda::nvrtc::OLDEST_MAJOR;
+use crate::device::{Arch, Device};
+use crate::error::Result;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+pub(super) struct Loaded {
+    pub module: Arc<Module>,
+    pub resources: BTreeMap<String, EntryResources>,
+}
+
+type Slot = Arc<Mutex<Weak<Loaded>>>;
+/// By context and text. What a text is compiled for follows from the context's device.
+type Slots = HashMap<(usize, TextDigest), Slot>;
+
+/// The module of a text, loaded into the context. `name` is what messages call the text.
+pub(super) fn load(
+    context: &Arc<Context>,
+    device: &Device,
+    cubins: &CubinCache,
+    name: &str,
+    text: &str,
+) -> Result<Arc<Loaded>> {
+    let digest = TextDigest::new(text);
+    let slot = slot(context.id(), &digest);
+    let mut loaded = lock(&slot);
+    if let Some(loaded) = loaded.upgrade() {
+        return Ok(loaded);
+    }
+    let compiled = cubin(device, cubins, name, text, &digest)?;
+    let module = Module::load(context, &compiled.cubin).map_err(|error| error.context(name))?;
+    let fresh = Arc::new(Loaded { module, resources: compiled.resources });
+    *loaded = Arc::downgrade(&fresh);
+    Ok(fresh)
+}
+
+fn slot(context: usize, digest: &TextDigest) -> Slot {
+    static SLOTS: OnceLock<Mutex<Slots>> = OnceLock::new();
+    let mut slots = lock(SLOTS.get_or_init(Mutex::default));
+    // A slot that no thread is at and whose module is gone; a tuning pass leaves thousands.
+    slots.retain(|_, slot| Arc::strong_count(slot) > 1 || lock(slot).strong_count() > 0);
+    slots.entry((context, digest.clone())).or_default().clone()
+}
+
+/// A lock whose holder panicked guards a Weak that is valid all the same.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The cubin of a text for a device, from the cache or compiled now. Without NVRTC an entry that any version which the
+/// driver can load has made will do: the maths is the same, and the alternative is none.
+fn cubin(device: &Device, cubins: &CubinCache, name: &str, text: &str, digest: &TextDigest) -> Result<Compiled> {
+    match Nvrtc::get() {
+        Ok(nvrtc) => {
+            let target = target(device.arch, nvrtc)?;
+            let key = Key::new(digest, &options(&target), nvrtc.version());
+            if let Some(compiled) = cubins.get(&key) {
+                return Ok(compiled);
+            }
+            let compiled = compile(nvrtc, name, text, &target)?;
+            cubins.put(&key, text, &compiled);
+            Ok(compiled)
+        }
+        Err(missing) => any_version(device.arch, device.driver_version / 1000, cubins, digest)
+            .ok_or_else(|| missing.context(format_args!("{name} is not in the cubin cache"))),
+    }
+}
+
+/// The newest cached cubin of a text: all versions up to the driver's major, for all targets that the device runs.
+fn any_version(arch: Arch, driver_major: u32, cubins: &CubinCache, digest: &TextDigest) -> Option<Compiled> {
+    /// No major version of CUDA has had a higher one.
+    const NEWEST_MINOR: u32 = 9;
+    let targets = targets(arch).ok()?;
+    let versions =
+        (OLDEST_MAJOR..=driver_major).rev().flat_map(|major| (0..=NEWEST_MINOR).rev().map(move |minor| (major, minor)));
+    versions
+        .flat_map(|version| targets.iter().map(move |target| (version, target)))
+        .find_map(|(version, target)| cubins.get(&Key::new(digest, &options(&format!("sm_{target}")), version)))
+}

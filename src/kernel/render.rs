@@ -1,0 +1,204 @@
+//! From (Problem class, Config, architecture) to one self-contained CUDA text, byte for byte the same every time.
+//!
+//! Tera fills in the template, then each `#include "device/x.cuh"` is replaced by that file, raw and once. The text
+//! depends on nothing but the values that the template uses, so kernels that do not depend on a knob are shared by
+//! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
+
+use super::geometry;
+use super::sources::{Sources, embedded, overridden};
+use crate::config::Config;
+use crate::device::Arch;
+use crate::error::{Error, Result, Status};
+use crate::problem::{Causal, Dtype, Problem};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use tera::{Context, Delimiters, Tera};
+
+/// Renders `templates/<template>.cu.tera` from the library's files, or those that `FLASHTUNE_TEMPLATES` named when
+/// the process first rendered.
+pub fn render(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
+    Renderer::shared()?.render(problem, config, template, arch)
+}
+
+/// A set of template files, parsed.
+pub struct Renderer {
+    tera: Tera,
+    sources: Sources,
+}
+
+impl Renderer {
+    pub fn new(sources: Sources) -> Result<Renderer> {
+        let mut tera = Tera::new();
+        let delimiters = Delimiters {
+            block_start: "@[".into(),
+            block_end: "]@".into(),
+            variable_start: "@{".into(),
+            variable_end: "}@".into(),
+            comment_start: "@*".into(),
+            comment_end: "*@".into(),
+        };
+        tera.set_delimiters(delimiters).map_err(template_error)?;
+        tera.autoescape_on(Vec::<&str>::new());
+        let templates = sources.iter().filter(|(name, _)| name.ends_with(SUFFIX));
+        tera.add_raw_templates(templates.map(|(name, text)| (name.as_str(), text.as_str()))).map_err(template_error)?;
+        Ok(Renderer { tera, sources })
+    }
+
+    pub(super) fn shared() -> Result<&'static Renderer> {
+        static SHARED: OnceLock<Result<Renderer>> = OnceLock::new();
+        let shared = SHARED.get_or_init(|| {
+            let folder = std::env::var_os("FLASHTUNE_TEMPLATES").filter(|folder| !folder.is_empty());
+            Renderer::new(match folder {
+                Some(folder) => overridden(&PathBuf::from(folder))?,
+                None => embedded(),
+            })
+        });
+        shared.as_ref().map_err(Error::clone)
+    }
+
+    /// One kernel's text. A name that the template uses and the values lack is an error: to Tera it is merely false.
+    pub fn render(&self, problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
+        let values = values(problem, config, template, arch)?;
+        let used = self.names(template)?;
+        let unknown: Vec<&str> = used.iter().filter(|name| !values.contains_key(**name)).copied().collect();
+        if !unknown.is_empty() {
+            return Err(Error::new(
+                Status::InvalidArgument,
+                format!(
+                    "{template}{SUFFIX} uses {}, which neither the problem nor the config ({config}) gives",
+                    unknown.join(", ")
+                ),
+            ));
+        }
+        let mut context = Context::new();
+        for name in &used {
+            match &values[*name] {
+                Value::Integer(value) => context.insert(name.to_string(), value),
+                Value::Flag(value) => context.insert(name.to_string(), value),
+                Value::Name(value) => context.insert(name.to_string(), value),
+            }
+        }
+        let filled = self.tera.render(&format!("{template}{SUFFIX}"), &context).map_err(template_error)?;
+        let mut spliced = Vec::new();
+        let body = self.splice(&filled, &mut spliced)?;
+        Ok(header(template, config, arch, &values, &used, &spliced) + &body)
+    }
+
+    /// The names that a template uses, of values and knobs.
+    pub fn names(&self, template: &str) -> Result<BTreeSet<&str>> {
+        let file = format!("{template}{SUFFIX}");
+        if !self.sources.contains_key(&file) {
+            let known: Vec<&str> = self.sources.keys().filter_map(|name| name.strip_suffix(SUFFIX)).collect();
+            return Err(Error::invalid(format!("{template:?} is no template; there are {}", known.join(", "))));
+        }
+        Ok(self.tera.get_template_variables(&file).map_err(template_error)?.into_iter().collect())
+    }
+
+    /// The text with its quoted includes replaced by the files, each at its first mention and nowhere again.
+    fn splice<'a>(&'a self, text: &str, spliced: &mut Vec<&'a str>) -> Result<String> {
+        let mut out = String::with_capacity(text.len());
+        for line in text.lines() {
+            let Some(name) = included(line) else {
+                out.push_str(line);
+                out.push('\n');
+                continue;
+            };
+            let (name, file) = self.sources.get_key_value(name).ok_or_else(|| {
+                Error::invalid(format!("#include \"{name}\" names no file under templates/; write \"device/….cuh\""))
+            })?;
+            if !spliced.contains(&name.as_str()) {
+                spliced.push(name);
+                out.push_str(&format!("// ---- {name}\n"));
+                out.push_str(&self.splice(file, spliced)?);
+            }
+        }
+        Ok(out)
+    }
+}
+
+const SUFFIX: &str = ".cu.tera";
+
+/// What a template may be given: integers, booleans, and names from a fixed list.
+enum Value {
+    Integer(u32),
+    Flag(bool),
+    Name(String),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Integer(value) => value.fmt(f),
+            Value::Flag(value) => value.fmt(f),
+            Value::Name(value) => value.fmt(f),
+        }
+    }
+}
+
+/// The problem class as templates see it, in the order of the header comment.
+const CLASS: [&str; 6] = ["dtype", "head_dim", "head_dim_v", "is_causal", "has_dropout", "vec"];
+
+fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
+    if problem.dtype == Dtype::Fp32 {
+        return Err(Error::unsupported("dtype is fp32; the GPU kernels take fp16 and bf16"));
+    }
+    let Arch::Sm(major, minor) = arch else {
+        return Err(Error::invalid("the architecture is cpu; a kernel is rendered for sm_80, sm_90, …"));
+    };
+    let class = [
+        Value::Name(problem.dtype.name().to_owned()),
+        Value::Integer(problem.head_dim as u32),
+        Value::Integer(problem.head_dim_v as u32),
+        Value::Flag(problem.causal != Causal::None),
+        Value::Flag(problem.dropout),
+        Value::Integer(problem.layout.elements() as u32),
+    ];
+    let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
+    values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
+    values.insert("template".to_owned(), Value::Name(template.to_owned()));
+    // What the launch will ask for, so that a template can assert that it is what its tiles need.
+    let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
+    values.extend(spec.map(|spec| ("smem_bytes".to_owned(), Value::Integer(spec.smem_bytes))));
+    for (knob, value) in &config.knobs {
+        if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
+            return Err(Error::invalid(format!("the config names {knob}, which is the problem's to say")));
+        }
+    }
+    Ok(values)
+}
+
+/// The comment on top: only what the text depends on, so that equal kernels stay equal texts.
+fn header(
+    template: &str,
+    config: &Config,
+    arch: Arch,
+    values: &BTreeMap<String, Value>,
+    used: &BTreeSet<&str>,
+    spliced: &[&str],
+) -> String {
+    let list = |names: &mut dyn Iterator<Item = &str>| {
+        names.filter(|name| used.contains(name)).map(|name| format!(" {name}={}", values[name])).collect::<String>()
+    };
+    let files: String = spliced.iter().map(|name| format!(" {name}")).collect();
+    format!(
+        "// Rendered by flashtune {version}; edit the templates, not this.\n\
+         // problem:  {problem}\n\
+         // config:   {family}{knobs}\n\
+         // files:    {template}{SUFFIX}{files}\n\
+         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch} -cubin -o {template}.cubin {template}.cu\n\n",
+        version = env!("CARGO_PKG_VERSION"),
+        problem = list(&mut CLASS.into_iter()).trim_start(),
+        family = config.family.name(),
+        knobs = list(&mut config.knobs.keys().map(String::as_str)),
+    )
+}
+
+/// The name in `#include "name"`, if the line is one.
+fn included(line: &str) -> Option<&str> {
+    line.trim_start().strip_prefix("#include")?.trim_start().strip_prefix('"')?.split('"').next()
+}
+
+fn template_error(error: tera::Error) -> Error {
+    Error::new(Status::CompileFailed, format!("rendering: {error}"))
+}

@@ -1,0 +1,41 @@
+//! The template files: those in the library, and those that a folder of the user's puts in their place.
+//!
+//! `FLASHTUNE_TEMPLATES` names a folder of the same shape as `templates/`; a file there replaces the one of its name
+//! and new names are added, so a kernel can be changed without building the library. What is rendered is part of a
+//! cubin's key, so an override never meets the cubins of the originals.
+
+use crate::error::{Error, Result, Status};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+include!(concat!(env!("OUT_DIR"), "/templates.rs"));
+
+/// File names relative to `templates/` and their text.
+pub type Sources = BTreeMap<String, String>;
+
+/// The library's own files.
+pub fn embedded() -> Sources {
+    TEMPLATES.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()
+}
+
+/// The library's own files with those of `folder` in their place.
+pub fn overridden(folder: &Path) -> Result<Sources> {
+    let mut sources = embedded();
+    add(&mut sources, folder, "").map_err(|error| {
+        Error::new(Status::Io, format!("FLASHTUNE_TEMPLATES is {}; reading it: {error}", folder.display()))
+    })?;
+    Ok(sources)
+}
+
+fn add(sources: &mut Sources, folder: &Path, prefix: &str) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        let name = format!("{prefix}{}", name.to_string_lossy());
+        if path.is_dir() {
+            add(sources, &path, &format!("{name}/"))?;
+        } else if name.ends_with(".cuh") || name.ends_with(".cu.tera") {
+            sources.insert(name, std::fs::read_to_string(&path)?);
+        }
+    }
+    Ok(())
+}

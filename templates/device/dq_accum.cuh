@@ -1,0 +1,33 @@
+// The fp32 accumulator of dQ: its order in memory, adding to it and reading it back.
+//
+// Per (batch, head_q): [row / 16][column / 8][128], the 128 floats of a 16 x 8 mma accumulator in an order that makes
+// a warp's addition one contiguous access. From sm_90 on four floats of a lane are added at once (PTX ISA 8.1,
+// "red.global.add.v4.f32"); before, one component of all lanes at a time.
+
+constexpr bool kVectorRed = kArch >= 90;
+constexpr int kDqTiles = (kHeadDim + 7) / 8;  // column tiles
+
+__device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 batch_head, int row, int column_tile) {
+    return params.dq_accum + (batch_head * (params.workspace_rows / 16) + row / 16) * (kDqTiles * 128) + column_tile * 128;
+}
+
+__device__ __forceinline__ void dq_accum_add(float* tile, const float (&c)[4], int lane) {
+    if constexpr (kVectorRed) {
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(tile + lane * 4)), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]) : "memory");
+    } else {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(tile + i * 32 + lane)), "f"(c[i]) : "memory");
+        }
+    }
+}
+
+__device__ __forceinline__ void dq_accum_read(float (&c)[4], const float* tile, int lane) {
+    if constexpr (kVectorRed) {
+        const float4 all = *reinterpret_cast<const float4*>(tile + lane * 4);
+        c[0] = all.x, c[1] = all.y, c[2] = all.z, c[3] = all.w;
+    } else {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = tile[i * 32 + lane];
+    }
+}

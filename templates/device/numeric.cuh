@@ -1,0 +1,52 @@
+// 16-bit pairs, base-2 exponentials and the two infinities. Knows only kIsBf16.
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+// Two fp32 to a packed 16-bit pair, `low` in the low half, rounded to nearest even.
+__device__ __forceinline__ uint32 pack2(float low, float high) {
+    uint32 pair;
+    if constexpr (kIsBf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+}
+
+__device__ __forceinline__ float unpack(uint16 value) {
+    if constexpr (kIsBf16) {
+        return __uint_as_float(uint32(value) << 16);
+    } else {
+        float wide;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
+        return wide;
+    }
+}
+__device__ __forceinline__ float unpack_low(uint32 pair) { return unpack(uint16(pair & 0xffff)); }
+__device__ __forceinline__ float unpack_high(uint32 pair) { return unpack(uint16(pair >> 16)); }
+
+// 2^x by the special function unit: 2 ulp, -inf to 0, NaN to NaN.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Sums and maxima over the four lanes that share the rows of an mma accumulator.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}

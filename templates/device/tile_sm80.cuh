@@ -1,0 +1,87 @@
+// Shared-memory tiles of 16-bit elements, and the asynchronous copies that fill them (PTX ISA, "cp.async").
+//
+// A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number of 16-byte chunks:
+// eight consecutive rows then start in eight different bank groups, so ldmatrix has no conflict, and every address is
+// one base register plus an immediate, which a swizzle would not allow.
+
+__device__ __forceinline__ constexpr int round_up(int value, int step) { return (value + step - 1) / step * step; }
+
+template <int kRows_, int kCols_>
+struct Tile {
+    static constexpr int kRows = kRows_;
+    static constexpr int kCols = round_up(kCols_, 8);        // columns that hold data or zeros
+    static constexpr int kStride = ((kCols / 8) | 1) * 8;    // elements from row to row
+    static constexpr int kBytes = kRows * kStride * 2;
+};
+
+__device__ __forceinline__ uint32 shared_address(const void* pointer) {
+    return uint32(__cvta_generic_to_shared(pointer));
+}
+
+// Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(uint32 target, const void* source, bool valid) {
+    const int bytes = valid ? kBytes : 0;
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(source), "r"(bytes), "n"(kBytes) : "memory");
+    }
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's latest groups are in flight.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+
+// Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a tile; the rest of the
+// tile's columns and rows is zeroed. All kThreads threads take part; the caller commits, waits and synchronises.
+// kVec divides cols_left, so that a chunk never crosses the end of a row.
+template <class Tile, int kVec, int kThreads>
+__device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int64 stride_row, int rows_left, int cols_left, int thread) {
+    constexpr int kChunks = Tile::kCols / kVec;  // per row
+    constexpr int kTotal = Tile::kRows * kChunks;
+    // Where the row's chunks divide the threads, a thread keeps its column and the division is done once.
+    constexpr bool kKeepsColumn = kThreads % kChunks == 0;
+    #pragma unroll
+    for (int i = 0; i < (kTotal + kThreads - 1) / kThreads; ++i) {
+        const int index = thread + i * kThreads;
+        const int row = kKeepsColumn ? thread / kChunks + i * (kThreads / kChunks) : index / kChunks;
+        const int col = (kKeepsColumn ? thread % kChunks : index % kChunks) * kVec;
+        if (kTotal % kThreads != 0 && index >= kTotal) break;
+        const bool valid = row < rows_left && col < cols_left;
+        const uint16* from = source + (valid ? row * stride_row + col : 0);
+        const uint32 to = tile + uint32(row * Tile::kStride + col) * 2;
+        if constexpr (kVec > 1) {
+            cp_async<kVec * 2>(to, from, valid);
+        } else {
+            // Two bytes are below what cp.async moves; the store is ordered by the caller's barrier.
+            const uint16 value = valid ? *from : uint16(0);
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
+        }
+    }
+}
+
+// Rows [0, rows_left) x columns [0, cols_left) of a tile to global memory, by kThreads threads (a warp or a block).
+template <int kRows, class Tile, int kVec, int kThreads>
+__device__ __forceinline__ void store_tile(uint16* target, int64 stride_row, uint32 tile, int rows_left, int cols_left, int thread) {
+    constexpr int kChunks = Tile::kCols / kVec;
+    for (int index = thread; index < kRows * kChunks; index += kThreads) {
+        const int row = index / kChunks, col = index % kChunks * kVec;
+        if (row >= rows_left || col >= cols_left) continue;
+        const uint32 from = tile + uint32(row * Tile::kStride + col) * 2;
+        uint16* to = target + row * stride_row + col;
+        if constexpr (kVec == 8) {
+            uint4 chunk;
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w) : "r"(from));
+            *reinterpret_cast<uint4*>(to) = chunk;
+        } else if constexpr (kVec == 4) {
+            uint2 chunk;
+            asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(chunk.x), "=r"(chunk.y) : "r"(from));
+            *reinterpret_cast<uint2*>(to) = chunk;
+        } else if constexpr (kVec == 2) {
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(*reinterpret_cast<uint32*>(to)) : "r"(from));
+        } else {
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(*to) : "r"(from));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Compiling with NVRTC, the parameter struct's two sides, and the cubin cache under faults. No GPU is needed.
+//!
+//! Without NVRTC the tests that need it say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
+
+use flashtune::cuda::nvrtc::Nvrtc;
+use flashtune::device::Arch;
+use flashtune::error::Status;
+use flashtune::kernel::KernelParams;
+use flashtune::kernel::compile::{Compiled, EntryResources, compile, options, target};
+use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::sources::embedded;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn nvrtc() -> Option<&'static Nvrtc> {
+    match Nvrtc::get() {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error) if std::env::var_os("FLASHTUNE_REQUIRE_NVRTC").is_some() => panic!("{error}"),
+        Err(error) => {
+            eprintln!("SKIPPED, no NVRTC: {error}");
+            None
+        }
+    }
+}
+
+const KERNEL: &str = "extern \"C\" __global__ void k(float* x) { __shared__ float s[32]; s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); x[threadIdx.x] = s[31 - threadIdx.x]; }\n";
+
+#[test]
+fn a_text_compiles_for_every_generation_without_headers_or_a_gpu() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for arch in [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0)] {
+        let target = target(arch, nvrtc).unwrap();
+        assert_eq!(target, arch.to_string());
+        let compiled = compile(nvrtc, "k", KERNEL, &target).unwrap();
+        assert_eq!(&compiled.cubin[..4], b"\x7fELF");
+        assert_eq!(compiled.log, "");
+        let used = compiled.resources["k"];
+        assert!(used.registers > 0 && used.static_smem_bytes == 128 && used.spill_bytes == 0, "{used:?}");
+    }
+}
+
+#[test]
+fn equal_texts_give_equal_cubins() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let cubins: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| compile(nvrtc, "k", KERNEL, "sm_80").unwrap().cubin)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(cubins.iter().all(|cubin| *cubin == cubins[0]));
+}
+
+#[test]
+fn spills_are_seen() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let text = "extern \"C\" __global__ void __launch_bounds__(1024, 2) k(float* x) {\n\
+                float a[64];\n#pragma unroll\nfor (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x];\n\
+                __syncthreads();\n#pragma unroll\nfor (int i = 0; i < 64; ++i) x[(63 - i) * 1024 + threadIdx.x] = a[i] * a[63 - i]; }\n";
+    let used = compile(nvrtc, "k", text, "sm_90").unwrap().resources["k"];
+    assert!(used.spill_bytes > 0 && used.registers <= 32, "{used:?}");
+}
+
+#[test]
+fn a_wrong_text_is_a_status_with_the_compilers_words() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let error = compile(nvrtc, "broken", "extern \"C\" __global__ void k() { undeclared(); }\n", "sm_80").unwrap_err();
+    assert_eq!(error.status, Status::CompileFailed);
+    assert!(error.message.contains("broken(1)") && error.message.contains("undeclared"), "{error}");
+    let error = compile(nvrtc, "k", KERNEL, "sm_1").unwrap_err();
+    assert_eq!(error.status, Status::CompileFailed, "{error}");
+    let error = compile(nvrtc, "k", "int a;\0", "sm_80").unwrap_err();
+    assert_eq!(error.status, Status::CompileFailed, "{error}");
+}
+
+#[test]
+fn warnings_are_kept() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let text = "extern \"C\" __global__ void k() { int x = 3; if (x = 4) return; }\n";
+    let log = compile(nvrtc, "k", text, "sm_80").unwrap().log;
+    assert!(log.contains("warning") && !log.contains("ptxas info"), "{log}");
+}
+
+#[test]
+fn an_arch_that_nvrtc_does_not_know_is_compiled_for_its_elder_or_refused() {
+    let Some(nvrtc) = nvrtc() else { return };
+    assert_eq!(target(Arch::Sm(9, 9), nvrtc).unwrap(), "sm_90");
+    assert_eq!(target(Arch::Sm(77, 0), nvrtc).unwrap_err().status, Status::NoCompiler);
+}
+
+/// Every field with its offset, or a compile error when one is missing here.
+macro_rules! offsets {
+    ($($field:ident),*) => {{
+        let _ = |params: KernelParams| {
+            let KernelParams { $($field: _),* } = params;
+        };
+        vec![$((stringify!($field), std::mem::offset_of!(KernelParams, $field))),*]
+    }};
+}
+
+#[test]
+fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let offsets = offsets!(
+        q,
+        k,
+        v,
+        out,
+        dout,
+        dq,
+        dk,
+        dv,
+        lse,
+        lse_log2,
+        delta,
+        dq_accum,
+        dropout_seed_ptr,
+        dropout_offset_ptr,
+        dropout_seed,
+        dropout_offset,
+        batch_size,
+        num_heads_q,
+        num_heads_kv,
+        group_size,
+        seqlen_q,
+        seqlen_k,
+        causal_shift,
+        workspace_rows,
+        softmax_scale,
+        softmax_scale_log2,
+        dropout_threshold,
+        dropout_keep_scale
+    );
+    // NVRTC has neither offsetof nor __builtin_offsetof without headers; this is what its front end makes of them.
+    let assert = |class: &str, field: &str, offset: usize| {
+        format!("static_assert(__INTADDR__(&(({class}*)0)->{field}) == {offset}, \"{field}\");\n")
+    };
+    let mut text = embedded()["device/params.cuh"].clone();
+    for (field, offset) in offsets {
+        text += &assert("KernelParams", field, offset);
+    }
+    for (field, offset) in [("data", 0), ("stride_batch", 8), ("stride_seqlen", 16), ("stride_head", 24)] {
+        text += &assert("TensorView", field, offset);
+    }
+    text += "extern \"C\" __global__ void k(const __grid_constant__ KernelParams p) { *p.lse = p.softmax_scale; }\n";
+    compile(nvrtc, "params", &text, "sm_80").unwrap();
+}
+
+// ---- the cubin cache
+
+fn compiled() -> Compiled {
+    Compiled {
+        cubin: (0..5000u32).map(|i| (i * 7) as u8).collect(),
+        log: "a warning\n".to_owned(),
+        resources: [("k".to_owned(), EntryResources { registers: 128, spill_bytes: 4, ..Default::default() })].into(),
+    }
+}
+
+fn key(text: &str) -> Key {
+    Key::new(&TextDigest::new(text), &options("sm_80"), (13, 0))
+}
+
+fn entry(cache_dir: &Path, key: &Key) -> PathBuf {
+    cache_dir.join("cubins").join(key.as_str()).join("kernel.cubin")
+}
+
+#[test]
+fn what_is_put_is_got_with_its_text_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(Some(folder.path()));
+    assert_eq!(cache.get(&key("t")), None);
+    cache.put(&key("t"), "t", &compiled());
+    assert_eq!(cache.get(&key("t")), Some(compiled()));
+    assert_eq!(CubinCache::new(Some(folder.path())).get(&key("t")), Some(compiled()));
+    let text = entry(folder.path(), &key("t")).with_file_name("kernel.cu");
+    assert_eq!(std::fs::read_to_string(text).unwrap(), "t");
+}
+
+#[test]
+fn text_options_and_nvrtc_version_are_all_in_the_key() {
+    let text = TextDigest::new("t");
+    let key = Key::new(&text, &options("sm_80"), (13, 0));
+    assert_ne!(key, Key::new(&TextDigest::new("u"), &options("sm_80"), (13, 0)));
+    assert_ne!(key, Key::new(&text, &options("sm_86"), (13, 0)));
+    assert_ne!(key, Key::new(&text, &options("sm_80"), (12, 9)));
+    assert_eq!(key, Key::new(&text, &options("sm_80"), (13, 0)));
+}
+
+#[test]
+fn a_damaged_entry_is_a_miss_and_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(Some(folder.path()));
+    let file = entry(folder.path(), &key("t"));
+    cache.put(&key("t"), "t", &compiled());
+    let good = std::fs::read(&file).unwrap();
+    let flipped = |index: usize| {
+        let mut bytes = good.clone();
+        bytes[index] ^= 1;
+        bytes
+    };
+    let mut damaged = vec![Vec::new(), b"garbage".to_vec(), vec![0xff; 10_000], [&good[..], b"more"].concat()];
+    damaged.extend([1, 56, good.len() / 2, good.len() - 1].map(|length| good[..length].to_vec()));
+    damaged.extend((0..good.len()).step_by(97).chain(good.len() - 80..good.len()).map(flipped));
+    for bytes in damaged {
+        std::fs::write(&file, &bytes).unwrap();
+        assert_eq!(cache.get(&key("t")), None, "{} bytes", bytes.len());
+    }
+    cache.put(&key("t"), "t", &compiled());
+    assert_eq!(cache.get(&key("t")), Some(compiled()));
+}
+
+#[test]
+fn an_entry_under_another_key_is_a_miss() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(Some(folder.path()));
+    cache.put(&key("t"), "t", &compiled());
+    let (from, to) = (entry(folder.path(), &key("t")), entry(folder.path(), &key("u")));
+    std::fs::create_dir(to.parent().unwrap()).unwrap();
+    std::fs::copy(from, to).unwrap();
+    assert_eq!(cache.get(&key("u")), None);
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_an_empty_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let shared = folder.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o777)).unwrap();
+    for cache_dir in [None, Some(file.as_path()), Some(Path::new("/proc/flashtune")), Some(shared.as_path())] {
+        let cache = CubinCache::new(cache_dir);
+        cache.put(&key("t"), "t", &compiled());
+        assert_eq!(cache.get(&key("t")), None, "{cache_dir:?}");
+    }
+    assert!(!shared.join("cubins").exists());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_still_serves_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(Some(folder.path()));
+    cache.put(&key("t"), "t", &compiled());
+    // A file where the entry's folder would be refuses the write whoever runs this; permissions would not stop root.
+    std::fs::write(folder.path().join("cubins").join(key("u").as_str()), "").unwrap();
+    cache.put(&key("u"), "u", &compiled());
+    assert_eq!(cache.get(&key("u")), None);
+    assert_eq!(cache.get(&key("t")), Some(compiled()));
+}
+
+#[test]
+fn writers_at_once_leave_a_whole_entry_and_no_litter() {
+    let folder = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let cache = CubinCache::new(Some(folder.path()));
+                for _ in 0..50 {
+                    cache.put(&key("t"), "t", &compiled());
+                    assert_eq!(cache.get(&key("t")), Some(compiled()));
+                }
+            });
+        }
+    });
+    let entries = std::fs::read_dir(entry(folder.path(), &key("t")).parent().unwrap()).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["kernel.cu", "kernel.cubin"]);
+}
+
+// ---- missing libraries, each in a process of its own, since a process looks for them once
+
+/// Runs the named test of this program in a process with the variables set.
+fn in_child(test: &str, variables: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--ignored", "--nocapture"])
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_missing_nvrtc_is_a_status_with_the_place_tried() {
+    in_child("child_without_nvrtc", &[("FLASHTUNE_NVRTC", "/nowhere/libnvrtc.so.13")]);
+}
+
+#[test]
+#[ignore = "run by a_missing_nvrtc_is_a_status_with_the_place_tried"]
+fn child_without_nvrtc() {
+    let error = Nvrtc::get().err().unwrap();
+    assert_eq!(error.status, Status::NoCompiler);
+    assert!(error.message.contains("/nowhere/libnvrtc.so.13"), "{error}");
+    assert_eq!(flashtune::kernel::nvrtc_search().attempts.len(), 1);
+}
+
+#[test]
+fn a_missing_libcuda_is_a_status_with_the_places_tried() {
+    if flashtune::kernel::driver_search().version.is_some() {
+        eprintln!("SKIPPED: this machine has libcuda");
+        return;
+    }
+    let error = flashtune::kernel::Gpu::new(0, None, None).err().unwrap();
+    assert_eq!(error.status, Status::NoDevice);
+    assert!(error.message.contains("libcuda.so.1") && error.message.contains("libcuda.so ("), "{error}");
+    assert_eq!(flashtune::kernel::devices().unwrap_err().status, Status::NoDevice);
+}

@@ -1,0 +1,457 @@
+//! What flashtune asks of the CUDA driver, against a stand-in that checks and writes down: contexts, launches, lifetimes.
+//!
+//! The stand-in is compiled from fake_libcuda.c and found as libcuda.so.1 by LD_LIBRARY_PATH, so each test runs in a
+//! process of its own. Cubins come from a cache that the test fills: neither a GPU nor NVRTC takes part.
+
+use flashtune::call::{Call, TensorRef};
+use flashtune::config::{Config, Family};
+use flashtune::device::Arch;
+use flashtune::dropout::Dropout;
+use flashtune::error::Status;
+use flashtune::kernel::compile::{Compiled, options};
+use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::{Gpu, KernelParams, driver_search, geometry, nvrtc_search, render_pass};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use libloading::os::unix::Library;
+use std::alloc::{GlobalAlloc, System};
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Counts this process's allocations, for `a_launch_allocates_nothing`.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator, with a count beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const PARAMS_BYTES: usize = size_of::<KernelParams>();
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FakeLaunch {
+    function: u64,
+    stream: u64,
+    context: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    smem_bytes: u32,
+    reserved: u32,
+    params: [u8; PARAMS_BYTES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FakeState {
+    retains: i64,
+    memory: i64,
+    modules: i64,
+    streams: i64,
+    events: i64,
+    memsets: i64,
+    pushes: i64,
+    capturing: i64,
+    sync_result: i64,
+    launches: i64,
+    launch: [FakeLaunch; 16],
+}
+
+/// The stand-in, as this process's libcuda.
+struct Fake(Library);
+
+impl Fake {
+    fn place(&self) -> *mut FakeState {
+        // SAFETY: the symbol is a variable of this layout.
+        unsafe { self.0.get::<*mut FakeState>("fake_state") }.unwrap().into_raw().cast()
+    }
+
+    /// What it has written down up to now.
+    fn state(&self) -> FakeState {
+        // SAFETY: plain numbers, written by calls that have returned.
+        unsafe { self.place().read_volatile() }
+    }
+
+    /// As if another stream of the process were being captured, in the default mode.
+    fn begin_capture(&self) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.place()).capturing).write_volatile(1) };
+    }
+
+    fn fail_synchronize(&self, code: i64) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.place()).sync_result).write_volatile(code) };
+    }
+
+    fn current(&self) -> *mut c_void {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the function's signature; writes one pointer.
+        unsafe {
+            self.0.get::<unsafe extern "C" fn(*mut *mut c_void) -> i32>("cuCtxGetCurrent").unwrap()(&mut current)
+        };
+        current
+    }
+
+    fn push(&self, context: *mut c_void) {
+        // SAFETY: the function's signature.
+        unsafe { self.0.get::<unsafe extern "C" fn(*mut c_void) -> i32>("cuCtxPushCurrent_v2").unwrap()(context) };
+    }
+}
+
+/// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
+fn with_fake(test: &str, body: fn(&Fake)) {
+    with_fake_and(test, &[], body);
+}
+
+/// `with_fake` with more variables set.
+fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
+    if std::env::var_os("FLASHTUNE_TEST_FAKE_DRIVER").is_some() {
+        // SAFETY: the stand-in's initialisers do nothing.
+        return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_libcuda.c");
+    let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
+        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(folder.path().join("libcuda.so.1"))
+        .arg(source)
+        .status()
+        .expect("the tests need a C compiler");
+    assert!(compiled.success());
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
+        .env("FLASHTUNE_NVRTC", "/nowhere")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn problem(pass: Pass) -> Problem {
+    Problem {
+        pass,
+        dtype: Dtype::Bf16,
+        batch_size: 2,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_q: 300,
+        seqlen_k: 400,
+        head_dim: 128,
+        head_dim_v: 128,
+        causal: Causal::BottomRight,
+        dropout: false,
+        layout: Layout::Vec8,
+    }
+}
+
+/// Some value for each knob that the pass's templates read, whatever they are.
+fn config(pass: Pass) -> Config {
+    let mut config = Config::new(Family::Sm80, [("num_warps", 4), ("block_m", 64), ("block_n", 64)]);
+    loop {
+        match render_pass(&problem(pass), &config, Arch::Sm(9, 0)) {
+            Ok(_) => return config,
+            Err(error) => {
+                let missing = error.message.split(" uses ").nth(1).unwrap_or_else(|| panic!("{error}"));
+                let missing = missing.split([',', ' ']).next().unwrap();
+                config = config.with(missing, 1);
+            }
+        }
+    }
+}
+
+/// A cache that holds a cubin, of sorts, for each kernel of the pass, as if NVRTC 12.8 had made them.
+fn fill_cache(folder: &Path, pass: Pass) {
+    let cache = CubinCache::new(Some(folder));
+    let compiled = Compiled { cubin: b"\x7fELF and so on".to_vec(), log: String::new(), resources: Default::default() };
+    for (_, text) in render_pass(&problem(pass), &config(pass), Arch::Sm(9, 0)).unwrap() {
+        cache.put(&Key::new(&TextDigest::new(&text), &options("sm_90"), (12, 8)), &text, &compiled);
+    }
+}
+
+fn call(pass: Pass) -> Call {
+    let tensor = |address: usize| TensorRef::packed(address as *mut c_void, 300, 8, 128);
+    Call {
+        problem: problem(pass),
+        softmax_scale: 0.125,
+        dropout: Dropout::NONE,
+        q: tensor(0x10000),
+        k: tensor(0x20000),
+        v: tensor(0x30000),
+        out: tensor(0x40000),
+        lse: 0x50000 as *mut f32,
+        dout: tensor(0x60000),
+        dq: tensor(0x70000),
+        dk: tensor(0x80000),
+        dv: tensor(0x90000),
+        workspace: 0xa0000 as *mut c_void,
+    }
+}
+
+#[test]
+fn the_device_is_described_as_the_driver_says() {
+    with_fake("the_device_is_described_as_the_driver_says", |_| {
+        let gpu = Gpu::new(0, None, None).unwrap();
+        let device = gpu.device();
+        assert_eq!((device.name.as_str(), device.arch, device.sm_count), ("Fake GPU", Arch::Sm(9, 0), 132));
+        assert_eq!((device.smem_per_block, device.smem_per_sm), (232448, 233472));
+        assert_eq!((device.registers_per_sm, device.threads_per_sm), (65536, 2048));
+        assert_eq!((device.l2_bytes, device.memory_bytes), (1 << 20, 1 << 30));
+        assert_eq!((device.driver_version, device.nvrtc_version), (13000, (0, 0)));
+        assert_eq!(flashtune::kernel::devices().unwrap(), std::slice::from_ref(device));
+        let error = Gpu::new(3, None, None).err().unwrap();
+        assert_eq!(error.status, Status::NoDevice);
+        assert!(error.message.contains("device_ordinal is 3"), "{error}");
+    });
+}
+
+#[test]
+fn a_launch_passes_grid_stream_and_params() {
+    with_fake("a_launch_passes_grid_stream_and_params", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        for pass in [Pass::Forward, Pass::Backward] {
+            fill_cache(folder.path(), pass);
+            let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+            let executable = gpu.build(&problem(pass), &config(pass)).unwrap();
+            let first = fake.state().launches as usize;
+            executable.launch(&call(pass), 0x77 as *mut c_void).unwrap();
+            let specs = geometry::kernels(&problem(pass), &config(pass));
+            assert_eq!(fake.state().launches as usize, first + specs.len());
+            let params = KernelParams::new(&call(pass));
+            // SAFETY: KernelParams has no padding: its size is that of its fields, which 8 divides.
+            let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&params).cast::<u8>(), PARAMS_BYTES) };
+            for (spec, launch) in specs.iter().zip(&fake.state().launch[first..]) {
+                assert_eq!((launch.context, launch.stream), (0x1000, 0x77));
+                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass)));
+                assert_eq!((launch.block, launch.smem_bytes), ([spec.threads, 1, 1], spec.smem_bytes));
+                assert!(launch.params == bytes, "params of {}", spec.entry);
+            }
+            let resources = executable.resources();
+            let main = specs.iter().find(|spec| spec.is_main).unwrap();
+            assert_eq!((resources.registers, resources.threads), (96, main.threads));
+            assert_eq!(executable.kernel_name(), main.entry);
+        }
+    });
+}
+
+#[test]
+fn a_launch_allocates_nothing() {
+    with_fake("a_launch_allocates_nothing", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Backward);
+        let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+        let executable = gpu.build(&problem(Pass::Backward), &config(Pass::Backward)).unwrap();
+        let call = call(Pass::Backward);
+        // The harness's own threads may allocate meanwhile, but not in every one of many launches.
+        let quietest = (0..100).map(|_| {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            executable.launch(&call, std::ptr::null_mut()).unwrap();
+            ALLOCATIONS.load(Ordering::Relaxed) - before
+        });
+        assert_eq!(quietest.min(), Some(0));
+        assert!(fake.state().launches >= 100);
+    });
+}
+
+#[test]
+fn a_grid_with_nothing_to_do_is_not_launched() {
+    with_fake("a_grid_with_nothing_to_do_is_not_launched", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Forward);
+        let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+        let executable = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).unwrap();
+        let mut call = call(Pass::Forward);
+        call.problem.batch_size = 0;
+        executable.launch(&call, std::ptr::null_mut()).unwrap();
+        assert_eq!(fake.state().launches, 0);
+    });
+}
+
+#[test]
+fn the_callers_context_is_current_again_after_every_call() {
+    with_fake("the_callers_context_is_current_again_after_every_call", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Forward);
+        // None at all, another one, our own: with our own nothing is pushed.
+        for context in [0usize, 0x2000, 0x1000] {
+            let context = context as *mut c_void;
+            fake.push(context);
+            let pushes = fake.state().pushes;
+            {
+                let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+                let executable = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).unwrap();
+                executable.launch(&call(Pass::Forward), std::ptr::null_mut()).unwrap();
+                let memory = gpu.allocate(100).unwrap();
+                gpu.upload(&memory, &[7; 100]).unwrap();
+                gpu.time(true, &mut |_| Ok(())).unwrap();
+                gpu.allocate(1 << 40).err().unwrap();
+                assert_eq!(fake.current(), context);
+            }
+            assert_eq!(fake.current(), context);
+            assert_eq!(fake.state().pushes == pushes, context as usize == 0x1000);
+        }
+    });
+}
+
+#[test]
+fn the_callers_own_context_is_used_and_not_released() {
+    with_fake("the_callers_own_context_is_used_and_not_released", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Forward);
+        let gpu = Gpu::new(0, Some(0x3000 as *mut c_void), Some(folder.path().to_path_buf())).unwrap();
+        let executable = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).unwrap();
+        executable.launch(&call(Pass::Forward), std::ptr::null_mut()).unwrap();
+        assert_eq!(fake.state().launch[0].context, 0x3000);
+        drop((gpu, executable));
+        assert_eq!((fake.state().retains, fake.state().modules, fake.state().streams), (0, 0, 0));
+    });
+}
+
+#[test]
+fn everything_is_freed_with_its_last_user() {
+    with_fake("everything_is_freed_with_its_last_user", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Backward);
+        let kernels = geometry::kernels(&problem(Pass::Backward), &config(Pass::Backward)).len() as i64;
+        let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+        let build = || gpu.build(&problem(Pass::Backward), &config(Pass::Backward)).unwrap();
+        let (first, second) = (build(), build());
+        assert_eq!(fake.state().modules, kernels, "a text is loaded once");
+        drop(first);
+        assert_eq!(fake.state().modules, kernels);
+        drop(second);
+        assert_eq!(fake.state().modules, 0);
+        let again = build();
+        assert_eq!(fake.state().modules, kernels);
+        gpu.time(true, &mut |_| Ok(())).unwrap();
+        let memory = gpu.allocate(10).unwrap();
+        drop(gpu);
+        assert_eq!(fake.state().retains, 1, "memory and executables hold the context");
+        drop((again, memory));
+        let state = fake.state();
+        assert_eq!((state.retains, state.memory, state.modules, state.streams, state.events), (0, 0, 0, 0, 0));
+    });
+}
+
+#[test]
+fn memory_is_copied_within_its_bounds() {
+    with_fake("memory_is_copied_within_its_bounds", |_| {
+        let gpu = Gpu::new(0, None, None).unwrap();
+        let memory = gpu.allocate(5).unwrap();
+        gpu.upload(&memory, &[1, 2, 3, 4, 5]).unwrap();
+        let mut back = [0; 3];
+        gpu.download(&memory, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 3]);
+        assert_eq!(gpu.upload(&memory, &[0; 6]).unwrap_err().status, Status::InvalidArgument);
+        assert_eq!(gpu.download(&memory, &mut [0; 6]).unwrap_err().status, Status::InvalidArgument);
+        let nothing = gpu.allocate(0).unwrap();
+        assert!(nothing.address().is_null());
+        gpu.upload(&nothing, &[]).unwrap();
+    });
+}
+
+#[test]
+fn driver_errors_have_a_status_a_name_and_the_call() {
+    with_fake("driver_errors_have_a_status_a_name_and_the_call", |fake| {
+        let gpu = Gpu::new(0, None, None).unwrap();
+        let error = gpu.allocate(1 << 40).err().unwrap();
+        assert_eq!(error.status, Status::OutOfMemory);
+        assert!(
+            error.message.contains("cuMemAlloc_v2 returned CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"),
+            "{error}"
+        );
+        fake.fail_synchronize(12345);
+        let error = gpu.synchronize().unwrap_err();
+        assert_eq!(error.status, Status::Cuda);
+        assert!(error.message.contains("cuStreamSynchronize") && error.message.contains("(12345)"), "{error}");
+    });
+}
+
+#[test]
+fn a_driver_without_a_gpu_is_a_status_and_its_version_is_known() {
+    let no_device = [("FAKE_INIT_RESULT", "100")];
+    with_fake_and("a_driver_without_a_gpu_is_a_status_and_its_version_is_known", &no_device, |_| {
+        let error = Gpu::new(0, None, None).err().unwrap();
+        assert_eq!(error.status, Status::NoDevice);
+        assert!(error.message.contains("cuInit") && error.message.contains("(100)"), "{error}");
+        assert_eq!(driver_search().version, Some((13, 0)));
+        assert_eq!(driver_search().found, None);
+    });
+}
+
+#[test]
+fn an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("libnvrtc.so.13"), "").unwrap();
+    let variables = [("FAKE_DRIVER_VERSION", "12040"), ("FLASHTUNE_NVRTC", folder.path().to_str().unwrap())];
+    with_fake_and("an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so", &variables, |_| {
+        assert_eq!(nvrtc_search().attempts.len(), 1);
+        assert_eq!(nvrtc_search().attempts[0].outcome, "13 is newer than the driver's CUDA 12.4");
+        assert_eq!(Gpu::new(0, None, None).unwrap().device().nvrtc_version, (0, 0));
+    });
+}
+
+#[test]
+fn a_kernel_in_no_cache_without_nvrtc_is_a_status() {
+    with_fake("a_kernel_in_no_cache_without_nvrtc_is_a_status", |_| {
+        let gpu = Gpu::new(0, None, None).unwrap();
+        let error = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).err().unwrap();
+        assert_eq!(error.status, Status::NoCompiler);
+        assert!(error.message.contains("/nowhere") && error.message.contains("sm80_forward"), "{error}");
+    });
+}
+
+#[test]
+fn another_streams_capture_is_not_disturbed_by_setting_up() {
+    with_fake("another_streams_capture_is_not_disturbed_by_setting_up", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        fill_cache(folder.path(), Pass::Forward);
+        fake.begin_capture();
+        let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+        let executable = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).unwrap();
+        drop(gpu.allocate(10).unwrap());
+        assert!(gpu.is_capturing(std::ptr::null_mut()).unwrap(), "the legacy stream would join the capture");
+        assert!(gpu.is_capturing(0xca7 as *mut c_void).unwrap());
+        assert!(!gpu.is_capturing(gpu.stream()).unwrap());
+        drop((gpu, executable));
+        let state = fake.state();
+        assert_eq!((state.memory, state.modules, state.streams), (0, 0, 0));
+    });
+}
+
+#[test]
+fn time_is_the_devices_and_flushes_only_when_cold() {
+    with_fake("time_is_the_devices_and_flushes_only_when_cold", |fake| {
+        let gpu = Gpu::new(0, None, None).unwrap();
+        let mut runs = 0;
+        let mut work = |_| {
+            runs += 1;
+            Ok(())
+        };
+        assert_eq!(gpu.time(false, &mut work).unwrap(), Duration::from_micros(1500));
+        assert_eq!(fake.state().memsets, 0);
+        gpu.time(true, &mut work).unwrap();
+        gpu.time(true, &mut work).unwrap();
+        assert_eq!((runs, fake.state().memsets, fake.state().memory), (3, 2, 1));
+        let error = gpu.time(true, &mut |_| Err(flashtune::error::Error::invalid("no"))).unwrap_err();
+        assert_eq!(error.message, "no");
+    });
+}

@@ -1,0 +1,125 @@
+// A stand-in for libcuda: one GPU whose memory is the host's, which checks what the real driver checks (a current
+// context, the capture mode) and writes down every launch. tests/driver.rs compiles it and reads the fake_* part.
+//
+// It has cuEventElapsedTime under the old name alone and no cuFuncLoad, as drivers before 12.4.
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
+enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000 };
+
+struct fake_launch {
+    uint64_t function, stream, context;
+    uint32_t grid[3], block[3], smem_bytes, reserved;
+    uint8_t params[PARAMS_BYTES];
+};
+
+struct fake_state {
+    int64_t retains, memory, modules, streams, events, memsets, pushes;
+    int64_t capturing;   // another stream of the process is being captured, in global mode
+    int64_t sync_result; // what cuStreamSynchronize returns
+    int64_t launches;
+    struct fake_launch launch[MAX_LAUNCHES];
+} fake_state;
+
+static _Thread_local void *stack[16];
+static _Thread_local int depth;
+static _Thread_local int capture_mode;
+static uintptr_t next_handle = 0x5000;
+
+static void *current(void) { return depth ? stack[depth - 1] : NULL; }
+static void *handle(void) { return (void *)__atomic_add_fetch(&next_handle, 16, __ATOMIC_SEQ_CST); }
+static void count(int64_t *counter, int by) { __atomic_add_fetch(counter, by, __ATOMIC_SEQ_CST); }
+#define NEED_CONTEXT if (!current()) return INVALID_CONTEXT
+// What a capture in global mode refuses.
+#define NEED_NO_CAPTURE NEED_CONTEXT; if (fake_state.capturing && capture_mode != RELAXED) return UNSUPPORTED
+
+// A number from the environment, so that a test can have another driver.
+static int setting(const char *name, int otherwise) { const char *value = getenv(name); return value ? atoi(value) : otherwise; }
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : setting("FAKE_INIT_RESULT", SUCCESS); }
+int cuDriverGetVersion(int *version) { *version = setting("FAKE_DRIVER_VERSION", 13000); return SUCCESS; }
+int cuGetErrorName(int code, const char **name) {
+    *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : NULL;
+    return *name ? SUCCESS : INVALID_VALUE;
+}
+int cuGetErrorString(int code, const char **text) { *text = code == OUT_OF_MEMORY ? "out of memory" : NULL; return *text ? SUCCESS : INVALID_VALUE; }
+
+int cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? INVALID_DEVICE : SUCCESS; }
+int cuDeviceGetName(char *name, int bytes, int device) { (void)device; strncpy(name, "Fake GPU", bytes); return SUCCESS; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = 1 << 30; return SUCCESS; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    switch (attribute) {
+    case 75: *value = 9; break;        // compute capability, major
+    case 76: *value = 0; break;        // and minor
+    case 16: *value = 132; break;      // multiprocessors
+    case 97: *value = 232448; break;   // shared memory of a block, opt-in
+    case 81: *value = 233472; break;   // shared memory of a multiprocessor
+    case 82: *value = 65536; break;    // registers of a multiprocessor
+    case 39: *value = 2048; break;     // threads of a multiprocessor
+    case 38: *value = 1 << 20; break;  // L2 cache
+    default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; count(&fake_state.retains, 1); *context = (void *)OUR_CONTEXT; return SUCCESS; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; count(&fake_state.retains, -1); return SUCCESS; }
+int cuCtxGetCurrent(void **context) { *context = current(); return SUCCESS; }
+int cuCtxPushCurrent_v2(void *context) { count(&fake_state.pushes, 1); stack[depth++] = context; return SUCCESS; }
+int cuCtxPopCurrent_v2(void **context) { NEED_CONTEXT; *context = stack[--depth]; return SUCCESS; }
+int cuCtxGetDevice(int *device) { NEED_CONTEXT; *device = 0; return SUCCESS; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { int old = capture_mode; capture_mode = *mode; *mode = old; return SUCCESS; }
+
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    NEED_NO_CAPTURE;
+    if (!bytes) return INVALID_VALUE;
+    if (bytes > (1 << 30)) return OUT_OF_MEMORY;
+    *address = (uint64_t)(uintptr_t)malloc(bytes);
+    count(&fake_state.memory, 1);
+    return SUCCESS;
+}
+int cuMemFree_v2(uint64_t address) { NEED_NO_CAPTURE; free((void *)(uintptr_t)address); count(&fake_state.memory, -1); return SUCCESS; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) { NEED_CONTEXT; (void)stream; memcpy((void *)(uintptr_t)to, from, bytes); return SUCCESS; }
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) { NEED_CONTEXT; (void)stream; memcpy(to, (void *)(uintptr_t)from, bytes); return SUCCESS; }
+int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *stream) { NEED_CONTEXT; (void)stream; memset((void *)(uintptr_t)address, value, bytes); count(&fake_state.memsets, 1); return SUCCESS; }
+
+int cuStreamCreate(void **stream, unsigned flags) { NEED_NO_CAPTURE; (void)flags; *stream = handle(); count(&fake_state.streams, 1); return SUCCESS; }
+int cuStreamDestroy_v2(void *stream) { NEED_NO_CAPTURE; (void)stream; count(&fake_state.streams, -1); return SUCCESS; }
+int cuStreamSynchronize(void *stream) { NEED_CONTEXT; (void)stream; return (int)fake_state.sync_result; }
+int cuStreamIsCapturing(void *stream, int *status) {
+    NEED_CONTEXT;
+    if (!stream && fake_state.capturing) return IMPLICIT;
+    *status = stream == (void *)0xca7 ? 1 : 0;
+    return SUCCESS;
+}
+int cuEventCreate(void **event, unsigned flags) { NEED_NO_CAPTURE; (void)flags; *event = handle(); count(&fake_state.events, 1); return SUCCESS; }
+int cuEventDestroy_v2(void *event) { NEED_NO_CAPTURE; (void)event; count(&fake_state.events, -1); return SUCCESS; }
+int cuEventRecord(void *event, void *stream) { NEED_CONTEXT; (void)event; (void)stream; return SUCCESS; }
+int cuEventSynchronize(void *event) { NEED_CONTEXT; (void)event; return SUCCESS; }
+int cuEventElapsedTime(float *milliseconds, void *start, void *stop) { NEED_CONTEXT; (void)start; (void)stop; *milliseconds = 1.5f; return SUCCESS; }
+
+int cuModuleLoadData(void **module, const void *image) { NEED_NO_CAPTURE; if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_VALUE; *module = handle(); count(&fake_state.modules, 1); return SUCCESS; }
+int cuModuleUnload(void *module) { NEED_NO_CAPTURE; (void)module; count(&fake_state.modules, -1); return SUCCESS; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; (void)name; *function = module; return SUCCESS; }
+int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED_CONTEXT; (void)function; *value = attribute == 4 ? 96 : attribute == 8 ? 49152 : 0; return SUCCESS; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { NEED_CONTEXT; (void)function; return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
+
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem, void *stream, void **params, void **extra) {
+    NEED_CONTEXT;
+    if (extra || !gx || !gy || !gz) return INVALID_VALUE;
+    int64_t index = __atomic_fetch_add(&fake_state.launches, 1, __ATOMIC_SEQ_CST);
+    struct fake_launch *launch = &fake_state.launch[index % MAX_LAUNCHES];
+    launch->function = (uintptr_t)function;
+    launch->stream = (uintptr_t)stream;
+    launch->context = (uintptr_t)current();
+    uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+    memcpy(launch->grid, grid, sizeof grid);
+    memcpy(launch->block, block, sizeof block);
+    launch->smem_bytes = smem;
+    memcpy(launch->params, params[0], PARAMS_BYTES);
+    return SUCCESS;
+}

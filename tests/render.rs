@@ -1,0 +1,197 @@
+//! Rendering: what a template may use, how device files are spliced in, and that equal inputs give equal bytes.
+//!
+//! On templates of its own, so that a failure here is the renderer's and not a kernel's.
+
+use flashtune::config::{Config, Family};
+use flashtune::device::Arch;
+use flashtune::error::Status;
+use flashtune::kernel::render::Renderer;
+use flashtune::kernel::sources::{Sources, embedded, overridden};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+
+const SM90: Arch = Arch::Sm(9, 0);
+
+fn problem() -> Problem {
+    Problem {
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+        batch_size: 2,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_q: 300,
+        seqlen_k: 400,
+        head_dim: 128,
+        head_dim_v: 96,
+        causal: Causal::BottomRight,
+        dropout: false,
+        layout: Layout::Vec8,
+    }
+}
+
+fn config() -> Config {
+    Config::new(Family::Sm80, [("block_m", 64), ("block_n", 32)])
+}
+
+fn renderer(files: &[(&str, &str)]) -> Renderer {
+    Renderer::new(files.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()).unwrap()
+}
+
+fn rendered(files: &[(&str, &str)]) -> String {
+    renderer(files).render(&problem(), &config(), "test", SM90).unwrap()
+}
+
+/// What follows the header comment.
+fn body(text: &str) -> &str {
+    text.split_once("\n\n").unwrap().1
+}
+
+#[test]
+fn values_of_the_class_and_knobs_are_filled_in() {
+    let text = rendered(&[(
+        "test.cu.tera",
+        "@{ dtype }@ @{ head_dim }@ @{ head_dim_v }@ @{ is_causal }@ @{ has_dropout }@ @{ vec }@ @{ arch }@ @{ block_m }@ @{ template }@\n",
+    )]);
+    assert_eq!(body(&text), "bf16 128 96 true false 8 90 64 test\n");
+}
+
+#[test]
+fn braces_of_cuda_and_ptx_are_plain_text() {
+    let ptx = "int a[2][2] = {{1, 2}, {3, 4}}; asm(\"{%0, %1}\" : : \"r\"(x<<2)); /* {# #} {% %} */\n";
+    assert_eq!(body(&rendered(&[("test.cu.tera", ptx)])), ptx);
+}
+
+#[test]
+fn a_condition_picks_whole_includes() {
+    let template =
+        "@[ if has_dropout ]@\n#include \"device/a.cuh\"\n@[ else ]@\n#include \"device/b.cuh\"\n@[ endif ]@\n";
+    let text = rendered(&[("test.cu.tera", template), ("device/a.cuh", "int a;\n"), ("device/b.cuh", "int b;\n")]);
+    assert!(text.contains("int b;") && !text.contains("int a;"));
+}
+
+#[test]
+fn a_device_file_is_spliced_once_and_raw_at_its_first_mention() {
+    let text = rendered(&[
+        ("test.cu.tera", "#include \"device/b.cuh\"\n#include \"device/a.cuh\"\nkernel\n"),
+        ("device/a.cuh", "int a; // @{ not_a_tag }@\n"),
+        ("device/b.cuh", "#include \"device/a.cuh\"\nint b;\n"),
+    ]);
+    assert_eq!(body(&text), "// ---- device/b.cuh\n// ---- device/a.cuh\nint a; // @{ not_a_tag }@\nint b;\nkernel\n");
+}
+
+#[test]
+fn files_that_include_each_other_end() {
+    let text = rendered(&[
+        ("test.cu.tera", "#include \"device/a.cuh\"\n"),
+        ("device/a.cuh", "#include \"device/b.cuh\"\nint a;\n"),
+        ("device/b.cuh", "#include \"device/a.cuh\"\nint b;\n"),
+    ]);
+    assert_eq!(text.matches("int a;").count(), 1);
+    assert_eq!(text.matches("int b;").count(), 1);
+}
+
+#[test]
+fn an_include_of_no_file_is_an_error_that_names_it() {
+    let error = renderer(&[("test.cu.tera", "#include \"device/gone.cuh\"\n")])
+        .render(&problem(), &config(), "test", SM90)
+        .unwrap_err();
+    assert!(error.message.contains("device/gone.cuh"), "{error}");
+}
+
+#[test]
+fn a_name_that_is_not_given_is_an_error_even_in_a_condition() {
+    for template in [
+        "@{ block_k }@\n",
+        "@[ if block_k ]@ x @[ endif ]@\n",
+        "@[ if is_causal ]@@[ else ]@@{ block_k }@@[ endif ]@\n",
+    ] {
+        let error = renderer(&[("test.cu.tera", template)]).render(&problem(), &config(), "test", SM90).unwrap_err();
+        assert!(error.message.contains("block_k"), "{error}");
+    }
+}
+
+#[test]
+fn an_unknown_template_is_an_error_that_names_the_known_ones() {
+    let error = renderer(&[("test.cu.tera", "")]).render(&problem(), &config(), "other", SM90).unwrap_err();
+    assert!(error.message.contains("\"other\"") && error.message.contains("test"), "{error}");
+}
+
+#[test]
+fn a_template_that_does_not_parse_is_an_error_that_names_it() {
+    let sources: Sources = [("bad.cu.tera".to_owned(), "@[ if ]@\n".to_owned())].into();
+    let error = Renderer::new(sources).err().unwrap();
+    assert!(error.message.contains("bad.cu.tera"), "{error}");
+}
+
+#[test]
+fn a_knob_may_not_take_the_place_of_the_problem() {
+    let error = renderer(&[("test.cu.tera", "@{ head_dim }@\n")])
+        .render(&problem(), &config().with("head_dim", 64), "test", SM90)
+        .unwrap_err();
+    assert!(error.message.contains("head_dim"), "{error}");
+}
+
+#[test]
+fn fp32_and_the_cpu_have_no_kernel() {
+    let renderer = renderer(&[("test.cu.tera", "@{ dtype }@\n")]);
+    let fp32 = Problem { dtype: Dtype::Fp32, ..problem() };
+    assert_eq!(renderer.render(&fp32, &config(), "test", SM90).unwrap_err().status, Status::Unsupported);
+    assert!(renderer.render(&problem(), &config(), "test", Arch::Cpu).is_err());
+}
+
+#[test]
+fn the_header_names_values_files_and_the_command_and_nothing_that_varies() {
+    let files = [
+        ("test.cu.tera", "#include \"device/a.cuh\"\nint m = @{ block_m }@ + @{ head_dim }@;\n"),
+        ("device/a.cuh", "int a;\n"),
+    ];
+    let text = rendered(&files);
+    let header: Vec<&str> = text.split_once("\n\n").unwrap().0.lines().collect();
+    assert_eq!(
+        header[1..],
+        [
+            "// problem:  head_dim=128",
+            "// config:   sm80 block_m=64",
+            "// files:    test.cu.tera device/a.cuh",
+            "// by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch=sm_90 -cubin -o test.cubin test.cu",
+        ]
+    );
+    assert!(header[0].contains(env!("CARGO_PKG_VERSION")));
+    assert_eq!(text, rendered(&files));
+}
+
+#[test]
+fn a_text_depends_only_on_what_its_template_uses() {
+    let renderer = renderer(&[("test.cu.tera", "int d = @{ head_dim }@;\n")]);
+    let text = renderer.render(&problem(), &config(), "test", SM90).unwrap();
+    let other = Problem { batch_size: 7, seqlen_q: 1, causal: Causal::None, dtype: Dtype::Fp16, ..problem() };
+    assert_eq!(text, renderer.render(&other, &config().with("block_m", 128), "test", SM90).unwrap());
+    let wider = Problem { head_dim: 64, ..problem() };
+    assert_ne!(text, renderer.render(&wider, &config(), "test", SM90).unwrap());
+}
+
+#[test]
+fn both_causal_alignments_are_one_kernel() {
+    let renderer = renderer(&[("test.cu.tera", "@{ is_causal }@\n")]);
+    let text = |causal| renderer.render(&Problem { causal, ..problem() }, &config(), "test", SM90).unwrap();
+    assert_eq!(text(Causal::TopLeft), text(Causal::BottomRight));
+    assert_ne!(text(Causal::TopLeft), text(Causal::None));
+}
+
+#[test]
+fn an_override_folder_replaces_file_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("device")).unwrap();
+    std::fs::write(folder.path().join("device/params.cuh"), "int other;\n").unwrap();
+    std::fs::write(folder.path().join("new.cu.tera"), "#include \"device/params.cuh\"\n").unwrap();
+    let sources = overridden(folder.path()).unwrap();
+    assert_eq!(sources["device/params.cuh"], "int other;\n");
+    assert_eq!(sources.len(), embedded().len() + 1);
+    let error = overridden(&folder.path().join("gone")).unwrap_err();
+    assert_eq!(error.status, Status::Io);
+}
+
+#[test]
+fn every_embedded_template_parses() {
+    assert!(embedded().contains_key("device/params.cuh"));
+    Renderer::new(embedded()).unwrap();
+}
