@@ -1,56 +1,166 @@
-//! The CPU backend: the same tiled online-softmax algorithm on host memory, multi-threaded.
+//! The CPU backend: exact tiled attention with online softmax on host memory, multi-threaded.
+//!
+//! `Cpu` is the machine, `Executable` a pass with its block sizes; `forward` and `backward` hold the algorithm. It is
+//! what runs without a GPU and what GPU results are tested against, so every rule of the numbers holds here exactly.
+//! It knows nothing of records, the search or C; a launch trusts its Call, as `call` says.
+
+mod backward;
+mod dropout;
+mod element;
+mod forward;
+mod host;
+mod mask;
+mod matmul;
+mod memory;
+mod vector;
+mod workers;
+
+pub use memory::HostMemory;
 
 use crate::backend::Stream;
 use crate::call::Call;
-use crate::config::Config;
+use crate::config::{Config, Family};
 use crate::device::Device;
-use crate::error::Result;
-use crate::problem::Problem;
-use std::time::Duration;
+use crate::error::{Error, Result};
+use crate::problem::{Dtype, Pass, Problem};
+use half::{bf16, f16};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use vector::Level;
+use workers::Workers;
 
-pub struct Cpu;
-pub struct Executable;
-pub struct HostMemory;
+/// Block sizes are multiples of this: a register of the widest instruction set, and a patch of the dropout mask.
+pub const BLOCK_STEP: u32 = 16;
+/// Larger blocks only move the tiles out of the caches.
+pub const MAX_BLOCK: u32 = 1024;
+/// No host has more hardware threads; a larger number is a mistake.
+const MAX_THREADS: usize = 4096;
+
+#[derive(Clone, Copy)]
+struct Blocks {
+    /// Query rows of a tile.
+    m: usize,
+    /// Keys of a tile.
+    n: usize,
+}
+
+impl Blocks {
+    fn of(config: &Config) -> Blocks {
+        Blocks { m: config.get("block_m") as usize, n: config.get("block_n") as usize }
+    }
+}
+
+/// Bytes of tiles that each thread works on.
+pub fn scratch_bytes(problem: &Problem, config: &Config) -> usize {
+    let floats = match problem.pass {
+        Pass::Forward => forward::scratch_floats(problem, Blocks::of(config)),
+        Pass::Backward => backward::scratch_floats(problem, Blocks::of(config)),
+    };
+    floats * size_of::<f32>()
+}
+
+pub struct Cpu {
+    device: Device,
+    workers: Arc<Workers>,
+    /// As large as the last-level cache; written before a cold measurement. Empty until the first.
+    cache_filler: Mutex<Vec<u8>>,
+}
+
+/// A pass with its block sizes, for every shape of its class.
+pub struct Executable {
+    pass: Pass,
+    dtype: Dtype,
+    blocks: Blocks,
+    level: Level,
+    workers: Arc<Workers>,
+}
 
 impl Cpu {
     /// `num_threads` 0 means one per core that this process may use.
-    pub fn new(_num_threads: usize) -> Result<Cpu> {
-        unimplemented!()
+    pub fn new(num_threads: usize) -> Result<Cpu> {
+        if num_threads > MAX_THREADS {
+            return Err(Error::invalid(format!("num_threads is {num_threads}; it must be from 0 to {MAX_THREADS}")));
+        }
+        let num_threads = match num_threads {
+            0 => std::thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS)),
+            given => given,
+        };
+        let workers = Arc::new(Workers::new(num_threads)?);
+        Ok(Cpu { device: host::describe(num_threads), workers, cache_filler: Mutex::default() })
     }
+
     pub fn device(&self) -> &Device {
-        unimplemented!()
+        &self.device
     }
-    pub fn build(&self, _problem: &Problem, _config: &Config) -> Result<Executable> {
-        unimplemented!()
+
+    pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
+        if config.family != Family::Cpu {
+            return Err(Error::unsupported(format!("config \"{config}\" is not for the CPU")));
+        }
+        for knob in ["block_m", "block_n"] {
+            let value = config.get(knob);
+            if value == 0 || value % BLOCK_STEP != 0 || value > MAX_BLOCK {
+                return Err(Error::unsupported(format!(
+                    "{knob} is {value}; it must be a multiple of {BLOCK_STEP} up to {MAX_BLOCK}"
+                )));
+            }
+        }
+        Ok(Executable {
+            pass: problem.pass,
+            dtype: problem.dtype,
+            blocks: Blocks::of(config),
+            level: Level::detect(),
+            workers: self.workers.clone(),
+        })
     }
-    pub fn allocate(&self, _bytes: usize) -> Result<HostMemory> {
-        unimplemented!()
+
+    pub fn allocate(&self, bytes: usize) -> Result<HostMemory> {
+        HostMemory::new(bytes)
     }
-    pub fn upload(&self, _memory: &HostMemory, _bytes: &[u8]) -> Result<()> {
-        unimplemented!()
+
+    pub fn upload(&self, memory: &HostMemory, bytes: &[u8]) -> Result<()> {
+        memory.upload(bytes)
     }
-    pub fn download(&self, _memory: &HostMemory, _bytes: &mut [u8]) -> Result<()> {
-        unimplemented!()
+
+    pub fn download(&self, memory: &HostMemory, bytes: &mut [u8]) -> Result<()> {
+        memory.download(bytes)
     }
-    pub fn time(&self, _cold: bool, _work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
-        unimplemented!()
+
+    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
+        if cold {
+            let mut filler = self.cache_filler.lock().unwrap_or_else(PoisonError::into_inner);
+            filler.resize(self.device.l2_bytes as usize, 0);
+            filler.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+            std::hint::black_box(&*filler);
+        }
+        let start = Instant::now();
+        work(std::ptr::null_mut())?;
+        Ok(start.elapsed())
     }
 }
 
 impl Executable {
-    pub fn launch(&self, _call: &Call) -> Result<()> {
-        unimplemented!()
+    /// Returns when the outputs are written. May run on many threads at once; their tasks share the workers.
+    pub fn launch(&self, call: &Call) -> Result<()> {
+        match self.dtype {
+            Dtype::Fp16 => self.run::<f16>(call),
+            Dtype::Bf16 => self.run::<bf16>(call),
+            Dtype::Fp32 => self.run::<f32>(call),
+        }
     }
-    pub fn kernel_name(&self) -> &str {
-        unimplemented!()
-    }
-}
 
-impl HostMemory {
-    pub fn address(&self) -> *mut std::ffi::c_void {
-        unimplemented!()
+    pub fn kernel_name(&self) -> &str {
+        match self.pass {
+            Pass::Forward => "flashtune_cpu_forward",
+            Pass::Backward => "flashtune_cpu_backward",
+        }
     }
-    pub fn bytes(&self) -> usize {
-        unimplemented!()
+
+    fn run<E: element::Element>(&self, call: &Call) -> Result<()> {
+        debug_assert_eq!((call.problem.pass, call.problem.dtype), (self.pass, self.dtype));
+        match self.pass {
+            Pass::Forward => forward::run::<E>(call, self.blocks, self.level, &self.workers),
+            Pass::Backward => backward::run::<E>(call, self.blocks, self.level, &self.workers),
+        }
     }
 }

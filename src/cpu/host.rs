@@ -1,0 +1,46 @@
+//! The host as a Device: its name, its last-level cache and memory, as far as the operating system tells.
+
+use crate::device::{Arch, Device};
+use std::fs::read_to_string;
+
+/// Assumed where the operating system does not tell: the last-level cache of a common server socket.
+const DEFAULT_CACHE_BYTES: u64 = 32 << 20;
+
+pub fn describe(num_threads: usize) -> Device {
+    Device {
+        name: model_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+        arch: Arch::Cpu,
+        sm_count: num_threads as u32,
+        smem_per_block: 0,
+        smem_per_sm: 0,
+        registers_per_sm: 0,
+        threads_per_sm: 0,
+        l2_bytes: last_level_cache().unwrap_or(DEFAULT_CACHE_BYTES),
+        memory_bytes: memory().unwrap_or(0),
+        driver_version: 0,
+        nvrtc_version: (0, 0),
+    }
+}
+
+/// Linux: the first processor's name. A machine of mixed cores is named by its first one.
+fn model_name() -> Option<String> {
+    let text = read_to_string("/proc/cpuinfo").ok()?;
+    let (_, name) = text.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == "model name")?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Linux: the largest cache of the first processor, written like `32768K`.
+fn last_level_cache() -> Option<u64> {
+    (0..8)
+        .map_while(|index| read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok())
+        .filter_map(|text| text.trim().strip_suffix('K')?.parse::<u64>().ok())
+        .max()
+        .map(|kilobytes| kilobytes << 10)
+}
+
+/// Linux: `MemTotal:  24689420 kB`.
+fn memory() -> Option<u64> {
+    let text = read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
+}

@@ -1,0 +1,55 @@
+//! The worker threads and their scratch: tasks of one launch run on them in any order, each with a private buffer.
+//!
+//! Each `Cpu` has its own rayon pool, never rayon's global one, which belongs to the program that loaded us. Scratch
+//! grows to the largest tile set that a worker has met and stays, so a repeated launch allocates none.
+
+use super::memory::HostMemory;
+use crate::error::{Error, Result, Status};
+use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+pub struct Workers {
+    pool: rayon::ThreadPool,
+    /// One per worker. A worker is the only one to lock its own, so the lock never waits.
+    scratch: Vec<Mutex<HostMemory>>,
+}
+
+impl Workers {
+    pub fn new(num_threads: usize) -> Result<Workers> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads)
+            .thread_name(|index| format!("flashtune-{index}"))
+            .build()
+            .map_err(|error| {
+                Error::new(Status::OutOfMemory, format!("cannot start {num_threads} worker threads: {error}"))
+            })?;
+        let scratch = (0..num_threads).map(|_| HostMemory::new(0).map(Mutex::new)).collect::<Result<_>>()?;
+        Ok(Workers { pool, scratch })
+    }
+
+    pub fn count(&self) -> usize {
+        self.scratch.len()
+    }
+
+    /// Runs `work(task, scratch)` for every task below `tasks`, `scratch` having `floats` elements of any value, and
+    /// returns when all are done. Fails only if scratch cannot be had, and then some tasks have not run.
+    pub fn for_each(&self, tasks: usize, floats: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Result<()> {
+        let run = |task: usize| -> Result<()> {
+            let worker = rayon::current_thread_index().expect("tasks run on the pool");
+            let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
+            if scratch.bytes() < floats * size_of::<f32>() {
+                *scratch = HostMemory::new(floats * size_of::<f32>())?;
+            }
+            work(task, &mut scratch.as_floats_mut()[..floats]);
+            Ok(())
+        };
+        self.pool.install(|| (0..tasks).into_par_iter().with_max_len(1).try_for_each(run))
+    }
+}
+
+/// Takes the next `len` floats off the front of a scratch buffer.
+pub fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (front, rest) = std::mem::take(scratch).split_at_mut(len);
+    *scratch = rest;
+    front
+}
