@@ -1,6 +1,6 @@
 # Needs Rust, a C compiler and Python 3; no CUDA toolkit.
 CC ?= cc
-CFLAGS ?= -O2 -Wall -Wextra
+CFLAGS ?= -std=c99 -D_POSIX_C_SOURCE=200809L -O2 -Wall -Wextra
 PYTHON ?= python3
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
@@ -19,13 +19,13 @@ cli:
 
 examples: $(EXAMPLES)
 
-build/examples/%: examples/c/%.c include/flashtune.h
+build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -Wl,-rpath,'$(CURDIR)/target/release'
+	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release'
 
 # Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from the first one's record.
 demo: lib examples
-	build/examples/gpt2
+	build/examples/attention
 
 test:
 	sh scripts/venv.sh
