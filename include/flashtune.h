@@ -234,8 +234,9 @@ typedef struct flashtune_context_options {
    */
   void *cuda_context;
   /**
-   * Folder of records and compiled kernels, copied. NULL: $XDG_CACHE_HOME/flashtune or $HOME/.cache/flashtune; "":
-   * none, everything stays in memory. The environment variable FLASHTUNE_CACHE_DIR goes before either.
+   * Folder of records and compiled kernels, copied; it must belong to this user alone. NULL: $XDG_CACHE_HOME/flashtune
+   * or $HOME/.cache/flashtune. The environment variable FLASHTUNE_CACHE_DIR goes before either. "": no folder at all,
+   * everything stays in memory.
    */
   const char *cache_dir;
   /**
@@ -594,8 +595,8 @@ int32_t flashtune_set_log_callback(flashtune_log_callback callback,
  * all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
  * in every other call.
  *
- * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE and NO_COMPILER (the message lists the
- * places tried), CUDA, OUT_OF_MEMORY. A cache folder that cannot be used is a log line, not a failure.
+ * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists the places tried),
+ * CUDA, OUT_OF_MEMORY. A missing libnvrtc is NO_COMPILER where a kernel must be compiled. A cache folder that cannot be used is a log line, not a failure.
  */
 int32_t flashtune_context_create(const struct flashtune_context_options *options,
                                  struct flashtune_context **context);

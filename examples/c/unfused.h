@@ -35,3 +35,5 @@ static void UNFUSED(int n, int d, int stride, const float *q, const float *k, co
     }
   free(p), free(dp), free(kt), free(vt);
 }
+#undef REAL
+#undef UNFUSED

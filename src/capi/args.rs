@@ -18,8 +18,8 @@ const WORKSPACE_ALIGNMENT: usize = 256;
 /// A checked call and what its tensors touch, to check the workspace against.
 pub struct Checked {
     pub call: Call,
-    read: Footprints<9>,
-    written: Footprints<4>,
+    read: Footprints<8>,
+    written: Footprints<3>,
 }
 
 /// What decides the layout class besides the head dims.
@@ -198,7 +198,7 @@ fn check(
     operands: &mut [Operand],
     data: Data,
     layout: LayoutBy,
-) -> Result<(Footprints<9>, Footprints<4>)> {
+) -> Result<(Footprints<8>, Footprints<3>)> {
     let (mut read, mut written) = (Footprints::new(), Footprints::new());
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
@@ -285,5 +285,106 @@ impl<const N: usize> Footprints<N> {
 
     fn iter(&self) -> impl Iterator<Item = &Footprint> {
         self.items.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses that are never read: the checks only compute with them.
+    fn tensor(address: usize, strides: [i64; 3]) -> flashtune_tensor {
+        flashtune_tensor {
+            data: std::ptr::without_provenance_mut(address),
+            stride_batch: strides[0],
+            stride_seqlen: strides[1],
+            stride_head: strides[2],
+        }
+    }
+
+    /// (1, 16, 2, 64) bf16 tensors, far apart.
+    fn params() -> flashtune_forward_params {
+        let packed = |address| tensor(address, [2048, 128, 64]);
+        flashtune_forward_params {
+            struct_size: size_of::<flashtune_forward_params>() as u64,
+            dtype: FLASHTUNE_DTYPE_BF16,
+            causal: FLASHTUNE_CAUSAL_NONE,
+            batch_size: 1,
+            num_heads_q: 2,
+            num_heads_kv: 2,
+            seqlen_q: 16,
+            seqlen_k: 16,
+            head_dim: 64,
+            head_dim_v: 64,
+            softmax_scale: 0.0,
+            dropout_p: 0.0,
+            dropout_seed: 0,
+            dropout_offset: 0,
+            dropout_seed_ptr: std::ptr::null(),
+            dropout_offset_ptr: std::ptr::null(),
+            q: packed(0x10000),
+            k: packed(0x20000),
+            v: packed(0x30000),
+            out: packed(0x40000),
+            lse: std::ptr::null_mut(),
+        }
+    }
+
+    fn call(params: &flashtune_forward_params, layout: LayoutBy) -> Call {
+        forward(params, Data::Optional, layout).map(|checked| checked.call).unwrap()
+    }
+
+    #[test]
+    fn layout_follows_addresses_and_strides_that_are_used() {
+        let layout = |change: &dyn Fn(&mut flashtune_forward_params)| {
+            let mut changed = params();
+            change(&mut changed);
+            call(&changed, LayoutBy::Access).problem.layout
+        };
+        assert_eq!(layout(&|_| ()), Layout::Vec8);
+        // The batch's stride is never multiplied with anything but 0.
+        assert_eq!(layout(&|p| p.k.stride_batch = 2049), Layout::Vec8);
+        assert_eq!(layout(&|p| p.k.stride_seqlen = 132), Layout::Vec4);
+        assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance_mut(0x30004)), Layout::Vec2);
+        assert_eq!(layout(&|p| p.out.data = std::ptr::without_provenance_mut(0x40002)), Layout::Vec1);
+        assert_eq!(layout(&|p| p.head_dim_v = 63), Layout::Vec1);
+    }
+
+    #[test]
+    fn shapes_without_data_count_as_packed_and_aligned() {
+        let mut shapes = params();
+        for tensor in [&mut shapes.q, &mut shapes.k, &mut shapes.v, &mut shapes.out] {
+            *tensor = self::tensor(0, [0, 0, 0]);
+        }
+        let call = call(&shapes, LayoutBy::Access);
+        assert_eq!(call.problem, self::call(&params(), LayoutBy::Access).problem);
+        assert_eq!((call.out.stride_batch, call.out.stride_seqlen, call.out.stride_head), (2048, 128, 64));
+    }
+
+    #[test]
+    fn layout_on_the_cpu_does_not_follow_the_allocator() {
+        let mut odd = params();
+        odd.q = tensor(0x10002, [2048, 131, 64]);
+        assert_eq!(call(&odd, LayoutBy::HeadDims).problem, call(&params(), LayoutBy::HeadDims).problem);
+    }
+
+    #[test]
+    fn scale_zero_is_the_usual_one_and_others_are_kept() {
+        assert_eq!(call(&params(), LayoutBy::HeadDims).softmax_scale, 0.125);
+        assert_eq!(
+            call(&flashtune_forward_params { softmax_scale: -2.0, ..params() }, LayoutBy::HeadDims).softmax_scale,
+            -2.0
+        );
+    }
+
+    #[test]
+    fn seeds_of_an_undropped_call_are_not_looked_at() {
+        let odd = flashtune_forward_params { dropout_seed_ptr: std::ptr::without_provenance(3), ..params() };
+        assert!(call(&odd, LayoutBy::HeadDims).dropout.seed_ptr.is_null());
+        let dropped = flashtune_forward_params { dropout_p: 0.1, ..odd };
+        assert!(
+            forward(&dropped, Data::Optional, LayoutBy::HeadDims)
+                .is_err_and(|e| e.message.contains("dropout_seed_ptr is 0x3"))
+        );
     }
 }

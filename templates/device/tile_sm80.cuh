@@ -35,29 +35,36 @@ __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_gr
 
 // Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a tile; the rest of the
 // tile's columns and rows is zeroed. All kThreads threads take part; the caller commits, waits and synchronises.
-// kVec divides cols_left, so that a chunk never crosses the end of a row.
-template <class Tile, int kVec, int kThreads>
+// kVec divides cols_left, so that a chunk never crosses the end of a row. Without kRagged all rows are there or, with
+// rows_left <= 0, none: a load past the last block is a predicate, since a branch would keep ptxas from spreading the
+// copies over the products.
+template <bool kRagged, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int64 stride_row, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
     constexpr int kTotal = Tile::kRows * kChunks;
-    // Where the row's chunks divide the threads, a thread keeps its column and the division is done once.
+    // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
+    constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
+    int row = thread / kChunks, col = thread % kChunks * kVec;
+    const uint16* from = source + row * stride_row + col;
     #pragma unroll
     for (int i = 0; i < (kTotal + kThreads - 1) / kThreads; ++i) {
-        const int index = thread + i * kThreads;
-        const int row = kKeepsColumn ? thread / kChunks + i * (kThreads / kChunks) : index / kChunks;
-        const int col = (kKeepsColumn ? thread % kChunks : index % kChunks) * kVec;
-        if (kTotal % kThreads != 0 && index >= kTotal) break;
-        const bool valid = row < rows_left && col < cols_left;
-        const uint16* from = source + (valid ? row * stride_row + col : 0);
+        if (!kKeepsColumn && i > 0) {
+            const int index = thread + i * kThreads;
+            row = index / kChunks, col = index % kChunks * kVec;
+            from = source + row * stride_row + col;
+        }
+        if (kTotal % kThreads != 0 && thread + i * kThreads >= kTotal) break;
+        const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
         const uint32 to = tile + uint32(row * Tile::kStride + col) * 2;
         if constexpr (kVec > 1) {
-            cp_async<kVec * 2>(to, from, valid);
+            cp_async<kVec * 2>(to, valid ? from : source, valid);
         } else {
             // Two bytes are below what cp.async moves; the store is ordered by the caller's barrier.
             const uint16 value = valid ? *from : uint16(0);
             asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
         }
+        if (kKeepsColumn) row += kRowStep, from += kRowStep * stride_row;
     }
 }
 
@@ -83,5 +90,15 @@ __device__ __forceinline__ void store_tile(uint16* target, int64 stride_row, uin
         } else {
             asm volatile("ld.shared.u16 %0, [%1];" : "=h"(*to) : "r"(from));
         }
+    }
+}
+
+// Flips the sign of every element, padding included.
+template <class Tile, int kThreads>
+__device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
+    for (int i = thread; i < Tile::kBytes / 4; i += kThreads) {
+        uint32 pair;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(tile + i * 4) : "memory");
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + i * 4), "r"(pair ^ 0x80008000u) : "memory");
     }
 }

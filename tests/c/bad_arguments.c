@@ -144,14 +144,14 @@ static void struct_sizes(void) {
     flashtune_forward_params known;
     uint64_t later[2];
   } newer;
-  FORWARD_REFUSED("params.struct_size is 0", p.struct_size = 0);
-  FORWARD_REFUSED("params.struct_size is 8", p.struct_size = 8);
+  FORWARD_REFUSED("struct_size is 0", p.struct_size = 0);
+  FORWARD_REFUSED("struct_size is 8", p.struct_size = 8);
   FORWARD_REFUSED("struct_size", p.struct_size = sizeof p - 1);
-  FORWARD_REFUSED("params.struct_size is 16385", p.struct_size = 16385);
-  FORWARD_REFUSED("params.struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
-  BACKWARD_REFUSED("params.struct_size is 0", p.struct_size = 0);
+  FORWARD_REFUSED("struct_size is 16385", p.struct_size = 16385);
+  FORWARD_REFUSED("struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
+  BACKWARD_REFUSED("struct_size is 0", p.struct_size = 0);
   BACKWARD_REFUSED("struct_size", p.struct_size = sizeof(flashtune_forward_params));
-  BACKWARD_REFUSED("params.struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
+  BACKWARD_REFUSED("struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
 
   memset(&newer, 0, sizeof newer);
   newer.known = a.forward;

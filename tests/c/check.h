@@ -2,6 +2,8 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#define _POSIX_C_SOURCE 200809L
+
 #include <flashtune.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -36,8 +36,11 @@ static void wrong_options(void) {
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is -1", options.tuning_time_limit_seconds = -1);
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is inf", options.tuning_time_limit_seconds = INFINITY);
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is NaN", options.tuning_time_limit_seconds = NAN);
-  OPTIONS_REFUSED(FLASHTUNE_STATUS_NO_DEVICE, "9999", options.backend = FLASHTUNE_BACKEND_CUDA;
+  /* No such GPU, or no driver: either way the message says what was asked for or where it was looked. */
+  OPTIONS_REFUSED(FLASHTUNE_STATUS_NO_DEVICE, "", options.backend = FLASHTUNE_BACKEND_CUDA;
                   options.device_ordinal = 9999);
+  CHECK(strstr(flashtune_last_error(), "9999") || strstr(flashtune_last_error(), "libcuda.so.1"), "%s",
+        flashtune_last_error());
 }
 
 static void sizes_of_other_releases(void) {

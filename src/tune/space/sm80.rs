@@ -1,27 +1,250 @@
-//! Placeholder until the sm80 family's own space is merged.
+//! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
+//! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::Device;
-use crate::problem::{Pass, Problem};
+use crate::kernel::geometry;
+use crate::problem::{Causal, Pass, Problem};
 
-const KNOBS: &[Knob] = &[
-    Knob { name: "block_m", meaning: "query rows of a tile", values: &[32, 64, 128] },
-    Knob { name: "block_n", meaning: "keys of a tile", values: &[64, 128, 256] },
+const FORWARD: &[Knob] = &[
+    Knob { name: "block_m", meaning: "query rows of a tile", values: &[16, 32, 64, 128, 192] },
+    Knob { name: "block_n", meaning: "keys of a block", values: &[16, 32, 48, 64, 80, 96, 128] },
+    Knob { name: "block_dim_v", meaning: "columns of V per block of threads, 0 for all", values: &[0, 128, 256] },
+    Knob { name: "num_warps", meaning: "warps of a block of threads", values: &[1, 2, 4, 8] },
+    Knob { name: "num_stages", meaning: "K and V blocks in flight", values: &[1, 2, 3] },
+    Knob { name: "q_in_regs", meaning: "1: Q fragments stay in registers", values: &[0, 1] },
+    Knob { name: "lazy_log2", meaning: "powers of two a row may outgrow its reference", values: &[0, 8] },
+    Knob { name: "longest_first", meaning: "1: longest rows of all heads first", values: &[0, 1] },
+    Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2, 3, 4] },
 ];
 
-pub fn knobs(_pass: Pass) -> &'static [Knob] {
-    KNOBS
+const BACKWARD: &[Knob] = &[
+    Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 64, 128] },
+    Knob { name: "block_n", meaning: "keys of a tile", values: &[16, 32, 64, 96, 128] },
+    Knob { name: "num_warps", meaning: "warps of a block of threads", values: &[4, 8] },
+    Knob { name: "num_stages", meaning: "Q and dO blocks in flight", values: &[1, 2] },
+    Knob { name: "sdp_warps_m", meaning: "warps along the rows of S and dP", values: &[1, 2, 4, 8] },
+    Knob { name: "dkv_warps_n", meaning: "warps along the keys of dK and dV", values: &[1, 2, 4, 8] },
+    Knob { name: "dq_warps_m", meaning: "warps along the rows of dQ", values: &[1, 2, 4, 8] },
+    Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2] },
+];
+
+pub fn knobs(pass: Pass) -> &'static [Knob] {
+    match pass {
+        Pass::Forward => FORWARD,
+        Pass::Backward => BACKWARD,
+    }
 }
 
-pub fn constraints(_pass: Pass) -> &'static [Constraint] {
-    &[]
+pub fn constraints(pass: Pass) -> &'static [Constraint] {
+    match pass {
+        Pass::Forward => FORWARD_CONSTRAINTS,
+        Pass::Backward => BACKWARD_CONSTRAINTS,
+    }
 }
 
-pub fn heuristic(_problem: &Problem, _device: &Device) -> Config {
-    Config::new(Family::Sm80, [("block_m", 64), ("block_n", 128)])
+const FORWARD_CONSTRAINTS: &[Constraint] = &[
+    Constraint {
+        name: "whole_slabs",
+        reason: "a warp owns whole 16-row tiles of the query block, one to three of them",
+        holds: |_, c, _| {
+            let slab = 16 * c.get("num_warps");
+            c.get("block_m") % slab == 0 && c.get("block_m") / slab <= 3
+        },
+    },
+    Constraint {
+        name: "slices_of_v",
+        reason: "V is sliced only where all its columns, in fp32, exceed a thread's registers: past 256",
+        holds: |p, c, _| (c.get("block_dim_v") > 0) == (p.head_dim_v > 256),
+    },
+    Constraint {
+        name: "q_in_registers",
+        reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O",
+        holds: |p, c, _| c.get("q_in_regs") == 0 || p.head_dim <= 128,
+    },
+    Constraint {
+        name: "longest_first",
+        reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
+        holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
+    },
+    SHARED_MEMORY,
+    THREADS,
+    Constraint {
+        name: "registers",
+        reason: "O, S and the Q fragments of a thread must fit its share of the SM's registers",
+        holds: |p, c, d| {
+            let tiles = c.get("block_m") / (16 * c.get("num_warps"));
+            let dim_v = match c.get("block_dim_v") {
+                0 => p.head_dim_v as u32,
+                slice => slice.min(p.head_dim_v as u32),
+            };
+            let q = c.get("q_in_regs") * (p.head_dim as u32).div_ceil(16) * 4;
+            tiles * (dim_v.div_ceil(8) * 4 + c.get("block_n") / 2 + q) + 40 <= register_budget(c, d)
+        },
+    },
+    GRID,
+];
+
+const BACKWARD_CONSTRAINTS: &[Constraint] = &[
+    Constraint {
+        name: "warp_grid",
+        reason: "warps form a grid over each product",
+        holds: |_, c, _| ["sdp_warps_m", "dkv_warps_n", "dq_warps_m"].iter().all(|w| c.get("num_warps") % c.get(w) == 0),
+    },
+    Constraint {
+        name: "whole_patches",
+        reason: "a warp owns whole 16 x 16 patches of S: the unit of the dropout mask and of a k-step",
+        holds: |_, c, _| {
+            c.get("block_m") % (16 * c.get("sdp_warps_m")) == 0 && c.get("block_n") % (16 * sdp_warps_n(c)) == 0
+        },
+    },
+    Constraint {
+        name: "idle_warps",
+        reason: "warps without a patch of S are worth it only where the head dim leaves no room for a larger tile",
+        holds: |p, c, _| {
+            c.get("sdp_warps_m") * sdp_warps_n(c) == c.get("num_warps") || p.head_dim.max(p.head_dim_v) > 256
+        },
+    },
+    Constraint {
+        name: "whole_slabs",
+        reason: "a warp owns whole 16-row tiles of dK, dV and dQ",
+        holds: |_, c, _| {
+            c.get("block_n") % (16 * c.get("dkv_warps_n")) == 0 && c.get("block_m") % (16 * c.get("dq_warps_m")) == 0
+        },
+    },
+    SHARED_MEMORY,
+    THREADS,
+    Constraint {
+        name: "registers",
+        reason: "dK, dV and the larger of (S and dP) and dQ must fit a thread's share of the SM's registers",
+        holds: |p, c, d| {
+            let (dim, dim_v) = ((p.head_dim as u32).div_ceil(8), (p.head_dim_v as u32).div_ceil(8));
+            let kv_dims = c.get("num_warps") / c.get("dkv_warps_n");
+            let q_dims = c.get("num_warps") / c.get("dq_warps_m");
+            let kv = c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
+            let s = c.get("block_m") / c.get("sdp_warps_m") / 16 * (c.get("block_n") / sdp_warps_n(c) / 8) * 4;
+            let q = c.get("block_m") / c.get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
+            kv + (2 * s).max(q) + 40 <= register_budget(c, d)
+        },
+    },
+    GRID,
+];
+
+const SHARED_MEMORY: Constraint = Constraint {
+    name: "shared_memory",
+    reason: "the tiles of a block must fit its shared memory, and those of ctas_per_sm blocks (with 1 KB each that CUDA takes) the SM's",
+    holds: |p, c, d| {
+        geometry::kernels(p, c).iter().all(|kernel| {
+            let (bytes, ctas) = (kernel.smem_bytes, if kernel.is_main { c.get("ctas_per_sm") } else { 1 });
+            bytes <= d.smem_per_block && (bytes + 1024) * ctas <= d.smem_per_sm
+        })
+    },
+};
+
+const THREADS: Constraint = Constraint {
+    name: "threads",
+    reason: "the blocks that share an SM must fit its threads",
+    holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
+};
+
+const GRID: Constraint = Constraint {
+    name: "grid",
+    reason: "a grid holds 2^31 - 1 blocks in x (CUDA programming guide, technical specifications)",
+    holds: |p, c, _| geometry::grids_fit(p, c),
+};
+
+/// Warps along the keys of S and dP; small tiles leave warps without a patch.
+fn sdp_warps_n(config: &Config) -> u32 {
+    (config.get("num_warps") / config.get("sdp_warps_m").max(1)).clamp(1, (config.get("block_n") / 16).max(1))
 }
 
-pub fn cost(_problem: &Problem, config: &Config, _device: &Device) -> f64 {
-    f64::from(config.get("block_m").abs_diff(64) + config.get("block_n").abs_diff(128))
+/// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
+fn register_budget(config: &Config, device: &Device) -> u32 {
+    let threads = config.get("num_warps") * 32 * config.get("ctas_per_sm");
+    (device.registers_per_sm / threads.max(1) / 8 * 8).min(255)
+}
+
+/// The first of a short list of known good configs, most demanding first, that passes every constraint. The last ones
+/// fit any head dim on any device.
+pub fn heuristic(problem: &Problem, device: &Device) -> Config {
+    let config = |row: &[u32]| {
+        Config::new(Family::Sm80, knobs(problem.pass).iter().map(|knob| knob.name).zip(row.iter().copied()))
+    };
+    let causal = u32::from(problem.causal != Causal::None);
+    let slice = |device: &Device| match problem.head_dim_v {
+        ..=256 => 0,
+        _ if device.smem_per_block > 128 << 10 => 256,
+        _ => 128,
+    };
+    let rows: Vec<Vec<u32>> = match problem.pass {
+        // block_m, block_n, num_warps, num_stages, q_in_regs, ctas_per_sm
+        Pass::Forward => [
+            [128, 64, 4, 2, 1, 2],
+            [128, 64, 4, 2, 0, 2],
+            [128, 64, 4, 1, 0, 2],
+            [128, 48, 4, 1, 0, 2],
+            [128, 32, 4, 1, 0, 2],
+            [128, 64, 8, 1, 0, 1],
+            [64, 64, 4, 2, 0, 1],
+            [64, 32, 4, 1, 0, 1],
+            [32, 32, 2, 1, 0, 1],
+            [16, 16, 1, 1, 0, 1],
+        ]
+        .iter()
+        .filter(|[.., q_in_regs, _]| *q_in_regs == 0 || problem.head_dim <= 64)
+        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, *ctas])
+        .collect(),
+        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, ctas_per_sm
+        Pass::Backward => [
+            [128, 128, 8, 2, 4, 4, 4, 1],
+            [64, 128, 8, 2, 2, 4, 2, 1],
+            [64, 128, 8, 1, 2, 4, 2, 1],
+            [64, 64, 8, 2, 4, 2, 2, 1],
+            [64, 64, 8, 1, 4, 2, 2, 1],
+            [32, 64, 8, 1, 2, 2, 2, 1],
+            [32, 32, 8, 1, 2, 2, 2, 1],
+            [32, 32, 8, 1, 2, 1, 1, 1],
+            [16, 16, 8, 1, 1, 1, 1, 1],
+        ]
+        .iter()
+        .filter(|[m, ..]| *m < 128 || problem.head_dim <= 64)
+        .map(|row| row.to_vec())
+        .collect(),
+    };
+    let smallest = config(rows.last().expect("the lists are not empty"));
+    rows.iter().map(|row| config(row)).find(|c| super::check(problem, c, device).is_ok()).unwrap_or(smallest)
+}
+
+/// Expected cost of a config, only to order candidates: shared-memory fragment loads per product, which share the
+/// bottleneck with the products themselves, plus what sweeps on an H200 showed of the rest (DESIGN.md, tuning log).
+pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let warps_per_sm = get("num_warps") * get("ctas_per_sm");
+    // One `ldmatrix` of four 8 x 8 matrices feeds two products per 16 rows it serves; in units of products.
+    let few_warps = if warps_per_sm < 8.0 { 0.05 * (8.0 / warps_per_sm - 1.0) } else { 0.0 };
+    match problem.pass {
+        Pass::Forward => {
+            let tiles = get("block_m") / (16.0 * get("num_warps"));
+            let fragments = 0.5 / tiles + (1.0 - get("q_in_regs")) * 4.0 / get("block_n");
+            // Barriers, maxima and (with an exact maximum) the rescaling of O come once a block.
+            let per_block = (8.0 + (8.0 - get("lazy_log2"))) / get("block_n");
+            let stages = [0.0, 0.02, 0.0, 0.02][config.get("num_stages").min(3) as usize];
+            let order = if problem.causal == Causal::None { 0.0 } else { 0.02 * (1.0 - get("longest_first")) };
+            fragments + per_block + stages + order + few_warps
+        }
+        Pass::Backward => {
+            let s = (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
+            let dims = problem.head_dim as f64 / 16.0;
+            let kv = (get("block_n") / get("dkv_warps_n") / 16.0, dims * get("dkv_warps_n") / get("num_warps"));
+            let q = (get("block_m") / get("dq_warps_m") / 16.0, dims * get("dq_warps_m") / get("num_warps"));
+            // Fragment loads per product of a warp tile of a x b 16-row operands: (a + b) loads for 2ab products.
+            let loads = |(a, b): (f64, f64)| (1.0 / a + 1.0 / b) / 2.0;
+            let fragments = (2.0 * loads(s) + 2.0 * loads(kv) + loads(q)) / 5.0;
+            // Each key tile reads Q and dO and adds to dQ anew; each block synchronises twice.
+            let traffic = 16.0 / get("block_n") + 6.0 / get("block_m");
+            let stages = if config.get("num_stages") == 1 { 0.02 } else { 0.0 };
+            fragments + traffic + stages + few_warps
+        }
+    }
 }

@@ -1,0 +1,37 @@
+//! The CPU's backward pass on generated problems, against the fp64 reference by the error rule.
+
+mod support;
+
+use flashtune::config::{Config, Family};
+use flashtune::problem::Pass;
+use support::check::Prepared;
+use support::shapes;
+use support::subject::Subject;
+
+fn blocks(block_m: u32, block_n: u32) -> Config {
+    Config::new(Family::Cpu, [("block_m", block_m), ("block_n", block_n)])
+}
+
+#[test]
+fn gradients_are_right_at_every_tile_boundary() {
+    // One thread takes whole heads, eleven split them: both schedules.
+    for (subject, block_m, block_n) in [(Subject::cpu(1), 32, 32), (Subject::cpu(11), 32, 48)] {
+        for case in shapes::boundaries(subject.dtypes(), 32) {
+            let prepared = Prepared::new(&case);
+            let forward = prepared.forward(&subject, &blocks(32, 32));
+            prepared.backward(&subject, &forward, &blocks(block_m, block_n));
+        }
+    }
+}
+
+#[test]
+fn gradients_are_right_on_random_problems_with_the_heuristic_and_with_other_configs() {
+    let subject = Subject::cpu(2);
+    for case in shapes::random(subject.dtypes(), 60, 200, 500) {
+        let prepared = Prepared::new(&case);
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        for config in subject.configs(&case, Pass::Backward, 2) {
+            prepared.backward(&subject, &forward, &config);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The GPU against the fp64 reference, the laws, and the CPU backend. Skips loudly where there is no GPU;
+//! `FLASHTUNE_REQUIRE_GPU=1` makes that a failure.
+//!
+//! Few functions with many small cases each: what they need is compiled first, in parallel.
+
+mod support;
+
+use flashtune::config::Config;
+use flashtune::problem::{Pass, Problem};
+use std::sync::OnceLock;
+use support::case::{Case, Data};
+use support::check::Prepared;
+use support::laws;
+use support::shapes;
+use support::subject::Subject;
+
+/// One GPU and its kernels for all tests of this file.
+fn subject() -> Option<&'static Subject> {
+    static SUBJECT: OnceLock<Option<Subject>> = OnceLock::new();
+    SUBJECT.get_or_init(Subject::gpu).as_ref()
+}
+
+/// The heuristic's config and seeded others, for both passes.
+fn configs(subject: &Subject, case: &Case, extra: usize) -> [Vec<Config>; 2] {
+    [Pass::Forward, Pass::Backward].map(|pass| subject.configs(case, pass, extra))
+}
+
+fn run(subject: &Subject, cases: &[Case], extra: usize) {
+    let needed: Vec<(Problem, Config)> = cases
+        .iter()
+        .flat_map(|case| {
+            let [forward, backward] = configs(subject, case, extra);
+            let of = |pass, configs: Vec<Config>| configs.into_iter().map(move |config| (case.problem(pass), config));
+            of(Pass::Forward, forward).chain(of(Pass::Backward, backward)).collect::<Vec<_>>()
+        })
+        .collect();
+    subject.build_all(&needed);
+    for case in cases {
+        let prepared = Prepared::new(case);
+        let [forward_configs, backward_configs] = configs(subject, case, extra);
+        let mut results = forward_configs.iter().map(|config| prepared.forward(subject, config));
+        let first = results.next().expect("the heuristic's at least");
+        results.for_each(drop);
+        backward_configs.iter().for_each(|config| {
+            prepared.backward(subject, &first, config);
+        });
+    }
+}
+
+#[test]
+fn gpu_is_right_at_every_tile_boundary() {
+    let Some(subject) = subject() else { return };
+    for tile in [64, 128] {
+        run(subject, &shapes::boundaries(subject.dtypes(), tile), 1);
+    }
+}
+
+#[test]
+fn gpu_is_right_on_random_problems_with_the_heuristic_and_with_other_configs() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::random(subject.dtypes(), 80, 300, 9000), 2);
+}
+
+#[test]
+fn gpu_reads_every_layout() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::of_each_layout(subject.dtypes()), 0);
+}
+
+#[test]
+fn gpu_obeys_every_law() {
+    let Some(subject) = subject() else { return };
+    for (name, law) in laws::ALL {
+        eprintln!("{name}");
+        subject.dtypes().iter().for_each(|dtype| law(subject, *dtype));
+    }
+}
+
+/// The same mask on either backend, in either pass: forward on one, backward on the other.
+#[test]
+fn gpu_and_cpu_continue_each_other_with_dropout() {
+    let Some(gpu) = subject() else { return };
+    let cpu = Subject::cpu(0);
+    for dtype in gpu.dtypes() {
+        let case = Case { dropout_p: 0.2, num_heads_q: 3, seqlen_k: 133, seed: 5, ..Case::plain(*dtype, 91, 64) };
+        let prepared = Prepared::with(&case, Data::random(&case));
+        for (one, other) in [(gpu, &cpu), (&cpu, gpu)] {
+            let forward = prepared.forward(one, &one.heuristic(&case, Pass::Forward));
+            prepared.backward(other, &forward, &other.heuristic(&case, Pass::Backward));
+        }
+    }
+}

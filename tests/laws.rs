@@ -1,0 +1,162 @@
+//! The laws of attention on the CPU backend, and those that only the CPU or the reference can be held to.
+
+mod support;
+
+use flashtune::config::{Config, Family};
+use flashtune::problem::{Causal, Dtype, Pass};
+use support::case::{Case, Data, Kind};
+use support::check::Prepared;
+use support::laws;
+use support::reference;
+use support::subject::Subject;
+
+macro_rules! on_the_cpu {
+    ($($law:ident),* $(,)?) => {
+        $(#[test]
+        fn $law() {
+            let subject = Subject::cpu(2);
+            subject.dtypes().iter().for_each(|dtype| laws::$law(&subject, *dtype));
+        })*
+
+        #[test]
+        fn no_law_is_left_out() {
+            let here = [$(stringify!($law)),*];
+            assert_eq!(laws::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>(), here);
+        }
+    };
+}
+
+on_the_cpu! {
+    ones_in_v_give_ones_out,
+    output_is_linear_in_v,
+    permuting_keys_changes_nothing_unmasked,
+    a_causal_row_is_the_unmasked_row_of_its_prefix,
+    gqa_is_mha_with_repeated_heads,
+    the_dropout_mask_shows_in_both_passes,
+    rows_without_keys_are_zero_and_have_no_gradient,
+    no_keys_at_all_is_an_empty_softmax,
+    nan_reaches_exactly_what_depends_on_it,
+    configs_agree_within_rounding,
+}
+
+/// The number of threads decides between two schedules of the backward pass, and which thread does what.
+#[test]
+fn results_are_bit_equal_for_any_number_of_threads_and_from_run_to_run() {
+    let config = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);
+    for dtype in [Dtype::Fp32, Dtype::Bf16] {
+        for causal in [Causal::None, Causal::BottomRight] {
+            let case = Case {
+                num_heads_q: 6,
+                num_heads_kv: 3,
+                seqlen_q: 170,
+                seqlen_k: 200,
+                head_dim_v: 33,
+                causal,
+                dropout_p: 0.1,
+                ..Case::plain(dtype, 1, 40)
+            };
+            let data = Data::random(&case);
+            let run = |threads| {
+                let subject = Subject::cpu(threads);
+                let forward = subject.forward(&case, &data, &config(48, 64));
+                let gradients = subject.backward(&case, &data, &forward, &config(32, 48));
+                (forward, gradients)
+            };
+            let alone = run(1);
+            for threads in [1, 2, 3, 8, 16] {
+                assert!(run(threads) == alone, "{threads} threads, {case}");
+            }
+        }
+    }
+}
+
+/// The reference itself is checked against its definition: the derivative of sum(O * dout). Then the CPU against it.
+#[test]
+fn gradients_are_the_finite_differences_of_the_output() {
+    for causal in [Causal::None, Causal::TopLeft, Causal::BottomRight] {
+        for dropout_p in [0.0, 0.3] {
+            let case = Case {
+                num_heads_q: 2,
+                seqlen_k: 7,
+                head_dim_v: 4,
+                causal,
+                dropout_p,
+                softmax_scale: 0.7,
+                seed: 6,
+                ..Case::plain(Dtype::Fp32, 5, 3)
+            };
+            let data = Data::random(&case);
+            let exact = reference::exact(&case, &data);
+            let loss = |data: &Data| -> f64 {
+                let out = reference::exact(&case, data).out;
+                out.iter().zip(&data.dout).map(|(out, dout)| out * f64::from(*dout)).sum()
+            };
+            let subject = Subject::cpu(1);
+            let forward = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
+            let on_cpu = subject.backward(&case, &data, &forward, &subject.heuristic(&case, Pass::Backward));
+            for (kind, gradient, on_cpu) in
+                [(Kind::Q, &exact.dq, &on_cpu.dq), (Kind::K, &exact.dk, &on_cpu.dk), (Kind::V, &exact.dv, &on_cpu.dv)]
+            {
+                for at in 0..gradient.len() {
+                    let moved = |by: f32| {
+                        let mut data = data.clone();
+                        let values = match kind {
+                            Kind::Q => &mut data.q,
+                            Kind::K => &mut data.k,
+                            _ => &mut data.v,
+                        };
+                        values[at] += by;
+                        (f64::from(values[at]), loss(&data))
+                    };
+                    // The step's square is the truncation error of a central difference: 1e-6 at values about 1.
+                    let ((right, above), (left, below)) = (moved(1.0 / 1024.0), moved(-1.0 / 1024.0));
+                    let difference = (above - below) / (right - left);
+                    assert!(
+                        (gradient[at] - difference).abs() < 1e-5,
+                        "d{kind:?}[{at}]: {} and {difference}",
+                        gradient[at]
+                    );
+                    // And fp32 arithmetic on a few terms about 1.
+                    assert!((f64::from(on_cpu[at]) - difference).abs() < 2e-5, "CPU d{kind:?}[{at}], {case}");
+                }
+            }
+        }
+    }
+}
+
+/// Scores that are all -inf although keys are seen: softmax is 0/0, and the result says so. A row that sees no key is
+/// another thing, and gives 0.
+#[test]
+fn a_row_of_minus_infinite_scores_is_nan_as_in_the_definition() {
+    let subject = Subject::cpu(2);
+    let case = Case { causal: Causal::TopLeft, ..Case::plain(Dtype::Fp32, 40, 16) };
+    let mut data = Data::random(&case);
+    let row = 21;
+    data.q[row * 16..][..16].fill(0.0);
+    data.q[row * 16] = 1.0;
+    (0..40).for_each(|key| data.k[key * 16] = f32::NEG_INFINITY);
+    // Other rows see the same keys with a factor of 0 in that place, which would be 0 * inf: give them a small one.
+    (0..40).filter(|other| *other != row).for_each(|other| data.q[other * 16] = -1e-30);
+    let got = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
+    assert!(got.out[row * 16..][..16].iter().all(|x| x.is_nan()));
+    assert_eq!(got.lse[row], f32::NEG_INFINITY);
+    // The others have +inf scores: inf - inf.
+    assert!(got.out[..16].iter().all(|x| x.is_nan()) && got.lse[0].is_nan());
+}
+
+/// A single -inf among finite scores is a key of weight 0.
+#[test]
+fn a_minus_infinite_score_is_a_weight_of_zero() {
+    let subject = Subject::cpu(2);
+    let case = Case::plain(Dtype::Fp32, 70, 16);
+    let mut data = Data::random(&case);
+    for row in 0..70 {
+        data.q[row * 16] = data.q[row * 16].abs();
+    }
+    let without = Case { seqlen_k: 69, ..case.clone() };
+    let shorter = Data { k: data.k[16..].to_vec(), v: data.v[16..].to_vec(), ..data.clone() };
+    data.k[0] = f32::NEG_INFINITY;
+    let prepared = Prepared::with(&without, shorter);
+    let got = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
+    prepared.judge_forward(&got).unwrap();
+}

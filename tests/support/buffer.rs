@@ -1,0 +1,143 @@
+//! Buffers on a backend's device with traps: NaN where nothing may be read, canaries where nothing may be written.
+//!
+//! An input's gaps and surroundings hold NaN, so that a stray read shows in the results. An output is poisoned whole
+//! with a pattern; what comes back must have changed exactly in its rows.
+
+use super::case::Shape;
+use flashtune::backend::{Backend, Memory};
+use flashtune::call::TensorRef;
+use flashtune::problem::Dtype;
+use half::{bf16, f16};
+
+/// Elements after the last row (or array element) that are watched too: more than any vector access or tile row.
+const GUARD: usize = 1024;
+/// Every byte of a poisoned output: as fp16, bf16 or fp32 a NaN with a payload that no arithmetic produces.
+const CANARY: u8 = 0xff;
+
+pub struct Buffer {
+    memory: Memory,
+    shape: Shape,
+    dtype: Dtype,
+}
+
+impl Buffer {
+    pub fn input(backend: &Backend, shape: Shape, dtype: Dtype, values: &[f32]) -> Buffer {
+        let mut bytes = encode(dtype, f32::NAN).repeat(shape.span() + GUARD);
+        let size = dtype.bytes();
+        for (row, values) in shape.rows().zip(values.chunks(shape.dim as usize)) {
+            let encoded: Vec<u8> = values.iter().flat_map(|value| encode(dtype, *value)).collect();
+            bytes[row * size..][..encoded.len()].copy_from_slice(&encoded);
+        }
+        Buffer { memory: upload(backend, &bytes), shape, dtype }
+    }
+
+    pub fn output(backend: &Backend, shape: Shape, dtype: Dtype) -> Buffer {
+        let bytes = vec![CANARY; (shape.span() + GUARD) * dtype.bytes()];
+        Buffer { memory: upload(backend, &bytes), shape, dtype }
+    }
+
+    pub fn view(&self) -> TensorRef {
+        let Shape { stride_batch, stride_seqlen, stride_head, lead, .. } = self.shape;
+        let data = self.memory.address().wrapping_byte_add(lead as usize * self.dtype.bytes());
+        TensorRef { data, stride_batch, stride_seqlen, stride_head }
+    }
+
+    /// The rows in order; panics if anything but the rows has changed, or a row was not written.
+    pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
+        let size = self.dtype.bytes();
+        let mut bytes = download(backend, &self.memory);
+        let row_bytes = self.shape.dim as usize * size;
+        let mut values = Vec::with_capacity(self.shape.elements());
+        for row in self.shape.rows() {
+            let row = &mut bytes[row * size..][..row_bytes];
+            for element in row.chunks(size) {
+                assert!(element.iter().any(|byte| *byte != CANARY), "{name}: an element was not written");
+                values.push(decode(self.dtype, element));
+            }
+            row.fill(CANARY);
+        }
+        let stray = bytes.iter().position(|byte| *byte != CANARY);
+        assert!(stray.is_none(), "{name}: byte {} outside of its rows was written", stray.unwrap_or(0));
+        values
+    }
+}
+
+/// A contiguous fp32 array (LSE) or raw bytes (workspace) between two guards.
+pub struct Array {
+    memory: Memory,
+    bytes: usize,
+}
+
+/// Bytes of guard on either side; the array keeps the workspace's 256-byte alignment.
+const ARRAY_GUARD: usize = 4096;
+
+impl Array {
+    /// Poisoned: as fp32 all NaN.
+    pub fn output(backend: &Backend, bytes: usize) -> Array {
+        Array { memory: upload(backend, &vec![CANARY; bytes + 2 * ARRAY_GUARD]), bytes }
+    }
+
+    pub fn input(backend: &Backend, values: &[f32]) -> Array {
+        let mut bytes = vec![CANARY; values.len() * 4 + 2 * ARRAY_GUARD];
+        let encoded: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        bytes[ARRAY_GUARD..][..encoded.len()].copy_from_slice(&encoded);
+        Array { memory: upload(backend, &bytes), bytes: encoded.len() }
+    }
+
+    pub fn address(&self) -> *mut std::ffi::c_void {
+        self.memory.address().wrapping_byte_add(ARRAY_GUARD)
+    }
+
+    /// The floats, every one of which must have been written, after checking the guards.
+    pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
+        let bytes = self.check_guards(backend, name);
+        bytes[ARRAY_GUARD..][..self.bytes]
+            .chunks(4)
+            .map(|element| {
+                assert!(element.iter().any(|byte| *byte != CANARY), "{name}: an element was not written");
+                decode(Dtype::Fp32, element)
+            })
+            .collect()
+    }
+
+    pub fn check_guards(&self, backend: &Backend, name: &str) -> Vec<u8> {
+        let bytes = download(backend, &self.memory);
+        let (before, rest) = bytes.split_at(ARRAY_GUARD);
+        let stray = before.iter().chain(&rest[self.bytes..]).filter(|byte| **byte != CANARY).count();
+        assert_eq!(stray, 0, "{name}: {stray} bytes around it were written");
+        bytes
+    }
+}
+
+/// One u64 on the device: a dropout seed or offset.
+pub fn upload_u64(backend: &Backend, value: u64) -> Memory {
+    upload(backend, &value.to_le_bytes())
+}
+
+fn upload(backend: &Backend, bytes: &[u8]) -> Memory {
+    let memory = backend.allocate(bytes.len()).expect("memory for a test");
+    backend.upload(&memory, bytes).expect("upload");
+    memory
+}
+
+fn download(backend: &Backend, memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.bytes()];
+    backend.download(memory, &mut bytes).expect("download");
+    bytes
+}
+
+fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
+    match dtype {
+        Dtype::Fp16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        Dtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        Dtype::Fp32 => value.to_le_bytes().to_vec(),
+    }
+}
+
+fn decode(dtype: Dtype, bytes: &[u8]) -> f32 {
+    match dtype {
+        Dtype::Fp16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        Dtype::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        Dtype::Fp32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+    }
+}

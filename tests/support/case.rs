@@ -1,0 +1,296 @@
+//! Case: one attention problem of the tests with everything that its data depends on, as a line of text.
+//!
+//! A failing test prints the line; `FLASHTUNE_TEST_CASE="…line…"` runs that case alone (see `shapes`). It holds no
+//! values: `Data` makes them from the seed, rounded to the dtype, so that the reference sees what the kernels see.
+
+use flashtune::dropout::{Dropout, DropoutMask};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use half::{bf16, f16};
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// How the tensors lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strides {
+    /// (batch, seqlen, heads, dim), packed.
+    Bshd,
+    /// (batch, heads, seqlen, dim), packed.
+    Bhsd,
+    /// Each a view into a packed (batch, seqlen, heads_q + 2 heads_kv, dim): the other heads are gaps.
+    PackedQkv,
+    /// Gaps in every dimension, each tensor's its own, that keep 16-byte alignment.
+    Gaps,
+    /// Gaps in every dimension that keep no alignment, and odd start addresses.
+    OddGaps,
+}
+
+pub const ALL_STRIDES: [Strides; 5] =
+    [Strides::Bshd, Strides::Bhsd, Strides::PackedQkv, Strides::Gaps, Strides::OddGaps];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Q,
+    K,
+    V,
+    Out,
+    Dout,
+    Dq,
+    Dk,
+    Dv,
+}
+
+/// A (batch, seqlen, heads, dim) tensor of a case: its shape, and where its elements lie in its buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub batch: i64,
+    pub seqlen: i64,
+    pub heads: i64,
+    pub dim: i64,
+    /// Elements before the first.
+    pub lead: i64,
+    pub stride_batch: i64,
+    pub stride_seqlen: i64,
+    pub stride_head: i64,
+}
+
+impl Shape {
+    pub fn elements(&self) -> usize {
+        (self.batch * self.seqlen * self.heads * self.dim) as usize
+    }
+
+    /// Buffer index of each row (batch, position, head) in order.
+    pub fn rows(self) -> impl Iterator<Item = usize> {
+        let places = move |b| (0..self.seqlen).flat_map(move |s| (0..self.heads).map(move |h| (b, s, h)));
+        (0..self.batch).flat_map(places).map(move |(b, s, h)| {
+            (self.lead + b * self.stride_batch + s * self.stride_seqlen + h * self.stride_head) as usize
+        })
+    }
+
+    /// Elements from the buffer's start to the end of the last row.
+    pub fn span(&self) -> usize {
+        self.rows().max().map_or(self.lead as usize, |row| row + self.dim as usize)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    pub dtype: Dtype,
+    pub batch_size: i64,
+    pub num_heads_q: i64,
+    pub num_heads_kv: i64,
+    pub seqlen_q: i64,
+    pub seqlen_k: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub causal: Causal,
+    pub softmax_scale: f32,
+    pub dropout_p: f32,
+    pub strides: Strides,
+    /// Of the values, and of the dropout mask.
+    pub seed: u64,
+}
+
+impl Case {
+    /// One head of self-attention with nothing special; the laws begin from it.
+    pub fn plain(dtype: Dtype, seqlen: i64, head_dim: i64) -> Case {
+        Case {
+            dtype,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: seqlen,
+            seqlen_k: seqlen,
+            head_dim,
+            head_dim_v: head_dim,
+            causal: Causal::None,
+            softmax_scale: (head_dim as f32).powf(-0.5),
+            dropout_p: 0.0,
+            strides: Strides::Bshd,
+            seed: 1,
+        }
+    }
+
+    pub fn problem(&self, pass: Pass) -> Problem {
+        let kinds: &[Kind] = match pass {
+            Pass::Forward => &[Kind::Q, Kind::K, Kind::V, Kind::Out],
+            Pass::Backward => &[Kind::Q, Kind::K, Kind::V, Kind::Out, Kind::Dout, Kind::Dq, Kind::Dk, Kind::Dv],
+        };
+        let layout = Layout::widest(kinds.iter().flat_map(|kind| {
+            let shape = self.shape(*kind);
+            [shape.dim, shape.lead, shape.stride_batch, shape.stride_seqlen, shape.stride_head]
+        }));
+        Problem {
+            pass,
+            dtype: self.dtype,
+            batch_size: self.batch_size,
+            num_heads_q: self.num_heads_q,
+            num_heads_kv: self.num_heads_kv,
+            seqlen_q: self.seqlen_q,
+            seqlen_k: self.seqlen_k,
+            head_dim: self.head_dim,
+            head_dim_v: self.head_dim_v,
+            causal: self.causal,
+            dropout: self.dropout_p > 0.0,
+            layout,
+        }
+    }
+
+    pub fn dropout(&self) -> Dropout {
+        // An offset with bits above 32, since those enter the mask by another way.
+        Dropout { p: self.dropout_p, seed: self.seed, offset: self.seed << 20, ..Dropout::NONE }
+    }
+
+    pub fn dropout_mask(&self, batch: usize, head: usize) -> DropoutMask {
+        let dropout = self.dropout();
+        let head = batch as u32 * self.num_heads_q as u32 + head as u32;
+        DropoutMask::new(dropout.seed, dropout.offset, head, dropout.threshold())
+    }
+
+    /// How many keys the row sees, by the definition in the documentation and nothing else.
+    pub fn visible_keys(&self, row: usize) -> usize {
+        let sees = |key: &i64| match self.causal {
+            Causal::None => true,
+            Causal::TopLeft => *key <= row as i64,
+            Causal::BottomRight => *key <= row as i64 + self.seqlen_k - self.seqlen_q,
+        };
+        (0..self.seqlen_k).filter(sees).count()
+    }
+
+    pub fn shape(&self, kind: Kind) -> Shape {
+        let (seqlen, heads, dim) = match kind {
+            Kind::Q | Kind::Dq => (self.seqlen_q, self.num_heads_q, self.head_dim),
+            Kind::K | Kind::Dk => (self.seqlen_k, self.num_heads_kv, self.head_dim),
+            Kind::V | Kind::Dv => (self.seqlen_k, self.num_heads_kv, self.head_dim_v),
+            Kind::Out | Kind::Dout => (self.seqlen_q, self.num_heads_q, self.head_dim_v),
+        };
+        let gap = kind as i64 % 3 + 1;
+        let (lead, stride_head, stride_seqlen, stride_batch) = match self.strides {
+            Strides::Bshd => (0, dim, heads * dim, seqlen * heads * dim),
+            Strides::Bhsd => (0, seqlen * dim, dim, heads * seqlen * dim),
+            Strides::PackedQkv => {
+                let pitch = (self.num_heads_q + 2 * self.num_heads_kv) * dim;
+                (0, dim, pitch, seqlen * pitch)
+            }
+            Strides::Gaps | Strides::OddGaps => {
+                let unit = if self.strides == Strides::Gaps { 8 } else { 1 };
+                let head = (dim + unit * gap + unit - 1) / unit * unit;
+                let row = heads * head + 3 * unit;
+                (unit * (2 * gap - 1), head, row, seqlen * row + unit * gap)
+            }
+        };
+        Shape { batch: self.batch_size, seqlen, heads, dim, lead, stride_batch, stride_seqlen, stride_head }
+    }
+}
+
+/// Values of the inputs, (batch, seqlen, heads, dim) packed, already rounded to the dtype.
+#[derive(Clone)]
+pub struct Data {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub dout: Vec<f32>,
+}
+
+impl Data {
+    pub fn random(case: &Case) -> Data {
+        let mut random = Random::new(case.seed);
+        let mut tensor =
+            |kind| (0..case.shape(kind).elements()).map(|_| round_to(case.dtype, random.normal())).collect();
+        Data { q: tensor(Kind::Q), k: tensor(Kind::K), v: tensor(Kind::V), dout: tensor(Kind::Dout) }
+    }
+}
+
+pub fn round_to(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::Fp16 => f16::from_f32(value).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(value).to_f32(),
+        Dtype::Fp32 => value,
+    }
+}
+
+/// SplitMix64: small, seeded, the same everywhere.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn from_range(&mut self, low: i64, high: i64) -> i64 {
+        low + (self.next() % (high - low + 1) as u64) as i64
+    }
+
+    pub fn pick<T: Clone>(&mut self, of: &[T]) -> T {
+        of[(self.next() % of.len() as u64) as usize].clone()
+    }
+
+    /// Mean 0, variance 1 (Box-Muller).
+    pub fn normal(&mut self) -> f32 {
+        let uniform = |bits: u64| ((bits >> 11) as f64 + 1.0) * 2f64.powi(-53);
+        let (radius, angle) = (uniform(self.next()), uniform(self.next()));
+        ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "dtype={} batch={} heads_q={} heads_kv={} seqlen_q={} seqlen_k={} head_dim={} head_dim_v={} \
+             causal={:?} scale={} dropout={} strides={:?} seed={}",
+            self.dtype.name(),
+            self.batch_size,
+            self.num_heads_q,
+            self.num_heads_kv,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.head_dim,
+            self.head_dim_v,
+            self.causal,
+            self.softmax_scale,
+            self.dropout_p,
+            self.strides,
+            self.seed
+        )
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Case, String> {
+        let fields: HashMap<&str, &str> = line.split_whitespace().filter_map(|field| field.split_once('=')).collect();
+        let text = |name: &str| fields.get(name).copied().ok_or(format!("the case has no {name}"));
+        let parsed = |name: &str| text(name)?.parse().map_err(|error| format!("{name}: {error}"));
+        let real = |name: &str| text(name)?.parse().map_err(|error| format!("{name}: {error}"));
+        let named = |name: &str, of: &[String]| {
+            let value = text(name)?;
+            of.iter().position(|known| known == value).ok_or(format!("{name}={value} is none of {of:?}"))
+        };
+        let dtypes = [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32];
+        let masks = [Causal::None, Causal::BottomRight, Causal::TopLeft];
+        Ok(Case {
+            dtype: dtypes[named("dtype", &dtypes.map(|dtype| dtype.name().to_owned()))?],
+            batch_size: parsed("batch")?,
+            num_heads_q: parsed("heads_q")?,
+            num_heads_kv: parsed("heads_kv")?,
+            seqlen_q: parsed("seqlen_q")?,
+            seqlen_k: parsed("seqlen_k")?,
+            head_dim: parsed("head_dim")?,
+            head_dim_v: parsed("head_dim_v")?,
+            causal: masks[named("causal", &masks.map(|mask| format!("{mask:?}")))?],
+            softmax_scale: real("scale")?,
+            dropout_p: real("dropout")?,
+            strides: ALL_STRIDES[named("strides", &ALL_STRIDES.map(|strides| format!("{strides:?}")))?],
+            seed: text("seed")?.parse().map_err(|error| format!("seed: {error}"))?,
+        })
+    }
+}

@@ -1,0 +1,65 @@
+//! One case on one backend with one config, both passes, judged by the error rule.
+
+use super::case::{Case, Data};
+use super::error_rule::{Rule, compare, compare_lse};
+use super::reference::{self, Results};
+use super::subject::{Forward, Gradients, Subject};
+use flashtune::config::Config;
+
+/// A case with its data and both references, made once for all configs.
+pub struct Prepared {
+    pub case: Case,
+    pub data: Data,
+    pub exact: Results,
+    pub naive: Results,
+}
+
+impl Prepared {
+    pub fn new(case: &Case) -> Prepared {
+        let data = Data::random(case);
+        Prepared::with(case, data)
+    }
+
+    pub fn with(case: &Case, data: Data) -> Prepared {
+        Prepared {
+            exact: reference::exact(case, &data),
+            naive: reference::naive(case, &data),
+            case: case.clone(),
+            data,
+        }
+    }
+
+    pub fn judge_forward(&self, got: &Forward) -> Result<(), String> {
+        let rule = Rule { dtype: self.case.dtype, factor: 2.0, terms: 0.0 };
+        compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score)?;
+        compare("out", &got.out, &self.exact.out, &self.naive.out, rule)
+    }
+
+    pub fn judge_backward(&self, got: &Gradients) -> Result<(), String> {
+        let rule = |terms| Rule { dtype: self.case.dtype, factor: 3.0, terms };
+        let (exact, naive, magnitudes) = (&self.exact, &self.naive, &self.exact.magnitudes);
+        compare("dv", &got.dv, &exact.dv, &naive.dv, rule(magnitudes.dv))?;
+        compare("dk", &got.dk, &exact.dk, &naive.dk, rule(magnitudes.dk))?;
+        compare("dq", &got.dq, &exact.dq, &naive.dq, rule(magnitudes.dq))
+    }
+
+    /// Runs the forward pass and judges it; panics with the line that reproduces the case.
+    pub fn forward(&self, subject: &Subject, config: &Config) -> Forward {
+        let got = subject.forward(&self.case, &self.data, config);
+        self.expect(self.judge_forward(&got), config);
+        got
+    }
+
+    /// Runs the backward pass on what forward returned and judges it.
+    pub fn backward(&self, subject: &Subject, forward: &Forward, config: &Config) -> Gradients {
+        let got = subject.backward(&self.case, &self.data, forward, config);
+        self.expect(self.judge_backward(&got), config);
+        got
+    }
+
+    fn expect(&self, judgement: Result<(), String>, config: &Config) {
+        if let Err(reason) = judgement {
+            panic!("{reason}\n  config: {config}\n  reproduce: FLASHTUNE_TEST_CASE=\"{}\"", self.case);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The error rule: the one judgement on numbers, for every dtype, pass and backend.
+//!
+//! Errors are measured against fp64. What plain arithmetic in the dtype gets wrong (the naive results) is the
+//! yardstick: twice its largest error forward, three times in gradients, one and a half times its mean error. On top
+//! comes rounding that is nobody's fault: one step of the output's own dtype, and what fp32 sums leave where terms of
+//! the given magnitude cancel.
+
+use flashtune::problem::Dtype;
+
+/// How a tensor is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    pub dtype: Dtype,
+    /// Times the naive's largest error.
+    pub factor: f64,
+    /// Sum of the magnitudes of the terms that make an element, at the largest; 0 where nothing cancels.
+    pub terms: f64,
+}
+
+/// Times the naive's mean error.
+const MEAN_FACTOR: f64 = 1.5;
+/// fp32 steps that a sum in another order, or with another exponential, may be off by, at its terms' magnitude.
+const FP32_STEPS: f64 = 4.0;
+
+/// Compares a result with the reference; `Err` says what is wrong and where.
+pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: Rule) -> Result<(), String> {
+    if got.len() != reference.len() {
+        return Err(format!("{name}: {} elements, expected {}", got.len(), reference.len()));
+    }
+    let (mut worst, mut worst_at, mut sum, mut count) = (0.0f64, 0, 0.0, 0);
+    let (mut naive_worst, mut naive_sum, mut largest, mut total) = (0.0f64, 0.0, 0.0f64, 0.0);
+    for (at, ((got, reference), naive)) in got.iter().zip(reference).zip(naive).enumerate() {
+        if got.is_nan() != reference.is_nan() {
+            return Err(format!("{name}[{at}] is {got}, the reference {reference}"));
+        }
+        if reference.is_nan() {
+            continue;
+        }
+        if !reference.is_finite() || !got.is_finite() {
+            // Beyond the dtype's range both must agree on the infinity.
+            if f64::from(*got) == *reference {
+                continue;
+            }
+            return Err(format!("{name}[{at}] is {got}, the reference {reference}"));
+        }
+        let error = (f64::from(*got) - reference).abs();
+        if error > worst {
+            (worst, worst_at) = (error, at);
+        }
+        sum += error;
+        count += 1;
+        largest = largest.max(reference.abs());
+        total += reference.abs();
+        naive_worst = naive_worst.max((naive - reference).abs());
+        naive_sum += (naive - reference).abs();
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let count = f64::from(count);
+    let cancelled = FP32_STEPS * rule.terms * 2f64.powi(-24);
+    let limit = rule.factor * naive_worst + step(rule.dtype, largest) + cancelled;
+    if worst > limit {
+        return Err(format!(
+            "{name}[{worst_at}] is {}, the reference {}: off by {worst:.3e}, allowed {limit:.3e} (naive {naive_worst:.3e})",
+            got[worst_at], reference[worst_at]
+        ));
+    }
+    let mean_limit = MEAN_FACTOR * naive_sum / count + step(rule.dtype, total / count) + cancelled;
+    if sum / count > mean_limit {
+        return Err(format!(
+            "{name}: mean error {:.3e}, allowed {mean_limit:.3e} (naive {:.3e})",
+            sum / count,
+            naive_sum / count
+        ));
+    }
+    Ok(())
+}
+
+/// LSE is fp32 in every dtype and comes from exact products of the inputs, so the naive results in the dtype say
+/// nothing of it. What remains is fp32 rounding of the scores (`score_terms` is the sum of magnitudes behind the
+/// largest), of an exponential and of a logarithm: 16 steps at that magnitude plus one.
+pub fn compare_lse(got: &[f32], reference: &[f64], score_terms: f64) -> Result<(), String> {
+    let limit = 16.0 * 2f64.powi(-24) * (1.0 + score_terms);
+    for (at, (got, reference)) in got.iter().zip(reference).enumerate() {
+        let same = got.is_nan() == reference.is_nan()
+            && (got.is_nan() || f64::from(*got) == *reference || (f64::from(*got) - reference).abs() <= limit);
+        if !same {
+            return Err(format!("lse[{at}] is {got}, the reference {reference}, allowed {limit:.3e}"));
+        }
+    }
+    match got.len() == reference.len() {
+        true => Ok(()),
+        false => Err(format!("lse: {} elements, expected {}", got.len(), reference.len())),
+    }
+}
+
+/// The distance of neighbouring numbers of the dtype at a magnitude.
+pub fn step(dtype: Dtype, magnitude: f64) -> f64 {
+    let (mantissa, smallest_exponent) = match dtype {
+        Dtype::Fp16 => (10, -14),
+        Dtype::Bf16 => (7, -126),
+        Dtype::Fp32 => (23, -126),
+    };
+    let exponent = if magnitude > 0.0 { magnitude.log2().floor() as i32 } else { smallest_exponent };
+    2f64.powi(exponent.max(smallest_exponent) - mantissa)
+}
+
+/// Compares two results that a law says are equal, where no reference stands behind them: within `steps` steps of the
+/// dtype at the magnitude of the largest element, or of fp32 sums where the dtype is fp32.
+pub fn agree(name: &str, a: &[f32], b: &[f32], dtype: Dtype, steps: f64) {
+    assert_eq!(a.len(), b.len(), "{name}");
+    let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
+    // In fp32 every product and sum inside rounds at the same scale as the output, so there are more steps.
+    let limit = if dtype == Dtype::Fp32 { 16.0 } else { 1.0 } * steps * step(dtype, largest);
+    for (at, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!(a == b || f64::from((a - b).abs()) <= limit, "{name}[{at}]: {a} and {b}, allowed {limit:.3e}");
+    }
+}

@@ -1,0 +1,275 @@
+//! Laws of attention that need no reference. Each takes the backend under test and a dtype.
+
+use super::case::{Case, Data, Kind, Random, Strides};
+use super::error_rule::agree;
+use super::subject::{Forward, Subject};
+use flashtune::problem::{Causal, Dtype, Pass};
+
+pub type Law = fn(&Subject, Dtype);
+
+/// Every law with its name, for those who run them all.
+pub const ALL: &[(&str, Law)] = &[
+    ("ones_in_v_give_ones_out", ones_in_v_give_ones_out),
+    ("output_is_linear_in_v", output_is_linear_in_v),
+    ("permuting_keys_changes_nothing_unmasked", permuting_keys_changes_nothing_unmasked),
+    ("a_causal_row_is_the_unmasked_row_of_its_prefix", a_causal_row_is_the_unmasked_row_of_its_prefix),
+    ("gqa_is_mha_with_repeated_heads", gqa_is_mha_with_repeated_heads),
+    ("the_dropout_mask_shows_in_both_passes", the_dropout_mask_shows_in_both_passes),
+    ("rows_without_keys_are_zero_and_have_no_gradient", rows_without_keys_are_zero_and_have_no_gradient),
+    ("no_keys_at_all_is_an_empty_softmax", no_keys_at_all_is_an_empty_softmax),
+    ("nan_reaches_exactly_what_depends_on_it", nan_reaches_exactly_what_depends_on_it),
+    ("configs_agree_within_rounding", configs_agree_within_rounding),
+];
+
+/// A grouped, masked problem that has tails in every dimension.
+fn usual(dtype: Dtype) -> Case {
+    Case {
+        batch_size: 2,
+        num_heads_q: 4,
+        num_heads_kv: 2,
+        seqlen_q: 75,
+        seqlen_k: 141,
+        strides: Strides::Gaps,
+        ..Case::plain(dtype, 75, 64)
+    }
+}
+
+fn forward(subject: &Subject, case: &Case, data: &Data) -> Forward {
+    subject.forward(case, data, &subject.heuristic(case, Pass::Forward))
+}
+
+pub fn ones_in_v_give_ones_out(subject: &Subject, dtype: Dtype) {
+    for causal in [Causal::None, Causal::TopLeft, Causal::BottomRight] {
+        let case = Case { causal, ..usual(dtype) };
+        let mut data = Data::random(&case);
+        data.v.fill(1.0);
+        let ones = vec![1.0; data.dout.len()];
+        // A weight is rounded to the dtype where the sum of weights is not: half a step each, at worst all one way.
+        agree("out", &forward(subject, &case, &data).out, &ones, dtype, 1.0);
+    }
+}
+
+pub fn output_is_linear_in_v(subject: &Subject, dtype: Dtype) {
+    let case = Case { causal: Causal::BottomRight, ..usual(dtype) };
+    let data = Data::random(&case);
+    let mut random = Random::new(9);
+    // Small integers, so that the combination is exact in every dtype.
+    let mut integers = || data.v.iter().map(|_| random.from_range(-8, 8) as f32).collect::<Vec<_>>();
+    let (first, second) = (integers(), integers());
+    let combine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| 2.0 * a - b).collect::<Vec<_>>();
+    let of = |v: Vec<f32>| forward(subject, &case, &Data { v, ..data.clone() }).out;
+    let combined = of(combine(&first, &second));
+    // Three outputs round, one of them doubled; weights round the same in all.
+    agree("out", &combine(&of(first), &of(second)), &combined, dtype, 2.0);
+}
+
+pub fn permuting_keys_changes_nothing_unmasked(subject: &Subject, dtype: Dtype) {
+    let case = Case { batch_size: 1, num_heads_kv: 1, strides: Strides::Bshd, ..usual(dtype) };
+    let data = Data::random(&case);
+    let mut order: Vec<usize> = (0..case.seqlen_k as usize).collect();
+    let mut random = Random::new(4);
+    (1..order.len()).rev().for_each(|i| order.swap(i, random.from_range(0, i as i64) as usize));
+    let permuted = |rows: &[f32], dim: i64| -> Vec<f32> {
+        order.iter().flat_map(|row| rows[row * dim as usize..][..dim as usize].to_vec()).collect()
+    };
+    let other = Data { k: permuted(&data.k, case.head_dim), v: permuted(&data.v, case.head_dim_v), ..data.clone() };
+    let (one, two) = (forward(subject, &case, &data), forward(subject, &case, &other));
+    // Another order of keys is another running maximum, hence other roundings of the weights.
+    agree("out", &one.out, &two.out, dtype, 2.0);
+    agree("lse", &one.lse, &two.lse, Dtype::Fp32, 1.0);
+}
+
+pub fn a_causal_row_is_the_unmasked_row_of_its_prefix(subject: &Subject, dtype: Dtype) {
+    let causal = Case { causal: Causal::TopLeft, strides: Strides::Bshd, ..Case::plain(dtype, 130, 48) };
+    let data = Data::random(&causal);
+    let whole = forward(subject, &causal, &data);
+    for row in [0, 1, 15, 16, 63, 64, 100, 127, 128, 129] {
+        let prefix = Case { causal: Causal::None, seqlen_q: 1, seqlen_k: row as i64 + 1, ..causal.clone() };
+        let of = |values: &[f32]| values[..(row + 1) * 48].to_vec();
+        let own = data.q[row * 48..][..48].to_vec();
+        let alone = forward(subject, &prefix, &Data { q: own, k: of(&data.k), v: of(&data.v), dout: vec![0.0; 48] });
+        agree(&format!("row {row}"), &whole.out[row * 48..][..48], &alone.out, dtype, 2.0);
+        agree(&format!("lse {row}"), &whole.lse[row..][..1], &alone.lse, Dtype::Fp32, 1.0);
+    }
+}
+
+pub fn gqa_is_mha_with_repeated_heads(subject: &Subject, dtype: Dtype) {
+    let grouped = Case { num_heads_q: 6, causal: Causal::BottomRight, strides: Strides::Bshd, ..usual(dtype) };
+    let repeated = Case { num_heads_kv: 6, ..grouped.clone() };
+    let data = Data::random(&grouped);
+    let repeat =
+        |values: &[f32], dim: i64| -> Vec<f32> { values.chunks(dim as usize).flat_map(|row| row.repeat(3)).collect() };
+    let (k, v) = (repeat(&data.k, grouped.head_dim), repeat(&data.v, grouped.head_dim_v));
+    let data_repeated = Data { k, v, ..data.clone() };
+    let one = forward(subject, &grouped, &data);
+    let many = forward(subject, &repeated, &data_repeated);
+    agree("out", &one.out, &many.out, dtype, 1.0);
+    let config = |case| subject.heuristic(case, Pass::Backward);
+    let gradients = subject.backward(&grouped, &data, &one, &config(&grouped));
+    let of_repeated = subject.backward(&repeated, &data_repeated, &many, &config(&repeated));
+    agree("dq", &gradients.dq, &of_repeated.dq, dtype, 1.0);
+    for (name, one, many, dim) in [
+        ("dk", &gradients.dk, &of_repeated.dk, grouped.head_dim as usize),
+        ("dv", &gradients.dv, &of_repeated.dv, grouped.head_dim_v as usize),
+    ] {
+        let group_sum =
+            |group: &[f32]| (0..dim).map(|c| (0..3).map(|g| group[g * dim + c]).sum()).collect::<Vec<f32>>();
+        let summed: Vec<f32> = many.chunks(3 * dim).flat_map(group_sum).collect();
+        // Three rounded heads are added up here, against one rounding of the sum there.
+        agree(name, one, &summed, dtype, 3.0);
+    }
+}
+
+/// With Q = K = 0 all weights are 1/seqlen_k, so V = I makes O the mask itself, and dout = I makes dV its transpose.
+pub fn the_dropout_mask_shows_in_both_passes(subject: &Subject, dtype: Dtype) {
+    let length = 141;
+    for dropout_p in [0.1, 0.5] {
+        let case = Case {
+            batch_size: 2,
+            num_heads_q: 2,
+            num_heads_kv: 2,
+            dropout_p,
+            strides: Strides::Bshd,
+            seed: 11,
+            ..Case::plain(dtype, length, length)
+        };
+        let mut data = Data::random(&case);
+        data.q.fill(0.0);
+        data.k.fill(0.0);
+        let size = length as usize;
+        let identity = |kind| -> Vec<f32> {
+            let heads = case.shape(kind).heads as usize;
+            let element = |at: usize| f32::from(u8::from(at / (heads * size) % size == at % size));
+            (0..case.shape(kind).elements()).map(element).collect()
+        };
+        (data.v, data.dout) = (identity(Kind::V), identity(Kind::Dout));
+        let kept_weight = case.dropout().keep_scale() / length as f32;
+        let expected = |transposed: bool| -> Vec<f32> {
+            let at = |at: usize| {
+                let (batch, position, head, c) = (at / size / 2 / size, at / size / 2 % size, at / size % 2, at % size);
+                let (row, key) = if transposed { (c, position) } else { (position, c) };
+                let keeps = case.dropout_mask(batch, head).keeps(row as u32, key as u32);
+                if keeps { kept_weight } else { 0.0 }
+            };
+            (0..case.shape(Kind::Out).elements()).map(at).collect()
+        };
+        let same_mask = |name: &str, got: &[f32], expected: &[f32]| {
+            let differing = got.iter().zip(expected).filter(|(a, b)| (**a == 0.0) != (**b == 0.0)).count();
+            assert_eq!(differing, 0, "{name}: bits of the dropout mask differ");
+            agree(name, got, expected, dtype, 2.0);
+        };
+        let mut results = Vec::new();
+        for config in subject.configs(&case, Pass::Forward, 2) {
+            let result = subject.forward(&case, &data, &config);
+            same_mask(&format!("out, {config}"), &result.out, &expected(false));
+            results.push(result);
+        }
+        for config in subject.configs(&case, Pass::Backward, 2) {
+            let gradients = subject.backward(&case, &data, &results[0], &config);
+            same_mask(&format!("dv, {config}"), &gradients.dv, &expected(true));
+        }
+    }
+}
+
+/// Bottom-right with more queries than keys: the first rows see nothing.
+pub fn rows_without_keys_are_zero_and_have_no_gradient(subject: &Subject, dtype: Dtype) {
+    let case =
+        Case { causal: Causal::BottomRight, seqlen_k: 20, strides: Strides::Bshd, ..Case::plain(dtype, 150, 40) };
+    let data = Data::random(&case);
+    let empty = 130;
+    let dim = case.head_dim as usize;
+    let result = forward(subject, &case, &data);
+    assert!(result.out[..empty * dim].iter().all(|x| *x == 0.0), "O of rows without keys");
+    assert!(result.lse[..empty].iter().all(|x| *x == f32::NEG_INFINITY), "LSE of rows without keys");
+    assert!(result.lse[empty..].iter().all(|x| x.is_finite()));
+    let config = subject.heuristic(&case, Pass::Backward);
+    let gradients = subject.backward(&case, &data, &result, &config);
+    assert!(gradients.dq[..empty * dim].iter().all(|x| *x == 0.0), "dQ of rows without keys");
+    // Whatever those rows hold, nothing else notices.
+    let mut other = data.clone();
+    other.q[..empty * dim].fill(3.0);
+    other.dout[..empty * dim].fill(-2.0);
+    let again = subject.backward(&case, &other, &result, &config);
+    agree("dk", &gradients.dk, &again.dk, dtype, 1.0);
+    agree("dv", &gradients.dv, &again.dv, dtype, 1.0);
+}
+
+pub fn no_keys_at_all_is_an_empty_softmax(subject: &Subject, dtype: Dtype) {
+    let case = Case { seqlen_k: 0, ..usual(dtype) };
+    let data = Data::random(&case);
+    let result = forward(subject, &case, &data);
+    assert!(result.out.iter().all(|x| *x == 0.0));
+    assert!(result.lse.iter().all(|x| *x == f32::NEG_INFINITY));
+    let gradients = subject.backward(&case, &data, &result, &subject.heuristic(&case, Pass::Backward));
+    assert!(gradients.dq.iter().all(|x| *x == 0.0));
+    let case = Case { seqlen_q: 0, ..usual(dtype) };
+    let data = Data::random(&case);
+    let result = forward(subject, &case, &data);
+    let gradients = subject.backward(&case, &data, &result, &subject.heuristic(&case, Pass::Backward));
+    assert!(gradients.dk.iter().chain(&gradients.dv).all(|x| *x == 0.0));
+}
+
+/// One NaN in each input, in a causal problem: it shows in the rows that see it and nowhere else. (A hidden key's V is
+/// left out: a weight of 0 times NaN is NaN in the product of a tile, as in any tiled implementation.)
+pub fn nan_reaches_exactly_what_depends_on_it(subject: &Subject, dtype: Dtype) {
+    let case = Case { causal: Causal::TopLeft, strides: Strides::Bshd, ..Case::plain(dtype, 150, 32) };
+    let (dim, position, column) = (32, 70, 5);
+    let clean = Data::random(&case);
+    let run = |spoil: fn(&mut Data) -> &mut Vec<f32>| {
+        let mut data = clean.clone();
+        spoil(&mut data)[position * dim + column] = f32::NAN;
+        let result = forward(subject, &case, &data);
+        let gradients = subject.backward(&case, &data, &result, &subject.heuristic(&case, Pass::Backward));
+        (result, gradients)
+    };
+    let is_nan = |values: &[f32], row: usize, c: usize| values[row * dim + c].is_nan();
+
+    let (result, gradients) = run(|data| &mut data.q);
+    for row in 0..150 {
+        assert_eq!(is_nan(&result.out, row, 0), row == position, "NaN in Q: O of row {row}");
+        assert_eq!(result.lse[row].is_nan(), row == position, "NaN in Q: LSE of row {row}");
+        assert_eq!(is_nan(&gradients.dq, row, 0), row == position, "NaN in Q: dQ of row {row}");
+        // Key `row` gets gradients from query `position` if that sees it.
+        if row <= position {
+            assert!(is_nan(&gradients.dk, row, 0) && is_nan(&gradients.dv, row, 0), "NaN in Q: dK, dV of key {row}");
+        }
+    }
+    let (result, gradients) = run(|data| &mut data.k);
+    for row in 0..150 {
+        assert_eq!(is_nan(&result.out, row, 0), row >= position, "NaN in K: O of row {row}");
+        assert_eq!(result.lse[row].is_nan(), row >= position, "NaN in K: LSE of row {row}");
+        if row >= position {
+            assert!(is_nan(&gradients.dq, row, 0), "NaN in K: dQ of row {row}");
+        }
+    }
+    let (result, _) = run(|data| &mut data.v);
+    for row in 0..150 {
+        if row >= position {
+            assert!(is_nan(&result.out, row, column), "NaN in V: O of row {row}");
+        }
+        assert!(!is_nan(&result.out, row, column + 1), "NaN in V: another column of row {row}");
+        assert!(result.lse[row].is_finite(), "NaN in V: LSE of row {row}");
+    }
+    let (_, gradients) = run(|data| &mut data.dout);
+    assert!(is_nan(&gradients.dq, position, 0) && !is_nan(&gradients.dq, position + 1, 0), "NaN in dout: dQ");
+}
+
+pub fn configs_agree_within_rounding(subject: &Subject, dtype: Dtype) {
+    for dropout_p in [0.0, 0.2] {
+        let case = Case { causal: Causal::BottomRight, dropout_p, ..usual(dtype) };
+        let data = Data::random(&case);
+        let result = forward(subject, &case, &data);
+        for config in subject.configs(&case, Pass::Forward, 3) {
+            let other = subject.forward(&case, &data, &config);
+            agree(&format!("out, {config}"), &result.out, &other.out, dtype, 2.0);
+            agree(&format!("lse, {config}"), &result.lse, &other.lse, Dtype::Fp32, 1.0);
+        }
+        let gradients = subject.backward(&case, &data, &result, &subject.heuristic(&case, Pass::Backward));
+        for config in subject.configs(&case, Pass::Backward, 3) {
+            let other = subject.backward(&case, &data, &result, &config);
+            agree(&format!("dq, {config}"), &gradients.dq, &other.dq, dtype, 2.0);
+            agree(&format!("dk, {config}"), &gradients.dk, &other.dk, dtype, 2.0);
+            agree(&format!("dv, {config}"), &gradients.dv, &other.dv, dtype, 2.0);
+        }
+    }
+}

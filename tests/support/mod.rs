@@ -1,0 +1,13 @@
+//! What the numeric tests share: cases, the reference, the error rule, shapes and laws, for any backend.
+//!
+//! A test file takes what it needs, so each leaves other parts unused.
+#![allow(dead_code)]
+
+pub mod buffer;
+pub mod case;
+pub mod check;
+pub mod error_rule;
+pub mod laws;
+pub mod reference;
+pub mod shapes;
+pub mod subject;

@@ -1,0 +1,110 @@
+//! The one generator of test shapes: every boundary of a tile first, then seeded random problems.
+//!
+//! `FLASHTUNE_TEST_CASE="…"` (the line that a failure prints) replaces all of them by that one.
+
+use super::case::{ALL_STRIDES, Case, Random, Strides};
+use flashtune::problem::{Causal, Dtype};
+
+/// Head dims that models use, those between the widths of matrix instructions, and the smallest.
+const HEAD_DIMS: [i64; 16] = [64, 128, 32, 40, 72, 80, 96, 112, 16, 256, 8, 160, 1, 33, 192, 4];
+/// Query heads and key-value heads: MHA, MQA, and GQA of whole and odd ratios.
+const HEADS: [(i64, i64); 6] = [(2, 2), (4, 1), (4, 2), (3, 1), (6, 2), (1, 1)];
+const MASKS: [Causal; 3] = [Causal::None, Causal::BottomRight, Causal::TopLeft];
+
+/// One case at each edge of a tile of `tile` rows and keys, and at the edges of the sequences themselves.
+pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
+    let lengths = [
+        (tile - 1, tile - 1),
+        (tile, tile),
+        (tile + 1, tile + 1),
+        (1, 1),
+        (1, tile + 1),
+        (tile + 1, 1),
+        (2 * tile + 3, tile - 1),
+        (tile - 1, 2 * tile + 3),
+        (0, tile),
+        (tile, 0),
+        (0, 0),
+        (15, 17),
+        (3 * tile, tile),
+        (tile, 3 * tile),
+    ];
+    let all = lengths.into_iter().enumerate().flat_map(|(index, (seqlen_q, seqlen_k))| {
+        MASKS.into_iter().enumerate().map(move |(mask, causal)| {
+            let turn = index + mask;
+            let (num_heads_q, num_heads_kv) = HEADS[turn % HEADS.len()];
+            let head_dim = HEAD_DIMS[turn % 4];
+            Case {
+                dtype: dtypes[turn % dtypes.len()],
+                batch_size: 1 + turn as i64 % 2,
+                num_heads_q,
+                num_heads_kv,
+                seqlen_q,
+                seqlen_k,
+                head_dim,
+                head_dim_v: if turn % 5 == 0 { 24 } else { head_dim },
+                causal,
+                softmax_scale: (head_dim as f32).powf(-0.5),
+                dropout_p: if turn % 4 == 3 { 0.2 } else { 0.0 },
+                strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
+                seed: 1000 * tile as u64 + 10 * index as u64 + mask as u64,
+            }
+        })
+    });
+    only_the_given(all.collect())
+}
+
+/// `count` problems from a seed: lengths up to `max_seqlen`, head dims of the list and any from 1 to 512.
+pub fn random(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
+    only_the_given((seed..seed + count).map(|seed| random_case(dtypes, max_seqlen, seed)).collect())
+}
+
+fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
+    let mut random = Random::new(seed);
+    let (num_heads_q, num_heads_kv) = random.pick(&HEADS);
+    let mut head_dim = || match random.from_range(0, 3) {
+        0 => random.from_range(1, 512),
+        _ => random.pick(&HEAD_DIMS),
+    };
+    let (head_dim, other_dim) = (head_dim(), head_dim());
+    // Wide heads with short sequences, so that no case takes much longer than another.
+    let max_seqlen = (max_seqlen * 128 / (128 + head_dim)).max(16);
+    let seqlen_q = random.from_range(0, max_seqlen);
+    let other_length = random.from_range(0, max_seqlen);
+    let seqlen_k = random.pick(&[seqlen_q, other_length, other_length]);
+    Case {
+        dtype: random.pick(dtypes),
+        batch_size: random.from_range(1, 3),
+        num_heads_q,
+        num_heads_kv,
+        seqlen_q,
+        seqlen_k,
+        head_dim,
+        head_dim_v: random.pick(&[head_dim, head_dim, other_dim]),
+        causal: random.pick(&MASKS),
+        softmax_scale: (head_dim as f32).powf(-0.5) * random.pick(&[1.0, 1.0, 0.3, 2.0, -0.5]),
+        dropout_p: random.pick(&[0.0, 0.0, 0.1, 0.5]),
+        strides: random.pick(&ALL_STRIDES),
+        seed,
+    }
+}
+
+/// Small tensors of each memory layout, for what depends on strides alone.
+pub fn of_each_layout(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |dtype: &Dtype, strides: &Strides| Case {
+        batch_size: 2,
+        num_heads_q: 4,
+        num_heads_kv: 2,
+        seqlen_k: 37,
+        strides: *strides,
+        ..Case::plain(*dtype, 21, 40)
+    };
+    dtypes.iter().flat_map(|dtype| ALL_STRIDES.iter().map(move |strides| of(dtype, strides))).collect()
+}
+
+fn only_the_given(cases: Vec<Case>) -> Vec<Case> {
+    match std::env::var("FLASHTUNE_TEST_CASE") {
+        Ok(line) => vec![line.parse().unwrap_or_else(|error| panic!("FLASHTUNE_TEST_CASE: {error}"))],
+        Err(_) => cases,
+    }
+}

@@ -1,0 +1,203 @@
+//! Subject: the backend under test, its built executables, and runs of a case on it.
+//!
+//! A GPU builds one executable per problem class and config, which takes a second; they are kept for the process and
+//! `build_all` makes those of a whole test in parallel.
+
+use super::buffer::{Array, Buffer, upload_u64};
+use super::case::{Case, Data, Kind, Random};
+use flashtune::backend::{Backend, Executable, Memory};
+use flashtune::call::{Call, TensorRef};
+use flashtune::config::Config;
+use flashtune::problem::{Causal, Dtype, Pass, Problem};
+use flashtune::tune::space;
+use flashtune::{cpu, kernel};
+use rayon::prelude::*;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+pub struct Subject {
+    pub backend: Backend,
+    built: Mutex<HashMap<String, Arc<Executable>>>,
+}
+
+/// What the forward pass returns, (batch, seqlen, heads, dim) and (batch, heads, seqlen).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forward {
+    pub out: Vec<f32>,
+    pub lse: Vec<f32>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    pub dq: Vec<f32>,
+    pub dk: Vec<f32>,
+    pub dv: Vec<f32>,
+}
+
+impl Subject {
+    pub fn cpu(num_threads: usize) -> Subject {
+        Subject::new(Backend::Cpu(cpu::Cpu::new(num_threads).expect("the CPU backend starts anywhere")))
+    }
+
+    /// None without a GPU, loudly; a failure if `FLASHTUNE_REQUIRE_GPU=1`.
+    pub fn gpu() -> Option<Subject> {
+        match kernel::Gpu::new(0, None, None) {
+            Ok(gpu) => Some(Subject::new(Backend::Cuda(gpu))),
+            Err(error) if std::env::var("FLASHTUNE_REQUIRE_GPU").is_ok_and(|value| value == "1") => {
+                panic!("FLASHTUNE_REQUIRE_GPU=1, but there is no usable GPU: {error}")
+            }
+            Err(error) => {
+                eprintln!("SKIPPED: no usable GPU, nothing was tested: {error}");
+                None
+            }
+        }
+    }
+
+    fn new(backend: Backend) -> Subject {
+        Subject { backend, built: Mutex::default() }
+    }
+
+    pub fn dtypes(&self) -> &'static [Dtype] {
+        match self.backend {
+            Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16],
+            Backend::Cpu(_) => &[Dtype::Fp32, Dtype::Fp16, Dtype::Bf16],
+        }
+    }
+
+    pub fn heuristic(&self, case: &Case, pass: Pass) -> Config {
+        space::heuristic(&case.problem(pass), self.backend.device())
+    }
+
+    /// The heuristic's config first, then up to `extra` others of the space, picked by the case's seed.
+    pub fn configs(&self, case: &Case, pass: Pass, extra: usize) -> Vec<Config> {
+        let mut candidates = space::candidates(&case.problem(pass), self.backend.device());
+        let mut random = Random::new(case.seed ^ 0xc0f1);
+        let mut picked = vec![candidates.remove(0)];
+        while picked.len() <= extra && !candidates.is_empty() {
+            let index = random.from_range(0, candidates.len() as i64 - 1) as usize;
+            picked.push(candidates.swap_remove(index));
+        }
+        picked
+    }
+
+    /// Builds what a test is about to run, in parallel.
+    pub fn build_all(&self, work: &[(Problem, Config)]) {
+        work.par_iter().for_each(|(problem, config)| {
+            self.executable(problem, config);
+        });
+    }
+
+    pub fn executable(&self, problem: &Problem, config: &Config) -> Arc<Executable> {
+        let p = problem;
+        let causal = p.causal != Causal::None;
+        let class = (p.pass, p.dtype, p.head_dim, p.head_dim_v, causal, p.dropout, p.layout);
+        let key = format!("{class:?} {config}");
+        if let Some(executable) = self.built.lock().unwrap().get(&key) {
+            return executable.clone();
+        }
+        let built = self.backend.build(p, config).unwrap_or_else(|error| panic!("build {key}: {error}"));
+        self.built.lock().unwrap().entry(key).or_insert(Arc::new(built)).clone()
+    }
+
+    pub fn forward(&self, case: &Case, data: &Data, config: &Config) -> Forward {
+        let problem = case.problem(Pass::Forward);
+        let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
+        let out = Buffer::output(&self.backend, case.shape(Kind::Out), case.dtype);
+        let rows = (case.batch_size * case.num_heads_q * case.seqlen_q) as usize;
+        let lse = Array::output(&self.backend, rows * 4);
+        let workspace = Array::output(&self.backend, problem.workspace_bytes());
+        let call = Call {
+            out: out.view(),
+            lse: lse.address().cast(),
+            workspace: workspace.address(),
+            ..call(case, problem, &buffers)
+        };
+        self.launch(case, &call, config);
+        workspace.check_guards(&self.backend, "workspace");
+        Forward { out: out.read_output(&self.backend, "out"), lse: lse.read_output(&self.backend, "lse") }
+    }
+
+    /// O alone, with a NULL for LSE.
+    pub fn forward_without_lse(&self, case: &Case, data: &Data, config: &Config) -> Vec<f32> {
+        let problem = case.problem(Pass::Forward);
+        let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
+        let out = Buffer::output(&self.backend, case.shape(Kind::Out), case.dtype);
+        let workspace = Array::output(&self.backend, problem.workspace_bytes());
+        let call = Call { out: out.view(), workspace: workspace.address(), ..call(case, problem, &buffers) };
+        self.launch(case, &call, config);
+        out.read_output(&self.backend, "out")
+    }
+
+    /// Gradients from the given O and LSE, as the forward pass returned them.
+    pub fn backward(&self, case: &Case, data: &Data, forward: &Forward, config: &Config) -> Gradients {
+        let problem = case.problem(Pass::Backward);
+        let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V, Kind::Dout]);
+        let out = Buffer::input(&self.backend, case.shape(Kind::Out), case.dtype, &forward.out);
+        let lse = Array::input(&self.backend, &forward.lse);
+        let output = |kind| Buffer::output(&self.backend, case.shape(kind), case.dtype);
+        let (dq, dk, dv) = (output(Kind::Dq), output(Kind::Dk), output(Kind::Dv));
+        let workspace = Array::output(&self.backend, problem.workspace_bytes());
+        let call = Call {
+            out: out.view(),
+            lse: lse.address().cast(),
+            dout: buffers[3].view(),
+            dq: dq.view(),
+            dk: dk.view(),
+            dv: dv.view(),
+            workspace: workspace.address(),
+            ..call(case, problem, &buffers)
+        };
+        self.launch(case, &call, config);
+        workspace.check_guards(&self.backend, "workspace");
+        lse.check_guards(&self.backend, "lse");
+        Gradients {
+            dq: dq.read_output(&self.backend, "dq"),
+            dk: dk.read_output(&self.backend, "dk"),
+            dv: dv.read_output(&self.backend, "dv"),
+        }
+    }
+
+    fn inputs(&self, case: &Case, data: &Data, kinds: &[Kind]) -> Vec<Buffer> {
+        let values = |kind: &Kind| match kind {
+            Kind::Q => &data.q,
+            Kind::K => &data.k,
+            Kind::V => &data.v,
+            _ => &data.dout,
+        };
+        kinds.iter().map(|kind| Buffer::input(&self.backend, case.shape(*kind), case.dtype, values(kind))).collect()
+    }
+
+    /// Seed and offset go by value for even seeds and through device memory for odd ones.
+    fn launch(&self, case: &Case, call: &Call, config: &Config) {
+        let mut call = *call;
+        let memory: [Memory; 2] =
+            [call.dropout.seed, call.dropout.offset].map(|value| upload_u64(&self.backend, value));
+        if case.seed % 2 == 1 {
+            call.dropout.seed_ptr = memory[0].address().cast();
+            call.dropout.offset_ptr = memory[1].address().cast();
+            (call.dropout.seed, call.dropout.offset) = (!0, !0);
+        }
+        let executable = self.executable(&call.problem, config);
+        let launched = executable.launch(&call, self.backend.stream()).and_then(|()| self.backend.synchronize());
+        launched.unwrap_or_else(|error| panic!("{error}\n  case: {case}\n  config: {config}"));
+    }
+}
+
+/// The call with its first three tensors; the rest is NULL.
+fn call(case: &Case, problem: Problem, inputs: &[Buffer]) -> Call {
+    Call {
+        problem,
+        softmax_scale: case.softmax_scale,
+        dropout: case.dropout(),
+        q: inputs[0].view(),
+        k: inputs[1].view(),
+        v: inputs[2].view(),
+        out: TensorRef::NULL,
+        lse: std::ptr::null_mut(),
+        dout: TensorRef::NULL,
+        dq: TensorRef::NULL,
+        dk: TensorRef::NULL,
+        dv: TensorRef::NULL,
+        workspace: std::ptr::null_mut(),
+    }
+}
