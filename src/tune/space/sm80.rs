@@ -16,6 +16,7 @@ const FORWARD: &[Knob] = &[
     Knob { name: "q_in_regs", meaning: "1: Q fragments stay in registers", values: &[0, 1] },
     Knob { name: "lazy_log2", meaning: "powers of two a row may outgrow its reference", values: &[0, 8] },
     Knob { name: "longest_first", meaning: "1: longest rows of all heads first", values: &[0, 1] },
+    Knob { name: "recompute_offsets", meaning: "1: load offsets are computed at each load, 0: kept", values: &[0, 1] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2, 3, 4] },
 ];
 
@@ -27,6 +28,7 @@ const BACKWARD: &[Knob] = &[
     Knob { name: "sdp_warps_m", meaning: "warps along the rows of S and dP", values: &[1, 2, 4, 8] },
     Knob { name: "dkv_warps_n", meaning: "warps along the keys of dK and dV", values: &[1, 2, 4, 8] },
     Knob { name: "dq_warps_m", meaning: "warps along the rows of dQ", values: &[1, 2, 4, 8] },
+    Knob { name: "recompute_offsets", meaning: "1: load offsets are computed at each load, 0: kept", values: &[0, 1] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2] },
 ];
 
@@ -196,19 +198,19 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
         ]
         .iter()
         .filter(|[.., q_in_regs, _]| *q_in_regs == 0 || problem.head_dim <= 64)
-        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, *ctas])
+        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, 1, *ctas])
         .collect(),
-        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, ctas_per_sm
+        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm
         Pass::Backward => [
-            [128, 128, 8, 2, 4, 4, 4, 1],
-            [64, 128, 8, 2, 2, 4, 2, 1],
-            [64, 128, 8, 1, 2, 4, 2, 1],
-            [64, 64, 8, 2, 4, 2, 2, 1],
-            [64, 64, 8, 1, 4, 2, 2, 1],
-            [32, 64, 8, 1, 2, 2, 2, 1],
-            [32, 32, 8, 1, 2, 2, 2, 1],
-            [32, 32, 8, 1, 2, 1, 1, 1],
-            [16, 16, 8, 1, 1, 1, 1, 1],
+            [128, 128, 8, 2, 4, 4, 4, 1, 1],
+            [64, 128, 8, 2, 2, 4, 2, 1, 1],
+            [64, 128, 8, 1, 2, 4, 2, 1, 1],
+            [64, 64, 8, 2, 4, 2, 2, 1, 1],
+            [64, 64, 8, 1, 4, 2, 2, 1, 1],
+            [32, 64, 8, 1, 2, 2, 2, 1, 1],
+            [32, 32, 8, 1, 2, 2, 2, 1, 1],
+            [32, 32, 8, 1, 2, 1, 1, 1, 1],
+            [16, 16, 8, 1, 1, 1, 1, 1, 1],
         ]
         .iter()
         .filter(|[m, ..]| *m < 128 || problem.head_dim <= 64)

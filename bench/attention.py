@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Times flashtune beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
+
+Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's and cuDNN's, then the
+geometric means. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+
+import cases
+import peers
+import torch
+from timing import round_robin
+
+PASSES = ("forward", "backward")
+RIVALS = ("fa2", "cudnn")
+
+
+def tensors(case):
+    generator = torch.Generator("cuda").manual_seed(case["seqlen"] + case["head_dim"])
+
+    def tensor(heads):
+        shape = (case["batch"], case["seqlen"], heads, case["head_dim"])
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+
+    return tensor(case["heads"]), tensor(case["heads_kv"]), tensor(case["heads_kv"])
+
+
+def measure(case, attends, tune):
+    """{pass: {peer: seconds}} and {peer: reason} of those that cannot do it."""
+    q, k, v = tensors(case)
+    options = (case["causal"], case["dropout_p"])
+    if tune:
+        import flashtune
+
+        for backward in (False, True):
+            flashtune.autotune(q, k, v, causal=case["causal"], dropout_p=case["dropout_p"], backward=backward)
+    runs, refused = {name: {} for name in PASSES}, {}
+    for name, attend in attends.items():
+        try:
+            leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+            out = attend(*leaves, *options)
+            dout = torch.randn_like(out)
+            torch.autograd.grad(out, leaves, dout, retain_graph=True)
+            torch.cuda.synchronize()
+        except Exception as error:
+            refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            continue
+        runs["forward"][name] = lambda attend=attend: attend(q, k, v, *options)
+        runs["backward"][name] = lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(
+            out, leaves, dout, retain_graph=True
+        )
+    times = {}
+    for name, functions in runs.items():
+        with torch.set_grad_enabled(name == "backward"):
+            times[name] = dict(zip(functions, round_robin(list(functions.values()))))
+    return times, refused
+
+
+def rows_of(suite, case, times, refused):
+    for name in PASSES:
+        seconds = times[name]
+        row = dict(suite=suite, **case)
+        row["pass"] = name
+        row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
+        row["tflops"] = {peer: cases.flops(case, name == "backward") / time / 1e12 for peer, time in seconds.items()}
+        row["ratio"] = {
+            rival: seconds[rival] / seconds["flashtune"]
+            for rival in RIVALS
+            if rival in seconds and "flashtune" in seconds
+        }
+        row["refused"] = refused
+        yield row
+
+
+def show(row, names):
+    rates = "".join(f"{row['tflops'][name]:9.0f}" if name in row["tflops"] else "        -" for name in names)
+    ratios = "".join(f"{row['ratio'][rival]:9.2f}" if rival in row["ratio"] else "        -" for rival in RIVALS)
+    print(f"{row['suite']:8}{cases.label(row):32}{row['pass']:9}{rates}{ratios}", flush=True)
+
+
+def summary(rows):
+    """One entry for each suite, pass and rival: geometric mean, worst cell, and how many cells."""
+    found = []
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        for name in PASSES:
+            for rival in RIVALS:
+                cells = [row for row in rows if row["suite"] == suite and row["pass"] == name and rival in row["ratio"]]
+                if not cells:
+                    continue
+                worst = min(cells, key=lambda row: row["ratio"][rival])
+                mean = math.exp(sum(math.log(row["ratio"][rival]) for row in cells) / len(cells))
+                entry = dict(suite=suite, rival=rival, cells=len(cells), geometric_mean=mean)
+                entry["pass"] = name
+                entry["min"] = worst["ratio"][rival]
+                entry["min_cell"] = cases.label(worst)
+                found.append(entry)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", default="grid,gqa,heads,dropout", help="of grid, gqa, heads, dropout")
+    parser.add_argument("--peers", default=",".join(peers.NAMES), help=f"of {', '.join(peers.NAMES)}, math")
+    parser.add_argument("--quick", action="store_true", help="a few cells of each suite")
+    parser.add_argument("--tune", action="store_true", help="autotune each problem first")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
+    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("bench/attention.py needs a CUDA device that PyTorch sees")
+    chosen = cases.suites(arguments.quick)
+    unknown = [name for name in arguments.suites.split(",") if name not in chosen]
+    if unknown:
+        parser.error(f"no suite is called {unknown[0]}; there are {', '.join(chosen)}")
+
+    attends, missing = peers.load(arguments.peers.split(","))
+    for name, reason in missing.items():
+        print(f"peer {name} is not here: {reason}")
+    names = list(attends)
+    machine = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version())
+    print(f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, bf16, TFLOP/s")
+    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{name:>9}" for name in names) + "    x fa2  x cudnn")
+
+    began, rows, skipped = time.monotonic(), [], 0
+    for suite in arguments.suites.split(","):
+        for case in chosen[suite]:
+            if time.monotonic() - began > arguments.deadline:
+                skipped += 1
+                continue
+            times, refused = measure(case, attends, arguments.tune)
+            for row in rows_of(suite, case, times, refused):
+                rows.append(row)
+                show(row, names)
+            if arguments.json:
+                with open(arguments.json, "w") as file:
+                    json.dump(dict(machine=machine, rows=rows, summary=summary(rows)), file, indent=1)
+            torch.cuda.empty_cache()
+
+    print(f"\n{'suite':8}{'pass':10}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    for entry in summary(rows):
+        print(
+            f"{entry['suite']:8}{entry['pass']:10}{entry['rival']:8}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
+            f"  {entry['min_cell']} ({entry['cells']})"
+        )
+    if skipped:
+        print(f"{skipped} cells were not started before the deadline")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Times the CPU backend beside PyTorch's CPU attention on the same cores, taking turns: fp32, both passes."""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+import flashtune
+
+ROUNDS = 9
+
+
+def seconds(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def round_robin(functions, rounds):
+    for function in functions.values():
+        function()
+        function()
+    times = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(seconds(function))
+    return {name: statistics.median(seen) for name, seen in times.items()}
+
+
+def sdpa(q, k, v, causal):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--seqlen", type=int, default=1024)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tune", action="store_true", help="autotune first")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    shape = (arguments.batch, arguments.seqlen, arguments.heads, arguments.head_dim)
+    torch.manual_seed(0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    torch.set_num_threads(cores)
+    print(f"b{shape[0]} h{shape[2]} s{shape[1]} d{shape[3]}, fp32, {cores} threads, torch {torch.__version__}")
+    results = []
+    for causal in (False, True):
+        q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+        dout = torch.randn(shape)
+        if arguments.tune:
+            for backward in (False, True):
+                flashtune.autotune(q, k, v, causal=causal, backward=backward)
+        attends = {
+            "flashtune": lambda q, k, v: flashtune.attention(q, k, v, causal=causal),
+            "torch": lambda q, k, v: sdpa(q, k, v, causal),
+        }
+        outs = {name: attend(q, k, v) for name, attend in attends.items()}
+        plain = [x.detach() for x in (q, k, v)]
+        passes = {
+            "forward": {name: (lambda attend=attend: attend(*plain)) for name, attend in attends.items()},
+            "backward": {
+                name: (lambda out=out: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
+                for name, out in outs.items()
+            },
+        }
+        for name, functions in passes.items():
+            times = round_robin(functions, arguments.rounds)
+            ratio = times["flashtune"] / times["torch"]
+            mask = "causal" if causal else "full"
+            found = ", ".join(f"{peer} {time * 1e3:.1f} ms" for peer, time in times.items())
+            print(f"{name:9}{mask:7}{found}: {ratio:.2f} x torch's time")
+            results.append(dict(causal=causal, ms={peer: t * 1e3 for peer, t in times.items()}, ratio=ratio))
+            results[-1]["pass"] = name
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(dict(shape=shape, threads=cores, results=results), file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

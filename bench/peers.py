@@ -1,0 +1,56 @@
+"""Who is measured: functions (q, k, v, causal, dropout_p) -> out on (batch, seqlen, heads, dim) torch tensors."""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_SDPA = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+NAMES = ["cudnn", "fa2", "efficient", "fa4", "flashtune"]
+
+
+def load(names):
+    """The peers that this machine has, and a reason for each that it has not."""
+    found, missing = {}, {}
+    for name in names:
+        try:
+            found[name] = _load(name)
+        except Exception as error:
+            missing[name] = f"{type(error).__name__}: {error}"
+    return found, missing
+
+
+def _load(name):
+    if name in _SDPA:
+        return _sdpa(_SDPA[name])
+    if name == "fa4":
+        from flash_attn.cute import flash_attn_func
+
+        def fa4(q, k, v, causal, dropout_p):
+            if dropout_p:
+                raise NotImplementedError("FA4 has no dropout")
+            out = flash_attn_func(q, k, v, causal=causal)
+            return out[0] if isinstance(out, tuple) else out
+
+        return fa4
+    if name == "flashtune":
+        import flashtune
+
+        return lambda q, k, v, causal, dropout_p: flashtune.attention(q, k, v, causal=causal, dropout_p=dropout_p)
+    raise ValueError(f"no peer is called {name}; there are {', '.join([*_SDPA, 'fa4', 'flashtune'])}")
+
+
+def _sdpa(backend):
+    def attend(q, k, v, causal, dropout_p):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, dropout_p=dropout_p, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        return out.transpose(1, 2)
+
+    return attend

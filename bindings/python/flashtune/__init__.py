@@ -1,0 +1,24 @@
+"""flashtune: exact attention, forward and backward, tuned on the machine that runs it.
+
+    out = flashtune.attention(q, k, v, causal=True)      # (batch, seqlen, heads, dim), NumPy or torch
+"""
+
+from ._attention import attention, attention_backward, attention_forward
+from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
+from ._planning import autotune, export_records, import_records, plan_info, prepare
+from ._version import __version__
+
+__all__ = [
+    "FlashtuneError",
+    "InvalidArgumentError",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "autotune",
+    "export_records",
+    "import_records",
+    "plan_info",
+    "prepare",
+]

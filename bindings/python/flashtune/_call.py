@@ -1,0 +1,102 @@
+"""One call as the C library gets it: shapes checked against each other, params packed.
+
+Knows shapes, strides and addresses, not whose arrays they are. What concerns the problem itself (ranges, head
+ratios, layouts, devices) the library judges; here is only what a params struct cannot express.
+"""
+
+import ctypes
+import struct
+
+from . import _structs
+from ._errors import InvalidArgumentError
+
+DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
+NULL = (0, 0, 0, 0)
+NO_SEED = (0, 0, 0, 0)
+"""(seed, offset, seed address, offset address); an address other than 0 is read at launch instead of the value."""
+
+_CAUSAL = {
+    False: _structs.CAUSAL_NONE,
+    True: _structs.CAUSAL_BOTTOM_RIGHT,
+    "bottom-right": _structs.CAUSAL_BOTTOM_RIGHT,
+    "top-left": _structs.CAUSAL_TOP_LEFT,
+}
+_FORWARD_BYTES = ctypes.sizeof(_structs.ForwardParams)
+_BACKWARD_BYTES = ctypes.sizeof(_structs.BackwardParams)
+_pack_forward = _structs.packer(_structs.ForwardParams).pack
+_pack_backward = _structs.packer(_structs.BackwardParams).pack
+
+
+def options(causal, softmax_scale, dropout_p):
+    """(causal number, scale, p) as the params hold them. A scale of None becomes the struct's 0: 1/sqrt(head_dim)."""
+    try:
+        causal_number = _CAUSAL[causal]
+    except (KeyError, TypeError):
+        allowed = 'False, True, "bottom-right" or "top-left"'
+        raise InvalidArgumentError(f"causal is {causal!r}; it must be {allowed}") from None
+    if softmax_scale is None:
+        softmax_scale = 0.0
+    elif softmax_scale == 0:
+        raise InvalidArgumentError("softmax_scale is 0; it must not be 0 (None stands for 1/sqrt(head_dim))")
+    # The library would see p rounded to fp32, so that a value just under 1 reads as 1 in its message.
+    if not 0 <= dropout_p < 1:
+        raise InvalidArgumentError(f"dropout_p is {dropout_p!r}, the probability of dropping; it must be in [0, 1)")
+    return causal_number, softmax_scale, dropout_p
+
+
+def sizes(q, k, v):
+    """The params' seven sizes from three (batch, seqlen, heads, dim) shapes."""
+    try:
+        batch_size, seqlen_q, num_heads_q, head_dim = q
+        batch_k, seqlen_k, num_heads_kv, head_dim_k = k
+        batch_v, seqlen_v, num_heads_v, head_dim_v = v
+    except ValueError:
+        for name, shape in (("q", q), ("k", k), ("v", v)):
+            if len(shape) != 4:
+                message = f"{name} has shape {tuple(shape)}; it must be (batch, seqlen, heads, dim)"
+                raise InvalidArgumentError(message) from None
+        raise
+    if batch_k != batch_size or head_dim_k != head_dim:
+        raise InvalidArgumentError(f"k has shape {tuple(k)}; batch and dim must be those of q, {tuple(q)}")
+    if batch_v != batch_size or seqlen_v != seqlen_k or num_heads_v != num_heads_kv:
+        raise InvalidArgumentError(f"v has shape {tuple(v)}; batch, seqlen and heads must be those of k, {tuple(k)}")
+    return batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v
+
+
+def expect_shape(name, shape, expected):
+    if tuple(shape) != expected:
+        raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be {expected}")
+
+
+def integer_seed(seed):
+    """(seed, offset) from an int or a pair of ints, or None where `seed` is neither."""
+    pair = (seed, 0) if isinstance(seed, int) else seed
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, int) for part in pair):
+        if all(0 <= part < 1 << 64 for part in pair):
+            return tuple(pair)
+        raise InvalidArgumentError(f"seed is {seed}; seed and offset must be from 0 to 2**64 - 1")
+    return None
+
+
+def forward(dtype, opts, dims, seed, q, k, v, out, lse):
+    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head)."""
+    causal, scale, p = opts
+    try:
+        return _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
+    except (struct.error, OverflowError) as error:
+        raise _unrepresentable(scale, p, error) from None
+
+
+def backward(dtype, opts, dims, seed, q, k, v, out, lse, dout, dq, dk, dv):
+    """Packed `flashtune_backward_params`."""
+    causal, scale, p = opts
+    try:
+        return _pack_backward(
+            _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv
+        )
+    except (struct.error, OverflowError) as error:
+        raise _unrepresentable(scale, p, error) from None
+
+
+def _unrepresentable(scale, p, error):
+    return InvalidArgumentError(f"softmax_scale {scale!r} and dropout_p {p!r} must be numbers in fp32's range: {error}")

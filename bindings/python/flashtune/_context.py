@@ -1,0 +1,104 @@
+"""Contexts: the library's handles, one for each device of this process, made when first needed and kept.
+
+Knows the library's calls by name; takes packed params and addresses.
+"""
+
+import ctypes
+import os
+import threading
+from ctypes import byref, c_uint64, c_void_p
+
+from . import _structs
+from ._library import check, library
+
+CPU = -1
+_contexts = {}
+_lock = threading.Lock()
+
+
+def context(device):
+    """The context of a CUDA ordinal, or of `CPU`."""
+    found = _contexts.get(device)
+    if found is None:
+        with _lock:
+            found = _contexts.get(device)
+            if found is None:
+                found = _contexts[device] = Context(device)
+    return found
+
+
+def _forget():
+    # A forked child has none of the parent's threads, and its CUDA state is unusable: it starts with new handles.
+    # The parent's handles are left alone, since destroying them would wait for those threads.
+    global _lock
+    _contexts.clear()
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+class Context:
+    """A `flashtune_context`, never destroyed: device memory may outlive any order of interpreter shutdown."""
+
+    def __init__(self, device):
+        lib = library()
+        options = _structs.ContextOptions(struct_size=ctypes.sizeof(_structs.ContextOptions))
+        if device == CPU:
+            options.backend = _structs.BACKEND_CPU
+        else:
+            options.backend = _structs.BACKEND_CUDA
+            options.device_ordinal = device
+        handle = c_void_p()
+        check(lib.flashtune_context_create(byref(options), byref(handle)))
+        self.handle = handle.value
+        self._lib = lib
+        self.forward = Pass(lib, self.handle, "forward")
+        self.backward = Pass(lib, self.handle, "backward")
+
+
+    def autotune(self, params):
+        check(self._lib.flashtune_autotune(self.handle, byref(params)))
+
+    def export_records(self, path):
+        return self._counted(self._lib.flashtune_records_export, path)
+
+    def import_records(self, path):
+        return self._counted(self._lib.flashtune_records_import, path)
+
+    def _counted(self, function, path):
+        count = c_uint64()
+        check(function(self.handle, os.fsencode(path), byref(count)))
+        return count.value
+
+
+class Pass:
+    """The calls of one pass on one context."""
+
+    def __init__(self, lib, handle, name):
+        self._handle = handle
+        self._workspace_size = getattr(lib, f"flashtune_{name}_workspace_size")
+        self._prepare = getattr(lib, f"flashtune_{name}_prepare")
+        self._launch = getattr(lib, f"flashtune_{name}")
+        self._plan_info = getattr(lib, f"flashtune_{name}_plan_info")
+
+    def workspace_bytes(self, params):
+        size = c_uint64()
+        status = self._workspace_size(self._handle, params, byref(size))
+        if status:
+            check(status)
+        return size.value
+
+    def prepare(self, params):
+        check(self._prepare(self._handle, params))
+
+    def launch(self, params, workspace, workspace_bytes, stream):
+        status = self._launch(self._handle, params, workspace, workspace_bytes, stream)
+        if status:
+            check(status)
+
+    def plan_info(self, params):
+        info = _structs.PlanInfo(struct_size=ctypes.sizeof(_structs.PlanInfo))
+        check(self._plan_info(self._handle, params, byref(info)))
+        return info

@@ -1,0 +1,92 @@
+"""Finds and loads libflashtune, once per process, and declares the functions that this package calls.
+
+Looked for in `FLASHTUNE_LIBRARY` (a file), beside this package, then in `target/release` and `target/debug` of the
+repository that this file lies in. Nothing here knows arrays or attention.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+from ctypes import POINTER, c_char_p, c_int32, c_uint64, c_void_p
+from pathlib import Path
+
+from . import _errors, _structs
+from ._version import __version__
+
+_NAME = {"darwin": "libflashtune.dylib", "win32": "flashtune.dll"}.get(sys.platform, "libflashtune.so")
+_lock = threading.Lock()
+_library = None
+
+
+def candidates():
+    """The files that are tried, in order."""
+    explicit = os.environ.get("FLASHTUNE_LIBRARY")
+    if explicit:
+        return [Path(explicit)]
+    package = Path(__file__).resolve().parent
+    places = [package]
+    for parent in package.parents:
+        if (parent / "Cargo.toml").is_file():
+            target = Path(os.environ.get("CARGO_TARGET_DIR") or parent / "target")
+            places += [target / "release", target / "debug"]
+            break
+    return [place / _NAME for place in places]
+
+
+def library():
+    """The loaded library; raises FlashtuneError with the places tried where there is none."""
+    global _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = _load()
+    return _library
+
+
+def check(status):
+    """Raises the exception of a nonzero status, with the sentence the library left for this thread."""
+    if status:
+        message = _library.flashtune_last_error() or b""
+        raise _errors.from_status(status, message.decode("utf-8", "replace") or f"status {status}")
+
+
+def _load():
+    paths = candidates()
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        tried = ", ".join(str(path) for path in paths)
+        raise _errors.FlashtuneError(f"libflashtune was not found; tried {tried}. Build it, or set FLASHTUNE_LIBRARY.")
+    try:
+        loaded = ctypes.CDLL(str(found))
+        loaded.flashtune_version_string.restype = c_char_p
+        version = loaded.flashtune_version_string().decode()
+    except (OSError, AttributeError) as error:
+        raise _errors.FlashtuneError(f"{found} could not be loaded as libflashtune: {error}") from error
+    # Before 1.0 the header may change with the minor version; after it, structs grow behind their struct_size.
+    if version.split(".")[:2] != __version__.split(".")[:2]:
+        raise _errors.FlashtuneError(f"{found} is flashtune {version}; this package needs {__version__}")
+    _declare(loaded)
+    return loaded
+
+
+def _declare(lib):
+    size_out, options = POINTER(c_uint64), POINTER(_structs.ContextOptions)
+    signatures = {
+        "flashtune_context_create": [options, POINTER(c_void_p)],
+        "flashtune_autotune": [c_void_p, POINTER(_structs.AutotuneParams)],
+        "flashtune_records_export": [c_void_p, c_char_p, size_out],
+        "flashtune_records_import": [c_void_p, c_char_p, size_out],
+    }
+    for name in ("forward", "backward"):
+        # Params travel as packed bytes, which ctypes passes by address.
+        signatures[f"flashtune_{name}_workspace_size"] = [c_void_p, c_char_p, size_out]
+        signatures[f"flashtune_{name}_prepare"] = [c_void_p, c_char_p]
+        signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]
+        signatures[f"flashtune_{name}_plan_info"] = [c_void_p, c_char_p, POINTER(_structs.PlanInfo)]
+    for name, arguments in signatures.items():
+        function = getattr(lib, name)
+        function.argtypes = arguments
+        function.restype = c_int32
+    lib.flashtune_last_error.restype = c_char_p
+    lib.flashtune_last_error.argtypes = []

@@ -1,0 +1,133 @@
+"""The C header's structs and numbers, mirrored by hand for ctypes.
+
+What `include/flashtune.h` declares and this package uses, in the same order and under the same names, and nothing
+else. A test compiles a C program against the header and compares sizes, offsets and constants with these.
+"""
+
+import ctypes
+import struct
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+
+BACKEND_AUTO, BACKEND_CUDA, BACKEND_CPU = 0, 1, 2
+DTYPE_FP16, DTYPE_BF16, DTYPE_FP32 = 1, 2, 3
+CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = 0, 1, 2
+SOURCE_PINNED, SOURCE_PROCESS, SOURCE_MACHINE, SOURCE_SHIPPED, SOURCE_NEAREST_GPU, SOURCE_HEURISTIC = 1, 2, 3, 4, 5, 6
+TUNING_RECORDS, TUNING_TUNE = 0, 1
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("stride_batch", c_int64),
+        ("stride_seqlen", c_int64),
+        ("stride_head", c_int64),
+    ]
+
+
+# What both passes' params open with.
+_PROBLEM = [
+    ("struct_size", c_uint64),
+    ("dtype", c_int32),
+    ("causal", c_int32),
+    ("batch_size", c_int64),
+    ("num_heads_q", c_int64),
+    ("num_heads_kv", c_int64),
+    ("seqlen_q", c_int64),
+    ("seqlen_k", c_int64),
+    ("head_dim", c_int64),
+    ("head_dim_v", c_int64),
+    ("softmax_scale", c_float),
+    ("dropout_p", c_float),
+    ("dropout_seed", c_uint64),
+    ("dropout_offset", c_uint64),
+    ("dropout_seed_ptr", c_void_p),
+    ("dropout_offset_ptr", c_void_p),
+    ("q", Tensor),
+    ("k", Tensor),
+    ("v", Tensor),
+    ("out", Tensor),
+    ("lse", c_void_p),
+]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = _PROBLEM
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = _PROBLEM + [("dout", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor)]
+
+
+class ContextOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("backend", c_int32),
+        ("device_ordinal", c_int32),
+        ("cuda_context", c_void_p),
+        ("cache_dir", c_char_p),
+        ("tuning_policy", c_int32),
+        ("num_threads", c_int32),
+        ("tuning_time_limit_seconds", c_double),
+    ]
+
+
+class Progress(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("phase", c_char_p),
+        ("done", c_uint64),
+        ("total", c_uint64),
+        ("failed", c_uint64),
+        ("best_config", c_char_p),
+        ("best_us", c_double),
+    ]
+
+
+PROGRESS_CALLBACK = ctypes.CFUNCTYPE(c_int32, POINTER(Progress), c_void_p)
+
+
+class AutotuneParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("forward", c_void_p),
+        ("backward", c_void_p),
+        ("time_limit_seconds", c_double),
+        ("progress", PROGRESS_CALLBACK),
+        ("progress_user", c_void_p),
+        ("retune", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("source", c_int32),
+        ("kernel", c_char * 64),
+        ("config", c_char * 256),
+        ("reason", c_char * 256),
+        ("registers", c_uint32),
+        ("spill_bytes", c_uint32),
+        ("smem_bytes", c_uint32),
+        ("threads", c_uint32),
+        ("measured_us", c_double),
+        ("default_us", c_double),
+    ]
+
+
+_FORMATS = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_float: "f", c_double: "d", c_void_p: "P"}
+
+
+def _format(structure):
+    return "".join(_FORMATS.get(kind) or _format(kind) for _, kind in structure._fields_)
+
+
+def packer(structure):
+    """A `struct.Struct` of the same layout.
+
+    One `pack` fills all fields in the time that ctypes takes for three, and the bytes it returns belong to one call,
+    so threads share nothing. "0Q" pads the tail to the alignment of the widest member.
+    """
+    packed = struct.Struct("@" + _format(structure) + "0Q")
+    assert packed.size == ctypes.sizeof(structure)
+    return packed

@@ -1,0 +1,70 @@
+"""What a test needs of the machine: torch, a GPU. What is missing is skipped, and said in capitals at the end.
+
+`FLASHTUNE_REQUIRE_GPU=1` turns a skip for a missing torch or GPU into a failure.
+"""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_REQUIRE_GPU = os.environ.get("FLASHTUNE_REQUIRE_GPU") == "1"
+_missing = {}
+
+if "FLASHTUNE_CACHE_DIR" not in os.environ:
+    # Tests neither read nor change what this machine has tuned.
+    _cache = tempfile.mkdtemp(prefix="flashtune-test-")
+    os.environ["FLASHTUNE_CACHE_DIR"] = _cache
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs_torch: runs where PyTorch is importable")
+    config.addinivalue_line("markers", "needs_gpu: runs where PyTorch sees a CUDA device")
+
+
+def pytest_ignore_collect(collection_path, config):
+    # These modules import torch at their top.
+    if collection_path.name in _NEEDS_TORCH and not _has_torch():
+        _missing.setdefault("PyTorch is not installed", []).append(collection_path.name)
+        return True
+    return None
+
+
+_NEEDS_TORCH = {"test_torch.py", "test_flash_attn_interface.py", "test_gpu.py", "test_training.py"}
+
+
+def _has_torch():
+    return importlib.util.find_spec("torch") is not None
+
+
+def _has_gpu():
+    if not _has_torch():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("needs_gpu") and not _has_gpu():
+        _missing.setdefault("PyTorch sees no CUDA device", []).append(item.nodeid)
+        if _REQUIRE_GPU:
+            pytest.fail("no CUDA device, and FLASHTUNE_REQUIRE_GPU=1")
+        pytest.skip("no CUDA device")
+
+
+def pytest_sessionfinish(session):
+    if _REQUIRE_GPU and "PyTorch is not installed" in _missing:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    for reason, what in _missing.items():
+        terminalreporter.write_line(f"SKIPPED: {reason}: {len(what)} not run, the first {what[0]}", yellow=True)
+
+
+def pytest_unconfigure(config):
+    if os.environ.get("FLASHTUNE_CACHE_DIR") == globals().get("_cache"):
+        shutil.rmtree(_cache, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""Attention written down plainly in torch operations, differentiable, in whatever dtype its inputs have."""
+
+import torch
+import torch.nn.functional as F
+from judge import assert_close
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def plain(q, k, v, causal=False, softmax_scale=None, keep=None):
+    """Every product and the weights in the inputs' dtype. `keep` multiplies the weights: the dropout mask, scaled."""
+    q, k, v = _by_head(q, k, v)
+    seen = _seen(q.shape[2], k.shape[2], causal, q.device)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = (q @ k.transpose(2, 3) * scale).masked_fill(~seen, torch.finfo(q.dtype).min)
+    # A row that sees nothing has equal scores; the product makes its weights 0 and keeps its gradients finite.
+    weights = scores.softmax(-1) * seen
+    return ((weights if keep is None else weights * keep) @ v).transpose(1, 2)
+
+
+def math_backend(q, k, v, causal=False, softmax_scale=None):
+    """torch's own SDPA by its math backend."""
+    q, k, v = _by_head(q, k, v)
+    seen = _seen(q.shape[2], k.shape[2], causal, q.device)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=softmax_scale).transpose(1, 2)
+
+
+def _by_head(q, k, v):
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+def _seen(seqlen_q, seqlen_k, causal, device):
+    if not causal:
+        return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    shift = 0 if causal == "top-left" else seqlen_k - seqlen_q
+    return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(shift)
+
+
+def with_gradients(function, tensors, dout, **options):
+    """[out, gradient of each tensor]"""
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = function(*leaves, **options)
+    return [out, *torch.autograd.grad(out, leaves, dout.to(out.dtype))]
+
+
+def judge(function, tensors, dout, names=("q", "k", "v"), exact=plain, **options):
+    """Judges a function's output and gradients; `options` go to the plain versions as well."""
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    truth = with_gradients(exact, [x.double() for x in tensors], dout, **options)
+    naive = with_gradients(plain, tensors, dout, **options)
+    actual = with_gradients(function, tensors, dout)
+    for name, *versions in zip(("out", *("d" + name for name in names)), actual, naive, truth):
+        arrays = (x.detach().double().cpu().numpy() for x in versions)
+        assert versions[0].dtype == tensors[0].dtype
+        assert_close(name, *arrays, dtype, gradient=name != "out")
+
+
+def random(*shapes, dtype, device, seed=0):
+    """Normal tensors of these shapes; the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]

@@ -1,0 +1,75 @@
+"""Nonsense in, a clean exception out, naming the argument."""
+
+import flashtune
+import numpy as np
+import pytest
+
+Q = np.ones((1, 4, 2, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    "change, exception, words",
+    [
+        (dict(q=None), TypeError, "q is a NoneType"),
+        (dict(q=[[1.0]]), TypeError, "q is a list"),
+        (dict(k=[1.0]), TypeError, "k is a list"),
+        (dict(v="v"), TypeError, "v is a str"),
+        (dict(q=Q[0]), ValueError, "q has shape"),
+        (dict(v=Q[0]), ValueError, "v has shape"),
+        (dict(q=Q[:, :, :0]), ValueError, "num_heads_q"),
+        (dict(k=Q[:, :, :0], v=Q[:, :, :0]), ValueError, "num_heads_kv"),
+        (dict(k=np.ones((2, 4, 2, 8), np.float32)), ValueError, "k has shape"),
+        (dict(k=np.ones((1, 4, 2, 9), np.float32)), ValueError, "k has shape"),
+        (dict(v=np.ones((1, 5, 2, 8), np.float32)), ValueError, "v has shape"),
+        (dict(v=np.ones((1, 4, 1, 8), np.float32)), ValueError, "v has shape"),
+        (dict(q=np.ones((1, 4, 3, 8), np.float32)), ValueError, "multiple of num_heads_kv"),
+        (dict(q=Q.astype(np.float64)), ValueError, "k is float32"),
+        (dict(q=Q.astype(int), k=Q.astype(int), v=Q.astype(int)), ValueError, "q is int64"),
+        (dict(q=Q.astype(">f4"), k=Q.astype(">f4"), v=Q.astype(">f4")), ValueError, "q is >f4"),
+        (dict(causal="left"), ValueError, "causal is 'left'"),
+        (dict(causal=[]), ValueError, "causal is"),
+        (dict(softmax_scale=0), ValueError, "softmax_scale is 0"),
+        (dict(softmax_scale=1e300), ValueError, "softmax_scale"),
+        (dict(softmax_scale="1"), ValueError, "softmax_scale"),
+        (dict(softmax_scale=float("nan")), ValueError, "softmax_scale"),
+        (dict(dropout_p=-0.1), ValueError, "dropout_p is -0.1"),
+        (dict(dropout_p=1.0), ValueError, "dropout_p is 1.0"),
+        (dict(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
+        (dict(dropout_p=0.1, seed=-1), ValueError, "seed is -1"),
+        (dict(dropout_p=0.1, seed=1 << 64), ValueError, "seed is"),
+        (dict(dropout_p=0.1, seed=1.5), ValueError, "seed is 1.5"),
+        (dict(dropout_p=0.1, seed=(1, 2, 3)), ValueError, "seed is"),
+    ],
+)
+def test_a_wrong_argument_is_named(change, exception, words):
+    arguments = {**dict(q=Q, k=Q, v=Q), **change}
+    with pytest.raises(exception, match=words):
+        flashtune.attention(**arguments)
+
+
+def test_a_head_dim_over_512_is_refused():
+    wide = np.ones((1, 2, 1, 513), np.float32)
+    with pytest.raises((ValueError, NotImplementedError), match="head_dim is 513"):
+        flashtune.attention(wide, wide, wide)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(out=Q[:, :3]), "out has shape"),
+        (dict(dout=Q[..., :7]), "dout has shape"),
+        (dict(lse=np.zeros((1, 4, 2), np.float32)), "lse has shape"),
+        (dict(dout=Q.astype(np.float16)), "dout is float16"),
+        (dict(dropout_p=0.5), "seed is None"),
+    ],
+)
+def test_a_wrong_argument_of_the_backward_pass_is_named(change, words):
+    arguments = {**dict(dout=Q, q=Q, k=Q, v=Q, out=Q, lse=np.zeros((1, 2, 4), np.float32)), **change}
+    with pytest.raises(ValueError, match=words):
+        flashtune.attention_backward(**arguments)
+
+
+def test_every_exception_is_a_flashtune_error_with_its_status():
+    with pytest.raises(flashtune.FlashtuneError) as caught:
+        flashtune.attention(np.ones((1, 4, 3, 8), np.float32), Q, Q)
+    assert caught.value.status == 1 and isinstance(caught.value, flashtune.InvalidArgumentError)

@@ -1,0 +1,127 @@
+"""The flash-attn 2.8 calls: their signatures to the letter, their results against torch's math backend."""
+
+import inspect
+
+import pytest
+import torch
+from flashtune import flash_attn_interface as interface
+from oracle_torch import judge, math_backend, plain, random
+from test_torch import TYPED_DEVICES
+
+OPTIONS = [
+    ("dropout_p", 0.0),
+    ("softmax_scale", None),
+    ("causal", False),
+    ("window_size", (-1, -1)),
+    ("softcap", 0.0),
+    ("alibi_slopes", None),
+    ("deterministic", False),
+    ("return_attn_probs", False),
+]
+
+
+@pytest.mark.parametrize(
+    "name, tensors",
+    [
+        ("flash_attn_func", ["q", "k", "v"]),
+        ("flash_attn_kvpacked_func", ["q", "kv"]),
+        ("flash_attn_qkvpacked_func", ["qkv"]),
+    ],
+)
+def test_signatures_are_those_of_flash_attn(name, tensors):
+    parameters = inspect.signature(getattr(interface, name)).parameters.values()
+    assert all(parameter.kind == parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    expected = [(tensor, inspect.Parameter.empty) for tensor in tensors] + OPTIONS
+    assert [(parameter.name, parameter.default) for parameter in parameters] == expected
+
+
+# batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim
+SHAPES = [(2, 4, 4, 128, 128, 64), (1, 8, 2, 113, 203, 128), (1, 4, 1, 256, 128, 64), (1, 2, 2, 64, 64, 256)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_output_and_gradients_are_the_math_backends(device, dtype, shape, causal):
+    batch, heads, heads_kv, seqlen_q, seqlen_k, dim = shape
+    *tensors, dout = random(
+        (batch, seqlen_q, heads, dim), (batch, seqlen_k, heads_kv, dim), (batch, seqlen_k, heads_kv, dim),
+        (batch, seqlen_q, heads, dim), dtype=dtype, device=device,
+    )  # fmt: skip
+    # The math backend's gradients of a row that sees no key are NaN; flash-attn's are 0, and so are plain's.
+    exact = plain if causal and seqlen_q > seqlen_k else math_backend
+    judge(lambda q, k, v: interface.flash_attn_func(q, k, v, causal=causal), tensors, dout, exact=exact, causal=causal)
+
+
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_packed_calls_give_packed_gradients(device, dtype):
+    q, qkv, dout = random((2, 90, 4, 64), (2, 90, 3, 4, 64), (2, 90, 4, 64), dtype=dtype, device=device)
+    leaf = qkv.clone().requires_grad_()
+    out = interface.flash_attn_qkvpacked_func(leaf, causal=True)
+    (gradient,) = torch.autograd.grad(out, leaf, dout)
+    separate = [x.clone().requires_grad_() for x in qkv.unbind(2)]
+    expected = interface.flash_attn_func(*separate, causal=True)
+    assert torch.equal(out, expected)
+    for actual, wanted in zip(gradient.unbind(2), torch.autograd.grad(expected, separate, dout)):
+        torch.testing.assert_close(actual, wanted)
+
+    q_leaf, kv_leaf = q.clone().requires_grad_(), qkv[:, :, 1:, :2].clone().requires_grad_()
+    out = interface.flash_attn_kvpacked_func(q_leaf, kv_leaf, softmax_scale=0.1)
+    gradients = torch.autograd.grad(out, (q_leaf, kv_leaf), dout)
+    separate = [q.clone().requires_grad_(), *(x.detach().clone().requires_grad_() for x in kv_leaf.unbind(2))]
+    expected = interface.flash_attn_func(*separate, softmax_scale=0.1)
+    assert torch.equal(out, expected)
+    unpacked = (gradients[0], *gradients[1].unbind(2))
+    for actual, wanted in zip(unpacked, torch.autograd.grad(expected, separate, dout)):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_return_attn_probs_returns_lse_and_no_matrix():
+    q, k, v = random(*[(1, 9, 2, 8)] * 3, dtype=torch.float32, device="cpu")
+    out, lse, matrix = interface.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert torch.equal(out, interface.flash_attn_func(q, k, v))
+    assert lse.shape == (1, 2, 9) and lse.dtype == torch.float32 and matrix is None
+    packed = interface.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), return_attn_probs=True)
+    assert torch.equal(packed[0], out) and torch.equal(packed[1], lse) and packed[2] is None
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("window_size", (128, 0)), ("window_size", [-1, 0]), ("softcap", 30.0), ("alibi_slopes", torch.ones(2))],
+)
+def test_what_is_not_done_yet_is_refused_by_name(option, value):
+    q = torch.ones(1, 4, 2, 8)
+    for call in (
+        lambda **options: interface.flash_attn_func(q, q, q, **options),
+        lambda **options: interface.flash_attn_kvpacked_func(q, torch.stack([q, q], 2), **options),
+        lambda **options: interface.flash_attn_qkvpacked_func(torch.stack([q, q, q], 2), **options),
+    ):
+        with pytest.raises(NotImplementedError, match=option):
+            call(**{option: value})
+
+
+def test_deterministic_is_accepted_where_it_is_true():
+    q = torch.ones(1, 4, 2, 8, requires_grad=True)
+    interface.flash_attn_func(q, q, q, deterministic=True).sum().backward()
+
+
+@pytest.mark.needs_gpu
+def test_deterministic_is_refused_for_a_backward_pass_on_a_gpu():
+    q = torch.ones(1, 4, 2, 64, dtype=torch.bfloat16, device="cuda")
+    interface.flash_attn_func(q, q, q, deterministic=True)
+    with pytest.raises(NotImplementedError, match="deterministic"):
+        interface.flash_attn_func(q.requires_grad_(), q, q, deterministic=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 2, 8), (1, 4, 2, 2, 8), (1, 4, 3, 8)])
+def test_a_qkv_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match="qkv has shape"):
+        interface.flash_attn_qkvpacked_func(torch.ones(shape))
+
+
+def test_what_is_no_tensor_is_refused():
+    q = torch.ones(1, 4, 2, 8)
+    with pytest.raises(TypeError, match="q is a list"):
+        interface.flash_attn_func([1.0], q, q)
+    with pytest.raises(TypeError, match="qkv is a ndarray"):
+        interface.flash_attn_qkvpacked_func(q.numpy())

@@ -1,0 +1,202 @@
+"""Attention on NumPy arrays by the CPU backend."""
+
+import os
+import threading
+
+import flashtune
+import numpy as np
+import oracle
+import pytest
+from judge import assert_close
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16)] + ([np.dtype(ml_dtypes.bfloat16)] if ml_dtypes else [])
+
+# batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, causal
+PROBLEMS = [
+    (2, 3, 3, 64, 64, 64, 64, False),
+    (1, 4, 2, 65, 63, 40, 40, True),
+    (1, 6, 1, 1, 130, 32, 32, "bottom-right"),
+    (1, 2, 2, 50, 20, 16, 16, "bottom-right"),
+    (1, 2, 2, 50, 20, 16, 16, "top-left"),
+    (2, 2, 1, 33, 129, 80, 24, "top-left"),
+    (1, 1, 1, 17, 5, 1, 3, False),
+    (1, 2, 2, 300, 300, 72, 72, True),
+]
+
+
+def tensors(problem, dtype, seed=0):
+    batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, _ = problem
+    generator = np.random.default_rng(seed)
+    shapes = (
+        (batch, seqlen_q, heads_q, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim_v),
+        (batch, seqlen_q, heads_q, head_dim_v),
+    )
+    return [generator.standard_normal(shape).astype(np.float32).astype(dtype) for shape in shapes]
+
+
+def check(q, k, v, dout, dtype, **options):
+    """Runs both passes and judges out, lse and all gradients."""
+    out, lse = flashtune.attention_forward(q, k, v, **options)
+    gradients = flashtune.attention_backward(dout, q, k, v, out, lse, **options)
+    if "seed" in options:
+        options["seed"] = (options["seed"], 0)
+    exact = oracle.attention(q, k, v, dout, **options)
+    naive = oracle.attention(q, k, v, dout, rounded_to=dtype, **options)
+    assert out.dtype == dtype and lse.dtype == np.float32
+    judge = [("out", out), *zip(("dq", "dk", "dv"), gradients)]
+    for name, actual in judge:
+        values = (x.astype(np.float64) for x in (actual, getattr(naive, name), getattr(exact, name)))
+        assert_close(name, *values, dtype.name, gradient=name != "out")
+    finite = np.isfinite(exact.lse)
+    assert (np.isneginf(lse) == ~finite).all()
+    np.testing.assert_allclose(lse[finite], exact.lse[finite], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: "-".join(map(str, problem)))
+def test_both_passes_are_within_the_error_rule(problem, dtype):
+    check(*tensors(problem, dtype), dtype, causal=problem[-1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_drops_what_its_documentation_says_in_both_passes(causal):
+    problem = (2, 4, 2, 70, 45, 32, 32, causal)
+    check(*tensors(problem, DTYPES[0]), DTYPES[0], causal=causal, dropout_p=0.3, seed=1 << 40 | 12345)
+
+
+def test_softmax_scale_is_applied_as_given():
+    check(*tensors(PROBLEMS[0], DTYPES[0]), DTYPES[0], softmax_scale=0.31)
+
+
+def test_the_mask_shows_when_scores_are_equal_and_v_is_the_identity():
+    seqlen = 64
+    zeros = np.zeros((1, seqlen, 1, 8), np.float32)
+    identity = np.eye(seqlen, dtype=np.float32).reshape(1, seqlen, 1, seqlen)
+    out = flashtune.attention(zeros, zeros, identity, dropout_p=0.5, seed=(3, 1 << 35))
+    kept = oracle.mask(1, 1, seqlen, seqlen, 0.5, 3, 1 << 35)[0, 0]
+    assert ((out[0, :, 0, :] != 0) == kept).all()
+
+
+def test_v_of_ones_gives_ones():
+    q, k, v, _ = tensors(PROBLEMS[1], DTYPES[0])
+    out = flashtune.attention(q, k, np.ones_like(v))
+    np.testing.assert_allclose(out, 1, rtol=1e-6)
+
+
+def test_rows_without_keys_give_zeros_and_minus_infinity():
+    q, k, v, dout = tensors((1, 2, 2, 6, 4, 8, 8, True), DTYPES[0])
+    out, lse = flashtune.attention_forward(q, k, v, causal=True)
+    assert (out[:, :2] == 0).all() and np.isneginf(lse[:, :, :2]).all()
+    dq, _, _ = flashtune.attention_backward(dout, q, k, v, out, lse, causal=True)
+    assert (dq[:, :2] == 0).all()
+
+
+def test_no_keys_at_all_give_zeros():
+    q = np.ones((2, 3, 2, 8), np.float32)
+    empty = np.ones((2, 0, 2, 8), np.float32)
+    out, lse = flashtune.attention(q, empty, empty, return_lse=True)
+    assert out.shape == q.shape and (out == 0).all() and np.isneginf(lse).all()
+    dq, dk, dv = flashtune.attention_backward(q, q, empty, empty, out, lse)
+    assert (dq == 0).all() and dk.shape == dv.shape == empty.shape
+
+
+def test_no_queries_give_nothing():
+    empty = np.ones((2, 0, 2, 8), np.float32)
+    k = np.ones((2, 3, 2, 8), np.float32)
+    out, lse = flashtune.attention(empty, k, k, return_lse=True)
+    assert out.shape == empty.shape and lse.shape == (2, 2, 0)
+    dq, dk, dv = flashtune.attention_backward(empty, empty, k, k, out, lse)
+    assert dq.shape == empty.shape and (dk == 0).all() and (dv == 0).all()
+
+
+def test_views_into_a_packed_qkv_are_used_in_place():
+    from flashtune import _numpy
+
+    qkv = np.random.default_rng(0).standard_normal((2, 50, 3, 4, 32)).astype(np.float32)
+    views = [qkv[:, :, i] for i in range(3)]
+    assert all(np.shares_memory(x, y) for x, y in zip(_numpy._inputs(q=views[0], k=views[1], v=views[2])[1], views))
+    np.testing.assert_array_equal(flashtune.attention(*views), flashtune.attention(*(x.copy() for x in views)))
+
+
+def test_heads_before_seqlen_is_only_a_stride():
+    q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
+    by_head = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (q, k, v)]
+    np.testing.assert_array_equal(flashtune.attention(*by_head), flashtune.attention(q, k, v))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:, ::-1], lambda x: x[..., ::-1], lambda x: x[..., ::2]])
+def test_views_that_strides_cannot_express_are_copied(view):
+    q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
+    expected = flashtune.attention(*(np.ascontiguousarray(view(x)) for x in (q, k, v)))
+    np.testing.assert_array_equal(flashtune.attention(view(q), view(k), view(v)), expected)
+
+
+def test_inputs_are_left_as_they_are():
+    arrays = tensors(PROBLEMS[1], DTYPES[0])
+    before = [x.copy() for x in arrays]
+    q, k, v, dout = arrays
+    out, lse = flashtune.attention_forward(q, k, v)
+    flashtune.attention_backward(dout, q, k, v, out, lse)
+    for now, then in zip(arrays, before):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_a_seed_gives_one_mask_and_another_seed_another():
+    q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
+    first, again, other = (flashtune.attention(q, k, v, dropout_p=0.2, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_numpy_seed_reproduces_dropout():
+    q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
+
+    def two():
+        np.random.seed(7)
+        return [flashtune.attention(q, k, v, dropout_p=0.2) for _ in range(2)]
+
+    first, second = two(), two()
+    np.testing.assert_array_equal(first, second)
+    assert (first[0] != first[1]).any()
+
+
+def test_many_threads_at_once_get_their_own_results():
+    cases = [tensors(problem, DTYPES[0], seed) for seed, problem in enumerate(PROBLEMS)]
+    expected = [flashtune.attention(q, k, v) for q, k, v, _ in cases]
+    wrong = []
+
+    def work():
+        for _ in range(5):
+            for (q, k, v, _), out in zip(cases, expected):
+                if not np.array_equal(flashtune.attention(q, k, v), out):
+                    wrong.append(q.shape)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_too():
+    q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
+    expected = flashtune.attention(q, k, v)
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            same = np.array_equal(flashtune.attention(q, k, v), expected)
+        finally:
+            os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,75 @@
+"""prepare, plan_info, autotune and records, on the CPU backend."""
+
+import json
+
+import flashtune
+import numpy as np
+import pytest
+
+
+def arrays(seqlen=96, heads=2, dim=32):
+    return [np.zeros((1, seqlen, heads, dim), np.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("backward, name", [(False, "forward"), (True, "backward")])
+def test_plan_info_names_kernel_config_and_reason(backward, name):
+    info = flashtune.plan_info(*arrays(), causal=True, backward=backward)
+    assert info["kernel"] == f"flashtune_cpu_{name}"
+    assert info["config"].startswith("cpu ") and "block_m=" in info["config"]
+    assert info["reason"] and info["source"] in ("heuristic", "shipped", "nearest-gpu", "machine", "process")
+
+
+def test_autotune_reports_progress_and_its_winner_is_the_plan():
+    q, k, v = arrays(seqlen=160)
+    seen = []
+    info = flashtune.autotune(q, k, v, time_limit=5, progress=lambda progress: seen.append(progress))
+    assert info["source"] == "process" and info["measured_us"] > 0
+    assert flashtune.plan_info(q, k, v)["config"] == info["config"]
+    assert seen and all(progress["done"] <= progress["total"] for progress in seen)
+    assert seen[-1]["best_config"] is not None
+
+
+def test_a_progress_that_returns_true_cancels():
+    q, k, v = arrays(seqlen=224)
+    with pytest.raises(flashtune.FlashtuneError) as caught:
+        flashtune.autotune(q, k, v, time_limit=20, retune=True, progress=lambda progress: True)
+    assert caught.value.status == 11
+
+
+def test_an_exception_in_progress_comes_out():
+    q, k, v = arrays(seqlen=256)
+
+    def fail(progress):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        flashtune.autotune(q, k, v, time_limit=20, retune=True, progress=fail)
+
+
+def test_records_travel_through_a_file(tmp_path):
+    q, k, v = arrays(seqlen=112)
+    flashtune.autotune(q, k, v, time_limit=5)
+    path = tmp_path / "records.jsonl"
+    count = flashtune.export_records(path)
+    lines = path.read_text().splitlines()
+    assert count == len(lines) >= 1
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert flashtune.import_records(path) <= count
+
+
+def test_a_record_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(flashtune.FlashtuneError, match="nowhere.jsonl"):
+        flashtune.import_records(tmp_path / "nowhere.jsonl")
+
+
+def test_a_prepared_problem_is_then_launched():
+    q, k, v = arrays(seqlen=48)
+    flashtune.prepare(q, k, v)
+    flashtune.prepare(q, k, v, backward=True)
+    out, lse = flashtune.attention_forward(q, k, v)
+    assert all((x == 0).all() for x in flashtune.attention_backward(out, q, k, v, out, lse))
+
+
+def test_a_wrong_time_limit_is_named():
+    with pytest.raises(ValueError, match="time_limit"):
+        flashtune.autotune(*arrays(), time_limit=-1)

@@ -1,0 +1,75 @@
+"""The mirrors in `_structs.py` against the header itself, through a C compiler."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from flashtune import _structs
+
+HEADER = Path(__file__).resolve().parents[3] / "include" / "flashtune.h"
+COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+STRUCTS = {
+    "flashtune_tensor": _structs.Tensor,
+    "flashtune_forward_params": _structs.ForwardParams,
+    "flashtune_backward_params": _structs.BackwardParams,
+    "flashtune_context_options": _structs.ContextOptions,
+    "flashtune_progress": _structs.Progress,
+    "flashtune_autotune_params": _structs.AutotuneParams,
+    "flashtune_plan_info": _structs.PlanInfo,
+}
+CONSTANTS = [name for name in dir(_structs) if name.startswith(("BACKEND_", "CAUSAL_", "DTYPE_", "SOURCE_", "TUNING_"))]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
+    expected, lines = {}, []
+
+    def ask(expression, value):
+        expected[expression] = value
+        lines.append(f'printf("%lld {expression}\\n", (long long)({expression}));')
+
+    for name, structure in STRUCTS.items():
+        ask(f"sizeof({name})", ctypes.sizeof(structure))
+        for field, kind in structure._fields_:
+            ask(f"offsetof({name}, {field})", getattr(structure, field).offset)
+            ask(f"sizeof((({name} *)0)->{field})", ctypes.sizeof(kind))
+    for name in CONSTANTS:
+        ask(f"FLASHTUNE_{name}", getattr(_structs, name))
+    source = tmp_path / "probe.c"
+    body = "\n    ".join(lines)
+    source.write_text(f'#include "flashtune.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n    {body}\n}}\n')
+    program = tmp_path / "probe"
+    subprocess.run([COMPILER, "-I", HEADER.parent, source, "-o", program], check=True)
+    output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    found = {line.split(" ", 1)[1]: int(line.split(" ", 1)[0]) for line in output.splitlines()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("structure", [_structs.ForwardParams, _structs.BackwardParams])
+def test_packed_bytes_are_the_struct(structure):
+    values = []
+
+    def number(structure):
+        for _, kind in structure._fields_:
+            if issubclass(kind, ctypes.Structure):
+                number(kind)
+            else:
+                values.append(len(values) + 1)
+
+    number(structure)
+    read = []
+
+    def collect(instance):
+        for field, _ in instance._fields_:
+            value = getattr(instance, field)
+            if isinstance(value, ctypes.Structure):
+                collect(value)
+            else:
+                read.append(value)
+
+    packed = _structs.packer(structure).pack(*values)
+    collect(structure.from_buffer_copy(packed))
+    assert read == values

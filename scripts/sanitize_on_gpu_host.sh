@@ -1,0 +1,22 @@
+#!/bin/sh
+# Runs a small set of problems under compute-sanitizer's memcheck and racecheck on a GPU host. Ends with
+# 'N passed, N failed'.
+set -u
+cd "$(dirname "$0")/.."
+export FLASHTUNE_LIBRARY="${FLASHTUNE_LIBRARY:-$PWD/build/gpu-host/lib/libflashtune.so}"
+export PYTHONPATH="$PWD/bindings/python${PYTHONPATH:+:$PYTHONPATH}"
+# torch's pool would hide what lies past the end of one of its pieces.
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+passed=0
+failed=0
+for tool in memcheck racecheck; do
+    if compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=flashtune \
+        python3 scripts/sanitizer_problems.py; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $tool"
+    fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

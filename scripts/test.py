@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Runs every test that this machine can run and ends with one line, 'N passed, N failed'.
+
+Rust tests (which compile and run the C programs too) and Python tests. With --ci also formatting, lints and the
+release library's size, each counted as a test. With --prebuilt FOLDER the Rust tests are the binaries that
+scripts/pack_for_gpu_host.sh put there, so that no Rust is needed. What cannot run is said in a line with SKIPPED.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LIBRARY = {"darwin": "libflashtune.dylib"}.get(sys.platform, "libflashtune.so")
+MAX_LIBRARY_BYTES = 10_000_000
+# A test that takes longer than this hangs.
+TEST_SECONDS = 900
+
+
+class Tally:
+    def __init__(self):
+        self.passed, self.failed = 0, 0
+
+    def add(self, passed, failed):
+        self.passed += passed
+        self.failed += failed
+
+    def check(self, name, ok, detail=""):
+        self.add(ok, not ok)
+        say(f"{'ok' if ok else 'FAILED'}: {name}{': ' + detail if detail else ''}")
+
+
+def say(line):
+    print(f"==> {line}", flush=True)
+
+
+def run(command, **environment):
+    """Runs a command in the repository with its output shown, and returns (exit status, output)."""
+    say(" ".join(map(str, command)))
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line)
+    return process.wait(), "".join(lines)
+
+
+def tests_environment():
+    """A virtual environment's NVRTC is found through VIRTUAL_ENV, as it would be by a user who activated it."""
+    return {"VIRTUAL_ENV": str(VENV)} if VENV.is_dir() and "FLASHTUNE_NVRTC" not in os.environ else {}
+
+
+def cargo_tests(tally):
+    status, _ = run(["cargo", "build", "--locked"])
+    if status:
+        return tally.check("cargo build", False)
+    environment = tests_environment()
+    if shutil.which("cargo-nextest"):
+        status, output = run(["cargo", "nextest", "run", "--locked", "--no-fail-fast"], **environment)
+        summary = re.findall(r"^\s*Summary .*?(\d+) tests? run: (.*)$", strip_colour(output), re.MULTILINE)
+        counts = [words for _, words in summary]
+        passed = sum(int(n) for words in counts for n in re.findall(r"(\d+) passed", words))
+        failed = sum(int(n) for words in counts for n in re.findall(r"(\d+) (?:failed|timed out|exec failed)", words))
+    else:
+        status, output = run(["cargo", "test", "--locked", "--no-fail-fast"], **environment)
+        passed, failed = libtest_counts(output)
+    tally.add(passed, failed)
+    if not passed or (status and not failed):
+        tally.check("cargo's tests ran to their end", False, f"exit status {status}")
+
+
+def strip_colour(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def libtest_counts(output):
+    results = re.findall(r"^test result: .*? (\d+) passed; (\d+) failed", output, re.MULTILINE)
+    return sum(int(passed) for passed, _ in results), sum(int(failed) for _, failed in results)
+
+
+def prebuilt_tests(tally, folder, jobs):
+    """Each test of each binary in a process of its own, as nextest does it: what one breaks no other sees."""
+    manifest = json.loads((folder / "tests.json").read_text())
+    environment = {
+        **os.environ,
+        "CARGO_MANIFEST_DIR": str(ROOT),
+        "FLASHTUNE_LIBRARY": str(folder / "lib" / LIBRARY),
+        "CARGO_BIN_EXE_flashtune": str(folder / "bin" / "flashtune"),
+        "NEXTEST_BIN_EXE_flashtune": str(folder / "bin" / "flashtune"),
+    }
+    tests = []
+    for name in manifest["binaries"]:
+        binary = folder / "tests" / name
+        listed = subprocess.run([binary, "--list", "--format", "terse"], env=environment, capture_output=True, text=True)
+        if listed.returncode:
+            tally.check(f"{name} lists its tests", False, listed.stderr)
+        tests += [(binary, line.removesuffix(": test")) for line in listed.stdout.splitlines() if line.endswith(": test")]
+
+    def one(test):
+        binary, name = test
+        command = [binary, "--exact", name, "--nocapture", "--test-threads", "1"]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=TEST_SECONDS, text=True, errors="replace",
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            return done.returncode == 0, "1 ignored" in done.stdout, done.stdout
+        except subprocess.TimeoutExpired as expired:
+            return False, False, f"still running after {TEST_SECONDS} s\n{expired.stdout or ''}"
+
+    say(f"{len(tests)} Rust tests in {len(manifest['binaries'])} binaries, {jobs} at a time")
+    with ThreadPoolExecutor(jobs) as pool:
+        for (binary, name), (ok, ignored, output) in zip(tests, pool.map(one, tests)):
+            if ignored:
+                continue
+            tally.add(ok, not ok)
+            skipped = [line for line in output.splitlines() if "SKIPPED" in line]
+            print(f"{'ok    ' if ok else 'FAILED'} {binary.name} {name} {' '.join(skipped)}", flush=True)
+            if not ok:
+                print("\n".join(output.splitlines()[-60:]), flush=True)
+
+
+def python_tests(tally, python, library, arguments):
+    if not python:
+        return
+    environment = {"FLASHTUNE_LIBRARY": str(library), **tests_environment()}
+    command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "bindings/python", *arguments]
+    status, output = run(command, **environment)
+    last = [line for line in strip_colour(output).splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+    counts = dict.fromkeys(("passed", "failed", "error"), 0)
+    for number, word in re.findall(r"(\d+) (passed|failed|error)", last[-1] if last else ""):
+        counts[word] = int(number)
+    tally.add(counts["passed"], counts["failed"] + counts["error"])
+    if not counts["passed"] or (status and not counts["failed"] + counts["error"]):
+        tally.check("pytest ran to its end", False, f"exit status {status}")
+
+
+def find_python():
+    """The environment that `make .venv` filled, else any python3 that has what the tests need."""
+    for python in (VENV / "bin" / "python", Path(sys.executable)):
+        needs = "import numpy, pytest"
+        if python.exists() and subprocess.run([python, "-c", needs], capture_output=True).returncode == 0:
+            return python
+    say("SKIPPED: the Python tests: no python3 here has numpy and pytest, and they could not be installed")
+    return None
+
+
+def lints(tally):
+    tally.check("cargo fmt", run(["cargo", "fmt", "--check"])[0] == 0)
+    tally.check("cargo clippy", run(["cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"])[0] == 0)
+
+
+def release_library(tally):
+    """The library as it ships: built alone with fat LTO, stripped, small, and showing flashtune_* alone."""
+    if run(["make", "--no-print-directory", "lib"])[0]:
+        return tally.check("make lib", False)
+    library = ROOT / "target" / "release" / LIBRARY
+    size = library.stat().st_size
+    limit = f"{size / 1e6:.2f} MB, at most {MAX_LIBRARY_BYTES / 1e6:.0f} MB"
+    tally.check("the release library is small", size < MAX_LIBRARY_BYTES, limit)
+    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True)
+    names = [line.split()[-1] for line in listed.stdout.splitlines()]
+    foreign = [name for name in names if not name.startswith("flashtune_")]
+    ok = "flashtune_forward" in names and not foreign
+    tally.check("the release library exports flashtune_* alone", ok, ", ".join(foreign) or f"{len(names)} functions")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ci", action="store_true", help="formatting, lints and the release library too")
+    parser.add_argument("--prebuilt", type=Path, metavar="FOLDER", help="run what was packed there, without Rust")
+    parser.add_argument("--jobs", type=int, default=4, help="prebuilt Rust tests at a time")
+    parser.add_argument("--only", choices=["rust", "python"], help="one of the two kinds")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    arguments = parser.parse_args()
+
+    tally = Tally()
+    if arguments.ci:
+        lints(tally)
+    if arguments.prebuilt:
+        folder = arguments.prebuilt.resolve()
+        library, python = folder / "lib" / LIBRARY, sys.executable
+        if arguments.only != "python":
+            prebuilt_tests(tally, folder, arguments.jobs)
+    else:
+        library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
+        if arguments.only != "python":
+            cargo_tests(tally)
+    if arguments.only != "rust":
+        python_tests(tally, python, library, arguments.pytest)
+    if arguments.ci:
+        release_library(tally)
+    print(f"{tally.passed} passed, {tally.failed} failed")
+    sys.exit(1 if tally.failed or not tally.passed else 0)
+
+
+if __name__ == "__main__":
+    main()
