@@ -273,7 +273,7 @@ fn what_is_tuned_is_used_and_is_there_in_the_next_process() {
         })
         .unwrap();
     phases.dedup();
-    assert_eq!(phases, [Phase::Compile, Phase::Check, Phase::Measure]);
+    assert_eq!(phases[..3], [Phase::Compile, Phase::Check, Phase::Measure]);
     assert!(record.median_us > 0.0 && record.default_us.is_some() && record.check_error < 0.02);
     let plan = engine.prepare(&SMALL).unwrap();
     assert_eq!((plan.source, &plan.config), (Source::Process, &record.config));
@@ -472,26 +472,27 @@ fn a_cancelled_run_is_resumed_by_the_next_process() {
     let folder = tempfile::tempdir().unwrap();
     let slow = Problem { pass: Pass::Backward, seqlen_q: 512, seqlen_k: 512, ..SMALL };
     let options = TuneOptions { time_limit: Duration::from_secs(30), ..TuneOptions::default() };
-    let candidates = |engine: &Engine, stop_at: Option<usize>| {
-        let mut total = 0;
+    // Stopped once the first candidates were weeded out and one is measured on. Returns how many
+    // candidates it began with.
+    let candidates = |engine: &Engine, stops: bool| {
+        let (mut total, mut turns) = (None, 0);
         let result = engine.autotune(&slow, &options, &mut |progress| {
-            if progress.phase == Phase::Compile {
-                total = progress.total;
+            match progress.phase {
+                Phase::Compile => drop(total.get_or_insert(progress.total)),
+                Phase::Measure if progress.best.is_some() => turns += 1,
+                _ => {}
             }
-            match stop_at {
-                Some(round) if progress.phase == Phase::Measure && progress.done >= round => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(()),
-            }
+            if stops && turns > 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        (result, total)
+        (result, total.unwrap())
     };
     let engine = engine(folder.path());
-    let (result, all) = candidates(&engine, Some(3));
+    let (result, all) = candidates(&engine, true);
     assert_eq!(result.unwrap_err().status, Status::Cancelled);
     assert!(engine.records().is_empty());
     drop(engine);
     let engine = self::engine(folder.path());
-    let (result, left) = candidates(&engine, None);
+    let (result, left) = candidates(&engine, false);
     let record = result.unwrap();
     assert!(left < all, "{left} of {all} candidates are tried again");
     assert_eq!(engine.prepare(&slow).unwrap().config, record.config);

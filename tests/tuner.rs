@@ -123,7 +123,8 @@ impl Report {
 
 fn run_with(bench: &mut dyn Bench, candidates: &[u32], known: &[Trial], limit: Duration, steps: usize) -> Report {
     let candidates: Vec<Config> = candidates.iter().map(|block_m| config(*block_m)).collect();
-    let request = Request { problem: &PROBLEM, candidates: &candidates, known, time_limit: limit };
+    let request =
+        Request { problem: &PROBLEM, candidates: &candidates, neighbours: &|_| Vec::new(), known, time_limit: limit };
     let (mut trials, mut left) = (Vec::new(), steps);
     let outcome = search(bench, &request, &mut |event| {
         if let Event::Trial(trial) = event {
@@ -198,6 +199,35 @@ fn a_drifting_clock_favours_nobody() {
         let mut bench = Drifting(FakeBench::new(&behaviours), 1.0);
         assert_eq!(run(&mut bench, &order).winner(), 32);
     }
+}
+
+#[test]
+fn the_search_climbs_from_neighbour_to_neighbour() {
+    // Time falls towards block_m 40; only 64 and 80 are known at the start. Four steps lead from 64 to 60, not to 40.
+    let behaviours: Vec<(u32, Behaviour)> =
+        (1..=100u32).map(|m| (m, Takes(100.0 + 10.0 * f64::from(m.abs_diff(40)), 0.0))).collect();
+    let neighbours = |of: &Config| vec![config(of.get("block_m") - 1), config(of.get("block_m") + 1)];
+    let candidates = [config(64), config(80)];
+    let climb = |behaviours: &[(u32, Behaviour)], limit| {
+        let mut bench = FakeBench::new(behaviours);
+        let request = Request {
+            problem: &PROBLEM,
+            candidates: &candidates,
+            neighbours: &neighbours,
+            known: &[],
+            time_limit: limit,
+        };
+        let outcome = search(&mut bench, &request, &mut |_| ControlFlow::Continue(())).unwrap();
+        (outcome.winner.config.get("block_m"), bench.built.len())
+    };
+    let minute = Duration::from_secs(60);
+    assert_eq!(climb(&behaviours, minute).0, 60);
+    // Where the neighbours are worse it stays, and looks no further.
+    let mut valley = behaviours.clone();
+    valley[62] = (63, IsWrong);
+    valley[64] = (65, FailsToBuild);
+    assert_eq!(climb(&valley, minute), (64, 4));
+    assert_eq!(climb(&behaviours, Duration::ZERO), (64, 1));
 }
 
 #[test]

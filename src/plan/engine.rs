@@ -339,8 +339,20 @@ impl Engine {
         let id = format!("{} | {}", key::device_key(device), key::record_key(problem));
         let known = if options.retune { Vec::new() } else { self.machine.trials(&id, problem, device) };
         let is_cpu = device.arch == Arch::Cpu;
-        let candidates = self.candidates(problem, is_cpu || options.worker.is_some());
-        let request = Request { problem, candidates: &candidates, known: &known, time_limit: options.time_limit };
+        // A config that is not proven may hang; it is tried only where that does no harm.
+        let may_be_unproven = is_cpu || options.worker.is_some();
+        let candidates = self.candidates(problem, may_be_unproven);
+        let neighbours = |config: &Config| match may_be_unproven {
+            true => self.fitting(problem, space::neighbours(&key::canonical(problem), config, device)),
+            false => Vec::new(),
+        };
+        let request = Request {
+            problem,
+            candidates: &candidates,
+            neighbours: &neighbours,
+            known: &known,
+            time_limit: options.time_limit,
+        };
         let mut bench: Box<dyn Bench> = match &options.worker {
             Some(command) if !is_cpu => Box::new(Worker::new(command.clone(), problem)),
             _ => Box::new(Rig::new(&self.backend, problem)),
@@ -370,22 +382,28 @@ impl Engine {
         Ok(record)
     }
 
-    /// The heuristic's config first. Unproven ones only where one that hangs does no harm.
+    /// The heuristic's config first, then what records name, then what the space finds promising.
     fn candidates(&self, problem: &Problem, may_be_unproven: bool) -> Vec<Config> {
         let device = self.backend.device();
         // A config must also pass for the problem that stands for all with this key, or its record would never be a hit.
         let canonical = key::canonical(problem);
-        let mut candidates = vec![space::heuristic(&canonical, device)];
-        let mut more = lookup::proven(&self.known.load(), &canonical, device);
+        let mut all = vec![space::heuristic(&canonical, device)];
+        all.extend(lookup::proven(&self.known.load(), &canonical, device).into_iter().take(space::MAX_CANDIDATES / 2));
         if may_be_unproven {
-            more.extend(space::candidates(&canonical, device));
+            all.extend(space::first_candidates(&canonical, device));
         }
-        for config in more.into_iter().filter(|config| space::check(problem, config, device).is_ok()) {
+        let mut candidates = Vec::new();
+        for config in self.fitting(problem, all) {
             if candidates.len() < space::MAX_CANDIDATES && !candidates.contains(&config) {
                 candidates.push(config);
             }
         }
         candidates
+    }
+
+    fn fitting(&self, problem: &Problem, mut configs: Vec<Config>) -> Vec<Config> {
+        configs.retain(|config| space::check(problem, config, self.backend.device()).is_ok());
+        configs
     }
 
     /// Takes in what the machine knows by now, and a record of this process's own.

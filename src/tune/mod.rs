@@ -5,6 +5,7 @@
 
 mod arena;
 mod check;
+mod contest;
 mod rig;
 mod search;
 pub mod space;

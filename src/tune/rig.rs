@@ -42,8 +42,8 @@ impl<'a> Rig<'a> {
         };
         self.sample(config).map_err(fault)?;
         let mut samples = Samples::default();
-        for _ in 0..runs {
-            samples.push(self.sample(config).map_err(fault)?);
+        for turn in 0..runs {
+            samples.push(turn, self.sample(config).map_err(fault)?);
         }
         Ok(samples)
     }

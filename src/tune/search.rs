@@ -1,11 +1,13 @@
 //! The search: which of the candidates is the fastest that is right.
 //!
-//! Compile all in parallel, check each against the reference, then time the survivors in interleaved rounds and drop
-//! the slow ones after each (successive halving). It sees candidates through a `Bench` alone, which runs them in this
-//! process (`rig`) or in a child that may die (`worker`), and tells its caller of every trial as soon as it is known.
+//! Compile all in parallel, check each against the reference, time the survivors in interleaved rounds; look further
+//! around the best; then time those that are left until one is clearly the fastest. It sees candidates through a `Bench`
+//! alone, which runs them in this process (`rig`) or in a child that may die (`worker`), leaves the decisions to
+//! `contest`, and tells its caller of every trial as soon as it is known.
 
-use super::timing::{self, Samples};
-use super::{Outcome, Phase, Progress, Timed, Trial, Verdict};
+use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
+use super::timing::Samples;
+use super::{Outcome, Phase, Progress, Trial, Verdict};
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
@@ -41,6 +43,8 @@ pub struct Request<'a> {
     pub problem: &'a Problem,
     /// The heuristic's config first; it stays to the end and wins unless it is clearly beaten.
     pub candidates: &'a [Config],
+    /// Where to look further once a config turned out well.
+    pub neighbours: &'a dyn Fn(&Config) -> Vec<Config>,
     /// What earlier runs found out about these candidates on this problem.
     pub known: &'a [Trial],
     pub time_limit: Duration,
@@ -54,77 +58,94 @@ pub enum Event<'a> {
     Trial(&'a Trial),
 }
 
-/// A round of the halving: samples that every survivor gets in it, and who survives it.
-struct Round {
-    samples: usize,
-    /// At most this many, beside the default.
-    keep: usize,
-    /// None slower than this times the best.
-    cutoff: f64,
-}
-
-/// The first rounds weed out what is plainly slow at one or two runs each; the last one decides.
-const ROUNDS: [Round; 5] = [
-    Round { samples: 1, keep: 24, cutoff: 1.6 },
-    Round { samples: 2, keep: 12, cutoff: 1.3 },
-    Round { samples: 4, keep: 6, cutoff: 1.15 },
-    Round { samples: 8, keep: 3, cutoff: 1.08 },
-    Round { samples: 20, keep: 3, cutoff: 1.08 },
-];
-
 /// The share of the time limit after which no further compilation begins.
 const COMPILE_SHARE: f64 = 0.6;
 
 /// A candidate that a killed run found slower than its best by this factor is not measured again.
 const KNOWN_SLOW: f64 = 1.25;
 
-struct Contender {
-    config: Config,
-    is_default: bool,
-    check_error: f64,
-    samples: Samples,
-}
+/// How often the search looks around the best, and at how many of its neighbours.
+const STEPS: usize = 4;
+const NEIGHBOURS: usize = 16;
 
 pub fn search(bench: &mut dyn Bench, request: &Request, observer: &mut Observer) -> Result<Outcome> {
-    let mut run =
-        Run { request, observer, started: Instant::now(), failed: 0, first_failure: None, dropped: Vec::new() };
-    let candidates = run.worth_trying();
-    let built = run.build(bench, candidates)?;
-    let mut contenders = run.check(bench, built)?;
-    run.measure(bench, &mut contenders)?;
-    run.decide(contenders)
+    let mut run = Run {
+        request,
+        observer,
+        contest: Contest::default(),
+        started: Instant::now(),
+        tried: Vec::new(),
+        turn: 0,
+        failed: 0,
+        first_failure: None,
+        is_clean: false,
+    };
+    run.admit(bench, request.candidates)?;
+    run.play(bench, QUALIFYING)?;
+    for _ in 0..STEPS {
+        let Some(best) = run.contest.best().map(|(config, _)| config.clone()) else { break };
+        let beside = (request.neighbours)(&best);
+        if run.is_late() || !run.admit(bench, &beside)? {
+            break;
+        }
+        run.play(bench, QUALIFYING)?;
+        if run.contest.best().is_some_and(|(config, _)| *config == best) {
+            break;
+        }
+    }
+    run.play(bench, FINAL)?;
+    run.finish()
 }
 
 struct Run<'a, 'b> {
     request: &'a Request<'a>,
     observer: &'a mut Observer<'b>,
+    contest: Contest,
     started: Instant,
+    tried: Vec<Config>,
+    /// Turns of the round-robin so far.
+    turn: usize,
     failed: usize,
     first_failure: Option<String>,
-    /// Right, but too slow to be measured to the end.
-    dropped: Vec<Contender>,
+    /// Whether a kernel without spills was built.
+    is_clean: bool,
 }
 
 impl Run<'_, '_> {
-    /// The candidates less those known to fail and those known to be slow; the default is always among them.
-    fn worth_trying(&self) -> Vec<Config> {
-        let known = self.request.known;
-        let best_us = known.iter().filter_map(|trial| trial.median_us()).fold(f64::INFINITY, f64::min);
-        let hopeless = |config: &Config| {
-            known.iter().filter(|trial| trial.config == *config).any(|trial| match trial.verdict {
-                Verdict::Failed { .. } => true,
-                Verdict::Measured { median_us } => median_us > KNOWN_SLOW * best_us,
-            })
-        };
-        let (default, others) = match self.request.candidates.split_first() {
-            Some((default, others)) => (Some(default), others),
-            None => (None, &[][..]),
-        };
-        default.into_iter().chain(others.iter().filter(|config| !hopeless(config))).cloned().collect()
+    /// Builds, checks and warms up those that are new. False where there is none.
+    fn admit(&mut self, bench: &mut dyn Bench, configs: &[Config]) -> Result<bool> {
+        let is_first = self.tried.is_empty();
+        let fresh: Vec<Config> = configs
+            .iter()
+            .filter(|config| !self.tried.contains(config) && (self.is_default(config) || !self.is_hopeless(config)))
+            .take(if is_first { usize::MAX } else { NEIGHBOURS })
+            .cloned()
+            .collect();
+        self.tried.extend(fresh.iter().cloned());
+        if fresh.is_empty() {
+            return Ok(false);
+        }
+        let built = self.build(bench, fresh, is_first)?;
+        let checked = self.check(bench, built)?;
+        self.warm_up(bench, checked)?;
+        Ok(true)
     }
 
-    fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>) -> Result<Vec<Config>> {
-        let latest = self.request.time_limit.mul_f64(COMPILE_SHARE);
+    fn is_default(&self, config: &Config) -> bool {
+        Some(config) == self.request.candidates.first()
+    }
+
+    /// Known from an earlier run to fail, or to be slow.
+    fn is_hopeless(&self, config: &Config) -> bool {
+        let known = self.request.known;
+        let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
+        known.iter().filter(|trial| trial.config == *config).any(|trial| match trial.verdict {
+            Verdict::Failed { .. } => true,
+            Verdict::Measured { median_us } => median_us > KNOWN_SLOW * best_us,
+        })
+    }
+
+    fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<Config>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
         bench.build(&configs, &mut |index, result| {
@@ -136,13 +157,13 @@ impl Run<'_, '_> {
                 }
                 Err(fault) => self.fail(&configs[index], fault),
             };
-            match step.and_then(|()| self.report(Phase::Compile, done, configs.len(), None)) {
+            match step.and_then(|()| self.report(Phase::Compile, done, configs.len())) {
                 Err(error) => {
                     broken = Some(error);
                     ControlFlow::Break(())
                 }
                 // The default must be there, however long it takes.
-                Ok(()) if self.started.elapsed() > latest && spills[0].is_some() => ControlFlow::Break(()),
+                Ok(()) if self.is_late() && (!has_default || spills[0].is_some()) => ControlFlow::Break(()),
                 Ok(()) => ControlFlow::Continue(()),
             }
         });
@@ -150,11 +171,11 @@ impl Run<'_, '_> {
             return Err(error);
         }
         // A kernel that spills waits for its own registers; it is taken only where nothing else is to be had.
-        let clean = spills.contains(&Some(0));
+        self.is_clean |= spills.contains(&Some(0));
         let mut kept = Vec::new();
-        for (index, (config, spills)) in configs.into_iter().zip(spills).enumerate() {
+        for (config, spills) in configs.into_iter().zip(spills) {
             match spills {
-                Some(bytes) if clean && bytes > 0 && index > 0 => {
+                Some(bytes) if self.is_clean && bytes > 0 && !self.is_default(&config) => {
                     self.fail(&config, Fault::Candidate(format!("spills {bytes} bytes of registers")))?;
                 }
                 Some(_) => kept.push(config),
@@ -166,122 +187,100 @@ impl Run<'_, '_> {
 
     fn check(&mut self, bench: &mut dyn Bench, configs: Vec<Config>) -> Result<Vec<Contender>> {
         let total = configs.len();
-        let mut contenders = Vec::new();
+        let mut checked = Vec::new();
         for (index, config) in configs.into_iter().enumerate() {
-            if self.is_over() && !contenders.is_empty() {
-                break;
+            let is_default = self.is_default(&config);
+            if self.is_over() && !is_default && !checked.is_empty() {
+                continue;
             }
             match bench.check(&config) {
-                Ok(check_error) => contenders.push(Contender {
-                    is_default: Some(&config) == self.request.candidates.first(),
-                    config,
-                    check_error,
-                    samples: Samples::default(),
-                }),
+                Ok(check_error) => {
+                    checked.push(Contender { config, is_default, check_error, samples: Samples::default() });
+                }
                 Err(fault) => self.fail(&config, fault)?,
             }
-            self.report(Phase::Check, index + 1, total, None)?;
+            self.report(Phase::Check, index + 1, total)?;
         }
-        Ok(contenders)
-    }
-
-    fn measure(&mut self, bench: &mut dyn Bench, contenders: &mut Vec<Contender>) -> Result<()> {
-        self.warm_up(bench, contenders)?;
-        for (index, round) in ROUNDS.iter().enumerate() {
-            for _ in 0..round.samples {
-                // Round-robin: a clock that drifts, drifts for all of them.
-                let mut failed = Vec::new();
-                for (at, contender) in contenders.iter_mut().enumerate() {
-                    if self.is_over() {
-                        break;
-                    }
-                    match bench.sample(&contender.config) {
-                        Ok(sample) => contender.samples.push(sample),
-                        Err(fault) => {
-                            self.fail(&contender.config, fault)?;
-                            failed.push(at);
-                        }
-                    }
-                }
-                failed.into_iter().rev().for_each(|at| drop(contenders.remove(at)));
-                self.report(Phase::Measure, index, ROUNDS.len(), best_of(contenders))?;
-            }
-            for dropped in halve(contenders, round) {
-                let median_us = dropped.samples.median_us();
-                self.report_trial(dropped.config.clone(), Verdict::Measured { median_us })?;
-                self.dropped.push(dropped);
-            }
-            if self.is_over() {
-                break;
-            }
-        }
-        for kept in contenders.iter().filter(|contender| contender.samples.count() > 0) {
-            let median_us = kept.samples.median_us();
-            self.report_trial(kept.config.clone(), Verdict::Measured { median_us })?;
-        }
-        self.report(Phase::Measure, ROUNDS.len(), ROUNDS.len(), best_of(contenders))
+        Ok(checked)
     }
 
     /// One discarded run each: the first launch loads code and fills address translation.
-    fn warm_up(&mut self, bench: &mut dyn Bench, contenders: &mut Vec<Contender>) -> Result<()> {
-        let mut alive = Vec::with_capacity(contenders.len());
-        for contender in contenders.drain(..) {
+    fn warm_up(&mut self, bench: &mut dyn Bench, newcomers: Vec<Contender>) -> Result<()> {
+        let total = newcomers.len();
+        for (index, contender) in newcomers.into_iter().enumerate() {
             if self.is_over() && !contender.is_default {
                 continue;
             }
             match bench.sample(&contender.config) {
-                Ok(_) => alive.push(contender),
+                Ok(_) => self.contest.contenders.push(contender),
                 Err(fault) => self.fail(&contender.config, fault)?,
             }
-            self.report(Phase::Measure, 0, ROUNDS.len(), None)?;
+            self.report(Phase::Measure, index + 1, total)?;
         }
-        *contenders = alive;
-        // The default has a time even when the limit is already over: a record without one would be of no use.
-        let default = contenders.iter().position(|contender| contender.is_default).filter(|_| self.is_over());
-        if let Some(at) = default {
-            match bench.sample(&contenders[at].config) {
-                Ok(sample) => contenders[at].samples.push(sample),
-                Err(fault) => self.fail(&contenders.remove(at).config, fault)?,
+        Ok(())
+    }
+
+    fn play(&mut self, bench: &mut dyn Bench, rounds: &[Round]) -> Result<()> {
+        let total: usize = rounds.iter().map(|round| round.samples).sum();
+        let mut done = 0;
+        for round in rounds {
+            for _ in 0..round.samples {
+                self.take_turns(bench)?;
+                done += 1;
+                self.report(Phase::Measure, done, total)?;
+            }
+            for dropped in self.contest.halve(round) {
+                self.report_trial(dropped.config, Verdict::Measured { median_us: dropped.median_us })?;
             }
         }
         Ok(())
     }
 
-    /// The fastest, unless the default is as good within the margin and the noise.
-    fn decide(self, mut contenders: Vec<Contender>) -> Result<Outcome> {
-        contenders.retain(|contender| contender.samples.count() > 0);
-        contenders.sort_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()));
-        let default = contenders.iter().position(|contender| contender.is_default);
-        let default_us = default.map(|at| contenders[at].samples.median_us());
-        let winner = match default {
-            Some(at) if !timing::beats(&contenders[0].samples, &contenders[at].samples) => at,
-            _ => 0,
-        };
-        if contenders.is_empty() {
-            let why = self.first_failure.as_deref().unwrap_or("there was none to try");
-            return Err(Error::new(Status::Unsupported, format!("no candidate works: {why}")));
+    /// One sample of each, round-robin: a clock that drifts, drifts for all of them.
+    fn take_turns(&mut self, bench: &mut dyn Bench) -> Result<()> {
+        self.turn += 1;
+        let mut at = 0;
+        while let Some(contender) = self.contest.contenders.get(at) {
+            // The default has a time even when the limit is over: a record without one would be of no use.
+            if self.is_over() && !(contender.is_default && contender.samples.count() == 0) {
+                at += 1;
+                continue;
+            }
+            match bench.sample(&self.contest.contenders[at].config) {
+                Ok(sample) => {
+                    self.contest.contenders[at].samples.push(self.turn, sample);
+                    at += 1;
+                }
+                Err(fault) => {
+                    let failed = self.contest.contenders.remove(at);
+                    self.fail(&failed.config, fault)?;
+                }
+            }
         }
-        let winner = contenders.remove(winner);
-        let median_us = winner.samples.median_us();
-        // Who was dropped early was measured at another moment: its time is told by its ratio to the winner's then.
-        let others = contenders.into_iter().chain(self.dropped).map(|other| Timed {
-            median_us: median_us * timing::ratio(&other.samples, &winner.samples),
-            config: other.config,
-        });
-        Ok(Outcome {
-            spread: winner.samples.spread(),
-            check_error: winner.check_error,
-            runner_up: others.filter(|other| other.median_us > 0.0).min_by(|a, b| a.median_us.total_cmp(&b.median_us)),
-            default_us,
-            winner: Timed { config: winner.config, median_us },
-        })
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Outcome> {
+        let measured = self.contest.contenders.iter().filter(|contender| contender.samples.count() > 0);
+        let measured: Vec<_> = measured.map(|c| (c.config.clone(), c.samples.median_us())).collect();
+        for (config, median_us) in measured {
+            self.report_trial(config, Verdict::Measured { median_us })?;
+        }
+        let why = self.first_failure.unwrap_or_else(|| "there was none to try".to_owned());
+        self.contest.decide().ok_or_else(|| Error::new(Status::Unsupported, format!("no candidate works: {why}")))
     }
 
     fn is_over(&self) -> bool {
         self.started.elapsed() > self.request.time_limit
     }
 
-    fn report(&mut self, phase: Phase, done: usize, total: usize, best: Option<(&Config, Duration)>) -> Result<()> {
+    /// Too late to compile more.
+    fn is_late(&self) -> bool {
+        self.started.elapsed() > self.request.time_limit.mul_f64(COMPILE_SHARE)
+    }
+
+    fn report(&mut self, phase: Phase, done: usize, total: usize) -> Result<()> {
+        let best = self.contest.best();
         let progress = Progress { problem: self.request.problem, phase, done, total, failed: self.failed, best };
         continue_or_cancel((self.observer)(Event::Progress(progress)))
     }
@@ -313,25 +312,6 @@ impl Trial {
             Verdict::Failed { .. } => None,
         }
     }
-}
-
-/// Takes out and returns those that do not survive the round.
-fn halve(contenders: &mut Vec<Contender>, round: &Round) -> Vec<Contender> {
-    contenders.sort_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()));
-    let best_us = contenders.first().map_or(f64::INFINITY, |best| best.samples.median_us());
-    let mut rank = 0;
-    contenders
-        .extract_if(.., |contender| {
-            rank += 1;
-            let slow = rank > round.keep || contender.samples.median_us() > round.cutoff * best_us;
-            slow && !contender.is_default && contender.samples.count() > 0
-        })
-        .collect()
-}
-
-fn best_of(contenders: &[Contender]) -> Option<(&Config, Duration)> {
-    let best = contenders.iter().min_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()))?;
-    (best.samples.count() > 0).then(|| (&best.config, Duration::from_secs_f64(best.samples.median_us() * 1e-6)))
 }
 
 fn continue_or_cancel(flow: ControlFlow<()>) -> Result<()> {

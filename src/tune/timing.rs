@@ -6,13 +6,14 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
-    /// Microseconds, in the order in which they were taken.
-    us: Vec<f64>,
+    /// Microseconds by the turn in which they were taken, ascending.
+    us: Vec<(usize, f64)>,
 }
 
 impl Samples {
-    pub fn push(&mut self, sample: Duration) {
-        self.us.push(sample.as_secs_f64() * 1e6);
+    /// Turns are counted over all candidates of a search and only grow.
+    pub fn push(&mut self, turn: usize, sample: Duration) {
+        self.us.push((turn, sample.as_secs_f64() * 1e6));
     }
 
     pub fn count(&self) -> usize {
@@ -21,12 +22,16 @@ impl Samples {
 
     /// Infinite where nothing was measured, so that it is never the best.
     pub fn median_us(&self) -> f64 {
-        quantile(&self.us, 0.5)
+        quantile(&self.values(), 0.5)
     }
 
     /// Half the interquartile range over the median.
     pub fn spread(&self) -> f64 {
-        spread(&self.us)
+        spread(&self.values())
+    }
+
+    fn values(&self) -> Vec<f64> {
+        self.us.iter().map(|(_, us)| *us).collect()
     }
 }
 
@@ -43,7 +48,8 @@ pub fn ratio(a: &Samples, b: &Samples) -> f64 {
 }
 
 fn ratios(a: &Samples, b: &Samples) -> Vec<f64> {
-    a.us.iter().zip(&b.us).map(|(a, b)| a / b).collect()
+    let of_turn = |turn: usize| b.us.binary_search_by_key(&turn, |(turn, _)| *turn).ok().map(|at| b.us[at].1);
+    a.us.iter().filter_map(|(turn, us)| Some(us / of_turn(*turn)?)).collect()
 }
 
 /// Whether `challenger` is faster than `default` by more than the margin and twice the noise.
@@ -77,8 +83,8 @@ mod tests {
     use super::*;
 
     fn samples(us: impl IntoIterator<Item = u64>) -> Samples {
-        us.into_iter().fold(Samples::default(), |mut all, us| {
-            all.push(Duration::from_micros(us));
+        us.into_iter().enumerate().fold(Samples::default(), |mut all, (turn, us)| {
+            all.push(turn, Duration::from_micros(us));
             all
         })
     }
@@ -112,6 +118,17 @@ mod tests {
     fn what_slows_both_alike_is_no_noise() {
         let drift = |us: u64| (0..20).map(move |turn| us + us * turn / 10);
         assert!(beats(&samples(drift(950)), &samples(drift(1000))));
+    }
+
+    #[test]
+    fn only_samples_of_the_same_turn_are_compared() {
+        let mut late = Samples::default();
+        // Measured while everything took twice as long, and faster than the default then.
+        (10..20).for_each(|turn| late.push(turn, Duration::from_micros(190)));
+        let default = samples((0..20).map(|turn| if turn < 10 { 100 } else { 200 }));
+        assert_eq!(ratio(&late, &default), 0.95);
+        assert!(beats(&late, &default));
+        assert!(ratio(&samples([1, 2]), &late).is_nan());
     }
 
     #[test]

@@ -28,8 +28,9 @@ pub struct Constraint {
     pub holds: fn(&Problem, &Config, &Device) -> bool,
 }
 
-/// Candidates worth compiling: at about a second per compilation and core, 16 cores build them in a few seconds.
-pub const MAX_CANDIDATES: usize = 48;
+/// Candidates worth compiling before anything is known: at about a second per compilation and core, 16 cores build them
+/// in two or three. What is learned from them says where to look further: see `neighbours`.
+pub const MAX_CANDIDATES: usize = 32;
 
 /// The family that serves a device.
 pub fn family(device: &Device) -> Family {
@@ -82,6 +83,48 @@ pub fn candidates(problem: &Problem, device: &Device) -> Vec<Config> {
         .collect();
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
     std::iter::once(heuristic).chain(ranked.into_iter().map(|(_, config)| config)).collect()
+}
+
+/// The most promising ones that are apart: of configs that differ in a single knob the first stands for the others,
+/// which are its `neighbours`.
+pub fn first_candidates(problem: &Problem, device: &Device) -> Vec<Config> {
+    let all = candidates(problem, device);
+    let mut chosen: Vec<Config> = Vec::new();
+    for config in &all {
+        if chosen.len() == MAX_CANDIDATES {
+            break;
+        }
+        if chosen.iter().all(|other| differences(config, other) > 1) {
+            chosen.push(config.clone());
+        }
+    }
+    // A small space is tried as a whole.
+    for config in all {
+        if chosen.len() < MAX_CANDIDATES && !chosen.contains(&config) {
+            chosen.push(config);
+        }
+    }
+    chosen
+}
+
+/// The configs one step away: one knob at the value before or after its own. Most promising first.
+pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Config> {
+    let mut ranked: Vec<(f64, Config)> = knobs(config.family, problem.pass)
+        .iter()
+        .flat_map(|knob| {
+            let at = knob.values.iter().position(|value| *value == config.get(knob.name));
+            let beside = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
+            beside.filter_map(|at| Some(config.clone().with(knob.name, *knob.values.get(at)?)))
+        })
+        .filter(|neighbour| check(problem, neighbour, device).is_ok())
+        .map(|neighbour| (cost(problem, &neighbour, device), neighbour))
+        .collect();
+    ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+    ranked.into_iter().map(|(_, neighbour)| neighbour).collect()
+}
+
+fn differences(a: &Config, b: &Config) -> usize {
+    a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }
 
 /// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.

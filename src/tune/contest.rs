@@ -1,0 +1,120 @@
+//! The contest: candidates with their samples, who is ahead, who drops out after a round, who wins.
+//!
+//! Decisions only; `search` runs the candidates. All are compared with the default's samples of the same turns, so that
+//! those who joined later, or when the clock was slower, are judged alike.
+
+use super::timing::{self, Samples};
+use super::{Outcome, Timed};
+use crate::config::Config;
+use std::time::Duration;
+
+/// A round of successive halving: samples that every survivor gets in it, and who survives it.
+pub struct Round {
+    pub samples: usize,
+    /// At most this many, beside the default.
+    keep: usize,
+    /// None slower than this times the best.
+    cutoff: f64,
+}
+
+/// What newcomers go through: it weeds out what is plainly slow, at one or two runs each.
+pub const QUALIFYING: &[Round] =
+    &[Round { samples: 1, keep: 24, cutoff: 1.6 }, Round { samples: 2, keep: 12, cutoff: 1.3 }];
+
+/// What those who qualified go through; the last round decides.
+pub const FINAL: &[Round] = &[
+    Round { samples: 4, keep: 6, cutoff: 1.15 },
+    Round { samples: 8, keep: 3, cutoff: 1.08 },
+    Round { samples: 20, keep: 3, cutoff: 1.08 },
+];
+
+pub struct Contender {
+    pub config: Config,
+    pub is_default: bool,
+    pub check_error: f64,
+    pub samples: Samples,
+}
+
+#[derive(Default)]
+pub struct Contest {
+    pub contenders: Vec<Contender>,
+    /// Right, but too slow to be measured to the end.
+    dropped: Vec<Contender>,
+}
+
+impl Contest {
+    /// Takes out those that do not survive the round, and returns them with their medians.
+    pub fn halve(&mut self, round: &Round) -> Vec<Timed> {
+        let scores = self.scores();
+        let mut sorted = scores.clone();
+        sorted.sort_by(f64::total_cmp);
+        let best = sorted.first().copied().unwrap_or(f64::INFINITY);
+        let last_kept = sorted.get(round.keep.saturating_sub(1)).copied().unwrap_or(f64::INFINITY);
+        let limit = last_kept.min(round.cutoff * best);
+        let (mut timed, mut at) = (Vec::new(), 0);
+        let slow = self.contenders.extract_if(.., |contender| {
+            let score = scores[at];
+            at += 1;
+            score > limit && score.is_finite() && !contender.is_default
+        });
+        for contender in slow {
+            timed.push(Timed { config: contender.config.clone(), median_us: contender.samples.median_us() });
+            self.dropped.push(contender);
+        }
+        timed
+    }
+
+    pub fn best(&self) -> Option<(&Config, Duration)> {
+        let scores = self.scores();
+        let ranked = self.contenders.iter().zip(scores).filter(|(_, score)| score.is_finite());
+        let (best, _) = ranked.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        Some((&best.config, Duration::from_secs_f64(best.samples.median_us() * 1e-6)))
+    }
+
+    /// The fastest, unless the default is as good within the margin and the noise. None where nothing was measured.
+    pub fn decide(mut self) -> Option<Outcome> {
+        let best = self.best()?.0.clone();
+        self.contenders.retain(|contender| contender.samples.count() > 0);
+        let at = |wanted: &dyn Fn(&Contender) -> bool| self.contenders.iter().position(wanted);
+        let (best, default) = (at(&|contender| contender.config == best)?, at(&|contender| contender.is_default));
+        let default_us = default.map(|default| self.contenders[default].samples.median_us());
+        let winner = match default {
+            Some(at) if !timing::beats(&self.contenders[best].samples, &self.contenders[at].samples) => at,
+            _ => best,
+        };
+        let winner = self.contenders.remove(winner);
+        let median_us = winner.samples.median_us();
+        // The runner-up's time is told by its ratio to the winner's in the turns that both had. Who was dropped after
+        // a few turns counts only where nobody lasted longer: a few turns may all have been odd.
+        let others = self.contenders.into_iter().chain(self.dropped);
+        let others = others.map(|other| {
+            let was_brief = other.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum();
+            (was_brief, timing::ratio(&other.samples, &winner.samples), other.config)
+        });
+        let runner_up = others
+            .filter(|(_, ratio, _)| ratio.is_finite())
+            .min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
+            .map(|(_, ratio, config)| Timed { config, median_us: median_us * ratio });
+        Some(Outcome {
+            spread: winner.samples.spread(),
+            check_error: winner.check_error,
+            runner_up,
+            default_us,
+            winner: Timed { config: winner.config, median_us },
+        })
+    }
+
+    /// Time as a share of the default's; in microseconds where there is no default. Infinite without samples.
+    fn scores(&self) -> Vec<f64> {
+        let default = self.contenders.iter().find(|contender| contender.is_default && contender.samples.count() > 0);
+        let score = |contender: &Contender| match default {
+            _ if contender.samples.count() == 0 => f64::INFINITY,
+            Some(default) => {
+                let ratio = timing::ratio(&contender.samples, &default.samples);
+                if ratio.is_nan() { f64::INFINITY } else { ratio }
+            }
+            None => contender.samples.median_us(),
+        };
+        self.contenders.iter().map(score).collect()
+    }
+}
