@@ -5,10 +5,12 @@
 //! c even. That patch is what one lane of an `mma` accumulator holds, in the scores and in their transpose, so a
 //! kernel draws once per eight elements in either orientation.
 //!
+//! ```text
 //!     key     = (seed low, seed high XOR offset high)
 //!     counter = ((key / 16) * 4 + (key mod 8) / 2, (row / 16) * 8 + row mod 8, batch * num_heads_q + head, offset low)
 //!     word    = (row mod 16) / 8 + 2 * ((key mod 16) / 8);  half = key mod 2 (0: low 16 bits)
 //!     dropped = 16 bits < threshold,  threshold = round(p * 65536), at most 65535
+//! ```
 //!
 //! What is kept is scaled by 65536 / (65536 - threshold), the exact inverse of the probability of keeping.
 //! `templates/device/dropout.cuh` is the same function in CUDA; a test compares them bit for bit.

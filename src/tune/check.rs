@@ -166,13 +166,18 @@ fn row_error(actual: &[f32], expected: &[f32], dim: usize) -> f64 {
         let difference = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - f64::from(*e)).powi(2)).sum::<f64>();
         difference.sqrt() / (norm(expected) + typical)
     });
-    errors.fold(0.0, |worst, error| if worst >= error { worst } else { error })
+    largest(errors)
 }
 
 /// The largest absolute difference; equal infinities agree.
 fn lse_error(actual: &[f32], expected: &[f32]) -> f64 {
     let errors = actual.iter().zip(expected).map(|(a, e)| if a == e { 0.0 } else { f64::from((a - e).abs()) });
-    errors.fold(0.0, |worst, error| if worst >= error { worst } else { error })
+    largest(errors)
+}
+
+/// NaN if there is one.
+fn largest(errors: impl Iterator<Item = f64>) -> f64 {
+    errors.fold(0.0, |worst: f64, error| if worst.is_nan() || worst >= error { worst } else { error })
 }
 
 #[cfg(test)]

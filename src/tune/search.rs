@@ -85,8 +85,15 @@ struct Contender {
     samples: Samples,
 }
 
+impl Contender {
+    fn timed(&self) -> Timed {
+        Timed { config: self.config.clone(), median_us: self.samples.median_us() }
+    }
+}
+
 pub fn search(bench: &mut dyn Bench, request: &Request, observer: &mut Observer) -> Result<Outcome> {
-    let mut run = Run { request, observer, started: Instant::now(), failed: 0, first_failure: None };
+    let mut run =
+        Run { request, observer, started: Instant::now(), failed: 0, first_failure: None, dropped: Vec::new() };
     let candidates = run.worth_trying();
     let built = run.build(bench, candidates)?;
     let mut contenders = run.check(bench, built)?;
@@ -100,6 +107,8 @@ struct Run<'a, 'b> {
     started: Instant,
     failed: usize,
     first_failure: Option<String>,
+    /// Right, but too slow to be measured to the end.
+    dropped: Vec<Timed>,
 }
 
 impl Run<'_, '_> {
@@ -204,6 +213,7 @@ impl Run<'_, '_> {
                 self.report(Phase::Measure, index, ROUNDS.len(), best_of(contenders))?;
             }
             for dropped in halve(contenders, round) {
+                self.dropped.push(dropped.timed());
                 self.report_trial(dropped.config, Verdict::Measured { median_us: dropped.samples.median_us() })?;
             }
             if self.is_over() {
@@ -232,48 +242,38 @@ impl Run<'_, '_> {
         }
         *contenders = alive;
         // The default has a time even when the limit is already over: a record without one would be of no use.
-        if let Some(default) = contenders.iter_mut().find(|contender| contender.is_default) {
-            match bench.sample(&default.config) {
-                Ok(sample) => default.samples.push(sample),
-                Err(fault) => {
-                    let config = default.config.clone();
-                    self.fail(&config, fault)?;
-                    contenders.retain(|contender| contender.config != config);
-                }
+        let default = contenders.iter().position(|contender| contender.is_default).filter(|_| self.is_over());
+        if let Some(at) = default {
+            match bench.sample(&contenders[at].config) {
+                Ok(sample) => contenders[at].samples.push(sample),
+                Err(fault) => self.fail(&contenders.remove(at).config, fault)?,
             }
         }
         Ok(())
     }
 
     /// The fastest, unless the default is as good within the margin and the noise.
-    fn decide(&self, mut contenders: Vec<Contender>) -> Result<Outcome> {
+    fn decide(self, mut contenders: Vec<Contender>) -> Result<Outcome> {
         contenders.retain(|contender| contender.samples.len() > 0);
         contenders.sort_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()));
         let default = contenders.iter().position(|contender| contender.is_default);
+        let default_us = default.map(|at| contenders[at].samples.median_us());
         let winner = match default {
-            Some(default)
-                if !timing::beats(
-                    &contenders.first().unwrap_or(&contenders[default]).samples,
-                    &contenders[default].samples,
-                ) =>
-            {
-                default
-            }
+            Some(at) if !timing::beats(&contenders[0].samples, &contenders[at].samples) => at,
             _ => 0,
         };
         if contenders.is_empty() {
             let why = self.first_failure.as_deref().unwrap_or("there was none to try");
             return Err(Error::new(Status::Unsupported, format!("no candidate works: {why}")));
         }
-        let default_us = default.map(|default| contenders[default].samples.median_us());
         let winner = contenders.remove(winner);
-        let timed = |c: &Contender| Timed { config: c.config.clone(), median_us: c.samples.median_us() };
+        let others = contenders.iter().map(Contender::timed).chain(self.dropped);
         Ok(Outcome {
             spread: winner.samples.spread(),
             check_error: winner.check_error,
-            runner_up: contenders.first().map(timed),
+            runner_up: others.min_by(|a, b| a.median_us.total_cmp(&b.median_us)),
             default_us,
-            winner: timed(&winner),
+            winner: winner.timed(),
         })
     }
 

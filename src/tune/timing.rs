@@ -6,60 +6,61 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
-    /// Microseconds, ascending.
-    sorted_us: Vec<f64>,
+    /// Microseconds, in the order in which they were taken.
+    us: Vec<f64>,
 }
 
 impl Samples {
     pub fn push(&mut self, sample: Duration) {
-        let us = sample.as_secs_f64() * 1e6;
-        let at = self.sorted_us.partition_point(|other| *other < us);
-        self.sorted_us.insert(at, us);
+        self.us.push(sample.as_secs_f64() * 1e6);
     }
 
     pub fn len(&self) -> usize {
-        self.sorted_us.len()
+        self.us.len()
     }
 
     /// Infinite where nothing was measured, so that it is never the best.
     pub fn median_us(&self) -> f64 {
-        self.quantile(0.5)
+        quantile(&self.us, 0.5)
     }
 
     /// Half the interquartile range over the median.
     pub fn spread(&self) -> f64 {
-        (self.quantile(0.75) - self.quantile(0.25)) / (2.0 * self.median_us())
-    }
-
-    /// Standard error of the median over the median. For a normal distribution the standard deviation is
-    /// half the interquartile range / 0.6745 and the median's standard error is sqrt(pi / 2) times the mean's.
-    /// Infinite below `FEWEST_TO_JUDGE` samples: their spread says nothing.
-    pub fn noise(&self) -> f64 {
-        match self.len() {
-            0..FEWEST_TO_JUDGE => f64::INFINITY,
-            n => self.spread() / 0.6745 * (std::f64::consts::FRAC_PI_2 / n as f64).sqrt(),
-        }
-    }
-
-    /// Linear interpolation between the two samples around the quantile.
-    fn quantile(&self, q: f64) -> f64 {
-        let Some(last) = self.sorted_us.len().checked_sub(1) else { return f64::INFINITY };
-        let position = q * last as f64;
-        let (low, high) = (position.floor() as usize, position.ceil() as usize);
-        self.sorted_us[low] + (self.sorted_us[high] - self.sorted_us[low]) * position.fract()
+        spread(&self.us)
     }
 }
 
-pub const FEWEST_TO_JUDGE: usize = 4;
+/// Fewer pairs than this say nothing of their spread.
+const FEWEST_PAIRS: usize = 4;
 
 /// The default keeps its place unless it is beaten by more than this share of its time.
-pub const MARGIN: f64 = 0.02;
+const MARGIN: f64 = 0.02;
 
-/// Whether `challenger` is faster than `default` by more than the margin and twice the noise of the difference.
+/// Whether `challenger` is faster than `default` by more than the margin and twice the noise.
+///
+/// Both were sampled in turn, so the ratio of neighbours is free of what changes slowly (clock, heat); the noise is the
+/// standard error of the ratios' median. For a normal distribution the standard deviation is half the interquartile
+/// range / 0.6745, and the median's standard error sqrt(pi / 2) times the mean's.
 pub fn beats(challenger: &Samples, default: &Samples) -> bool {
-    let gain = 1.0 - challenger.median_us() / default.median_us();
-    let noise = challenger.noise().hypot(default.noise());
-    gain > MARGIN.max(2.0 * noise)
+    let ratios: Vec<f64> =
+        challenger.us.iter().zip(&default.us).map(|(challenger, default)| challenger / default).collect();
+    let gain = 1.0 - quantile(&ratios, 0.5);
+    let noise = spread(&ratios) / 0.6745 * (std::f64::consts::FRAC_PI_2 / ratios.len() as f64).sqrt();
+    ratios.len() >= FEWEST_PAIRS && gain > MARGIN.max(2.0 * noise)
+}
+
+fn spread(values: &[f64]) -> f64 {
+    (quantile(values, 0.75) - quantile(values, 0.25)) / (2.0 * quantile(values, 0.5))
+}
+
+/// Linear interpolation between the two values around the quantile; infinite where there are none.
+fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::INFINITY };
+    let position = q * last as f64;
+    let (low, high) = (position.floor() as usize, position.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * position.fract()
 }
 
 #[cfg(test)]
@@ -93,8 +94,15 @@ mod tests {
 
     #[test]
     fn noise_keeps_the_default() {
-        let noisy = [60, 140, 90, 130, 70, 95];
-        assert!(!beats(&samples(noisy), &samples(noisy.map(|us| us + 8))));
+        let (default, faster) = ([60, 140, 90, 130, 70, 95], [95, 60, 130, 60, 125, 80]);
+        assert!(samples(faster).median_us() < samples(default).median_us());
+        assert!(!beats(&samples(faster), &samples(default)));
+    }
+
+    #[test]
+    fn what_slows_both_alike_is_no_noise() {
+        let drift = |us: u64| (0..20).map(move |turn| us + us * turn / 10);
+        assert!(beats(&samples(drift(950)), &samples(drift(1000))));
     }
 
     #[test]

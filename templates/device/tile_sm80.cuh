@@ -45,6 +45,9 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
     // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
     constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
+    // Opaque, the thread's offsets are computed at each load; else they are kept over the products, where they cost
+    // registers that may spill. Which is faster depends on the tile, so it is a knob.
+    if constexpr (kRecomputeOffsets) asm volatile("" : "+r"(thread));
     int row = thread / kChunks, col = thread % kChunks * kVec;
     const uint16* from = source + row * stride_row + col;
     #pragma unroll
@@ -58,7 +61,7 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
         const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
         const uint32 to = tile + uint32(row * Tile::kStride + col) * 2;
         if constexpr (kVec > 1) {
-            cp_async<kVec * 2>(to, valid ? from : source, valid);
+            cp_async<kVec * 2>(to, from, valid);  // no byte is read where it is not valid
         } else {
             // Two bytes are below what cp.async moves; the store is ordered by the caller's barrier.
             const uint16 value = valid ? *from : uint16(0);

@@ -16,6 +16,7 @@ const FORWARD: &[Knob] = &[
     Knob { name: "q_in_regs", meaning: "1: Q fragments stay in registers", values: &[0, 1] },
     Knob { name: "lazy_log2", meaning: "powers of two a row may outgrow its reference", values: &[0, 8] },
     Knob { name: "longest_first", meaning: "1: longest rows of all heads first", values: &[0, 1] },
+    Knob { name: "recompute_offsets", meaning: "1: load offsets are computed at each load, 0: kept", values: &[0, 1] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2, 3, 4] },
 ];
 
@@ -27,6 +28,7 @@ const BACKWARD: &[Knob] = &[
     Knob { name: "sdp_warps_m", meaning: "warps along the rows of S and dP", values: &[1, 2, 4, 8] },
     Knob { name: "dkv_warps_n", meaning: "warps along the keys of dK and dV", values: &[1, 2, 4, 8] },
     Knob { name: "dq_warps_m", meaning: "warps along the rows of dQ", values: &[1, 2, 4, 8] },
+    Knob { name: "recompute_offsets", meaning: "1: load offsets are computed at each load, 0: kept", values: &[0, 1] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2] },
 ];
 
@@ -90,7 +92,9 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "warp_grid",
         reason: "warps form a grid over each product",
-        holds: |_, c, _| ["sdp_warps_m", "dkv_warps_n", "dq_warps_m"].iter().all(|w| c.get("num_warps") % c.get(w) == 0),
+        holds: |_, c, _| {
+            ["sdp_warps_m", "dkv_warps_n", "dq_warps_m"].iter().all(|w| c.get("num_warps") % c.get(w) == 0)
+        },
     },
     Constraint {
         name: "whole_patches",
@@ -122,7 +126,8 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
             let (dim, dim_v) = ((p.head_dim as u32).div_ceil(8), (p.head_dim_v as u32).div_ceil(8));
             let kv_dims = c.get("num_warps") / c.get("dkv_warps_n");
             let q_dims = c.get("num_warps") / c.get("dq_warps_m");
-            let kv = c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
+            let kv =
+                c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
             let s = c.get("block_m") / c.get("sdp_warps_m") / 16 * (c.get("block_n") / sdp_warps_n(c) / 8) * 4;
             let q = c.get("block_m") / c.get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
             kv + (2 * s).max(q) + 40 <= register_budget(c, d)
@@ -193,19 +198,19 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
         ]
         .iter()
         .filter(|[.., q_in_regs, _]| *q_in_regs == 0 || problem.head_dim <= 64)
-        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, *ctas])
+        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, 1, *ctas])
         .collect(),
-        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, ctas_per_sm
+        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm
         Pass::Backward => [
-            [128, 128, 8, 2, 4, 4, 4, 1],
-            [64, 128, 8, 2, 2, 4, 2, 1],
-            [64, 128, 8, 1, 2, 4, 2, 1],
-            [64, 64, 8, 2, 4, 2, 2, 1],
-            [64, 64, 8, 1, 4, 2, 2, 1],
-            [32, 64, 8, 1, 2, 2, 2, 1],
-            [32, 32, 8, 1, 2, 2, 2, 1],
-            [32, 32, 8, 1, 2, 1, 1, 1],
-            [16, 16, 8, 1, 1, 1, 1, 1],
+            [128, 128, 8, 2, 4, 4, 4, 1, 1],
+            [64, 128, 8, 2, 2, 4, 2, 1, 1],
+            [64, 128, 8, 1, 2, 4, 2, 1, 1],
+            [64, 64, 8, 2, 4, 2, 2, 1, 1],
+            [64, 64, 8, 1, 4, 2, 2, 1, 1],
+            [32, 64, 8, 1, 2, 2, 2, 1, 1],
+            [32, 32, 8, 1, 2, 2, 2, 1, 1],
+            [32, 32, 8, 1, 2, 1, 1, 1, 1],
+            [16, 16, 8, 1, 1, 1, 1, 1, 1],
         ]
         .iter()
         .filter(|[m, ..]| *m < 128 || problem.head_dim <= 64)
@@ -234,7 +239,8 @@ pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
             fragments + per_block + stages + order + few_warps
         }
         Pass::Backward => {
-            let s = (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
+            let s =
+                (get("block_m") / get("sdp_warps_m") / 16.0, get("block_n") / f64::from(sdp_warps_n(config)) / 16.0);
             let dims = problem.head_dim as f64 / 16.0;
             let kv = (get("block_n") / get("dkv_warps_n") / 16.0, dims * get("dkv_warps_n") / get("num_warps"));
             let q = (get("block_m") / get("dq_warps_m") / 16.0, dims * get("dq_warps_m") / get("num_warps"));
