@@ -163,6 +163,11 @@ def lints(tally):
     tally.check("cargo clippy", run(["cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"])[0] == 0)
 
 
+def shipped_records(tally):
+    """Every shipped record still names a config that the space accepts, in the form in which records are written."""
+    tally.check("shipped records", run([ROOT / "target" / "debug" / "flashtune", "records", "verify"])[0] == 0)
+
+
 def release_library(tally):
     """The library as it ships: built alone with fat LTO, stripped, small, and showing flashtune_* alone."""
     if run(["make", "--no-print-directory", "lib"])[0]:
@@ -204,6 +209,7 @@ def main():
     elif arguments.ci:
         tally.check("a python3 with numpy and pytest", False)
     if arguments.ci:
+        shipped_records(tally)
         release_library(tally)
     print(f"{tally.passed} passed, {tally.failed} failed")
     sys.exit(1 if tally.failed or not tally.passed else 0)
