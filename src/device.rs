@@ -70,3 +70,35 @@ pub struct Device {
     /// (major, minor) of the NVRTC in use; (0, 0) on the CPU or where none was found.
     pub nvrtc_version: (u32, u32),
 }
+
+impl Device {
+    /// A well-known GPU of the architecture, for rendering and checking configs where there is none. None for those that
+    /// the kernels do not run on. Limits per compute capability: CUDA programming guide, technical specifications.
+    pub fn typical(arch: Arch) -> Option<Device> {
+        // Name, SMs, shared memory of an SM in KB, threads of an SM, L2 in MB.
+        let (name, sm_count, smem_kb, threads_per_sm, l2_mb) = match arch {
+            Arch::Sm(8, 0) => ("NVIDIA A100", 108, 164, 2048, 40),
+            Arch::Sm(8, 7) => ("NVIDIA Orin", 16, 164, 1536, 4),
+            Arch::Sm(8, 9) => ("NVIDIA L40S", 142, 100, 1536, 96),
+            Arch::Sm(8, _) => ("NVIDIA A10", 72, 100, 1536, 6),
+            Arch::Sm(9, _) => ("NVIDIA H200", 132, 228, 2048, 50),
+            Arch::Sm(10 | 11, _) => ("NVIDIA B200", 148, 228, 2048, 126),
+            Arch::Sm(12, _) => ("NVIDIA RTX PRO 6000", 188, 100, 1536, 128),
+            Arch::Cpu | Arch::Sm(..) => return None,
+        };
+        Some(Device {
+            name: name.to_owned(),
+            arch,
+            sm_count,
+            // One KB of an SM's shared memory is CUDA's own.
+            smem_per_block: (smem_kb - 1) << 10,
+            smem_per_sm: smem_kb << 10,
+            registers_per_sm: 1 << 16,
+            threads_per_sm,
+            l2_bytes: l2_mb << 20,
+            memory_bytes: 16 << 30,
+            driver_version: 0,
+            nvrtc_version: (0, 0),
+        })
+    }
+}

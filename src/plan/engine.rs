@@ -18,7 +18,6 @@ use crate::kernel::cache_dir;
 use crate::problem::Problem;
 use crate::tune::{self, Bench, Event, Progress, Request, Rig, TuneOptions, Worker, space};
 use arc_swap::ArcSwap;
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,9 +191,7 @@ impl Engine {
         // What this process tuned comes first and so replaces what it read at its start.
         let own = known.process.iter().chain(&known.machine).filter(|record| record.device_key() == device_key);
         let records: Vec<Record> = own.map(|record| Record::clone(record)).collect();
-        let text = record::write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
-        write_whole(path, &text)?;
-        Ok(text.lines().count())
+        record::write_file(path, records)
     }
 
     /// Takes records of any device from lines into this machine's. Returns how many; others are ignored.
@@ -360,12 +357,14 @@ impl Engine {
     /// The heuristic's config first. Unproven ones only where one that hangs does no harm.
     fn candidates(&self, problem: &Problem, may_be_unproven: bool) -> Vec<Config> {
         let device = self.backend.device();
-        let mut candidates = vec![space::heuristic(problem, device)];
-        let mut more = lookup::proven(&self.known.load(), problem, device);
+        // A config must also pass for the problem that stands for all with this key, or its record would never be a hit.
+        let canonical = key::canonical(problem);
+        let mut candidates = vec![space::heuristic(&canonical, device)];
+        let mut more = lookup::proven(&self.known.load(), &canonical, device);
         if may_be_unproven {
-            more.extend(space::candidates(problem, device));
+            more.extend(space::candidates(&canonical, device));
         }
-        for config in more {
+        for config in more.into_iter().filter(|config| space::check(problem, config, device).is_ok()) {
             if candidates.len() < space::MAX_CANDIDATES && !candidates.contains(&config) {
                 candidates.push(config);
             }
@@ -392,19 +391,4 @@ impl Engine {
 /// Another config may do better, where a missing compiler or a full memory would not.
 fn is_the_configs_fault(error: &Error) -> bool {
     matches!(error.status, Status::CompileFailed | Status::Unsupported | Status::InvalidArgument)
-}
-
-/// Through a temporary file beside it: a reader finds the old lines or the new ones, never half.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let failed = |error: std::io::Error| Error::from(error).context(path.display());
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = std::fs::File::create(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        failed(error)
-    })
 }

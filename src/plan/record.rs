@@ -7,9 +7,13 @@
 use super::key;
 use crate::config::Config;
 use crate::device::{Arch, Device};
+use crate::error::{Error, Status};
 use crate::problem::Problem;
 use crate::tune::{Outcome, Timed};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -101,6 +105,25 @@ pub fn write_lines(mut records: Vec<Record>) -> Result<String, String> {
     records.sort_by_key(Record::id);
     records.dedup_by_key(|record| record.id());
     records.iter().try_fold(String::new(), |text, record| Ok(text + &record.to_line()? + "\n"))
+}
+
+/// Writes them to a file, and returns how many. Through a temporary file beside it: a reader finds the old lines or the
+/// new ones, never half.
+pub fn write_file(path: &Path, records: Vec<Record>) -> Result<usize, Error> {
+    let text = write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    match written {
+        Ok(()) => Ok(text.lines().count()),
+        Err(error) => {
+            let _ = std::fs::remove_file(&temporary);
+            Err(Error::from(error).context(path.display()))
+        }
+    }
 }
 
 /// Four significant digits: more is noise, and so few survive being written and read unchanged.

@@ -13,6 +13,7 @@ pub mod worker;
 
 pub use rig::Rig;
 pub use search::{Bench, BuildObserver, Event, Fault, Observer, Request, search};
+pub use timing::Samples;
 pub use worker::Worker;
 
 use crate::config::Config;

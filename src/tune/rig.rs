@@ -5,6 +5,7 @@
 use super::arena::{self, Arena};
 use super::check::Check;
 use super::search::{Bench, BuildObserver, Fault};
+use super::timing::Samples;
 use crate::backend::{Backend, Executable};
 use crate::config::Config;
 use crate::dropout::Dropout;
@@ -31,6 +32,20 @@ pub struct Rig<'a> {
 impl<'a> Rig<'a> {
     pub fn new(backend: &'a Backend, problem: &Problem) -> Rig<'a> {
         Rig { backend, problem: *problem, executables: HashMap::new(), check: None, arenas: Vec::new(), turn: 0 }
+    }
+
+    /// Times a config that is known to work: `runs` cold runs after one that is discarded.
+    pub fn measure(&mut self, config: &Config, runs: usize) -> Result<Samples> {
+        let fault = |fault| match fault {
+            Fault::Bench(error) => error,
+            Fault::Candidate(reason) | Fault::Poisoned(reason) => Error::new(Status::Unsupported, reason),
+        };
+        self.sample(config).map_err(fault)?;
+        let mut samples = Samples::default();
+        for _ in 0..runs {
+            samples.push(self.sample(config).map_err(fault)?);
+        }
+        Ok(samples)
     }
 
     fn ensure_built(&mut self, config: &Config) -> Result<(), Fault> {

@@ -5,25 +5,24 @@ use crate::backend::Backend;
 use crate::error::{Error, Result, Status};
 use crate::tune::rig::Rig;
 use crate::tune::search::{Bench, Fault};
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 
-/// Answers until `questions` ends. A candidate that loses the device's context ends it early, after the answer.
-pub fn serve(backend: &Backend, questions: impl BufRead, mut answers: impl Write) -> Result<()> {
-    let mut lines = questions.lines();
-    let Some(first) = lines.next() else { return Ok(()) };
-    let Question::Problem(problem) = read(&first?)? else {
+/// Answers until `questions` (lines) ends. A candidate that loses the device's context ends it early, after the answer.
+pub fn serve(backend: &Backend, mut questions: impl Iterator<Item = String>, mut answers: impl Write) -> Result<()> {
+    let Some(first) = questions.next() else { return Ok(()) };
+    let Question::Problem(problem) = read(&first)? else {
         return Err(Error::invalid("the first line must be a problem"));
     };
     let mut rig = Rig::new(backend, &problem);
     write(&mut answers, &Answer::Ready)?;
-    for line in lines {
+    for line in questions {
         let mut lost = false;
         let mut fail = |fault| {
             lost |= matches!(fault, Fault::Poisoned(_));
             failure(fault)
         };
-        match read(&line?)? {
+        match read(&line)? {
             Question::Problem(_) => return Err(Error::invalid("the problem was given before")),
             Question::Build(configs) => {
                 let mut written = Ok(());

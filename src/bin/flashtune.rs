@@ -1,3 +1,0 @@
-//! The command line.
-
-fn main() {}

@@ -1,0 +1,191 @@
+//! `flashtune autotune`: the offline pass over presets or a problem file.
+
+use crate::device::DeviceArg;
+use crate::problems::{self, DtypeArg};
+use crate::progress::Display;
+use crate::{Failure, print_json, usage};
+use flashtune::device::Arch;
+use flashtune::error::Status;
+use flashtune::plan::{Engine, EngineOptions, Record, key, record};
+use flashtune::problem::Problem;
+use flashtune::tune::{TuneOptions, worker};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// cpu or the number of a GPU [default: GPU 0, or the CPU where there is none]
+    #[arg(long, value_name = "N|cpu")]
+    device: Option<DeviceArg>,
+    /// Problems of a model or a grid; repeatable [default without --problems: all]
+    #[arg(long = "preset", value_name = "NAME")]
+    presets: Vec<String>,
+    /// Problems as JSON lines, such as {"num_heads_q":32,"num_heads_kv":8,"seqlen_q":4096,"head_dim":128,"causal":"bottom-right"}
+    #[arg(long, value_name = "FILE")]
+    problems: Option<PathBuf>,
+    /// Take the problems in this dtype instead of their own
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
+    /// Budget of the whole run
+    #[arg(long, value_name = "SECONDS")]
+    time_limit: Option<f64>,
+    /// Add the records of this run's problems to a file for shipping or for other machines
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Measure again although there is a record
+    #[arg(long)]
+    retune: bool,
+    /// Print the records as JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Of one problem.
+const PROBLEM_LIMIT: Duration = Duration::from_secs(20);
+/// A kernel of the largest problems runs for some ten milliseconds; a check includes the reference on the CPU.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let presets = match (args.presets.is_empty(), &args.problems) {
+        (true, None) => vec!["all".to_owned()],
+        _ => args.presets.clone(),
+    };
+    let mut problems = problems::collect(&presets, args.problems.as_deref())?;
+    if let Some(dtype) = args.dtype {
+        problems.iter_mut().for_each(|problem| problem.dtype = dtype.into());
+    }
+    let budget = match args.time_limit {
+        None => None,
+        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
+            usage(format_args!("--time-limit is {seconds}; it must be a number of seconds, 0 or more"))
+        })?),
+    };
+    let device = args.device.unwrap_or_default();
+    let engine = Engine::new(device.open()?, EngineOptions::default());
+    let stop = stop_on_signal()?;
+    let mut pass = Pass { engine: &engine, device, stop, started: Instant::now(), budget, retune: args.retune };
+    let display = Display::new(problems.len());
+    let (mut records, mut failures, mut left) = (Vec::new(), 0, 0);
+    for (index, problem) in problems.iter().enumerate() {
+        let name = key::record_key(problem);
+        match pass.tune(problem, &name, &display) {
+            Tuned::Record(record) => {
+                display.finish_one(index, &summary(&name, &record));
+                if args.json {
+                    print_json(&record)?;
+                }
+                records.push(*record);
+            }
+            Tuned::Failed(reason) => {
+                failures += 1;
+                display.finish_one(index, &format!("{name}: failed: {reason}"));
+            }
+            Tuned::Over => left += 1,
+        }
+    }
+    display.end();
+    let tuned = records.len();
+    if let Some(path) = &args.output {
+        add_to(path, records)?;
+    }
+    let over = match (left, pass.stop.load(Ordering::Relaxed)) {
+        (0, _) => "",
+        (_, true) => ", stopped by a signal; run it again to go on",
+        (_, false) => ", the time limit is over; run it again to go on",
+    };
+    eprintln!("{tuned} of {} problems have a record, {failures} failed, {left} are left{over}", problems.len());
+    match (failures, pass.stop.load(Ordering::Relaxed)) {
+        (0, false) => Ok(()),
+        (0, true) => Err(Failure::Failed("stopped by a signal; what was done is kept".into())),
+        (_, _) => Err(Failure::Failed(format!("{failures} problems failed"))),
+    }
+}
+
+struct Pass<'a> {
+    engine: &'a Engine,
+    device: DeviceArg,
+    stop: Arc<AtomicBool>,
+    started: Instant,
+    budget: Option<Duration>,
+    retune: bool,
+}
+
+enum Tuned {
+    Record(Box<Record>),
+    Failed(String),
+    /// Stopped, or no time left.
+    Over,
+}
+
+impl Pass<'_> {
+    fn tune(&mut self, problem: &Problem, name: &str, display: &Display) -> Tuned {
+        let left = self.budget.map(|budget| budget.saturating_sub(self.started.elapsed()));
+        if self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero()) {
+            return Tuned::Over;
+        }
+        let options = TuneOptions {
+            time_limit: left.unwrap_or(PROBLEM_LIMIT).min(PROBLEM_LIMIT),
+            retune: self.retune,
+            worker: self.worker(),
+        };
+        let tuned = self.engine.autotune(problem, &options, &mut |progress| {
+            display.step(name, progress);
+            if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match tuned {
+            Ok(record) => Tuned::Record(Box::new(record)),
+            Err(error) if error.status == Status::Cancelled => Tuned::Over,
+            Err(error) => Tuned::Failed(error.message),
+        }
+    }
+
+    /// This program again, as the process that may hang or crash in place of this one.
+    fn worker(&self) -> Option<worker::Command> {
+        if self.engine.backend().device().arch == Arch::Cpu {
+            return None;
+        }
+        let program = std::env::current_exe().ok()?.into_os_string();
+        let args = ["worker", "--device", &self.device.ordinal().to_string()].map(Into::into).to_vec();
+        Some(worker::Command { program, args, patience: PATIENCE })
+    }
+}
+
+/// Ctrl-C and SIGTERM end the run after the step at hand; a second one ends it at once.
+fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(1);
+        }
+    })
+    .map_err(|error| Failure::Failed(format!("handling Ctrl-C: {error}")))?;
+    Ok(stop)
+}
+
+fn summary(name: &str, record: &Record) -> String {
+    let gain = match record.default_us {
+        Some(default_us) if default_us > record.median_us => {
+            format!(", default {default_us:.1} us ({:.2}x)", default_us / record.median_us)
+        }
+        _ => String::new(),
+    };
+    let tflops = record.problem.flops() / record.median_us * 1e-6;
+    format!("{name}: {:.1} us, {tflops:.3} TFLOP/s{gain}, {}", record.median_us, record.config)
+}
+
+/// New records replace those of the same device and key; the others in the file stay.
+fn add_to(path: &Path, records: Vec<Record>) -> Result<(), Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", path.display()));
+    let before = match std::fs::read_to_string(path) {
+        Ok(text) => record::read_lines(&text).0,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(failed(&error)),
+    };
+    let all: Vec<Record> = records.into_iter().chain(before).collect();
+    record::write_file(path, all).map_err(|error| failed(&error))?;
+    Ok(())
+}

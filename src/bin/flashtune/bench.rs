@@ -1,0 +1,115 @@
+//! `flashtune bench`: the time of the plan that a problem gets, beside what the heuristic's would take.
+
+use crate::device::DeviceArg;
+use crate::problems::{self, ClassArgs};
+use crate::{Failure, print_json};
+use flashtune::config::Config;
+use flashtune::plan::{Engine, EngineOptions, key};
+use flashtune::problem::Problem;
+use flashtune::tune::{Rig, space};
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// cpu or the number of a GPU [default: GPU 0, or the CPU where there is none]
+    #[arg(long, value_name = "N|cpu")]
+    device: Option<DeviceArg>,
+    #[command(subcommand)]
+    what: What,
+    /// Cold runs of each, of which the median is told
+    #[arg(long, default_value = "20", global = true)]
+    runs: usize,
+    /// One JSON line for each problem
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// A problem by its options
+    Problem {
+        #[command(flatten)]
+        class: ClassArgs,
+        #[arg(long, default_value = "1")]
+        batch_size: i64,
+        #[arg(long, default_value = "16")]
+        num_heads_q: i64,
+        /// As many as num_heads_q, if not given
+        #[arg(long)]
+        num_heads_kv: Option<i64>,
+        #[arg(long, default_value = "1024")]
+        seqlen_q: i64,
+        /// As long as seqlen_q, if not given
+        #[arg(long)]
+        seqlen_k: Option<i64>,
+    },
+    /// The problems of a preset
+    Preset { names: Vec<String> },
+    /// The problems of a file of JSON lines
+    File { file: PathBuf },
+}
+
+#[derive(Serialize)]
+struct Timing {
+    key: String,
+    config: Config,
+    source: &'static str,
+    reason: String,
+    median_us: f64,
+    spread: f64,
+    tflops: f64,
+    default_us: f64,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let problems = match &args.what {
+        What::Problem { class, batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k } => {
+            let num_heads_kv = num_heads_kv.unwrap_or(*num_heads_q);
+            let seqlen_k = seqlen_k.unwrap_or(*seqlen_q);
+            vec![class.problem((*batch_size, *num_heads_q, num_heads_kv, *seqlen_q, seqlen_k))?]
+        }
+        What::Preset { names } => problems::collect(names, None)?,
+        What::File { file } => problems::collect(&[], Some(file))?,
+    };
+    let engine = Engine::new(args.device.unwrap_or_default().open()?, EngineOptions::default());
+    for problem in &problems {
+        let timing = time(&engine, problem, args.runs.max(1))?;
+        if args.json {
+            print_json(&timing)?;
+        } else {
+            println!(
+                "{}: {:.1} us ± {:.1} %, {:.3} TFLOP/s, default {:.1} us, {} ({})",
+                timing.key,
+                timing.median_us,
+                100.0 * timing.spread,
+                timing.tflops,
+                timing.default_us,
+                timing.config,
+                timing.reason
+            );
+        }
+    }
+    Ok(())
+}
+
+fn time(engine: &Engine, problem: &Problem, runs: usize) -> Result<Timing, Failure> {
+    let plan = engine.prepare(problem)?;
+    let default = space::heuristic(&key::canonical(problem), engine.backend().device());
+    let mut rig = Rig::new(engine.backend(), problem);
+    let samples = rig.measure(&plan.config, runs)?;
+    let default_us = match plan.config == default {
+        true => samples.median_us(),
+        false => rig.measure(&default, runs)?.median_us(),
+    };
+    Ok(Timing {
+        key: key::record_key(problem),
+        config: plan.config.clone(),
+        source: plan.source.name(),
+        reason: plan.reason.clone(),
+        median_us: samples.median_us(),
+        spread: samples.spread(),
+        tflops: problem.flops() / samples.median_us() * 1e-6,
+        default_us,
+    })
+}

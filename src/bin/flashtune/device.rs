@@ -1,0 +1,58 @@
+//! `--device`: a GPU by its ordinal, the CPU, or what there is.
+
+use flashtune::backend::Backend;
+use flashtune::cpu::Cpu;
+use flashtune::error::{Result, Status};
+use flashtune::kernel::{Gpu, cache_dir};
+use std::str::FromStr;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// GPU 0 if it and a compiler for it are there, else the CPU.
+    #[default]
+    Auto,
+    Gpu(i32),
+    Cpu,
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "cpu" => Ok(DeviceArg::Cpu),
+            _ => match text.parse() {
+                Ok(ordinal) if ordinal >= 0 => Ok(DeviceArg::Gpu(ordinal)),
+                _ => Err("write cpu or the number of a GPU, from 0".to_owned()),
+            },
+        }
+    }
+}
+
+impl DeviceArg {
+    pub fn open(self) -> Result<Backend> {
+        match self {
+            DeviceArg::Cpu => Cpu::new(0).map(Backend::Cpu),
+            DeviceArg::Gpu(ordinal) => Gpu::new(ordinal, None, cache_dir::resolve(None)).map(Backend::Cuda),
+            DeviceArg::Auto => match DeviceArg::Gpu(0).open() {
+                Err(error) if matches!(error.status, Status::NoDevice | Status::NoCompiler | Status::Unsupported) => {
+                    log::info!("using the CPU: {error}");
+                    DeviceArg::Cpu.open()
+                }
+                Ok(backend) if backend.device().nvrtc_version == (0, 0) => {
+                    log::warn!("using the CPU: {} is there, but no libnvrtc", backend.device().name);
+                    DeviceArg::Cpu.open()
+                }
+                result => result,
+            },
+        }
+    }
+
+    /// The ordinal that a worker opens the same GPU by.
+    pub const fn ordinal(self) -> i32 {
+        match self {
+            DeviceArg::Gpu(ordinal) => ordinal,
+            DeviceArg::Auto | DeviceArg::Cpu => 0,
+        }
+    }
+}

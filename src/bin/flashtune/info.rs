@@ -1,0 +1,97 @@
+//! `flashtune info`: what is here. Devices, libraries found or not and where looked, cache, records, versions.
+
+use crate::{Failure, print_json};
+use flashtune::backend::Backend;
+use flashtune::cpu::Cpu;
+use flashtune::device::Device;
+use flashtune::kernel::{self, Search, cache_dir};
+use flashtune::plan::{Engine, EngineOptions, Source, shipped};
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Info {
+    version: &'static str,
+    devices: Vec<Device>,
+    /// Why there is no GPU among them.
+    no_gpu: Option<String>,
+    libcuda: Search,
+    libnvrtc: Search,
+    /// Architectures that the NVRTC in use compiles for.
+    compiler_archs: Vec<String>,
+    cache_dir: Option<PathBuf>,
+    /// Why records and cubins are kept in memory alone.
+    no_cache: Option<String>,
+    machine_records: usize,
+    shipped_files: Vec<&'static str>,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let info = gather()?;
+    if args.json {
+        return print_json(&info);
+    }
+    println!("flashtune {}", info.version);
+    println!("\ndevices");
+    for device in &info.devices {
+        let memory = device.memory_bytes as f64 / (1u64 << 30) as f64;
+        let processors = if device.smem_per_sm == 0 { "threads" } else { "SMs" };
+        println!("  {} ({}, {} {processors}, {memory:.0} GiB)", device.name, device.arch, device.sm_count);
+    }
+    if let Some(reason) = &info.no_gpu {
+        println!("  no GPU: {reason}");
+    }
+    for (name, search) in [("libcuda", &info.libcuda), ("libnvrtc", &info.libnvrtc)] {
+        let version = search.version.map_or(String::new(), |(major, minor)| format!(" (CUDA {major}.{minor})"));
+        println!("\n{name}: {}{version}", search.found.as_deref().unwrap_or("not found"));
+        for attempt in &search.attempts {
+            println!("  {}: {}", attempt.place, attempt.outcome);
+        }
+    }
+    if !info.compiler_archs.is_empty() {
+        println!("  compiles for {}", info.compiler_archs.join(" "));
+    }
+    match (&info.cache_dir, &info.no_cache) {
+        (Some(folder), None) => println!("\ncache: {}", folder.display()),
+        (_, reason) => println!("\ncache: none, {}", reason.as_deref().unwrap_or("no HOME and no FLASHTUNE_CACHE_DIR")),
+    }
+    println!("records of this machine: {}", info.machine_records);
+    println!(
+        "shipped records: {}",
+        if info.shipped_files.is_empty() { "none".into() } else { info.shipped_files.join(" ") }
+    );
+    Ok(())
+}
+
+fn gather() -> Result<Info, Failure> {
+    let gpus = kernel::devices();
+    let no_gpu = gpus.as_ref().err().map(|error| error.message.clone());
+    let compiler_archs = kernel::compiler_archs().unwrap_or_default().iter().map(ToString::to_string).collect();
+    let cache_dir = cache_dir::resolve(None);
+    let no_cache = cache_dir.as_deref().and_then(|folder| cache_dir::secure(folder).err());
+    let engine = Engine::new(
+        Backend::Cpu(Cpu::new(0)?),
+        EngineOptions { use_disk: no_cache.is_none(), ..EngineOptions::default() },
+    );
+    let machine_records = engine.records_by_source().iter().filter(|(source, _)| *source == Source::Machine).count();
+    let cpu = engine.backend().device().clone();
+    Ok(Info {
+        version: env!("CARGO_PKG_VERSION"),
+        devices: gpus.unwrap_or_default().into_iter().chain([cpu]).collect(),
+        no_gpu,
+        libcuda: kernel::driver_search().clone(),
+        libnvrtc: kernel::nvrtc_search().clone(),
+        compiler_archs,
+        cache_dir,
+        no_cache,
+        machine_records,
+        shipped_files: shipped::EMBEDDED.iter().map(|(path, _)| *path).collect(),
+    })
+}

@@ -1,0 +1,95 @@
+//! The command line: what an operator does with flashtune. One file for each command.
+//!
+//! Results go to standard output, progress and log lines to standard error. Exit codes: 0 done, 1 failed, 2 bad usage.
+
+mod autotune;
+mod bench;
+mod device;
+mod info;
+mod presets;
+mod problems;
+mod progress;
+mod records;
+mod render;
+mod worker;
+
+use clap::{Parser, Subcommand};
+use flashtune::error::Error;
+use std::process::ExitCode;
+
+/// Exact attention, rendered, compiled and tuned at run time.
+#[derive(Parser)]
+#[command(name = "flashtune", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure the candidates for a list of problems and keep the winners
+    Autotune(autotune::Args),
+    /// Show devices, libraries, cache and versions
+    Info(info::Args),
+    /// Print or compile the kernels of a problem; no GPU is needed
+    Render(render::Args),
+    /// List, exchange and check records
+    Records(records::Args),
+    /// Time the plan of a problem
+    Bench(bench::Args),
+    /// Runs candidates for `autotune`, which starts it
+    #[command(hide = true)]
+    Worker(worker::Args),
+}
+
+/// How a command ends when not well.
+enum Failure {
+    /// It was asked for something that cannot be: 2.
+    Usage(String),
+    /// It was asked well and did not succeed: 1.
+    Failed(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Failed(error.message)
+    }
+}
+
+/// For errors in what the user wrote.
+fn usage(error: impl std::fmt::Display) -> Failure {
+    Failure::Usage(error.to_string())
+}
+
+fn main() -> ExitCode {
+    // Our own warnings; a dependency's only where RUST_LOG asks for them.
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("flashtune=warn"))
+        .format_timestamp(None)
+        .init();
+    let result = match Cli::parse().command {
+        Command::Autotune(args) => autotune::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Render(args) => render::run(args),
+        Command::Records(args) => records::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Worker(args) => worker::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Failed(message)) => {
+            eprintln!("flashtune: {message}");
+            ExitCode::from(1)
+        }
+        Err(Failure::Usage(message)) => {
+            eprintln!("flashtune: {message}\nSee flashtune --help.");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// One line of JSON on standard output.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
+    println!("{text}");
+    Ok(())
+}

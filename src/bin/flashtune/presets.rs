@@ -1,0 +1,131 @@
+//! The attention of real models, at the shapes they run it at, and the grids that flashtune is measured on.
+//!
+//! Data only. A preset gives its problems in both passes, except shapes of one query, which have no backward pass.
+
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+
+struct Preset {
+    name: &'static str,
+    heads: (i64, i64),
+    head_dim: i64,
+    causal: bool,
+    dtype: Dtype,
+    /// Whether training it drops attention weights.
+    dropout: bool,
+    /// (batch_size, seqlen_q, seqlen_k)
+    shapes: &'static [(i64, i64, i64)],
+}
+
+use Dtype::{Bf16, Fp16};
+
+#[rustfmt::skip]
+const MODELS: &[Preset] = &[
+    Preset { name: "gpt2", heads: (12, 12), head_dim: 64, causal: true, dtype: Bf16, dropout: true,
+        shapes: &[(1, 1024, 1024), (8, 1024, 1024), (16, 512, 512), (8, 1, 1024)] },
+    Preset { name: "bert-large", heads: (16, 16), head_dim: 64, causal: false, dtype: Bf16, dropout: true,
+        shapes: &[(1, 512, 512), (8, 512, 512), (64, 128, 128)] },
+    Preset { name: "llama-3-8b", heads: (32, 8), head_dim: 128, causal: true, dtype: Bf16, dropout: false,
+        shapes: &[(1, 2048, 2048), (2, 4096, 4096), (1, 8192, 8192), (8, 1, 4096)] },
+    Preset { name: "llama-3-70b", heads: (64, 8), head_dim: 128, causal: true, dtype: Bf16, dropout: false,
+        shapes: &[(1, 2048, 2048), (2, 4096, 4096), (1, 8192, 8192), (8, 1, 4096)] },
+    Preset { name: "mistral-7b", heads: (32, 8), head_dim: 128, causal: true, dtype: Bf16, dropout: false,
+        shapes: &[(1, 4096, 4096), (4, 4096, 4096), (1, 16384, 16384)] },
+    // Images of 224 and 384 pixels in patches of 16 and 14, and a class token.
+    Preset { name: "vit-l", heads: (16, 16), head_dim: 64, causal: false, dtype: Bf16, dropout: false,
+        shapes: &[(1, 197, 197), (64, 197, 197), (16, 577, 577)] },
+    // The three levels of the U-Net at 512 x 512 pixels: each attends to itself and to 77 tokens of text. Batch 2 is
+    // one image with classifier-free guidance.
+    Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 40, causal: false, dtype: Fp16, dropout: false,
+        shapes: &[(2, 4096, 4096), (8, 4096, 4096), (2, 4096, 77)] },
+    Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 80, causal: false, dtype: Fp16, dropout: false,
+        shapes: &[(2, 1024, 1024), (8, 1024, 1024), (2, 1024, 77)] },
+    Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 160, causal: false, dtype: Fp16, dropout: false,
+        shapes: &[(2, 256, 256), (8, 256, 256), (2, 256, 77)] },
+    // 2B has one key-value head, 7B one for each query head.
+    Preset { name: "gemma", heads: (8, 1), head_dim: 256, causal: true, dtype: Bf16, dropout: false,
+        shapes: &[(1, 2048, 2048), (1, 8192, 8192)] },
+    Preset { name: "gemma", heads: (16, 16), head_dim: 256, causal: true, dtype: Bf16, dropout: false,
+        shapes: &[(1, 2048, 2048), (4, 4096, 4096), (1, 8192, 8192)] },
+];
+
+/// The bench grid: 16k tokens in all, 2048 / head_dim heads.
+const GRID: &str = "grid";
+/// Head dims that others pad: 4 x 16 heads x 4096.
+const ODD_DIMS: &str = "odd-dims";
+/// Dropout at head dims 64 and 128: 4 x 16 heads x 4096.
+const DROPOUT: &str = "dropout";
+/// All of them.
+const ALL: &str = "all";
+
+pub fn names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, ALL]).collect();
+    names.dedup();
+    names
+}
+
+/// The problems of a preset; None where there is no such preset.
+pub fn problems(name: &str) -> Option<Vec<Problem>> {
+    let forward: Vec<Problem> = match name {
+        GRID => grid(),
+        ODD_DIMS => [40, 72, 80, 96, 112, 160, 192].into_iter().flat_map(|dim| wide(dim, false)).collect(),
+        DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
+        ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
+        model if MODELS.iter().any(|preset| preset.name == model) => {
+            MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
+        }
+        _ => return None,
+    };
+    Some(forward.into_iter().flat_map(passes).collect())
+}
+
+fn of_model(preset: &Preset) -> impl Iterator<Item = Problem> + '_ {
+    let drops = if preset.dropout { &[false, true][..] } else { &[false] };
+    preset.shapes.iter().flat_map(move |(batch_size, seqlen_q, seqlen_k)| {
+        // Nothing is dropped while decoding.
+        drops.iter().filter(move |dropout| *seqlen_q > 1 || !**dropout).map(move |dropout| Problem {
+            dtype: preset.dtype,
+            num_heads_kv: preset.heads.1,
+            seqlen_k: *seqlen_k,
+            dropout: *dropout,
+            ..square(*batch_size, preset.heads.0, *seqlen_q, preset.head_dim, preset.causal)
+        })
+    })
+}
+
+fn grid() -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for head_dim in [64, 128, 256] {
+        for seqlen in [512, 1024, 2048, 4096, 8192, 16384] {
+            for causal in [false, true] {
+                problems.push(square(16384 / seqlen, 2048 / head_dim, seqlen, head_dim, causal));
+            }
+        }
+    }
+    problems
+}
+
+fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {
+    [false, true].map(|causal| Problem { dropout, ..square(4, 16, 4096, head_dim, causal) })
+}
+
+fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool) -> Problem {
+    Problem {
+        pass: Pass::Forward,
+        dtype: Bf16,
+        batch_size,
+        num_heads_q: heads,
+        num_heads_kv: heads,
+        seqlen_q: seqlen,
+        seqlen_k: seqlen,
+        head_dim,
+        head_dim_v: head_dim,
+        causal: if causal { Causal::BottomRight } else { Causal::None },
+        dropout: false,
+        layout: Layout::widest([head_dim]),
+    }
+}
+
+fn passes(forward: Problem) -> impl Iterator<Item = Problem> {
+    let backward = (forward.seqlen_q > 1).then_some(Problem { pass: Pass::Backward, ..forward });
+    std::iter::once(forward).chain(backward)
+}

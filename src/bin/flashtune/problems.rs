@@ -1,0 +1,161 @@
+//! Problems as the user writes them: a preset, a file of JSON lines, or options of the command line.
+
+use crate::presets;
+use crate::{Failure, usage};
+use clap::ValueEnum;
+use flashtune::plan::key;
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::path::Path;
+
+/// A line of a problem file. What is left out has the default that is written beside it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    /// Both.
+    pass: Option<Pass>,
+    /// bf16
+    dtype: Option<Dtype>,
+    /// 1
+    batch_size: Option<i64>,
+    num_heads_q: i64,
+    /// num_heads_q
+    num_heads_kv: Option<i64>,
+    seqlen_q: i64,
+    /// seqlen_q
+    seqlen_k: Option<i64>,
+    head_dim: i64,
+    /// head_dim
+    head_dim_v: Option<i64>,
+    /// none
+    causal: Option<Causal>,
+    /// false
+    dropout: Option<bool>,
+    /// The widest that the head dims allow.
+    layout: Option<Layout>,
+}
+
+impl Line {
+    fn problems(self) -> Vec<Problem> {
+        let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
+        let of_pass = |pass| Problem {
+            pass,
+            dtype: self.dtype.unwrap_or(Dtype::Bf16),
+            batch_size: self.batch_size.unwrap_or(1),
+            num_heads_q: self.num_heads_q,
+            num_heads_kv: self.num_heads_kv.unwrap_or(self.num_heads_q),
+            seqlen_q: self.seqlen_q,
+            seqlen_k: self.seqlen_k.unwrap_or(self.seqlen_q),
+            head_dim: self.head_dim,
+            head_dim_v,
+            causal: self.causal.unwrap_or(Causal::None),
+            dropout: self.dropout.unwrap_or(false),
+            layout: self.layout.unwrap_or(Layout::widest([self.head_dim, head_dim_v])),
+        };
+        match self.pass {
+            Some(pass) => vec![of_pass(pass)],
+            None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
+        }
+    }
+}
+
+/// The problems of presets and a file, each record key once.
+pub fn collect(names: &[String], file: Option<&Path>) -> Result<Vec<Problem>, Failure> {
+    let mut problems = Vec::new();
+    for name in names {
+        let of_preset = presets::problems(name).ok_or_else(|| {
+            usage(format_args!("there is no preset {name:?}; they are {}", presets::names().join(", ")))
+        })?;
+        problems.extend(of_preset);
+    }
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path).map_err(|error| usage(format_args!("{}: {error}", path.display())))?;
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let at = |error: &dyn std::fmt::Display| usage(format_args!("{}:{}: {error}", path.display(), number + 1));
+            let line: Line = serde_json::from_str(line).map_err(|error| at(&error))?;
+            for problem in line.problems() {
+                problem.validate().map_err(|error| at(&error))?;
+                problems.push(problem);
+            }
+        }
+    }
+    let mut seen = HashSet::new();
+    problems.retain(|problem| seen.insert(key::record_key(problem)));
+    Ok(problems)
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PassArg {
+    Forward,
+    Backward,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum DtypeArg {
+    Fp16,
+    Bf16,
+    Fp32,
+}
+
+impl From<PassArg> for Pass {
+    fn from(pass: PassArg) -> Pass {
+        match pass {
+            PassArg::Forward => Pass::Forward,
+            PassArg::Backward => Pass::Backward,
+        }
+    }
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(dtype: DtypeArg) -> Dtype {
+        match dtype {
+            DtypeArg::Fp16 => Dtype::Fp16,
+            DtypeArg::Bf16 => Dtype::Bf16,
+            DtypeArg::Fp32 => Dtype::Fp32,
+        }
+    }
+}
+
+/// The class of a problem, by options.
+#[derive(clap::Args)]
+pub struct ClassArgs {
+    #[arg(long, value_enum)]
+    pub pass: PassArg,
+    #[arg(long, value_name = "N")]
+    pub head_dim: i64,
+    /// Head dim of V and the output, if it differs
+    #[arg(long, value_name = "N")]
+    pub head_dim_v: Option<i64>,
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub dtype: DtypeArg,
+    /// The last query sees the last key
+    #[arg(long)]
+    pub causal: bool,
+    #[arg(long)]
+    pub dropout: bool,
+}
+
+impl ClassArgs {
+    /// A problem of this class: (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k) make its shape.
+    pub fn problem(&self, shape: (i64, i64, i64, i64, i64)) -> Result<Problem, Failure> {
+        let (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k) = shape;
+        let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
+        let problem = Problem {
+            pass: self.pass.into(),
+            dtype: self.dtype.into(),
+            batch_size,
+            num_heads_q,
+            num_heads_kv,
+            seqlen_q,
+            seqlen_k,
+            head_dim: self.head_dim,
+            head_dim_v,
+            causal: if self.causal { Causal::BottomRight } else { Causal::None },
+            dropout: self.dropout,
+            layout: Layout::widest([self.head_dim, head_dim_v]),
+        };
+        problem.validate().map_err(usage)?;
+        Ok(problem)
+    }
+}

@@ -1,0 +1,122 @@
+//! `flashtune records`: list, export, import, verify.
+
+use crate::device::DeviceArg;
+use crate::{Failure, print_json};
+use clap::Subcommand;
+use flashtune::backend::Backend;
+use flashtune::device::{Arch, Device};
+use flashtune::plan::{Engine, EngineOptions, Record, record, shipped};
+use flashtune::tune::space;
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// This machine's records and those that ship for the device's architecture
+    List {
+        #[arg(long, value_name = "N|cpu")]
+        device: Option<DeviceArg>,
+        /// One JSON line each
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write this machine's records of a device to a file
+    Export {
+        #[arg(long, value_name = "N|cpu")]
+        device: Option<DeviceArg>,
+        file: PathBuf,
+    },
+    /// Take the records of a file into this machine's
+    Import { file: PathBuf },
+    /// Check records against the space as it is now [default: the shipped ones]
+    Verify { files: Vec<PathBuf> },
+}
+
+#[derive(Serialize)]
+struct Listed {
+    source: &'static str,
+    #[serde(flatten)]
+    record: Record,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::List { device, json } => list(device.unwrap_or_default(), json),
+        Command::Export { device, file } => {
+            let count = engine(device.unwrap_or_default().open()?).export_records(&file)?;
+            eprintln!("{count} records written to {}", file.display());
+            Ok(())
+        }
+        Command::Import { file } => {
+            let count = engine(DeviceArg::Cpu.open()?).import_records(&file)?;
+            eprintln!("{count} records taken from {}", file.display());
+            Ok(())
+        }
+        Command::Verify { files } => verify(&files),
+    }
+}
+
+fn engine(backend: Backend) -> Engine {
+    Engine::new(backend, EngineOptions::default())
+}
+
+fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
+    for (source, record) in engine(device.open()?).records_by_source() {
+        if json {
+            print_json(&Listed { source: source.name(), record })?;
+        } else {
+            let key = record.id();
+            println!("{:<11} {key}: {:.1} us, {}", source.name(), record.median_us, record.config);
+        }
+    }
+    Ok(())
+}
+
+fn verify(files: &[PathBuf]) -> Result<(), Failure> {
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for file in files {
+        let text =
+            std::fs::read_to_string(file).map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
+        texts.push((file.display().to_string(), text));
+    }
+    if files.is_empty() {
+        texts.extend(shipped::EMBEDDED.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
+    }
+    let (mut good, mut bad) = (0, 0);
+    for (name, text) in &texts {
+        let (records, ignored) = record::read_lines(text);
+        bad += ignored.len();
+        ignored.iter().for_each(|(line, reason)| eprintln!("{name}:{line}: {reason}"));
+        for record in &records {
+            match check(record) {
+                Ok(()) => good += 1,
+                Err(reason) => {
+                    bad += 1;
+                    eprintln!("{name}: {}: {reason}", record.id());
+                }
+            }
+        }
+        if files.is_empty() && record::write_lines(records).as_deref() != Ok(text) {
+            bad += 1;
+            eprintln!("{name}: its lines are not sorted or not as flashtune writes them");
+        }
+    }
+    eprintln!("{good} records are good, {bad} are not");
+    if bad == 0 { Ok(()) } else { Err(Failure::Failed(format!("{bad} records are not good"))) }
+}
+
+/// Against the device that the record names, as far as its kind is known here.
+fn check(record: &Record) -> Result<(), String> {
+    let device = match record.arch {
+        Arch::Cpu => DeviceArg::Cpu.open().map_err(|error| error.message)?.device().clone(),
+        arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}"))?,
+    };
+    space::supported(&record.problem, &device).map_err(|error| error.message)?;
+    space::check(&record.problem, &record.config, &device)
+}

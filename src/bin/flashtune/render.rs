@@ -1,0 +1,112 @@
+//! `flashtune render`: the kernels of a problem as text, or compiled with what they use. No GPU is needed.
+
+use crate::problems::ClassArgs;
+use crate::{Failure, print_json, usage};
+use flashtune::config::Config;
+use flashtune::device::{Arch, Device};
+use flashtune::kernel;
+use flashtune::problem::Problem;
+use flashtune::tune::space;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, …
+    #[arg(long)]
+    arch: Arch,
+    #[command(flatten)]
+    class: ClassArgs,
+    /// Knobs that differ from the heuristic's config
+    #[arg(long, value_name = "NAME=VALUE", num_args = 1..)]
+    config: Vec<String>,
+    /// Compile with NVRTC: write the main kernel's cubin here (the others beside it, by name), and print what they use
+    #[arg(long, value_name = "FILE")]
+    cubin: Option<PathBuf>,
+    /// With --cubin: what they use as JSON lines
+    #[arg(long, requires = "cubin")]
+    json: bool,
+}
+
+/// A shape that every config of a class serves: the text does not depend on it.
+const SHAPE: (i64, i64, i64, i64, i64) = (1, 16, 16, 4096, 4096);
+
+#[derive(Serialize)]
+struct Used {
+    kernel: &'static str,
+    config: Config,
+    registers: u32,
+    spill_bytes: u32,
+    stack_bytes: u32,
+    smem_bytes: u32,
+    threads: u32,
+    cubin: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let problem = args.class.problem(SHAPE)?;
+    let device = Device::typical(args.arch)
+        .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
+    space::supported(&problem, &device).map_err(usage)?;
+    let config = config(&problem, &device, &args.config)?;
+    match &args.cubin {
+        None => {
+            for (_, text) in kernel::render_pass(&problem, &config, args.arch)? {
+                print!("{text}");
+            }
+            Ok(())
+        }
+        Some(path) => compile(&problem, &config, args.arch, path, args.json),
+    }
+}
+
+/// The heuristic's config with the given knobs put in, if that passes the constraints.
+fn config(problem: &Problem, device: &Device, given: &[String]) -> Result<Config, Failure> {
+    let mut config = space::heuristic(problem, device);
+    for text in given {
+        let parsed = text.split_once('=').and_then(|(name, value)| Some((name, value.parse().ok()?)));
+        let (name, value) = parsed.ok_or_else(|| usage(format_args!("--config is {text:?}; write NAME=VALUE")))?;
+        config = config.with(name, value);
+    }
+    space::check(problem, &config, device).map_err(usage)?;
+    Ok(config)
+}
+
+fn compile(problem: &Problem, config: &Config, arch: Arch, path: &Path, json: bool) -> Result<(), Failure> {
+    for (spec, _, compiled) in kernel::compile_only(problem, config, arch)? {
+        let target = match spec.is_main {
+            true => path.to_owned(),
+            false => path.with_file_name(format!("{}.cubin", spec.template)),
+        };
+        std::fs::write(&target, &compiled.cubin)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", target.display())))?;
+        let resources = compiled.resources.get(spec.entry).copied().unwrap_or_default();
+        let used = Used {
+            kernel: spec.entry,
+            config: config.clone(),
+            registers: resources.registers,
+            spill_bytes: resources.spill_bytes,
+            stack_bytes: resources.stack_bytes,
+            smem_bytes: spec.smem_bytes + resources.static_smem_bytes,
+            threads: spec.threads,
+            cubin: target,
+        };
+        if json {
+            print_json(&used)?;
+        } else {
+            println!(
+                "{}: {} registers, {} bytes spilled, {} bytes of shared memory, {} threads, {}",
+                used.kernel,
+                used.registers,
+                used.spill_bytes,
+                used.smem_bytes,
+                used.threads,
+                used.cubin.display()
+            );
+        }
+        if !compiled.log.is_empty() {
+            eprint!("{}", compiled.log);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! `flashtune worker`: the child of `autotune`, which runs what may hang or crash. Not for people.
+
+use crate::Failure;
+use crate::device::DeviceArg;
+use flashtune::tune::worker;
+use std::io::BufRead;
+use std::sync::mpsc;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    device: DeviceArg,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let (sender, questions) = mpsc::channel();
+    // The end of the input means that the parent is gone or wants no more. It ends this process whatever the main
+    // thread waits for: a kernel that hangs must not outlive the run and keep the GPU.
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        std::process::exit(0);
+    });
+    let backend = args.device.open()?;
+    Ok(worker::serve(&backend, questions.into_iter(), std::io::stdout())?)
+}
