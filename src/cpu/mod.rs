@@ -17,8 +17,8 @@ mod workers;
 
 pub use memory::HostMemory;
 
-use crate::backend::Stream;
 use crate::call::Call;
+use crate::call::Stream;
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::error::{Error, Result};

@@ -124,12 +124,28 @@ impl Engine {
             }
             match self.loaded.executables.get(&(class, choice.config.clone())) {
                 Some(Some(executable)) => return Some(self.insert(canonical, choice, executable)),
-                // It does not compile: the next choice.
+                // It does not compile, or may not be compiled any more: the next choice.
                 Some(None) => {}
+                None if self.is_sealed() => {}
                 None => return None,
             }
         }
-        None
+        self.is_sealed().then(|| self.any_loaded(canonical, class)).flatten()
+    }
+
+    /// In a sealed context a config that was loaded for another shape of the class is better than none.
+    fn any_loaded(&self, canonical: Problem, class: Class) -> Option<Arc<Plan>> {
+        let device = self.backend.device();
+        let serves = |(of, config): &(Class, Config)| *of == class && space::check(&canonical, config, device).is_ok();
+        let ((_, config), executable) = self.loaded.executables.first(serves)?;
+        let choice = Choice {
+            config,
+            source: Source::Heuristic,
+            reason: "the context is sealed: a config that was loaded for another shape of the class".to_owned(),
+            record: None,
+            is_exact: false,
+        };
+        Some(self.insert(canonical, choice, executable?))
     }
 
     /// The problem's plan; looks up or tunes, and builds, where it is not there yet.

@@ -49,6 +49,15 @@ impl<K: Clone + Eq + Hash, V: Clone> Map<K, V> {
         self.0.load().get(key).cloned()
     }
 
+    /// The entry with the smallest key among those that pass.
+    pub fn first(&self, passes: impl Fn(&K) -> bool) -> Option<(K, V)>
+    where
+        K: Ord,
+    {
+        let map = self.0.load();
+        map.iter().filter(|(key, _)| passes(key)).min_by(|a, b| a.0.cmp(b.0)).map(|(k, v)| (k.clone(), v.clone()))
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.load().is_empty()
     }

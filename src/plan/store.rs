@@ -180,11 +180,19 @@ fn read_all(database: &sled::Db) -> Result<Entries, Trouble> {
 }
 
 fn trouble(error: sled::Error) -> Trouble {
-    use std::io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
+    use std::io::ErrorKind::{
+        AlreadyExists, InvalidData, InvalidInput, IsADirectory, NotADirectory, Other, UnexpectedEof,
+    };
     match &error {
         // The only mark of a folder that another process has open (sled 0.34.7).
         sled::Error::Io(io) if io.to_string().contains("could not acquire lock") => Trouble::Busy,
-        sled::Error::Io(io) if matches!(io.kind(), Other | UnexpectedEof | InvalidData | InvalidInput) => {
+        // What only a wrong content gives, or a file where a folder belongs and the other way round.
+        sled::Error::Io(io)
+            if matches!(
+                io.kind(),
+                Other | UnexpectedEof | InvalidData | InvalidInput | AlreadyExists | NotADirectory | IsADirectory
+            ) =>
+        {
             Trouble::Broken(error.to_string())
         }
         sled::Error::Io(_) => Trouble::Refused(error.to_string()),

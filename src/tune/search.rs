@@ -85,12 +85,6 @@ struct Contender {
     samples: Samples,
 }
 
-impl Contender {
-    fn timed(&self) -> Timed {
-        Timed { config: self.config.clone(), median_us: self.samples.median_us() }
-    }
-}
-
 pub fn search(bench: &mut dyn Bench, request: &Request, observer: &mut Observer) -> Result<Outcome> {
     let mut run =
         Run { request, observer, started: Instant::now(), failed: 0, first_failure: None, dropped: Vec::new() };
@@ -108,7 +102,7 @@ struct Run<'a, 'b> {
     failed: usize,
     first_failure: Option<String>,
     /// Right, but too slow to be measured to the end.
-    dropped: Vec<Timed>,
+    dropped: Vec<Contender>,
 }
 
 impl Run<'_, '_> {
@@ -213,8 +207,9 @@ impl Run<'_, '_> {
                 self.report(Phase::Measure, index, ROUNDS.len(), best_of(contenders))?;
             }
             for dropped in halve(contenders, round) {
-                self.dropped.push(dropped.timed());
-                self.report_trial(dropped.config, Verdict::Measured { median_us: dropped.samples.median_us() })?;
+                let median_us = dropped.samples.median_us();
+                self.report_trial(dropped.config.clone(), Verdict::Measured { median_us })?;
+                self.dropped.push(dropped);
             }
             if self.is_over() {
                 break;
@@ -267,13 +262,18 @@ impl Run<'_, '_> {
             return Err(Error::new(Status::Unsupported, format!("no candidate works: {why}")));
         }
         let winner = contenders.remove(winner);
-        let others = contenders.iter().map(Contender::timed).chain(self.dropped);
+        let median_us = winner.samples.median_us();
+        // Who was dropped early was measured at another moment: its time is told by its ratio to the winner's then.
+        let others = contenders.into_iter().chain(self.dropped).map(|other| Timed {
+            median_us: median_us * timing::ratio(&other.samples, &winner.samples),
+            config: other.config,
+        });
         Ok(Outcome {
             spread: winner.samples.spread(),
             check_error: winner.check_error,
-            runner_up: others.min_by(|a, b| a.median_us.total_cmp(&b.median_us)),
+            runner_up: others.filter(|other| other.median_us > 0.0).min_by(|a, b| a.median_us.total_cmp(&b.median_us)),
             default_us,
-            winner: winner.timed(),
+            winner: Timed { config: winner.config, median_us },
         })
     }
 

@@ -36,14 +36,23 @@ const FEWEST_PAIRS: usize = 4;
 /// The default keeps its place unless it is beaten by more than this share of its time.
 const MARGIN: f64 = 0.02;
 
+/// How `a` compares with `b`, the median over the turns in which both were sampled; NaN where there was none.
+pub fn ratio(a: &Samples, b: &Samples) -> f64 {
+    let ratios = ratios(a, b);
+    if ratios.is_empty() { f64::NAN } else { quantile(&ratios, 0.5) }
+}
+
+fn ratios(a: &Samples, b: &Samples) -> Vec<f64> {
+    a.us.iter().zip(&b.us).map(|(a, b)| a / b).collect()
+}
+
 /// Whether `challenger` is faster than `default` by more than the margin and twice the noise.
 ///
 /// Both were sampled in turn, so the ratio of neighbours is free of what changes slowly (clock, heat); the noise is the
 /// standard error of the ratios' median. For a normal distribution the standard deviation is half the interquartile
 /// range / 0.6745, and the median's standard error sqrt(pi / 2) times the mean's.
 pub fn beats(challenger: &Samples, default: &Samples) -> bool {
-    let ratios: Vec<f64> =
-        challenger.us.iter().zip(&default.us).map(|(challenger, default)| challenger / default).collect();
+    let ratios = ratios(challenger, default);
     let gain = 1.0 - quantile(&ratios, 0.5);
     let noise = spread(&ratios) / 0.6745 * (std::f64::consts::FRAC_PI_2 / ratios.len() as f64).sqrt();
     ratios.len() >= FEWEST_PAIRS && gain > MARGIN.max(2.0 * noise)

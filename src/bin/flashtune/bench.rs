@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     /// cpu or the number of a GPU [default: GPU 0, or the CPU where there is none]
-    #[arg(long, value_name = "N|cpu")]
+    #[arg(long, value_name = "N|cpu", global = true)]
     device: Option<DeviceArg>,
     #[command(subcommand)]
     what: What,

@@ -1,0 +1,307 @@
+//! The store under faults and under many processes: correct results whatever happens, at most one line of log.
+//!
+//! Processes are the real binary on the CPU backend. What needs root says so where it is skipped.
+
+use flashtune::plan::Store;
+use std::collections::HashSet;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+fn flashtune() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashtune"));
+    for name in ["FLASHTUNE_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "RUST_LOG", "FLASHTUNE_TUNING_DB"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn problem_line(seqlen: usize) -> String {
+    format!(r#"{{"pass":"forward","num_heads_q":2,"seqlen_q":{seqlen},"head_dim":32,"dtype":"fp32"}}"#)
+}
+
+fn problem_file(folder: &Path, seqlens: &[usize]) -> PathBuf {
+    let path = folder.join(format!("problems-{}.jsonl", seqlens[0]));
+    std::fs::write(&path, seqlens.iter().map(|seqlen| problem_line(*seqlen) + "\n").collect::<String>()).unwrap();
+    path
+}
+
+fn autotune(problems: &Path) -> Command {
+    let mut command = flashtune();
+    command.args(["autotune", "--device", "cpu", "--json", "--problems"]).arg(problems);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn keys_in(cache: &Path) -> HashSet<String> {
+    let output = flashtune()
+        .args(["records", "list", "--device", "cpu", "--json"])
+        .env("FLASHTUNE_CACHE_DIR", cache)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["key"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// It worked, gave a record, and said at most one line of warning.
+fn assert_well(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{:?}\n{stderr}", output.status);
+    let record: serde_json::Value =
+        serde_json::from_slice(output.stdout.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+    assert!(record["median_us"].as_f64().unwrap() > 0.0 && record["check_error"].as_f64().unwrap() < 1e-4);
+    let warnings: Vec<&str> = stderr.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+    assert!(warnings.len() <= 1, "{stderr}");
+    warnings.first().map(|line| (*line).to_owned()).unwrap_or_default()
+}
+
+#[test]
+fn sixteen_processes_on_an_empty_cache_leave_the_union() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let children: Vec<_> = (0..16)
+        .map(|index| {
+            let problems = problem_file(
+                folder.path(),
+                &[16 << (index / 2), (16 << (index / 2)) + (8 << (index / 2))][index % 2..][..1],
+            );
+            autotune(&problems).args(["--time-limit", "2"]).env("FLASHTUNE_CACHE_DIR", &cache).spawn().unwrap()
+        })
+        .collect();
+    for child in children {
+        assert_eq!(assert_well(&child.wait_with_output().unwrap()), "");
+    }
+    let keys = keys_in(&cache);
+    assert_eq!(keys.len(), 16, "{keys:?}");
+    assert!(!cache.join("records.broken").exists());
+}
+
+#[test]
+fn a_killed_process_loses_nothing_that_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let problems = problem_file(folder.path(), &[16, 24, 32, 48, 64, 96]);
+    let mut before = HashSet::new();
+    // Spread over the life of a run, from its start to its last write.
+    for round in 0..14 {
+        let mut child = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(7 + 83 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let after = keys_in(&cache);
+        assert!(after.is_superset(&before), "round {round}: {before:?} became {after:?}");
+        before = after;
+    }
+    let output = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap();
+    assert_eq!(assert_well(&output), "");
+    assert_eq!(keys_in(&cache).len(), 6);
+    assert!(!cache.join("records.broken").exists());
+}
+
+/// A store with some entries in a folder of its own.
+fn filled(cache: &Path) -> Store {
+    std::fs::create_dir_all(cache).unwrap();
+    std::fs::set_permissions(cache, PermissionsExt::from_mode(0o700)).unwrap();
+    let store = Store::in_folder(cache).unwrap();
+    let changes: Vec<_> =
+        (0..200).map(|i| (format!("key {i:03}"), Some(format!("value {i} {}", "x".repeat(i))))).collect();
+    assert_eq!(store.write(&changes, DEADLINE).unwrap().len(), 200);
+    store
+}
+
+fn files_under(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() { files.extend(files_under(&path)) } else { files.push(path) }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn what_is_written_is_read_and_removed_by_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = filled(folder.path());
+    let entries = store.read();
+    assert_eq!((entries.len(), entries["key 007"].as_str()), (200, "value 7 xxxxxxx"));
+    let other = Store::in_folder(folder.path()).unwrap();
+    let after = other.write(&[("key 007".into(), None), ("key 008".into(), Some("new".into()))], DEADLINE).unwrap();
+    assert_eq!((after.len(), after.get("key 007"), after["key 008"].as_str()), (199, None, "new"));
+    assert_eq!(store.read(), after);
+}
+
+#[test]
+fn threads_that_write_at_once_leave_the_union() {
+    let folder = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let path = folder.path();
+            scope.spawn(move || {
+                let store = Store::in_folder(path).unwrap();
+                for i in 0..5 {
+                    store.write(&[(format!("{thread} {i}"), Some("x".into()))], Duration::from_secs(60)).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(Store::in_folder(folder.path()).unwrap().read().len(), 40);
+}
+
+#[test]
+fn a_damaged_database_is_a_miss_and_a_new_one_is_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = 12345u64;
+    let mut next = move || {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize
+    };
+    let (mut lost, mut kept) = (0, 0);
+    for round in 0..60 {
+        let cache = folder.path().join(round.to_string());
+        let store = filled(&cache);
+        let before = store.read();
+        let files = files_under(&cache.join("records.sled"));
+        let file = &files[next() % files.len()];
+        let mut bytes = std::fs::read(file).unwrap();
+        match round % 4 {
+            0 => bytes.truncate(next() % (bytes.len() + 1)),
+            1 => bytes.iter_mut().for_each(|byte| *byte = next() as u8),
+            2 => (0..20).for_each(|_| {
+                let at = next() % bytes.len().max(1);
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= 1 << (next() % 8);
+                }
+            }),
+            _ => bytes.clear(),
+        }
+        std::fs::write(file, &bytes).unwrap();
+        // No wrong entry is ever read.
+        let store = Store::in_folder(&cache).unwrap();
+        let after = store.read();
+        assert!(after.iter().all(|(key, value)| before.get(key) == Some(value)), "round {round}: {}", file.display());
+        if after.len() < before.len() {
+            lost += 1
+        } else {
+            kept += 1
+        }
+        // And it can be written again.
+        let written = store.write(&[("new".into(), Some("entry".into()))], DEADLINE).unwrap();
+        assert_eq!(written.get("new").map(String::as_str), Some("entry"), "round {round}: {}", file.display());
+        assert_eq!(Store::in_folder(&cache).unwrap().read(), written);
+    }
+    assert!(lost > 5 && kept > 5, "{lost} lost, {kept} kept: the damage is not what it should be");
+}
+
+#[test]
+fn a_file_in_the_databases_place_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::in_folder(folder.path()).unwrap();
+    std::fs::write(folder.path().join("records.sled"), "not a folder").unwrap();
+    assert!(store.read().is_empty());
+    assert_eq!(store.write(&[("a".into(), Some("b".into()))], DEADLINE).unwrap().len(), 1);
+    assert!(folder.path().join("records.broken").exists());
+}
+
+#[test]
+fn a_lock_that_is_never_released_delays_but_does_not_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    filled(&cache);
+    let lock = std::fs::File::options().write(true).open(cache.join("records.lock")).unwrap();
+    lock.lock().unwrap();
+    let problems = problem_file(folder.path(), &[16]);
+    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    assert!(warning.contains("held by another process"), "{warning}");
+    drop(lock);
+    assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    assert_eq!(keys_in(&cache).len(), 1);
+}
+
+#[test]
+fn without_home_records_are_kept_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = problem_file(folder.path(), &[16]);
+    assert_well(&autotune(&problems).output().unwrap());
+    let entries: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(entries.len(), 1, "only the problem file");
+}
+
+#[test]
+fn a_full_disk_costs_the_records_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
+    // No file may grow: what a full disk does, by another error.
+    let script = r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_flashtune"), "autotune", "--device", "cpu", "--json", "--problems"]);
+    let output = shell.arg(&problems).env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG").output().unwrap();
+    let warning = assert_well(&output);
+    assert!(warning.contains("records"), "{warning}");
+    // With room again it goes on, whatever was left behind.
+    let output = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap();
+    assert_well(&output);
+    assert_eq!(keys_in(&cache).len(), 1);
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+const NOBODY: u32 = 65534;
+
+#[test]
+fn a_folder_of_another_user_is_refused() {
+    if !is_root() {
+        eprintln!("SKIPPED: only root can give a folder to another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
+    std::fs::create_dir(&cache).unwrap();
+    std::os::unix::fs::chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
+    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    assert!(warning.contains("belongs to user 65534"), "{warning}");
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_that_others_may_write_to_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
+    std::fs::create_dir(&cache).unwrap();
+    std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o777)).unwrap();
+    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    assert!(warning.contains("0777"), "{warning}");
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+}
+
+#[test]
+fn a_read_only_folder_costs_the_records_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
+    std::fs::create_dir(&cache).unwrap();
+    std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o500)).unwrap();
+    let program = folder.path().join("flashtune");
+    std::fs::copy(env!("CARGO_BIN_EXE_flashtune"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["autotune", "--device", "cpu", "--json", "--problems"]).arg(&problems);
+    command.env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG");
+    if is_root() {
+        // Permissions do not bind root: the program runs as nobody, who owns the folder.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let warning = assert_well(&command.output().unwrap());
+    assert!(warning.contains("records"), "{warning}");
+    std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o700)).unwrap();
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+}
