@@ -99,7 +99,7 @@ impl Cpu {
         }
         for knob in ["block_m", "block_n"] {
             let value = config.get(knob);
-            if value == 0 || value % BLOCK_STEP != 0 || value > MAX_BLOCK {
+            if value == 0 || !value.is_multiple_of(BLOCK_STEP) || value > MAX_BLOCK {
                 return Err(Error::unsupported(format!(
                     "{knob} is {value}; it must be a multiple of {BLOCK_STEP} up to {MAX_BLOCK}"
                 )));
