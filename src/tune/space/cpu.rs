@@ -88,3 +88,70 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let distance = |knob| (f64::from(config.get(knob)) / f64::from(choice.get(knob))).ln().abs();
     distance("block_m") + distance("block_n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{candidates, check};
+    use super::*;
+    use crate::device::Arch;
+    use crate::problem::{Dtype, Layout};
+
+    fn device(sm_count: u32, l2_bytes: u64) -> Device {
+        Device {
+            name: "test".to_owned(),
+            arch: Arch::Cpu,
+            sm_count,
+            smem_per_block: 0,
+            smem_per_sm: 0,
+            registers_per_sm: 0,
+            threads_per_sm: 0,
+            l2_bytes,
+            memory_bytes: 0,
+            driver_version: 0,
+            nvrtc_version: (0, 0),
+        }
+    }
+
+    fn problem(pass: Pass, seqlen_q: i64, seqlen_k: i64, head_dim: i64, causal: Causal) -> Problem {
+        Problem {
+            pass,
+            dtype: Dtype::Fp32,
+            batch_size: 1,
+            num_heads_q: 2,
+            num_heads_kv: 1,
+            seqlen_q,
+            seqlen_k,
+            head_dim,
+            head_dim_v: head_dim,
+            causal,
+            dropout: true,
+            layout: Layout::Vec1,
+        }
+    }
+
+    #[test]
+    fn the_heuristic_passes_every_check_on_any_host() {
+        for device in [device(1, 1 << 25), device(64, 1 << 25), device(4096, 1 << 20), device(2, 0)] {
+            for pass in [Pass::Forward, Pass::Backward] {
+                for (seqlen_q, seqlen_k) in [(0, 0), (1, 1), (1, 5000), (17, 100), (4096, 33), (100_000, 100_000)] {
+                    for (head_dim, causal) in [(1, Causal::None), (64, Causal::BottomRight), (512, Causal::TopLeft)] {
+                        let problem = problem(pass, seqlen_q, seqlen_k, head_dim, causal);
+                        let config = heuristic(&problem, &device);
+                        assert_eq!(check(&problem, &config, &device), Ok(()), "{problem:?} on {device:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn candidates_begin_with_the_heuristic_and_name_none_twice() {
+        let device = device(2, 1 << 25);
+        let problem = problem(Pass::Forward, 1024, 1024, 64, Causal::None);
+        let candidates = candidates(&problem, &device);
+        assert_eq!(candidates[0], heuristic(&problem, &device));
+        assert!(candidates.len() > 20);
+        let distinct: std::collections::BTreeSet<_> = candidates.iter().collect();
+        assert_eq!(distinct.len(), candidates.len());
+    }
+}
