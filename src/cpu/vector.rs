@@ -36,7 +36,9 @@ impl Level {
 macro_rules! vectorized {
     ($($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
-        pub fn $name(level: Level, $($arg: $type),*) {
+        pub fn $name(level: $crate::cpu::vector::Level, $($arg: $type),*) {
+            use $crate::cpu::vector::Level;
+
             #[inline(always)]
             fn body<const FMA: bool>($($arg: $type),*) $body
 
@@ -64,6 +66,7 @@ macro_rules! vectorized {
         }
     )*};
 }
+pub(super) use vectorized;
 
 #[inline(always)]
 fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
