@@ -78,6 +78,7 @@ vectorized! {
     pub fn draw_patch(mask: &DropoutMask, threshold: u32, row: u32, key: u32, patch: &mut Patch) {
         for pair in 0..4 {
             let mut words = [[0u32; 8]; 4];
+            #[allow(clippy::needless_range_loop)] // one lane of a vector, across the four words
             for r in 0..8 {
                 let draw = mask.draw(row + r as u32, key + 2 * pair as u32);
                 (0..4).for_each(|index| words[index][r] = draw[index]);

@@ -1,9 +1,9 @@
 //! The face of the kept GEMM crate: one product of fp32 tiles, checked, on the calling thread.
 //!
-//! Parallelism is over tiles, not inside products. The crate wants the output's contiguous index to be the row and
-//! reads such a left factor in place, and the right factor too for as few output rows as we give it at a time. The
-//! tiles of `forward` and `backward` are laid out so that nothing has to be packed; the crate then allocates only a
-//! few bytes of bookkeeping for each product.
+//! Parallelism is over tiles, not inside products. The crate wants the output's contiguous index to be the row and the
+//! left factor's too; such a factor it copies at most into a buffer that it keeps for each thread, and the right one it
+//! reads in place (AVX-512). The tiles of `forward` and `backward` are laid out for that, so that a product allocates a
+//! few bytes of the crate's bookkeeping and nothing else.
 
 /// A strided matrix: element (row, column) at `data[row * row_stride + column * column_stride]`.
 #[derive(Clone, Copy)]
