@@ -29,7 +29,7 @@ pub struct Constraint {
 }
 
 /// Candidates worth compiling: at about a second per compilation and core, 16 cores build them in a few seconds.
-pub const MAX_CANDIDATES: usize = 48;
+pub const MAX_CANDIDATES: usize = 64;
 
 /// The family that serves a device.
 pub fn family(device: &Device) -> Family {
