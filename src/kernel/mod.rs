@@ -84,6 +84,11 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
     kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, spec.template, arch)?))).collect()
 }
 
+/// Stands for the template files in use, overrides included.
+pub fn templates_digest() -> Result<String> {
+    Ok(Renderer::shared()?.digest())
+}
+
 /// Renders and compiles all kernels of a pass for an architecture. It needs NVRTC and no GPU, and reads no cache.
 pub fn compile_only(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String, Compiled)>> {
     let nvrtc = Nvrtc::get()?;

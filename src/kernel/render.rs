@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::problem::{Causal, Dtype, Problem};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -55,6 +56,18 @@ impl Renderer {
             })
         });
         shared.as_ref().map_err(Error::clone)
+    }
+
+    /// Stands for the text of all template files: what was found out about kernels holds for this text alone.
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, text) in &self.sources {
+            hash.update((name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        }
+        hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// One kernel's text. A name that the template uses and the values lack is an error: to Tera it is merely false.

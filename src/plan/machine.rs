@@ -6,7 +6,8 @@
 use super::key::Class;
 use super::record::Record;
 use super::store::{Change, Entries, Store};
-use crate::device::Device;
+use crate::device::{Arch, Device};
+use crate::kernel;
 use crate::problem::Problem;
 use crate::tune::{Trial, Verdict};
 use std::collections::BTreeMap;
@@ -125,10 +126,15 @@ fn trials_of(record_id: &str) -> String {
     format!("{TRIAL}{record_id} | ")
 }
 
+/// A failure says nothing of another library, compiler or template text: fixing one tries its candidates again.
 fn failures_of(problem: &Problem, device: &Device) -> String {
     let (major, minor) = device.nvrtc_version;
     let class = Class::of(problem);
-    format!("{FAILURE}{} nvrtc{major}.{minor} | {} | {class} | ", env!("CARGO_PKG_VERSION"), device.arch)
+    let built_by = match device.arch {
+        Arch::Cpu => String::new(),
+        Arch::Sm(..) => format!(" templates-{} nvrtc{major}.{minor}", kernel::templates_digest().unwrap_or_default()),
+    };
+    format!("{FAILURE}{}{built_by} | {} | {class} | ", env!("CARGO_PKG_VERSION"), device.arch)
 }
 
 /// The entries whose key begins with the prefix.

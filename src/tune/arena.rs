@@ -136,8 +136,14 @@ impl Arena {
             }
             let bytes = Shape::of(problem, *tensor).elements() * problem.dtype.bytes();
             // Each tensor begins elsewhere in the pool; rows recur only after the pool's prime length.
-            let start = at * 4099 * problem.dtype.bytes();
-            let values: Vec<u8> = pool.iter().cycle().skip(start).take(bytes).copied().collect();
+            let (ahead, behind) = pool.split_at(at * 4099 * problem.dtype.bytes());
+            let mut values = Vec::with_capacity(bytes);
+            for part in [behind, ahead].into_iter().cycle() {
+                values.extend_from_slice(&part[..part.len().min(bytes - values.len())]);
+                if values.len() == bytes {
+                    break;
+                }
+            }
             backend.upload(&arena.tensors[at], &values)?;
         }
         if problem.pass == Pass::Backward {

@@ -215,7 +215,7 @@ impl Run<'_, '_> {
                 break;
             }
         }
-        for kept in contenders.iter().filter(|contender| contender.samples.len() > 0) {
+        for kept in contenders.iter().filter(|contender| contender.samples.count() > 0) {
             let median_us = kept.samples.median_us();
             self.report_trial(kept.config.clone(), Verdict::Measured { median_us })?;
         }
@@ -249,7 +249,7 @@ impl Run<'_, '_> {
 
     /// The fastest, unless the default is as good within the margin and the noise.
     fn decide(self, mut contenders: Vec<Contender>) -> Result<Outcome> {
-        contenders.retain(|contender| contender.samples.len() > 0);
+        contenders.retain(|contender| contender.samples.count() > 0);
         contenders.sort_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()));
         let default = contenders.iter().position(|contender| contender.is_default);
         let default_us = default.map(|at| contenders[at].samples.median_us());
@@ -324,14 +324,14 @@ fn halve(contenders: &mut Vec<Contender>, round: &Round) -> Vec<Contender> {
         .extract_if(.., |contender| {
             rank += 1;
             let slow = rank > round.keep || contender.samples.median_us() > round.cutoff * best_us;
-            slow && !contender.is_default && contender.samples.len() > 0
+            slow && !contender.is_default && contender.samples.count() > 0
         })
         .collect()
 }
 
 fn best_of(contenders: &[Contender]) -> Option<(&Config, Duration)> {
     let best = contenders.iter().min_by(|a, b| a.samples.median_us().total_cmp(&b.samples.median_us()))?;
-    (best.samples.len() > 0).then(|| (&best.config, Duration::from_secs_f64(best.samples.median_us() * 1e-6)))
+    (best.samples.count() > 0).then(|| (&best.config, Duration::from_secs_f64(best.samples.median_us() * 1e-6)))
 }
 
 fn continue_or_cancel(flow: ControlFlow<()>) -> Result<()> {

@@ -15,7 +15,7 @@ impl Samples {
         self.us.push(sample.as_secs_f64() * 1e6);
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.us.len()
     }
 

@@ -1,0 +1,366 @@
+//! The command line as its users meet it: exit codes, output for people and for programs, signals, files.
+
+use flashtune::config::Config;
+use flashtune::plan::record::read_lines;
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::tune::worker;
+use flashtune::tune::{Bench, Fault, Worker, space};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn flashtune(cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashtune"));
+    for name in ["XDG_CACHE_HOME", "HOME", "RUST_LOG", "FLASHTUNE_TUNING_DB", "FLASHTUNE_TEMPLATES"] {
+        command.env_remove(name);
+    }
+    command.env("FLASHTUNE_CACHE_DIR", cache);
+    command
+}
+
+fn run(cache: &Path, args: &[&str]) -> Output {
+    flashtune(cache).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    stdout(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+const SMALL: &str = r#"{"num_heads_q":2,"seqlen_q":48,"head_dim":32,"dtype":"fp32"}"#;
+
+#[test]
+fn bad_usage_is_2_and_failure_is_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad =
+        write(folder.path(), "bad.jsonl", &format!("{SMALL}\n{{\"num_heads_q\":2,\"seqlen\":48,\"head_dim\":32}}\n"));
+    let wrong =
+        write(folder.path(), "wrong.jsonl", r#"{"num_heads_q":3,"num_heads_kv":2,"seqlen_q":48,"head_dim":32}"#);
+    let (bad, wrong) = (bad.to_str().unwrap(), wrong.to_str().unwrap());
+    for (args, told) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["autotune", "--device", "gpu0"], "number of a GPU"),
+        (&["autotune", "--device", "cpu", "--preset", "gpt7"], "gpt2, bert-large"),
+        (&["autotune", "--device", "cpu", "--problems", "/nowhere"], "/nowhere"),
+        (&["autotune", "--device", "cpu", "--problems", bad], "bad.jsonl:2"),
+        (&["autotune", "--device", "cpu", "--problems", wrong], "num_heads_q is 3"),
+        (&["autotune", "--device", "cpu", "--preset", "gpt2", "--time-limit=-1"], "time-limit"),
+        (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "513"], "head_dim is 513"),
+        (&["render", "--arch", "sm_90", "--pass", "sideways", "--head-dim", "64"], "sideways"),
+        (&["render", "--arch", "sm_75", "--pass", "forward", "--head-dim", "64"], "sm_75"),
+        (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--dtype", "fp32"], "fp16 or bf16"),
+        (
+            &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "block_m=17"],
+            "block_m is 17",
+        ),
+        (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "blockm=64"], "blockm"),
+    ] {
+        let output = run(folder.path(), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(told), "{args:?}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    for args in [
+        &["autotune", "--device", "999", "--preset", "gpt2"][..],
+        &["records", "import", "/nowhere"],
+        &["records", "export", "--device", "cpu", "/nowhere/records.jsonl"],
+        &["records", "verify", "/nowhere"],
+    ] {
+        let output = run(folder.path(), args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
+        assert!(!stderr(&output).is_empty(), "{args:?}");
+    }
+    assert_eq!(run(folder.path(), &["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn info_tells_what_is_here_and_where_it_looked() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let text = stdout(&run(&cache, &["info"]));
+    for part in ["flashtune 0.", "(cpu, ", "libcuda", "libnvrtc", "cache: ", "records of this machine: 0"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let info = &json_lines(&run(&cache, &["info", "--json"]))[0];
+    assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
+    assert!(!info["libnvrtc"]["attempts"].as_array().unwrap().is_empty());
+    assert!(info["devices"].as_array().unwrap().iter().any(|device| device["arch"] == "cpu"));
+    assert_eq!(info["cache_dir"], cache.to_str().unwrap());
+}
+
+#[test]
+fn autotune_writes_records_that_the_other_commands_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    let output = folder.path().join("out.jsonl");
+    let args = [
+        "autotune",
+        "--device",
+        "cpu",
+        "--json",
+        "--problems",
+        problems.to_str().unwrap(),
+        "--output",
+        output.to_str().unwrap(),
+    ];
+    let first = run(&cache, &args);
+    let records = json_lines(&first);
+    let passes: Vec<&str> = records.iter().map(|record| record["problem"]["pass"].as_str().unwrap()).collect();
+    assert_eq!(passes, ["forward", "backward"]);
+    // Not a terminal: plain lines.
+    let told = stderr(&first);
+    assert!(told.contains("[1/2] v1 forward fp32") && told.contains("2 of 2 problems have a record"), "{told}");
+    assert!(!told.contains('\u{1b}'), "{told}");
+    let written = std::fs::read_to_string(&output).unwrap();
+    assert_eq!(written.lines().count(), 2);
+    // Again: nothing is measured, nothing changes.
+    let again = run(&cache, &args);
+    assert_eq!(json_lines(&again), records);
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), written);
+    // A file of records from elsewhere is added to.
+    let elsewhere = written.lines().next().unwrap().replace(r#""device":""#, r#""device":"Another "#);
+    std::fs::write(&output, format!("{elsewhere}\n")).unwrap();
+    assert!(run(&cache, &args).status.success());
+    assert_eq!(std::fs::read_to_string(&output).unwrap().lines().count(), 3);
+
+    let listed = json_lines(&run(&cache, &["records", "list", "--device", "cpu", "--json"]));
+    assert_eq!(listed.len(), 2);
+    assert!(listed.iter().all(|record| record["source"] == "machine" && record["median_us"].as_f64().unwrap() > 0.0));
+    let exported = folder.path().join("exported.jsonl");
+    assert!(run(&cache, &["records", "export", "--device", "cpu", exported.to_str().unwrap()]).status.success());
+    assert_eq!(std::fs::read_to_string(&exported).unwrap(), written);
+    let other = folder.path().join("other");
+    let imported = run(&other, &["records", "import", exported.to_str().unwrap()]);
+    assert!(stderr(&imported).contains("2 records taken"), "{}", stderr(&imported));
+    assert_eq!(json_lines(&run(&other, &["records", "list", "--device", "cpu", "--json"])), listed);
+    let bench = ["bench", "file", problems.to_str().unwrap(), "--device", "cpu", "--json", "--runs", "3"];
+    for timing in json_lines(&run(&other, &bench)) {
+        assert_eq!(timing["source"], "machine");
+        assert!(timing["median_us"].as_f64().unwrap() > 0.0 && timing["tflops"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_tuning_database_of_ones_own_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, database) = (folder.path().join("cache"), folder.path().join("db"));
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    std::fs::create_dir_all(database.join("cpu")).unwrap();
+    let output = database.join("cpu/this.jsonl");
+    let args =
+        ["autotune", "--device", "cpu", "--problems", problems.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    assert!(run(&cache, &args).status.success());
+    let fresh = folder.path().join("fresh");
+    let bench = ["bench", "file", problems.to_str().unwrap(), "--device", "cpu", "--json", "--runs", "1"];
+    let with = flashtune(&fresh).args(bench).env("FLASHTUNE_TUNING_DB", &database).output().unwrap();
+    assert!(json_lines(&with).iter().all(|timing| timing["source"] == "shipped"));
+    assert!(json_lines(&run(&fresh, &bench)).iter().all(|timing| timing["source"] == "heuristic"));
+}
+
+#[test]
+fn verify_finds_records_that_no_longer_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    // The shipped ones, whatever they are, must fit: CI's check.
+    let shipped = run(folder.path(), &["records", "verify"]);
+    assert!(shipped.status.success(), "{}", stderr(&shipped));
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    let output = folder.path().join("out.jsonl");
+    let path = output.to_str().unwrap();
+    assert!(
+        run(
+            folder.path(),
+            &["autotune", "--device", "cpu", "--problems", problems.to_str().unwrap(), "--output", path]
+        )
+        .status
+        .success()
+    );
+    assert!(run(folder.path(), &["records", "verify", path]).status.success());
+    let good = std::fs::read_to_string(&output).unwrap();
+    for (bad, told) in [
+        (good.replacen(r#""block_m":"#, r#""block_m":7"#, 1), "block_m is 7"),
+        (good.replacen(r#""block_n""#, r#""block_x""#, 1), "block_x"),
+        (good.replacen("sq48", "sq64", 1), "its key is"),
+        (good.replacen('}', "", 1), "line 1"),
+    ] {
+        std::fs::write(&output, bad).unwrap();
+        let verified = run(folder.path(), &["records", "verify", path]);
+        assert_eq!(verified.status.code(), Some(1));
+        assert!(stderr(&verified).contains(told) || told == "line 1", "{told}: {}", stderr(&verified));
+    }
+}
+
+#[test]
+fn every_preset_is_a_list_of_valid_problems() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut total = 0;
+    for name in [
+        "gpt2",
+        "bert-large",
+        "llama-3-8b",
+        "llama-3-70b",
+        "mistral-7b",
+        "vit-l",
+        "stable-diffusion",
+        "gemma",
+        "grid",
+        "odd-dims",
+        "dropout",
+        "all",
+    ] {
+        // No time: all are left, and counted.
+        let output = run(folder.path(), &["autotune", "--device", "cpu", "--time-limit", "0", "--preset", name]);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        let told = stderr(&output);
+        let count: usize =
+            told.split(" are left").next().and_then(|text| text.rsplit(' ').next()?.parse().ok()).unwrap();
+        assert!(count >= 6, "{name}: {told}");
+        if name == "grid" {
+            assert_eq!(count, 3 * 6 * 2 * 2);
+        }
+        total = if name == "all" { total } else { total + count };
+        // Some presets share problems: all has each once.
+        assert!(name != "all" || (count <= total && count > total / 2), "{told}, {total}");
+    }
+}
+
+#[test]
+fn ctrl_c_keeps_what_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let lines: String = (1..60).map(|i| SMALL.replace("48", &(i * 64).to_string()) + "\n").collect();
+    let problems = write(folder.path(), "problems.jsonl", &lines);
+    let output = folder.path().join("out.jsonl");
+    let mut command = flashtune(&cache);
+    command.args([
+        "autotune",
+        "--device",
+        "cpu",
+        "--problems",
+        problems.to_str().unwrap(),
+        "--output",
+        output.to_str().unwrap(),
+    ]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut told = String::new();
+    while !told.contains("[2/") {
+        assert!(lines.read_line(&mut told).unwrap() > 0, "{told}");
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    lines.read_to_string(&mut told).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{told}");
+    assert!(told.contains("stopped by a signal"), "{told}");
+    let (records, ignored) = read_lines(&std::fs::read_to_string(&output).unwrap());
+    assert!(records.len() >= 2 && ignored.is_empty(), "{told}");
+    assert_eq!(json_lines(&run(&cache, &["records", "list", "--device", "cpu", "--json"])).len(), records.len());
+}
+
+#[test]
+fn render_prints_one_self_contained_text_per_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    for pass in ["forward", "backward"] {
+        let args = ["render", "--arch", "sm_90a", "--pass", pass, "--head-dim", "80", "--causal", "--dropout"];
+        let text = stdout(&run(folder.path(), &args));
+        assert!(text.contains("__global__") && !text.contains("#include") && !text.contains("@{"), "{pass}");
+        assert_eq!(text, stdout(&run(folder.path(), &args)), "{pass}");
+    }
+    let with = |config: &str| {
+        let args = ["render", "--arch", "sm_80", "--pass", "forward", "--head-dim", "64", "--config", config];
+        stdout(&run(folder.path(), &args))
+    };
+    assert_ne!(with("num_stages=1"), with("num_stages=2"));
+}
+
+#[test]
+fn render_compiles_where_there_is_nvrtc() {
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("main.cubin");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashtune"));
+    command
+        .args(["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--json", "--cubin"])
+        .arg(&cubin);
+    let output = command.output().unwrap();
+    if stderr(&output).contains("libnvrtc") && std::env::var_os("FLASHTUNE_REQUIRE_NVRTC").is_none() {
+        assert_eq!(output.status.code(), Some(1));
+        eprintln!("SKIPPED, no NVRTC: {}", stderr(&output));
+        return;
+    }
+    let used = json_lines(&output);
+    assert!(used.iter().all(|kernel| kernel["registers"].as_u64().unwrap() > 0), "{used:?}");
+    assert!(used.iter().any(|kernel| kernel["cubin"] == cubin.to_str().unwrap()), "{used:?}");
+    assert_eq!(&std::fs::read(&cubin).unwrap()[..4], b"\x7fELF");
+}
+
+const PROBLEM: Problem = Problem {
+    pass: Pass::Backward,
+    dtype: Dtype::Bf16,
+    batch_size: 1,
+    num_heads_q: 4,
+    num_heads_kv: 2,
+    seqlen_q: 64,
+    seqlen_k: 64,
+    head_dim: 32,
+    head_dim_v: 32,
+    causal: Causal::BottomRight,
+    dropout: true,
+    layout: Layout::Vec8,
+};
+
+#[test]
+fn the_worker_answers_every_question_of_a_search() {
+    let args = ["worker", "--device", "cpu"].map(Into::into).to_vec();
+    let command =
+        worker::Command { program: env!("CARGO_BIN_EXE_flashtune").into(), args, patience: Duration::from_secs(60) };
+    let cpu = flashtune::cpu::Cpu::new(0).unwrap();
+    let good: Vec<Config> = space::candidates(&PROBLEM, cpu.device()).into_iter().take(3).collect();
+    let configs = [&good[..], &[good[0].clone().with("block_m", 17)]].concat();
+    let mut bench = Worker::new(command, &PROBLEM);
+    let mut built = vec![None; configs.len()];
+    bench.build(&configs, &mut |index, result| {
+        built[index] = Some(result.is_ok());
+        ControlFlow::Continue(())
+    });
+    assert_eq!(built, [Some(true), Some(true), Some(true), Some(false)]);
+    for config in &good {
+        let error = bench.check(config).unwrap();
+        assert!(error > 0.0 && error < 0.02, "{error}");
+        assert!(bench.sample(config).unwrap() > Duration::ZERO);
+    }
+    assert!(matches!(bench.check(&configs[3]), Err(Fault::Candidate(reason)) if reason.contains("block_m is 17")));
+}
+
+#[test]
+fn the_worker_ends_with_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = flashtune(folder.path()).args(["worker", "--device", "cpu"]).stdin(Stdio::piped()).spawn().unwrap();
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut child = flashtune(folder.path())
+        .args(["worker", "--device", "cpu"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Held open: its end would be the end too.
+    let mut questions = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut questions, b"what?\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
