@@ -13,7 +13,10 @@ all: lib cli
 lib:
 	cargo rustc --locked --release --lib --no-default-features --crate-type cdylib -- -C strip=symbols
 
-# In a folder of its own, since building the command line builds the library too, without LTO, under the same name.
+# In a folder of its own, since building the command line builds the library too, without LTO, under the same name. LTO
+# would double the wait for a program that only waits for kernels.
+cli: export CARGO_PROFILE_RELEASE_LTO = off
+cli: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
 cli:
 	cargo build --locked --release --target-dir target/cli --bin flashtune
 
@@ -21,7 +24,7 @@ examples: $(EXAMPLES)
 
 build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release'
+	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release:$$ORIGIN/../lib'
 
 # Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from the first one's record.
 demo: lib examples

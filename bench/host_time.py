@@ -101,8 +101,7 @@ def launches():
     grad_q = q.clone().requires_grad_()
 
     def sdpa(queries):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (queries, k, v)))
+        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (queries, k, v)))
 
     calls = {
         "driver, empty kernel": empty_launch(),
@@ -112,7 +111,8 @@ def launches():
         "torch SDPA (FA2)": lambda: sdpa(q),
         "torch SDPA (FA2), recording a gradient": lambda: sdpa(grad_q),
     }
-    return {name: host_us(call, torch.cuda.synchronize) for name, call in calls.items()}
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return {name: host_us(call, torch.cuda.synchronize) for name, call in calls.items()}
 
 
 def workspace():

@@ -9,7 +9,7 @@ if [ ! -x .venv/bin/python ]; then
     python3 -m venv .venv || { rm -rf .venv; echo "SKIPPED: python3 -m venv does not work here"; exit 0; }
 fi
 # NVRTC 13.0 is what the kernels are checked with; another one is found where the machine has it.
-for packages in "numpy pytest ml_dtypes" "nvidia-cuda-nvrtc==13.0.*"; do
+for packages in "numpy pytest" "ml_dtypes" "nvidia-cuda-nvrtc==13.0.*"; do
     # shellcheck disable=SC2086  # one word for each package
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 $packages ||
         echo "SKIPPED: pip could not install $packages"

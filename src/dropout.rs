@@ -41,7 +41,8 @@ impl Dropout {
     }
 }
 
-/// Philox4x32 with ten rounds.
+/// Philox4x32 with ten rounds. Inlined, so that a loop over draws becomes vector code.
+#[inline(always)]
 pub const fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     let mut round = 0;
     while round < 10 {
@@ -75,6 +76,7 @@ impl DropoutMask {
     }
 
     /// The four words of the patch that holds (row, key).
+    #[inline(always)]
     pub fn draw(&self, row: u32, key: u32) -> [u32; 4] {
         let column = (key / 16) * 4 + (key % 8) / 2;
         philox4x32_10([column, (row / 16) * 8 + row % 8, self.head, self.offset_low], self.key)

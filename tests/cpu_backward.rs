@@ -3,7 +3,7 @@
 mod support;
 
 use flashtune::config::{Config, Family};
-use flashtune::problem::Pass;
+use flashtune::problem::{Dtype, Pass};
 use support::check::Prepared;
 use support::shapes;
 use support::subject::Subject;
@@ -33,5 +33,15 @@ fn gradients_are_right_on_random_problems_with_the_heuristic_and_with_other_conf
         for config in subject.configs(&case, Pass::Backward, 2) {
             prepared.backward(&subject, &forward, &config);
         }
+    }
+}
+
+#[test]
+fn gradients_are_right_on_long_sequences() {
+    let subject = Subject::cpu(2);
+    for case in shapes::long(&[Dtype::Fp32]) {
+        let prepared = Prepared::new(&case);
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        prepared.backward(&subject, &forward, &subject.heuristic(&case, Pass::Backward));
     }
 }

@@ -2,9 +2,10 @@
 
 mod support;
 
+use flashtune::call::TensorRef;
 use flashtune::config::{Config, Family};
-use flashtune::problem::Pass;
-use support::case::Case;
+use flashtune::problem::{Dtype, Pass};
+use support::case::{Case, Data};
 use support::check::Prepared;
 use support::shapes;
 use support::subject::Subject;
@@ -36,6 +37,14 @@ fn forward_is_right_on_random_problems_with_the_heuristic_and_with_other_configs
 }
 
 #[test]
+fn forward_is_right_on_long_sequences() {
+    let subject = Subject::cpu(2);
+    for case in shapes::long(&[Dtype::Fp32]) {
+        Prepared::new(&case).forward(&subject, &subject.heuristic(&case, Pass::Forward));
+    }
+}
+
+#[test]
 fn strides_change_no_bit_of_the_result() {
     let subject = Subject::cpu(2);
     let cases = shapes::of_each_layout(subject.dtypes());
@@ -46,6 +55,28 @@ fn strides_change_no_bit_of_the_result() {
             assert!(run(case) == packed, "{case}");
         }
     }
+}
+
+/// Keys 2^30 elements apart, so that the third lies at 2^31: an index in 32 bits would wrap. Most of the buffer is
+/// never touched, hence takes no memory.
+#[test]
+fn strides_may_pass_two_to_the_31_elements() {
+    let subject = Subject::cpu(1);
+    let case = Case { seqlen_k: 3, ..Case::plain(Dtype::Bf16, 2, 8) };
+    let data = Data::random(&case);
+    let expected = Prepared::with(&case, data.clone());
+    let stride = 1i64 << 30;
+    let memory = subject.backend.allocate(2 * (2 * stride as usize + 8)).expect("4 GiB of address space");
+    for (key, row) in data.k.chunks(8).enumerate() {
+        for (c, value) in row.iter().enumerate() {
+            let at = memory.address().cast::<half::bf16>().wrapping_add(key * stride as usize + c);
+            // SAFETY: within the allocation just made, which nobody else uses yet.
+            unsafe { at.write(half::bf16::from_f32(*value)) };
+        }
+    }
+    let k = TensorRef { data: memory.address(), stride_batch: 0, stride_seqlen: stride, stride_head: 0 };
+    let got = subject.forward_with_k(&case, &data, Some(k), &blocks(32, 32));
+    expected.judge_forward(&got).unwrap();
 }
 
 #[test]

@@ -7,6 +7,8 @@ mod support;
 
 use flashtune::config::Config;
 use flashtune::problem::{Pass, Problem};
+use rayon::prelude::*;
+use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 use support::case::{Case, Data};
 use support::check::Prepared;
@@ -35,7 +37,7 @@ fn run(subject: &Subject, cases: &[Case], extra: usize) {
         })
         .collect();
     subject.build_all(&needed);
-    for case in cases {
+    cases.par_iter().for_each(|case| {
         let prepared = Prepared::new(case);
         let [forward_configs, backward_configs] = configs(subject, case, extra);
         let mut results = forward_configs.iter().map(|config| prepared.forward(subject, config));
@@ -44,7 +46,7 @@ fn run(subject: &Subject, cases: &[Case], extra: usize) {
         backward_configs.iter().for_each(|config| {
             prepared.backward(subject, &first, config);
         });
-    }
+    });
 }
 
 #[test]
@@ -58,7 +60,13 @@ fn gpu_is_right_at_every_tile_boundary() {
 #[test]
 fn gpu_is_right_on_random_problems_with_the_heuristic_and_with_other_configs() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::random(subject.dtypes(), 80, 300, 9000), 2);
+    run(subject, &shapes::random(subject.dtypes(), 40, 300, 9000), 1);
+}
+
+#[test]
+fn gpu_is_right_on_long_sequences() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::long(subject.dtypes()), 1);
 }
 
 #[test]
@@ -70,10 +78,13 @@ fn gpu_reads_every_layout() {
 #[test]
 fn gpu_obeys_every_law() {
     let Some(subject) = subject() else { return };
-    for (name, law) in laws::ALL {
-        eprintln!("{name}");
-        subject.dtypes().iter().for_each(|dtype| law(subject, *dtype));
-    }
+    // In parallel, since each compiles what it needs on the way.
+    let broken = |(name, law): &(&'static str, laws::Law)| {
+        let run = || subject.dtypes().iter().for_each(|dtype| law(subject, *dtype));
+        std::panic::catch_unwind(AssertUnwindSafe(run)).is_err().then_some(*name)
+    };
+    let broken: Vec<_> = laws::ALL.par_iter().filter_map(broken).collect();
+    assert!(broken.is_empty(), "laws broken: {broken:?}; the messages are above");
 }
 
 /// The same mask on either backend, in either pass: forward on one, backward on the other.

@@ -155,7 +155,7 @@ impl<E: Element> Backward<E> {
             blocks,
             level,
             mask: Mask::new(problem),
-            masks: Masks::new(call),
+            masks: Masks::new(call, level),
             heads: problem.num_heads_q as usize,
             group_size: problem.group_size() as usize,
             seqlen_q: problem.seqlen_q as usize,

@@ -3,6 +3,7 @@
 //! The mask itself is `crate::dropout`'s; here it is drawn patch-wise, once per eight elements. The scale of what is
 //! kept is applied elsewhere, as one factor of a whole product.
 
+use super::vector::{Level, vectorized};
 use crate::call::Call;
 use crate::dropout::DropoutMask;
 
@@ -12,12 +13,13 @@ pub struct Masks {
     seed: u64,
     offset: u64,
     threshold: u32,
+    level: Level,
     pub keep_scale: f32,
 }
 
 impl Masks {
     /// None where the problem has no dropout.
-    pub fn new(call: &Call) -> Option<Masks> {
+    pub fn new(call: &Call, level: Level) -> Option<Masks> {
         let read = |pointer: *const u64, value: u64| match pointer.is_null() {
             true => value,
             // SAFETY: on this backend the pointers, where set, are host memory with one u64 (the header says so).
@@ -27,6 +29,7 @@ impl Masks {
             seed: read(call.dropout.seed_ptr, call.dropout.seed),
             offset: read(call.dropout.offset_ptr, call.dropout.offset),
             threshold: call.dropout.threshold(),
+            level,
             keep_scale: call.dropout.keep_scale(),
         })
     }
@@ -48,11 +51,16 @@ impl Masks {
     ) {
         debug_assert!(row.is_multiple_of(16) && key.is_multiple_of(16));
         let mask = DropoutMask::new(self.seed, self.offset, head as u32, self.threshold);
+        let mut patch = [[0.0; 16]; 16];
         for j in (0..keys).step_by(16) {
             for i in (0..rows).step_by(16) {
-                let patch = self.patch(&mask, (row + i) as u32, (key + j) as u32);
+                draw_patch(self.level, &mask, self.threshold, (row + i) as u32, (key + j) as u32, &mut patch);
                 let corner = &mut tile[i * row_stride + j * key_stride..];
                 for (c, column) in patch.iter().enumerate() {
+                    if row_stride == 1 {
+                        corner[c * key_stride..][..16].copy_from_slice(column);
+                        continue;
+                    }
                     for (r, keep) in column.iter().enumerate() {
                         corner[r * row_stride + c * key_stride] = *keep;
                     }
@@ -60,21 +68,29 @@ impl Masks {
             }
         }
     }
+}
 
-    /// The aligned 16 x 16 block at (row, key), `[key][row]`.
-    fn patch(&self, mask: &DropoutMask, row: u32, key: u32) -> [[f32; 16]; 16] {
-        let mut patch = [[0.0; 16]; 16];
+/// An aligned 16 x 16 block, `[key][row]`.
+type Patch = [[f32; 16]; 16];
+
+vectorized! {
+    /// The multipliers of the block at (row, key).
+    pub fn draw_patch(mask: &DropoutMask, threshold: u32, row: u32, key: u32, patch: &mut Patch) {
         for pair in 0..4 {
+            let mut words = [[0u32; 8]; 4];
+            #[allow(clippy::needless_range_loop)] // one lane of a vector, across the four words
             for r in 0..8 {
-                let words = mask.draw(row + r as u32, key + 2 * pair as u32);
-                for (index, word) in words.into_iter().enumerate() {
-                    let (r, c) = (r + 8 * (index % 2), 2 * pair + 8 * (index / 2));
-                    patch[c][r] = f32::from(u8::from(word & 0xffff >= self.threshold));
-                    patch[c + 1][r] = f32::from(u8::from(word >> 16 >= self.threshold));
+                let draw = mask.draw(row + r as u32, key + 2 * pair as u32);
+                (0..4).for_each(|index| words[index][r] = draw[index]);
+            }
+            for (index, words) in words.iter().enumerate() {
+                let (first_row, c) = (8 * (index % 2), 2 * pair + 8 * (index / 2));
+                for (r, word) in words.iter().enumerate() {
+                    patch[c][first_row + r] = if word & 0xffff >= threshold { 1.0 } else { 0.0 };
+                    patch[c + 1][first_row + r] = if word >> 16 >= threshold { 1.0 } else { 0.0 };
                 }
             }
         }
-        patch
     }
 }
 
@@ -84,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_tile_holds_the_documented_mask_in_both_orientations() {
-        let masks = Masks { seed: 3, offset: 1 << 35, threshold: 20000, keep_scale: 1.0 };
+        let masks = Masks { seed: 3, offset: 1 << 35, threshold: 20000, level: Level::detect(), keep_scale: 1.0 };
         let reference = DropoutMask::new(3, 1 << 35, 5, 20000);
         let (mut by_key, mut by_row) = (vec![f32::NAN; 48 * 32], vec![f32::NAN; 48 * 32]);
         masks.fill(5, 64, 33, 160, 20, &mut by_key, 1, 48);

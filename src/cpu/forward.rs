@@ -3,6 +3,9 @@
 //! Tiles have the queries contiguous (element (row, key) at `key * block_m + row`), and so has the output
 //! accumulator: maxima, sums and rescaling run along the vector registers without a horizontal step, and the GEMM
 //! reads the queries and the weights in place. Scores are base 2, scaled by the product that makes them.
+//!
+//! Hidden scores are overwritten, so a NaN in a hidden key's K is never seen. A hidden key's V meets a weight of 0 in
+//! the product of its tile: there a NaN or inf does spread, as in every tiled implementation.
 
 use super::Blocks;
 use super::dropout::Masks;
@@ -30,7 +33,7 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
         blocks,
         level,
         mask: Mask::new(problem),
-        masks: Masks::new(call),
+        masks: Masks::new(call, level),
         heads: problem.num_heads_q as usize,
         group_size: problem.group_size() as usize,
         seqlen_q: problem.seqlen_q as usize,

@@ -1,8 +1,9 @@
 //! The face of the kept GEMM crate: one product of fp32 tiles, checked, on the calling thread.
 //!
-//! Parallelism is over tiles, not inside products. The crate wants the output's contiguous index to be the row and
-//! reads such a left factor in place; the right factor it reads in place up to `2 * 64` output rows (AVX-512). The
-//! tiles of `forward` and `backward` are laid out so that nearly nothing has to be packed.
+//! Parallelism is over tiles, not inside products. The crate wants the output's contiguous index to be the row and the
+//! left factor's too; such a factor it copies at most into a buffer that it keeps for each thread, and the right one it
+//! reads in place (AVX-512). The tiles of `forward` and `backward` are laid out for that, so that a product allocates a
+//! few bytes of the crate's bookkeeping and nothing else.
 
 /// A strided matrix: element (row, column) at `data[row * row_stride + column * column_stride]`.
 #[derive(Clone, Copy)]

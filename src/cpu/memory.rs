@@ -12,6 +12,8 @@ const ALIGNMENT: usize = 256;
 
 #[derive(Debug)]
 pub struct HostMemory {
+    /// As the allocator gave it, with `ALIGNMENT` bytes to spare.
+    allocation: NonNull<u8>,
     data: NonNull<u8>,
     bytes: usize,
 }
@@ -24,12 +26,17 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     pub fn new(bytes: usize) -> Result<HostMemory> {
-        let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGNMENT) else {
+        let Some(layout) = layout(bytes) else {
             return Err(out_of_memory(bytes));
         };
         // SAFETY: the layout's size is not zero.
-        let data = unsafe { alloc_zeroed(layout) };
-        NonNull::new(data).map(|data| HostMemory { data, bytes }).ok_or_else(|| out_of_memory(bytes))
+        let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            return Err(out_of_memory(bytes));
+        };
+        let offset = allocation.as_ptr().align_offset(ALIGNMENT);
+        // SAFETY: the offset is below ALIGNMENT, which the layout has to spare.
+        let data = unsafe { allocation.add(offset) };
+        Ok(HostMemory { allocation, data, bytes })
     }
 
     pub fn address(&self) -> *mut c_void {
@@ -70,10 +77,16 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        let layout = Layout::from_size_align(self.bytes.max(1), ALIGNMENT).expect("checked when allocated");
+        let layout = layout(self.bytes).expect("checked when allocated");
         // SAFETY: allocated in `new` with this very layout.
-        unsafe { dealloc(self.data.as_ptr(), layout) };
+        unsafe { dealloc(self.allocation.as_ptr(), layout) };
     }
+}
+
+/// Aligned by hand and not by the allocator: for an alignment this large std would zero the memory itself, page by
+/// page, where the allocator hands out fresh pages that are zero already.
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.checked_add(ALIGNMENT)?, 1).ok()
 }
 
 fn out_of_memory(bytes: usize) -> Error {
@@ -96,8 +109,15 @@ mod tests {
 
     #[test]
     fn an_impossible_size_is_out_of_memory() {
-        for bytes in [usize::MAX, isize::MAX as usize - ALIGNMENT] {
+        for bytes in [usize::MAX, usize::MAX - ALIGNMENT, isize::MAX as usize, isize::MAX as usize - ALIGNMENT] {
             assert_eq!(HostMemory::new(bytes).unwrap_err().status, Status::OutOfMemory);
+        }
+    }
+
+    #[test]
+    fn the_address_is_aligned_for_a_workspace() {
+        for bytes in [0, 1, 1000, 1 << 20] {
+            assert!(HostMemory::new(bytes).unwrap().address().addr().is_multiple_of(256));
         }
     }
 }

@@ -99,7 +99,7 @@ impl Cpu {
         }
         for knob in ["block_m", "block_n"] {
             let value = config.get(knob);
-            if value == 0 || value % BLOCK_STEP != 0 || value > MAX_BLOCK {
+            if value == 0 || !value.is_multiple_of(BLOCK_STEP) || value > MAX_BLOCK {
                 return Err(Error::unsupported(format!(
                     "{knob} is {value}; it must be a multiple of {BLOCK_STEP} up to {MAX_BLOCK}"
                 )));
@@ -162,5 +162,57 @@ impl Executable {
             Pass::Forward => forward::run::<E>(call, self.blocks, self.level, &self.workers),
             Pass::Backward => backward::run::<E>(call, self.blocks, self.level, &self.workers),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+    use crate::problem::{Causal, Layout};
+
+    #[test]
+    fn a_config_that_cannot_run_is_refused_with_the_knob_and_its_value() {
+        let problem = Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Fp32,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: 8,
+            seqlen_k: 8,
+            head_dim: 8,
+            head_dim_v: 8,
+            causal: Causal::None,
+            dropout: false,
+            layout: Layout::Vec8,
+        };
+        let cpu = Cpu::new(1).unwrap();
+        let error = |config| cpu.build(&problem, &config).err().expect("refused");
+        let blocks = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);
+        assert!(error(blocks(24, 32)).message.contains("block_m is 24"));
+        assert!(error(blocks(32, 2048)).message.contains("block_n is 2048"));
+        assert!(error(Config::new(Family::Cpu, [("block_m", 32)])).message.contains("block_n is 0"));
+        assert_eq!(error(Config::new(Family::Sm80, [])).status, Status::Unsupported);
+        assert!(cpu.build(&problem, &blocks(16, 16)).is_ok());
+    }
+
+    #[test]
+    fn the_number_of_threads_is_as_asked_and_bounded() {
+        assert_eq!(Cpu::new(3).unwrap().device().sm_count, 3);
+        assert!(Cpu::new(0).unwrap().device().sm_count >= 1);
+        assert_eq!(Cpu::new(MAX_THREADS + 1).err().unwrap().status, Status::InvalidArgument);
+    }
+
+    #[test]
+    fn a_failing_launch_is_not_timed() {
+        let cpu = Cpu::new(1).unwrap();
+        let mut runs = 0;
+        let mut work = |_| {
+            runs += 1;
+            if runs == 2 { Err(Error::unsupported("on purpose")) } else { Ok(()) }
+        };
+        assert!(cpu.time(true, &mut work).is_ok());
+        assert!(cpu.time(false, &mut work).is_err());
     }
 }

@@ -3,6 +3,8 @@
 //! Written as plain loops that LLVM vectorises and compiled once for each instruction set; `Level` picks at run time.
 //! They know tiles and rows of scores, not sequences, heads or masks beyond "how many of this row".
 
+use std::f32::consts::LN_2;
+
 /// The widest instruction set that this machine has of those the loops are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -34,7 +36,9 @@ impl Level {
 macro_rules! vectorized {
     ($($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
-        pub fn $name(level: Level, $($arg: $type),*) {
+        pub fn $name(level: $crate::cpu::vector::Level, $($arg: $type),*) {
+            use $crate::cpu::vector::Level;
+
             #[inline(always)]
             fn body<const FMA: bool>($($arg: $type),*) $body
 
@@ -62,6 +66,7 @@ macro_rules! vectorized {
         }
     )*};
 }
+pub(super) use vectorized;
 
 #[inline(always)]
 fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
@@ -85,7 +90,7 @@ fn exp2<const FMA: bool>(x: f32) -> f32 {
     p = multiply_add::<FMA>(p, f, 0.009_618_437);
     p = multiply_add::<FMA>(p, f, 0.055_503_325);
     p = multiply_add::<FMA>(p, f, 0.240_226_48);
-    p = multiply_add::<FMA>(p, f, 0.693_147_2);
+    p = multiply_add::<FMA>(p, f, LN_2);
     p = multiply_add::<FMA>(p, f, 1.0);
     // 2^n in two factors, since neither 2^-151 nor 2^129 is a float: p * 2^(n/2) is exact, the last product rounds.
     let half = n >> 1;

@@ -103,7 +103,7 @@ pub fn grids_fit(problem: &Problem, config: &Config) -> bool {
 
 /// Columns of a shared tile: the head dim up to a multiple of 8 (device/tile_sm80.cuh).
 const fn tile_cols(dim: i64) -> u32 {
-    (dim as u32 + 7) / 8 * 8
+    (dim as u32).div_ceil(8) * 8
 }
 
 /// Bytes of a shared tile of 16-bit elements: an odd number of 16-byte chunks a row (device/tile_sm80.cuh).

@@ -10,8 +10,10 @@ struct DropoutMask {
     __device__ __forceinline__ DropoutMask(const KernelParams& params, uint32 batch_head) {
         const uint64 seed = params.dropout_seed_ptr ? *params.dropout_seed_ptr : params.dropout_seed;
         const uint64 offset64 = params.dropout_offset_ptr ? *params.dropout_offset_ptr : params.dropout_offset;
-        key0 = uint32(seed);
-        key1 = uint32(seed >> 32) ^ uint32(offset64 >> 32);
+        // Broadcast from a lane, the keys are known to be uniform: the ten round keys then stay in uniform registers
+        // instead of being added up anew in each draw (18 of 80 instructions).
+        key0 = __shfl_sync(0xffffffff, uint32(seed), 0);
+        key1 = __shfl_sync(0xffffffff, uint32(seed >> 32) ^ uint32(offset64 >> 32), 0);
         head = batch_head;
         offset = uint32(offset64);
         threshold_high = params.dropout_threshold << 16;

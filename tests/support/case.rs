@@ -224,7 +224,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn from_range(&mut self, low: i64, high: i64) -> i64 {
+    pub fn between(&mut self, low: i64, high: i64) -> i64 {
         low + (self.next() % (high - low + 1) as u64) as i64
     }
 

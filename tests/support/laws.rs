@@ -54,7 +54,7 @@ pub fn output_is_linear_in_v(subject: &Subject, dtype: Dtype) {
     let data = Data::random(&case);
     let mut random = Random::new(9);
     // Small integers, so that the combination is exact in every dtype.
-    let mut integers = || data.v.iter().map(|_| random.from_range(-8, 8) as f32).collect::<Vec<_>>();
+    let mut integers = || data.v.iter().map(|_| random.between(-8, 8) as f32).collect::<Vec<_>>();
     let (first, second) = (integers(), integers());
     let combine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| 2.0 * a - b).collect::<Vec<_>>();
     let of = |v: Vec<f32>| forward(subject, &case, &Data { v, ..data.clone() }).out;
@@ -68,7 +68,7 @@ pub fn permuting_keys_changes_nothing_unmasked(subject: &Subject, dtype: Dtype) 
     let data = Data::random(&case);
     let mut order: Vec<usize> = (0..case.seqlen_k as usize).collect();
     let mut random = Random::new(4);
-    (1..order.len()).rev().for_each(|i| order.swap(i, random.from_range(0, i as i64) as usize));
+    (1..order.len()).rev().for_each(|i| order.swap(i, random.between(0, i as i64) as usize));
     let permuted = |rows: &[f32], dim: i64| -> Vec<f32> {
         order.iter().flat_map(|row| rows[row * dim as usize..][..dim as usize].to_vec()).collect()
     };

@@ -62,19 +62,19 @@ pub fn random(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<C
 fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
     let mut random = Random::new(seed);
     let (num_heads_q, num_heads_kv) = random.pick(&HEADS);
-    let mut head_dim = || match random.from_range(0, 3) {
-        0 => random.from_range(1, 512),
+    let mut head_dim = || match random.between(0, 3) {
+        0 => random.between(1, 512),
         _ => random.pick(&HEAD_DIMS),
     };
     let (head_dim, other_dim) = (head_dim(), head_dim());
     // Wide heads with short sequences, so that no case takes much longer than another.
     let max_seqlen = (max_seqlen * 128 / (128 + head_dim)).max(16);
-    let seqlen_q = random.from_range(0, max_seqlen);
-    let other_length = random.from_range(0, max_seqlen);
+    let seqlen_q = random.between(0, max_seqlen);
+    let other_length = random.between(0, max_seqlen);
     let seqlen_k = random.pick(&[seqlen_q, other_length, other_length]);
     Case {
         dtype: random.pick(dtypes),
-        batch_size: random.from_range(1, 3),
+        batch_size: random.between(1, 3),
         num_heads_q,
         num_heads_kv,
         seqlen_q,
@@ -100,6 +100,25 @@ pub fn of_each_layout(dtypes: &[Dtype]) -> Vec<Case> {
         ..Case::plain(*dtype, 21, 40)
     };
     dtypes.iter().flat_map(|dtype| ALL_STRIDES.iter().map(move |strides| of(dtype, strides))).collect()
+}
+
+/// Many tiles in both directions, with tails, for what goes wrong only after some of them.
+pub fn long(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+        num_heads_q: 2,
+        seqlen_k,
+        causal,
+        dropout_p: if turn == 2 { 0.1 } else { 0.0 },
+        seed: 70 + turn as u64,
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+    };
+    let shapes = [
+        (1025, 1025, 64, Causal::BottomRight),
+        (700, 1500, 128, Causal::None),
+        (1300, 777, 64, Causal::TopLeft),
+        (333, 1999, 96, Causal::BottomRight),
+    ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
 fn only_the_given(cases: Vec<Case>) -> Vec<Case> {

@@ -74,7 +74,7 @@ impl Subject {
         let mut random = Random::new(case.seed ^ 0xc0f1);
         let mut picked = vec![candidates.remove(0)];
         while picked.len() <= extra && !candidates.is_empty() {
-            let index = random.from_range(0, candidates.len() as i64 - 1) as usize;
+            let index = random.between(0, candidates.len() as i64 - 1) as usize;
             picked.push(candidates.swap_remove(index));
         }
         picked
@@ -100,6 +100,11 @@ impl Subject {
     }
 
     pub fn forward(&self, case: &Case, data: &Data, config: &Config) -> Forward {
+        self.forward_with_k(case, data, None, config)
+    }
+
+    /// Forward with K somewhere else than in a buffer of the case.
+    pub fn forward_with_k(&self, case: &Case, data: &Data, k: Option<TensorRef>, config: &Config) -> Forward {
         let problem = case.problem(Pass::Forward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
         let out = Buffer::output(&self.backend, case.shape(Kind::Out), case.dtype);
@@ -107,6 +112,7 @@ impl Subject {
         let lse = Array::output(&self.backend, rows * 4);
         let workspace = Array::output(&self.backend, problem.workspace_bytes());
         let call = Call {
+            k: k.unwrap_or(buffers[1].view()),
             out: out.view(),
             lse: lse.address().cast(),
             workspace: workspace.address(),

@@ -29,8 +29,8 @@ pub struct Constraint {
 }
 
 /// Candidates worth compiling before anything is known: at about a second per compilation and core, 16 cores build them
-/// in two or three. What is learned from them says where to look further: see `neighbours`.
-pub const MAX_CANDIDATES: usize = 32;
+/// in three or four. What is learned from them says where to look further: see `neighbours`.
+pub const MAX_CANDIDATES: usize = 48;
 
 /// The family that serves a device.
 pub fn family(device: &Device) -> Family {
@@ -76,11 +76,13 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
 pub fn candidates(problem: &Problem, device: &Device) -> Vec<Config> {
     let family = family(device);
     let heuristic = heuristic(problem, device);
-    let mut ranked: Vec<(f64, Config)> = product(family, knobs(family, problem.pass))
-        .into_iter()
-        .filter(|config| *config != heuristic && check(problem, config, device).is_ok())
-        .map(|config| (cost(problem, &config, device), config))
-        .collect();
+    let constraints = constraints(family, problem.pass);
+    let mut ranked = Vec::new();
+    for_each_combination(family, knobs(family, problem.pass), |config| {
+        if constraints.iter().all(|constraint| (constraint.holds)(problem, config, device)) && *config != heuristic {
+            ranked.push((cost(problem, config, device), config.clone()));
+        }
+    });
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
     std::iter::once(heuristic).chain(ranked.into_iter().map(|(_, config)| config)).collect()
 }
@@ -169,9 +171,17 @@ fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     }
 }
 
-/// Every combination of the knobs' values.
-fn product(family: Family, knobs: &[Knob]) -> Vec<Config> {
-    knobs.iter().fold(vec![Config::new(family, [])], |configs, knob| {
-        configs.iter().flat_map(|c| knob.values.iter().map(|value| c.clone().with(knob.name, *value))).collect()
-    })
+/// Visits every combination of the knobs' values, of which there are tens of thousands: one config changes in place.
+fn for_each_combination(family: Family, knobs: &[Knob], mut visit: impl FnMut(&Config)) {
+    let mut config = Config::new(family, knobs.iter().map(|knob| (knob.name, knob.values[0])));
+    let mut index = vec![0; knobs.len()];
+    loop {
+        visit(&config);
+        let Some(at) = (0..knobs.len()).rev().find(|&at| index[at] + 1 < knobs[at].values.len()) else { return };
+        index[at] += 1;
+        index[at + 1..].fill(0);
+        for (knob, index) in knobs.iter().zip(&index).skip(at) {
+            *config.knobs.get_mut(knob.name).expect("every knob is in the config") = knob.values[*index];
+        }
+    }
 }

@@ -75,15 +75,7 @@ const FORWARD_CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "registers",
         reason: "O, S and the Q fragments of a thread must fit its share of the SM's registers",
-        holds: |p, c, d| {
-            let tiles = c.get("block_m") / (16 * c.get("num_warps"));
-            let dim_v = match c.get("block_dim_v") {
-                0 => p.head_dim_v as u32,
-                slice => slice.min(p.head_dim_v as u32),
-            };
-            let q = c.get("q_in_regs") * (p.head_dim as u32).div_ceil(16) * 4;
-            tiles * (dim_v.div_ceil(8) * 4 + c.get("block_n") / 2 + q) + 40 <= register_budget(c, d)
-        },
+        holds: |p, c, d| registers(p, c) <= register_budget(c, d),
     },
     GRID,
 ];
@@ -122,16 +114,7 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "registers",
         reason: "dK, dV and the larger of (S and dP) and dQ must fit a thread's share of the SM's registers",
-        holds: |p, c, d| {
-            let (dim, dim_v) = ((p.head_dim as u32).div_ceil(8), (p.head_dim_v as u32).div_ceil(8));
-            let kv_dims = c.get("num_warps") / c.get("dkv_warps_n");
-            let q_dims = c.get("num_warps") / c.get("dq_warps_m");
-            let kv =
-                c.get("block_n") / c.get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
-            let s = c.get("block_m") / c.get("sdp_warps_m") / 16 * (c.get("block_n") / sdp_warps_n(c) / 8) * 4;
-            let q = c.get("block_m") / c.get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
-            kv + (2 * s).max(q) + 40 <= register_budget(c, d)
-        },
+        holds: |p, c, d| registers(p, c) <= register_budget(c, d),
     },
     GRID,
 ];
@@ -162,6 +145,28 @@ const GRID: Constraint = Constraint {
 /// Warps along the keys of S and dP; small tiles leave warps without a patch.
 fn sdp_warps_n(config: &Config) -> u32 {
     (config.get("num_warps") / config.get("sdp_warps_m").max(1)).clamp(1, (config.get("block_n") / 16).max(1))
+}
+
+/// Registers that a thread of the main kernel needs at least: its fragments, and 40 for addresses and statistics.
+fn registers(problem: &Problem, config: &Config) -> u32 {
+    let get = |knob| config.get(knob);
+    let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+    let fragments = match problem.pass {
+        Pass::Forward => {
+            let tiles = get("block_m") / (16 * get("num_warps"));
+            let dim_v = if get("block_dim_v") == 0 { dim_v } else { dim_v.min(get("block_dim_v")) };
+            tiles * (dim_v.div_ceil(8) * 4 + get("block_n") / 2 + get("q_in_regs") * dim.div_ceil(16) * 4)
+        }
+        Pass::Backward => {
+            let (dim, dim_v) = (dim.div_ceil(8), dim_v.div_ceil(8));
+            let (kv_dims, q_dims) = (get("num_warps") / get("dkv_warps_n"), get("num_warps") / get("dq_warps_m"));
+            let kv = get("block_n") / get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
+            let s = get("block_m") / get("sdp_warps_m") / 16 * (get("block_n") / sdp_warps_n(config) / 8) * 4;
+            let q = get("block_m") / get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
+            kv + (2 * s).max(q)
+        }
+    };
+    fragments + 40
 }
 
 /// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
@@ -202,18 +207,20 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
         .collect(),
         // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm
         Pass::Backward => [
+            [64, 96, 4, 2, 2, 2, 2, 1, 2],
             [128, 128, 8, 2, 4, 4, 4, 1, 1],
             [64, 128, 8, 2, 2, 4, 2, 1, 1],
             [64, 128, 8, 1, 2, 4, 2, 1, 1],
             [64, 64, 8, 2, 4, 2, 2, 1, 1],
             [64, 64, 8, 1, 4, 2, 2, 1, 1],
             [32, 64, 8, 1, 2, 2, 2, 1, 1],
+            [32, 32, 4, 1, 2, 2, 2, 1, 1],
             [32, 32, 8, 1, 2, 2, 2, 1, 1],
             [32, 32, 8, 1, 2, 1, 1, 1, 1],
             [16, 16, 8, 1, 1, 1, 1, 1, 1],
         ]
         .iter()
-        .filter(|[m, ..]| *m < 128 || problem.head_dim <= 64)
+        .filter(|[m, n, ..]| (*m < 128 && *n != 96) || problem.head_dim <= 64)
         .map(|row| row.to_vec())
         .collect(),
     };
@@ -223,11 +230,13 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
 
 /// Expected cost of a config, only to order candidates: shared-memory fragment loads per product, which share the
 /// bottleneck with the products themselves, plus what sweeps on an H200 showed of the rest (DESIGN.md, tuning log).
-pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let get = |knob| f64::from(config.get(knob));
     let warps_per_sm = get("num_warps") * get("ctas_per_sm");
     // One `ldmatrix` of four 8 x 8 matrices feeds two products per 16 rows it serves; in units of products.
     let few_warps = if warps_per_sm < 8.0 { 0.05 * (8.0 / warps_per_sm - 1.0) } else { 0.0 };
+    // Past about four fifths of the budget the compiler begins to spill or to load fragments late.
+    let pressure = (f64::from(registers(problem, config)) / f64::from(register_budget(config, device)) - 0.8).max(0.0);
     match problem.pass {
         Pass::Forward => {
             let tiles = get("block_m") / (16.0 * get("num_warps"));
@@ -236,7 +245,7 @@ pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
             let per_block = (8.0 + (8.0 - get("lazy_log2"))) / get("block_n");
             let stages = [0.0, 0.02, 0.0, 0.02][config.get("num_stages").min(3) as usize];
             let order = if problem.causal == Causal::None { 0.0 } else { 0.02 * (1.0 - get("longest_first")) };
-            fragments + per_block + stages + order + few_warps
+            fragments + per_block + stages + order + few_warps + 8.0 / get("block_m") + pressure
         }
         Pass::Backward => {
             let s =
@@ -250,7 +259,105 @@ pub fn cost(problem: &Problem, config: &Config, _device: &Device) -> f64 {
             // Each key tile reads Q and dO and adds to dQ anew; each block synchronises twice.
             let traffic = 16.0 / get("block_n") + 6.0 / get("block_m");
             let stages = if config.get("num_stages") == 1 { 0.02 } else { 0.0 };
-            fragments + traffic + stages + few_warps
+            fragments + traffic + stages + few_warps + 0.3 * pressure
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check;
+    use super::*;
+    use crate::device::Arch;
+    use crate::problem::{Dtype, Layout};
+
+    /// Shared memory per block and per SM as the CUDA programming guide's table of technical specifications has them.
+    fn device(arch: Arch, smem_per_block: u32, smem_per_sm: u32, threads_per_sm: u32) -> Device {
+        Device {
+            name: arch.to_string(),
+            arch,
+            sm_count: 100,
+            smem_per_block: smem_per_block << 10,
+            smem_per_sm: smem_per_sm << 10,
+            registers_per_sm: 65536,
+            threads_per_sm,
+            l2_bytes: 50 << 20,
+            memory_bytes: 16 << 30,
+            driver_version: 13000,
+            nvrtc_version: (13, 0),
+        }
+    }
+
+    fn devices() -> [Device; 4] {
+        [
+            device(Arch::Sm(8, 0), 163, 164, 2048),
+            device(Arch::Sm(8, 6), 99, 100, 1536),
+            device(Arch::Sm(9, 0), 227, 228, 2048),
+            device(Arch::Sm(12, 0), 99, 100, 1536),
+        ]
+    }
+
+    fn problem(pass: Pass, head_dim: i64, head_dim_v: i64, causal: Causal) -> Problem {
+        Problem {
+            pass,
+            dtype: Dtype::Bf16,
+            batch_size: 1,
+            num_heads_q: 8,
+            num_heads_kv: 2,
+            seqlen_q: 1000,
+            seqlen_k: 1000,
+            head_dim,
+            head_dim_v,
+            causal,
+            dropout: false,
+            layout: Layout::Vec1,
+        }
+    }
+
+    #[test]
+    fn the_heuristic_fits_every_head_dim_on_every_device() {
+        for device in devices() {
+            for (head_dim, head_dim_v) in (1..=512).flat_map(|d| [(d, d), (d, 512), (d, 1), (d, 513 - d)]) {
+                for (pass, causal) in
+                    [(Pass::Forward, Causal::None), (Pass::Forward, Causal::TopLeft), (Pass::Backward, Causal::None)]
+                {
+                    let problem = problem(pass, head_dim, head_dim_v, causal);
+                    let config = heuristic(&problem, &device);
+                    assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_won_on_an_h200_is_among_the_first_candidates() {
+        let h200 = &devices()[2];
+        let won = [
+            (Pass::Forward, 64, "block_m=128 block_n=64 num_warps=4 num_stages=3 q_in_regs=1 ctas_per_sm=2"),
+            (Pass::Forward, 128, "block_m=128 block_n=48 num_warps=4 num_stages=1 q_in_regs=0 ctas_per_sm=2"),
+            (Pass::Forward, 256, "block_m=128 block_n=64 num_warps=8 num_stages=2 q_in_regs=0 ctas_per_sm=1"),
+            (
+                Pass::Backward,
+                64,
+                "block_m=64 block_n=96 num_warps=4 num_stages=1 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=2",
+            ),
+            (
+                Pass::Backward,
+                128,
+                "block_m=64 block_n=128 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=4",
+            ),
+            (
+                Pass::Backward,
+                256,
+                "block_m=64 block_n=64 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=1",
+            ),
+        ];
+        for (pass, head_dim, knobs) in won {
+            let candidates = super::super::candidates(&problem(pass, head_dim, head_dim, Causal::None), h200);
+            let wanted =
+                |config: &Config| knobs.split(' ').all(|knob| config.to_string().split(' ').any(|has| has == knob));
+            let rank = candidates.iter().position(wanted);
+            assert!(rank.is_some_and(|rank| rank < super::super::MAX_CANDIDATES), "{head_dim} {knobs}: rank {rank:?}");
         }
     }
 }
