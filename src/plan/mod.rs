@@ -14,6 +14,6 @@ mod store;
 
 pub use engine::{Engine, EngineOptions, Policy};
 pub use loaded::Plan;
-pub use lookup::{Choice, Known, Source, choices};
+pub use lookup::{Choice, Known, Source, choices, proven};
 pub use record::Record;
 pub use store::Store;

@@ -29,8 +29,8 @@ pub struct Constraint {
 }
 
 /// Candidates worth compiling before anything is known: at about a second per compilation and core, 16 cores build them
-/// in three or four. What is learned from them says where to look further: see `neighbours`.
-pub const MAX_CANDIDATES: usize = 48;
+/// in four or five. What is learned from them says where to look further: see `neighbours`.
+pub const MAX_CANDIDATES: usize = 64;
 
 /// The family that serves a device.
 pub fn family(device: &Device) -> Family {

@@ -358,6 +358,13 @@ mod tests {
                 |config: &Config| knobs.split(' ').all(|knob| config.to_string().split(' ').any(|has| has == knob));
             let rank = candidates.iter().position(wanted);
             assert!(rank.is_some_and(|rank| rank < super::super::MAX_CANDIDATES), "{head_dim} {knobs}: rank {rank:?}");
+            // The search begins with configs that are apart, and looks around the best of them.
+            let first = super::super::first_candidates(&problem(pass, head_dim, head_dim, Causal::None), h200);
+            let near = first.iter().map(|other| super::super::differences(other, &candidates[rank.unwrap()])).min();
+            assert!(
+                near.is_some_and(|steps| steps <= 1),
+                "{head_dim} {knobs}: {near:?} steps from the first candidates"
+            );
         }
     }
 }
