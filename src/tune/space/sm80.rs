@@ -28,6 +28,7 @@ const BACKWARD: &[Knob] = &[
     Knob { name: "sdp_warps_m", meaning: "warps along the rows of S and dP", values: &[1, 2, 4, 8] },
     Knob { name: "dkv_warps_n", meaning: "warps along the keys of dK and dV", values: &[1, 2, 4, 8] },
     Knob { name: "dq_warps_m", meaning: "warps along the rows of dQ", values: &[1, 2, 4, 8] },
+    Knob { name: "longest_first", meaning: "1: keys that most rows see of all heads first", values: &[0, 1] },
     Knob { name: "recompute_offsets", meaning: "1: load offsets are computed at each load, 0: kept", values: &[0, 1] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM's registers", values: &[1, 2] },
 ];
@@ -65,11 +66,7 @@ const FORWARD_CONSTRAINTS: &[Constraint] = &[
         reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O",
         holds: |p, c, _| c.get("q_in_regs") == 0 || p.head_dim <= 128,
     },
-    Constraint {
-        name: "longest_first",
-        reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
-        holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
-    },
+    LONGEST_FIRST,
     SHARED_MEMORY,
     THREADS,
     Constraint {
@@ -109,6 +106,7 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
             c.get("block_n") % (16 * c.get("dkv_warps_n")) == 0 && c.get("block_m") % (16 * c.get("dq_warps_m")) == 0
         },
     },
+    LONGEST_FIRST,
     SHARED_MEMORY,
     THREADS,
     Constraint {
@@ -118,6 +116,12 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     },
     GRID,
 ];
+
+const LONGEST_FIRST: Constraint = Constraint {
+    name: "longest_first",
+    reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
+    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
+};
 
 const SHARED_MEMORY: Constraint = Constraint {
     name: "shared_memory",
@@ -205,7 +209,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
         .filter(|[.., q_in_regs, _]| *q_in_regs == 0 || problem.head_dim <= 64)
         .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, 1, *ctas])
         .collect(),
-        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm
+        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm; longest_first is put in
         Pass::Backward => [
             [64, 96, 4, 2, 2, 2, 2, 1, 2],
             [128, 128, 8, 2, 4, 4, 4, 1, 1],
@@ -221,7 +225,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
         ]
         .iter()
         .filter(|[m, n, ..]| (*m < 128 && *n != 96) || problem.head_dim <= 64)
-        .map(|row| row.to_vec())
+        // Groups of query heads make few, long tiles.
+        .map(|row| [&row[..7], &[u32::from(causal == 1 && problem.group_size() > 1)], &row[7..]].concat())
         .collect(),
     };
     let smallest = config(rows.last().expect("the lists are not empty"));
