@@ -1,7 +1,7 @@
 //! What a (Problem, Config) launches and what it costs, by arithmetic alone: kernels, threads, shared memory, grids.
 //!
 //! `tune::space` discards by it what cannot fit, `launch` launches by it, and each template asserts the shared memory
-//! that it is given here (`smem_bytes`), so the two sides cannot drift apart.
+//! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
 use crate::problem::{Pass, Problem};
@@ -19,7 +19,7 @@ pub struct KernelSpec {
     /// Whether this is the kernel whose registers and spills stand for the pass.
     pub is_main: bool,
     /// Query rows or keys of one block of threads, along the axis that `grid` divides.
-    rows: u32,
+    pub rows: u32,
     axis: Axis,
 }
 
@@ -32,7 +32,8 @@ enum Axis {
     Keys,
 }
 
-/// Rows of the small kernels' tiles, as their templates have them.
+/// The small kernels' tiles; their templates take threads and rows from here.
+const DELTA_THREADS: u32 = 128;
 const DELTA_ROWS: u32 = 64;
 const CONVERT_ROWS: u32 = 32;
 
@@ -53,7 +54,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             KernelSpec {
                 template: "backward_delta",
                 entry: "flashtune_backward_delta",
-                threads: 128,
+                threads: DELTA_THREADS,
                 smem_bytes: 0,
                 is_main: false,
                 rows: DELTA_ROWS,

@@ -21,11 +21,11 @@ pub struct KernelParams {
     pub dv: View,
     /// fp32 (batch, heads_q, seqlen_q), natural log; NULL where the caller does not want it.
     pub lse: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): lse * log2(e), +inf past seqlen_q and for rows without keys.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows): lse * log2(e), +inf for rows without keys; unwritten past seqlen_q.
     pub lse_log2: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): rowsum(dO * O), 0 past seqlen_q.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows): rowsum(dO * O); unwritten past seqlen_q.
     pub delta: *mut f32,
-    /// Workspace, fp32, per (batch, head_q) workspace_rows * workspace_cols elements in the kernels' own order.
+    /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; at most workspace_rows x workspace_cols a head.
     pub dq_accum: *mut f32,
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,

@@ -170,9 +170,13 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
-    // What the launch will ask for, so that a template can assert that it is what its tiles need.
+    // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
     let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
-    values.extend(spec.map(|spec| ("smem_bytes".to_owned(), Value::Integer(spec.smem_bytes))));
+    for (name, value) in
+        spec.iter().flat_map(|s| [("smem_bytes", s.smem_bytes), ("threads", s.threads), ("rows", s.rows)])
+    {
+        values.insert(name.to_owned(), Value::Integer(value));
+    }
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
             return Err(Error::invalid(format!("the config names {knob}, which is the problem's to say")));

@@ -25,8 +25,6 @@ __device__ __forceinline__ float unpack(uint16 value) {
         return wide;
     }
 }
-__device__ __forceinline__ float unpack_low(uint32 pair) { return unpack(uint16(pair & 0xffff)); }
-__device__ __forceinline__ float unpack_high(uint32 pair) { return unpack(uint16(pair >> 16)); }
 
 // 2^x by the special function unit: 2 ulp, -inf to 0, NaN to NaN.
 __device__ __forceinline__ float exp2_approx(float x) {

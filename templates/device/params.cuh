@@ -16,9 +16,9 @@ struct TensorView {
 struct KernelParams {
     TensorView q, k, v, out, dout, dq, dk, dv;
     float* lse;          // (batch, heads_q, seqlen_q), natural log; may be null forward
-    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf past seqlen_q and for rows without keys
-    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O); 0 past seqlen_q
-    float* dq_accum;     // workspace, per (batch, head_q) workspace_rows * workspace_cols floats in the kernels' order
+    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf for rows without keys, unwritten past seqlen_q
+    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O), unwritten past seqlen_q
+    float* dq_accum;     // workspace, fp32 in the order of device/dq_accum.cuh
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
     uint64 dropout_seed, dropout_offset;

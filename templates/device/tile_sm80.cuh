@@ -105,3 +105,11 @@ __device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + i * 4), "r"(pair ^ 0x80008000u) : "memory");
     }
 }
+
+// One packed pair into a tile, one float out of shared memory.
+__device__ __forceinline__ void store_pair(uint32 to, uint32 pair) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory"); }
+__device__ __forceinline__ float load_float(uint32 from) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+    return value;
+}

@@ -182,55 +182,67 @@ fn register_budget(config: &Config, device: &Device) -> u32 {
 /// The first of a short list of known good configs, most demanding first, that passes every constraint. The last ones
 /// fit any head dim on any device.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
-    let config = |row: &[u32]| {
-        Config::new(Family::Sm80, knobs(problem.pass).iter().map(|knob| knob.name).zip(row.iter().copied()))
+    let configs = match problem.pass {
+        Pass::Forward => known_forward(problem, device),
+        Pass::Backward => known_backward(problem),
     };
-    let causal = u32::from(problem.causal != Causal::None);
-    let slice = |device: &Device| match problem.head_dim_v {
+    let fits = configs.iter().find(|config| super::check(problem, config, device).is_ok());
+    fits.or(configs.last()).expect("the lists are not empty").clone()
+}
+
+fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
+    let slice = match problem.head_dim_v {
         ..=256 => 0,
         _ if device.smem_per_block > 128 << 10 => 256,
         _ => 128,
     };
-    let rows: Vec<Vec<u32>> = match problem.pass {
-        // block_m, block_n, num_warps, num_stages, q_in_regs, ctas_per_sm
-        Pass::Forward => [
-            [128, 64, 4, 2, 1, 2],
-            [128, 64, 4, 2, 0, 2],
-            [128, 64, 4, 1, 0, 2],
-            [128, 48, 4, 1, 0, 2],
-            [128, 32, 4, 1, 0, 2],
-            [128, 64, 8, 1, 0, 1],
-            [64, 64, 4, 2, 0, 1],
-            [64, 32, 4, 1, 0, 1],
-            [32, 32, 2, 1, 0, 1],
-            [16, 16, 1, 1, 0, 1],
-        ]
-        .iter()
-        .filter(|[.., q_in_regs, _]| *q_in_regs == 0 || problem.head_dim <= 64)
-        .map(|[m, n, warps, stages, q, ctas]| vec![*m, *n, slice(device), *warps, *stages, *q, 8, causal, 1, *ctas])
-        .collect(),
-        // block_m, block_n, num_warps, num_stages, sdp_warps_m, dkv_warps_n, dq_warps_m, recompute_offsets, ctas_per_sm; longest_first is put in
-        Pass::Backward => [
-            [64, 96, 4, 2, 2, 2, 2, 1, 2],
-            [128, 128, 8, 2, 4, 4, 4, 1, 1],
-            [64, 128, 8, 2, 2, 4, 2, 1, 1],
-            [64, 128, 8, 1, 2, 4, 2, 1, 1],
-            [64, 64, 8, 2, 4, 2, 2, 1, 1],
-            [64, 64, 8, 1, 4, 2, 2, 1, 1],
-            [32, 64, 8, 1, 2, 2, 2, 1, 1],
-            [32, 32, 4, 1, 2, 2, 2, 1, 1],
-            [32, 32, 8, 1, 2, 2, 2, 1, 1],
-            [32, 32, 8, 1, 2, 1, 1, 1, 1],
-            [16, 16, 8, 1, 1, 1, 1, 1, 1],
-        ]
-        .iter()
-        .filter(|[m, n, ..]| (*m < 128 && *n != 96) || problem.head_dim <= 64)
-        // Groups of query heads make few, long tiles.
-        .map(|row| [&row[..7], &[u32::from(causal == 1 && problem.group_size() > 1)], &row[7..]].concat())
-        .collect(),
+    let config = |block_m, block_n, num_warps, num_stages, q_in_regs, ctas_per_sm| {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("block_dim_v", slice), ("num_warps", num_warps)];
+        let order = [("longest_first", u32::from(problem.causal != Causal::None)), ("recompute_offsets", 1)];
+        let flow =
+            [("num_stages", num_stages), ("q_in_regs", q_in_regs), ("lazy_log2", 8), ("ctas_per_sm", ctas_per_sm)];
+        Config::new(Family::Sm80, tile.into_iter().chain(order).chain(flow))
     };
-    let smallest = config(rows.last().expect("the lists are not empty"));
-    rows.iter().map(|row| config(row)).find(|c| super::check(problem, c, device).is_ok()).unwrap_or(smallest)
+    let mut configs = vec![
+        config(128, 64, 4, 2, 0, 2),
+        config(128, 64, 4, 1, 0, 2),
+        config(128, 48, 4, 1, 0, 2),
+        config(128, 32, 4, 1, 0, 2),
+        config(128, 64, 8, 1, 0, 1),
+        config(64, 64, 4, 2, 0, 1),
+        config(64, 32, 4, 1, 0, 1),
+        config(32, 32, 2, 1, 0, 1),
+        config(16, 16, 1, 1, 0, 1),
+    ];
+    if problem.head_dim <= 64 {
+        configs.insert(0, config(128, 64, 4, 2, 1, 2));
+    }
+    configs
+}
+
+fn known_backward(problem: &Problem) -> Vec<Config> {
+    // Groups of query heads make few, long tiles.
+    let longest_first = u32::from(problem.causal != Causal::None && problem.group_size() > 1);
+    let config = |block_m, block_n, num_warps, num_stages, [sdp, dkv, dq]: [u32; 3], ctas_per_sm| {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("num_warps", num_warps), ("num_stages", num_stages)];
+        let warps = [("sdp_warps_m", sdp), ("dkv_warps_n", dkv), ("dq_warps_m", dq), ("ctas_per_sm", ctas_per_sm)];
+        let order = [("longest_first", longest_first), ("recompute_offsets", 1)];
+        Config::new(Family::Sm80, tile.into_iter().chain(warps).chain(order))
+    };
+    let mut configs = vec![
+        config(64, 128, 8, 2, [2, 4, 2], 1),
+        config(64, 128, 8, 1, [2, 4, 2], 1),
+        config(64, 64, 8, 2, [4, 2, 2], 1),
+        config(64, 64, 8, 1, [4, 2, 2], 1),
+        config(32, 64, 8, 1, [2, 2, 2], 1),
+        config(32, 32, 4, 1, [2, 2, 2], 1),
+        config(32, 32, 8, 1, [2, 1, 1], 1),
+        config(16, 16, 8, 1, [1, 1, 1], 1),
+    ];
+    if problem.head_dim <= 64 {
+        configs.splice(0..0, [config(64, 96, 4, 2, [2, 2, 2], 2), config(128, 128, 8, 2, [4, 4, 4], 1)]);
+    }
+    configs
 }
 
 /// Expected cost of a config, only to order candidates: shared-memory fragment loads per product, which share the
