@@ -1,11 +1,10 @@
 #!/bin/sh
-# Packs into build/gpu-host what a GPU host without Rust needs beside this source tree, under 60 MiB: the release
+# Packs into build/gpu-host what a GPU host without Rust needs beside this source tree: the release
 # library, the command line, the test binaries and the C example. Run it on the machine that has Rust; copy the tree
 # with build/gpu-host to the GPU host and run scripts/test_on_gpu_host.sh and scripts/bench_on_gpu_host.sh there.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/gpu-host
-limit_mib=60
 
 rm -rf "$out"
 mkdir -p "$out/lib" "$out/bin" "$out/tests"
@@ -37,10 +36,3 @@ strip "$out/bin/"*
 
 size=$(du -sm "$out" | cut -f1)
 echo "$out: $size MiB"
-# Many test binaries hold the same code: packed together they shrink to a fraction.
-if [ "$size" -gt "$limit_mib" ]; then
-    tar -C "$out" -cJf "$out/tests.tar.xz" tests && rm -r "$out/tests"
-    size=$(du -sm "$out" | cut -f1)
-    echo "$out: $size MiB with the test binaries packed"
-fi
-[ "$size" -le "$limit_mib" ] || { echo "over $limit_mib MiB"; exit 1; }

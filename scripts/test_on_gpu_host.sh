@@ -5,7 +5,6 @@ set -eu
 cd "$(dirname "$0")/.."
 packed=build/gpu-host
 [ -f "$packed/lib/libflashtune.so" ] || { echo "$packed is missing: run scripts/pack_for_gpu_host.sh"; exit 1; }
-if [ -f "$packed/tests.tar.xz" ] && [ ! -d "$packed/tests" ]; then tar -C "$packed" -xJf "$packed/tests.tar.xz"; fi
 export FLASHTUNE_REQUIRE_GPU="${FLASHTUNE_REQUIRE_GPU:-1}"
 export FLASHTUNE_REQUIRE_NVRTC="${FLASHTUNE_REQUIRE_NVRTC:-1}"
 exec python3 scripts/test.py --prebuilt "$packed" "$@"
