@@ -298,7 +298,8 @@ fn render_compiles_where_there_is_nvrtc() {
         .args(["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--json", "--cubin"])
         .arg(&cubin);
     let output = command.output().unwrap();
-    if stderr(&output).contains("libnvrtc") && std::env::var_os("FLASHTUNE_REQUIRE_NVRTC").is_none() {
+    let required = std::env::var("FLASHTUNE_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
+    if stderr(&output).contains("libnvrtc") && !required {
         assert_eq!(output.status.code(), Some(1));
         eprintln!("SKIPPED, no NVRTC: {}", stderr(&output));
         return;

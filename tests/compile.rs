@@ -2,6 +2,8 @@
 //!
 //! Without NVRTC the tests that need it say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
+mod nvrtc;
+
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::Arch;
 use flashtune::error::Status;
@@ -9,20 +11,10 @@ use flashtune::kernel::KernelParams;
 use flashtune::kernel::compile::{Compiled, EntryResources, compile, options, target};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::sources::embedded;
+use nvrtc::nvrtc;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-fn nvrtc() -> Option<&'static Nvrtc> {
-    match Nvrtc::get() {
-        Ok(nvrtc) => Some(nvrtc),
-        Err(error) if std::env::var_os("FLASHTUNE_REQUIRE_NVRTC").is_some() => panic!("{error}"),
-        Err(error) => {
-            eprintln!("SKIPPED, no NVRTC: {error}");
-            None
-        }
-    }
-}
 
 const KERNEL: &str = "extern \"C\" __global__ void k(float* x) { __shared__ float s[32]; s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); x[threadIdx.x] = s[31 - threadIdx.x]; }\n";
 
