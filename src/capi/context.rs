@@ -83,14 +83,18 @@ const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
 // SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
 unsafe impl SizedStruct for flashtune_context_options {
     const NAME: &'static str = "flashtune_context_options";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 48;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_context_options>() == 48);
 
 // SAFETY: repr(C), a u64 first, then integers.
 unsafe impl SizedStruct for flashtune_device_info {
     const NAME: &'static str = "flashtune_device_info";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 176;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_device_info>() == 176);
 
 /// Makes a context and writes it to context; the caller ends it with flashtune_context_destroy. options may be NULL:
 /// all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
