@@ -8,6 +8,7 @@ use crate::cpu::Cpu;
 use crate::error::{Error, Result, Status};
 use crate::kernel::{Gpu, cache_dir};
 use crate::plan::{Engine, EngineOptions, Policy};
+use crate::tune::DEFAULT_TIME_LIMIT;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,7 +77,6 @@ pub struct flashtune_device_info {
 }
 
 const MAX_THREADS: i32 = 1024;
-const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(20);
 /// A year: any limit beyond it is a mistake, and Duration has an end.
 const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
 

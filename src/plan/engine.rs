@@ -45,7 +45,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: Duration::from_secs(20), use_disk: true }
+        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: tune::DEFAULT_TIME_LIMIT, use_disk: true }
     }
 }
 
