@@ -52,8 +52,6 @@ impl Default for EngineOptions {
 pub struct Engine {
     backend: Backend,
     options: EngineOptions,
-    /// None: memory only.
-    cache_dir: Option<PathBuf>,
     machine: Machine,
     known: ArcSwap<Known>,
     loaded: Loaded,
@@ -68,9 +66,7 @@ impl Engine {
     /// Reads this machine's records and the shipped ones, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
         let folder = options.use_disk.then(|| cache_dir::resolve(options.cache_dir.as_deref())).flatten();
-        let store = folder.as_deref().and_then(Store::in_folder);
-        let cache_dir = folder.filter(|_| store.is_some());
-        let machine = Machine::new(store);
+        let machine = Machine::new(folder.as_deref().and_then(Store::in_folder));
         let known = Known {
             process: Vec::new(),
             machine: machine.records().into_iter().map(Arc::new).collect(),
@@ -79,7 +75,6 @@ impl Engine {
         Engine {
             backend,
             options,
-            cache_dir,
             machine,
             known: ArcSwap::from_pointee(known),
             loaded: Loaded::default(),
@@ -92,11 +87,6 @@ impl Engine {
 
     pub fn backend(&self) -> &Backend {
         &self.backend
-    }
-
-    /// Where records and cubins lie; None: memory only.
-    pub fn cache_dir(&self) -> Option<PathBuf> {
-        self.cache_dir.clone()
     }
 
     /// Whether this backend does the problem. Compiles nothing.
@@ -234,13 +224,8 @@ impl Engine {
         Ok(taken.len())
     }
 
-    /// This machine's records and the shipped ones.
-    pub fn records(&self) -> Vec<Record> {
-        self.records_by_source().into_iter().map(|(_, record)| record).collect()
-    }
-
-    /// The same with where each comes from.
-    pub fn records_by_source(&self) -> Vec<(Source, Record)> {
+    /// This machine's records and the shipped ones, with where each comes from.
+    pub fn records(&self) -> Vec<(Source, Record)> {
         let known = self.known.load();
         let device_key = key::device_key(self.backend.device());
         let shipped = known.shipped.iter().map(|record| match record.device_key() == device_key {

@@ -65,7 +65,7 @@ fn engine(backend: Backend) -> Engine {
 }
 
 fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
-    for (source, record) in engine(device.open()?).records_by_source() {
+    for (source, record) in engine(device.open()?).records() {
         if json {
             print_json(&Listed { source: source.name(), record })?;
         } else {
