@@ -10,7 +10,7 @@ use crate::device::{Arch, Device};
 use crate::kernel;
 use crate::problem::Problem;
 use crate::tune::{Trial, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,14 +52,28 @@ impl Machine {
     /// Adds or replaces records, which ends the runs that led to them: their measurements go, their failures stay.
     pub fn put(&self, records: &[Record]) {
         let mut state = self.state();
+        records.iter().for_each(|record| state.put(record));
+        self.write(&mut state, WRITE_DEADLINE);
+    }
+
+    /// The same for those alone that are faster than the record of their id, or have none that is of use. Returns the
+    /// ids of those.
+    pub fn put_faster(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
+        let mut state = self.state();
+        // Other processes may have found faster ones since this one read the store.
+        self.exchange(&mut state, WRITE_DEADLINE);
+        let mut taken = BTreeSet::new();
         for record in records {
-            let Ok(line) = record.to_line() else { continue };
-            state.set(format!("{RECORD}{}", record.id()), Some(line));
-            let trials: Vec<String> =
-                under(&state.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
-            trials.into_iter().for_each(|key| state.set(key, None));
+            let id = record.id();
+            let line = state.entries.get(&format!("{RECORD}{id}"));
+            let present = line.and_then(|line| Record::from_line(line).ok()).filter(|found| found.check(here).is_ok());
+            if present.is_none_or(|present| record.median_us < present.median_us) {
+                state.put(record);
+                taken.insert(id);
+            }
         }
         self.write(&mut state, WRITE_DEADLINE);
+        taken
     }
 
     /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class.
@@ -90,8 +104,17 @@ impl Machine {
     }
 
     fn write(&self, state: &mut State, deadline: Duration) {
+        if state.pending.is_empty() {
+            state.written = Instant::now();
+        } else {
+            self.exchange(state, deadline);
+        }
+    }
+
+    /// Writes what is pending, if anything, and reads what is there.
+    fn exchange(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
-        let Some(store) = self.store.as_ref().filter(|_| !state.pending.is_empty()) else { return };
+        let Some(store) = &self.store else { return };
         let changes: Vec<Change> = state.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         // What is there afterwards has the winners of other processes too.
         if let Some(entries) = store.write(&changes, deadline) {
@@ -113,6 +136,14 @@ impl Drop for Machine {
 }
 
 impl State {
+    fn put(&mut self, record: &Record) {
+        let Ok(line) = record.to_line() else { return };
+        self.set(format!("{RECORD}{}", record.id()), Some(line));
+        let trials: Vec<String> =
+            under(&self.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
+        trials.into_iter().for_each(|key| self.set(key, None));
+    }
+
     fn set(&mut self, key: String, value: Option<String>) {
         match &value {
             Some(value) => drop(self.entries.insert(key.clone(), value.clone())),

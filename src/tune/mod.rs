@@ -22,6 +22,9 @@ use crate::problem::Problem;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// Of one problem, where the caller sets none.
+pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(20);
+
 /// How a tuning run is done.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
@@ -36,7 +39,7 @@ pub struct TuneOptions {
 
 impl Default for TuneOptions {
     fn default() -> Self {
-        TuneOptions { time_limit: Duration::from_secs(20), retune: false, worker: None }
+        TuneOptions { time_limit: DEFAULT_TIME_LIMIT, retune: false, worker: None }
     }
 }
 
