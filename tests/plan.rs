@@ -216,6 +216,26 @@ fn a_sealed_engine_uses_what_is_loaded_and_prepares_nothing() {
 }
 
 #[test]
+fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_prepared() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions {
+        policy: Policy::Tune,
+        time_limit: Duration::from_millis(200),
+        use_disk: false,
+        ..EngineOptions::default()
+    };
+    let engine = engine_with(folder.path(), options);
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    assert!(engine.any_loaded(&far).is_none());
+    engine.prepare(&SMALL).unwrap();
+    let plan = engine.any_loaded(&far).unwrap();
+    space::check(&far, &plan.config, engine.backend().device()).unwrap();
+    assert!(engine.any_loaded(&Problem { dropout: true, ..SMALL }).is_none(), "another class");
+    assert!(engine.prepared(&far).is_none());
+    assert_eq!(engine.prepare(&far).unwrap().source, Source::Process);
+}
+
+#[test]
 fn a_pinned_config_is_for_exactly_its_problem() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(folder.path());
