@@ -5,9 +5,9 @@ use flashtune::config::{Config, Family};
 use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
-use flashtune::plan::{Engine, EngineOptions, Policy, Source, key};
+use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use flashtune::tune::{Phase, Progress, TuneOptions, space};
+use flashtune::tune::{Phase, Progress, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Barrier, Once};
@@ -272,6 +272,27 @@ fn invalid_and_unsupported_problems_are_statuses() {
     );
     let turing = Device { arch: Arch::Sm(7, 5), ..device };
     assert_eq!(space::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
+}
+
+#[test]
+fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    let record = engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    assert!(!record.proven_only && !record.to_line().unwrap().contains("proven_only"));
+    // What a process without a worker leaves on a GPU.
+    let restricted = Record { proven_only: true, ..record.clone() };
+    let path = folder.path().join("restricted.jsonl");
+    std::fs::write(&path, restricted.to_line().unwrap()).unwrap();
+    let other = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    assert_eq!(other.import_records(&path).unwrap(), 1);
+    assert_eq!(other.autotune(&SMALL, &quick(), &mut go_on).unwrap(), restricted);
+    // The CPU backend needs no process of its own and so starts none.
+    let patience = Duration::from_secs(1);
+    let command = worker::Command { program: "/nowhere".into(), args: Vec::new(), patience };
+    let offline = TuneOptions { worker: Some(command), ..quick() };
+    assert!(!other.autotune(&SMALL, &offline, &mut go_on).unwrap().proven_only);
+    assert!(other.records().iter().all(|record| !record.proven_only));
 }
 
 #[test]

@@ -205,7 +205,9 @@ impl Engine {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.own_record(problem).filter(|_| !options.retune) {
+        // A search that may try everything is not spared by one that could not.
+        let stands = |record: &Arc<Record>| !options.retune && !(record.proven_only && options.worker.is_some());
+        match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
         }
@@ -377,7 +379,7 @@ impl Engine {
         });
         drop(bench);
         let record = match outcome {
-            Ok(outcome) => Record::new(problem, device, outcome),
+            Ok(outcome) => Record { proven_only: !may_be_unproven, ..Record::new(problem, device, outcome) },
             Err(error) => {
                 self.machine.flush();
                 return Err(error);
