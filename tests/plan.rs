@@ -289,7 +289,7 @@ fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all(
     assert_eq!(other.autotune(&SMALL, &quick(), &mut go_on).unwrap(), restricted);
     // The CPU backend needs no process of its own and so starts none.
     let patience = Duration::from_secs(1);
-    let command = worker::Command { program: "/nowhere".into(), args: Vec::new(), patience };
+    let command = worker::Command { program: "/nowhere".into(), args: Vec::new(), patience, build_patience: patience };
     let offline = TuneOptions { worker: Some(command), ..quick() };
     assert!(!other.autotune(&SMALL, &offline, &mut go_on).unwrap().proven_only);
     assert!(other.records().iter().all(|record| !record.proven_only));
