@@ -7,7 +7,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space};
+use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Barrier, Once};
@@ -216,6 +216,26 @@ fn a_sealed_engine_uses_what_is_loaded_and_prepares_nothing() {
 }
 
 #[test]
+fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_prepared() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions {
+        policy: Policy::Tune,
+        time_limit: Duration::from_millis(200),
+        use_disk: false,
+        ..EngineOptions::default()
+    };
+    let engine = engine_with(folder.path(), options);
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    assert!(engine.any_loaded(&far).is_none());
+    engine.prepare(&SMALL).unwrap();
+    let plan = engine.any_loaded(&far).unwrap();
+    space::check(&far, &plan.config, engine.backend().device()).unwrap();
+    assert!(engine.any_loaded(&Problem { dropout: true, ..SMALL }).is_none(), "another class");
+    assert!(engine.prepared(&far).is_none());
+    assert_eq!(engine.prepare(&far).unwrap().source, Source::Process);
+}
+
+#[test]
 fn a_pinned_config_is_for_exactly_its_problem() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(folder.path());
@@ -252,6 +272,27 @@ fn invalid_and_unsupported_problems_are_statuses() {
     );
     let turing = Device { arch: Arch::Sm(7, 5), ..device };
     assert_eq!(space::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
+}
+
+#[test]
+fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    let record = engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    assert!(!record.proven_only && !record.to_line().unwrap().contains("proven_only"));
+    // What a process without a worker leaves on a GPU.
+    let restricted = Record { proven_only: true, ..record.clone() };
+    let path = folder.path().join("restricted.jsonl");
+    std::fs::write(&path, restricted.to_line().unwrap()).unwrap();
+    let other = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    assert_eq!(other.import_records(&path).unwrap(), 1);
+    assert_eq!(other.autotune(&SMALL, &quick(), &mut go_on).unwrap(), restricted);
+    // The CPU backend needs no process of its own and so starts none.
+    let patience = Duration::from_secs(1);
+    let command = worker::Command { program: "/nowhere".into(), args: Vec::new(), patience, build_patience: patience };
+    let offline = TuneOptions { worker: Some(command), ..quick() };
+    assert!(!other.autotune(&SMALL, &offline, &mut go_on).unwrap().proven_only);
+    assert!(other.records().iter().all(|(_, record)| !record.proven_only));
 }
 
 #[test]

@@ -120,22 +120,33 @@ impl Engine {
                 None => return None,
             }
         }
-        self.is_sealed().then(|| self.any_loaded(canonical, class)).flatten()
+        if !self.is_sealed() {
+            return None;
+        }
+        let plan = self.any_loaded(&canonical)?;
+        self.loaded.plans.insert(canonical, Arc::clone(&plan));
+        Some(plan)
     }
 
-    /// In a sealed context a config that was loaded for another shape of the class is better than none.
-    fn any_loaded(&self, canonical: Problem, class: Class) -> Option<Arc<Plan>> {
-        let device = self.backend.device();
-        let serves = |(of, config): &(Class, Config)| *of == class && space::check(&canonical, config, device).is_ok();
+    /// For a call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
+    /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work.
+    pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
+        problem.validate().ok()?;
+        let (canonical, device) = (key::canonical(problem), self.backend.device());
+        space::supported(&canonical, device).ok()?;
+        let class = Class::of(&canonical);
+        let serves = |(of, config): &(Class, Config), executable: &Option<_>| {
+            executable.is_some() && *of == class && space::check(&canonical, config, device).is_ok()
+        };
         let ((_, config), executable) = self.loaded.executables.first(serves)?;
-        let choice = Choice {
+        Some(Arc::new(Plan {
+            problem: canonical,
             config,
             source: Source::Heuristic,
-            reason: "the context is sealed: a config that was loaded for another shape of the class".to_owned(),
+            reason: "nothing may be prepared now: a config that was loaded for another shape of the class".to_owned(),
             record: None,
-            is_exact: false,
-        };
-        Some(self.insert(canonical, choice, executable?))
+            executable: executable?,
+        }))
     }
 
     /// The problem's plan; looks up or tunes, and builds, where it is not there yet.
@@ -184,7 +195,9 @@ impl Engine {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.own_record(problem).filter(|_| !options.retune) {
+        // A search that may try everything is not spared by one that could not.
+        let stands = |record: &Arc<Record>| !options.retune && !(record.proven_only && options.worker.is_some());
+        match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
         }
@@ -362,7 +375,7 @@ impl Engine {
         });
         drop(bench);
         let record = match outcome {
-            Ok(outcome) => Record::new(problem, device, outcome),
+            Ok(outcome) => Record { proven_only: !may_be_unproven, ..Record::new(problem, device, outcome) },
             Err(error) => {
                 self.machine.flush();
                 return Err(error);

@@ -76,22 +76,34 @@ impl Machine {
         taken
     }
 
-    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class.
+    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class
+    /// or for itself.
     pub fn trials(&self, record_id: &str, problem: &Problem, device: &Device) -> Vec<Trial> {
-        let folders = [trials_of(record_id), failures_of(problem, device)];
+        let folders =
+            [trials_of(record_id), failures_of_class(problem, device), failures_of_problem(record_id, device)];
         let state = self.state();
         let lines = folders.iter().flat_map(|folder| under(&state.entries, folder));
         lines.filter_map(|(_, line)| serde_json::from_str(line).ok()).collect()
     }
 
-    /// A measurement belongs to the problem; a failure to its class, on this compiler and library.
+    /// A measurement belongs to the problem and takes back the failures of its config; a failure belongs to the problem
+    /// or its class, on this compiler and library.
     pub fn note(&self, record_id: &str, problem: &Problem, device: &Device, trial: &Trial) {
         let folder = match trial.verdict {
             Verdict::Measured { .. } => trials_of(record_id),
-            Verdict::Failed { .. } => failures_of(problem, device),
+            Verdict::Failed { .. } => failures_of_class(problem, device),
+            Verdict::FailedHere { .. } => failures_of_problem(record_id, device),
         };
         let Ok(line) = serde_json::to_string(trial) else { return };
         let mut state = self.state();
+        if let Verdict::Measured { .. } = trial.verdict {
+            for folder in [failures_of_class(problem, device), failures_of_problem(record_id, device)] {
+                let failure = format!("{folder}{}", trial.config);
+                if state.entries.contains_key(&failure) {
+                    state.set(failure, None);
+                }
+            }
+        }
         state.set(format!("{folder}{}", trial.config), Some(line));
         if state.written.elapsed() > BATCH_INTERVAL {
             self.write(&mut state, WRITE_DEADLINE);
@@ -157,19 +169,82 @@ fn trials_of(record_id: &str) -> String {
     format!("{TRIAL}{record_id} | ")
 }
 
+fn failures_of_class(problem: &Problem, device: &Device) -> String {
+    format!("{} | {} | {} | ", failures(device), device.arch, Class::of(problem))
+}
+
+fn failures_of_problem(record_id: &str, device: &Device) -> String {
+    format!("{} | {record_id} | ", failures(device))
+}
+
 /// A failure says nothing of another library, compiler or template text: fixing one tries its candidates again.
-fn failures_of(problem: &Problem, device: &Device) -> String {
+fn failures(device: &Device) -> String {
     let (major, minor) = device.nvrtc_version;
-    let class = Class::of(problem);
     let built_by = match device.arch {
         Arch::Cpu => String::new(),
         Arch::Sm(..) => format!(" templates-{} nvrtc{major}.{minor}", kernel::templates_digest().unwrap_or_default()),
     };
-    format!("{FAILURE}{}{built_by} | {} | {class} | ", env!("CARGO_PKG_VERSION"), device.arch)
+    format!("{FAILURE}{}{built_by}", env!("CARGO_PKG_VERSION"))
 }
 
 /// The entries whose key begins with the prefix.
 fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let from = entries.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
     from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.as_str(), value.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Family};
+    use crate::problem::{Causal, Dtype, Layout, Pass};
+
+    const PROBLEM: Problem = Problem {
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+        batch_size: 1,
+        num_heads_q: 1,
+        num_heads_kv: 1,
+        seqlen_q: 65536,
+        seqlen_k: 65536,
+        head_dim: 64,
+        head_dim_v: 64,
+        causal: Causal::None,
+        dropout: false,
+        layout: Layout::Vec8,
+    };
+
+    fn failed(block_m: u32, verdict: fn(String) -> Verdict) -> Trial {
+        Trial { config: Config::new(Family::Sm80, [("block_m", block_m)]), verdict: verdict("why".into()) }
+    }
+
+    #[test]
+    fn a_failure_of_the_class_is_known_for_its_other_shapes_and_one_of_the_problem_is_not() {
+        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let of_class = failed(64, |reason| Verdict::Failed { reason });
+        let of_problem = failed(128, |reason| Verdict::FailedHere { reason });
+        for trial in [&of_class, &of_problem] {
+            machine.note("gpu | huge", &PROBLEM, &device, trial);
+        }
+        let small = Problem { seqlen_q: 128, seqlen_k: 128, ..PROBLEM };
+        assert_eq!(machine.trials("gpu | small", &small, &device), [of_class.clone()]);
+        assert_eq!(machine.trials("gpu | huge", &PROBLEM, &device), [of_class, of_problem]);
+    }
+
+    #[test]
+    fn what_is_measured_has_not_failed() {
+        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let works = |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0 }, ..trial.clone() };
+        let other = failed(32, |reason| Verdict::Failed { reason });
+        machine.note("id", &PROBLEM, &device, &other);
+        for trial in
+            [failed(64, |reason| Verdict::Failed { reason }), failed(128, |reason| Verdict::FailedHere { reason })]
+        {
+            machine.note("id", &PROBLEM, &device, &trial);
+            machine.note("id", &PROBLEM, &device, &works(&trial));
+        }
+        let left = machine.trials("id", &PROBLEM, &device);
+        let failed: Vec<_> = left.iter().filter(|trial| !matches!(trial.verdict, Verdict::Measured { .. })).collect();
+        assert_eq!((left.len(), failed), (3, vec![&other]));
+    }
 }

@@ -38,6 +38,9 @@ pub struct Record {
     pub driver_version: u32,
     pub nvrtc_version: (u32, u32),
     pub library_version: String,
+    /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub proven_only: bool,
 }
 
 impl Record {
@@ -57,6 +60,7 @@ impl Record {
             driver_version: device.driver_version,
             nvrtc_version: device.nvrtc_version,
             library_version: env!("CARGO_PKG_VERSION").to_owned(),
+            proven_only: false,
         }
     }
 

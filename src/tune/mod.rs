@@ -82,8 +82,10 @@ pub struct Trial {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does not compile, launch, end or agree; it is not tried again.
+    /// It does not compile or agree, or it spills; it is not tried again for any shape of the class.
     Failed { reason: String },
+    /// It hung, crashed or did not launch on this problem, which may be too large for it: nothing is said of others.
+    FailedHere { reason: String },
     /// It is right and was slower than the best of its run, so that it was dropped or kept to the end.
     Measured { median_us: f64 },
 }

@@ -45,6 +45,8 @@ pub struct Args {
 
 /// A kernel of the largest problems runs for some ten milliseconds; a check includes the reference on the CPU.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The largest kernels compile for some ten seconds, on a busy machine for several times that.
+const BUILD_PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let presets = match (args.presets.is_empty(), &args.problems) {
@@ -147,7 +149,7 @@ impl Pass<'_> {
         }
         let program = std::env::current_exe().ok()?.into_os_string();
         let args = ["worker", "--device", &self.device.ordinal().to_string()].map(Into::into).to_vec();
-        Some(worker::Command { program, args, patience: PATIENCE })
+        Some(worker::Command { program, args, patience: PATIENCE, build_patience: BUILD_PATIENCE })
     }
 }
 
