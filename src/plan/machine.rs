@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Trials of a run are written this often: what a killed run loses at most.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a batch waits for other processes before it stays in memory.
+/// How long a batch of trials waits for other processes before it stays in memory.
 const WRITE_DEADLINE: Duration = Duration::from_secs(2);
-/// The same for the last batch of an engine, which has no next one to go with.
-const LAST_DEADLINE: Duration = Duration::from_secs(10);
+/// The same for winners, which cost a whole run, and for the last batch of an engine, which has no next one to go with.
+const LONG_DEADLINE: Duration = Duration::from_secs(10);
 
 const RECORD: &str = "record | ";
 const TRIAL: &str = "trial | ";
@@ -59,7 +59,7 @@ impl Machine {
                 under(&state.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
             trials.into_iter().for_each(|key| state.set(key, None));
         }
-        self.write(&mut state, WRITE_DEADLINE);
+        self.write(&mut state, LONG_DEADLINE);
     }
 
     /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class
@@ -104,9 +104,15 @@ impl Machine {
     fn write(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
         let Some(store) = self.store.as_ref().filter(|_| !state.pending.is_empty()) else { return };
-        let changes: Vec<Change> = state.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let mut written = store.write(&state.changes(), deadline);
+        if store.has_begun_anew() {
+            // What was read before is gone with the damaged database; this process still has it.
+            let all = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
+            state.pending.extend(all);
+            written = store.write(&state.changes(), deadline);
+        }
         // What is there afterwards has the winners of other processes too.
-        if let Some(entries) = store.write(&changes, deadline) {
+        if let Some(entries) = written {
             state.entries = entries;
             state.pending.clear();
         }
@@ -120,7 +126,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.write(&mut self.state(), LAST_DEADLINE);
+        self.write(&mut self.state(), LONG_DEADLINE);
     }
 }
 
@@ -131,6 +137,10 @@ impl State {
             None => drop(self.entries.remove(&key)),
         }
         self.pending.insert(key, value);
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        self.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 }
 
