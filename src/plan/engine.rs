@@ -139,7 +139,7 @@ impl Engine {
                 return None;
             }
             match self.loaded.executables.get(&(class, choice.config.clone())) {
-                Some(Some(executable)) => return Some(planned(*canonical, choice, executable)),
+                Some(Some(executable)) => return Some(Plan::of(*canonical, choice, executable)),
                 // It does not compile, or may not be compiled any more: the next choice.
                 Some(None) => {}
                 None if self.is_sealed() => {}
@@ -223,7 +223,7 @@ impl Engine {
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let _known = Measuring::begin(&self.measured_by);
         // A search that may try everything is not spared by one that could not.
-        let stands = |record: &Arc<Record>| !options.retune && !(record.proven_only && options.worker.is_some());
+        let stands = |record: &Arc<Record>| !(options.retune || record.proven_only && options.worker.is_some());
         match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
@@ -330,7 +330,7 @@ impl Engine {
         let mut failure = None;
         for choice in lookup::choices(&self.known.load(), canonical, self.backend.device()) {
             match self.build(canonical, &choice.config) {
-                Ok(executable) => return Ok(planned(*canonical, choice, executable)),
+                Ok(executable) => return Ok(Plan::of(*canonical, choice, executable)),
                 Err(error) if is_the_configs_fault(&error) || error.status == Status::Cuda => {
                     log::warn!("{} from {}: {error}", choice.config, choice.source.name());
                     failure = Some(error);
@@ -490,17 +490,6 @@ impl Drop for Measuring<'_> {
     fn drop(&mut self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
-}
-
-fn planned(canonical: Problem, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
-    Arc::new(Plan {
-        problem: canonical,
-        config: choice.config,
-        source: choice.source,
-        reason: choice.reason,
-        record: choice.record.as_deref().cloned(),
-        executable,
-    })
 }
 
 /// Another config may do better, where a missing compiler or a full memory would not.

@@ -4,7 +4,7 @@
 //! and swaps. Plans are few (one for each record key in use), so the copies are small.
 
 use super::key::Class;
-use super::lookup::Source;
+use super::lookup::{Choice, Source};
 use super::record::Record;
 use crate::backend::Executable;
 use crate::config::Config;
@@ -24,6 +24,19 @@ pub struct Plan {
     pub reason: String,
     pub record: Option<Record>,
     pub executable: Arc<Executable>,
+}
+
+impl Plan {
+    pub fn of(canonical: Problem, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
+        Arc::new(Plan {
+            problem: canonical,
+            config: choice.config,
+            source: choice.source,
+            reason: choice.reason,
+            record: choice.record.as_deref().cloned(),
+            executable,
+        })
+    }
 }
 
 #[derive(Default)]

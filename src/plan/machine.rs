@@ -206,7 +206,7 @@ mod tests {
             machine.note("gpu | huge", &PROBLEM, &device, trial);
         }
         let small = Problem { seqlen_q: 128, seqlen_k: 128, ..PROBLEM };
-        assert_eq!(machine.trials("gpu | small", &small, &device), [of_class.clone()]);
+        assert_eq!(machine.trials("gpu | small", &small, &device), std::slice::from_ref(&of_class));
         assert_eq!(machine.trials("gpu | huge", &PROBLEM, &device), [of_class, of_problem]);
     }
 
