@@ -242,6 +242,24 @@ fn every_preset_is_a_list_of_valid_problems() {
 }
 
 #[test]
+fn a_closed_standard_output_is_no_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    for args in [
+        &["info"][..],
+        &["info", "--json"],
+        &["autotune", "--device", "cpu", "--json", "--problems", problems.to_str().unwrap()],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = flashtune(folder.path()).args(args).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_ne!(output.status.code(), Some(101), "{args:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn ctrl_c_keeps_what_is_done() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");

@@ -296,6 +296,77 @@ fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all(
 }
 
 #[test]
+fn what_is_prepared_remains_so_when_records_come() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    let engine = engine(to.path());
+    engine.prepare(&SMALL).unwrap();
+    engine.prepare(&far).unwrap();
+    // A record whose config is not loaded.
+    let record = self::engine(from.path()).autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    let loaded = space::heuristic(&key::canonical(&SMALL), engine.backend().device());
+    let all = space::candidates(&SMALL, engine.backend().device());
+    let config = all.into_iter().find(|config| *config != loaded).unwrap();
+    let path = from.path().join("records.jsonl");
+    std::fs::write(&path, Record { config: config.clone(), ..record }.to_line().unwrap()).unwrap();
+    engine.import_records(&path).unwrap();
+    let plan = engine.prepared(&SMALL).unwrap();
+    assert_eq!((plan.source, &plan.config), (Source::Machine, &config));
+    engine.prepared(&far).unwrap();
+    engine.autotune(&far, &quick(), &mut go_on).unwrap();
+    assert_eq!(engine.prepared(&far).unwrap().source, Source::Process);
+    engine.prepared(&SMALL).unwrap();
+}
+
+#[test]
+fn a_progress_callback_that_would_measure_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions { policy: Policy::Tune, use_disk: false, ..EngineOptions::default() };
+    let engine = engine_with(folder.path(), options);
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    let mut refused = Vec::new();
+    let calls_back = &mut |_: &Progress| {
+        refused.push(engine.autotune(&far, &quick(), &mut go_on).unwrap_err());
+        refused.push(engine.prepare(&far).err().unwrap());
+        ControlFlow::Continue(())
+    };
+    engine.autotune(&SMALL, &quick(), calls_back).unwrap();
+    assert!(refused.len() > 2);
+    for error in refused {
+        assert_eq!(error.status, Status::InvalidArgument);
+        assert!(error.message.contains("progress callback"), "{error}");
+    }
+    engine.autotune(&far, &quick(), &mut go_on).unwrap();
+}
+
+#[test]
+fn a_database_that_is_damaged_meanwhile_loses_no_record_that_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    engine(folder.path()).autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    let engine = engine(folder.path());
+    let database = folder.path().join("records.sled");
+    std::fs::remove_dir_all(&database).unwrap();
+    std::fs::write(&database, "not a folder").unwrap();
+    engine.autotune(&far, &quick(), &mut go_on).unwrap();
+    drop(engine);
+    assert_eq!(self::engine(folder.path()).records().len(), 2);
+}
+
+#[test]
+fn threads_that_export_to_one_file_do_not_disturb_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(folder.path());
+    engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    let path = folder.path().join("records.jsonl");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..25).for_each(|_| assert_eq!(engine.export_records(&path).unwrap(), 1)));
+        }
+    });
+}
+
+#[test]
 fn export_and_import_round_trip_byte_for_byte() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = engine(from.path());

@@ -22,6 +22,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct Engine {
     building: Turns<(Class, Config)>,
     /// Measurements side by side would disturb each other.
     measuring: Mutex<()>,
+    /// The thread that holds `measuring`: called again from its progress callback, it would wait for itself.
+    measured_by: Mutex<Option<ThreadId>>,
     is_sealed: AtomicBool,
 }
 
@@ -81,6 +84,7 @@ impl Engine {
             preparing: Turns::default(),
             building: Turns::default(),
             measuring: Mutex::new(()),
+            measured_by: Mutex::new(None),
             is_sealed: AtomicBool::new(false),
         }
     }
@@ -107,25 +111,32 @@ impl Engine {
             return Some(plan);
         }
         self.supported(&canonical).ok()?;
-        let class = Class::of(&canonical);
-        for choice in lookup::choices(&self.known.load(), &canonical, self.backend.device()) {
+        loop {
+            let generation = self.loaded.plans.generation();
+            let plan = self.resolve(&canonical)?;
+            // Else new records came meanwhile.
+            if self.loaded.plans.insert(generation, &plan) {
+                return Some(plan);
+            }
+        }
+    }
+
+    /// The plan that follows from what is loaded.
+    fn resolve(&self, canonical: &Problem) -> Option<Arc<Plan>> {
+        let class = Class::of(canonical);
+        for choice in lookup::choices(&self.known.load(), canonical, self.backend.device()) {
             if self.wants_tuning(&choice) {
                 return None;
             }
             match self.loaded.executables.get(&(class, choice.config.clone())) {
-                Some(Some(executable)) => return Some(self.insert(canonical, choice, executable)),
+                Some(Some(executable)) => return Some(Plan::of(*canonical, choice, executable)),
                 // It does not compile, or may not be compiled any more: the next choice.
                 Some(None) => {}
                 None if self.is_sealed() => {}
                 None => return None,
             }
         }
-        if !self.is_sealed() {
-            return None;
-        }
-        let plan = self.any_loaded(&canonical)?;
-        self.loaded.plans.insert(canonical, Arc::clone(&plan));
-        Some(plan)
+        self.is_sealed().then(|| self.any_loaded(canonical)).flatten()
     }
 
     /// For a call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
@@ -156,6 +167,10 @@ impl Engine {
         }
         self.supported(problem)?;
         self.refuse_if_sealed(problem)?;
+        if self.options.policy == Policy::Tune {
+            // Also where it would only build: a thread that prepares the same problem may be waiting to measure it.
+            self.refuse_while_measuring("prepare")?;
+        }
         let canonical = key::canonical(problem);
         self.preparing.alone(&canonical, || match self.prepared(problem) {
             Some(plan) => Ok(plan),
@@ -194,9 +209,11 @@ impl Engine {
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
+        self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _known = Measuring::begin(&self.measured_by);
         // A search that may try everything is not spared by one that could not.
-        let stands = |record: &Arc<Record>| !options.retune && !(record.proven_only && options.worker.is_some());
+        let stands = |record: &Arc<Record>| !(options.retune || record.proven_only && options.worker.is_some());
         match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
@@ -233,7 +250,7 @@ impl Engine {
         let taken = self.machine.put_faster(&records, here);
         // What this process tuned itself goes before the machine's records, but not before a faster one.
         self.refresh(|process| process.retain(|own| !taken.contains(&own.id())));
-        self.loaded.plans.retain(|_| false);
+        self.replan(|_| true);
         Ok(taken.len())
     }
 
@@ -269,6 +286,15 @@ impl Engine {
         }
     }
 
+    fn refuse_while_measuring(&self, call: &str) -> Result<()> {
+        match *self.measured_by.lock().unwrap_or_else(PoisonError::into_inner) == Some(std::thread::current().id()) {
+            false => Ok(()),
+            true => Err(Error::invalid(format!(
+                "{call} was called from the progress callback of a measurement of the same context, which must end before another can begin"
+            ))),
+        }
+    }
+
     /// Whether the policy is to measure rather than to take this choice.
     fn wants_tuning(&self, choice: &Choice) -> bool {
         self.options.policy == Policy::Tune && !choice.is_exact && !self.is_sealed()
@@ -285,10 +311,22 @@ impl Engine {
                 log::warn!("tuning {}: {error}", key::record_key(problem));
             }
         }
+        loop {
+            let generation = self.loaded.plans.generation();
+            let plan = self.build_best(&canonical)?;
+            // Else new records came meanwhile.
+            if self.loaded.plans.insert(generation, &plan) {
+                return Ok(plan);
+            }
+        }
+    }
+
+    /// The best choice that builds.
+    fn build_best(&self, canonical: &Problem) -> Result<Arc<Plan>> {
         let mut failure = None;
-        for choice in lookup::choices(&self.known.load(), &canonical, device) {
-            match self.build(problem, &choice.config) {
-                Ok(executable) => return Ok(self.insert(canonical, choice, executable)),
+        for choice in lookup::choices(&self.known.load(), canonical, self.backend.device()) {
+            match self.build(canonical, &choice.config) {
+                Ok(executable) => return Ok(Plan::of(*canonical, choice, executable)),
                 Err(error) if is_the_configs_fault(&error) || error.status == Status::Cuda => {
                     log::warn!("{} from {}: {error}", choice.config, choice.source.name());
                     failure = Some(error);
@@ -317,17 +355,20 @@ impl Engine {
         })
     }
 
-    fn insert(&self, canonical: Problem, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
-        let plan = Arc::new(Plan {
-            problem: canonical,
-            config: choice.config,
-            source: choice.source,
-            reason: choice.reason,
-            record: choice.record.as_deref().cloned(),
-            executable,
-        });
-        self.loaded.plans.insert(canonical, Arc::clone(&plan));
-        plan
+    /// Chooses again, from new records, for the plans of these classes. Each plan stays until the new one is built:
+    /// what was prepared remains prepared.
+    fn replan(&self, concerns: impl Fn(&Class) -> bool) {
+        let (generation, plans) = self.loaded.plans.renew();
+        for plan in plans.iter().filter(|plan| concerns(&Class::of(&plan.problem))) {
+            if self.is_sealed() {
+                return;
+            }
+            match self.build_best(&plan.problem) {
+                // Where a later generation has begun, its thread chooses for all plans.
+                Ok(new) => drop(self.loaded.plans.insert(generation, &new)),
+                Err(error) => log::warn!("{} keeps its plan: {error}", key::record_key(&plan.problem)),
+            }
+        }
     }
 
     /// This device's record for the problem's very key, from this process or machine.
@@ -386,11 +427,11 @@ impl Engine {
             process.retain(|other| other.id() != record.id());
             process.push(Arc::new(record.clone()));
         });
-        // Plans of the class may now have a nearer record. Launches that come before the winner is built find none of
-        // the old ones, so it is built first.
+        // Also where no plan asks for it yet: the next launch then finds it loaded.
         self.build(problem, &record.config)?;
+        // Plans of the class may now have a nearer record.
         let class = Class::of(problem);
-        self.loaded.plans.retain(|planned| Class::of(planned) != class);
+        self.replan(|planned| *planned == class);
         Ok(record)
     }
 
@@ -428,6 +469,22 @@ impl Engine {
             let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
             Known { process, machine, shipped: known.shipped.clone() }
         });
+    }
+}
+
+/// Says, while it lives, which thread measures.
+struct Measuring<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Measuring<'a> {
+    fn begin(by: &'a Mutex<Option<ThreadId>>) -> Self {
+        *by.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
+        Measuring(by)
+    }
+}
+
+impl Drop for Measuring<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

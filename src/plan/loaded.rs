@@ -4,7 +4,7 @@
 //! and swaps. Plans are few (one for each record key in use), so the copies are small.
 
 use super::key::Class;
-use super::lookup::Source;
+use super::lookup::{Choice, Source};
 use super::record::Record;
 use crate::backend::Executable;
 use crate::config::Config;
@@ -26,14 +26,67 @@ pub struct Plan {
     pub executable: Arc<Executable>,
 }
 
+impl Plan {
+    pub fn of(canonical: Problem, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
+        Arc::new(Plan {
+            problem: canonical,
+            config: choice.config,
+            source: choice.source,
+            reason: choice.reason,
+            record: choice.record.as_deref().cloned(),
+            executable,
+        })
+    }
+}
+
 #[derive(Default)]
 pub struct Loaded {
     /// By the exact problem.
     pub pinned: Map<Problem, Arc<Plan>>,
-    /// By the canonical problem.
-    pub plans: Map<Problem, Arc<Plan>>,
+    pub plans: Plans,
     /// None: it did not compile, and is not tried again.
     pub executables: Map<(Class, Config), Option<Arc<Executable>>>,
+}
+
+/// Plans by the canonical problem, and the generation of the records that they were chosen from. What was chosen from
+/// older records may not replace what newer ones gave, however late its thread comes.
+#[derive(Default)]
+pub struct Plans(ArcSwap<Generation>);
+
+#[derive(Clone, Default)]
+struct Generation {
+    number: u64,
+    plans: HashMap<Problem, Arc<Plan>>,
+}
+
+impl Plans {
+    pub fn get(&self, canonical: &Problem) -> Option<Arc<Plan>> {
+        self.0.load().plans.get(canonical).cloned()
+    }
+
+    /// To be asked for before the records are, and given to `insert`.
+    pub fn generation(&self) -> u64 {
+        self.0.load().number
+    }
+
+    /// Begins the next generation, after new records are in place. Returns its number and the plans so far, which stay
+    /// until they are replaced.
+    pub fn renew(&self) -> (u64, Vec<Arc<Plan>>) {
+        let before = self.0.rcu(|now| Generation { number: now.number + 1, plans: now.plans.clone() });
+        (before.number + 1, before.plans.values().cloned().collect())
+    }
+
+    /// False, and nothing is inserted, where a later generation has begun.
+    pub fn insert(&self, generation: u64, plan: &Arc<Plan>) -> bool {
+        let before = self.0.rcu(|now| {
+            let mut next = Generation::clone(now);
+            if now.number == generation {
+                next.plans.insert(plan.problem, Arc::clone(plan));
+            }
+            next
+        });
+        before.number == generation
+    }
 }
 
 pub struct Map<K, V>(ArcSwap<HashMap<K, V>>);
@@ -72,12 +125,6 @@ impl<K: Clone + Eq + Hash, V: Clone> Map<K, V> {
             map
         });
     }
-
-    pub fn retain(&self, keep: impl Fn(&K) -> bool) {
-        self.0.rcu(|map| {
-            map.iter().filter(|(key, _)| keep(key)).map(|(k, v)| (k.clone(), v.clone())).collect::<HashMap<_, _>>()
-        });
-    }
 }
 
 /// Lets one thread at a time work on each key; work on different keys runs side by side.
@@ -108,6 +155,45 @@ impl<K: Clone + Eq + Hash> Turns<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Backend;
+    use crate::cpu::Cpu;
+    use crate::problem::{Causal, Dtype, Layout, Pass};
+    use crate::tune::space;
+
+    #[test]
+    fn a_plan_of_an_older_generation_replaces_none() {
+        let problem = Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Fp32,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: 64,
+            seqlen_k: 64,
+            head_dim: 32,
+            head_dim_v: 32,
+            causal: Causal::None,
+            dropout: false,
+            layout: Layout::Vec8,
+        };
+        let backend = Backend::Cpu(Cpu::new(1).unwrap());
+        let config = space::heuristic(&problem, backend.device());
+        let executable = Arc::new(backend.build(&problem, &config).unwrap());
+        let plan = |reason: &str| {
+            let (config, executable) = (config.clone(), Arc::clone(&executable));
+            let (source, reason) = (Source::Heuristic, reason.to_owned());
+            Arc::new(Plan { problem, config, source, reason, record: None, executable })
+        };
+        let plans = Plans::default();
+        let old = plans.generation();
+        assert!(plans.insert(old, &plan("before")));
+        let (new, so_far) = plans.renew();
+        assert_eq!(so_far.len(), 1);
+        assert_eq!(plans.get(&problem).unwrap().reason, "before", "it serves until it is replaced");
+        assert!(plans.insert(new, &plan("winner")));
+        assert!(!plans.insert(old, &plan("late")));
+        assert_eq!(plans.get(&problem).unwrap().reason, "winner");
+    }
 
     #[test]
     fn the_first_entry_is_the_smallest_key_that_passes_with_its_value() {

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Trials of a run are written this often: what a killed run loses at most.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a batch waits for other processes before it stays in memory.
+/// How long a batch of trials waits for other processes before it stays in memory.
 const WRITE_DEADLINE: Duration = Duration::from_secs(2);
-/// The same for the last batch of an engine, which has no next one to go with.
-const LAST_DEADLINE: Duration = Duration::from_secs(10);
+/// The same for winners, which cost a whole run, and for the last batch of an engine, which has no next one to go with.
+const LONG_DEADLINE: Duration = Duration::from_secs(10);
 
 const RECORD: &str = "record | ";
 const TRIAL: &str = "trial | ";
@@ -53,7 +53,7 @@ impl Machine {
     pub fn put(&self, records: &[Record]) {
         let mut state = self.state();
         records.iter().for_each(|record| state.put(record));
-        self.write(&mut state, WRITE_DEADLINE);
+        self.write(&mut state, LONG_DEADLINE);
     }
 
     /// The same for those alone that are faster than the record of their id, or have none that is of use. Returns the
@@ -61,7 +61,7 @@ impl Machine {
     pub fn put_faster(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
         let mut state = self.state();
         // Other processes may have found faster ones since this one read the store.
-        self.exchange(&mut state, WRITE_DEADLINE);
+        self.exchange(&mut state, LONG_DEADLINE);
         let mut taken = BTreeSet::new();
         for record in records {
             let id = record.id();
@@ -72,7 +72,7 @@ impl Machine {
                 taken.insert(id);
             }
         }
-        self.write(&mut state, WRITE_DEADLINE);
+        self.write(&mut state, LONG_DEADLINE);
         taken
     }
 
@@ -127,9 +127,15 @@ impl Machine {
     fn exchange(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
         let Some(store) = &self.store else { return };
-        let changes: Vec<Change> = state.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let mut written = store.write(&state.changes(), deadline);
+        if store.has_begun_anew() {
+            // What was read before is gone with the damaged database; this process still has it.
+            let all = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
+            state.pending.extend(all);
+            written = store.write(&state.changes(), deadline);
+        }
         // What is there afterwards has the winners of other processes too.
-        if let Some(entries) = store.write(&changes, deadline) {
+        if let Some(entries) = written {
             state.entries = entries;
             state.pending.clear();
         }
@@ -143,7 +149,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.write(&mut self.state(), LAST_DEADLINE);
+        self.write(&mut self.state(), LONG_DEADLINE);
     }
 }
 
@@ -162,6 +168,10 @@ impl State {
             None => drop(self.entries.remove(&key)),
         }
         self.pending.insert(key, value);
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        self.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 }
 
@@ -227,7 +237,7 @@ mod tests {
             machine.note("gpu | huge", &PROBLEM, &device, trial);
         }
         let small = Problem { seqlen_q: 128, seqlen_k: 128, ..PROBLEM };
-        assert_eq!(machine.trials("gpu | small", &small, &device), [of_class.clone()]);
+        assert_eq!(machine.trials("gpu | small", &small, &device), std::slice::from_ref(&of_class));
         assert_eq!(machine.trials("gpu | huge", &PROBLEM, &device), [of_class, of_problem]);
     }
 

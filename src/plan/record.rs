@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -128,7 +129,9 @@ pub fn write_lines(mut records: Vec<Record>) -> Result<String, String> {
 pub fn write_file(path: &Path, records: Vec<Record>) -> Result<usize, Error> {
     let text = write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
+    // Several threads of one process may write the same file.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    name.push(format!(".{}.{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
     let temporary = path.with_file_name(name);
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))

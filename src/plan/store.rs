@@ -34,6 +34,8 @@ pub struct Store {
     /// Where a database that cannot be read is put, in the place of an earlier one.
     set_aside: PathBuf,
     complained: AtomicBool,
+    /// Whether a database was set aside since `has_begun_anew` was last asked.
+    begun_anew: AtomicBool,
 }
 
 /// Why a database did not open or read.
@@ -58,6 +60,7 @@ impl Store {
             lock: cache_dir.join("records.lock"),
             set_aside: cache_dir.join("records.broken"),
             complained: AtomicBool::new(false),
+            begun_anew: AtomicBool::new(false),
         })
     }
 
@@ -84,6 +87,11 @@ impl Store {
             database.apply_batch(batch.clone()).and_then(|()| database.flush()).map_err(trouble)?;
             read_all(database)
         })
+    }
+
+    /// Whether a damaged database was set aside since this was last asked, so that what was read before is not there.
+    pub fn has_begun_anew(&self) -> bool {
+        self.begun_anew.swap(false, Ordering::Relaxed)
     }
 
     /// Runs `work` on the open database, alone among all processes. A broken database is set aside once and the work
@@ -136,13 +144,16 @@ impl Store {
 
     fn set_aside(&self, reason: &str) -> Option<()> {
         // Only the newest broken one is kept.
-        let _ = std::fs::remove_dir_all(&self.set_aside);
+        if std::fs::remove_dir_all(&self.set_aside).is_err() {
+            let _ = std::fs::remove_file(&self.set_aside);
+        }
         let moved = std::fs::rename(&self.database, &self.set_aside);
         let outcome = match &moved {
             Ok(()) => format!("it was moved to {} and a new one begun", self.set_aside.display()),
             Err(error) => format!("and it cannot be moved: {error}"),
         };
         let _: Option<()> = self.complain(format!("the database is damaged ({reason}); {outcome}"));
+        self.begun_anew.fetch_or(moved.is_ok(), Ordering::Relaxed);
         moved.ok()
     }
 

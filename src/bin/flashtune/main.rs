@@ -15,6 +15,7 @@ mod worker;
 
 use clap::{Parser, Subcommand};
 use flashtune::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Exact attention, rendered, compiled and tuned at run time.
@@ -66,7 +67,14 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("flashtune=warn"))
         .format_timestamp(None)
         .init();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // A reader that has seen enough (`| head`) ends this program quietly, where println would panic. Not `autotune`:
+    // it writes to workers that may have crashed, and must survive that.
+    if !matches!(command, Command::Autotune(_)) {
+        // SAFETY: no other thread runs yet, and the default disposition installs no handler.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    let result = match command {
         Command::Autotune(args) => autotune::run(args),
         Command::Info(args) => info::run(args),
         Command::Render(args) => render::run(args),
@@ -90,6 +98,5 @@ fn main() -> ExitCode {
 /// One line of JSON on standard output.
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
-    println!("{text}");
-    Ok(())
+    writeln!(std::io::stdout(), "{text}").map_err(|error| Failure::Failed(format!("standard output: {error}")))
 }
