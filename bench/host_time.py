@@ -116,7 +116,7 @@ def launches():
 
 
 def workspace():
-    """Bytes that the library asks for, and what torch's allocator saw at most beyond inputs and outputs, 64k tokens."""
+    """Bytes that each pass asks for at 64k tokens, beside those of one of its tensors."""
     import torch
 
     import flashtune

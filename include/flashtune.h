@@ -649,9 +649,11 @@ int32_t flashtune_forward_workspace_size(struct flashtune_context *context,
 /**
  * Gets the plan for these params ready: looks up or chooses a config (under FLASHTUNE_TUNING_TUNE measures one where
  * there is no record), compiles and loads its kernels. May take seconds; once it returned OK, flashtune_forward only
- * enqueues for these params, and for every other shape of the same class (pass, dtype, head dims, causal or not,
- * dropout or not, alignment class). Data pointers may be NULL, and then count as aligned to 16 bytes. Any thread, not
- * while a stream of this thread is capturing.
+ * enqueues for these params, also with another softmax_scale, nonzero dropout_p or seed and with other data and strides
+ * of the same alignment; nearby sizes share the plan. Another shape, or these params after flashtune_autotune or
+ * flashtune_records_import has changed the records, may need another config: flashtune_forward then prepares it, or
+ * returns NOT_PREPARED on a capturing stream and in a sealed context. Data pointers may be NULL, and then count as
+ * aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
  *
  * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
  * OUT_OF_MEMORY.
@@ -733,8 +735,8 @@ int32_t flashtune_backward_plan_info(struct flashtune_context *context,
  * now on, and later processes find it in the cache folder. Allocates device memory for the problem's tensors, uses a
  * stream of its own, and returns when done. Any thread, others may go on using the context; not during stream capture.
  *
- * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, CANCELLED (what was measured is kept, and a later run resumes),
- * NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+ * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), CANCELLED (what was measured is
+ * kept, and a later run resumes), NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
  */
 int32_t flashtune_autotune(struct flashtune_context *context,
                            const struct flashtune_autotune_params *params);
@@ -750,9 +752,9 @@ int32_t flashtune_records_export(struct flashtune_context *context,
                                  uint64_t *count);
 
 /**
- * Takes the records of a file that flashtune_records_export wrote into this machine's, where they are better than what
- * is there; records that this library does not understand or that fit no device are passed over. count gets how
- * many were taken; it may be NULL. Any thread.
+ * Takes the records of a file that flashtune_records_export wrote into this machine's. A record replaces the one of the
+ * same device and problem only where its median time is lower; records that this library does not understand, or whose
+ * config it does not accept on their device, are passed over. count gets how many were taken; it may be NULL. Any thread.
  *
  * Statuses: OK, INVALID_ARGUMENT, IO.
  */

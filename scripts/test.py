@@ -149,7 +149,7 @@ def python_tests(tally, python, library, arguments):
 
 
 def find_python():
-    """The environment that `make .venv` filled, else any python3 that has what the tests need."""
+    """The environment that scripts/venv.sh filled, else any python3 that has what the tests need."""
     for python in (VENV / "bin" / "python", Path(sys.executable)):
         needs = "import numpy, pytest"
         if python.exists() and subprocess.run([python, "-c", needs], capture_output=True).returncode == 0:

@@ -7,9 +7,10 @@ use crate::call::Call;
 use crate::config::Config;
 use crate::cpu;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::kernel;
 use crate::problem::Problem;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::call::Stream;
@@ -34,6 +35,23 @@ pub enum Memory {
 }
 
 impl Backend {
+    /// The GPU if it is complete, that is usable and with a compiler for it, else the CPU, with the reason as a log line.
+    pub fn open_auto(ordinal: i32, cache_dir: Option<PathBuf>, num_threads: usize) -> Result<Backend> {
+        let (reason, level) = match kernel::Gpu::new(ordinal, None, cache_dir) {
+            // With cubins in the cache it would do some problems, and fail at others.
+            Ok(gpu) if gpu.device().nvrtc_version == (0, 0) => {
+                (format!("{} is there, but no libnvrtc", gpu.device().name), log::Level::Warn)
+            }
+            Ok(gpu) => return Ok(Backend::Cuda(gpu)),
+            Err(error) if matches!(error.status, Status::NoDevice | Status::NoCompiler | Status::Unsupported) => {
+                (error.to_string(), log::Level::Info)
+            }
+            Err(error) => return Err(error),
+        };
+        log::log!(level, "using the CPU: {reason}");
+        cpu::Cpu::new(num_threads).map(Backend::Cpu)
+    }
+
     pub fn device(&self) -> &Device {
         match self {
             Backend::Cuda(gpu) => gpu.device(),

@@ -328,8 +328,8 @@ const PROBLEM: Problem = Problem {
 #[test]
 fn the_worker_answers_every_question_of_a_search() {
     let args = ["worker", "--device", "cpu"].map(Into::into).to_vec();
-    let command =
-        worker::Command { program: env!("CARGO_BIN_EXE_flashtune").into(), args, patience: Duration::from_secs(60) };
+    let (patience, build_patience) = (Duration::from_secs(60), Duration::from_secs(60));
+    let command = worker::Command { program: env!("CARGO_BIN_EXE_flashtune").into(), args, patience, build_patience };
     let cpu = flashtune::cpu::Cpu::new(0).unwrap();
     let good: Vec<Config> = space::candidates(&PROBLEM, cpu.device()).into_iter().take(3).collect();
     let configs = [&good[..], &[good[0].clone().with("block_m", 17)]].concat();

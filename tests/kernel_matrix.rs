@@ -72,7 +72,7 @@ const HEAD_DIMS: [HeadDims; 15] = [
     head_dims((192, 192), Layout::Vec8, 0, 64),
     head_dims((192, 128), Layout::Vec8, 256, 0),
     head_dims((256, 256), Layout::Vec8, 64, 192),
-    head_dims((512, 512), Layout::Vec8, 0, 192),
+    head_dims((512, 512), Layout::Vec8, 0, 448),
 ];
 
 fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout: Layout) -> Problem {

@@ -5,9 +5,9 @@ use flashtune::config::{Config, Family};
 use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
-use flashtune::plan::{Engine, EngineOptions, Policy, Source, key};
+use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use flashtune::tune::{Phase, Progress, TuneOptions, space};
+use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Barrier, Once};
@@ -216,6 +216,26 @@ fn a_sealed_engine_uses_what_is_loaded_and_prepares_nothing() {
 }
 
 #[test]
+fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_prepared() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions {
+        policy: Policy::Tune,
+        time_limit: Duration::from_millis(200),
+        use_disk: false,
+        ..EngineOptions::default()
+    };
+    let engine = engine_with(folder.path(), options);
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
+    assert!(engine.any_loaded(&far).is_none());
+    engine.prepare(&SMALL).unwrap();
+    let plan = engine.any_loaded(&far).unwrap();
+    space::check(&far, &plan.config, engine.backend().device()).unwrap();
+    assert!(engine.any_loaded(&Problem { dropout: true, ..SMALL }).is_none(), "another class");
+    assert!(engine.prepared(&far).is_none());
+    assert_eq!(engine.prepare(&far).unwrap().source, Source::Process);
+}
+
+#[test]
 fn a_pinned_config_is_for_exactly_its_problem() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(folder.path());
@@ -255,6 +275,27 @@ fn invalid_and_unsupported_problems_are_statuses() {
 }
 
 #[test]
+fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    let record = engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    assert!(!record.proven_only && !record.to_line().unwrap().contains("proven_only"));
+    // What a process without a worker leaves on a GPU.
+    let restricted = Record { proven_only: true, ..record.clone() };
+    let path = folder.path().join("restricted.jsonl");
+    std::fs::write(&path, restricted.to_line().unwrap()).unwrap();
+    let other = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    assert_eq!(other.import_records(&path).unwrap(), 1);
+    assert_eq!(other.autotune(&SMALL, &quick(), &mut go_on).unwrap(), restricted);
+    // The CPU backend needs no process of its own and so starts none.
+    let patience = Duration::from_secs(1);
+    let command = worker::Command { program: "/nowhere".into(), args: Vec::new(), patience, build_patience: patience };
+    let offline = TuneOptions { worker: Some(command), ..quick() };
+    assert!(!other.autotune(&SMALL, &offline, &mut go_on).unwrap().proven_only);
+    assert!(other.records().iter().all(|(_, record)| !record.proven_only));
+}
+
+#[test]
 fn export_and_import_round_trip_byte_for_byte() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = engine(from.path());
@@ -275,6 +316,70 @@ fn export_and_import_round_trip_byte_for_byte() {
     assert_eq!(self::engine(to.path()).records().len(), 3);
     assert_eq!(engine.import_records(&from.path().join("missing")).unwrap_err().status, Status::Io);
     assert_eq!(engine.export_records(&from.path().join("no/folder")).unwrap_err().status, Status::Io);
+}
+
+#[test]
+fn an_imported_record_replaces_only_a_slower_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(folder.path());
+    let own = engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
+    let file = folder.path().join("other.jsonl");
+    let import = |config: &Config, median_us: f64| {
+        let record = Record { config: config.clone(), median_us, ..own.clone() };
+        record::write_file(&file, vec![record]).unwrap();
+        engine.import_records(&file).unwrap()
+    };
+    let used = || {
+        let plan = engine.prepare(&SMALL).unwrap();
+        (plan.source, plan.config.clone())
+    };
+    let candidates = space::candidates(&SMALL, engine.backend().device());
+    let other = candidates.into_iter().find(|config| *config != own.config).unwrap();
+    assert_eq!(import(&other, own.median_us * 2.0), 0);
+    assert_eq!(import(&other, own.median_us), 0);
+    assert_eq!(used(), (Source::Process, own.config.clone()));
+    // What another process has found since this one read the store counts too.
+    let faster = self::engine(folder.path());
+    record::write_file(&file, vec![Record { median_us: own.median_us / 4.0, ..own.clone() }]).unwrap();
+    assert_eq!(faster.import_records(&file).unwrap(), 1);
+    assert_eq!(import(&other, own.median_us / 2.0), 0);
+    assert_eq!(import(&other, own.median_us / 8.0), 1);
+    assert_eq!(used(), (Source::Machine, other));
+}
+
+#[test]
+fn records_that_the_space_does_not_accept_are_not_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(folder.path());
+    let file = folder.path().join("records.jsonl");
+    let outcome = |config: Config| Outcome {
+        winner: Timed { config, median_us: 100.0 },
+        spread: 0.01,
+        check_error: 0.001,
+        runner_up: None,
+        default_us: None,
+    };
+    let cpu = engine.backend().device().clone();
+    let other_cpu = Device { name: "another host".to_owned(), ..cpu.clone() };
+    let gpu = Device::typical(Arch::Sm(9, 0)).unwrap();
+    let turing = Device { name: "NVIDIA T4".to_owned(), arch: Arch::Sm(7, 5), ..gpu.clone() };
+    let (here, there) = (space::heuristic(&SMALL, &cpu), space::heuristic(&SMALL, &gpu));
+    let records = [
+        (&cpu, here.clone(), true),
+        (&other_cpu, here.clone(), true),
+        (&gpu, there.clone(), true),
+        (&turing, there.clone(), false),
+        // Of another family, with an unknown knob, with a value that is none.
+        (&Device { sm_count: 78, ..gpu.clone() }, here.clone(), false),
+        (&Device { sm_count: 114, ..gpu.clone() }, there.with("block_o", 64), false),
+        (&Device { sm_count: 1, ..cpu.clone() }, here.with("block_m", 17), false),
+    ];
+    for (device, config, fits) in records {
+        let record = Record::new(&SMALL, device, outcome(config));
+        record::write_file(&file, vec![record.clone()]).unwrap();
+        assert_eq!(engine.import_records(&file).unwrap(), usize::from(fits), "{record:?}");
+        assert_eq!(engine.records().iter().any(|(_, known)| known.id() == record.id()), fits, "{record:?}");
+    }
 }
 
 #[test]
@@ -312,7 +417,6 @@ fn a_cancelled_run_is_resumed_by_the_next_process() {
 fn without_disk_records_live_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
-    assert_eq!(engine.cache_dir(), None);
     engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
     assert_eq!(engine.prepare(&SMALL).unwrap().source, Source::Process);
     drop(engine);

@@ -109,13 +109,19 @@ struct Report {
 }
 
 impl Report {
+    /// Whether the failure is the problem's alone, or else its class's.
+    fn failed_here(&self, block_m: u32) -> bool {
+        let failed = self.trials.iter().find(|trial| trial.config == config(block_m)).unwrap();
+        matches!(failed.verdict, Verdict::FailedHere { .. })
+    }
+
     fn winner(&self) -> u32 {
         self.outcome.as_ref().unwrap().winner.config.get("block_m")
     }
 
     fn failure(&self, block_m: u32) -> Option<&str> {
         self.trials.iter().find(|trial| trial.config == config(block_m)).and_then(|trial| match &trial.verdict {
-            Verdict::Failed { reason } => Some(reason.as_str()),
+            Verdict::Failed { reason } | Verdict::FailedHere { reason } => Some(reason.as_str()),
             Verdict::Measured { .. } => None,
         })
     }
@@ -259,6 +265,7 @@ fn what_fails_is_reported_with_its_reason_and_the_rest_goes_on() {
     assert_eq!(report.failure(3), Some("misaligned address"));
     assert_eq!(report.failure(4), Some("spills 64 bytes of registers"));
     assert_eq!(report.failure(5), None);
+    assert_eq!([1, 2, 3, 4].map(|block_m| report.failed_here(block_m)), [false, false, true, false]);
 }
 
 #[test]
@@ -314,6 +321,15 @@ fn a_time_limit_of_zero_still_measures_the_default() {
 }
 
 #[test]
+fn a_default_that_does_not_compile_does_not_hold_up_the_time_limit() {
+    let mut bench =
+        FakeBench::new(&[(64, FailsToBuild), (1, FailsToBuild), (2, Takes(10.0, 0.0)), (3, Takes(9.0, 0.0))]);
+    // Too late from the start: no more is compiled than until one is there.
+    let _ = run_with(&mut bench, &[64, 1, 2, 3], &[], Duration::ZERO, usize::MAX);
+    assert_eq!(bench.built, [64, 1, 2].map(config));
+}
+
+#[test]
 fn a_resumed_run_does_not_repeat_failures_nor_what_was_slow() {
     let behaviours =
         [(64, Takes(100.0, 0.0)), (1, IsWrong), (2, Takes(200.0, 0.0)), (3, Takes(80.0, 0.0)), (4, Takes(90.0, 0.0))];
@@ -350,7 +366,7 @@ fn a_stopped_run_has_reported_its_trials_and_resumes_to_the_same_winner() {
         let mut bench = FakeBench::new(&behaviours);
         let resumed = run_with(&mut bench, &candidates, &stopped.trials, Duration::from_secs(60), usize::MAX);
         assert_eq!(resumed.winner(), 3, "stopped after {steps} steps");
-        for failed in stopped.trials.iter().filter(|trial| matches!(trial.verdict, Verdict::Failed { .. })) {
+        for failed in stopped.trials.iter().filter(|trial| !matches!(trial.verdict, Verdict::Measured { .. })) {
             assert!(!bench.built.contains(&failed.config), "{} is tried again", failed.config);
         }
     }
@@ -378,7 +394,8 @@ fn shell_worker(misdeed: &str) -> Worker {
         "#
     );
     let args = vec!["-c".into(), script.into()];
-    Worker::new(worker::Command { program: "sh".into(), args, patience: Duration::from_millis(800) }, &PROBLEM)
+    let (patience, build_patience) = (Duration::from_millis(800), Duration::from_secs(60));
+    Worker::new(worker::Command { program: "sh".into(), args, patience, build_patience }, &PROBLEM)
 }
 
 #[test]
@@ -387,6 +404,7 @@ fn a_candidate_that_hangs_is_ended_without_losing_the_pass() {
     assert_eq!(report.winner(), 32);
     let reason = report.failure(13).unwrap();
     assert!(reason.contains("hung") && reason.contains("800ms"), "{reason}");
+    assert!(report.failed_here(13));
 }
 
 #[test]
@@ -395,6 +413,7 @@ fn a_candidate_that_crashes_is_recorded_with_the_signal() {
     assert_eq!(report.winner(), 32);
     let reason = report.failure(13).unwrap();
     assert!(reason.contains("signal 11"), "{reason}");
+    assert!(report.failed_here(13));
 }
 
 #[test]
@@ -403,6 +422,7 @@ fn a_candidate_that_crashes_the_compiler_is_found_among_its_batch() {
     assert_eq!(report.winner(), 32);
     let reason = report.failure(17).unwrap();
     assert!(reason.contains("ended with 9"), "{reason}");
+    assert!(!report.failed_here(17), "the compiler does not see the problem's size");
     assert_eq!(report.failure(32), None);
 }
 
@@ -412,6 +432,7 @@ fn a_candidate_that_loses_the_device_costs_one_worker() {
     let report = run(&mut shell_worker(misdeed), &[64, 13, 32]);
     assert_eq!(report.winner(), 32);
     assert_eq!(report.failure(13), Some("illegal address"));
+    assert!(report.failed_here(13));
 }
 
 #[test]
@@ -420,6 +441,7 @@ fn a_worker_that_cannot_start_ends_the_search() {
         program: program.into(),
         args: args.iter().map(Into::into).collect(),
         patience: Duration::from_millis(800),
+        build_patience: Duration::from_millis(800),
     };
     let missing = run(&mut Worker::new(command("/nowhere/flashtune", &[]), &PROBLEM), &[64, 32]).outcome.unwrap_err();
     assert!(missing.message.contains("/nowhere/flashtune"), "{missing}");

@@ -58,15 +58,17 @@ pub struct flashtune_autotune_params {
 // a value: NULL is None.
 unsafe impl SizedStruct for flashtune_autotune_params {
     const NAME: &'static str = "flashtune_autotune_params";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 56;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_autotune_params>() == 56);
 
 /// Measures the candidates for one problem on the context's device and keeps the winner: this context uses it from
 /// now on, and later processes find it in the cache folder. Allocates device memory for the problem's tensors, uses a
 /// stream of its own, and returns when done. Any thread, others may go on using the context; not during stream capture.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, CANCELLED (what was measured is kept, and a later run resumes),
-/// NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), CANCELLED (what was measured is
+/// kept, and a later run resumes), NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_autotune(
     context: *mut flashtune_context,

@@ -13,8 +13,10 @@ use std::ffi::c_void;
 // SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
 unsafe impl SizedStruct for flashtune_backward_params {
     const NAME: &'static str = "flashtune_backward_params";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 376;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_backward_params>() == 376);
 
 impl pass::Params for flashtune_backward_params {
     fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked> {

@@ -5,9 +5,10 @@ use super::sized::{self, SizedStruct};
 use super::text::{fixed, optional_path};
 use crate::backend::Backend;
 use crate::cpu::Cpu;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result};
 use crate::kernel::{Gpu, cache_dir};
 use crate::plan::{Engine, EngineOptions, Policy};
+use crate::tune::DEFAULT_TIME_LIMIT;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,21 +77,24 @@ pub struct flashtune_device_info {
 }
 
 const MAX_THREADS: i32 = 1024;
-const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(20);
 /// A year: any limit beyond it is a mistake, and Duration has an end.
 const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
 
 // SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
 unsafe impl SizedStruct for flashtune_context_options {
     const NAME: &'static str = "flashtune_context_options";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 48;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_context_options>() == 48);
 
 // SAFETY: repr(C), a u64 first, then integers.
 unsafe impl SizedStruct for flashtune_device_info {
     const NAME: &'static str = "flashtune_device_info";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 176;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_device_info>() == 176);
 
 /// Makes a context and writes it to context; the caller ends it with flashtune_context_destroy. options may be NULL:
 /// all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
@@ -217,23 +221,17 @@ fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
             options.device_ordinal
         )));
     }
-    let cpu = || Cpu::new(options.num_threads as usize).map(Backend::Cpu);
+    let num_threads = options.num_threads as usize;
     match options.backend {
         FLASHTUNE_BACKEND_CPU if !options.cuda_context.is_null() => Err(Error::invalid(format!(
             "options.cuda_context is {:p}; it must be NULL for FLASHTUNE_BACKEND_CPU",
             options.cuda_context
         ))),
-        FLASHTUNE_BACKEND_CPU => cpu(),
+        FLASHTUNE_BACKEND_CPU => Cpu::new(num_threads).map(Backend::Cpu),
         FLASHTUNE_BACKEND_CUDA => open_gpu(options),
         // Who hands over a CUDA context wants that GPU and no other machine.
         FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options),
-        FLASHTUNE_BACKEND_AUTO => open_complete_gpu(options).or_else(|error| match error.status {
-            Status::NoDevice | Status::NoCompiler | Status::Unsupported => {
-                log::info!("using the CPU: {error}");
-                cpu()
-            }
-            _ => Err(error),
-        }),
+        FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cubin_folder(options), num_threads),
         other => Err(Error::invalid(format!(
             "options.backend is {other}; it must be FLASHTUNE_BACKEND_AUTO (0), _CUDA (1) or _CPU (2)"
         ))),
@@ -241,19 +239,13 @@ fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
 }
 
 fn open_gpu(options: &flashtune_context_options) -> Result<Backend> {
-    let (dir, use_disk) = cache(options);
-    let cubins = use_disk.then(|| cache_dir::resolve(dir.as_deref())).flatten();
     let given = (!options.cuda_context.is_null()).then_some(options.cuda_context);
-    Gpu::new(options.device_ordinal, given, cubins).map(Backend::Cuda)
+    Gpu::new(options.device_ordinal, given, cubin_folder(options)).map(Backend::Cuda)
 }
 
-/// A GPU that can also be compiled for, which not every usable one can: with cubins in the cache NVRTC is not needed.
-fn open_complete_gpu(options: &flashtune_context_options) -> Result<Backend> {
-    let gpu = open_gpu(options)?;
-    match gpu.device().nvrtc_version {
-        (0, 0) => Err(Error::new(Status::NoCompiler, format!("{} is there, but no libnvrtc", gpu.device().name))),
-        _ => Ok(gpu),
-    }
+fn cubin_folder(options: &flashtune_context_options) -> Option<PathBuf> {
+    let (dir, use_disk) = cache(options);
+    use_disk.then(|| cache_dir::resolve(dir.as_deref())).flatten()
 }
 
 fn engine_options(options: &flashtune_context_options) -> Result<EngineOptions> {

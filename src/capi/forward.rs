@@ -13,8 +13,10 @@ use std::ffi::c_void;
 // SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
 unsafe impl SizedStruct for flashtune_forward_params {
     const NAME: &'static str = "flashtune_forward_params";
-    const OLDEST: usize = size_of::<Self>();
+    const OLDEST: usize = 248;
 }
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_forward_params>() == 248);
 
 impl pass::Params for flashtune_forward_params {
     fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked> {
@@ -52,9 +54,11 @@ pub unsafe extern "C" fn flashtune_forward_workspace_size(
 
 /// Gets the plan for these params ready: looks up or chooses a config (under FLASHTUNE_TUNING_TUNE measures one where
 /// there is no record), compiles and loads its kernels. May take seconds; once it returned OK, flashtune_forward only
-/// enqueues for these params, and for every other shape of the same class (pass, dtype, head dims, causal or not,
-/// dropout or not, alignment class). Data pointers may be NULL, and then count as aligned to 16 bytes. Any thread, not
-/// while a stream of this thread is capturing.
+/// enqueues for these params, also with another softmax_scale, nonzero dropout_p or seed and with other data and strides
+/// of the same alignment; nearby sizes share the plan. Another shape, or these params after flashtune_autotune or
+/// flashtune_records_import has changed the records, may need another config: flashtune_forward then prepares it, or
+/// returns NOT_PREPARED on a capturing stream and in a sealed context. Data pointers may be NULL, and then count as
+/// aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
 /// OUT_OF_MEMORY.

@@ -132,6 +132,7 @@ unsafe fn asked<'a, P: Params>(
 }
 
 /// The plan that is there, else a new one where one may be made: not in a sealed context, not while `stream` captures.
+/// There what is loaded for another shape of the class serves.
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
     if let Some(plan) = engine.prepared(problem) {
@@ -152,7 +153,7 @@ fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) 
         && engine.backend().is_capturing(stream)?
     {
         engine.supported(problem)?;
-        return unprepared("the stream is capturing a graph");
+        return engine.any_loaded(problem).map_or_else(|| unprepared("the stream is capturing a graph"), Ok);
     }
     engine.prepare(problem)
 }

@@ -26,9 +26,9 @@ pub unsafe extern "C" fn flashtune_records_export(
     })
 }
 
-/// Takes the records of a file that flashtune_records_export wrote into this machine's, where they are better than what
-/// is there; records that this library does not understand or that fit no device are passed over. count gets how
-/// many were taken; it may be NULL. Any thread.
+/// Takes the records of a file that flashtune_records_export wrote into this machine's. A record replaces the one of the
+/// same device and problem only where its median time is lower; records that this library does not understand, or whose
+/// config it does not accept on their device, are passed over. count gets how many were taken; it may be NULL. Any thread.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, IO.
 #[unsafe(no_mangle)]

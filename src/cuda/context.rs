@@ -4,7 +4,7 @@
 //! current context is what it was before.
 
 use super::driver::Driver;
-use crate::error::{Error, Result, Status};
+use crate::error::Result;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -126,14 +126,4 @@ impl Drop for Setup<'_> {
         // SAFETY: swaps back what `setup` swapped in.
         let _ = unsafe { self.current.context.driver.exchange_capture_mode(&mut self.mode) };
     }
-}
-
-/// An error that says which argument named no device.
-pub(super) fn no_such_device(ordinal: i32, count: i32) -> Error {
-    let present = match count {
-        0 => "this process sees no CUDA device".to_owned(),
-        1 => "this process sees one CUDA device, 0".to_owned(),
-        _ => format!("this process sees the CUDA devices 0 to {}", count - 1),
-    };
-    Error::new(Status::NoDevice, format!("device_ordinal is {ordinal}; {present}"))
 }

@@ -1,9 +1,8 @@
 //! The devices that the driver shows, described as `device::Device`.
 
-use super::context::no_such_device;
 use super::driver::Driver;
 use crate::device::{Arch, Device};
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
 use std::ffi::{CStr, c_int};
 
@@ -60,4 +59,14 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
         driver_version: driver.version()?,
         nvrtc_version: (0, 0),
     })
+}
+
+/// An error that says which argument named no device.
+fn no_such_device(ordinal: i32, count: i32) -> Error {
+    let present = match count {
+        0 => "this process sees no CUDA device".to_owned(),
+        1 => "this process sees one CUDA device, 0".to_owned(),
+        _ => format!("this process sees the CUDA devices 0 to {}", count - 1),
+    };
+    Error::new(Status::NoDevice, format!("device_ordinal is {ordinal}; {present}"))
 }

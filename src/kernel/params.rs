@@ -3,7 +3,6 @@
 //! Both sides assert its size and the test below its offsets, so a field added on one side alone fails to build.
 
 use crate::call::{Call, TensorRef};
-use crate::problem::Causal;
 
 /// A (batch, seqlen, heads, dim) view as kernels see it: the twin of `TensorRef` in CUDA.
 type View = TensorRef;
@@ -83,10 +82,7 @@ impl KernelParams {
             group_size: p.group_size() as i32,
             seqlen_q: p.seqlen_q as i32,
             seqlen_k: p.seqlen_k as i32,
-            causal_shift: match p.causal {
-                Causal::None => 0,
-                causal => causal.shift(p.seqlen_q, p.seqlen_k) as i32,
-            },
+            causal_shift: p.causal.shift(p.seqlen_q, p.seqlen_k) as i32,
             workspace_rows: p.workspace_rows() as i32,
             softmax_scale: call.softmax_scale,
             softmax_scale_log2: call.softmax_scale * std::f32::consts::LOG2_E,

@@ -16,12 +16,6 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use tera::{Context, Delimiters, Tera};
 
-/// Renders `templates/<template>.cu.tera` from the library's files, or those that `FLASHTUNE_TEMPLATES` named when
-/// the process first rendered.
-pub fn render(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
-    Renderer::shared()?.render(problem, config, template, arch)
-}
-
 /// A set of template files, parsed.
 pub struct Renderer {
     tera: Tera,
@@ -46,6 +40,7 @@ impl Renderer {
         Ok(Renderer { tera, sources })
     }
 
+    /// The library's files, or those that `FLASHTUNE_TEMPLATES` named when the process first rendered.
     pub(super) fn shared() -> Result<&'static Renderer> {
         static SHARED: OnceLock<Result<Renderer>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| {
@@ -70,7 +65,7 @@ impl Renderer {
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// One kernel's text. A name that the template uses and the values lack is an error: to Tera it is merely false.
+    /// One kernel's text, of `templates/<template>.cu.tera`. A name that the template uses and the values lack is an error: to Tera it is merely false.
     pub fn render(&self, problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
         let values = values(problem, config, template, arch)?;
         let used = self.names(template)?;

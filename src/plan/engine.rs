@@ -45,15 +45,13 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: Duration::from_secs(20), use_disk: true }
+        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: tune::DEFAULT_TIME_LIMIT, use_disk: true }
     }
 }
 
 pub struct Engine {
     backend: Backend,
     options: EngineOptions,
-    /// None: memory only.
-    cache_dir: Option<PathBuf>,
     machine: Machine,
     known: ArcSwap<Known>,
     loaded: Loaded,
@@ -68,9 +66,7 @@ impl Engine {
     /// Reads this machine's records and the shipped ones, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
         let folder = options.use_disk.then(|| cache_dir::resolve(options.cache_dir.as_deref())).flatten();
-        let store = folder.as_deref().and_then(Store::in_folder);
-        let cache_dir = folder.filter(|_| store.is_some());
-        let machine = Machine::new(store);
+        let machine = Machine::new(folder.as_deref().and_then(Store::in_folder));
         let known = Known {
             process: Vec::new(),
             machine: machine.records().into_iter().map(Arc::new).collect(),
@@ -79,7 +75,6 @@ impl Engine {
         Engine {
             backend,
             options,
-            cache_dir,
             machine,
             known: ArcSwap::from_pointee(known),
             loaded: Loaded::default(),
@@ -92,11 +87,6 @@ impl Engine {
 
     pub fn backend(&self) -> &Backend {
         &self.backend
-    }
-
-    /// Where records and cubins lie; None: memory only.
-    pub fn cache_dir(&self) -> Option<PathBuf> {
-        self.cache_dir.clone()
     }
 
     /// Whether this backend does the problem. Compiles nothing.
@@ -130,22 +120,33 @@ impl Engine {
                 None => return None,
             }
         }
-        self.is_sealed().then(|| self.any_loaded(canonical, class)).flatten()
+        if !self.is_sealed() {
+            return None;
+        }
+        let plan = self.any_loaded(&canonical)?;
+        self.loaded.plans.insert(canonical, Arc::clone(&plan));
+        Some(plan)
     }
 
-    /// In a sealed context a config that was loaded for another shape of the class is better than none.
-    fn any_loaded(&self, canonical: Problem, class: Class) -> Option<Arc<Plan>> {
-        let device = self.backend.device();
-        let serves = |(of, config): &(Class, Config)| *of == class && space::check(&canonical, config, device).is_ok();
+    /// For a call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
+    /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work.
+    pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
+        problem.validate().ok()?;
+        let (canonical, device) = (key::canonical(problem), self.backend.device());
+        space::supported(&canonical, device).ok()?;
+        let class = Class::of(&canonical);
+        let serves = |(of, config): &(Class, Config), executable: &Option<_>| {
+            executable.is_some() && *of == class && space::check(&canonical, config, device).is_ok()
+        };
         let ((_, config), executable) = self.loaded.executables.first(serves)?;
-        let choice = Choice {
+        Some(Arc::new(Plan {
+            problem: canonical,
             config,
             source: Source::Heuristic,
-            reason: "the context is sealed: a config that was loaded for another shape of the class".to_owned(),
+            reason: "nothing may be prepared now: a config that was loaded for another shape of the class".to_owned(),
             record: None,
-            is_exact: false,
-        };
-        Some(self.insert(canonical, choice, executable?))
+            executable: executable?,
+        }))
     }
 
     /// The problem's plan; looks up or tunes, and builds, where it is not there yet.
@@ -194,7 +195,9 @@ impl Engine {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.own_record(problem).filter(|_| !options.retune) {
+        // A search that may try everything is not spared by one that could not.
+        let stands = |record: &Arc<Record>| !options.retune && !(record.proven_only && options.worker.is_some());
+        match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
         }
@@ -210,26 +213,32 @@ impl Engine {
         record::write_file(path, records)
     }
 
-    /// Takes records of any device from lines into this machine's. Returns how many; others are ignored.
+    /// Takes records of any device from lines into this machine's, where they are faster than what is there of the same
+    /// device and key. Returns how many; those that the space does not accept are passed over.
     pub fn import_records(&self, path: &Path) -> Result<usize> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
         let (records, ignored) = record::read_lines(&text);
         if let Some((line, reason)) = ignored.first() {
             log::warn!("{}: {} records ignored; line {line}: {reason}", path.display(), ignored.len());
         }
-        self.machine.put(&records);
-        self.refresh(None);
+        let here = self.backend.device();
+        let fits = |record: &Record| match record.check(here) {
+            Ok(()) => true,
+            Err(reason) => {
+                log::warn!("{}: {} is passed over: {reason}", path.display(), record.id());
+                false
+            }
+        };
+        let records: Vec<Record> = records.into_iter().filter(fits).collect();
+        let taken = self.machine.put_faster(&records, here);
+        // What this process tuned itself goes before the machine's records, but not before a faster one.
+        self.refresh(|process| process.retain(|own| !taken.contains(&own.id())));
         self.loaded.plans.retain(|_| false);
-        Ok(records.len())
+        Ok(taken.len())
     }
 
-    /// This machine's records and the shipped ones.
-    pub fn records(&self) -> Vec<Record> {
-        self.records_by_source().into_iter().map(|(_, record)| record).collect()
-    }
-
-    /// The same with where each comes from.
-    pub fn records_by_source(&self) -> Vec<(Source, Record)> {
+    /// This machine's records and the shipped ones, with where each comes from.
+    pub fn records(&self) -> Vec<(Source, Record)> {
         let known = self.known.load();
         let device_key = key::device_key(self.backend.device());
         let shipped = known.shipped.iter().map(|record| match record.device_key() == device_key {
@@ -366,14 +375,17 @@ impl Engine {
         });
         drop(bench);
         let record = match outcome {
-            Ok(outcome) => Record::new(problem, device, outcome),
+            Ok(outcome) => Record { proven_only: !may_be_unproven, ..Record::new(problem, device, outcome) },
             Err(error) => {
                 self.machine.flush();
                 return Err(error);
             }
         };
         self.machine.put(std::slice::from_ref(&record));
-        self.refresh(Some(&record));
+        self.refresh(|process| {
+            process.retain(|other| other.id() != record.id());
+            process.push(Arc::new(record.clone()));
+        });
         // Plans of the class may now have a nearer record. Launches that come before the winner is built find none of
         // the old ones, so it is built first.
         self.build(problem, &record.config)?;
@@ -406,15 +418,12 @@ impl Engine {
         configs
     }
 
-    /// Takes in what the machine knows by now, and a record of this process's own.
-    fn refresh(&self, tuned: Option<&Record>) {
+    /// Takes in what the machine knows by now, and a change of this process's own records.
+    fn refresh(&self, change: impl Fn(&mut Vec<Arc<Record>>)) {
         let machine: Vec<Arc<Record>> = self.machine.records().into_iter().map(Arc::new).collect();
         self.known.rcu(|known| {
             let mut process = known.process.clone();
-            if let Some(record) = tuned {
-                process.retain(|other| other.id() != record.id());
-                process.push(Arc::new(record.clone()));
-            }
+            change(&mut process);
             let is_own = |record: &&Arc<Record>| process.iter().any(|own| own.id() == record.id());
             let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
             Known { process, machine, shipped: known.shipped.clone() }

@@ -13,8 +13,7 @@ use crate::tune::space;
 use std::sync::Arc;
 
 /// Where a plan's config came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// Set by the caller for exactly this problem.
     Pinned,

@@ -10,7 +10,7 @@ use crate::device::{Arch, Device};
 use crate::kernel;
 use crate::problem::Problem;
 use crate::tune::{Trial, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,32 +52,58 @@ impl Machine {
     /// Adds or replaces records, which ends the runs that led to them: their measurements go, their failures stay.
     pub fn put(&self, records: &[Record]) {
         let mut state = self.state();
-        for record in records {
-            let Ok(line) = record.to_line() else { continue };
-            state.set(format!("{RECORD}{}", record.id()), Some(line));
-            let trials: Vec<String> =
-                under(&state.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
-            trials.into_iter().for_each(|key| state.set(key, None));
-        }
+        records.iter().for_each(|record| state.put(record));
         self.write(&mut state, WRITE_DEADLINE);
     }
 
-    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class.
+    /// The same for those alone that are faster than the record of their id, or have none that is of use. Returns the
+    /// ids of those.
+    pub fn put_faster(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
+        let mut state = self.state();
+        // Other processes may have found faster ones since this one read the store.
+        self.exchange(&mut state, WRITE_DEADLINE);
+        let mut taken = BTreeSet::new();
+        for record in records {
+            let id = record.id();
+            let line = state.entries.get(&format!("{RECORD}{id}"));
+            let present = line.and_then(|line| Record::from_line(line).ok()).filter(|found| found.check(here).is_ok());
+            if present.is_none_or(|present| record.median_us < present.median_us) {
+                state.put(record);
+                taken.insert(id);
+            }
+        }
+        self.write(&mut state, WRITE_DEADLINE);
+        taken
+    }
+
+    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class
+    /// or for itself.
     pub fn trials(&self, record_id: &str, problem: &Problem, device: &Device) -> Vec<Trial> {
-        let folders = [trials_of(record_id), failures_of(problem, device)];
+        let folders =
+            [trials_of(record_id), failures_of_class(problem, device), failures_of_problem(record_id, device)];
         let state = self.state();
         let lines = folders.iter().flat_map(|folder| under(&state.entries, folder));
         lines.filter_map(|(_, line)| serde_json::from_str(line).ok()).collect()
     }
 
-    /// A measurement belongs to the problem; a failure to its class, on this compiler and library.
+    /// A measurement belongs to the problem and takes back the failures of its config; a failure belongs to the problem
+    /// or its class, on this compiler and library.
     pub fn note(&self, record_id: &str, problem: &Problem, device: &Device, trial: &Trial) {
         let folder = match trial.verdict {
             Verdict::Measured { .. } => trials_of(record_id),
-            Verdict::Failed { .. } => failures_of(problem, device),
+            Verdict::Failed { .. } => failures_of_class(problem, device),
+            Verdict::FailedHere { .. } => failures_of_problem(record_id, device),
         };
         let Ok(line) = serde_json::to_string(trial) else { return };
         let mut state = self.state();
+        if let Verdict::Measured { .. } = trial.verdict {
+            for folder in [failures_of_class(problem, device), failures_of_problem(record_id, device)] {
+                let failure = format!("{folder}{}", trial.config);
+                if state.entries.contains_key(&failure) {
+                    state.set(failure, None);
+                }
+            }
+        }
         state.set(format!("{folder}{}", trial.config), Some(line));
         if state.written.elapsed() > BATCH_INTERVAL {
             self.write(&mut state, WRITE_DEADLINE);
@@ -90,8 +116,17 @@ impl Machine {
     }
 
     fn write(&self, state: &mut State, deadline: Duration) {
+        if state.pending.is_empty() {
+            state.written = Instant::now();
+        } else {
+            self.exchange(state, deadline);
+        }
+    }
+
+    /// Writes what is pending, if anything, and reads what is there.
+    fn exchange(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
-        let Some(store) = self.store.as_ref().filter(|_| !state.pending.is_empty()) else { return };
+        let Some(store) = &self.store else { return };
         let changes: Vec<Change> = state.pending.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         // What is there afterwards has the winners of other processes too.
         if let Some(entries) = store.write(&changes, deadline) {
@@ -113,6 +148,14 @@ impl Drop for Machine {
 }
 
 impl State {
+    fn put(&mut self, record: &Record) {
+        let Ok(line) = record.to_line() else { return };
+        self.set(format!("{RECORD}{}", record.id()), Some(line));
+        let trials: Vec<String> =
+            under(&self.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
+        trials.into_iter().for_each(|key| self.set(key, None));
+    }
+
     fn set(&mut self, key: String, value: Option<String>) {
         match &value {
             Some(value) => drop(self.entries.insert(key.clone(), value.clone())),
@@ -126,19 +169,82 @@ fn trials_of(record_id: &str) -> String {
     format!("{TRIAL}{record_id} | ")
 }
 
+fn failures_of_class(problem: &Problem, device: &Device) -> String {
+    format!("{} | {} | {} | ", failures(device), device.arch, Class::of(problem))
+}
+
+fn failures_of_problem(record_id: &str, device: &Device) -> String {
+    format!("{} | {record_id} | ", failures(device))
+}
+
 /// A failure says nothing of another library, compiler or template text: fixing one tries its candidates again.
-fn failures_of(problem: &Problem, device: &Device) -> String {
+fn failures(device: &Device) -> String {
     let (major, minor) = device.nvrtc_version;
-    let class = Class::of(problem);
     let built_by = match device.arch {
         Arch::Cpu => String::new(),
         Arch::Sm(..) => format!(" templates-{} nvrtc{major}.{minor}", kernel::templates_digest().unwrap_or_default()),
     };
-    format!("{FAILURE}{}{built_by} | {} | {class} | ", env!("CARGO_PKG_VERSION"), device.arch)
+    format!("{FAILURE}{}{built_by}", env!("CARGO_PKG_VERSION"))
 }
 
 /// The entries whose key begins with the prefix.
 fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let from = entries.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
     from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.as_str(), value.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Family};
+    use crate::problem::{Causal, Dtype, Layout, Pass};
+
+    const PROBLEM: Problem = Problem {
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+        batch_size: 1,
+        num_heads_q: 1,
+        num_heads_kv: 1,
+        seqlen_q: 65536,
+        seqlen_k: 65536,
+        head_dim: 64,
+        head_dim_v: 64,
+        causal: Causal::None,
+        dropout: false,
+        layout: Layout::Vec8,
+    };
+
+    fn failed(block_m: u32, verdict: fn(String) -> Verdict) -> Trial {
+        Trial { config: Config::new(Family::Sm80, [("block_m", block_m)]), verdict: verdict("why".into()) }
+    }
+
+    #[test]
+    fn a_failure_of_the_class_is_known_for_its_other_shapes_and_one_of_the_problem_is_not() {
+        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let of_class = failed(64, |reason| Verdict::Failed { reason });
+        let of_problem = failed(128, |reason| Verdict::FailedHere { reason });
+        for trial in [&of_class, &of_problem] {
+            machine.note("gpu | huge", &PROBLEM, &device, trial);
+        }
+        let small = Problem { seqlen_q: 128, seqlen_k: 128, ..PROBLEM };
+        assert_eq!(machine.trials("gpu | small", &small, &device), [of_class.clone()]);
+        assert_eq!(machine.trials("gpu | huge", &PROBLEM, &device), [of_class, of_problem]);
+    }
+
+    #[test]
+    fn what_is_measured_has_not_failed() {
+        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let works = |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0 }, ..trial.clone() };
+        let other = failed(32, |reason| Verdict::Failed { reason });
+        machine.note("id", &PROBLEM, &device, &other);
+        for trial in
+            [failed(64, |reason| Verdict::Failed { reason }), failed(128, |reason| Verdict::FailedHere { reason })]
+        {
+            machine.note("id", &PROBLEM, &device, &trial);
+            machine.note("id", &PROBLEM, &device, &works(&trial));
+        }
+        let left = machine.trials("id", &PROBLEM, &device);
+        let failed: Vec<_> = left.iter().filter(|trial| !matches!(trial.verdict, Verdict::Measured { .. })).collect();
+        assert_eq!((left.len(), failed), (3, vec![&other]));
+    }
 }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Status};
 use crate::problem::Problem;
-use crate::tune::{Outcome, Timed};
+use crate::tune::{Outcome, Timed, space};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
@@ -38,6 +38,9 @@ pub struct Record {
     pub driver_version: u32,
     pub nvrtc_version: (u32, u32),
     pub library_version: String,
+    /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub proven_only: bool,
 }
 
 impl Record {
@@ -57,6 +60,7 @@ impl Record {
             driver_version: device.driver_version,
             nvrtc_version: device.nvrtc_version,
             library_version: env!("CARGO_PKG_VERSION").to_owned(),
+            proven_only: false,
         }
     }
 
@@ -81,6 +85,18 @@ impl Record {
             return Err(format!("median_us is {}; it must be positive", record.median_us));
         }
         Ok(record)
+    }
+
+    /// Whether the space, as it is now, accepts its config on the device that it names, as far as that is known `here`.
+    pub fn check(&self, here: &Device) -> Result<(), String> {
+        let device = match self.arch {
+            _ if self.device_key() == key::device_key(here) => here.clone(),
+            // The cache of another host is not known and rules nothing out.
+            Arch::Cpu => Device { arch: Arch::Cpu, sm_count: self.sm_count, l2_bytes: u64::MAX, ..here.clone() },
+            arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}"))?,
+        };
+        space::supported(&self.problem, &device).map_err(|error| error.message)?;
+        space::check(&self.problem, &self.config, &device)
     }
 
     pub fn to_line(&self) -> Result<String, String> {

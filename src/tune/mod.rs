@@ -22,6 +22,9 @@ use crate::problem::Problem;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// Of one problem, where the caller sets none.
+pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(20);
+
 /// How a tuning run is done.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
@@ -36,7 +39,7 @@ pub struct TuneOptions {
 
 impl Default for TuneOptions {
     fn default() -> Self {
-        TuneOptions { time_limit: Duration::from_secs(20), retune: false, worker: None }
+        TuneOptions { time_limit: DEFAULT_TIME_LIMIT, retune: false, worker: None }
     }
 }
 
@@ -79,8 +82,10 @@ pub struct Trial {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does not compile, launch, end or agree; it is not tried again.
+    /// It does not compile or agree, or it spills; it is not tried again for any shape of the class.
     Failed { reason: String },
+    /// It hung, crashed or did not launch on this problem, which may be too large for it: nothing is said of others.
+    FailedHere { reason: String },
     /// It is right and was slower than the best of its run, so that it was dropped or kept to the end.
     Measured { median_us: f64 },
 }

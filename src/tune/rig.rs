@@ -38,7 +38,9 @@ impl<'a> Rig<'a> {
     pub fn measure(&mut self, config: &Config, runs: usize) -> Result<Samples> {
         let fault = |fault| match fault {
             Fault::Bench(error) => error,
-            Fault::Candidate(reason) | Fault::Poisoned(reason) => Error::new(Status::Unsupported, reason),
+            Fault::Candidate(reason) | Fault::Here(reason) | Fault::Poisoned(reason) => {
+                Error::new(Status::Unsupported, reason)
+            }
         };
         self.sample(config).map_err(fault)?;
         let mut samples = Samples::default();
@@ -78,9 +80,9 @@ impl Bench for Rig<'_> {
         let (sender, receiver) = mpsc::channel();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(configs.len());
         std::thread::scope(|scope| {
-            for _ in 0..threads {
+            for thread in 0..threads {
                 let (sender, next, stop, backend, problem) = (sender.clone(), &next, &stop, self.backend, self.problem);
-                scope.spawn(move || {
+                let build_some = move || {
                     while !stop.load(Ordering::Relaxed) {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         let Some(config) = configs.get(index) else { break };
@@ -89,7 +91,17 @@ impl Bench for Rig<'_> {
                             break;
                         }
                     }
-                });
+                };
+                // The panic hook of the C face knows our threads by their names.
+                let spawned =
+                    std::thread::Builder::new().name("flashtune-build".into()).spawn_scoped(scope, build_some);
+                if let Err(error) = spawned {
+                    // Some threads are enough.
+                    if thread == 0 {
+                        let _ = done(0, Err(Fault::Bench(error.into())));
+                    }
+                    break;
+                }
             }
             drop(sender);
             for (index, built) in receiver {

@@ -32,7 +32,9 @@ pub type BuildObserver<'a> = dyn FnMut(usize, Result<u32, Fault>) -> ControlFlow
 pub enum Fault {
     /// The candidate is to blame; the others go on.
     Candidate(String),
-    /// The candidate is to blame, and nothing can run in its process any more.
+    /// The same, by a hang, a crash or a lost device: it may do on another problem of the class.
+    Here(String),
+    /// As `Here`, and nothing can run in its process any more.
     Poisoned(String),
     /// The bench itself cannot go on: no memory, no compiler, no device.
     Bench(Error),
@@ -140,7 +142,7 @@ impl Run<'_, '_> {
         let known = self.request.known;
         let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
         known.iter().filter(|trial| trial.config == *config).any(|trial| match trial.verdict {
-            Verdict::Failed { .. } => true,
+            Verdict::Failed { .. } | Verdict::FailedHere { .. } => true,
             Verdict::Measured { median_us } => median_us > KNOWN_SLOW * best_us,
         })
     }
@@ -148,8 +150,10 @@ impl Run<'_, '_> {
     fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<Config>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
+        let mut awaits_default = has_default;
         bench.build(&configs, &mut |index, result| {
             done += 1;
+            awaits_default &= index != 0;
             let step = match result {
                 Ok(bytes) => {
                     spills[index] = Some(bytes);
@@ -162,8 +166,10 @@ impl Run<'_, '_> {
                     broken = Some(error);
                     ControlFlow::Break(())
                 }
-                // The default must be there, however long it takes.
-                Ok(()) if self.is_late() && (!has_default || spills[0].is_some()) => ControlFlow::Break(()),
+                // The default must have been tried, however long it takes, and where it fails another must be there.
+                Ok(()) if self.is_late() && !awaits_default && (!has_default || spills.iter().any(Option::is_some)) => {
+                    ControlFlow::Break(())
+                }
                 Ok(()) => ControlFlow::Continue(()),
             }
         });
@@ -213,7 +219,7 @@ impl Run<'_, '_> {
             }
             match bench.sample(&contender.config) {
                 Ok(_) => self.contest.contenders.push(contender),
-                Err(fault) => self.fail(&contender.config, fault)?,
+                Err(fault) => self.fail(&contender.config, at_this_size(fault))?,
             }
             self.report(Phase::Measure, index + 1, total)?;
         }
@@ -253,7 +259,7 @@ impl Run<'_, '_> {
                 }
                 Err(fault) => {
                     let failed = self.contest.contenders.remove(at);
-                    self.fail(&failed.config, fault)?;
+                    self.fail(&failed.config, at_this_size(fault))?;
                 }
             }
         }
@@ -290,18 +296,28 @@ impl Run<'_, '_> {
     }
 
     fn fail(&mut self, config: &Config, fault: Fault) -> Result<()> {
-        let (reason, end) = match fault {
+        let told = |reason: &str| format!("{config}: {reason}");
+        let (told, verdict, end) = match fault {
             Fault::Bench(error) => return Err(error),
-            Fault::Candidate(reason) => (reason, None),
+            Fault::Candidate(reason) => (told(&reason), Verdict::Failed { reason }, None),
+            Fault::Here(reason) => (told(&reason), Verdict::FailedHere { reason }, None),
             Fault::Poisoned(reason) => {
                 let error = Error::new(Status::Cuda, format!("candidate {config}: {reason}"));
-                (reason, Some(error))
+                (told(&reason), Verdict::FailedHere { reason }, Some(error))
             }
         };
         self.failed += 1;
-        self.first_failure.get_or_insert_with(|| format!("{config}: {reason}"));
-        self.report_trial(config.clone(), Verdict::Failed { reason })?;
+        self.first_failure.get_or_insert(told);
+        self.report_trial(config.clone(), verdict)?;
         end.map_or(Ok(()), Err)
+    }
+}
+
+/// The check runs on a reduced problem and speaks for the class; what fails only when the problem itself is run does not.
+fn at_this_size(fault: Fault) -> Fault {
+    match fault {
+        Fault::Candidate(reason) => Fault::Here(reason),
+        other => other,
     }
 }
 
@@ -309,7 +325,7 @@ impl Trial {
     fn median_us(&self) -> Option<f64> {
         match self.verdict {
             Verdict::Measured { median_us } => Some(median_us),
-            Verdict::Failed { .. } => None,
+            Verdict::Failed { .. } | Verdict::FailedHere { .. } => None,
         }
     }
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from . import _errors, _structs
 from ._version import __version__
 
-_NAME = {"darwin": "libflashtune.dylib", "win32": "flashtune.dll"}.get(sys.platform, "libflashtune.so")
+_NAME = {"darwin": "libflashtune.dylib"}.get(sys.platform, "libflashtune.so")
 _lock = threading.Lock()
 _library = None
 

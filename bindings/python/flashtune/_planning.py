@@ -35,7 +35,6 @@ def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False):
     registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured.
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward)
-    _pass(device, backward).prepare(params)
     info = _pass(device, backward).plan_info(params)
     values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
     values["source"] = _SOURCES.get(info.source, f"source {info.source}")

@@ -8,11 +8,10 @@ import ctypes
 import struct
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-BACKEND_AUTO, BACKEND_CUDA, BACKEND_CPU = 0, 1, 2
+BACKEND_CUDA, BACKEND_CPU = 1, 2
 DTYPE_FP16, DTYPE_BF16, DTYPE_FP32 = 1, 2, 3
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = 0, 1, 2
 SOURCE_PINNED, SOURCE_PROCESS, SOURCE_MACHINE, SOURCE_SHIPPED, SOURCE_NEAREST_GPU, SOURCE_HEURISTIC = 1, 2, 3, 4, 5, 6
-TUNING_RECORDS, TUNING_TUNE = 0, 1
 
 
 class Tensor(ctypes.Structure):

@@ -20,7 +20,7 @@ STRUCTS = {
     "flashtune_autotune_params": _structs.AutotuneParams,
     "flashtune_plan_info": _structs.PlanInfo,
 }
-CONSTANTS = [name for name in dir(_structs) if name.startswith(("BACKEND_", "CAUSAL_", "DTYPE_", "SOURCE_", "TUNING_"))]
+CONSTANTS = [name for name in dir(_structs) if name.startswith(("BACKEND_", "CAUSAL_", "DTYPE_", "SOURCE_"))]
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")

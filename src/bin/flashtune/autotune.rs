@@ -8,7 +8,7 @@ use flashtune::device::Arch;
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Record, key, record};
 use flashtune::problem::Problem;
-use flashtune::tune::{TuneOptions, worker};
+use flashtune::tune::{DEFAULT_TIME_LIMIT, TuneOptions, worker};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,10 +43,10 @@ pub struct Args {
     json: bool,
 }
 
-/// Of one problem.
-const PROBLEM_LIMIT: Duration = Duration::from_secs(20);
 /// A kernel of the largest problems runs for some ten milliseconds; a check includes the reference on the CPU.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The largest kernels compile for some ten seconds, on a busy machine for several times that.
+const BUILD_PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let presets = match (args.presets.is_empty(), &args.problems) {
@@ -127,7 +127,7 @@ impl Pass<'_> {
             return Tuned::Over;
         }
         let options = TuneOptions {
-            time_limit: left.unwrap_or(PROBLEM_LIMIT).min(PROBLEM_LIMIT),
+            time_limit: left.unwrap_or(DEFAULT_TIME_LIMIT).min(DEFAULT_TIME_LIMIT),
             retune: self.retune,
             worker: self.worker(),
         };
@@ -149,7 +149,7 @@ impl Pass<'_> {
         }
         let program = std::env::current_exe().ok()?.into_os_string();
         let args = ["worker", "--device", &self.device.ordinal().to_string()].map(Into::into).to_vec();
-        Some(worker::Command { program, args, patience: PATIENCE })
+        Some(worker::Command { program, args, patience: PATIENCE, build_patience: BUILD_PATIENCE })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
-use flashtune::error::{Result, Status};
+use flashtune::error::Result;
 use flashtune::kernel::{Gpu, cache_dir};
 use std::str::FromStr;
 
@@ -34,17 +34,7 @@ impl DeviceArg {
         match self {
             DeviceArg::Cpu => Cpu::new(0).map(Backend::Cpu),
             DeviceArg::Gpu(ordinal) => Gpu::new(ordinal, None, cache_dir::resolve(None)).map(Backend::Cuda),
-            DeviceArg::Auto => match DeviceArg::Gpu(0).open() {
-                Err(error) if matches!(error.status, Status::NoDevice | Status::NoCompiler | Status::Unsupported) => {
-                    log::info!("using the CPU: {error}");
-                    DeviceArg::Cpu.open()
-                }
-                Ok(backend) if backend.device().nvrtc_version == (0, 0) => {
-                    log::warn!("using the CPU: {} is there, but no libnvrtc", backend.device().name);
-                    DeviceArg::Cpu.open()
-                }
-                result => result,
-            },
+            DeviceArg::Auto => Backend::open_auto(0, cache_dir::resolve(None), 0),
         }
     }
 

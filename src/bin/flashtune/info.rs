@@ -80,7 +80,7 @@ fn gather() -> Result<Info, Failure> {
         Backend::Cpu(Cpu::new(0)?),
         EngineOptions { use_disk: no_cache.is_none(), ..EngineOptions::default() },
     );
-    let machine_records = engine.records_by_source().iter().filter(|(source, _)| *source == Source::Machine).count();
+    let machine_records = engine.records().iter().filter(|(source, _)| *source == Source::Machine).count();
     let cpu = engine.backend().device().clone();
     Ok(Info {
         version: env!("CARGO_PKG_VERSION"),

@@ -4,9 +4,7 @@ use crate::device::DeviceArg;
 use crate::{Failure, print_json};
 use clap::Subcommand;
 use flashtune::backend::Backend;
-use flashtune::device::{Arch, Device};
 use flashtune::plan::{Engine, EngineOptions, Record, record, shipped};
-use flashtune::tune::space;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -67,7 +65,7 @@ fn engine(backend: Backend) -> Engine {
 }
 
 fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
-    for (source, record) in engine(device.open()?).records_by_source() {
+    for (source, record) in engine(device.open()?).records() {
         if json {
             print_json(&Listed { source: source.name(), record })?;
         } else {
@@ -88,13 +86,14 @@ fn verify(files: &[PathBuf]) -> Result<(), Failure> {
     if files.is_empty() {
         texts.extend(shipped::EMBEDDED.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
     }
+    let cpu = DeviceArg::Cpu.open()?;
     let (mut good, mut bad) = (0, 0);
     for (name, text) in &texts {
         let (records, ignored) = record::read_lines(text);
         bad += ignored.len();
         ignored.iter().for_each(|(line, reason)| eprintln!("{name}:{line}: {reason}"));
         for record in &records {
-            match check(record) {
+            match record.check(cpu.device()) {
                 Ok(()) => good += 1,
                 Err(reason) => {
                     bad += 1;
@@ -109,14 +108,4 @@ fn verify(files: &[PathBuf]) -> Result<(), Failure> {
     }
     eprintln!("{good} records are good, {bad} are not");
     if bad == 0 { Ok(()) } else { Err(Failure::Failed(format!("{bad} records are not good"))) }
-}
-
-/// Against the device that the record names, as far as its kind is known here.
-fn check(record: &Record) -> Result<(), String> {
-    let device = match record.arch {
-        Arch::Cpu => DeviceArg::Cpu.open().map_err(|error| error.message)?.device().clone(),
-        arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}"))?,
-    };
-    space::supported(&record.problem, &device).map_err(|error| error.message)?;
-    space::check(&record.problem, &record.config, &device)
 }

@@ -71,7 +71,8 @@ fn write(answers: &mut impl Write, answer: &Answer) -> Result<()> {
 
 fn failure(fault: Fault) -> Failure {
     match fault {
-        Fault::Candidate(reason) => Failure::Candidate { reason, poisoned: false },
+        // Which of the two it is follows, in the parent, from the question.
+        Fault::Candidate(reason) | Fault::Here(reason) => Failure::Candidate { reason, poisoned: false },
         Fault::Poisoned(reason) => Failure::Candidate { reason, poisoned: true },
         Fault::Bench(error) => Failure::of_child(error),
     }

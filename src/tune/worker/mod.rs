@@ -22,8 +22,11 @@ use std::time::Duration;
 pub struct Command {
     pub program: OsString,
     pub args: Vec<OsString>,
-    /// How long one step of a candidate may take before the child is ended.
+    /// How long one check or run of a candidate on a small problem may take before the child is ended; a large problem
+    /// is given more.
     pub patience: Duration,
+    /// The same for compiling one candidate, whatever the problem's size.
+    pub build_patience: Duration,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

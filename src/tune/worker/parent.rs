@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Starting a process, opening the device and compiling nothing yet.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A candidate that stays below this many operations a second, a tenth of what small GPUs do, is as good as hung.
+const SLOWEST_FLOPS: f64 = 1e13;
+
 pub struct Worker {
     command: Command,
     problem: Problem,
@@ -101,29 +104,32 @@ impl Worker {
     /// One step of one candidate.
     fn step(&mut self, question: &Question) -> Result<Answer, Fault> {
         self.start().map_err(Fault::Bench)?;
-        let patience = self.command.patience;
+        let is_build = matches!(question, Question::Build(_));
+        let patience = if is_build { self.command.build_patience } else { self.run_patience() };
         let answer = self.ask(question).and_then(|()| self.listen(patience));
-        match answer {
-            Ok(Answer::Failed(failure)) => Err(self.fault(failure)),
-            Ok(answer) => Ok(answer),
-            Err(silence) => Err(self.blame(&silence)),
-        }
+        let reason = match answer {
+            Ok(Answer::Failed(failure)) => return Err(self.fault(failure)),
+            Ok(answer) => return Ok(answer),
+            Err(Silence::Hung) => format!("hung: no answer within {patience:.0?}, the process was ended"),
+            Err(silence) => format!("crashed: the process {}", told(&silence)),
+        };
+        // A compiler that hangs or crashes does so whatever the size of the problem.
+        Err(if is_build { Fault::Candidate(reason) } else { Fault::Here(reason) })
     }
 
-    fn blame(&self, silence: &Silence) -> Fault {
-        Fault::Candidate(match silence {
-            Silence::Hung => format!("hung: no answer within {:.0?}, the process was ended", self.command.patience),
-            Silence::Died(_) => format!("crashed: the process {}", told(silence)),
-        })
+    fn run_patience(&self) -> Duration {
+        let runs = Duration::try_from_secs_f64(self.problem.flops() / SLOWEST_FLOPS).unwrap_or(Duration::MAX);
+        self.command.patience.saturating_add(runs)
     }
 
     fn fault(&mut self, failure: Failure) -> Fault {
         match failure {
             Failure::Candidate { reason, poisoned } => {
-                if poisoned {
-                    self.end();
+                if !poisoned {
+                    return Fault::Candidate(reason);
                 }
-                Fault::Candidate(reason)
+                self.end();
+                Fault::Here(reason)
             }
             Failure::Child { status, message } => Fault::Bench(Error::new(known_status(status), message)),
         }
@@ -139,7 +145,7 @@ impl Worker {
             return ControlFlow::Continue(waiting);
         }
         while !waiting.is_empty() {
-            let patience = self.command.patience;
+            let patience = self.command.build_patience;
             let (index, result) = match self.listen(patience) {
                 Ok(Answer::Built { index, spill_bytes }) => (index, Ok(spill_bytes)),
                 Ok(Answer::NotBuilt { index, failure }) => (index, Err(self.fault(failure))),
@@ -217,7 +223,7 @@ fn spawn(command: &Command) -> std::io::Result<Running> {
     };
     let (sender, answers) = mpsc::channel();
     // Ends with the child's output. Lines that are no answer (a library that prints) are passed over.
-    std::thread::spawn(move || {
+    let read_answers = move || {
         for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
             if let Ok(answer) = serde_json::from_str(&line)
                 && sender.send(answer).is_err()
@@ -225,7 +231,9 @@ fn spawn(command: &Command) -> std::io::Result<Running> {
                 break;
             }
         }
-    });
+    };
+    // The panic hook of the C face knows our threads by their names.
+    std::thread::Builder::new().name("flashtune-answers".into()).spawn(read_answers)?;
     Ok(Running { child, questions, answers })
 }
 
