@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times flashtune beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
 
-Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's and cuDNN's, then the
-geometric means. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
+Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's, cuDNN's and FA4's, and on
+the grid over the best of those and FlashAttention-3 by the table in envelope.py; then the geometric means. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
 """
 
 import argparse
@@ -12,12 +12,13 @@ import sys
 import time
 
 import cases
+import envelope
 import peers
 import torch
 from timing import round_robin
 
 PASSES = ("forward", "backward")
-RIVALS = ("fa2", "cudnn")
+RIVALS = ("fa2", "cudnn", "fa4", "envelope")
 
 
 def tensors(case):
@@ -30,30 +31,34 @@ def tensors(case):
     return tensor(case["heads"]), tensor(case["heads_kv"]), tensor(case["heads_kv"])
 
 
-def measure(case, attends, tune):
+def measure(case, attends, tune, passes):
     """{pass: {peer: seconds}} and {peer: reason} of those that cannot do it."""
     q, k, v = tensors(case)
     options = (case["causal"], case["dropout_p"])
     if tune:
         import flashtune
 
-        for backward in (False, True):
-            flashtune.autotune(q, k, v, causal=case["causal"], dropout_p=case["dropout_p"], backward=backward)
-    runs, refused = {name: {} for name in PASSES}, {}
+        for name in passes:
+            flashtune.autotune(q, k, v, causal=case["causal"], dropout_p=case["dropout_p"], backward=name == "backward")
+    runs, refused = {name: {} for name in passes}, {}
     for name, attend in attends.items():
         try:
-            leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+            backward = "backward" in passes
+            leaves = [x.detach().clone().requires_grad_(backward) for x in (q, k, v)]
             out = attend(*leaves, *options)
             dout = torch.randn_like(out)
-            torch.autograd.grad(out, leaves, dout, retain_graph=True)
+            if backward:
+                torch.autograd.grad(out, leaves, dout, retain_graph=True)
             torch.cuda.synchronize()
         except Exception as error:
             refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             continue
-        runs["forward"][name] = lambda attend=attend: attend(q, k, v, *options)
-        runs["backward"][name] = lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(
-            out, leaves, dout, retain_graph=True
-        )
+        if "forward" in passes:
+            runs["forward"][name] = lambda attend=attend: attend(q, k, v, *options)
+        if backward:
+            runs["backward"][name] = lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(
+                out, leaves, dout, retain_graph=True
+            )
     times = {}
     for name, functions in runs.items():
         with torch.set_grad_enabled(name == "backward"):
@@ -62,8 +67,7 @@ def measure(case, attends, tune):
 
 
 def rows_of(suite, case, times, refused):
-    for name in PASSES:
-        seconds = times[name]
+    for name, seconds in times.items():
         row = dict(suite=suite, **case)
         row["pass"] = name
         row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
@@ -73,6 +77,9 @@ def rows_of(suite, case, times, refused):
             for rival in RIVALS
             if rival in seconds and "flashtune" in seconds
         }
+        best_peer = envelope.over_cudnn(name, case) if suite == "grid" else None
+        if best_peer and "cudnn" in row["ratio"]:
+            row["ratio"]["envelope"] = row["ratio"]["cudnn"] / best_peer
         row["refused"] = refused
         yield row
 
@@ -106,6 +113,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", default="grid,gqa,heads,dropout", help="of grid, gqa, heads, dropout")
     parser.add_argument("--peers", default=",".join(peers.NAMES), help=f"of {', '.join(peers.NAMES)}, math")
+    parser.add_argument("--passes", default=",".join(PASSES), help=f"of {', '.join(PASSES)}")
     parser.add_argument("--quick", action="store_true", help="a few cells of each suite")
     parser.add_argument("--tune", action="store_true", help="autotune each problem first")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
@@ -118,13 +126,17 @@ def main():
     if unknown:
         parser.error(f"no suite is called {unknown[0]}; there are {', '.join(chosen)}")
 
+    passes = arguments.passes.split(",")
+    if not set(passes) <= set(PASSES):
+        parser.error(f"--passes is {arguments.passes}; it must be of {', '.join(PASSES)}")
+
     attends, missing = peers.load(arguments.peers.split(","))
     for name, reason in missing.items():
         print(f"peer {name} is not here: {reason}")
     names = list(attends)
     machine = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version())
     print(f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, bf16, TFLOP/s")
-    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{name:>9}" for name in names) + "    x fa2  x cudnn")
+    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{name:>9}" for name in names) + "".join(f"{'x ' + rival[:7]:>9}" for rival in RIVALS))
 
     began, rows, skipped = time.monotonic(), [], 0
     for suite in arguments.suites.split(","):
@@ -132,7 +144,7 @@ def main():
             if time.monotonic() - began > arguments.deadline:
                 skipped += 1
                 continue
-            times, refused = measure(case, attends, arguments.tune)
+            times, refused = measure(case, attends, arguments.tune, passes)
             for row in rows_of(suite, case, times, refused):
                 rows.append(row)
                 show(row, names)
@@ -141,10 +153,10 @@ def main():
                     json.dump(dict(machine=machine, rows=rows, summary=summary(rows)), file, indent=1)
             torch.cuda.empty_cache()
 
-    print(f"\n{'suite':8}{'pass':10}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    print(f"\n{'suite':8}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
         print(
-            f"{entry['suite']:8}{entry['pass']:10}{entry['rival']:8}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
+            f"{entry['suite']:8}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
             f"  {entry['min_cell']} ({entry['cells']})"
         )
     if skipped:
