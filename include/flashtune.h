@@ -434,8 +434,8 @@ typedef struct flashtune_plan_info {
 } flashtune_plan_info;
 
 /**
- * One backward pass. The fields up to v are the forward pass's, and must have the values that it ran with; out and
- * lse are what it wrote. Zero it first, as flashtune_forward_params.
+ * One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran
+ * with; out and lse are what it wrote. Zero it first, as flashtune_forward_params.
  */
 typedef struct flashtune_backward_params {
   /**

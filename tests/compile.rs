@@ -10,11 +10,14 @@ use flashtune::error::Status;
 use flashtune::kernel::KernelParams;
 use flashtune::kernel::compile::{Compiled, EntryResources, compile, options, target};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::cubin_limit::Limit;
 use flashtune::kernel::sources::embedded;
 use nvrtc::nvrtc;
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 const KERNEL: &str = "extern \"C\" __global__ void k(float* x) { __shared__ float s[32]; s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); x[threadIdx.x] = s[31 - threadIdx.x]; }\n";
 
@@ -199,6 +202,31 @@ fn a_damaged_entry_is_a_miss_and_is_made_again() {
     }
     cache.put(&key("t"), "t", &compiled());
     assert_eq!(cache.get(&key("t")), Some(compiled()));
+}
+
+#[test]
+fn a_full_cache_drops_what_was_used_longest_ago() {
+    let folder = tempfile::tempdir().unwrap();
+    // Some 5.5 kB each, of which eight fit.
+    let cache = CubinCache::with_limit(Some(folder.path()), Limit::of_bytes(44_000));
+    let days_ago = |name: &str, days: u64| {
+        let file = File::options().append(true).open(entry(folder.path(), &key(name))).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(86400 * days)).unwrap();
+        let text = File::options().append(true).open(entry(folder.path(), &key(name)).with_file_name("kernel.cu"));
+        text.unwrap().set_modified(SystemTime::now() - Duration::from_secs(86400 * 99)).unwrap();
+    };
+    for (days, name) in ["a", "b", "c", "d", "e", "f", "g"].into_iter().rev().enumerate() {
+        cache.put(&key(name), name, &compiled());
+        days_ago(name, days as u64 + 1);
+    }
+    assert_eq!(std::fs::read_dir(folder.path().join("cubins")).unwrap().count(), 7);
+    // The oldest is used again, so that the next two are the oldest.
+    assert!(cache.get(&key("a")).is_some());
+    for name in ["h", "i"] {
+        cache.put(&key(name), name, &compiled());
+    }
+    let left = "abcdefghi".chars().filter(|name| cache.get(&key(&name.to_string())).is_some());
+    assert_eq!(left.collect::<String>(), "adefghi");
 }
 
 #[test]

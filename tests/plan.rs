@@ -10,7 +10,7 @@ use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Barrier, Once};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Small enough to be tuned in a test.
@@ -35,12 +35,10 @@ fn config(problem: &Problem, device: &Device, index: usize) -> Config {
 }
 
 fn engine_with(folder: &Path, options: EngineOptions) -> Engine {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: only Rust code reads the environment in this process, and the standard library locks it.
-        unsafe { std::env::remove_var("FLASHTUNE_CACHE_DIR") };
-    });
-    let options = EngineOptions { cache_dir: Some(folder.to_owned()), ..options };
+    engine_of(EngineOptions { cache_dir: Some(folder.to_owned()), ..options })
+}
+
+fn engine_of(options: EngineOptions) -> Engine {
     Engine::new(Backend::Cpu(Cpu::new(2).unwrap()), options)
 }
 
@@ -217,14 +215,11 @@ fn a_sealed_engine_uses_what_is_loaded_and_prepares_nothing() {
 
 #[test]
 fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_prepared() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = EngineOptions {
+    let engine = engine_of(EngineOptions {
         policy: Policy::Tune,
         time_limit: Duration::from_millis(200),
-        use_disk: false,
         ..EngineOptions::default()
-    };
-    let engine = engine_with(folder.path(), options);
+    });
     let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
     assert!(engine.any_loaded(&far).is_none());
     engine.prepare(&SMALL).unwrap();
@@ -277,14 +272,14 @@ fn invalid_and_unsupported_problems_are_statuses() {
 #[test]
 fn a_record_of_a_restricted_search_is_measured_again_by_a_pass_that_may_try_all() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    let engine = engine_of(EngineOptions::default());
     let record = engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
     assert!(!record.proven_only && !record.to_line().unwrap().contains("proven_only"));
     // What a process without a worker leaves on a GPU.
     let restricted = Record { proven_only: true, ..record.clone() };
     let path = folder.path().join("restricted.jsonl");
     std::fs::write(&path, restricted.to_line().unwrap()).unwrap();
-    let other = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+    let other = engine_of(EngineOptions::default());
     assert_eq!(other.import_records(&path).unwrap(), 1);
     assert_eq!(other.autotune(&SMALL, &quick(), &mut go_on).unwrap(), restricted);
     // The CPU backend needs no process of its own and so starts none.
@@ -320,9 +315,7 @@ fn what_is_prepared_remains_so_when_records_come() {
 
 #[test]
 fn a_progress_callback_that_would_measure_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = EngineOptions { policy: Policy::Tune, use_disk: false, ..EngineOptions::default() };
-    let engine = engine_with(folder.path(), options);
+    let engine = engine_of(EngineOptions { policy: Policy::Tune, ..EngineOptions::default() });
     let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
     let mut refused = Vec::new();
     let calls_back = &mut |_: &Progress| {
@@ -485,11 +478,10 @@ fn a_cancelled_run_is_resumed_by_the_next_process() {
 }
 
 #[test]
-fn without_disk_records_live_in_memory() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = engine_with(folder.path(), EngineOptions { use_disk: false, ..EngineOptions::default() });
+fn without_a_folder_records_live_in_memory() {
+    let engine = engine_of(EngineOptions::default());
     engine.autotune(&SMALL, &quick(), &mut go_on).unwrap();
     assert_eq!(engine.prepare(&SMALL).unwrap().source, Source::Process);
-    drop(engine);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let other = engine_of(EngineOptions::default());
+    assert_eq!(other.prepare(&SMALL).unwrap().source, Source::Heuristic);
 }

@@ -211,6 +211,23 @@ fn a_file_in_the_databases_place_is_set_aside() {
 }
 
 #[test]
+fn what_was_set_aside_before_makes_room_whatever_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (database, broken) = (folder.path().join("records.sled"), folder.path().join("records.broken"));
+    // A folder, which takes the place of a file that was set aside.
+    std::fs::write(&broken, "an earlier one").unwrap();
+    drop(filled(folder.path()));
+    files_under(&database).iter().for_each(|file| std::fs::write(file, "no database").unwrap());
+    assert!(Store::in_folder(folder.path()).unwrap().read().is_empty());
+    assert!(broken.is_dir());
+    // And a file, which takes the place of that folder.
+    std::fs::remove_dir_all(&database).unwrap();
+    std::fs::write(&database, "not a folder").unwrap();
+    assert!(Store::in_folder(folder.path()).unwrap().read().is_empty());
+    assert_eq!(std::fs::read_to_string(&broken).unwrap(), "not a folder");
+}
+
+#[test]
 fn a_lock_that_is_never_released_delays_but_does_not_stop() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");

@@ -275,6 +275,28 @@ fn a_spilling_kernel_is_taken_where_all_spill() {
 }
 
 #[test]
+fn a_spilling_default_loses_to_any_kernel_that_does_not() {
+    let mut bench = FakeBench::new(&[(64, Spills(50.0)), (1, Takes(120.0, 0.0)), (2, Takes(100.0, 0.0))]);
+    let outcome = run(&mut bench, &[64, 1, 2]).outcome.unwrap();
+    assert_eq!((outcome.winner.config, outcome.runner_up.unwrap().config), (config(2), config(1)));
+    assert_eq!(outcome.default_us, Some(50.0));
+}
+
+#[test]
+fn a_late_kernel_that_does_not_spill_wins_over_those_that_do() {
+    let mut bench = FakeBench::new(&[(64, Spills(50.0)), (1, Spills(40.0)), (2, Takes(100.0, 0.0))]);
+    let request = Request {
+        problem: &PROBLEM,
+        candidates: &[config(64), config(1)],
+        neighbours: &|_| vec![config(2)],
+        known: &[],
+        time_limit: Duration::from_secs(60),
+    };
+    let outcome = search(&mut bench, &request, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((outcome.winner.config, outcome.runner_up), (config(2), None));
+}
+
+#[test]
 fn a_broken_default_leaves_the_best_of_the_others() {
     let mut bench = FakeBench::new(&[(64, IsWrong), (1, Takes(90.0, 0.0)), (2, Takes(80.0, 0.0))]);
     let report = run(&mut bench, &[64, 1, 2]);

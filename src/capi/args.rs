@@ -2,6 +2,7 @@
 //!
 //! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
 
+use super::inputs::Inputs;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
 use super::sized::address;
@@ -9,7 +10,7 @@ use super::types::*;
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use crate::problem::{Layout, Pass, Problem};
 use std::ffi::c_void;
 
 /// Alignment of a workspace: what cudaMalloc gives, and every array inside keeps.
@@ -32,9 +33,10 @@ pub enum LayoutBy {
 }
 
 pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
-    let mut problem = problem(Pass::Forward, params)?;
-    let (softmax_scale, dropout) = scalars(params)?;
-    let [q, k, v] = inputs(&problem, params);
+    let inputs = Inputs::from(params);
+    let mut problem = inputs.problem(Pass::Forward)?;
+    let (softmax_scale, dropout) = inputs.scalars()?;
+    let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
     let mut operands = [q, k, v, out];
     let (mut read, written) = check(&mut problem, &mut operands, data, layout)?;
@@ -64,10 +66,10 @@ pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) 
 }
 
 pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
-    let forward = params.forward_part();
-    let mut problem = problem(Pass::Backward, forward)?;
-    let (softmax_scale, dropout) = scalars(forward)?;
-    let [q, k, v] = inputs(&problem, forward);
+    let inputs = Inputs::from(params);
+    let mut problem = inputs.problem(Pass::Backward)?;
+    let (softmax_scale, dropout) = inputs.scalars()?;
+    let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
     let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
     let dq = rows_of_queries("dq", Access::Written, &problem, problem.head_dim, &params.dq);
@@ -111,76 +113,11 @@ impl Checked {
     }
 }
 
-fn problem(pass: Pass, params: &flashtune_forward_params) -> Result<Problem> {
-    let dtype = match params.dtype {
-        FLASHTUNE_DTYPE_FP16 => Dtype::Fp16,
-        FLASHTUNE_DTYPE_BF16 => Dtype::Bf16,
-        FLASHTUNE_DTYPE_FP32 => Dtype::Fp32,
-        other => {
-            return Err(Error::invalid(format!(
-                "dtype is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
-            )));
-        }
-    };
-    let causal = match params.causal {
-        FLASHTUNE_CAUSAL_NONE => Causal::None,
-        FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
-        FLASHTUNE_CAUSAL_TOP_LEFT => Causal::TopLeft,
-        other => {
-            return Err(Error::invalid(format!(
-                "causal is {other}; it must be FLASHTUNE_CAUSAL_NONE (0), _BOTTOM_RIGHT (1) or _TOP_LEFT (2)"
-            )));
-        }
-    };
-    let problem = Problem {
-        pass,
-        dtype,
-        batch_size: params.batch_size,
-        num_heads_q: params.num_heads_q,
-        num_heads_kv: params.num_heads_kv,
-        seqlen_q: params.seqlen_q,
-        seqlen_k: params.seqlen_k,
-        head_dim: params.head_dim,
-        head_dim_v: params.head_dim_v,
-        causal,
-        dropout: params.dropout_p > 0.0,
-        // Judged once the tensors are checked.
-        layout: Layout::Vec1,
-    };
-    problem.validate()?;
-    Ok(problem)
-}
-
-fn scalars(params: &flashtune_forward_params) -> Result<(f32, Dropout)> {
-    let scale = params.softmax_scale;
-    if !scale.is_finite() {
-        return Err(Error::invalid(format!("softmax_scale is {scale}; it must be finite (0 means 1/sqrt(head_dim))")));
-    }
-    let p = params.dropout_p;
-    if !(0.0..1.0).contains(&p) {
-        return Err(Error::invalid(format!(
-            "dropout_p is {p}; it is the probability of dropping and must be at least 0 and below 1"
-        )));
-    }
-    let softmax_scale = if scale == 0.0 { (1.0 / (params.head_dim as f64).sqrt()) as f32 } else { scale };
-    let dropout = match p > 0.0 {
-        false => Dropout::NONE,
-        true => Dropout {
-            p,
-            seed: params.dropout_seed,
-            offset: params.dropout_offset,
-            seed_ptr: params.dropout_seed_ptr,
-            offset_ptr: params.dropout_offset_ptr,
-        },
-    };
-    Ok((softmax_scale, dropout))
-}
-
-fn inputs(problem: &Problem, params: &flashtune_forward_params) -> [Operand; 3] {
+fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
     [
-        rows_of_queries("q", Access::Read, problem, problem.head_dim, &params.q),
-        rows_of_keys("k", Access::Read, problem, problem.head_dim, &params.k),
-        rows_of_keys("v", Access::Read, problem, problem.head_dim_v, &params.v),
+        rows_of_queries("q", Access::Read, problem, problem.head_dim, &inputs.q),
+        rows_of_keys("k", Access::Read, problem, problem.head_dim, &inputs.k),
+        rows_of_keys("v", Access::Read, problem, problem.head_dim_v, &inputs.v),
     ]
 }
 

@@ -112,7 +112,10 @@ pub unsafe extern "C" fn flashtune_context_create(
         let defaults = options.is_null();
         // SAFETY: the C caller promises a struct of the size that it says.
         let options = if defaults { DEFAULTS } else { unsafe { sized::read("options", options)? } };
-        let engine = Engine::new(open_backend(&options)?, engine_options(&options)?);
+        // SAFETY: the C caller promises NULL or a terminated string.
+        let cache_dir = cache_folder(unsafe { optional_path(options.cache_dir) });
+        let backend = open_backend(&options, cache_dir.clone())?;
+        let engine = Engine::new(backend, engine_options(&options, cache_dir)?);
         // SAFETY: not NULL, aligned, and the C caller promises that it may be written.
         unsafe { context.write(Box::into_raw(Box::new(flashtune_context { engine }))) };
         Ok(())
@@ -208,7 +211,7 @@ const DEFAULTS: flashtune_context_options = flashtune_context_options {
     tuning_time_limit_seconds: 0.0,
 };
 
-fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
+fn open_backend(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> Result<Backend> {
     if !(0..=MAX_THREADS).contains(&options.num_threads) {
         return Err(Error::invalid(format!(
             "options.num_threads is {}; it must be from 0 (all cores) to {MAX_THREADS}",
@@ -228,27 +231,30 @@ fn open_backend(options: &flashtune_context_options) -> Result<Backend> {
             options.cuda_context
         ))),
         FLASHTUNE_BACKEND_CPU => Cpu::new(num_threads).map(Backend::Cpu),
-        FLASHTUNE_BACKEND_CUDA => open_gpu(options),
+        FLASHTUNE_BACKEND_CUDA => open_gpu(options, cache_dir),
         // Who hands over a CUDA context wants that GPU and no other machine.
-        FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options),
-        FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cubin_folder(options), num_threads),
+        FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options, cache_dir),
+        FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cache_dir, num_threads),
         other => Err(Error::invalid(format!(
             "options.backend is {other}; it must be FLASHTUNE_BACKEND_AUTO (0), _CUDA (1) or _CPU (2)"
         ))),
     }
 }
 
-fn open_gpu(options: &flashtune_context_options) -> Result<Backend> {
+fn open_gpu(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> Result<Backend> {
     let given = (!options.cuda_context.is_null()).then_some(options.cuda_context);
-    Gpu::new(options.device_ordinal, given, cubin_folder(options)).map(Backend::Cuda)
+    Gpu::new(options.device_ordinal, given, cache_dir).map(Backend::Cuda)
 }
 
-fn cubin_folder(options: &flashtune_context_options) -> Option<PathBuf> {
-    let (dir, use_disk) = cache(options);
-    use_disk.then(|| cache_dir::resolve(dir.as_deref())).flatten()
+/// The folder of records and cubins, of what the caller set: an empty name asks for none, whatever the environment says.
+fn cache_folder(setting: Option<PathBuf>) -> Option<PathBuf> {
+    match setting {
+        Some(name) if name.as_os_str().is_empty() => None,
+        setting => cache_dir::resolve(setting.as_deref()),
+    }
 }
 
-fn engine_options(options: &flashtune_context_options) -> Result<EngineOptions> {
+fn engine_options(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> Result<EngineOptions> {
     let policy = match options.tuning_policy {
         FLASHTUNE_TUNING_RECORDS => Policy::Records,
         FLASHTUNE_TUNING_TUNE => Policy::Tune,
@@ -259,16 +265,7 @@ fn engine_options(options: &flashtune_context_options) -> Result<EngineOptions> 
         }
     };
     let limit = time_limit("options.tuning_time_limit_seconds", options.tuning_time_limit_seconds)?;
-    let (cache_dir, use_disk) = cache(options);
-    Ok(EngineOptions { cache_dir, policy, time_limit: limit.unwrap_or(DEFAULT_TIME_LIMIT), use_disk })
-}
-
-/// The folder that the caller set, and whether there shall be one at all.
-fn cache(options: &flashtune_context_options) -> (Option<PathBuf>, bool) {
-    // SAFETY: the C caller promises NULL or a terminated string.
-    let dir = unsafe { optional_path(options.cache_dir) };
-    let use_disk = dir.as_ref().is_none_or(|dir| !dir.as_os_str().is_empty());
-    (dir.filter(|_| use_disk), use_disk)
+    Ok(EngineOptions { cache_dir, policy, time_limit: limit.unwrap_or(DEFAULT_TIME_LIMIT) })
 }
 
 /// A time limit in seconds; None for 0, the default.

@@ -1,7 +1,7 @@
 //! The C face: argument structs and their checks, statuses, handles, the panic boundary. The top of the flow.
 //!
 //! Every entry runs inside `panic_boundary::enter`, copies the caller's structs (`sized`), checks them into a `Call`
-//! (`args`, `operand`, `overlap`) and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that
+//! (`inputs`, `args`, `operand`, `overlap`) and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that
 //! declare something for C, so there `///` is written for the C caller and `//` for who works here.
 
 // The names are the header's.
@@ -21,6 +21,7 @@ pub mod status;
 pub mod types;
 
 mod args;
+mod inputs;
 mod operand;
 mod overlap;
 mod panic_boundary;

@@ -86,8 +86,8 @@ pub struct flashtune_forward_params {
     pub lse: *mut f32,
 }
 
-/// One backward pass. The fields up to v are the forward pass's, and must have the values that it ran with; out and
-/// lse are what it wrote. Zero it first, as flashtune_forward_params.
+/// One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran
+/// with; out and lse are what it wrote. Zero it first, as flashtune_forward_params.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_backward_params {
@@ -125,47 +125,3 @@ pub struct flashtune_backward_params {
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
     pub dv: flashtune_tensor,
 }
-
-impl flashtune_backward_params {
-    /// The forward pass's part. Both structs begin with the same fields, so that one checker serves both.
-    pub(super) fn forward_part(&self) -> &flashtune_forward_params {
-        // SAFETY: both are repr(C), the assertions below show the same offset for every field, and lse differs only
-        // in constness; the reference covers the first bytes of `self` and lives no longer.
-        unsafe { &*std::ptr::from_ref(self).cast::<flashtune_forward_params>() }
-    }
-}
-
-macro_rules! assert_same_offsets {
-    ($($field:ident),*) => {
-        $(const _: () = assert!(
-            std::mem::offset_of!(flashtune_forward_params, $field) == std::mem::offset_of!(flashtune_backward_params, $field)
-        );)*
-    };
-}
-assert_same_offsets!(
-    struct_size,
-    dtype,
-    causal,
-    batch_size,
-    num_heads_q,
-    num_heads_kv,
-    seqlen_q,
-    seqlen_k,
-    head_dim,
-    head_dim_v,
-    softmax_scale,
-    dropout_p,
-    dropout_seed,
-    dropout_offset,
-    dropout_seed_ptr,
-    dropout_offset_ptr,
-    q,
-    k,
-    v,
-    out,
-    lse
-);
-const _: () = assert!(
-    std::mem::offset_of!(flashtune_backward_params, dout) == size_of::<flashtune_forward_params>(),
-    "the forward part must end where the gradients begin"
-);

@@ -9,6 +9,7 @@
 
 use super::cache_dir::secure;
 use super::compile::{Compiled, EntryResources};
+use super::cubin_limit::{self, Limit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -66,11 +67,16 @@ struct Metadata {
 pub struct CubinCache {
     /// None: nothing is kept.
     folder: Option<PathBuf>,
+    limit: Limit,
 }
 
 impl CubinCache {
     /// A cache under `cache_dir`, which is made if it is missing. A folder that may not be trusted is not used.
     pub fn new(cache_dir: Option<&Path>) -> CubinCache {
+        CubinCache::with_limit(cache_dir, Limit::from_environment())
+    }
+
+    pub fn with_limit(cache_dir: Option<&Path>, limit: Limit) -> CubinCache {
         let folder = cache_dir.and_then(|cache_dir| {
             let folder = cache_dir.join("cubins");
             match secure(cache_dir).and_then(|()| secure(&folder)) {
@@ -81,7 +87,7 @@ impl CubinCache {
                 }
             }
         });
-        CubinCache { folder }
+        CubinCache { folder, limit }
     }
 
     pub fn get(&self, key: &Key) -> Option<Compiled> {
@@ -95,21 +101,24 @@ impl CubinCache {
             }
         };
         let compiled = unpack(bytes, key);
-        if compiled.is_none() {
-            complain(&format!("{} is damaged; it will be made again", file.display()));
+        match compiled {
+            Some(_) => cubin_limit::mark_used(&file),
+            None => complain(&format!("{} is damaged; it will be made again", file.display())),
         }
         compiled
     }
 
     pub fn put(&self, key: &Key, text: &str, compiled: &Compiled) {
-        let Some(folder) = self.folder.as_ref().map(|folder| folder.join(&key.0)) else { return };
+        let Some(all) = &self.folder else { return };
+        let (folder, cubin) = (all.join(&key.0), pack(compiled, key));
         let written = secure(&folder).and_then(|()| {
             // The text first: where there is a cubin, a person finds what it was made from.
             publish(&folder, "kernel.cu", text.as_bytes())?;
-            publish(&folder, "kernel.cubin", &pack(compiled, key))
+            publish(&folder, "kernel.cubin", &cubin)
         });
-        if let Err(reason) = written {
-            complain(&reason);
+        match written {
+            Ok(()) => self.limit.keep(all, (text.len() + cubin.len()) as u64),
+            Err(reason) => complain(&reason),
         }
     }
 }

@@ -6,6 +6,7 @@
 pub mod cache_dir;
 pub mod compile;
 pub mod cubin_cache;
+pub mod cubin_limit;
 pub mod geometry;
 mod gpu;
 mod launch;

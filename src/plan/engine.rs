@@ -14,7 +14,6 @@ use crate::backend::{Backend, Executable};
 use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
-use crate::kernel::cache_dir;
 use crate::problem::Problem;
 use crate::tune::{self, Bench, Event, Progress, Request, Rig, TuneOptions, Worker, space};
 use arc_swap::ArcSwap;
@@ -35,18 +34,16 @@ pub enum Policy {
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Where the environment does not say: see `kernel::cache_dir`.
+    /// Of this machine's records, resolved (`kernel::cache_dir`); None: they live in memory alone.
     pub cache_dir: Option<PathBuf>,
     pub policy: Policy,
     /// Of one tuning run inside `prepare`.
     pub time_limit: Duration,
-    /// False: records live in memory alone.
-    pub use_disk: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: tune::DEFAULT_TIME_LIMIT, use_disk: true }
+        EngineOptions { cache_dir: None, policy: Policy::Records, time_limit: tune::DEFAULT_TIME_LIMIT }
     }
 }
 
@@ -68,8 +65,7 @@ pub struct Engine {
 impl Engine {
     /// Reads this machine's records and the shipped ones, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
-        let folder = options.use_disk.then(|| cache_dir::resolve(options.cache_dir.as_deref())).flatten();
-        let machine = Machine::new(folder.as_deref().and_then(Store::in_folder));
+        let machine = Machine::new(options.cache_dir.as_deref().and_then(Store::in_folder));
         let known = Known {
             process: Vec::new(),
             machine: machine.records().into_iter().map(Arc::new).collect(),

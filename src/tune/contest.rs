@@ -31,6 +31,7 @@ pub const FINAL: &[Round] = &[
 pub struct Contender {
     pub config: Config,
     pub is_default: bool,
+    pub spill_bytes: u32,
     pub check_error: f64,
     pub samples: Samples,
 }
@@ -43,7 +44,7 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// Takes out those that do not survive the round, and returns them with their medians.
+    /// Takes out those that do not survive the round, or may not win, and returns them with their medians.
     pub fn halve(&mut self, round: &Round) -> Vec<Timed> {
         let scores = self.scores();
         let mut sorted = scores.clone();
@@ -55,7 +56,7 @@ impl Contest {
         let slow = self.contenders.extract_if(.., |contender| {
             let score = scores[at];
             at += 1;
-            score > limit && score.is_finite() && !contender.is_default
+            score > limit && contender.samples.count() > 0 && !contender.is_default
         });
         for contender in slow {
             timed.push(Timed { config: contender.config.clone(), median_us: contender.samples.median_us() });
@@ -74,19 +75,25 @@ impl Contest {
     /// The fastest, unless the default is as good within the margin and the noise. None where nothing was measured.
     pub fn decide(mut self) -> Option<Outcome> {
         let best = self.best()?.0.clone();
+        let may_win = self.may_win();
         self.contenders.retain(|contender| contender.samples.count() > 0);
         let at = |wanted: &dyn Fn(&Contender) -> bool| self.contenders.iter().position(wanted);
         let (best, default) = (at(&|contender| contender.config == best)?, at(&|contender| contender.is_default));
         let default_us = default.map(|default| self.contenders[default].samples.median_us());
         let winner = match default {
-            Some(at) if !timing::beats(&self.contenders[best].samples, &self.contenders[at].samples) => at,
+            Some(at)
+                if may_win(&self.contenders[at])
+                    && !timing::beats(&self.contenders[best].samples, &self.contenders[at].samples) =>
+            {
+                at
+            }
             _ => best,
         };
         let winner = self.contenders.remove(winner);
         let median_us = winner.samples.median_us();
         // The runner-up's time is told by its ratio to the winner's in the turns that both had. Who was dropped after
         // a few turns counts only where nobody lasted longer: a few turns may all have been odd.
-        let others = self.contenders.into_iter().chain(self.dropped);
+        let others = self.contenders.into_iter().chain(self.dropped).filter(|other| may_win(other));
         let others = others.map(|other| {
             let was_brief = other.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum();
             (was_brief, timing::ratio(&other.samples, &winner.samples), other.config)
@@ -104,11 +111,20 @@ impl Contest {
         })
     }
 
-    /// Time as a share of the default's; in microseconds where there is no default. Infinite without samples.
+    /// Who may win: a record must not name a kernel that spills, unless no other was measured. That holds for the
+    /// default too, which stays beside the others as their measure.
+    fn may_win(&self) -> impl Fn(&Contender) -> bool + use<> {
+        let is_clean = |contender: &Contender| contender.spill_bytes == 0;
+        let must_be_clean = self.contenders.iter().any(|other| is_clean(other) && other.samples.count() > 0);
+        move |contender| contender.samples.count() > 0 && (is_clean(contender) || !must_be_clean)
+    }
+
+    /// Time as a share of the default's; in microseconds where there is no default. Infinite for who may not win.
     fn scores(&self) -> Vec<f64> {
+        let may_win = self.may_win();
         let default = self.contenders.iter().find(|contender| contender.is_default && contender.samples.count() > 0);
         let score = |contender: &Contender| match default {
-            _ if contender.samples.count() == 0 => f64::INFINITY,
+            _ if !may_win(contender) => f64::INFINITY,
             Some(default) => {
                 let ratio = timing::ratio(&contender.samples, &default.samples);
                 if ratio.is_nan() { f64::INFINITY } else { ratio }

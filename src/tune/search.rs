@@ -43,7 +43,8 @@ pub enum Fault {
 /// What to search.
 pub struct Request<'a> {
     pub problem: &'a Problem,
-    /// The heuristic's config first; it stays to the end and wins unless it is clearly beaten.
+    /// The heuristic's config first; it stays to the end and wins unless it is clearly beaten, or spills and another
+    /// does not.
     pub candidates: &'a [Config],
     /// Where to look further once a config turned out well.
     pub neighbours: &'a dyn Fn(&Config) -> Vec<Config>,
@@ -147,7 +148,8 @@ impl Run<'_, '_> {
         })
     }
 
-    fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<Config>> {
+    /// Those to go on with, and the bytes that each spills.
+    fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<(Config, u32)>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
         let mut awaits_default = has_default;
@@ -176,7 +178,8 @@ impl Run<'_, '_> {
         if let Some(error) = broken {
             return Err(error);
         }
-        // A kernel that spills waits for its own registers; it is taken only where nothing else is to be had.
+        // A kernel that spills waits for its own registers; it is measured only where nothing else is to be had, or as
+        // the default.
         self.is_clean |= spills.contains(&Some(0));
         let mut kept = Vec::new();
         for (config, spills) in configs.into_iter().zip(spills) {
@@ -184,24 +187,30 @@ impl Run<'_, '_> {
                 Some(bytes) if self.is_clean && bytes > 0 && !self.is_default(&config) => {
                     self.fail(&config, Fault::Candidate(format!("spills {bytes} bytes of registers")))?;
                 }
-                Some(_) => kept.push(config),
+                Some(bytes) => kept.push((config, bytes)),
                 None => {}
             }
         }
         Ok(kept)
     }
 
-    fn check(&mut self, bench: &mut dyn Bench, configs: Vec<Config>) -> Result<Vec<Contender>> {
+    fn check(&mut self, bench: &mut dyn Bench, configs: Vec<(Config, u32)>) -> Result<Vec<Contender>> {
         let total = configs.len();
         let mut checked = Vec::new();
-        for (index, config) in configs.into_iter().enumerate() {
+        for (index, (config, spill_bytes)) in configs.into_iter().enumerate() {
             let is_default = self.is_default(&config);
             if self.is_over() && !is_default && !checked.is_empty() {
                 continue;
             }
             match bench.check(&config) {
                 Ok(check_error) => {
-                    checked.push(Contender { config, is_default, check_error, samples: Samples::default() });
+                    checked.push(Contender {
+                        config,
+                        is_default,
+                        spill_bytes,
+                        check_error,
+                        samples: Samples::default(),
+                    });
                 }
                 Err(fault) => self.fail(&config, fault)?,
             }

@@ -23,7 +23,7 @@ class Tensor(ctypes.Structure):
     ]
 
 
-# What both passes' params open with.
+# What both passes' params open with today; each grows at its own end.
 _PROBLEM = [
     ("struct_size", c_uint64),
     ("dtype", c_int32),

@@ -6,7 +6,7 @@ use crate::progress::Display;
 use crate::{Failure, print_json, usage};
 use flashtune::device::Arch;
 use flashtune::error::Status;
-use flashtune::plan::{Engine, EngineOptions, Record, key, record};
+use flashtune::plan::{Engine, Record, key, record};
 use flashtune::problem::Problem;
 use flashtune::tune::{DEFAULT_TIME_LIMIT, TuneOptions, worker};
 use std::ops::ControlFlow;
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         })?),
     };
     let device = args.device.unwrap_or_default();
-    let engine = Engine::new(device.open()?, EngineOptions::default());
+    let engine = device.engine()?;
     let stop = stop_on_signal()?;
     let mut pass = Pass { engine: &engine, device, stop, started: Instant::now(), budget, retune: args.retune };
     let display = Display::new(problems.len());

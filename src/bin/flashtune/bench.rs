@@ -4,7 +4,7 @@ use crate::device::DeviceArg;
 use crate::problems::{self, ClassArgs};
 use crate::{Failure, print_json};
 use flashtune::config::Config;
-use flashtune::plan::{Engine, EngineOptions, key};
+use flashtune::plan::{Engine, key};
 use flashtune::problem::Problem;
 use flashtune::tune::{Rig, space};
 use serde::Serialize;
@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         What::Preset { names } => problems::collect(names, None)?,
         What::File { file } => problems::collect(&[], Some(file))?,
     };
-    let engine = Engine::new(args.device.unwrap_or_default().open()?, EngineOptions::default());
+    let engine = args.device.unwrap_or_default().engine()?;
     for problem in &problems {
         let timing = time(&engine, problem, args.runs.max(1))?;
         if args.json {

@@ -1,9 +1,11 @@
-//! `--device`: a GPU by its ordinal, the CPU, or what there is.
+//! `--device`: a GPU by its ordinal, the CPU, or what there is, and the engine on it with this user's cache folder.
 
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
 use flashtune::error::Result;
 use flashtune::kernel::{Gpu, cache_dir};
+use flashtune::plan::{Engine, EngineOptions};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +35,14 @@ impl DeviceArg {
     pub fn open(self) -> Result<Backend> {
         match self {
             DeviceArg::Cpu => Cpu::new(0).map(Backend::Cpu),
-            DeviceArg::Gpu(ordinal) => Gpu::new(ordinal, None, cache_dir::resolve(None)).map(Backend::Cuda),
-            DeviceArg::Auto => Backend::open_auto(0, cache_dir::resolve(None), 0),
+            DeviceArg::Gpu(ordinal) => Gpu::new(ordinal, None, cache_folder()).map(Backend::Cuda),
+            DeviceArg::Auto => Backend::open_auto(0, cache_folder(), 0),
         }
+    }
+
+    /// With the records of this machine.
+    pub fn engine(self) -> Result<Engine> {
+        Ok(Engine::new(self.open()?, EngineOptions { cache_dir: cache_folder(), ..EngineOptions::default() }))
     }
 
     /// The ordinal that a worker opens the same GPU by.
@@ -45,4 +52,9 @@ impl DeviceArg {
             DeviceArg::Auto | DeviceArg::Cpu => 0,
         }
     }
+}
+
+/// Of records and cubins. The command line has no setting of its own, only the environment.
+pub fn cache_folder() -> Option<PathBuf> {
+    cache_dir::resolve(None)
 }

@@ -1,5 +1,6 @@
 //! `flashtune info`: what is here. Devices, libraries found or not and where looked, cache, records, versions.
 
+use crate::device::cache_folder;
 use crate::{Failure, print_json};
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
@@ -74,12 +75,11 @@ fn gather() -> Result<Info, Failure> {
     let gpus = kernel::devices();
     let no_gpu = gpus.as_ref().err().map(|error| error.message.clone());
     let compiler_archs = kernel::compiler_archs().unwrap_or_default().iter().map(ToString::to_string).collect();
-    let cache_dir = cache_dir::resolve(None);
+    let cache_dir = cache_folder();
     let no_cache = cache_dir.as_deref().and_then(|folder| cache_dir::secure(folder).err());
-    let engine = Engine::new(
-        Backend::Cpu(Cpu::new(0)?),
-        EngineOptions { use_disk: no_cache.is_none(), ..EngineOptions::default() },
-    );
+    let usable = cache_dir.clone().filter(|_| no_cache.is_none());
+    let engine =
+        Engine::new(Backend::Cpu(Cpu::new(0)?), EngineOptions { cache_dir: usable, ..EngineOptions::default() });
     let machine_records = engine.records().iter().filter(|(source, _)| *source == Source::Machine).count();
     let cpu = engine.backend().device().clone();
     Ok(Info {

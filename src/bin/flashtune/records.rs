@@ -3,8 +3,7 @@
 use crate::device::DeviceArg;
 use crate::{Failure, print_json};
 use clap::Subcommand;
-use flashtune::backend::Backend;
-use flashtune::plan::{Engine, EngineOptions, Record, record, shipped};
+use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -47,12 +46,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::List { device, json } => list(device.unwrap_or_default(), json),
         Command::Export { device, file } => {
-            let count = engine(device.unwrap_or_default().open()?).export_records(&file)?;
+            let count = device.unwrap_or_default().engine()?.export_records(&file)?;
             eprintln!("{count} records written to {}", file.display());
             Ok(())
         }
         Command::Import { file } => {
-            let count = engine(DeviceArg::Cpu.open()?).import_records(&file)?;
+            let count = DeviceArg::Cpu.engine()?.import_records(&file)?;
             eprintln!("{count} records taken from {}", file.display());
             Ok(())
         }
@@ -60,12 +59,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn engine(backend: Backend) -> Engine {
-    Engine::new(backend, EngineOptions::default())
-}
-
 fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
-    for (source, record) in engine(device.open()?).records() {
+    for (source, record) in device.engine()?.records() {
         if json {
             print_json(&Listed { source: source.name(), record })?;
         } else {

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::device::DeviceArg;
+use flashtune::error::Error;
 use flashtune::tune::worker;
 use std::io::BufRead;
 use std::sync::mpsc;
@@ -16,14 +17,15 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let (sender, questions) = mpsc::channel();
     // The end of the input means that the parent is gone or wants no more. It ends this process whatever the main
     // thread waits for: a kernel that hangs must not outlive the run and keep the GPU.
-    std::thread::spawn(move || {
+    let read_questions = move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             if sender.send(line).is_err() {
                 return;
             }
         }
         std::process::exit(0);
-    });
+    };
+    std::thread::Builder::new().name("flashtune-questions".into()).spawn(read_questions).map_err(Error::from)?;
     let backend = args.device.open()?;
     Ok(worker::serve(&backend, questions.into_iter(), std::io::stdout())?)
 }

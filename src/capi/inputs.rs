@@ -1,0 +1,132 @@
+//! Inputs: what both passes are told, taken out of either one's C struct.
+//!
+//! The structs lie in memory as C has them and each grows at its own end, so nothing may assume that one begins like
+//! the other: a field that both have is read from each by its name, here and nowhere else.
+
+use super::types::*;
+use crate::dropout::Dropout;
+use crate::error::{Error, Result};
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+
+/// The fields of the same names, unchecked.
+pub struct Inputs {
+    dtype: i32,
+    causal: i32,
+    batch_size: i64,
+    num_heads_q: i64,
+    num_heads_kv: i64,
+    seqlen_q: i64,
+    seqlen_k: i64,
+    head_dim: i64,
+    head_dim_v: i64,
+    softmax_scale: f32,
+    dropout_p: f32,
+    dropout_seed: u64,
+    dropout_offset: u64,
+    dropout_seed_ptr: *const u64,
+    dropout_offset_ptr: *const u64,
+    pub q: flashtune_tensor,
+    pub k: flashtune_tensor,
+    pub v: flashtune_tensor,
+}
+
+macro_rules! take_inputs_from {
+    ($params:ty) => {
+        impl From<&$params> for Inputs {
+            fn from(params: &$params) -> Inputs {
+                Inputs {
+                    dtype: params.dtype,
+                    causal: params.causal,
+                    batch_size: params.batch_size,
+                    num_heads_q: params.num_heads_q,
+                    num_heads_kv: params.num_heads_kv,
+                    seqlen_q: params.seqlen_q,
+                    seqlen_k: params.seqlen_k,
+                    head_dim: params.head_dim,
+                    head_dim_v: params.head_dim_v,
+                    softmax_scale: params.softmax_scale,
+                    dropout_p: params.dropout_p,
+                    dropout_seed: params.dropout_seed,
+                    dropout_offset: params.dropout_offset,
+                    dropout_seed_ptr: params.dropout_seed_ptr,
+                    dropout_offset_ptr: params.dropout_offset_ptr,
+                    q: params.q,
+                    k: params.k,
+                    v: params.v,
+                }
+            }
+        }
+    };
+}
+take_inputs_from!(flashtune_forward_params);
+take_inputs_from!(flashtune_backward_params);
+
+impl Inputs {
+    pub fn problem(&self, pass: Pass) -> Result<Problem> {
+        let dtype = match self.dtype {
+            FLASHTUNE_DTYPE_FP16 => Dtype::Fp16,
+            FLASHTUNE_DTYPE_BF16 => Dtype::Bf16,
+            FLASHTUNE_DTYPE_FP32 => Dtype::Fp32,
+            other => {
+                return Err(Error::invalid(format!(
+                    "dtype is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
+                )));
+            }
+        };
+        let causal = match self.causal {
+            FLASHTUNE_CAUSAL_NONE => Causal::None,
+            FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
+            FLASHTUNE_CAUSAL_TOP_LEFT => Causal::TopLeft,
+            other => {
+                return Err(Error::invalid(format!(
+                    "causal is {other}; it must be FLASHTUNE_CAUSAL_NONE (0), _BOTTOM_RIGHT (1) or _TOP_LEFT (2)"
+                )));
+            }
+        };
+        let problem = Problem {
+            pass,
+            dtype,
+            batch_size: self.batch_size,
+            num_heads_q: self.num_heads_q,
+            num_heads_kv: self.num_heads_kv,
+            seqlen_q: self.seqlen_q,
+            seqlen_k: self.seqlen_k,
+            head_dim: self.head_dim,
+            head_dim_v: self.head_dim_v,
+            causal,
+            dropout: self.dropout_p > 0.0,
+            // Judged once the tensors are checked.
+            layout: Layout::Vec1,
+        };
+        problem.validate()?;
+        Ok(problem)
+    }
+
+    /// The scale that scores are multiplied with, and the dropout.
+    pub fn scalars(&self) -> Result<(f32, Dropout)> {
+        let scale = self.softmax_scale;
+        if !scale.is_finite() {
+            return Err(Error::invalid(format!(
+                "softmax_scale is {scale}; it must be finite (0 means 1/sqrt(head_dim))"
+            )));
+        }
+        let p = self.dropout_p;
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::invalid(format!(
+                "dropout_p is {p}; it is the probability of dropping and must be at least 0 and below 1"
+            )));
+        }
+        let softmax_scale = if scale == 0.0 { (1.0 / (self.head_dim as f64).sqrt()) as f32 } else { scale };
+        let dropout = match p > 0.0 {
+            false => Dropout::NONE,
+            true => Dropout {
+                p,
+                seed: self.dropout_seed,
+                offset: self.dropout_offset,
+                seed_ptr: self.dropout_seed_ptr,
+                offset_ptr: self.dropout_offset_ptr,
+            },
+        };
+        Ok((softmax_scale, dropout))
+    }
+}
