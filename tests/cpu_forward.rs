@@ -7,6 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
 use support::case::{Case, Data};
 use support::check::Prepared;
+use support::scores;
 use support::shapes;
 use support::subject::Subject;
 
@@ -41,6 +42,16 @@ fn forward_is_right_on_long_sequences() {
     let subject = Subject::cpu(2);
     for case in shapes::long(&[Dtype::Fp32]) {
         Prepared::new(&case).forward(&subject, &subject.heuristic(&case, Pass::Forward));
+    }
+}
+
+#[test]
+fn forward_survives_adversarial_scores() {
+    let subject = Subject::cpu(2);
+    for (name, case, data) in subject.dtypes().iter().flat_map(|dtype| scores::adversarial(*dtype)) {
+        let prepared = Prepared::with(&case, data);
+        let got = subject.forward(&case, &prepared.data, &subject.heuristic(&case, Pass::Forward));
+        prepared.judge_forward(&got).unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}"));
     }
 }
 

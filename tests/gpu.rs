@@ -7,12 +7,14 @@ mod support;
 
 use flashtune::config::Config;
 use flashtune::problem::{Pass, Problem};
+use flashtune::tune::space;
 use rayon::prelude::*;
 use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 use support::case::{Case, Data};
 use support::check::Prepared;
 use support::laws;
+use support::scores;
 use support::shapes;
 use support::subject::Subject;
 
@@ -25,6 +27,29 @@ fn subject() -> Option<&'static Subject> {
 /// The heuristic's config and seeded others, for both passes.
 fn configs(subject: &Subject, case: &Case, extra: usize) -> [Vec<Config>; 2] {
     [Pass::Forward, Pass::Backward].map(|pass| subject.configs(case, pass, extra))
+}
+
+/// The first candidate of each family that serves the case forward, as it is and with each way to choose the maximum.
+fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
+    let (problem, device) = (case.problem(Pass::Forward), subject.backend.device());
+    let candidates = space::candidates(&problem, device);
+    let mut chosen: Vec<Config> = Vec::new();
+    for config in candidates {
+        if !chosen.iter().any(|other| other.family == config.family) {
+            chosen.push(config);
+        }
+    }
+    let other_maximum = |config: &Config| {
+        let flipped = [("stale_max", 1 - config.get("stale_max").min(1)), ("lazy_log2", 8 - config.get("lazy_log2"))];
+        flipped
+            .into_iter()
+            .filter(|(knob, _)| config.knobs.contains_key(*knob))
+            .map(|(k, v)| config.clone().with(k, v))
+            .collect::<Vec<_>>()
+    };
+    let others: Vec<Config> = chosen.iter().flat_map(other_maximum).collect();
+    chosen.extend(others.into_iter().filter(|config| space::check(&problem, config, device).is_ok()));
+    chosen
 }
 
 fn run(subject: &Subject, cases: &[Case], extra: usize) {
@@ -67,6 +92,35 @@ fn gpu_is_right_on_random_problems_with_the_heuristic_and_with_other_configs() {
 fn gpu_is_right_on_long_sequences() {
     let Some(subject) = subject() else { return };
     run(subject, &shapes::long(subject.dtypes()), 1);
+}
+
+/// Forward alone: the reference of so many heads is what takes the time.
+#[test]
+fn gpu_is_right_on_more_tiles_than_it_holds_at_once() {
+    let Some(subject) = subject() else { return };
+    shapes::many_tiles(subject.dtypes()).par_iter().for_each(|case| {
+        let prepared = Prepared::new(case);
+        for config in one_of_each_family(subject, case) {
+            let first = prepared.forward(subject, &config);
+            for run in 1..20 {
+                assert!(subject.forward(case, &prepared.data, &config) == first, "run {run} differs: {case}, {config}");
+            }
+        }
+    });
+}
+
+/// On a GPU whose kernels may keep a stale maximum, and by those that search every block.
+#[test]
+fn gpu_survives_adversarial_scores() {
+    let Some(subject) = subject() else { return };
+    let cases: Vec<_> = subject.dtypes().iter().flat_map(|dtype| scores::adversarial(*dtype)).collect();
+    cases.into_par_iter().for_each(|(name, case, data)| {
+        let prepared = Prepared::with(&case, data);
+        for config in one_of_each_family(subject, &case) {
+            let got = subject.forward(&case, &prepared.data, &config);
+            prepared.judge_forward(&got).unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
+        }
+    });
 }
 
 #[test]

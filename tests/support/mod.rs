@@ -9,5 +9,6 @@ pub mod check;
 pub mod error_rule;
 pub mod laws;
 pub mod reference;
+pub mod scores;
 pub mod shapes;
 pub mod subject;

@@ -121,6 +121,29 @@ pub fn long(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
+/// More tiles than any GPU has multiprocessors, many times over, each small: what persistent blocks of threads carry from
+/// one tile to the next. Tiles differ in length, end within a block or see nothing.
+pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+        batch_size: 5,
+        num_heads_q: 72,
+        num_heads_kv: 24,
+        seqlen_k,
+        causal,
+        seed: 90 + turn as u64,
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+    };
+    let shapes = [
+        (330, 330, 64, Causal::BottomRight),
+        (260, 200, 64, Causal::None),
+        (200, 330, 128, Causal::BottomRight),
+        (330, 130, 128, Causal::BottomRight),
+        (70, 100, 32, Causal::None),
+        (150, 150, 256, Causal::TopLeft),
+    ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+}
+
 fn only_the_given(cases: Vec<Case>) -> Vec<Case> {
     match std::env::var("FLASHTUNE_TEST_CASE") {
         Ok(line) => vec![line.parse().unwrap_or_else(|error| panic!("FLASHTUNE_TEST_CASE: {error}"))],
