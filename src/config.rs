@@ -14,6 +14,8 @@ pub enum Family {
     Cpu,
     /// `mma.sync`, `ldmatrix`, `cp.async`: every NVIDIA GPU from Ampere on.
     Sm80,
+    /// `wgmma`, TMA, warp specialisation: compute capability 9.0.
+    Sm90,
 }
 
 impl Family {
@@ -21,6 +23,15 @@ impl Family {
         match self {
             Family::Cpu => "cpu",
             Family::Sm80 => "sm80",
+            Family::Sm90 => "sm90",
+        }
+    }
+
+    /// What follows the architecture in the name of its kernels' target: sm_90a, which `wgmma` and `setmaxnreg` need.
+    pub const fn target_suffix(self) -> &'static str {
+        match self {
+            Family::Cpu | Family::Sm80 => "",
+            Family::Sm90 => "a",
         }
     }
 }

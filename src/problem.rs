@@ -61,7 +61,8 @@ impl Causal {
 }
 
 /// The widest access in elements that every row of every tensor of the call allows: the head dims, strides and
-/// base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one `cp.async`.
+/// base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one `cp.async`, and what TMA demands;
+/// strides that TMA cannot take for their size count as narrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {

@@ -71,6 +71,10 @@ fn bad_usage_is_2_and_failure_is_1() {
             "block_m is 17",
         ),
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "blockm=64"], "blockm"),
+        (
+            &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--family", "sm90"],
+            "served by sm80",
+        ),
     ] {
         let output = run(folder.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));

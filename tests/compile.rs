@@ -4,6 +4,7 @@
 
 mod nvrtc;
 
+use flashtune::config::Family;
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::Arch;
 use flashtune::error::Status;
@@ -25,7 +26,7 @@ const KERNEL: &str = "extern \"C\" __global__ void k(float* x) { __shared__ floa
 fn a_text_compiles_for_every_generation_without_headers_or_a_gpu() {
     let Some(nvrtc) = nvrtc() else { return };
     for arch in [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0)] {
-        let target = target(arch, nvrtc).unwrap();
+        let target = target(arch, Family::Sm80, nvrtc).unwrap();
         assert_eq!(target, arch.to_string());
         let compiled = compile(nvrtc, "k", KERNEL, &target).unwrap();
         assert_eq!(&compiled.cubin[..4], b"\x7fELF");
@@ -76,11 +77,39 @@ fn warnings_are_kept() {
     assert!(log.contains("warning") && !log.contains("ptxas info"), "{log}");
 }
 
+/// A product whose accumulator is touched before the next one into it: ptxas then waits for each.
+fn serialised_wgmma() -> String {
+    let registers: Vec<String> = (0..32).map(|i| format!("%{i}")).collect();
+    let operands: Vec<String> = (0..32).map(|i| format!("\"+f\"(d[{i}])")).collect();
+    let product = format!(
+        "asm volatile(\"{{wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{}}}, %32, %33, 1, 1, 1, 0, 0;}}\" : {} : \"l\"(a), \"l\"(b));",
+        registers.join(", "),
+        operands.join(", ")
+    );
+    format!(
+        "extern \"C\" __global__ void k(float* x, unsigned long long a, unsigned long long b) {{\n\
+         float d[32];\nfor (int i = 0; i < 32; ++i) d[i] = x[i];\nasm volatile(\"wgmma.fence.sync.aligned;\");\n\
+         {product}\nd[0] += 1.f;\n{product}\n\
+         asm volatile(\"wgmma.commit_group.sync.aligned;\");\nasm volatile(\"wgmma.wait_group.sync.aligned 0;\");\n\
+         for (int i = 0; i < 32; ++i) x[i] = d[i];\n}}\n"
+    )
+}
+
+#[test]
+fn a_kernel_whose_wgmma_is_serialised_does_not_count_as_compiled() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let error = compile(nvrtc, "k", &serialised_wgmma(), "sm_90a").unwrap_err();
+    assert_eq!(error.status, Status::CompileFailed);
+    assert!(error.message.contains("instructions are serialized due to"), "{error}");
+    let pipelined = serialised_wgmma().replace("d[0] += 1.f;", "");
+    assert_eq!(compile(nvrtc, "k", &pipelined, "sm_90a").unwrap().log, "");
+}
+
 #[test]
 fn an_arch_that_nvrtc_does_not_know_is_compiled_for_its_elder_or_refused() {
     let Some(nvrtc) = nvrtc() else { return };
-    assert_eq!(target(Arch::Sm(9, 9), nvrtc).unwrap(), "sm_90");
-    assert_eq!(target(Arch::Sm(77, 0), nvrtc).unwrap_err().status, Status::NoCompiler);
+    assert_eq!(target(Arch::Sm(9, 9), Family::Sm80, nvrtc).unwrap(), "sm_90");
+    assert_eq!(target(Arch::Sm(77, 0), Family::Sm80, nvrtc).unwrap_err().status, Status::NoCompiler);
 }
 
 /// Every field with its offset, or a compile error when one is missing here.

@@ -1,150 +1,21 @@
 //! What flashtune asks of the CUDA driver, against a stand-in that checks and writes down: contexts, launches, lifetimes.
 //!
-//! The stand-in is compiled from fake_libcuda.c and found as libcuda.so.1 by LD_LIBRARY_PATH, so each test runs in a
-//! process of its own. Cubins come from a cache that the test fills: neither a GPU nor NVRTC takes part.
+//! Each test runs in a process of its own (`fake_driver`). Cubins come from a cache that the test fills: neither a GPU nor
+//! NVRTC takes part.
 
+mod fake_driver;
+
+use fake_driver::{PARAMS_BYTES, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::Arch;
 use flashtune::dropout::Dropout;
 use flashtune::error::Status;
-use flashtune::kernel::compile::{Compiled, options};
-use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::{Gpu, KernelParams, driver_search, geometry, nvrtc_search, render_pass};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use libloading::os::unix::Library;
-use std::alloc::{GlobalAlloc, System};
 use std::ffi::c_void;
 use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-
-/// Counts this process's allocations, for `a_launch_allocates_nothing`.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator, with a count beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: std::alloc::Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-const PARAMS_BYTES: usize = size_of::<KernelParams>();
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FakeLaunch {
-    function: u64,
-    stream: u64,
-    context: u64,
-    grid: [u32; 3],
-    block: [u32; 3],
-    smem_bytes: u32,
-    reserved: u32,
-    params: [u8; PARAMS_BYTES],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FakeState {
-    retains: i64,
-    memory: i64,
-    modules: i64,
-    streams: i64,
-    events: i64,
-    memsets: i64,
-    pushes: i64,
-    capturing: i64,
-    sync_result: i64,
-    launches: i64,
-    launch: [FakeLaunch; 16],
-}
-
-/// The stand-in, as this process's libcuda.
-struct Fake(Library);
-
-impl Fake {
-    fn place(&self) -> *mut FakeState {
-        // SAFETY: the symbol is a variable of this layout.
-        unsafe { self.0.get::<*mut FakeState>("fake_state") }.unwrap().into_raw().cast()
-    }
-
-    /// What it has written down up to now.
-    fn state(&self) -> FakeState {
-        // SAFETY: plain numbers, written by calls that have returned.
-        unsafe { self.place().read_volatile() }
-    }
-
-    /// As if another stream of the process were being captured, in the default mode.
-    fn begin_capture(&self) {
-        // SAFETY: as above.
-        unsafe { (&raw mut (*self.place()).capturing).write_volatile(1) };
-    }
-
-    fn fail_synchronize(&self, code: i64) {
-        // SAFETY: as above.
-        unsafe { (&raw mut (*self.place()).sync_result).write_volatile(code) };
-    }
-
-    fn current(&self) -> *mut c_void {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: the function's signature; writes one pointer.
-        unsafe {
-            self.0.get::<unsafe extern "C" fn(*mut *mut c_void) -> i32>("cuCtxGetCurrent").unwrap()(&mut current)
-        };
-        current
-    }
-
-    fn push(&self, context: *mut c_void) {
-        // SAFETY: the function's signature.
-        unsafe { self.0.get::<unsafe extern "C" fn(*mut c_void) -> i32>("cuCtxPushCurrent_v2").unwrap()(context) };
-    }
-}
-
-/// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
-fn with_fake(test: &str, body: fn(&Fake)) {
-    with_fake_and(test, &[], body);
-}
-
-/// `with_fake` with more variables set.
-fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
-    if std::env::var_os("FLASHTUNE_TEST_FAKE_DRIVER").is_some() {
-        // SAFETY: the stand-in's initialisers do nothing.
-        return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_libcuda.c");
-    let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
-        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
-        .arg(folder.path().join("libcuda.so.1"))
-        .arg(source)
-        .status()
-        .expect("the tests need a C compiler");
-    assert!(compiled.success());
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
-        .env("FLASHTUNE_NVRTC", "/nowhere")
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
-}
 
 fn problem(pass: Pass) -> Problem {
     Problem {
@@ -178,13 +49,8 @@ fn config(pass: Pass) -> Config {
     }
 }
 
-/// A cache that holds a cubin, of sorts, for each kernel of the pass, as if NVRTC 12.8 had made them.
 fn fill_cache(folder: &Path, pass: Pass) {
-    let cache = CubinCache::new(Some(folder));
-    let compiled = Compiled { cubin: b"\x7fELF and so on".to_vec(), log: String::new(), resources: Default::default() };
-    for (_, text) in render_pass(&problem(pass), &config(pass), Arch::Sm(9, 0)).unwrap() {
-        cache.put(&Key::new(&TextDigest::new(&text), &options("sm_90"), (12, 8)), &text, &compiled);
-    }
+    fill_cache_with(folder, &problem(pass), &config(pass), "sm_90");
 }
 
 fn call(pass: Pass) -> Call {
@@ -240,7 +106,7 @@ fn a_launch_passes_grid_stream_and_params() {
             let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&params).cast::<u8>(), PARAMS_BYTES) };
             for (spec, launch) in specs.iter().zip(&fake.state().launch[first..]) {
                 assert_eq!((launch.context, launch.stream), (0x1000, 0x77));
-                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass)));
+                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass), 132));
                 assert_eq!((launch.block, launch.smem_bytes), ([spec.threads, 1, 1], spec.smem_bytes));
                 assert!(launch.params == bytes, "params of {}", spec.entry);
             }
@@ -262,9 +128,9 @@ fn a_launch_allocates_nothing() {
         let call = call(Pass::Backward);
         // The harness's own threads may allocate meanwhile, but not in every one of many launches.
         let quietest = (0..100).map(|_| {
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations();
             executable.launch(&call, std::ptr::null_mut()).unwrap();
-            ALLOCATIONS.load(Ordering::Relaxed) - before
+            allocations() - before
         });
         assert_eq!(quietest.min(), Some(0));
         assert!(fake.state().launches >= 100);

@@ -4,52 +4,47 @@
 //! else would tell. Without NVRTC or nvdisasm a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` and
 //! `FLASHTUNE_REQUIRE_NVDISASM=1` make that a failure.
 
+mod disassembly;
 mod nvrtc;
 
+use disassembly::{consumer_spills, instructions, nvdisasm};
+use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
-use flashtune::kernel::compile::compile;
+use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::Class;
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use flashtune::tune::space::heuristic;
+use flashtune::tune::space::heuristics;
 use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 const ARCHS: [Arch; 6] =
     [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
 
-/// The heuristic's main kernel of a pass, disassembled.
+/// The main kernel of a pass in a heuristic's config, disassembled.
 struct Kernel {
     name: String,
     arch: Arch,
     pass: Pass,
-    /// With their modifiers: `HMMA.16816.F32.BF16`.
+    family: Family,
     instructions: BTreeSet<String>,
+    /// 0 for a family without.
+    consumer_spills: usize,
 }
 
 impl Kernel {
-    fn new(nvrtc: &Nvrtc, nvdisasm: &Path, problem: &Problem, arch: Arch) -> Kernel {
-        let config = heuristic(problem, &Device::typical(arch).unwrap());
-        let kernels = render_pass(problem, &config, arch).unwrap();
+    fn new(nvrtc: &Nvrtc, nvdisasm: &Path, problem: &Problem, config: &Config, arch: Arch) -> Kernel {
+        let kernels = render_pass(problem, config, arch).unwrap();
         let (spec, text) = kernels.iter().find(|(spec, _)| spec.is_main).unwrap();
-        let compiled = compile(nvrtc, spec.template, text, &arch.to_string()).unwrap();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), compiled.cubin).unwrap();
-        let output = Command::new(nvdisasm).arg(file.path()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // `/*2db0*/  @P0 HMMA.16816.F32.BF16 R212, R44, R168, RZ ;`, and data, whose words begin with a dot.
-        let instructions = String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .filter_map(|line| line.trim_start().strip_prefix("/*")?.split_once("*/"))
-            .filter_map(|(_, code)| code.split_whitespace().find(|word| !word.starts_with('@')))
-            .filter(|word| word.starts_with(|first: char| first.is_ascii_uppercase()))
-            .map(str::to_owned)
-            .collect();
-        Kernel { name: format!("{arch} {}", Class::of(problem)), arch, pass: problem.pass, instructions }
+        let compiled = compile(nvrtc, spec.template, text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
+        let ordered = instructions(nvdisasm, &compiled.cubin);
+        let consumer_spills = if config.family == Family::Sm90 { consumer_spills(&ordered) } else { 0 };
+        let instructions = ordered.into_iter().collect();
+        let name = format!("{arch} {} {}", config.family.name(), Class::of(problem));
+        Kernel { name, arch, pass: problem.pass, family: config.family, instructions, consumer_spills }
     }
 
     /// Demands that there is, or is not, an instruction of one of the `opcodes` with all `modifiers`.
@@ -62,7 +57,7 @@ impl Kernel {
     }
 }
 
-/// Judges the kernels of both passes on the given architectures.
+/// Judges the kernels of both passes on the given architectures, of every family that serves there.
 fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement: impl Fn(&Kernel) + Sync) {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
@@ -82,46 +77,42 @@ fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement:
     };
     archs.par_iter().for_each(|arch| {
         for pass in [Pass::Forward, Pass::Backward] {
-            judgement(&Kernel::new(nvrtc, &nvdisasm, &problem(pass), *arch));
+            for config in heuristics(&problem(pass), &Device::typical(*arch).unwrap()) {
+                judgement(&Kernel::new(nvrtc, &nvdisasm, &problem(pass), &config, *arch));
+            }
         }
     });
-}
-
-/// nvdisasm beside the NVRTC in use, as in a toolkit and in NVIDIA's Python packages, or on the path.
-fn nvdisasm(nvrtc: &Nvrtc) -> Option<PathBuf> {
-    let beside = nvrtc.path().parent().map(|folder| folder.join("../bin/nvdisasm"));
-    let found = beside
-        .into_iter()
-        .chain([PathBuf::from("nvdisasm")])
-        .find(|program| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()));
-    if found.is_none() {
-        let required = std::env::var("FLASHTUNE_REQUIRE_NVDISASM").is_ok_and(|value| value == "1");
-        assert!(!required, "FLASHTUNE_REQUIRE_NVDISASM=1, but there is none near {}", nvrtc.path().display());
-        eprintln!("SKIPPED, no nvdisasm near {} or on the path", nvrtc.path().display());
-    }
-    found
 }
 
 #[test]
 fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
     judge(&ARCHS, Dtype::Bf16, 64, Layout::Vec8, |kernel| {
+        let is_sm90 = kernel.family == Family::Sm90;
+        // In sm90 they do the rows that a stale maximum cannot.
         kernel.demand(true, &["HMMA"], &["16816", "F32", "BF16"]);
         kernel.demand(false, &["HMMA"], &["1688"]);
-        kernel.demand(true, &["LDSM"], &["M88", "4"]);
-        kernel.demand(true, &["LDSM"], &["MT88", "4"]);
-        kernel.demand(true, &["LDGSTS"], &["BYPASS", "128"]);
+        kernel.demand(!is_sm90, &["LDSM"], &["M88", "4"]);
+        kernel.demand(!is_sm90, &["LDSM"], &["MT88", "4"]);
+        kernel.demand(!is_sm90, &["LDGSTS"], &["BYPASS", "128"]);
+        kernel.demand(is_sm90, &["HGMMA"], &["F32", "BF16"]);
+        kernel.demand(is_sm90, &["UTMALDG"], &["4D"]);
+        kernel.demand(is_sm90, &["USETMAXREG"], &["TRY_ALLOC"]);
         kernel.demand(true, &["MUFU"], &["EX2"]);
-        // No spills, no double precision.
-        kernel.demand(false, &["STL", "LDL", "DADD", "DMUL", "DFMA"], &[]);
+        // No spills but the sm90 producer's, no double precision.
+        assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
+        kernel.demand(false, if is_sm90 { &[] } else { &["STL", "LDL"] }, &[]);
+        kernel.demand(false, &["DADD", "DMUL", "DFMA"], &[]);
     });
 }
 
 #[test]
 fn fp16_is_multiplied_as_such_and_half_a_step_costs_half() {
     judge(&ARCHS, Dtype::Fp16, 40, Layout::Vec8, |kernel| {
-        kernel.demand(true, &["HMMA"], &["16816", "F32"]);
-        kernel.demand(true, &["HMMA"], &["1688", "F32"]);
-        kernel.demand(false, &["HMMA"], &["BF16"]);
+        let is_sm90 = kernel.family == Family::Sm90;
+        kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32"]);
+        kernel.demand(!is_sm90, &["HMMA"], &["1688", "F32"]);
+        kernel.demand(is_sm90, &["HGMMA"], &["F32"]);
+        kernel.demand(false, &["HMMA", "HGMMA"], &["BF16"]);
     });
 }
 

@@ -32,6 +32,7 @@ on_the_cpu! {
     permuting_keys_changes_nothing_unmasked,
     a_causal_row_is_the_unmasked_row_of_its_prefix,
     gqa_is_mha_with_repeated_heads,
+    keys_of_stride_0_are_keys_repeated,
     the_dropout_mask_shows_in_both_passes,
     rows_without_keys_are_zero_and_have_no_gradient,
     no_keys_at_all_is_an_empty_softmax,

@@ -46,20 +46,27 @@ fn first(known: &Known, problem: &Problem, device: &Device) -> Choice {
 fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
     let device = h200();
     let other_gpu = Device { name: "NVIDIA H100 PCIe".into(), sm_count: 114, ..h200() };
-    let mut known = Known {
-        process: vec![record(&LLAMA, &device, 0)],
-        machine: vec![record(&LLAMA, &device, 1)],
-        shipped: vec![record(&LLAMA, &device, 2), record(&LLAMA, &other_gpu, 3)],
-    };
+    let records = [
+        record(&LLAMA, &device, 0),
+        record(&LLAMA, &device, 1),
+        record(&LLAMA, &device, 2),
+        record(&LLAMA, &other_gpu, 3),
+    ];
+    let [process, machine, shipped, nearest] = records.clone();
+    let mut known = Known { process: vec![process], machine: vec![machine], shipped: vec![shipped, nearest] };
     let all = choices(&known, &LLAMA, &device);
     let sources: Vec<Source> = all.iter().map(|choice| choice.source).collect();
     use Source::*;
-    assert_eq!(sources, [Process, Machine, Shipped, NearestGpu, Heuristic]);
+    // Last the config of the other family, should the preferred one's not build.
+    assert_eq!(sources, [Process, Machine, Shipped, NearestGpu, Heuristic, Heuristic]);
     for (index, choice) in all[..4].iter().enumerate() {
-        assert_eq!(choice.config, config(&LLAMA, &device, index));
+        assert_eq!(choice.config, records[index].config);
         assert_eq!(choice.is_exact, index < 3, "{:?}", choice.source);
     }
-    assert_eq!(all[4].config, space::heuristic(&LLAMA, &device));
+    assert_eq!(
+        all[4..].iter().map(|choice| choice.config.clone()).collect::<Vec<_>>(),
+        space::heuristics(&LLAMA, &device)
+    );
     known.process.clear();
     known.machine.clear();
     assert_eq!(first(&known, &LLAMA, &device).source, Shipped);
@@ -72,12 +79,12 @@ fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
 #[test]
 fn of_several_gpus_the_one_with_the_nearest_size_is_taken() {
     let gpu = |name: &str, sm_count| Device { name: name.into(), sm_count, ..h200() };
-    let known = Known {
-        shipped: vec![record(&LLAMA, &gpu("NVIDIA GH200", 78), 0), record(&LLAMA, &gpu("NVIDIA H100", 114), 1)],
-        ..Known::default()
-    };
-    assert_eq!(first(&known, &LLAMA, &gpu("NVIDIA H800", 132)).config, config(&LLAMA, &h200(), 1));
-    assert_eq!(first(&known, &LLAMA, &gpu("NVIDIA H20", 70)).config, config(&LLAMA, &h200(), 0));
+    let [small, large] =
+        [("NVIDIA GH200", 78), ("NVIDIA H100", 114)].map(|(name, sms)| record(&LLAMA, &gpu(name, sms), 0));
+    let known = Known { shipped: vec![small.clone(), large.clone()], ..Known::default() };
+    let taken = |name, sms| first(&known, &LLAMA, &gpu(name, sms)).record.unwrap();
+    assert_eq!(taken("NVIDIA H800", 132), large);
+    assert_eq!(taken("NVIDIA H20", 70), small);
 }
 
 #[test]
@@ -91,18 +98,12 @@ fn records_of_another_architecture_are_never_hits() {
 fn the_nearest_shape_of_the_class_is_taken() {
     let device = h200();
     let shape = |batch_size, seqlen| Problem { batch_size, seqlen_q: seqlen, seqlen_k: seqlen, ..LLAMA };
-    let known = Known {
-        machine: vec![
-            record(&shape(1, 1024), &device, 0),
-            record(&shape(1, 8192), &device, 1),
-            record(&shape(16, 8192), &device, 2),
-        ],
-        ..Known::default()
-    };
-    let taken = |problem: &Problem| first(&known, problem, &device).config;
-    assert_eq!(taken(&shape(1, 900)), config(&LLAMA, &device, 0));
-    assert_eq!(taken(&shape(1, 6000)), config(&LLAMA, &device, 1));
-    assert_eq!(taken(&shape(12, 8192)), config(&LLAMA, &device, 2));
+    let records = [shape(1, 1024), shape(1, 8192), shape(16, 8192)].map(|shape| record(&shape, &device, 0));
+    let known = Known { machine: records.to_vec(), ..Known::default() };
+    let taken = |problem: &Problem| first(&known, problem, &device).record.unwrap();
+    assert_eq!(taken(&shape(1, 900)), records[0]);
+    assert_eq!(taken(&shape(1, 6000)), records[1]);
+    assert_eq!(taken(&shape(12, 8192)), records[2]);
     assert!(first(&known, &shape(1, 6000), &device).reason.contains("nearest shape"));
     let other_class = Problem { dropout: true, ..shape(1, 1024) };
     assert_eq!(first(&known, &other_class, &device).source, Source::Heuristic);
@@ -118,7 +119,44 @@ fn a_far_record_of_this_machine_comes_after_a_near_shipped_one() {
         ..Known::default()
     };
     let sources: Vec<Source> = choices(&known, &LLAMA, &device).iter().map(|choice| choice.source).collect();
-    assert_eq!(sources, [Source::Shipped, Source::Machine, Source::Heuristic]);
+    assert_eq!(sources[..3], [Source::Shipped, Source::Machine, Source::Heuristic]);
+}
+
+#[test]
+fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
+    let device = h200();
+    let sm80 = space::heuristics(&LLAMA, &device).pop().unwrap().with("num_stages", 1);
+    assert_eq!((sm80.family, space::check(&LLAMA, &sm80, &device)), (Family::Sm80, Ok(())));
+    let old = Record { config: sm80.clone(), ..Record::clone(&record(&LLAMA, &device, 0)) };
+    let configs = |records: &[&Record]| -> Vec<Config> {
+        let machine = records.iter().map(|record| Arc::new(Record::clone(record))).collect();
+        choices(&Known { machine, ..Known::default() }, &LLAMA, &device).into_iter().map(|c| c.config).collect()
+    };
+    let [sm90, other] = &space::heuristics(&LLAMA, &device)[..] else { panic!("two families serve") };
+    assert_eq!(configs(&[&old]), [sm90.clone(), sm80.clone(), other.clone()]);
+    // A winner of both families is one, and the field survives its line.
+    let new = Record { also_tried: [Family::Sm90].into(), ..old.clone() };
+    let new = Record::from_line(&new.to_line().unwrap()).unwrap();
+    assert_eq!(configs(&[&new])[0], sm80);
+    // An old record of this very shape does not hide a new one of another.
+    let far = Record::clone(&record(&Problem { seqlen_q: 1024, ..LLAMA }, &device, 3));
+    assert_eq!(configs(&[&old, &far])[..2], [far.config.clone(), sm90.clone()]);
+}
+
+#[test]
+fn the_reason_says_why_the_family_of_the_gpu_does_not_serve() {
+    let reason = |problem: &Problem, device: &Device| first(&Known::default(), problem, device).reason;
+    let of_views = Problem { layout: Layout::Vec4, ..LLAMA };
+    assert!(reason(&of_views, &h200()).contains("sm90 does not serve: TMA"), "{}", reason(&of_views, &h200()));
+    let wide = Problem { head_dim: 264, ..LLAMA };
+    assert!(reason(&wide, &h200()).contains("sm90 does not serve: its head dims end at 256"));
+    for (problem, device) in [
+        (LLAMA, h200()),
+        (of_views, Device::typical(Arch::Sm(8, 0)).unwrap()),
+        (Problem { pass: Pass::Backward, ..of_views }, h200()),
+    ] {
+        assert!(!reason(&problem, &device).contains("does not serve"), "{}", reason(&problem, &device));
+    }
 }
 
 #[test]
@@ -161,7 +199,7 @@ fn record_with_unknown_field_is_ignored_in_the_field_alone() {
 
 #[test]
 fn record_with_another_meaning_is_ignored_as_a_whole() {
-    let line = record(&LLAMA, &h200(), 0).to_line().unwrap();
+    let line = record(&LLAMA, &Device::typical(Arch::Sm(8, 0)).unwrap(), 0).to_line().unwrap();
     assert!(Record::from_line(&line).is_ok());
     for (from, to) in [
         // A later version's key, with a field that this library does not know: it would be taken for full attention.
@@ -171,7 +209,7 @@ fn record_with_another_meaning_is_ignored_as_a_whole() {
         (r#""seqlen_q":4096"#, r#""seqlen_q":1"#),
         (r#""seqlen_q":4096"#, r#""seqlen_q":-4096"#),
         (r#""median_us":100.0"#, r#""median_us":-1.0"#),
-        (r#""arch":"sm_90""#, r#""arch":"gfx942""#),
+        (r#""arch":"sm_80""#, r#""arch":"gfx942""#),
         (r#""num_warps":"#, r#""num_warps":-"#),
     ] {
         let changed = line.replacen(from, to, 1);
@@ -225,7 +263,7 @@ fn proven_are_the_configs_that_records_of_the_architecture_name_for_the_pass() {
         ..Known::default()
     };
     // The same class first. What the A100 ran, and what belongs to the other pass, proves nothing here.
-    let expected = [config(&LLAMA, &device, 2), config(&far, &device, 0)];
+    let expected = [&known.shipped[0], &known.machine[0]].map(|record| record.config.clone());
     assert_eq!(proven(&known, &LLAMA, &device), expected);
     assert!(proven(&known, &LLAMA, &Device { arch: Arch::Sm(12, 0), ..h200() }).is_empty());
 }

@@ -285,6 +285,9 @@ mod tests {
         assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance_mut(0x30004)), Layout::Vec2);
         assert_eq!(layout(&|p| p.out.data = std::ptr::without_provenance_mut(0x40002)), Layout::Vec1);
         assert_eq!(layout(&|p| p.head_dim_v = 63), Layout::Vec1);
+        // Two heads 2^40 bytes apart, farther than TMA reaches.
+        assert_eq!(layout(&|p| p.k.stride_head = (1 << 39) - 8), Layout::Vec8);
+        assert_eq!(layout(&|p| p.k.stride_head = 1 << 39), Layout::Vec4);
     }
 
     #[test]

@@ -4,8 +4,9 @@ use super::overlap::{Dim, Footprint, MAX_EXTENT};
 use super::sized::address;
 use super::types::flashtune_tensor;
 use crate::call::TensorRef;
+use crate::cuda::tensor_map::STRIDE_LIMIT;
 use crate::error::{Error, Result};
-use crate::problem::Dtype;
+use crate::problem::{Dtype, Layout};
 
 /// Whether data pointers must be there: a launch needs them, everything else is asked of shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +103,12 @@ impl Operand {
     /// What vector access depends on, in elements: address, head dim, and the strides that are ever used.
     pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
         let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
-        let strides = dims.into_iter().filter(|(count, _)| *count > 1).map(|(_, stride)| stride);
-        let first = if self.is_empty() { 0 } else { self.tensor.data as i64 / self.dtype.bytes() as i64 };
+        let element = self.dtype.bytes() as i64;
+        let strides = dims.into_iter().filter(|(count, _)| *count > 1).map(move |(_, stride)| {
+            // What TMA cannot reach counts as narrower than what TMA takes.
+            if stride < STRIDE_LIMIT as i64 / element { stride } else { stride | Layout::Vec4.elements() }
+        });
+        let first = if self.is_empty() { 0 } else { self.tensor.data as i64 / element };
         strides.chain([first, self.dim])
     }
 

@@ -41,6 +41,13 @@ function_table! {
         stream_destroy ["cuStreamDestroy_v2"] (stream: CUstream);
         stream_synchronize ["cuStreamSynchronize"] (stream: CUstream);
         stream_is_capturing ["cuStreamIsCapturing"] (stream: CUstream, status: *mut c_int);
+        // From driver 12.0 on, as is every NVRTC in use: see `nvrtc_places::OLDEST_MAJOR`.
+        stream_get_id ["cuStreamGetId"] (stream: CUstream, id: *mut u64);
+        tensor_map_encode_tiled ["cuTensorMapEncodeTiled"] (
+            map: *mut c_void, element: c_int, rank: c_uint, address: *mut c_void,
+            extents: *const u64, strides: *const u64, box_extents: *const c_uint, element_strides: *const c_uint,
+            interleave: c_int, swizzle: c_int, l2_promotion: c_int, fill: c_int
+        );
         event_create ["cuEventCreate"] (event: *mut CUevent, flags: c_uint);
         event_destroy ["cuEventDestroy_v2"] (event: CUevent);
         event_record ["cuEventRecord"] (event: CUevent, stream: CUstream);

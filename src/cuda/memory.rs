@@ -26,6 +26,14 @@ impl DeviceMemory {
         Ok(DeviceMemory { context: context.clone(), address, bytes })
     }
 
+    /// All zeros, for every stream: returns when they are written.
+    pub fn zeroed(context: &Arc<Context>, bytes: usize, stream: &OwnedStream) -> Result<DeviceMemory> {
+        let memory = DeviceMemory::allocate(context, bytes)?;
+        memory.fill(0, stream)?;
+        stream.synchronize()?;
+        Ok(memory)
+    }
+
     pub fn address(&self) -> *mut c_void {
         self.address as *mut c_void
     }

@@ -14,3 +14,4 @@ pub mod module;
 pub mod nvrtc;
 mod nvrtc_places;
 pub mod stream;
+pub mod tensor_map;

@@ -88,23 +88,23 @@ impl Function {
         Ok(value.max(0) as u32)
     }
 
-    /// Enqueues the kernel. It allocates nothing and takes no lock of ours.
+    /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no lock of ours.
     ///
     /// # Safety
-    /// The kernel takes one parameter, a `T` by value; what `params` points to is valid on the device until the
-    /// stream's work is done; `stream` is a stream of the context that `_current` has made current.
-    pub unsafe fn launch<T: Copy>(
+    /// `arguments` point to values of the kernel's parameter types, in its order, which live until this returns; what
+    /// they in turn point to is valid on the device until the stream's work is done; `stream` is a stream of the context
+    /// that `_current` has made current.
+    pub unsafe fn launch(
         &self,
         _current: &Current<'_>,
         grid: [u32; 3],
         threads: u32,
         smem_bytes: u32,
         stream: *mut c_void,
-        params: &T,
+        arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let driver = self.module.context.driver();
-        // SAFETY: the driver copies the T before it returns and does not write to it; the rest is the caller's.
+        // SAFETY: the driver copies the arguments before it returns and does not write to them; the rest is the caller's.
         unsafe {
             driver.launch_kernel(
                 self.raw,

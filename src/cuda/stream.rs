@@ -59,3 +59,16 @@ pub unsafe fn is_capturing(context: &Context, stream: *mut c_void) -> Result<boo
     let _current = context.enter()?;
     context.driver().capture_status(stream.cast())
 }
+
+/// The number of a stream, which no other stream of the process ever has. The legacy and the per-thread default stream
+/// have one too.
+///
+/// # Safety
+/// As `is_capturing`.
+pub unsafe fn id(context: &Context, stream: *mut c_void) -> Result<u64> {
+    let _current = context.enter()?;
+    let mut id = 0;
+    // SAFETY: the caller's promise; writes one u64.
+    unsafe { context.driver().stream_get_id(stream.cast(), &mut id) }?;
+    Ok(id)
+}

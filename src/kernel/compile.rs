@@ -2,11 +2,13 @@
 //!
 //! It needs no GPU. What it is asked with (`options`) is part of a cubin's key; nothing else influences the result.
 
+use crate::config::Family;
 use crate::cuda::nvrtc::Nvrtc;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
@@ -39,14 +41,28 @@ pub fn options(target: &str) -> Vec<String> {
     ]
 }
 
-/// What to compile for so that a device of `arch` runs it: the architecture itself or, where NVRTC is older than the
-/// device, the nearest one below it of the same major version, whose cubins the device runs too.
-pub fn target(arch: Arch, nvrtc: &Nvrtc) -> Result<String> {
+/// What a cubin is for: `sm_86`, or `sm_90a` with the instructions of that architecture alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// 86 is sm_86.
+    number: u32,
+    family: Family,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.number, self.family.target_suffix())
+    }
+}
+
+/// What to compile a family's kernels for so that a device of `arch` runs them: the architecture itself or, where NVRTC
+/// is older than the device, the nearest one below it of the same major version, whose cubins the device runs too.
+pub fn target(arch: Arch, family: Family, nvrtc: &Nvrtc) -> Result<String> {
     let (major, minor) = nvrtc.version();
-    targets(arch)?
+    targets(arch, family)?
         .into_iter()
-        .find(|number| nvrtc.archs().contains(number))
-        .map(|number| format!("sm_{number}"))
+        .find(|target| nvrtc.archs().contains(&target.number))
+        .map(|target| target.to_string())
         .ok_or_else(|| {
             Error::new(
                 Status::NoCompiler,
@@ -59,11 +75,21 @@ pub fn target(arch: Arch, nvrtc: &Nvrtc) -> Result<String> {
         })
 }
 
-/// The architectures whose cubins a device of `arch` runs, its own first.
-pub(super) fn targets(arch: Arch) -> Result<Vec<u32>> {
-    match arch {
-        Arch::Cpu => Err(Error::invalid("the architecture is cpu; kernels are compiled for sm_80, sm_90, …")),
-        Arch::Sm(major, minor) => Ok((0..=minor).rev().map(|minor| major * 10 + minor).collect()),
+/// The targets whose cubins a device of `arch` runs, its own first.
+pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
+    let target = |number| Target { number, family };
+    match (arch, family) {
+        (Arch::Cpu, _) | (_, Family::Cpu) => {
+            Err(Error::invalid("the architecture is cpu; kernels are compiled for sm_80, sm_90, …"))
+        }
+        // A cubin of sm_90a runs on compute capability 9.0 and on nothing else (CUDA programming guide, feature sets).
+        (Arch::Sm(9, 0), Family::Sm90) => Ok(vec![target(90)]),
+        (_, Family::Sm90) => {
+            Err(Error::invalid(format!("the architecture is {arch}; kernels of the sm90 family are for sm_90 alone")))
+        }
+        (Arch::Sm(major, minor), Family::Sm80) => {
+            Ok((0..=minor).rev().map(|minor| target(major * 10 + minor)).collect())
+        }
     }
 }
 
@@ -71,6 +97,10 @@ pub(super) fn targets(arch: Arch) -> Result<Vec<u32>> {
 pub fn compile(nvrtc: &Nvrtc, name: &str, text: &str, target: &str) -> Result<Compiled> {
     let output = nvrtc.compile(name, text, &options(target))?;
     let (resources, log) = read_log(&output.log);
+    // Half as fast and so slower than what the sm80 family does: as good as no kernel.
+    if let Some(warning) = log.lines().find(|line| line.contains("wgmma") && line.contains("serialized")) {
+        return Err(Error::new(Status::CompileFailed, format!("{name}: {warning}")));
+    }
     Ok(Compiled { cubin: output.cubin, log, resources })
 }
 
@@ -93,7 +123,7 @@ fn read_log(log: &str) -> (BTreeMap<String, EntryResources>, String) {
             let used = resources.entry(entry.clone()).or_default();
             used.stack_bytes += number_before(line, " bytes stack frame");
             used.spill_bytes += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
-        } else if info.is_none() && !line.trim().is_empty() {
+        } else if info.is_none_or(|info| info.contains("Performance Loss")) && !line.trim().is_empty() {
             rest.push_str(line);
             rest.push('\n');
         }
@@ -138,9 +168,18 @@ ptxas info    : Used 10 registers, used 0 barriers
     }
 
     #[test]
+    fn sm90_kernels_are_for_compute_capability_9_0_alone() {
+        assert_eq!(targets(Arch::Sm(9, 0), Family::Sm90).unwrap()[0].to_string(), "sm_90a");
+        assert!(targets(Arch::Sm(10, 0), Family::Sm90).is_err());
+        assert!(targets(Arch::Sm(8, 0), Family::Sm90).is_err());
+    }
+
+    #[test]
     fn a_device_runs_cubins_of_its_own_major_version_up_to_its_minor() {
-        assert_eq!(targets(Arch::Sm(8, 6)).unwrap()[..2], [86, 85]);
-        assert_eq!(targets(Arch::Sm(9, 0)).unwrap(), [90]);
-        assert!(targets(Arch::Cpu).is_err());
+        let names =
+            |arch, family| -> Vec<String> { targets(arch, family).unwrap().iter().map(ToString::to_string).collect() };
+        assert_eq!(names(Arch::Sm(8, 6), Family::Sm80)[..2], ["sm_86", "sm_85"]);
+        assert_eq!(names(Arch::Sm(9, 0), Family::Sm80), ["sm_90"]);
+        assert!(targets(Arch::Cpu, Family::Sm80).is_err());
     }
 }

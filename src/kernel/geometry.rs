@@ -21,6 +21,8 @@ pub struct KernelSpec {
     /// Query rows or keys of one block of threads, along the axis that `grid` divides.
     pub rows: u32,
     axis: Axis,
+    schedule: Schedule,
+    pub arguments: Arguments,
 }
 
 /// What a grid's first dimension counts.
@@ -32,6 +34,24 @@ enum Axis {
     Keys,
 }
 
+/// Which block of threads does which tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Schedule {
+    /// One tile each.
+    OneTile,
+    /// Tiles in turn: so many blocks per SM as run at once, for the whole launch.
+    Persistent { ctas_per_sm: u32 },
+}
+
+/// What a kernel takes by value, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arguments {
+    /// KernelParams.
+    Params,
+    /// KernelParams, the tensor maps of Q, K and V, and the address of a tile counter: NULL unless it `is_dynamic`.
+    ParamsMapsCounter { is_dynamic: bool },
+}
+
 /// The small kernels' tiles; their templates take threads and rows from here.
 const DELTA_THREADS: u32 = 128;
 const DELTA_ROWS: u32 = 64;
@@ -40,7 +60,7 @@ const CONVERT_ROWS: u32 = 32;
 /// The kernels of a pass in launch order.
 pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
     match (config.family, problem.pass) {
-        (Family::Cpu, _) => Vec::new(),
+        (Family::Cpu, _) | (Family::Sm90, Pass::Backward) => Vec::new(),
         (Family::Sm80, Pass::Forward) => vec![KernelSpec {
             template: "sm80_forward",
             entry: "flashtune_sm80_forward",
@@ -49,6 +69,19 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             is_main: true,
             rows: config.get("block_m"),
             axis: Axis::Queries,
+            schedule: Schedule::OneTile,
+            arguments: Arguments::Params,
+        }],
+        (Family::Sm90, Pass::Forward) => vec![KernelSpec {
+            template: "sm90_forward",
+            entry: "flashtune_sm90_forward",
+            threads: 128 * (config.get("block_m") / SM90_WARPGROUP_ROWS + 1),
+            smem_bytes: sm90_forward_smem(problem, config),
+            is_main: true,
+            rows: config.get("block_m"),
+            axis: Axis::Queries,
+            schedule: Schedule::Persistent { ctas_per_sm: config.get("ctas_per_sm") },
+            arguments: Arguments::ParamsMapsCounter { is_dynamic: config.get("schedule") == 2 },
         }],
         (Family::Sm80, Pass::Backward) => vec![
             KernelSpec {
@@ -59,6 +92,8 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 is_main: false,
                 rows: DELTA_ROWS,
                 axis: Axis::Queries,
+                schedule: Schedule::OneTile,
+                arguments: Arguments::Params,
             },
             KernelSpec {
                 template: "sm80_backward",
@@ -68,6 +103,8 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 is_main: true,
                 rows: config.get("block_n"),
                 axis: Axis::Keys,
+                schedule: Schedule::OneTile,
+                arguments: Arguments::Params,
             },
             KernelSpec {
                 template: "backward_convert",
@@ -77,29 +114,39 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 is_main: false,
                 rows: CONVERT_ROWS,
                 axis: Axis::Queries,
+                schedule: Schedule::OneTile,
+                arguments: Arguments::Params,
             },
         ],
     }
 }
 
-/// The launch grid of one of `kernels`; a dimension is 0 where there is nothing to launch.
-pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config) -> [u32; 3] {
-    let (length, heads) = match spec.axis {
-        Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
-        Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
+/// The launch grid of one of `kernels` on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
+pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, sm_count: u32) -> [u32; 3] {
+    let blocks = match spec.schedule {
+        Schedule::OneTile => tiles(spec, problem),
+        Schedule::Persistent { ctas_per_sm } => tiles(spec, problem).min(u64::from(sm_count * ctas_per_sm)),
     };
-    let tiles = (length as u64).div_ceil(spec.rows as u64) * heads as u64;
     let slices = match (problem.pass, config.get("block_dim_v")) {
         (Pass::Forward, slice) if slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
         _ => 1,
     };
     // More than 2^31 - 1 blocks is more than a grid holds: `space::check` refuses it, so this does not truncate.
-    [tiles.min(i32::MAX as u64) as u32, slices, 1]
+    [blocks.min(i32::MAX as u64) as u32, slices, 1]
 }
 
-/// Whether every grid of the pass fits what a launch allows (2^31 - 1 blocks in x).
+/// Tiles of a kernel, over all heads.
+fn tiles(spec: &KernelSpec, problem: &Problem) -> u64 {
+    let (length, heads) = match spec.axis {
+        Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
+        Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
+    };
+    (length as u64).div_ceil(u64::from(spec.rows)) * heads as u64
+}
+
+/// Whether the tiles of every kernel of the pass fit what a launch allows (2^31 - 1 blocks in x) and kernels count in.
 pub fn grids_fit(problem: &Problem, config: &Config) -> bool {
-    kernels(problem, config).iter().all(|spec| grid(spec, problem, config)[0] < i32::MAX as u32)
+    kernels(problem, config).iter().all(|spec| tiles(spec, problem) < i32::MAX as u64)
 }
 
 /// Columns of a shared tile: the head dim up to a multiple of 8 (device/tile_sm80.cuh).
@@ -133,4 +180,23 @@ fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
     let stage = tile_bytes(block_m, dim) + tile_bytes(block_m, dim_v) + block_m * 8;
     let weights = 2 * tile_bytes(block_m, block_n as i64);
     tile_bytes(block_n, dim) + tile_bytes(block_n, dim_v) + weights + config.get("num_stages") * stage + 256
+}
+
+/// Query rows of a consumer warpgroup: the M of `wgmma`.
+const SM90_WARPGROUP_ROWS: u32 = 64;
+/// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
+const SM90_ALIGNMENT_BYTES: u32 = 1024;
+const SM90_BARRIER_BYTES: u32 = 1024;
+
+/// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.
+const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
+    rows * (dim as u32).div_ceil(64) * 64 * 2
+}
+
+fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+    let q = config.get("q_stages") * boxed_tile_bytes(block_m, problem.head_dim);
+    let k = config.get("k_stages") * boxed_tile_bytes(block_n, problem.head_dim);
+    let v = config.get("v_stages") * boxed_tile_bytes(block_n, problem.head_dim_v);
+    SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
 }

@@ -3,7 +3,9 @@
 //! It knows how a pass becomes modules on the device; what a launch does with them is `launch`'s.
 
 use super::cubin_cache::CubinCache;
+use super::geometry::{Arguments, KernelSpec};
 use super::launch::Executable;
+use super::tile_counters::TileCounters;
 use super::{Nvrtc, modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
@@ -27,6 +29,8 @@ pub struct Gpu {
     stream: OwnedStream,
     /// Held for the whole of a measurement, so that no two share the stream.
     clock: Mutex<Option<Clock>>,
+    /// Made with the first executable that needs it.
+    tile_counters: Mutex<Option<Arc<TileCounters>>>,
 }
 
 /// What `time` needs, made at its first call.
@@ -55,7 +59,7 @@ impl Gpu {
         }
         let stream = OwnedStream::new(&context)?;
         let cubins = CubinCache::new(cache_dir.as_deref());
-        Ok(Gpu { context, device, cubins, stream, clock: Mutex::new(None) })
+        Ok(Gpu { context, device, cubins, stream, clock: Mutex::default(), tile_counters: Mutex::default() })
     }
 
     pub fn device(&self) -> &Device {
@@ -67,11 +71,26 @@ impl Gpu {
         let kernels = render_pass(problem, config, self.device.arch)?
             .into_iter()
             .map(|(spec, text)| {
-                let loaded = modules::load(&self.context, &self.device, &self.cubins, spec.template, &text)?;
+                let source = modules::Source { name: spec.template, family: config.family, text: &text };
+                let loaded = modules::load(&self.context, &self.device, &self.cubins, &source)?;
                 Ok((spec, loaded))
             })
             .collect::<Result<Vec<_>>>()?;
-        Executable::new(&self.context, kernels, config)
+        let is_dynamic = |spec: &KernelSpec| spec.arguments == Arguments::ParamsMapsCounter { is_dynamic: true };
+        let needs_counters = kernels.iter().any(|(spec, _)| is_dynamic(spec));
+        let tile_counters = needs_counters.then(|| self.tile_counters()).transpose()?;
+        Executable::new(&self.context, kernels, config, tile_counters, self.device.sm_count)
+    }
+
+    fn tile_counters(&self) -> Result<Arc<TileCounters>> {
+        let mut guard = self.tile_counters.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*guard {
+            Some(counters) => Ok(counters.clone()),
+            None => {
+                let counters = Arc::new(TileCounters::new(&self.context, &self.stream)?);
+                Ok(guard.insert(counters).clone())
+            }
+        }
     }
 
     /// Bytes are left as they come.

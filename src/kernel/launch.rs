@@ -1,23 +1,29 @@
 //! Executable: the loaded kernels of a pass, and the launch.
 //!
-//! A launch fills one parameter struct on the stack and enqueues each kernel with it. It allocates nothing, takes no
-//! lock, reads no file and waits for nothing, so it is legal in a stream capture; all else was done when it was built.
+//! A launch fills one parameter struct on the stack, and tensor maps where a kernel takes them, and enqueues each kernel
+//! with it. It allocates nothing, takes no lock, reads no file and waits for nothing, so it is legal in a stream capture;
+//! all else was done when it was built.
 
-use super::geometry::{self, KernelSpec};
+use super::geometry::{self, Arguments, KernelSpec};
+use super::input_maps::InputMaps;
 use super::modules::Loaded;
+use super::tile_counters::TileCounters;
 use super::{KernelParams, Resources};
 use crate::call::{Call, Stream};
 use crate::config::Config;
-use crate::cuda::context::Context;
+use crate::cuda::context::{Context, Current};
 use crate::cuda::module::Function;
 use crate::error::{Error, Result, Status};
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 pub struct Executable {
     context: Arc<Context>,
     kernels: Box<[Kernel]>,
     config: Config,
+    /// None where no kernel takes its tiles from a counter.
+    tile_counters: Option<Arc<TileCounters>>,
+    sm_count: u32,
     resources: Resources,
     name: &'static str,
 }
@@ -35,6 +41,8 @@ impl Executable {
         context: &Arc<Context>,
         kernels: Vec<(KernelSpec, Arc<Loaded>)>,
         config: &Config,
+        tile_counters: Option<Arc<TileCounters>>,
+        sm_count: u32,
     ) -> Result<Executable> {
         let mut resources = Resources::default();
         let mut name = "";
@@ -57,32 +65,47 @@ impl Executable {
                 Ok(Kernel { spec, function, _loaded: loaded })
             })
             .collect::<Result<_>>()?;
-        Ok(Executable { context: context.clone(), kernels, config: config.clone(), resources, name })
+        let (context, config) = (context.clone(), config.clone());
+        Ok(Executable { context, kernels, config, tile_counters, sm_count, resources, name })
     }
 
-    #[expect(clippy::not_unsafe_ptr_arg_deref, reason = "a Call is addresses throughout; capi's contract covers all")]
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
         let params = KernelParams::new(call);
         let current = self.context.enter()?;
         for kernel in &self.kernels {
             let spec = &kernel.spec;
-            let grid = geometry::grid(spec, &call.problem, &self.config);
+            let grid = geometry::grid(spec, &call.problem, &self.config, self.sm_count);
             if grid.contains(&0) {
                 continue;
             }
-            // SAFETY: every kernel takes one KernelParams, which the templates assert; that its pointers hold until
-            // the work is done, and that the stream is of this context, is the caller's contract with the C face.
-            unsafe { kernel.function.launch(&current, grid, spec.threads, spec.smem_bytes, stream, &params) }.map_err(
-                |error| {
-                    error.context(format_args!(
-                        "launching {} with grid {grid:?}, {} threads, {} bytes of shared memory",
-                        spec.entry, spec.threads, spec.smem_bytes
-                    ))
-                },
-            )?;
+            let enqueued = match spec.arguments {
+                Arguments::Params => kernel.enqueue(&current, grid, stream, &mut [pointer(&params)]),
+                Arguments::ParamsMapsCounter { is_dynamic } => {
+                    let maps = InputMaps::encode(self.context.driver(), call, &self.config)?;
+                    let counter = self.tile_counter(is_dynamic, stream)?;
+                    let inputs = [pointer(&maps.q), pointer(&maps.k), pointer(&maps.v)];
+                    let mut arguments = [pointer(&params), inputs[0], inputs[1], inputs[2], pointer(&counter)];
+                    kernel.enqueue(&current, grid, stream, &mut arguments)
+                }
+            };
+            enqueued.map_err(|error| {
+                error.context(format_args!(
+                    "launching {} with grid {grid:?}, {} threads, {} bytes of shared memory",
+                    spec.entry, spec.threads, spec.smem_bytes
+                ))
+            })?;
         }
         Ok(())
+    }
+
+    /// NULL where the kernel needs none, or none is left.
+    fn tile_counter(&self, is_dynamic: bool, stream: Stream) -> Result<*mut c_void> {
+        match &self.tile_counters {
+            // SAFETY: that the stream is of this context is the caller's contract with the C face.
+            Some(counters) if is_dynamic => unsafe { counters.next(stream) },
+            _ => Ok(std::ptr::null_mut()),
+        }
     }
 
     /// Of the pass's main kernel.
@@ -94,4 +117,19 @@ impl Executable {
     pub fn kernel_name(&self) -> &str {
         self.name
     }
+}
+
+impl Kernel {
+    /// `arguments` are as the kernel's spec says.
+    fn enqueue(&self, current: &Current, grid: [u32; 3], stream: Stream, arguments: &mut [*mut c_void]) -> Result<()> {
+        let spec = &self.spec;
+        // SAFETY: the templates assert the size of KernelParams and declare what the spec says; that the call's pointers
+        // hold until the work is done, and that the stream is of this context, is the caller's contract with the C face.
+        unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, arguments) }
+    }
+}
+
+/// A kernel's argument, where the driver finds it.
+fn pointer<T>(argument: &T) -> *mut c_void {
+    std::ptr::from_ref(argument).cast_mut().cast()
 }

@@ -9,11 +9,13 @@ pub mod cubin_cache;
 pub mod cubin_limit;
 pub mod geometry;
 mod gpu;
+mod input_maps;
 mod launch;
 mod modules;
 mod params;
 pub mod render;
 pub mod sources;
+mod tile_counters;
 
 pub use crate::cuda::library::{Attempt, Search};
 pub use crate::cuda::memory::DeviceMemory;
@@ -93,7 +95,7 @@ pub fn templates_digest() -> Result<String> {
 /// Renders and compiles all kernels of a pass for an architecture. It needs NVRTC and no GPU, and reads no cache.
 pub fn compile_only(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String, Compiled)>> {
     let nvrtc = Nvrtc::get()?;
-    let target = compile::target(arch, nvrtc)?;
+    let target = compile::target(arch, config.family, nvrtc)?;
     render_pass(problem, config, arch)?
         .into_iter()
         .map(|(spec, text)| {

@@ -3,13 +3,14 @@
 //! A text is loaded once per context, however many plans use it, and is unloaded with the last of them. Two threads
 //! that want the same text at once compile it once; different texts do not wait for each other.
 
-use super::compile::{EntryResources, compile, options, target, targets};
+use super::compile::{EntryResources, Target, compile, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
 use super::{Compiled, Nvrtc};
+use crate::config::Family;
 use crate::cuda::context::Context;
 use crate::cuda::module::Module;
 use crate::cuda::nvrtc::OLDEST_MAJOR;
-use crate::device::{Arch, Device};
+use crate::device::Device;
 use crate::error::Result;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -20,25 +21,33 @@ pub(super) struct Loaded {
 }
 
 type Slot = Arc<Mutex<Weak<Loaded>>>;
-/// By context and text. What a text is compiled for follows from the context's device.
+/// By context and text. What a text is compiled for follows from the context's device and the family that it names.
 type Slots = HashMap<(usize, TextDigest), Slot>;
 
-/// The module of a text, loaded into the context. `name` is what messages call the text.
+/// A rendered text.
+pub(super) struct Source<'a> {
+    /// What messages call it.
+    pub name: &'a str,
+    /// Whose targets it is compiled for.
+    pub family: Family,
+    pub text: &'a str,
+}
+
+/// The module of a text, loaded into the context.
 pub(super) fn load(
     context: &Arc<Context>,
     device: &Device,
     cubins: &CubinCache,
-    name: &str,
-    text: &str,
+    source: &Source,
 ) -> Result<Arc<Loaded>> {
-    let digest = TextDigest::new(text);
+    let digest = TextDigest::new(source.text);
     let slot = slot(context.id(), &digest);
     let mut loaded = lock(&slot);
     if let Some(loaded) = loaded.upgrade() {
         return Ok(loaded);
     }
-    let compiled = cubin(device, cubins, name, text, &digest)?;
-    let module = Module::load(context, &compiled.cubin).map_err(|error| error.context(name))?;
+    let compiled = cubin(device, cubins, source, &digest)?;
+    let module = Module::load(context, &compiled.cubin).map_err(|error| error.context(source.name))?;
     let fresh = Arc::new(Loaded { module, resources: compiled.resources });
     *loaded = Arc::downgrade(&fresh);
     Ok(fresh)
@@ -59,10 +68,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The cubin of a text for a device, from the cache or compiled now. Without NVRTC an entry that any version which the
 /// driver can load has made will do: the maths is the same, and the alternative is none.
-fn cubin(device: &Device, cubins: &CubinCache, name: &str, text: &str, digest: &TextDigest) -> Result<Compiled> {
+fn cubin(device: &Device, cubins: &CubinCache, source: &Source, digest: &TextDigest) -> Result<Compiled> {
+    let Source { name, family, text } = *source;
     match Nvrtc::get() {
         Ok(nvrtc) => {
-            let target = target(device.arch, nvrtc)?;
+            let target = target(device.arch, family, nvrtc)?;
             let key = Key::new(digest, &options(&target), nvrtc.version());
             if let Some(compiled) = cubins.get(&key) {
                 return Ok(compiled);
@@ -71,19 +81,18 @@ fn cubin(device: &Device, cubins: &CubinCache, name: &str, text: &str, digest: &
             cubins.put(&key, text, &compiled);
             Ok(compiled)
         }
-        Err(missing) => any_version(device.arch, device.driver_version / 1000, cubins, digest)
+        Err(missing) => any_version(&targets(device.arch, family)?, device.driver_version / 1000, cubins, digest)
             .ok_or_else(|| missing.context(format_args!("{name} is not in the cubin cache"))),
     }
 }
 
 /// The newest cached cubin of a text: all versions up to the driver's major, for all targets that the device runs.
-fn any_version(arch: Arch, driver_major: u32, cubins: &CubinCache, digest: &TextDigest) -> Option<Compiled> {
+fn any_version(targets: &[Target], driver_major: u32, cubins: &CubinCache, digest: &TextDigest) -> Option<Compiled> {
     /// No major version of CUDA has had a higher one.
     const NEWEST_MINOR: u32 = 9;
-    let targets = targets(arch).ok()?;
     let versions =
         (OLDEST_MAJOR..=driver_major).rev().flat_map(|major| (0..=NEWEST_MINOR).rev().map(move |minor| (major, minor)));
     versions
         .flat_map(|version| targets.iter().map(move |target| (version, target)))
-        .find_map(|(version, target)| cubins.get(&Key::new(digest, &options(&format!("sm_{target}")), version)))
+        .find_map(|(version, target)| cubins.get(&Key::new(digest, &options(&target.to_string()), version)))
 }

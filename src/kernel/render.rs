@@ -163,6 +163,9 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Integer(problem.layout.elements() as u32),
     ];
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
+    // As PTX spells the dtype.
+    let element = if problem.dtype == Dtype::Fp16 { "f16" } else { "bf16" };
+    values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
@@ -198,10 +201,11 @@ fn header(
          // problem:  {problem}\n\
          // config:   {family}{knobs}\n\
          // files:    {template}{SUFFIX}{files}\n\
-         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch} -cubin -o {template}.cubin {template}.cu\n\n",
+         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
         problem = list(&mut CLASS.into_iter()).trim_start(),
         family = config.family.name(),
+        suffix = config.family.target_suffix(),
         knobs = list(&mut config.knobs.keys().map(String::as_str)),
     )
 }

@@ -209,7 +209,10 @@ impl Engine {
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let _known = Measuring::begin(&self.measured_by);
         // A search that may try everything is not spared by one that could not.
-        let stands = |record: &Arc<Record>| !(options.retune || record.proven_only && options.worker.is_some());
+        let preferred = space::heuristic(&key::canonical(problem), self.backend.device()).family;
+        let stands = |record: &Arc<Record>| {
+            !options.retune && record.has_tried(preferred) && !(record.proven_only && options.worker.is_some())
+        };
         match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
             None => self.tune(problem, options, progress),
@@ -412,7 +415,12 @@ impl Engine {
         });
         drop(bench);
         let record = match outcome {
-            Ok(outcome) => Record { proven_only: !may_be_unproven, ..Record::new(problem, device, outcome) },
+            Ok(outcome) => {
+                let winner = outcome.winner.config.family;
+                let also_tried = candidates.iter().map(|config| config.family).filter(|family| *family != winner);
+                let also_tried = also_tried.collect();
+                Record { proven_only: !may_be_unproven, also_tried, ..Record::new(problem, device, outcome) }
+            }
             Err(error) => {
                 self.machine.flush();
                 return Err(error);

@@ -2,7 +2,8 @@
 //!
 //! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
 //! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class. Every hit is
-//! checked against the constraints of this device; what fails is a miss. Nothing here builds, reads files or locks.
+//! checked against the constraints of this device; what fails is a miss. A record from before the kernel family existed
+//! that is preferred now says nothing against it and comes after the heuristic. Nothing here builds, reads files or locks.
 
 use super::key::{self, Class};
 use super::record::Record;
@@ -66,11 +67,34 @@ pub struct Known {
 /// it a record is used only where no source has one within.
 const NEAR: f64 = 2.0;
 
-/// All choices for a problem, the heuristic's last, no config twice.
+/// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build.
 pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice> {
+    let heuristics = space::heuristics(problem, device);
+    let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
+    let has_tried = |record: &Record| record.has_tried(preferred.family);
+    let mut choices = of_records(known, problem, device, &|record| has_tried(record));
+    choices.push(of_heuristic(preferred, problem));
+    choices.extend(of_records(known, problem, device, &|record| !has_tried(record)));
+    choices.extend(others.iter().map(|config| of_heuristic(config, problem)));
+    let mut seen = Vec::new();
+    choices.retain(|choice| {
+        let is_new = !seen.contains(&choice.config);
+        seen.push(choice.config.clone());
+        is_new
+    });
+    if let Some(why) = space::passed_over(problem, device) {
+        choices.iter_mut().for_each(|choice| choice.reason += &format!("; {why}"));
+    }
+    choices
+}
+
+/// What the records say that pass, each tier's nearest shape.
+fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn(&Record) -> bool) -> Vec<Choice> {
     let device_key = key::device_key(device);
     let fits = |record: &&Arc<Record>| {
-        Class::of(&record.problem) == Class::of(problem) && space::check(problem, &record.config, device).is_ok()
+        Class::of(&record.problem) == Class::of(problem)
+            && passes(record)
+            && space::check(problem, &record.config, device).is_ok()
     };
     let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
         records.iter().filter(|record| record.device_key() == device_key).filter(fits).cloned().collect()
@@ -93,23 +117,17 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
         })
         .collect();
     let (near, far): (Vec<_>, Vec<_>) = nearest.into_iter().partition(|(distance, ..)| *distance <= NEAR);
-    let mut choices: Vec<Choice> = Vec::new();
-    for (_, source, record) in near.into_iter().chain(far) {
-        if choices.iter().all(|choice| choice.config != record.config) {
-            choices.push(of_record(source, record, problem));
-        }
+    near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem)).collect()
+}
+
+fn of_heuristic(config: &Config, problem: &Problem) -> Choice {
+    Choice {
+        config: config.clone(),
+        source: Source::Heuristic,
+        reason: format!("no record of {}: the heuristic's config of {}", Class::of(problem), config.family.name()),
+        record: None,
+        is_exact: false,
     }
-    let heuristic = space::heuristic(problem, device);
-    if choices.iter().all(|choice| choice.config != heuristic) {
-        choices.push(Choice {
-            config: heuristic,
-            source: Source::Heuristic,
-            reason: format!("no record of {}: the heuristic's config", Class::of(problem)),
-            record: None,
-            is_exact: false,
-        });
-    }
-    choices
 }
 
 /// The configs that some record of this architecture names for the same pass: they compiled, ended and agreed there.

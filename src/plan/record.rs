@@ -5,12 +5,13 @@
 //! a whole; unknown knobs are found by the space's check at lookup. Lines are sorted and byte-stable: no dates, no hosts.
 
 use super::key;
-use crate::config::Config;
+use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Status};
 use crate::problem::Problem;
 use crate::tune::{Outcome, Timed, space};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -42,6 +43,9 @@ pub struct Record {
     /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub proven_only: bool,
+    /// The kernel families that were tried beside the winner's: of one that is not here the record says nothing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub also_tried: BTreeSet<Family>,
 }
 
 impl Record {
@@ -62,7 +66,13 @@ impl Record {
             nvrtc_version: device.nvrtc_version,
             library_version: env!("CARGO_PKG_VERSION").to_owned(),
             proven_only: false,
+            also_tried: BTreeSet::new(),
         }
+    }
+
+    /// Whether a config of the family was among what the winner was chosen from.
+    pub fn has_tried(&self, family: Family) -> bool {
+        self.config.family == family || self.also_tried.contains(&family)
     }
 
     /// The device and the problem: one record is kept for each.

@@ -7,7 +7,7 @@
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
 use super::timing::Samples;
-use super::{Outcome, Phase, Progress, Trial, Verdict};
+use super::{Outcome, Phase, Progress, Trial, Verdict, space};
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
@@ -148,7 +148,7 @@ impl Run<'_, '_> {
         })
     }
 
-    /// Those to go on with, and the bytes that each spills.
+    /// Those to go on with, and the bytes that each spills beyond what its family may.
     fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<(Config, u32)>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
@@ -158,7 +158,8 @@ impl Run<'_, '_> {
             awaits_default &= index != 0;
             let step = match result {
                 Ok(bytes) => {
-                    spills[index] = Some(bytes);
+                    let tolerated = space::tolerated_spills(configs[index].family);
+                    spills[index] = Some(bytes.saturating_sub(tolerated));
                     Ok(())
                 }
                 Err(fault) => self.fail(&configs[index], fault),
@@ -185,6 +186,7 @@ impl Run<'_, '_> {
         for (config, spills) in configs.into_iter().zip(spills) {
             match spills {
                 Some(bytes) if self.is_clean && bytes > 0 && !self.is_default(&config) => {
+                    let bytes = bytes + space::tolerated_spills(config.family);
                     self.fail(&config, Fault::Candidate(format!("spills {bytes} bytes of registers")))?;
                 }
                 Some(bytes) => kept.push((config, bytes)),

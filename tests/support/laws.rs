@@ -1,8 +1,10 @@
 //! Laws of attention that need no reference. Each takes the backend under test and a dtype.
 
+use super::buffer::Buffer;
 use super::case::{Case, Data, Kind, Random, Strides};
 use super::error_rule::agree;
 use super::subject::{Forward, Subject};
+use flashtune::call::TensorRef;
 use flashtune::problem::{Causal, Dtype, Pass};
 
 pub type Law = fn(&Subject, Dtype);
@@ -14,6 +16,7 @@ pub const ALL: &[(&str, Law)] = &[
     ("permuting_keys_changes_nothing_unmasked", permuting_keys_changes_nothing_unmasked),
     ("a_causal_row_is_the_unmasked_row_of_its_prefix", a_causal_row_is_the_unmasked_row_of_its_prefix),
     ("gqa_is_mha_with_repeated_heads", gqa_is_mha_with_repeated_heads),
+    ("keys_of_stride_0_are_keys_repeated", keys_of_stride_0_are_keys_repeated),
     ("the_dropout_mask_shows_in_both_passes", the_dropout_mask_shows_in_both_passes),
     ("rows_without_keys_are_zero_and_have_no_gradient", rows_without_keys_are_zero_and_have_no_gradient),
     ("no_keys_at_all_is_an_empty_softmax", no_keys_at_all_is_an_empty_softmax),
@@ -118,6 +121,21 @@ pub fn gqa_is_mha_with_repeated_heads(subject: &Subject, dtype: Dtype) {
         // Three rounded heads are added up here, against one rounding of the sum there.
         agree(name, one, &summed, dtype, 3.0);
     }
+}
+
+/// What is read may be broadcast: one head of keys for all heads and batches. The same bits, since the work is the same.
+pub fn keys_of_stride_0_are_keys_repeated(subject: &Subject, dtype: Dtype) {
+    let one = Case::plain(dtype, 150, 64);
+    let case = Case { batch_size: 2, num_heads_q: 4, num_heads_kv: 2, ..one.clone() };
+    let keys = Data::random(&one).k;
+    let repeated: Vec<f32> = keys.chunks(64).flat_map(|row| row.repeat(2)).collect();
+    let data = Data { k: repeated.repeat(2), ..Data::random(&case) };
+    let buffer = Buffer::input(&subject.backend, one.shape(Kind::K), dtype, &keys);
+    let view = TensorRef { stride_batch: 0, stride_head: 0, ..buffer.view() };
+    let config = subject.heuristic(&case, Pass::Forward);
+    let (broadcast, copied) =
+        (subject.forward_with_k(&case, &data, Some(view), &config), subject.forward(&case, &data, &config));
+    assert!(broadcast.out == copied.out && broadcast.lse == copied.lse);
 }
 
 /// With Q = K = 0 all weights are 1/seqlen_k, so V = I makes O the mask itself, and dout = I makes dV its transpose.

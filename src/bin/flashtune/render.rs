@@ -17,6 +17,9 @@ pub struct Args {
     arch: Arch,
     #[command(flatten)]
     class: ClassArgs,
+    /// The kernel family, where several serve: sm90 or sm80 on sm_90 [default: the preferred one]
+    #[arg(long)]
+    family: Option<String>,
     /// Knobs that differ from the heuristic's config
     #[arg(long, value_name = "NAME=VALUE", num_args = 1..)]
     config: Vec<String>,
@@ -48,7 +51,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let device = Device::typical(args.arch)
         .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
     space::supported(&problem, &device).map_err(usage)?;
-    let config = config(&problem, &device, &args.config)?;
+    let config = config(heuristic(&problem, &device, args.family.as_deref())?, &problem, &device, &args.config)?;
     match &args.cubin {
         None => {
             for (_, text) in kernel::render_pass(&problem, &config, args.arch)? {
@@ -60,9 +63,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// The heuristic's config with the given knobs put in, if that passes the constraints.
-fn config(problem: &Problem, device: &Device, given: &[String]) -> Result<Config, Failure> {
-    let mut config = space::heuristic(problem, device);
+/// The heuristic's config, of the given family.
+fn heuristic(problem: &Problem, device: &Device, family: Option<&str>) -> Result<Config, Failure> {
+    let all = space::heuristics(problem, device);
+    let names: Vec<&str> = all.iter().map(|config| config.family.name()).collect();
+    let at = family.map_or(Some(0), |family| names.iter().position(|name| *name == family));
+    at.map(|at| all[at].clone()).ok_or_else(|| {
+        usage(format_args!("--family is {:?}; this problem is served by {}", family.unwrap_or(""), names.join(", ")))
+    })
+}
+
+/// The config with the given knobs put in, if that passes the constraints.
+fn config(mut config: Config, problem: &Problem, device: &Device, given: &[String]) -> Result<Config, Failure> {
     for text in given {
         let parsed = text.split_once('=').and_then(|(name, value)| Some((name, value.parse().ok()?)));
         let (name, value) = parsed.ok_or_else(|| usage(format_args!("--config is {text:?}; write NAME=VALUE")))?;

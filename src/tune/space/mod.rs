@@ -1,11 +1,13 @@
 //! The space of configs: each knob with its values, each constraint with its reason, and the heuristic choice.
 //!
 //! A family declares its knobs, constraints, heuristic and cost in its own file; the rules that hold for all families
-//! are here: which family serves a device, what passes `check`, and in which order candidates are tried. A constraint
+//! are here: which families serve a problem, what passes `check`, and in which order candidates are tried. A constraint
 //! that a kernel relies on is asserted once more in its template. Nothing here measures or remembers.
 
 mod cpu;
+mod gpu;
 mod sm80;
+mod sm90;
 
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
@@ -32,11 +34,21 @@ pub struct Constraint {
 /// in four or five. What is learned from them says where to look further: see `neighbours`.
 pub const MAX_CANDIDATES: usize = 64;
 
-/// The family that serves a device.
-pub fn family(device: &Device) -> Family {
+/// The families that do a problem on a device, the preferred one first.
+pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     match device.arch {
-        Arch::Cpu => Family::Cpu,
-        Arch::Sm(..) => Family::Sm80,
+        Arch::Cpu => &[Family::Cpu],
+        Arch::Sm(9, 0) if sm90::refusal(problem).is_none() => &[Family::Sm90, Family::Sm80],
+        Arch::Sm(..) => &[Family::Sm80],
+    }
+}
+
+/// Why the family that was made for the device's architecture does not do a problem, in one clause; None where it does,
+/// and where there is none, or none for the pass.
+pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
+    match (device.arch, problem.pass) {
+        (Arch::Sm(9, 0), Pass::Forward) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
+        _ => None,
     }
 }
 
@@ -45,6 +57,7 @@ pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
     match family {
         Family::Cpu => cpu::knobs(pass),
         Family::Sm80 => sm80::knobs(pass),
+        Family::Sm90 => sm90::knobs(pass),
     }
 }
 
@@ -53,6 +66,7 @@ pub fn constraints(family: Family, pass: Pass) -> &'static [Constraint] {
     match family {
         Family::Cpu => cpu::constraints(pass),
         Family::Sm80 => sm80::constraints(pass),
+        Family::Sm90 => sm90::constraints(pass),
     }
 }
 
@@ -72,25 +86,50 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     }
 }
 
-/// Every config that passes `check`, most promising first and the heuristic's before all, in a fixed order.
+/// Every config that passes `check`, family after family, most promising first and the heuristic's before all, in a
+/// fixed order.
 pub fn candidates(problem: &Problem, device: &Device) -> Vec<Config> {
-    let family = family(device);
-    let heuristic = heuristic(problem, device);
+    families(problem, device).iter().flat_map(|family| of_family(*family, problem, device)).collect()
+}
+
+/// A family's configs that pass `check`, its heuristic's first.
+fn of_family(family: Family, problem: &Problem, device: &Device) -> Vec<Config> {
+    let heuristic = heuristic_of(family, problem, device);
     let constraints = constraints(family, problem.pass);
     let mut ranked = Vec::new();
     for_each_combination(family, knobs(family, problem.pass), |config| {
-        if constraints.iter().all(|constraint| (constraint.holds)(problem, config, device)) && *config != heuristic {
+        let fits = constraints.iter().all(|constraint| (constraint.holds)(problem, config, device));
+        if fits && heuristic.as_ref() != Some(config) {
             ranked.push((cost(problem, config, device), config.clone()));
         }
     });
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
-    std::iter::once(heuristic).chain(ranked.into_iter().map(|(_, config)| config)).collect()
+    heuristic.into_iter().chain(ranked.into_iter().map(|(_, config)| config)).collect()
 }
 
 /// The most promising ones that are apart: of configs that differ in a single knob the first stands for the others,
-/// which are its `neighbours`.
+/// which are its `neighbours`. Of two families, three of the preferred one come to one of the other.
 pub fn first_candidates(problem: &Problem, device: &Device) -> Vec<Config> {
-    let all = candidates(problem, device);
+    let mut queues: Vec<_> = families(problem, device)
+        .iter()
+        .map(|family| spread(of_family(*family, problem, device)).into_iter())
+        .collect();
+    let mut chosen = Vec::new();
+    while chosen.len() < MAX_CANDIDATES {
+        let before = chosen.len();
+        for (index, queue) in queues.iter_mut().enumerate() {
+            chosen.extend(queue.take(if index == 0 { 3 } else { 1 }));
+        }
+        if chosen.len() == before {
+            break;
+        }
+    }
+    chosen.truncate(MAX_CANDIDATES);
+    chosen
+}
+
+/// Of one family's configs, at most MAX_CANDIDATES that are apart.
+fn spread(all: Vec<Config>) -> Vec<Config> {
     let mut chosen: Vec<Config> = Vec::new();
     for config in &all {
         if chosen.len() == MAX_CANDIDATES {
@@ -129,11 +168,26 @@ fn differences(a: &Config, b: &Config) -> usize {
     a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }
 
+/// Bytes of registers that a kernel of the family may spill beside others that spill none.
+pub fn tolerated_spills(family: Family) -> u32 {
+    match family {
+        Family::Cpu | Family::Sm80 => 0,
+        Family::Sm90 => sm90::TOLERATED_SPILLS,
+    }
+}
+
 /// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.
 pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
-    let serving = family(device);
-    if config.family != serving {
-        return Err(format!("family is {}; {} is served by {}", config.family.name(), device.arch, serving.name()));
+    let serving = families(problem, device);
+    if !serving.contains(&config.family) {
+        let why = passed_over(problem, device).map_or(String::new(), |why| format!("; {why}"));
+        let names: Vec<_> = serving.iter().map(|family| family.name()).collect();
+        return Err(format!(
+            "family is {}; {} is served by {}{why}",
+            config.family.name(),
+            device.arch,
+            names.join(", ")
+        ));
     }
     let knobs = knobs(config.family, problem.pass);
     if let Some(unknown) = config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
@@ -157,9 +211,19 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
 
 /// The config that is right for any problem without any measurement; it always passes `check`.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
-    match family(device) {
-        Family::Cpu => cpu::heuristic(problem, device),
-        Family::Sm80 => sm80::heuristic(problem, device),
+    heuristics(problem, device).swap_remove(0)
+}
+
+/// The heuristic's config and, where it does not build, those of the other families, in order. The last one always does.
+pub fn heuristics(problem: &Problem, device: &Device) -> Vec<Config> {
+    families(problem, device).iter().filter_map(|family| heuristic_of(*family, problem, device)).collect()
+}
+
+fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Config> {
+    match family {
+        Family::Cpu => Some(cpu::heuristic(problem, device)),
+        Family::Sm80 => Some(sm80::heuristic(problem, device)),
+        Family::Sm90 => sm90::heuristic(problem, device),
     }
 }
 
@@ -168,6 +232,7 @@ fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     match config.family {
         Family::Cpu => cpu::cost(problem, config, device),
         Family::Sm80 => sm80::cost(problem, config, device),
+        Family::Sm90 => sm90::cost(problem, config, device),
     }
 }
 

@@ -1,10 +1,10 @@
 //! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
+use super::gpu::{GRID, LONGEST_FIRST, SHARED_MEMORY};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
-use crate::kernel::geometry;
 use crate::problem::{Causal, Layout, Pass, Problem};
 
 const FORWARD: &[Knob] = &[
@@ -117,33 +117,10 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     GRID,
 ];
 
-const LONGEST_FIRST: Constraint = Constraint {
-    name: "longest_first",
-    reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
-    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
-};
-
-const SHARED_MEMORY: Constraint = Constraint {
-    name: "shared_memory",
-    reason: "the tiles of a block must fit its shared memory, and those of ctas_per_sm blocks (with 1 KB each that CUDA takes) the SM's",
-    holds: |p, c, d| {
-        geometry::kernels(p, c).iter().all(|kernel| {
-            let (bytes, ctas) = (kernel.smem_bytes, if kernel.is_main { c.get("ctas_per_sm") } else { 1 });
-            bytes <= d.smem_per_block && (bytes + 1024) * ctas <= d.smem_per_sm
-        })
-    },
-};
-
 const THREADS: Constraint = Constraint {
     name: "threads",
     reason: "the blocks that share an SM must fit its threads",
     holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
-};
-
-const GRID: Constraint = Constraint {
-    name: "grid",
-    reason: "a grid holds 2^31 - 1 blocks in x (CUDA programming guide, technical specifications)",
-    holds: |p, c, _| geometry::grids_fit(p, c),
 };
 
 /// Warps along the keys of S and dP; small tiles leave warps without a patch.

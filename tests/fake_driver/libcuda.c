@@ -1,5 +1,5 @@
 // A stand-in for libcuda: one GPU whose memory is the host's, which checks what the real driver checks (a current
-// context, the capture mode) and writes down every launch. tests/driver.rs compiles it and reads the fake_* part.
+// context, the capture mode) and writes down every launch. mod.rs compiles it and reads the fake_* part.
 //
 // It has cuEventElapsedTime under the old name alone and no cuFuncLoad, as drivers before 12.4.
 
@@ -8,12 +8,13 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
-enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000 };
+enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, SM90 = 1 };
 
 struct fake_launch {
     uint64_t function, stream, context;
     uint32_t grid[3], block[3], smem_bytes, reserved;
     uint8_t params[PARAMS_BYTES];
+    uint64_t maps[3][16], counter; // of kernels of the sm90 family
 };
 
 struct fake_state {
@@ -96,6 +97,17 @@ int cuStreamIsCapturing(void *stream, int *status) {
     *status = stream == (void *)0xca7 ? 1 : 0;
     return SUCCESS;
 }
+int cuStreamGetId(void *stream, unsigned long long *id) { NEED_CONTEXT; *id = (uintptr_t)stream; return SUCCESS; }
+int cuTensorMapEncodeTiled(void *map, int element, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank != 4 || interleave || swizzle != 3 || promotion != 3 || fill) return INVALID_VALUE;
+    for (unsigned i = 0; i < rank; ++i) {
+        if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
+        if (i + 1 < rank && (strides[i] % 16 || strides[i] >= 1ull << 40)) return INVALID_VALUE;
+    }
+    uint64_t words[16] = {(uintptr_t)address, (uint64_t)element, extents[0], extents[1], extents[2], extents[3], strides[0], strides[1], strides[2], box[0], box[1]};
+    memcpy(map, words, sizeof words);
+    return SUCCESS;
+}
 int cuEventCreate(void **event, unsigned flags) { NEED_NO_CAPTURE; (void)flags; *event = handle(); count(&fake_state.events, 1); return SUCCESS; }
 int cuEventDestroy_v2(void *event) { NEED_NO_CAPTURE; (void)event; count(&fake_state.events, -1); return SUCCESS; }
 int cuEventRecord(void *event, void *stream) { NEED_CONTEXT; (void)event; (void)stream; return SUCCESS; }
@@ -104,7 +116,7 @@ int cuEventElapsedTime(float *milliseconds, void *start, void *stop) { NEED_CONT
 
 int cuModuleLoadData(void **module, const void *image) { NEED_NO_CAPTURE; if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_VALUE; *module = handle(); count(&fake_state.modules, 1); return SUCCESS; }
 int cuModuleUnload(void *module) { NEED_NO_CAPTURE; (void)module; count(&fake_state.modules, -1); return SUCCESS; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; (void)name; *function = module; return SUCCESS; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; *function = strstr(name, "sm90") ? (char *)module + SM90 : module; return SUCCESS; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED_CONTEXT; (void)function; *value = attribute == 4 ? 96 : attribute == 8 ? 49152 : 0; return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { NEED_CONTEXT; (void)function; return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
 
@@ -121,5 +133,9 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     memcpy(launch->block, block, sizeof block);
     launch->smem_bytes = smem;
     memcpy(launch->params, params[0], PARAMS_BYTES);
+    if ((uintptr_t)function & SM90) {
+        for (int i = 0; i < 3; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
+        memcpy(&launch->counter, params[4], sizeof launch->counter);
+    }
     return SUCCESS;
 }

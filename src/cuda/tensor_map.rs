@@ -1,0 +1,72 @@
+//! Tensor maps: what TMA needs to know of a tensor in device memory to copy boxes of it to shared memory.
+//!
+//! Encoded by arithmetic on the host, with no memory of the device, so that a launch may make one anew and pass it to
+//! the kernel by value, in a stream capture too. What TMA demands of addresses and strides is in `Tensor`'s comments.
+
+use super::driver::Driver;
+use crate::error::Result;
+use cudarc::driver::sys::{
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// CUtensorMap: opaque, and aligned as the driver and `const __grid_constant__` want it.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct TensorMap([u64; 16]);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    Fp16,
+    Bf16,
+}
+
+/// A tensor of 16-bit elements in device memory, and the box of it that one copy takes. The innermost dimension, whose
+/// elements are contiguous, comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    pub element: Element,
+    /// A multiple of 16.
+    pub address: u64,
+    /// From 1 to 2^32 each.
+    pub extents: [u64; 4],
+    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`.
+    pub strides: [u64; 3],
+    /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box that lie outside of the
+    /// tensor arrive as zeros.
+    pub box_extents: [u32; 4],
+}
+
+/// TMA's strides are of 40 bits.
+pub const STRIDE_LIMIT: u64 = 1 << 40;
+
+impl TensorMap {
+    /// Rows of a box are 128 bytes apart in shared memory, with their 16-byte chunks swizzled over them.
+    pub fn encode(driver: &Driver, tensor: &Tensor) -> Result<TensorMap> {
+        let element = match tensor.element {
+            Element::Fp16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Element::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        let mut map = TensorMap([0; 16]);
+        // SAFETY: the map has the size and the alignment of a CUtensorMap, which is all that is written; the arrays hold
+        // as many numbers as the rank says. The tensor's address is not followed.
+        unsafe {
+            driver.tensor_map_encode_tiled(
+                (&raw mut map).cast::<c_void>(),
+                element as c_int,
+                tensor.extents.len() as c_uint,
+                tensor.address as *mut c_void,
+                tensor.extents.as_ptr(),
+                tensor.strides.as_ptr(),
+                tensor.box_extents.as_ptr(),
+                [1; 4].as_ptr(),
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_int,
+                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as c_int,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_int,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_int,
+            )
+        }
+        .map_err(|error| error.context(format_args!("the tensor map of {tensor:?}")))?;
+        Ok(map)
+    }
+}

@@ -1,0 +1,274 @@
+//! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 query
+//! rows. Constraints stand here with their reason and once more as static asserts in `templates/sm90_forward.cu.tera`.
+
+use super::gpu::{GRID, SHARED_MEMORY};
+use super::{Constraint, Knob};
+use crate::config::{Config, Family};
+use crate::device::Device;
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+
+const FORWARD: &[Knob] = &[
+    Knob { name: "block_m", meaning: "query rows of a tile, 64 per consumer warpgroup", values: &[64, 128, 192, 256] },
+    Knob {
+        name: "block_n",
+        meaning: "keys of a block",
+        values: &[48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224],
+    },
+    Knob { name: "k_stages", meaning: "K blocks in flight", values: &[1, 2, 3, 4, 5, 6] },
+    Knob { name: "v_stages", meaning: "V blocks in flight", values: &[1, 2, 3, 4, 5, 6] },
+    Knob { name: "q_stages", meaning: "Q tiles in flight", values: &[1, 2] },
+    Knob { name: "stale_max", meaning: "1: full blocks are not searched for a maximum, 0: lazily", values: &[0, 1] },
+    Knob { name: "schedule", meaning: "1: tiles in fixed turns, 2: the next one from a counter", values: &[1, 2] },
+    Knob { name: "group_mb", meaning: "MB of K and V walked together, 0: all heads", values: &[0, 1, 4, 8, 16, 32] },
+    Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM", values: &[1] },
+];
+
+pub fn knobs(pass: Pass) -> &'static [Knob] {
+    match pass {
+        Pass::Forward => FORWARD,
+        Pass::Backward => &[],
+    }
+}
+
+pub fn constraints(pass: Pass) -> &'static [Constraint] {
+    match pass {
+        Pass::Forward => FORWARD_CONSTRAINTS,
+        Pass::Backward => &[],
+    }
+}
+
+/// Why the family does not do a problem, whatever the config; None where it does.
+pub fn refusal(problem: &Problem) -> Option<&'static str> {
+    if problem.pass == Pass::Backward {
+        Some("it has no backward pass")
+    } else if problem.head_dim.max(problem.head_dim_v) > 256 {
+        Some("its head dims end at 256, the N of wgmma")
+    } else if problem.layout != Layout::Vec8 {
+        Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
+    } else {
+        None
+    }
+}
+
+const FORWARD_CONSTRAINTS: &[Constraint] = &[
+    Constraint {
+        name: "stale_max",
+        reason: "weights of a stale maximum leave fp16's range; bf16 has fp32's",
+        holds: |p, c, _| c.get("stale_max") == 0 || p.dtype == Dtype::Bf16,
+    },
+    Constraint {
+        name: "stages",
+        reason: "a consumer takes K one block ahead of V: what is further ahead waits for the other's slot",
+        holds: |_, c, _| matches!(c.get("k_stages").checked_sub(c.get("v_stages")), Some(0 | 1)),
+    },
+    Constraint {
+        name: "schedule",
+        reason: "causal tiles differ in length, which only a counter evens out; equal ones take turns without it",
+        holds: |p, c, _| c.get("schedule") == if p.causal == Causal::None { 1 } else { 2 },
+    },
+    Constraint {
+        name: "group_mb",
+        reason: "without a causal mask all tiles are equally long, and heads one after the other hit L2 best",
+        holds: |p, c, _| c.get("group_mb") == 1 || p.causal != Causal::None,
+    },
+    SHARED_MEMORY,
+    Constraint {
+        name: "registers",
+        reason: "O, S and P of a consumer thread must fit the registers that setmaxnreg gives it",
+        holds: |p, c, d| registers(p, c) <= register_budget(c, d),
+    },
+    GRID,
+];
+
+/// Registers that a consumer thread needs at least: O and S in fp32, P in 16 bits, and 28 for addresses and statistics.
+/// Dropout in the cold path behind a stale maximum pushes out 24 more (NVRTC 13.0, tiles at head dims 64 and 128).
+fn registers(problem: &Problem, config: &Config) -> u32 {
+    let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
+    let of_dropout = if problem.dropout && config.get("stale_max") == 1 { 24 } else { 0 };
+    dim_v / 2 + config.get("block_n") / 2 + config.get("block_n") / 4 + 28 + of_dropout
+}
+
+/// Bytes that a kernel may spill and still be tried. The one thread of the producer that works, and mostly waits, has 24
+/// registers; what it lacks of them, at head dim 256 some 170 bytes, costs the consumers nothing.
+pub const TOLERATED_SPILLS: u32 = 192;
+
+/// Registers of a consumer thread after `setmaxnreg`: what the launch gives the block's warpgroups, less the producer's,
+/// in steps of 8. The template shares them out alike.
+fn register_budget(config: &Config, device: &Device) -> u32 {
+    let consumers = config.get("block_m") / 64;
+    let launch = (device.registers_per_sm / config.get("ctas_per_sm") / (128 * (consumers + 1)) / 8 * 8).min(248);
+    let producer = [56, 24, 32, 32][(consumers as usize - 1).min(3)];
+    ((launch * (consumers + 1)).saturating_sub(producer) / consumers / 8 * 8).min(240)
+}
+
+/// What won on an H200 (DESIGN.md, tuning log) at the head dim, with fewer rows where tiles are few and with fewer
+/// blocks in flight where they do not fit; None where nothing does, or the family does not do the problem.
+pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
+    let (rows, stages) = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 => (256, [4, 4, 2]),
+        65..=128 => (192, [5, 5, 1]),
+        _ => (128, [3, 2, 1]),
+    };
+    let heads = problem.batch_size * problem.num_heads_q;
+    let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
+    let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
+    let block_m = [256, 192, 128].into_iter().filter(|block_m| *block_m <= rows).find(fills).unwrap_or(64);
+    let is_causal = problem.causal != Causal::None;
+    let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
+        let tile = [("block_m", block_m), ("block_n", block_n)];
+        let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
+        // Short sequences fit L2 in groups of heads; of long ones a single head fills it.
+        let group_mb = if !is_causal { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
+        let order = [("schedule", 1 + u32::from(is_causal)), ("group_mb", group_mb), ("ctas_per_sm", 1)];
+        let stale_max = [("stale_max", u32::from(problem.dtype == Dtype::Bf16 && !problem.dropout))];
+        Config::new(Family::Sm90, tile.into_iter().chain(stages).chain(order).chain(stale_max))
+    };
+    let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
+    let flows = [(64, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
+    flows.map(config).find(|config| super::check(problem, config, device).is_ok())
+}
+
+/// From this many keys on, walking all heads together loses nothing by L2 (DESIGN.md, tuning log).
+const LONG: i64 = 4096;
+
+/// Expected time of a config over that of a perfect one, only to order candidates. The shares are what sweeps on an H200
+/// showed of each choice.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let padded = |length: i64, block: f64| (length as f64 / block).ceil().max(1.0) * block / (length as f64).max(1.0);
+    let (is_causal, seqlen_k) = (problem.causal != Causal::None, (problem.seqlen_k as f64).max(1.0));
+    let heads = (problem.batch_size * problem.num_heads_q) as f64;
+    let tiles = heads * (problem.seqlen_q as f64 / get("block_m")).ceil();
+    let waves = (tiles / f64::from(device.sm_count) / get("ctas_per_sm")).max(1e-3);
+    // Causal tiles are of every length and fill the gaps of the last wave.
+    let last_wave = if is_causal { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
+    // A search for the maximum, votes and barriers come once a block.
+    let per_block = if config.get("stale_max") == 1 { 4.0 } else { 17.0 } / get("block_n");
+    let few_consumers = [0.2, 0.08, 0.01, 0.0][(config.get("block_m") / 64).clamp(1, 4) as usize - 1];
+    let in_flight = 5.0 / (get("k_stages") * get("block_n")) + 5.0 / (get("v_stages") * get("block_n"));
+    let order = match (config.get("group_mb"), problem.seqlen_k < LONG) {
+        (32, true) | (0, false) => 0.0,
+        (0, true) => 0.1,
+        _ => 0.02,
+    };
+    let prologue = 60.0 / get("q_stages") / seqlen_k;
+    let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
+    let order = if is_causal { order } else { 0.0 };
+    work * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{check, families, first_candidates, heuristics};
+    use super::*;
+    use crate::device::Arch;
+
+    fn h200() -> Device {
+        Device::typical(Arch::Sm(9, 0)).unwrap()
+    }
+
+    fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
+        Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Bf16,
+            batch_size: 4,
+            num_heads_q: 16,
+            num_heads_kv: 16,
+            seqlen_q: 4096,
+            seqlen_k: 4096,
+            head_dim,
+            head_dim_v,
+            causal: Causal::None,
+            dropout: false,
+            layout: Layout::Vec8,
+        }
+    }
+
+    fn config(block_m: u32, block_n: u32) -> Config {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
+        let order = [("k_stages", 2), ("v_stages", 2), ("schedule", 1), ("group_mb", 1), ("ctas_per_sm", 1)];
+        Config::new(Family::Sm90, tile.into_iter().chain(order))
+    }
+
+    /// The name of the constraint that a config breaks.
+    fn broken(problem: &Problem, config: &Config) -> Option<String> {
+        let error = check(problem, config, &h200()).err()?;
+        Some(error.split("breaks ").nth(1)?.split(':').next()?.to_owned())
+    }
+
+    #[test]
+    fn the_heuristic_is_of_the_family_at_every_head_dim_and_shape_that_it_does() {
+        for (head_dim, head_dim_v) in (8..=256).step_by(8).flat_map(|d| [(d, d), (d, 256), (d, 8), (256, d)]) {
+            for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (64, 9000), (4096, 0), (1 << 20, 1 << 20)] {
+                for (dtype, causal) in [(Dtype::Bf16, Causal::None), (Dtype::Fp16, Causal::BottomRight)] {
+                    let problem = Problem { seqlen_q, seqlen_k, dtype, causal, ..problem(head_dim, head_dim_v) };
+                    let config = super::super::heuristic(&problem, &h200());
+                    assert_eq!(
+                        (config.family, check(&problem, &config, &h200())),
+                        (Family::Sm90, Ok(())),
+                        "{problem:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_family_does_not_do_is_done_by_sm80_with_the_reason() {
+        let plain = problem(128, 128);
+        let others = [
+            (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
+            (problem(264, 64), h200(), "end at 256"),
+            (problem(64, 264), h200(), "end at 256"),
+            (Problem { pass: Pass::Backward, ..plain }, h200(), ""),
+            (plain, Device::typical(Arch::Sm(10, 0)).unwrap(), ""),
+            (plain, Device::typical(Arch::Sm(8, 0)).unwrap(), ""),
+        ];
+        for (problem, device, reason) in others {
+            assert_eq!(families(&problem, &device), [Family::Sm80], "{problem:?}");
+            assert!(heuristics(&problem, &device).iter().all(|config| config.family == Family::Sm80));
+            let error = check(&problem, &config(128, 80), &device).unwrap_err();
+            assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn tiles_that_ptxas_was_seen_to_serialise_are_out_and_those_beside_them_in() {
+        // (head dim, rows, the most keys that a sweep on an H200 found free of it).
+        for (dim, block_m, most) in [(128, 128, 192), (64, 128, 224), (64, 192, 128)] {
+            assert_eq!(broken(&problem(dim, dim), &config(block_m, most)), None, "{dim} {block_m} x {most}");
+            let more = FORWARD[1].values.iter().copied().find(|keys| *keys > most);
+            let more = more.map(|keys| config(block_m, keys));
+            assert!(more.is_none_or(|more| broken(&problem(dim, dim), &more).is_some()), "{dim} {block_m}");
+        }
+    }
+
+    #[test]
+    fn each_constraint_refuses_what_it_names() {
+        let (problem, good) = (problem(128, 128), config(128, 128));
+        assert_eq!(broken(&problem, &good), None);
+        let breaks = |problem: &Problem, knob, value| broken(problem, &good.clone().with(knob, value)).unwrap();
+        assert_eq!(breaks(&Problem { dtype: Dtype::Fp16, ..problem }, "stale_max", 1), "stale_max");
+        assert_eq!(breaks(&problem, "schedule", 2), "schedule");
+        assert_eq!(breaks(&Problem { causal: Causal::TopLeft, ..problem }, "schedule", 1), "schedule");
+        assert_eq!(breaks(&problem, "group_mb", 16), "group_mb");
+        assert_eq!(breaks(&problem, "k_stages", 1), "stages");
+        assert_eq!(breaks(&problem, "k_stages", 4), "stages");
+        assert_eq!(broken(&problem, &good.clone().with("k_stages", 3)), None);
+        assert_eq!(broken(&problem, &good.clone().with("k_stages", 4).with("v_stages", 4)).unwrap(), "shared_memory");
+        assert_eq!(breaks(&problem, "block_m", 256), "registers");
+        let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..problem };
+        assert_eq!(broken(&endless, &good).unwrap(), "grid");
+    }
+
+    #[test]
+    fn both_families_are_among_the_first_candidates_this_one_first() {
+        let first = first_candidates(&problem(128, 128), &h200());
+        assert_eq!(first.len(), super::super::MAX_CANDIDATES);
+        assert_eq!(Some(&first[0]), heuristic(&problem(128, 128), &h200()).as_ref());
+        let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
+        assert!(turns.chunks(4).all(|turn| turn == [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80]));
+        let distinct: std::collections::BTreeSet<_> = first.iter().collect();
+        assert_eq!(distinct.len(), first.len());
+    }
+}

@@ -1,0 +1,78 @@
+// The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum, straight from device
+// memory by mma.sync. It is right for any scores and slow; only rows whose scores rose by some 2^100 within one key
+// block, or whose inputs hold infinities or NaN, come here.
+
+__device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
+
+// `row` is the lane's first row. Returns O unnormalised, the reference and the sums of whole rows.
+template <int kTiles>
+__device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax& softmax, float (&total)[2], const Tile& tile, int row,
+                                           float scale_log2, const DropoutMask& dropout, const KernelParams& params) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int head_kv = tile.head / params.group_size;
+    const uint16* gQ = static_cast<const uint16*>(params.q.data) + tile.batch * params.q.stride_batch + tile.head * params.q.stride_head;
+    const uint16* gK = static_cast<const uint16*>(params.k.data) + tile.batch * params.k.stride_batch + head_kv * params.k.stride_head;
+    const uint16* gV = static_cast<const uint16*>(params.v.data) + tile.batch * params.v.stride_batch + head_kv * params.v.stride_head;
+    const float sign = params.softmax_scale_log2 < 0.f ? -1.f : 1.f;
+    const int last_row = min(row - g + 15, params.seqlen_q - 1), end = key_end(last_row, params);
+
+    #pragma unroll
+    for (int n = 0; n < kTiles; ++n) acc_o[n][0] = acc_o[n][1] = acc_o[n][2] = acc_o[n][3] = 0.f;
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) softmax.reference[r] = -infinity(), softmax.sum[r] = 0.f;
+
+    #pragma unroll 1
+    for (int key = 0; key < end; key += 16) {
+        float s[2][4] = {};
+        #pragma unroll 1
+        for (int col = 0; col < kHeadDim; col += 16) {
+            const bool upper = col + 8 < kHeadDim;
+            uint32 a[4];
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int64 at = min(row + i % 2 * 8, params.seqlen_q - 1) * params.q.stride_seqlen + col + i / 2 * 8 + 2 * t;
+                a[i] = i < 2 || upper ? load_pair(gQ + at) : 0;
+            }
+            #pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const uint16* at = gK + min(key + n * 8 + g, params.seqlen_k - 1) * params.k.stride_seqlen + col + 2 * t;
+                mma_k16(s[n], a, load_pair(at), upper ? load_pair(at + 8) : 0);
+            }
+        }
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int left = key_end(row + r * 8, params) - key - 2 * t;
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float& x = s[i / 2][2 * r + i % 2];
+                x = i / 2 * 8 + i % 2 < left ? x * sign : -infinity();
+            }
+        }
+        softmax.lazy(s, scale_log2);
+        if (softmax.pending) {
+            #pragma unroll
+            for (int n = 0; n < kTiles; ++n) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) acc_o[n][i] *= softmax.factor[i / 2];
+            }
+        }
+        if constexpr (kHasDropout) {
+            uint32 words[4];
+            dropout.draw(words, row, key + 2 * t);
+            #pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                if (!dropout.keeps_low(words[w])) s[w / 2][w % 2 * 2] = 0.f;
+                if (!dropout.keeps_high(words[w])) s[w / 2][w % 2 * 2 + 1] = 0.f;
+            }
+        }
+        const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]), pack2(s[1][2], s[1][3])};
+        const auto load_v = [&](int k, int col) { return k < params.seqlen_k ? uint32(gV[k * params.v.stride_seqlen + col]) : 0; };
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const int k = key + 2 * t, col = n * 8 + g;
+            mma_k16(acc_o[n], p, load_v(k, col) | load_v(k + 1, col) << 16, load_v(k + 8, col) | load_v(k + 9, col) << 16);
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] = softmax.total(r);
+}

@@ -1,0 +1,16 @@
+// Tensor copies by the copy engine (PTX ISA, "cp.async.bulk.tensor"). Maps are rank 4 (dim, seqlen, head, batch), made by
+// src/cuda/tensor_map.rs; a box is 64 columns of some rows, stored as rows of 128 bytes with the 128-byte swizzle. What
+// lies outside the tensor arrives as zeros and counts as copied.
+
+struct alignas(64) TensorMap { uint64 opaque[16]; };
+
+constexpr int kBoxCols = 64;
+constexpr int kBoxRowBytes = 128;
+
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+__device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+                 :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
+}

@@ -1,0 +1,168 @@
+//! What a launch of the sm90 family passes beside the params: tensor maps and the tile counter. Against a stand-in for the
+//! driver, which refuses the maps that the real one refuses and writes down every launch.
+
+mod fake_driver;
+
+use fake_driver::{Fake, FakeLaunch, allocations, fill_cache_with, with_fake};
+use flashtune::call::{Call, TensorRef};
+use flashtune::config::{Config, Family};
+use flashtune::dropout::Dropout;
+use flashtune::kernel::{Executable, Gpu};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use std::ffi::c_void;
+
+const STATIC: u32 = 1;
+const DYNAMIC: u32 = 2;
+/// A stream that the stand-in takes for capturing.
+const CAPTURING: usize = 0xca7;
+
+const PROBLEM: Problem = Problem {
+    pass: Pass::Forward,
+    dtype: Dtype::Bf16,
+    batch_size: 2,
+    num_heads_q: 8,
+    num_heads_kv: 2,
+    seqlen_q: 300,
+    seqlen_k: 400,
+    head_dim: 128,
+    head_dim_v: 128,
+    causal: Causal::BottomRight,
+    dropout: false,
+    layout: Layout::Vec8,
+};
+
+fn config(schedule: u32) -> Config {
+    let tile = [("block_m", 128), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1), ("stale_max", 0)];
+    let order = [("schedule", schedule), ("group_mb", 16), ("ctas_per_sm", 1)];
+    Config::new(Family::Sm90, tile.into_iter().chain(order))
+}
+
+fn call() -> Call {
+    let tensor = |address: usize, heads| TensorRef::packed(address as *mut c_void, 300, heads, 128);
+    Call {
+        problem: PROBLEM,
+        softmax_scale: 0.125,
+        dropout: Dropout::NONE,
+        q: tensor(0x10000, 8),
+        k: tensor(0x20000, 2),
+        v: tensor(0x30000, 2),
+        out: tensor(0x40000, 8),
+        lse: std::ptr::null_mut(),
+        dout: TensorRef::NULL,
+        dq: TensorRef::NULL,
+        dk: TensorRef::NULL,
+        dv: TensorRef::NULL,
+        workspace: std::ptr::null_mut(),
+    }
+}
+
+/// Builds without a compiler, from a cache that is filled before.
+fn build(schedule: u32) -> (Gpu, Executable) {
+    let folder = tempfile::tempdir().unwrap();
+    fill_cache_with(folder.path(), &PROBLEM, &config(schedule), "sm_90a");
+    let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+    let executable = gpu.build(&PROBLEM, &config(schedule)).unwrap();
+    (gpu, executable)
+}
+
+fn launch(fake: &Fake, executable: &Executable, call: &Call, stream: usize) -> FakeLaunch {
+    executable.launch(call, stream as *mut c_void).unwrap();
+    let state = fake.state();
+    state.launch[(state.launches as usize - 1) % state.launch.len()]
+}
+
+#[test]
+fn a_launch_passes_the_maps_of_its_inputs() {
+    with_fake("a_launch_passes_the_maps_of_its_inputs", |fake| {
+        let (_gpu, executable) = build(STATIC);
+        let launched = launch(fake, &executable, &call(), 0x77);
+        // Three tiles of 128 rows for each of 16 heads.
+        assert_eq!((launched.grid, launched.block, launched.stream), ([48, 1, 1], [384, 1, 1], 0x77));
+        let [q, k, v] = launched.maps;
+        // Address, bf16, extents, byte strides, box.
+        assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 64]);
+        assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
+        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+    });
+}
+
+#[test]
+fn a_persistent_grid_is_no_larger_than_what_runs_at_once() {
+    with_fake("a_persistent_grid_is_no_larger_than_what_runs_at_once", |fake| {
+        let (_gpu, executable) = build(STATIC);
+        let mut many = call();
+        many.problem.batch_size = 100;
+        assert_eq!(launch(fake, &executable, &many, 0).grid, [132, 1, 1]);
+    });
+}
+
+#[test]
+fn launches_that_may_overlap_never_share_a_tile_counter() {
+    with_fake("launches_that_may_overlap_never_share_a_tile_counter", |fake| {
+        let (_gpu, executable) = build(DYNAMIC);
+        let counter = |stream| launch(fake, &executable, &call(), stream).counter;
+        let of_streams = [0, 1, 2, 0x77, 0x78].map(&counter);
+        assert_eq!([0, 1, 2, 0x77, 0x78].map(&counter), of_streams, "a stream keeps its own");
+        let of_captures = [(); 4].map(|()| counter(CAPTURING));
+        let all = of_streams.into_iter().chain(of_captures);
+        let distinct: std::collections::BTreeSet<u64> = all.filter(|address| *address != 0).collect();
+        assert_eq!(distinct.len(), 9);
+        // The two words that each launch finds zeroed. SAFETY: the stand-in's device memory is the host's.
+        assert!(distinct.iter().all(|address| unsafe { (*address as *const u64).read() } == 0));
+        assert_eq!(fake.state().memory, 1);
+    });
+}
+
+#[test]
+fn a_fixed_schedule_has_no_counter() {
+    with_fake("a_fixed_schedule_has_no_counter", |fake| {
+        let (_gpu, executable) = build(STATIC);
+        assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
+        assert_eq!(fake.state().memory, 0, "nor is there memory for any");
+    });
+}
+
+#[test]
+fn counters_live_as_long_as_what_launches_with_them() {
+    with_fake("counters_live_as_long_as_what_launches_with_them", |fake| {
+        let (gpu, executable) = build(DYNAMIC);
+        drop(gpu);
+        assert_ne!(launch(fake, &executable, &call(), 0x77).counter, 0);
+        drop(executable);
+        assert_eq!((fake.state().memory, fake.state().retains), (0, 0));
+    });
+}
+
+#[test]
+fn a_launch_with_maps_and_counter_allocates_nothing() {
+    with_fake("a_launch_with_maps_and_counter_allocates_nothing", |fake| {
+        let (_gpu, executable) = build(DYNAMIC);
+        let call = call();
+        for stream in [0x77, CAPTURING] {
+            // The harness's own threads may allocate meanwhile, but not in every one of many launches.
+            let quietest = (0..100).map(|_| {
+                let before = allocations();
+                executable.launch(&call, stream as *mut c_void).unwrap();
+                allocations() - before
+            });
+            assert_eq!(quietest.min(), Some(0));
+        }
+        assert_eq!(fake.state().launches, 200);
+    });
+}
+
+#[test]
+fn no_keys_and_unused_strides_give_maps_that_the_driver_takes() {
+    with_fake("no_keys_and_unused_strides_give_maps_that_the_driver_takes", |fake| {
+        let (_gpu, executable) = build(STATIC);
+        let mut no_keys = call();
+        no_keys.problem.seqlen_k = 0;
+        let nowhere = TensorRef { data: std::ptr::null_mut(), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
+        (no_keys.k, no_keys.v) = (nowhere, nowhere);
+        launch(fake, &executable, &no_keys, 0x77);
+        let mut one = call();
+        (one.problem.batch_size, one.problem.num_heads_kv) = (1, 1);
+        (one.k.stride_batch, one.k.stride_head) = (3, 1 << 50);
+        launch(fake, &executable, &one, 0x77);
+    });
+}

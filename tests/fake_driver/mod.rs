@@ -1,0 +1,160 @@
+//! A stand-in for the CUDA driver, which checks what the real one checks and writes down every launch.
+//!
+//! It is compiled from libcuda.c and found as libcuda.so.1 by LD_LIBRARY_PATH, so each test runs in a process of its own.
+//! The parts that one of the test programs does not use are the other's.
+#![allow(dead_code)]
+
+use flashtune::config::Config;
+use flashtune::device::Arch;
+use flashtune::kernel::compile::{Compiled, options};
+use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::{KernelParams, render_pass};
+use flashtune::problem::Problem;
+use libloading::os::unix::Library;
+use std::alloc::{GlobalAlloc, System};
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts this process's allocations, for the tests that a launch makes none.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator, with a count beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+pub fn allocations() -> usize {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
+
+pub const PARAMS_BYTES: usize = size_of::<KernelParams>();
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FakeLaunch {
+    pub function: u64,
+    pub stream: u64,
+    pub context: u64,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub smem_bytes: u32,
+    reserved: u32,
+    pub params: [u8; PARAMS_BYTES],
+    /// What kernels of the sm90 family get beside; zeros for others. A map's words are what it was encoded from.
+    pub maps: [[u64; 16]; 3],
+    pub counter: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FakeState {
+    pub retains: i64,
+    pub memory: i64,
+    pub modules: i64,
+    pub streams: i64,
+    pub events: i64,
+    pub memsets: i64,
+    pub pushes: i64,
+    pub capturing: i64,
+    pub sync_result: i64,
+    pub launches: i64,
+    pub launch: [FakeLaunch; 16],
+}
+
+/// The stand-in, as this process's libcuda.
+pub struct Fake(Library);
+
+impl Fake {
+    fn place(&self) -> *mut FakeState {
+        // SAFETY: the symbol is a variable of this layout.
+        unsafe { self.0.get::<*mut FakeState>("fake_state") }.unwrap().into_raw().cast()
+    }
+
+    /// What it has written down up to now.
+    pub fn state(&self) -> FakeState {
+        // SAFETY: plain numbers, written by calls that have returned.
+        unsafe { self.place().read_volatile() }
+    }
+
+    /// As if another stream of the process were being captured, in the default mode.
+    pub fn begin_capture(&self) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.place()).capturing).write_volatile(1) };
+    }
+
+    pub fn fail_synchronize(&self, code: i64) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.place()).sync_result).write_volatile(code) };
+    }
+
+    pub fn current(&self) -> *mut c_void {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the function's signature; writes one pointer.
+        unsafe {
+            self.0.get::<unsafe extern "C" fn(*mut *mut c_void) -> i32>("cuCtxGetCurrent").unwrap()(&mut current)
+        };
+        current
+    }
+
+    pub fn push(&self, context: *mut c_void) {
+        // SAFETY: the function's signature.
+        unsafe { self.0.get::<unsafe extern "C" fn(*mut c_void) -> i32>("cuCtxPushCurrent_v2").unwrap()(context) };
+    }
+}
+
+/// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
+pub fn with_fake(test: &str, body: fn(&Fake)) {
+    with_fake_and(test, &[], body);
+}
+
+/// `with_fake` with more variables set.
+pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
+    if std::env::var_os("FLASHTUNE_TEST_FAKE_DRIVER").is_some() {
+        // SAFETY: the stand-in's initialisers do nothing.
+        return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/libcuda.c");
+    let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
+        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(folder.path().join("libcuda.so.1"))
+        .arg(source)
+        .status()
+        .expect("the tests need a C compiler");
+    assert!(compiled.success());
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
+        .env("FLASHTUNE_NVRTC", "/nowhere")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Puts a cubin, of sorts, for each kernel of the pass into a cache, as if NVRTC 12.8 had made them.
+pub fn fill_cache_with(folder: &Path, problem: &Problem, config: &Config, target: &str) {
+    let cache = CubinCache::new(Some(folder));
+    let compiled = Compiled { cubin: b"\x7fELF and so on".to_vec(), log: String::new(), resources: Default::default() };
+    for (_, text) in render_pass(problem, config, Arch::Sm(9, 0)).unwrap() {
+        cache.put(&Key::new(&TextDigest::new(&text), &options(target), (12, 8)), &text, &compiled);
+    }
+}
