@@ -11,6 +11,7 @@ PROBLEMS = [
     (1, 1, 1, 17, 200, 72, 24, True, 0.2),
     (1, 2, 2, 129, 127, 256, 256, True, 0.0),
     (1, 1, 1, 1, 5, 3, 7, False, 0.0),
+    (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than blocks of threads
 ]
 
 for dtype in (torch.float16, torch.bfloat16):

@@ -4,9 +4,6 @@
 // Inner dimensions are walked in k16 steps and a last k8 step where only 8 columns are left, so that a head dim of
 // 40 or 72 costs 40 or 72.
 
-template <bool kValue>
-struct Bool { static constexpr bool value = kValue; };
-
 // One lane's row address in a 16 x 16 block, matrices ordered rows 0-7, rows 8-15, then the same of columns 8-15: an A
 // operand stored [m][k], or (read transposed) two B operands stored [k][n].
 template <class Tile>

@@ -1,11 +1,7 @@
 // The one parameter struct of every kernel, the twin of src/kernel/params.rs. Strides are in elements and 64-bit;
 // the last dim is contiguous. Kernels take it as `const __grid_constant__ KernelParams params`.
 
-using int64 = long long;
-using uint64 = unsigned long long;
-using uint32 = unsigned int;
-using uint16 = unsigned short;
-using uint8 = unsigned char;
+#include "device/types.cuh"
 
 // A (batch, seqlen, heads, dim) view.
 struct TensorView {

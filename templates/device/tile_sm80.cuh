@@ -14,10 +14,6 @@ struct Tile {
     static constexpr int kBytes = kRows * kStride * 2;
 };
 
-__device__ __forceinline__ uint32 shared_address(const void* pointer) {
-    return uint32(__cvta_generic_to_shared(pointer));
-}
-
 // Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(uint32 target, const void* source, bool valid) {

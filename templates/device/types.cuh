@@ -1,0 +1,14 @@
+// Fixed-width integers, a bool as a type, and addresses within shared memory, which PTX takes as 32-bit numbers.
+
+using int64 = long long;
+using uint64 = unsigned long long;
+using uint32 = unsigned int;
+using uint16 = unsigned short;
+using uint8 = unsigned char;
+
+template <bool kValue>
+struct Bool { static constexpr bool value = kValue; };
+
+__device__ __forceinline__ uint32 shared_address(const void* pointer) {
+    return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
