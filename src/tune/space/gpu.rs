@@ -2,13 +2,6 @@
 
 use super::Constraint;
 use crate::kernel::geometry;
-use crate::problem::Causal;
-
-pub const LONGEST_FIRST: Constraint = Constraint {
-    name: "longest_first",
-    reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
-    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
-};
 
 pub const SHARED_MEMORY: Constraint = Constraint {
     name: "shared_memory",

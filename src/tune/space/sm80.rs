@@ -1,7 +1,7 @@
 //! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
-use super::gpu::{GRID, LONGEST_FIRST, SHARED_MEMORY};
+use super::gpu::{GRID, SHARED_MEMORY};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
@@ -116,6 +116,12 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     },
     GRID,
 ];
+
+const LONGEST_FIRST: Constraint = Constraint {
+    name: "longest_first",
+    reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
+    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
+};
 
 const THREADS: Constraint = Constraint {
     name: "threads",
