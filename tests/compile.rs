@@ -159,7 +159,9 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
     let assert = |class: &str, field: &str, offset: usize| {
         format!("static_assert(__INTADDR__(&(({class}*)0)->{field}) == {offset}, \"{field}\");\n")
     };
-    let mut text = embedded()["device/params.cuh"].clone();
+    let files = embedded();
+    let mut text = files["device/types.cuh"].clone();
+    text += &files["device/params.cuh"].replace("#include \"device/types.cuh\"", "");
     for (field, offset) in offsets {
         text += &assert("KernelParams", field, offset);
     }
@@ -181,7 +183,7 @@ fn compiled() -> Compiled {
 }
 
 fn key(text: &str) -> Key {
-    Key::new(&TextDigest::new(text), &options("sm_80"), (13, 0))
+    Key::new(&TextDigest::new(text), &options("sm_80", (13, 0)), (13, 0))
 }
 
 fn entry(cache_dir: &Path, key: &Key) -> PathBuf {
@@ -203,11 +205,11 @@ fn what_is_put_is_got_with_its_text_beside_it() {
 #[test]
 fn text_options_and_nvrtc_version_are_all_in_the_key() {
     let text = TextDigest::new("t");
-    let key = Key::new(&text, &options("sm_80"), (13, 0));
-    assert_ne!(key, Key::new(&TextDigest::new("u"), &options("sm_80"), (13, 0)));
-    assert_ne!(key, Key::new(&text, &options("sm_86"), (13, 0)));
-    assert_ne!(key, Key::new(&text, &options("sm_80"), (12, 9)));
-    assert_eq!(key, Key::new(&text, &options("sm_80"), (13, 0)));
+    let key = Key::new(&text, &options("sm_80", (13, 0)), (13, 0));
+    assert_ne!(key, Key::new(&TextDigest::new("u"), &options("sm_80", (13, 0)), (13, 0)));
+    assert_ne!(key, Key::new(&text, &options("sm_86", (13, 0)), (13, 0)));
+    assert_ne!(key, Key::new(&text, &options("sm_80", (13, 0)), (12, 9)));
+    assert_eq!(key, Key::new(&text, &options("sm_80", (13, 0)), (13, 0)));
 }
 
 #[test]

@@ -29,16 +29,24 @@ pub struct EntryResources {
     pub static_smem_bytes: u32,
 }
 
-/// The options for a target such as `sm_90`.
-pub fn options(target: &str) -> Vec<String> {
-    vec![
+/// The first NVRTC that keeps a cache of its own.
+const NVRTC_WITH_CACHE: (u32, u32) = (12, 9);
+
+/// The options for a target such as `sm_90`, of an NVRTC of this version.
+pub fn options(target: &str, nvrtc_version: (u32, u32)) -> Vec<String> {
+    let mut options = vec![
         format!("--gpu-architecture={target}"),
         "--std=c++17".to_owned(),
         "-default-device".to_owned(),
         "--ptxas-options=-v".to_owned(),
         // Unused variable: a device file's constants are there for all kernels, and no kernel uses them all.
         "--diag-suppress=177".to_owned(),
-    ]
+    ];
+    if nvrtc_version >= NVRTC_WITH_CACHE {
+        // What comes from NVRTC's cache comes without a log, which is where spills and serialised products show.
+        options.push("--no-cache".to_owned());
+    }
+    options
 }
 
 /// What a cubin is for: `sm_86`, or `sm_90a` with the instructions of that architecture alone.
@@ -95,7 +103,7 @@ pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
 
 /// Compiles one text. `name` is what messages call it.
 pub fn compile(nvrtc: &Nvrtc, name: &str, text: &str, target: &str) -> Result<Compiled> {
-    let output = nvrtc.compile(name, text, &options(target))?;
+    let output = nvrtc.compile(name, text, &options(target, nvrtc.version()))?;
     let (resources, log) = read_log(&output.log);
     // Half as fast and so slower than what the sm80 family does: as good as no kernel.
     if let Some(warning) = log.lines().find(|line| line.contains("wgmma") && line.contains("serialized")) {
@@ -142,6 +150,12 @@ fn number_before(text: &str, unit: &str) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nvrtcs_own_cache_is_off_where_there_is_one() {
+        let has_option = |version| options("sm_90a", version).contains(&"--no-cache".to_owned());
+        assert_eq!([(12, 0), (12, 8), (12, 9), (13, 0)].map(has_option), [false, false, true, true]);
+    }
 
     #[test]
     fn resources_are_read_per_entry_and_warnings_are_kept() {

@@ -73,7 +73,7 @@ fn cubin(device: &Device, cubins: &CubinCache, source: &Source, digest: &TextDig
     match Nvrtc::get() {
         Ok(nvrtc) => {
             let target = target(device.arch, family, nvrtc)?;
-            let key = Key::new(digest, &options(&target), nvrtc.version());
+            let key = Key::new(digest, &options(&target, nvrtc.version()), nvrtc.version());
             if let Some(compiled) = cubins.get(&key) {
                 return Ok(compiled);
             }
@@ -94,5 +94,5 @@ fn any_version(targets: &[Target], driver_major: u32, cubins: &CubinCache, diges
         (OLDEST_MAJOR..=driver_major).rev().flat_map(|major| (0..=NEWEST_MINOR).rev().map(move |minor| (major, minor)));
     versions
         .flat_map(|version| targets.iter().map(move |target| (version, target)))
-        .find_map(|(version, target)| cubins.get(&Key::new(digest, &options(&target.to_string()), version)))
+        .find_map(|(version, target)| cubins.get(&Key::new(digest, &options(&target.to_string(), version), version)))
 }
