@@ -39,7 +39,8 @@ def draw(results):
     lengths = sorted({row["seqlen"] for row in rows})
     peers = list(dict.fromkeys(peer for row in rows for peer in row["tflops"]))
     dims = sorted({row["head_dim"] for row in rows})
-    columns = [(name, causal) for name in ("forward", "backward") for causal in (False, True)]
+    passes = [name for name in ("forward", "backward") if any(row["pass"] == name for row in rows)]
+    columns = [(name, causal) for name in passes for causal in (False, True)]
     top = 1.05 * max(rate for row in rows for rate in row["tflops"].values())
     panels = []
     for line, dim in enumerate(dims):
