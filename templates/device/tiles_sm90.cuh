@@ -3,11 +3,11 @@
 // Order: heads in groups whose K and V together stay in L2 (kGroupMb), and within a group the longest rows of all its heads
 // first; under a causal mask the last rows are the longest.
 //
-// Schedule: `once`, one tile per block of threads; `static`, every gridDim.x-th tile; `dynamic`, the next tile that nobody has
-// taken, by a counter in device memory, since causal tiles differ in length. The last block of threads to finish sets the
-// counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter: static.
+// Schedule: `static`, every gridDim.x-th tile; `dynamic`, the next tile that nobody has taken, by a counter in device
+// memory, since causal tiles differ in length. The last block of threads to finish sets the counter back to zero, as the
+// next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter: static.
 
-enum Schedule { kOnce = 0, kStatic = 1, kDynamic = 2 };
+enum Schedule { kStatic = 1, kDynamic = 2 };
 
 struct Tile {
     int row;       // first query row of the tile; negative: no tile is left
@@ -81,9 +81,7 @@ struct TileFeed {
     }
     __device__ __forceinline__ Tile tile() const { return order.at(index, params); }
     __device__ __forceinline__ void advance() {
-        if (kSchedule == kOnce) {
-            index = 0xffffffff;
-        } else if (counter) {
+        if (counter) {
             index = drawn;
             draw();
         } else {
