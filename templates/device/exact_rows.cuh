@@ -1,6 +1,6 @@
 // The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum, straight from device
-// memory by mma.sync. It is right for any scores and slow; only rows whose scores rose by some 2^100 within one key
-// block, or whose inputs hold infinities or NaN, come here.
+// memory by mma.sync. It is right for any scores and slow; rows come here whose sum passed 2^90, or whose first searched
+// scores were all -inf and the others very low (RowSoftmax::failed).
 
 __device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
 

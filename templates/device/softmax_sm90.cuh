@@ -7,9 +7,9 @@
 // lazy   the reference is the running maximum as it was when some row of the warp last outgrew it by 2^8 (the idea is
 //        FlashAttention-4's): weights up to 2^8 lose nothing in fp32 sums nor in a 16-bit P.
 // stale  blocks that need no mask are not searched for a maximum at all. When a row's sum has passed 2^40, the sum becomes
-//        its reference. P is bf16, with fp32's exponents, so weights are as accurate at any scale. A sum past 2^64, which
-//        takes a rise of the scores by 2^24 within one block, spoils the row: it ends as infinity or NaN, and the tile is done
-//        again (exact_rows.cuh). So |V| up to 2^63 cannot overflow O unnoticed.
+//        its reference. P is bf16, with fp32's exponents, so weights are as accurate at any scale. What this cannot do
+//        shows in the row's total, and the tile is done again (exact_rows.cuh): a sum past 2^90 stays infinite to the end,
+//        and a row whose first searched scores were all -inf has a reference from nowhere, hence perhaps a sum near 0.
 
 struct RowSoftmax {
     float reference[2];  // in log2 units; -inf for a row that has seen nothing
@@ -17,7 +17,7 @@ struct RowSoftmax {
     float factor[2];     // what O is to be multiplied with, where `pending`
     bool pending;        // warp-uniform
 
-    static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p64f;
+    static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p90f;  // of a row
 
     // A row that has seen nothing is lowered by 0, so that no -inf - -inf arises.
     __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
@@ -77,11 +77,20 @@ struct RowSoftmax {
         pending = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > kRenewedSum);
         if (pending) {
             #pragma unroll
-            for (int r = 0; r < 2; ++r) if (sum[r] > kLargestSum) sum[r] = infinity();
-            #pragma unroll
-            for (int r = 0; r < 2; ++r) move_reference(r, reference[r] + fmaxf(0.f, log2_approx(quad_max(sum[r]))));
+            for (int r = 0; r < 2; ++r) {
+                const bool is_spoiled = sum[r] > kLargestSum / 4;  // a lane has a quarter of the row
+                // Held below 2^127, so that an infinite sum leaves the other lanes' reference finite.
+                move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(quad_max(sum[r])))));
+                if (is_spoiled) sum[r] = infinity();
+            }
         }
         weigh(s, scale_log2, reference[0], reference[1]);
+    }
+
+    // Whether a stale reference failed the row. One of the row's own leaves a weight or a renewed sum of about 1 or more.
+    // NaN comes from the inputs alone, and stays.
+    static __device__ __forceinline__ bool failed(float total, bool sees_keys) {
+        return total > kLargestSum || (total < 0.5f && sees_keys);
     }
 
     // Sum over the whole row; the lanes of a quad agree afterwards.

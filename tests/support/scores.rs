@@ -19,15 +19,27 @@ const PROFILES: &[(&str, Profile)] = &[
     ("alternating by 2^60 up and down", |key| if key % 2 == 0 { 60.0 } else { -60.0 }),
     ("blocks alternating by 2^60 up and down", |key| if key / 64 % 2 == 0 { 60.0 } else { -60.0 }),
     ("low everywhere", |_| -300.0),
+    ("near the least exponent everywhere", |_| -125.0),
     ("-inf in every other key", |key| if key % 2 == 0 { f32::NEG_INFINITY } else { 0.0 }),
     ("-inf in all of the last 300 keys", |key| if key >= SEQLEN_K - 300 { f32::NEG_INFINITY } else { key as f32 }),
     ("-inf everywhere but in key 0", |key| if key == 0 { 5.0 } else { f32::NEG_INFINITY }),
 ];
 
-/// Each profile with and without a causal mask, under the name that a failure is told by.
+/// Shapes that reach each edge of what a backend does with such scores: rows whose last key ends a block of 64, grouped
+/// heads, a head dim of half a k-step, a negative scale, dropout.
+fn shapes(dtype: Dtype) -> Vec<Case> {
+    let plain = Case { num_heads_q: 2, seqlen_k: SEQLEN_K, ..Case::plain(dtype, 150, 64) };
+    vec![
+        Case { causal: Causal::BottomRight, ..plain.clone() },
+        Case { causal: Causal::BottomRight, seqlen_q: 125, ..plain.clone() },
+        Case { num_heads_kv: 1, head_dim: 72, head_dim_v: 40, softmax_scale: -0.1, seqlen_q: 70, ..plain.clone() },
+        Case { causal: Causal::BottomRight, dropout_p: 0.2, seqlen_q: 70, ..plain },
+    ]
+}
+
+/// Each profile in each shape, under the name that a failure is told by.
 pub fn adversarial(dtype: Dtype) -> Vec<(&'static str, Case, Data)> {
-    let of = |(name, profile): &(&'static str, Profile), causal| {
-        let case = Case { num_heads_q: 2, seqlen_k: SEQLEN_K, causal, ..Case::plain(dtype, 150, 64) };
+    let of = |(name, profile): &(&'static str, Profile), case: Case| {
         let mut data = Data::random(&case);
         let (dim, heads) = (case.head_dim as usize, case.num_heads_kv as usize);
         data.q.iter_mut().step_by(dim).for_each(|q| *q = 1.0);
@@ -37,5 +49,5 @@ pub fn adversarial(dtype: Dtype) -> Vec<(&'static str, Case, Data)> {
         }
         (*name, case, data)
     };
-    PROFILES.iter().flat_map(|profile| [Causal::None, Causal::BottomRight].map(|causal| of(profile, causal))).collect()
+    PROFILES.iter().flat_map(|profile| shapes(dtype).into_iter().map(move |case| of(profile, case))).collect()
 }
