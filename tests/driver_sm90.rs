@@ -7,12 +7,13 @@ use fake_driver::{Fake, FakeLaunch, allocations, fill_cache_with, with_fake};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
+use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use std::ffi::c_void;
 
-const STATIC: u32 = 1;
-const DYNAMIC: u32 = 2;
+const STATIC: Causal = Causal::None;
+const DYNAMIC: Causal = Causal::BottomRight;
 /// A stream that the stand-in takes for capturing.
 const CAPTURING: usize = 0xca7;
 
@@ -31,10 +32,9 @@ const PROBLEM: Problem = Problem {
     layout: Layout::Vec8,
 };
 
-fn config(schedule: u32) -> Config {
-    let tile = [("block_m", 128), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1), ("stale_max", 0)];
-    let order = [("schedule", schedule), ("group_mb", 16), ("ctas_per_sm", 1)];
-    Config::new(Family::Sm90, tile.into_iter().chain(order))
+fn config(block_m: u32) -> Config {
+    let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
+    Config::new(Family::Sm90, tile.into_iter().chain([("stale_max", 0), ("group_mb", 16)]))
 }
 
 fn call() -> Call {
@@ -57,12 +57,19 @@ fn call() -> Call {
 }
 
 /// Builds without a compiler, from a cache that is filled before.
-fn build(schedule: u32) -> (Gpu, Executable) {
+fn try_build(causal: Causal, block_m: u32) -> (Gpu, Result<Executable>) {
     let folder = tempfile::tempdir().unwrap();
-    fill_cache_with(folder.path(), &PROBLEM, &config(schedule), "sm_90a");
+    let problem = Problem { causal, ..PROBLEM };
+    fill_cache_with(folder.path(), &problem, &config(block_m), "sm_90a");
     let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
-    let executable = gpu.build(&PROBLEM, &config(schedule)).unwrap();
+    let executable = gpu.build(&problem, &config(block_m));
     (gpu, executable)
+}
+
+/// The stand-in's functions have 96 registers, which is what five warpgroups share.
+fn build(causal: Causal) -> (Gpu, Executable) {
+    let (gpu, executable) = try_build(causal, 256);
+    (gpu, executable.unwrap())
 }
 
 fn launch(fake: &Fake, executable: &Executable, call: &Call, stream: usize) -> FakeLaunch {
@@ -76,13 +83,22 @@ fn a_launch_passes_the_maps_of_its_inputs() {
     with_fake("a_launch_passes_the_maps_of_its_inputs", |fake| {
         let (_gpu, executable) = build(STATIC);
         let launched = launch(fake, &executable, &call(), 0x77);
-        // Three tiles of 128 rows for each of 16 heads.
-        assert_eq!((launched.grid, launched.block, launched.stream), ([48, 1, 1], [384, 1, 1], 0x77));
+        // Two tiles of 256 rows for each of 16 heads.
+        assert_eq!((launched.grid, launched.block, launched.stream), ([32, 1, 1], [640, 1, 1], 0x77));
         let [q, k, v] = launched.maps;
         // Address, bf16, extents, byte strides, box.
         assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 64]);
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+    });
+}
+
+#[test]
+fn a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched() {
+    with_fake("a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched", |_| {
+        let error = try_build(STATIC, 128).1.err().unwrap();
+        assert_eq!(error.status, Status::CompileFailed);
+        assert!(error.message.contains("504 registers") && error.message.contains("288"), "{}", error.message);
     });
 }
 

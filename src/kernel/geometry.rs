@@ -4,7 +4,7 @@
 //! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
-use crate::problem::{Pass, Problem};
+use crate::problem::{Causal, Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,15 @@ pub struct KernelSpec {
     axis: Axis,
     schedule: Schedule,
     pub arguments: Arguments,
+    /// How the kernel shares out the launch's registers among its warpgroups, where it does.
+    pub registers: Option<WarpgroupRegisters>,
+}
+
+/// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarpgroupRegisters {
+    pub producer: u32,
+    pub consumer: u32,
 }
 
 /// What a grid's first dimension counts.
@@ -39,8 +48,8 @@ enum Axis {
 enum Schedule {
     /// One tile each.
     OneTile,
-    /// Tiles in turn: so many blocks per SM as run at once, for the whole launch.
-    Persistent { ctas_per_sm: u32 },
+    /// Tiles in turn: one block per SM for the whole launch.
+    Persistent,
 }
 
 /// What a kernel takes by value, in this order.
@@ -71,6 +80,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             axis: Axis::Queries,
             schedule: Schedule::OneTile,
             arguments: Arguments::Params,
+            registers: None,
         }],
         (Family::Sm90, Pass::Forward) => vec![KernelSpec {
             template: "sm90_forward",
@@ -80,8 +90,9 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             is_main: true,
             rows: config.get("block_m"),
             axis: Axis::Queries,
-            schedule: Schedule::Persistent { ctas_per_sm: config.get("ctas_per_sm") },
-            arguments: Arguments::ParamsMapsCounter { is_dynamic: config.get("schedule") == 2 },
+            schedule: Schedule::Persistent,
+            arguments: Arguments::ParamsMapsCounter { is_dynamic: problem.causal != Causal::None },
+            registers: Some(sm90_registers(config.get("block_m"))),
         }],
         (Family::Sm80, Pass::Backward) => vec![
             KernelSpec {
@@ -94,6 +105,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 axis: Axis::Queries,
                 schedule: Schedule::OneTile,
                 arguments: Arguments::Params,
+                registers: None,
             },
             KernelSpec {
                 template: "sm80_backward",
@@ -105,6 +117,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 axis: Axis::Keys,
                 schedule: Schedule::OneTile,
                 arguments: Arguments::Params,
+                registers: None,
             },
             KernelSpec {
                 template: "backward_convert",
@@ -116,6 +129,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 axis: Axis::Queries,
                 schedule: Schedule::OneTile,
                 arguments: Arguments::Params,
+                registers: None,
             },
         ],
     }
@@ -125,7 +139,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
 pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, sm_count: u32) -> [u32; 3] {
     let blocks = match spec.schedule {
         Schedule::OneTile => tiles(spec, problem),
-        Schedule::Persistent { ctas_per_sm } => tiles(spec, problem).min(u64::from(sm_count * ctas_per_sm)),
+        Schedule::Persistent => tiles(spec, problem).min(u64::from(sm_count)),
     };
     let slices = match (problem.pass, config.get("block_dim_v")) {
         (Pass::Forward, slice) if slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
@@ -180,6 +194,18 @@ fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
     let stage = tile_bytes(block_m, dim) + tile_bytes(block_m, dim_v) + block_m * 8;
     let weights = 2 * tile_bytes(block_m, block_n as i64);
     tile_bytes(block_n, dim) + tile_bytes(block_n, dim_v) + weights + config.get("num_stages") * stage + 256
+}
+
+/// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not
+/// be serialised, and the producer gets what is left (of an SM's 65536, 168, 128 and 96 a thread with 2, 3 and 4 consumers).
+pub fn sm90_registers(block_m: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match block_m / SM90_WARPGROUP_ROWS {
+        ..=1 => (56, 240),
+        2 => (24, 240),
+        3 => (32, 160),
+        _ => (32, 112),
+    };
+    WarpgroupRegisters { producer, consumer }
 }
 
 /// Query rows of a consumer warpgroup: the M of `wgmma`.

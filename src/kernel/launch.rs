@@ -53,6 +53,7 @@ impl Executable {
                     Error::new(Status::Internal, format!("the kernel name {:?} holds a NUL", spec.entry))
                 })?;
                 let function = loaded.module.function(&entry, spec.smem_bytes)?;
+                check_registers(&spec, function.registers()?)?;
                 if spec.is_main {
                     name = spec.entry;
                     resources = Resources {
@@ -126,6 +127,20 @@ impl Kernel {
         // SAFETY: the templates assert the size of KernelParams and declare what the spec says; that the call's pointers
         // hold until the work is done, and that the stream is of this context, is the caller's contract with the C face.
         unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, arguments) }
+    }
+}
+
+/// A kernel whose warpgroups would wait for ever for more registers than the launch has is as good as none.
+fn check_registers(spec: &KernelSpec, launched: u32) -> Result<()> {
+    let Some(shared) = spec.registers else { return Ok(()) };
+    let consumers = spec.threads / 128 - 1;
+    let (wanted, present) = (shared.producer + consumers * shared.consumer, launched * (consumers + 1));
+    match wanted <= present {
+        true => Ok(()),
+        false => Err(Error::new(
+            Status::CompileFailed,
+            format!("{}: its warpgroups share out {wanted} registers, but were compiled for {present}", spec.entry),
+        )),
     }
 }
 

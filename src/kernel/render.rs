@@ -175,6 +175,10 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     {
         values.insert(name.to_owned(), Value::Integer(value));
     }
+    for registers in spec.iter().filter_map(|spec| spec.registers) {
+        values.insert("producer_registers".to_owned(), Value::Integer(registers.producer));
+        values.insert("consumer_registers".to_owned(), Value::Integer(registers.consumer));
+    }
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
             return Err(Error::invalid(format!("the config names {knob}, which is the problem's to say")));

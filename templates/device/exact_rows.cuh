@@ -7,7 +7,7 @@ __device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterp
 // `row` is the lane's first row. Returns O unnormalised, the reference and the sums of whole rows.
 template <int kTiles>
 __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax& softmax, float (&total)[2], const Tile& tile, int row,
-                                           float scale_log2, const DropoutMask& dropout, const KernelParams& params) {
+                                           float scale_log2, const KernelParams& params) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int head_kv = tile.head / params.group_size;
     const uint16* gQ = static_cast<const uint16*>(params.q.data) + tile.batch * params.q.stride_batch + tile.head * params.q.stride_head;
@@ -54,15 +54,6 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             for (int n = 0; n < kTiles; ++n) {
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) acc_o[n][i] *= softmax.factor[i / 2];
-            }
-        }
-        if constexpr (kHasDropout) {
-            uint32 words[4];
-            dropout.draw(words, row, key + 2 * t);
-            #pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                if (!dropout.keeps_low(words[w])) s[w / 2][w % 2 * 2] = 0.f;
-                if (!dropout.keeps_high(words[w])) s[w / 2][w % 2 * 2 + 1] = 0.f;
             }
         }
         const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]), pack2(s[1][2], s[1][3])};

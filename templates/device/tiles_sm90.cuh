@@ -3,11 +3,9 @@
 // Order: heads in groups whose K and V together stay in L2 (kGroupMb), and within a group the longest rows of all its heads
 // first; under a causal mask the last rows are the longest.
 //
-// Schedule: `static`, every gridDim.x-th tile; `dynamic`, the next tile that nobody has taken, by a counter in device
-// memory, since causal tiles differ in length. The last block of threads to finish sets the counter back to zero, as the
-// next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter: static.
-
-enum Schedule { kStatic = 1, kDynamic = 2 };
+// Which: every gridDim.x-th tile. Under a causal mask tiles differ in length, and a block takes the next tile that nobody
+// has taken, by a counter in device memory. The last block of threads to finish sets the counter back to zero, as the next
+// launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every gridDim.x-th tile.
 
 struct Tile {
     int row;       // first query row of the tile; negative: no tile is left
@@ -71,11 +69,11 @@ struct TileSlots {
 struct TileFeed {
     const KernelParams& params;
     const TileOrder order;
-    uint32* const counter;  // null: static
+    uint32* const counter;
     uint32 index = blockIdx.x;
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
-    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), order(params), counter(kSchedule == kDynamic ? counter : nullptr) { draw(); }
+    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), order(params), counter(kIsCausal ? counter : nullptr) { draw(); }
     __device__ __forceinline__ void draw() {
         if (counter) drawn = gridDim.x + atomicAdd(counter, 1u);
     }

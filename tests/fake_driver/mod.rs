@@ -155,6 +155,6 @@ pub fn fill_cache_with(folder: &Path, problem: &Problem, config: &Config, target
     let cache = CubinCache::new(Some(folder));
     let compiled = Compiled { cubin: b"\x7fELF and so on".to_vec(), log: String::new(), resources: Default::default() };
     for (_, text) in render_pass(problem, config, Arch::Sm(9, 0)).unwrap() {
-        cache.put(&Key::new(&TextDigest::new(&text), &options(target), (12, 8)), &text, &compiled);
+        cache.put(&Key::new(&TextDigest::new(&text), &options(target, (12, 8)), (12, 8)), &text, &compiled);
     }
 }
