@@ -42,4 +42,21 @@ struct DropoutMask {
     // changes the comparison with a threshold whose low half is zero.
     __device__ __forceinline__ bool keeps_low(uint32 word) const { return (word << 16) >= threshold_high; }
     __device__ __forceinline__ bool keeps_high(uint32 word) const { return word >= threshold_high; }
+
+    // Drops weights of an accumulator of 16 rows by 8 * kTiles keys: a lane holds rows `row` and row + 8, of each 8 keys the
+    // two from `key` on.
+    template <int kTiles>
+    __device__ __forceinline__ void drop(float (&acc)[kTiles][4], uint32 row, uint32 key) const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; n += 2) {
+            uint32 words[4];
+            draw(words, row, key + n * 8);
+            #pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                float(&weights)[4] = acc[n + w / 2];
+                if (!keeps_low(words[w])) weights[w % 2 * 2] = 0.f;
+                if (!keeps_high(words[w])) weights[w % 2 * 2 + 1] = 0.f;
+            }
+        }
+    }
 };

@@ -40,14 +40,8 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             }
         }
         #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int left = key_end(row + r * 8, params) - key - 2 * t;
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float& x = s[i / 2][2 * r + i % 2];
-                x = i / 2 * 8 + i % 2 < left ? x * sign : -infinity();
-            }
-        }
+        for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= sign;
+        mask_scores(s, row, key + 2 * t, params);
         softmax.lazy(s, scale_log2);
         if (softmax.pending) {
             #pragma unroll
