@@ -182,3 +182,14 @@ fn no_keys_and_unused_strides_give_maps_that_the_driver_takes() {
         launch(fake, &executable, &one, 0x77);
     });
 }
+
+#[test]
+fn another_streams_capture_is_not_disturbed_by_making_counters() {
+    with_fake("another_streams_capture_is_not_disturbed_by_making_counters", |fake| {
+        fake.begin_capture();
+        let (gpu, executable) = build(DYNAMIC);
+        assert_eq!((fake.state().memory, fake.state().memsets), (1, 1));
+        drop((gpu, executable));
+        assert_eq!(fake.state().memory, 0);
+    });
+}

@@ -90,7 +90,7 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
 
 int cuStreamCreate(void **stream, unsigned flags) { NEED_NO_CAPTURE; (void)flags; *stream = handle(); count(&fake_state.streams, 1); return SUCCESS; }
 int cuStreamDestroy_v2(void *stream) { NEED_NO_CAPTURE; (void)stream; count(&fake_state.streams, -1); return SUCCESS; }
-int cuStreamSynchronize(void *stream) { NEED_CONTEXT; (void)stream; return (int)fake_state.sync_result; }
+int cuStreamSynchronize(void *stream) { NEED_NO_CAPTURE; (void)stream; return (int)fake_state.sync_result; }
 int cuStreamIsCapturing(void *stream, int *status) {
     NEED_CONTEXT;
     if (!stream && fake_state.capturing) return IMPLICIT;
