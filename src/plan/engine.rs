@@ -229,7 +229,7 @@ impl Engine {
         record::write_file(path, records)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are faster than what is there of the same
+    /// Takes records of any device from lines into this machine's, where they are better than what is there of the same
     /// device and key. Returns how many; those that the space does not accept are passed over.
     pub fn import_records(&self, path: &Path) -> Result<usize> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
@@ -246,8 +246,8 @@ impl Engine {
             }
         };
         let records: Vec<Record> = records.into_iter().filter(fits).collect();
-        let taken = self.machine.put_faster(&records, here);
-        // What this process tuned itself goes before the machine's records, but not before a faster one.
+        let taken = self.machine.put_better(&records, here);
+        // What this process tuned itself goes before the machine's records, but not before a better one.
         self.refresh(|process| process.retain(|own| !taken.contains(&own.id())));
         self.replan(|_| true);
         Ok(taken.len())
