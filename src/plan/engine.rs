@@ -406,9 +406,11 @@ impl Engine {
             Some(command) if !is_cpu => Box::new(Worker::new(command.clone(), problem)),
             _ => Box::new(Rig::new(&self.backend, problem)),
         };
+        let mut measured = tune::measured_families(&known);
         let outcome = tune::search(bench.as_mut(), &request, &mut |event| match event {
             Event::Progress(step) => progress(&step),
             Event::Trial(trial) => {
+                measured.extend(tune::measured_families(std::slice::from_ref(trial)));
                 self.machine.note(&id, problem, device, trial);
                 ControlFlow::Continue(())
             }
@@ -416,10 +418,8 @@ impl Engine {
         drop(bench);
         let record = match outcome {
             Ok(outcome) => {
-                let winner = outcome.winner.config.family;
-                let also_tried = candidates.iter().map(|config| config.family).filter(|family| *family != winner);
-                let also_tried = also_tried.collect();
-                Record { proven_only: !may_be_unproven, also_tried, ..Record::new(problem, device, outcome) }
+                measured.remove(&outcome.winner.config.family);
+                Record { proven_only: !may_be_unproven, also_tried: measured, ..Record::new(problem, device, outcome) }
             }
             Err(error) => {
                 self.machine.flush();

@@ -43,7 +43,7 @@ pub struct Record {
     /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub proven_only: bool,
-    /// The kernel families that were tried beside the winner's: of one that is not here the record says nothing.
+    /// The kernel families that were measured beside the winner's: of one that is not here the record says nothing.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub also_tried: BTreeSet<Family>,
 }
@@ -70,7 +70,7 @@ impl Record {
         }
     }
 
-    /// Whether a config of the family was among what the winner was chosen from.
+    /// Whether a config of the family was measured, so that the winner was chosen from it too.
     pub fn has_tried(&self, family: Family) -> bool {
         self.config.family == family || self.also_tried.contains(&family)
     }
