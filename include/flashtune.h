@@ -754,8 +754,9 @@ int32_t flashtune_records_export(struct flashtune_context *context,
 
 /**
  * Takes the records of a file that flashtune_records_export wrote into this machine's. A record replaces the one of the
- * same device and problem only where its median time is lower; records that this library does not understand, or whose
- * config it does not accept on their device, are passed over. count gets how many were taken; it may be NULL. Any thread.
+ * same device and problem where it alone has tried the kernel family that is preferred now or, where that does not tell
+ * them apart, where its median time is lower. Records that this library does not understand, or whose config it does not
+ * accept on their device, are passed over. count gets how many were taken; it may be NULL. Any thread.
  *
  * Statuses: OK, INVALID_ARGUMENT, IO.
  */

@@ -182,3 +182,36 @@ fn no_keys_and_unused_strides_give_maps_that_the_driver_takes() {
         launch(fake, &executable, &one, 0x77);
     });
 }
+
+#[test]
+fn another_streams_capture_is_not_disturbed_by_making_counters() {
+    with_fake("another_streams_capture_is_not_disturbed_by_making_counters", |fake| {
+        fake.begin_capture();
+        let (gpu, executable) = build(DYNAMIC);
+        assert_eq!((fake.state().memory, fake.state().memsets), (1, 1));
+        drop((gpu, executable));
+        assert_eq!(fake.state().memory, 0);
+    });
+}
+
+#[test]
+fn without_memory_for_counters_the_schedule_is_fixed_until_there_is_some() {
+    with_fake("without_memory_for_counters_the_schedule_is_fixed_until_there_is_some", |fake| {
+        fake.set_full(true);
+        let (gpu, executable) = build(DYNAMIC);
+        assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
+        fake.set_full(false);
+        // The kernel is loaded as long as its first executable lives: the cache, which is gone, is not asked.
+        let later = gpu.build(&PROBLEM, &config(256)).unwrap();
+        assert_ne!(launch(fake, &later, &call(), 0x77).counter, 0);
+    });
+}
+
+#[test]
+fn a_lost_device_is_an_error_and_not_a_want_of_counters() {
+    with_fake("a_lost_device_is_an_error_and_not_a_want_of_counters", |fake| {
+        fake.fail_synchronize(700);
+        let (_gpu, executable) = try_build(DYNAMIC, 256);
+        assert_eq!(executable.err().unwrap().status, Status::Cuda);
+    });
+}

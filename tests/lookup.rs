@@ -128,12 +128,18 @@ fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
     let sm80 = space::heuristics(&LLAMA, &device).pop().unwrap().with("num_stages", 1);
     assert_eq!((sm80.family, space::check(&LLAMA, &sm80, &device)), (Family::Sm80, Ok(())));
     let old = Record { config: sm80.clone(), ..Record::clone(&record(&LLAMA, &device, 0)) };
-    let configs = |records: &[&Record]| -> Vec<Config> {
+    let known = |records: &[&Record]| {
         let machine = records.iter().map(|record| Arc::new(Record::clone(record))).collect();
-        choices(&Known { machine, ..Known::default() }, &LLAMA, &device).into_iter().map(|c| c.config).collect()
+        Known { machine, ..Known::default() }
+    };
+    let configs = |records: &[&Record]| -> Vec<Config> {
+        choices(&known(records), &LLAMA, &device).into_iter().map(|choice| choice.config).collect()
     };
     let [sm90, other] = &space::heuristics(&LLAMA, &device)[..] else { panic!("two families serve") };
     assert_eq!(configs(&[&old]), [sm90.clone(), sm80.clone(), other.clone()]);
+    let reason = |records: &[&Record]| first(&known(records), &LLAMA, &device).reason;
+    assert!(reason(&[]).starts_with("no record of "), "{}", reason(&[]));
+    assert!(reason(&[&old]).contains("did not try sm90: the heuristic's"), "{}", reason(&[&old]));
     // A winner of both families is one, and the field survives its line.
     let new = Record { also_tried: [Family::Sm90].into(), ..old.clone() };
     let new = Record::from_line(&new.to_line().unwrap()).unwrap();
@@ -150,11 +156,9 @@ fn the_reason_says_why_the_family_of_the_gpu_does_not_serve() {
     assert!(reason(&of_views, &h200()).contains("sm90 does not serve: TMA"), "{}", reason(&of_views, &h200()));
     let wide = Problem { head_dim: 264, ..LLAMA };
     assert!(reason(&wide, &h200()).contains("sm90 does not serve: its head dims end at 256"));
-    for (problem, device) in [
-        (LLAMA, h200()),
-        (of_views, Device::typical(Arch::Sm(8, 0)).unwrap()),
-        (Problem { pass: Pass::Backward, ..of_views }, h200()),
-    ] {
+    let backward = Problem { pass: Pass::Backward, ..LLAMA };
+    assert!(reason(&backward, &h200()).contains("sm90 does not serve: it has no backward pass"));
+    for (problem, device) in [(LLAMA, h200()), (of_views, Device::typical(Arch::Sm(8, 0)).unwrap())] {
         assert!(!reason(&problem, &device).contains("does not serve"), "{}", reason(&problem, &device));
     }
 }

@@ -28,6 +28,8 @@ impl DeviceMemory {
 
     /// All zeros, for every stream: returns when they are written.
     pub fn zeroed(context: &Arc<Context>, bytes: usize, stream: &OwnedStream) -> Result<DeviceMemory> {
+        // Over the wait too: in the default capture mode another stream's capture refuses it.
+        let _setup = context.setup()?;
         let memory = DeviceMemory::allocate(context, bytes)?;
         memory.fill(0, stream)?;
         stream.synchronize()?;

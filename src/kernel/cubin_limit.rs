@@ -1,8 +1,11 @@
 //! The bound on the folder of cubins: where it has grown past its limit, what was used longest ago goes.
 //!
-//! An entry is a folder, and the modification time of its cubin says when it was last used. Processes trim side by side
-//! without a lock: who meets a half removed entry has a miss and compiles. Whatever fails here is left for the next time.
+//! An entry is a folder, and the modification time of its cubin says when it was last used. One process trims at a time;
+//! who reads meanwhile and meets a half removed entry has a miss and compiles. Whatever fails here is left for the next
+//! time.
 
+use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -46,7 +49,17 @@ impl Limit {
             return;
         }
         self.added.store(0, Ordering::Relaxed);
-        let mut entries = entries(folder);
+        // Of two that trim side by side each would remove its own share. The lock is the folder's own and ends with `lock`.
+        let Ok(lock) = File::open(folder) else { return };
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            return;
+        }
+        // Where the file system has no locks, `trim` still counts what others removed.
+        self.trim(entries(folder));
+    }
+
+    /// Removes the oldest of the entries until what is left is within the limit.
+    fn trim(&self, mut entries: Vec<Entry>) {
         let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
         if total <= self.bytes {
             return;
@@ -57,8 +70,10 @@ impl Limit {
             if total <= self.bytes - self.bytes / SLACK {
                 break;
             }
-            if std::fs::remove_dir_all(&entry.folder).is_ok() {
-                total -= entry.bytes;
+            match std::fs::remove_dir_all(&entry.folder) {
+                Ok(()) => total -= entry.bytes,
+                Err(error) if error.kind() == ErrorKind::NotFound => total -= entry.bytes,
+                Err(_) => {}
             }
         }
     }
@@ -94,4 +109,30 @@ fn entries(folder: &Path) -> Vec<Entry> {
             Some(Entry { folder, bytes: files.iter().map(std::fs::Metadata::len).sum(), used })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_process_removed_after_the_listing_counts_as_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        for day in 0..10 {
+            let entry = folder.path().join(format!("{day}"));
+            std::fs::create_dir(&entry).unwrap();
+            std::fs::write(entry.join("kernel.cubin"), [0; 100]).unwrap();
+            let file = File::options().append(true).open(entry.join("kernel.cubin")).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(86400 * day)).unwrap();
+        }
+        let listed = entries(folder.path());
+        for day in 0..5 {
+            std::fs::remove_dir_all(folder.path().join(format!("{day}"))).unwrap();
+        }
+        // Of 640 bytes six entries fit, with the slack left free.
+        Limit::of_bytes(640).trim(listed);
+        let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["5", "6", "7", "8", "9"]);
+    }
 }

@@ -15,11 +15,11 @@ use crate::cuda::event::Event;
 use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
 use std::ffi::c_void;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 pub struct Gpu {
@@ -78,19 +78,31 @@ impl Gpu {
             .collect::<Result<Vec<_>>>()?;
         let is_dynamic = |spec: &KernelSpec| spec.arguments == Arguments::ParamsMapsCounter { is_dynamic: true };
         let needs_counters = kernels.iter().any(|(spec, _)| is_dynamic(spec));
-        let tile_counters = needs_counters.then(|| self.tile_counters()).transpose()?;
+        let tile_counters = match needs_counters {
+            true => self.tile_counters()?,
+            false => None,
+        };
         Executable::new(&self.context, kernels, config, tile_counters, self.device.sm_count)
     }
 
-    fn tile_counters(&self) -> Result<Arc<TileCounters>> {
+    /// None where there is no memory for them now: the kernel then runs a fixed schedule. A later build tries again.
+    fn tile_counters(&self) -> Result<Option<Arc<TileCounters>>> {
         let mut guard = self.tile_counters.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*guard {
-            Some(counters) => Ok(counters.clone()),
-            None => {
-                let counters = Arc::new(TileCounters::new(&self.context, &self.stream)?);
-                Ok(guard.insert(counters).clone())
-            }
+        if guard.is_none() {
+            *guard = match TileCounters::new(&self.context, &self.stream) {
+                Ok(counters) => Some(Arc::new(counters)),
+                Err(error) if error.status == Status::OutOfMemory => {
+                    // Once per process: a device that stays full must not fill a server's log.
+                    static ONCE: Once = Once::new();
+                    ONCE.call_once(|| {
+                        log::warn!("causal kernels run a fixed schedule, without tile counters: {error}")
+                    });
+                    None
+                }
+                Err(error) => return Err(error),
+            };
         }
+        Ok(guard.clone())
     }
 
     /// Bytes are left as they come.

@@ -21,7 +21,7 @@ pub struct Executable {
     context: Arc<Context>,
     kernels: Box<[Kernel]>,
     config: Config,
-    /// None where no kernel takes its tiles from a counter.
+    /// None where no kernel takes its tiles from a counter, or there was no memory for any.
     tile_counters: Option<Arc<TileCounters>>,
     sm_count: u32,
     resources: Resources,

@@ -229,7 +229,7 @@ impl Engine {
         record::write_file(path, records)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are faster than what is there of the same
+    /// Takes records of any device from lines into this machine's, where they are better than what is there of the same
     /// device and key. Returns how many; those that the space does not accept are passed over.
     pub fn import_records(&self, path: &Path) -> Result<usize> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
@@ -246,8 +246,8 @@ impl Engine {
             }
         };
         let records: Vec<Record> = records.into_iter().filter(fits).collect();
-        let taken = self.machine.put_faster(&records, here);
-        // What this process tuned itself goes before the machine's records, but not before a faster one.
+        let taken = self.machine.put_better(&records, here);
+        // What this process tuned itself goes before the machine's records, but not before a better one.
         self.refresh(|process| process.retain(|own| !taken.contains(&own.id())));
         self.replan(|_| true);
         Ok(taken.len())
@@ -406,9 +406,11 @@ impl Engine {
             Some(command) if !is_cpu => Box::new(Worker::new(command.clone(), problem)),
             _ => Box::new(Rig::new(&self.backend, problem)),
         };
+        let mut measured = tune::measured_families(&known);
         let outcome = tune::search(bench.as_mut(), &request, &mut |event| match event {
             Event::Progress(step) => progress(&step),
             Event::Trial(trial) => {
+                measured.extend(tune::measured_families(std::slice::from_ref(trial)));
                 self.machine.note(&id, problem, device, trial);
                 ControlFlow::Continue(())
             }
@@ -416,10 +418,8 @@ impl Engine {
         drop(bench);
         let record = match outcome {
             Ok(outcome) => {
-                let winner = outcome.winner.config.family;
-                let also_tried = candidates.iter().map(|config| config.family).filter(|family| *family != winner);
-                let also_tried = also_tried.collect();
-                Record { proven_only: !may_be_unproven, also_tried, ..Record::new(problem, device, outcome) }
+                measured.remove(&outcome.winner.config.family);
+                Record { proven_only: !may_be_unproven, also_tried: measured, ..Record::new(problem, device, outcome) }
             }
             Err(error) => {
                 self.machine.flush();

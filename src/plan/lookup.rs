@@ -73,9 +73,14 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let mut choices = of_records(known, problem, device, &|record| has_tried(record));
-    choices.push(of_heuristic(preferred, problem));
-    choices.extend(of_records(known, problem, device, &|record| !has_tried(record)));
-    choices.extend(others.iter().map(|config| of_heuristic(config, problem)));
+    let before = of_records(known, problem, device, &|record| !has_tried(record));
+    let why = match choices.is_empty() && !before.is_empty() {
+        true => format!("the records of {} did not try {}", Class::of(problem), preferred.family.name()),
+        false => format!("no record of {}", Class::of(problem)),
+    };
+    choices.push(of_heuristic(preferred, &why));
+    choices.extend(before);
+    choices.extend(others.iter().map(|config| of_heuristic(config, &why)));
     let mut seen = Vec::new();
     choices.retain(|choice| {
         let is_new = !seen.contains(&choice.config);
@@ -120,11 +125,11 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
     near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem)).collect()
 }
 
-fn of_heuristic(config: &Config, problem: &Problem) -> Choice {
+fn of_heuristic(config: &Config, why: &str) -> Choice {
     Choice {
         config: config.clone(),
         source: Source::Heuristic,
-        reason: format!("no record of {}: the heuristic's config of {}", Class::of(problem), config.family.name()),
+        reason: format!("{why}: the heuristic's config of {}", config.family.name()),
         record: None,
         is_exact: false,
     }

@@ -56,18 +56,18 @@ impl Machine {
         self.write(&mut state, LONG_DEADLINE);
     }
 
-    /// The same for those alone that are faster than the record of their id, or have none that is of use. Returns the
+    /// The same for those alone that are better than the record of their id, or have none that is of use. Returns the
     /// ids of those.
-    pub fn put_faster(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
+    pub fn put_better(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
         let mut state = self.state();
-        // Other processes may have found faster ones since this one read the store.
+        // Other processes may have found better ones since this one read the store.
         self.exchange(&mut state, LONG_DEADLINE);
         let mut taken = BTreeSet::new();
         for record in records {
             let id = record.id();
             let line = state.entries.get(&format!("{RECORD}{id}"));
             let present = line.and_then(|line| Record::from_line(line).ok()).filter(|found| found.check(here).is_ok());
-            if present.is_none_or(|present| record.median_us < present.median_us) {
+            if present.is_none_or(|present| record.is_better_than(&present, here)) {
                 state.put(record);
                 taken.insert(id);
             }
@@ -208,6 +208,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Family};
     use crate::problem::{Causal, Dtype, Layout, Pass};
+    use crate::tune::{Outcome, Timed, space};
 
     const PROBLEM: Problem = Problem {
         pass: Pass::Forward,
@@ -256,5 +257,30 @@ mod tests {
         let left = machine.trials("id", &PROBLEM, &device);
         let failed: Vec<_> = left.iter().filter(|trial| !matches!(trial.verdict, Verdict::Measured { .. })).collect();
         assert_eq!((left.len(), failed), (3, vec![&other]));
+    }
+
+    #[test]
+    fn a_record_that_tried_the_preferred_family_goes_before_a_faster_one_that_did_not() {
+        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let [sm90, sm80] = &space::heuristics(&PROBLEM, &device)[..] else { panic!("two families serve") };
+        let record = |config: &Config, median_us| {
+            let winner = Timed { config: config.clone(), median_us };
+            let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };
+            Record::new(&PROBLEM, &device, outcome)
+        };
+        let tried_both = |median_us| Record { also_tried: [Family::Sm90].into(), ..record(sm80, median_us) };
+        // The CPU takes them in as well: what is preferred is a matter of the record's device.
+        let here = Device { arch: Arch::Cpu, ..device.clone() };
+        for (imported, is_taken) in [
+            (record(sm80, 10.0), true),
+            (record(sm80, 11.0), false),
+            (record(sm90, 20.0), true),
+            (record(sm80, 5.0), false),
+            (tried_both(30.0), false),
+            (tried_both(15.0), true),
+        ] {
+            let taken = machine.put_better(std::slice::from_ref(&imported), &here);
+            assert_eq!((taken.len() == 1, machine.records().contains(&imported)), (is_taken, is_taken), "{imported:?}");
+        }
     }
 }

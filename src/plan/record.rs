@@ -43,7 +43,7 @@ pub struct Record {
     /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub proven_only: bool,
-    /// The kernel families that were tried beside the winner's: of one that is not here the record says nothing.
+    /// The kernel families that were measured beside the winner's: of one that is not here the record says nothing.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub also_tried: BTreeSet<Family>,
 }
@@ -70,7 +70,7 @@ impl Record {
         }
     }
 
-    /// Whether a config of the family was among what the winner was chosen from.
+    /// Whether a config of the family was measured, so that the winner was chosen from it too.
     pub fn has_tried(&self, family: Family) -> bool {
         self.config.family == family || self.also_tried.contains(&family)
     }
@@ -100,14 +100,27 @@ impl Record {
 
     /// Whether the space, as it is now, accepts its config on the device that it names, as far as that is known `here`.
     pub fn check(&self, here: &Device) -> Result<(), String> {
-        let device = match self.arch {
-            _ if self.device_key() == key::device_key(here) => here.clone(),
-            // The cache of another host is not known and rules nothing out.
-            Arch::Cpu => Device { arch: Arch::Cpu, sm_count: self.sm_count, l2_bytes: u64::MAX, ..here.clone() },
-            arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}"))?,
-        };
+        let device = self.device_as_known(here)?;
         space::supported(&self.problem, &device).map_err(|error| error.message)?;
         space::check(&self.problem, &self.config, &device)
+    }
+
+    /// Whether it goes before another record of its id. One that has not tried the family that is preferred now is used
+    /// after the heuristic and so is worth less, however fast it is.
+    pub fn is_better_than(&self, other: &Record, here: &Device) -> bool {
+        let Ok(device) = self.device_as_known(here) else { return false };
+        let preferred = space::heuristic(&key::canonical(&self.problem), &device).family;
+        let rank = |record: &Record| (!record.has_tried(preferred), record.median_us);
+        rank(self) < rank(other)
+    }
+
+    fn device_as_known(&self, here: &Device) -> Result<Device, String> {
+        match self.arch {
+            _ if self.device_key() == key::device_key(here) => Ok(here.clone()),
+            // The cache of another host is not known and rules nothing out.
+            Arch::Cpu => Ok(Device { arch: Arch::Cpu, sm_count: self.sm_count, l2_bytes: u64::MAX, ..here.clone() }),
+            arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}")),
+        }
     }
 
     pub fn to_line(&self) -> Result<String, String> {

@@ -17,9 +17,10 @@ pub use search::{Bench, BuildObserver, Event, Fault, Observer, Request, search};
 pub use timing::Samples;
 pub use worker::Worker;
 
-use crate::config::Config;
+use crate::config::{Config, Family};
 use crate::problem::Problem;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Of one problem, where the caller sets none.
@@ -90,6 +91,12 @@ pub enum Verdict {
     Measured { median_us: f64 },
 }
 
+/// The families of what was measured. One whose candidates failed, or were out of time, was not compared with others.
+pub fn measured_families(trials: &[Trial]) -> BTreeSet<Family> {
+    let measured = trials.iter().filter(|trial| matches!(trial.verdict, Verdict::Measured { .. }));
+    measured.map(|trial| trial.config.family).collect()
+}
+
 /// A config and its measured time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timed {
@@ -108,4 +115,22 @@ pub struct Outcome {
     pub runner_up: Option<Timed>,
     /// The heuristic's time; None where its config failed.
     pub default_us: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_whose_candidates_all_failed_was_not_measured() {
+        let trial = |family, verdict| Trial { config: Config::new(family, [("block_m", 64)]), verdict };
+        let why = || "why".to_owned();
+        let trials = [
+            trial(Family::Sm90, Verdict::Failed { reason: why() }),
+            trial(Family::Sm90, Verdict::FailedHere { reason: why() }),
+            trial(Family::Sm80, Verdict::Failed { reason: why() }),
+            trial(Family::Sm80, Verdict::Measured { median_us: 1.0 }),
+        ];
+        assert_eq!(measured_families(&trials), [Family::Sm80].into());
+    }
 }

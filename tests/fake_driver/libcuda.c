@@ -21,6 +21,7 @@ struct fake_state {
     int64_t retains, memory, modules, streams, events, memsets, pushes;
     int64_t capturing;   // another stream of the process is being captured, in global mode
     int64_t sync_result; // what cuStreamSynchronize returns
+    int64_t is_full;     // there is no memory left to allocate
     int64_t launches;
     struct fake_launch launch[MAX_LAUNCHES];
 } fake_state;
@@ -78,7 +79,7 @@ int cuThreadExchangeStreamCaptureMode(int *mode) { int old = capture_mode; captu
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     NEED_NO_CAPTURE;
     if (!bytes) return INVALID_VALUE;
-    if (bytes > (1 << 30)) return OUT_OF_MEMORY;
+    if (bytes > (1 << 30) || fake_state.is_full) return OUT_OF_MEMORY;
     *address = (uint64_t)(uintptr_t)malloc(bytes);
     count(&fake_state.memory, 1);
     return SUCCESS;
@@ -90,7 +91,7 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
 
 int cuStreamCreate(void **stream, unsigned flags) { NEED_NO_CAPTURE; (void)flags; *stream = handle(); count(&fake_state.streams, 1); return SUCCESS; }
 int cuStreamDestroy_v2(void *stream) { NEED_NO_CAPTURE; (void)stream; count(&fake_state.streams, -1); return SUCCESS; }
-int cuStreamSynchronize(void *stream) { NEED_CONTEXT; (void)stream; return (int)fake_state.sync_result; }
+int cuStreamSynchronize(void *stream) { NEED_NO_CAPTURE; (void)stream; return (int)fake_state.sync_result; }
 int cuStreamIsCapturing(void *stream, int *status) {
     NEED_CONTEXT;
     if (!stream && fake_state.capturing) return IMPLICIT;

@@ -73,6 +73,7 @@ pub struct FakeState {
     pub pushes: i64,
     pub capturing: i64,
     pub sync_result: i64,
+    pub is_full: i64,
     pub launches: i64,
     pub launch: [FakeLaunch; 16],
 }
@@ -101,6 +102,11 @@ impl Fake {
     pub fn fail_synchronize(&self, code: i64) {
         // SAFETY: as above.
         unsafe { (&raw mut (*self.place()).sync_result).write_volatile(code) };
+    }
+
+    pub fn set_full(&self, is_full: bool) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.place()).is_full).write_volatile(i64::from(is_full)) };
     }
 
     pub fn current(&self) -> *mut c_void {

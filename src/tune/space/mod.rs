@@ -44,10 +44,10 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
 }
 
 /// Why the family that was made for the device's architecture does not do a problem, in one clause; None where it does,
-/// and where there is none, or none for the pass.
+/// and where there is none.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
-    match (device.arch, problem.pass) {
-        (Arch::Sm(9, 0), Pass::Forward) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
+    match device.arch {
+        Arch::Sm(9, 0) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
         _ => None,
     }
 }
