@@ -21,26 +21,18 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     #pragma unroll
     for (int r = 0; r < 2; ++r) softmax.reference[r] = -infinity(), softmax.sum[r] = 0.f;
 
+    // Eight keys at a time: of the registers a main loop leaves, few are free.
     #pragma unroll 1
-    for (int key = 0; key < end; key += 16) {
-        float s[2][4] = {};
+    for (int key = 0; key < end; key += 8) {
+        float s[1][4] = {};
         #pragma unroll 1
-        for (int col = 0; col < kHeadDim; col += 16) {
-            const bool upper = col + 8 < kHeadDim;
-            uint32 a[4];
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int64 at = min(row + i % 2 * 8, params.seqlen_q - 1) * params.q.stride_seqlen + col + i / 2 * 8 + 2 * t;
-                a[i] = i < 2 || upper ? load_pair(gQ + at) : 0;
-            }
-            #pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const uint16* at = gK + min(key + n * 8 + g, params.seqlen_k - 1) * params.k.stride_seqlen + col + 2 * t;
-                mma_k16(s[n], a, load_pair(at), upper ? load_pair(at + 8) : 0);
-            }
+        for (int col = 0; col < kHeadDim; col += 8) {
+            const auto load_q = [&](int r) { return load_pair(gQ + min(row + r * 8, params.seqlen_q - 1) * params.q.stride_seqlen + col + 2 * t); };
+            const uint32 a[4] = {load_q(0), load_q(1)};
+            mma_k8(s[0], a, load_pair(gK + min(key + g, params.seqlen_k - 1) * params.k.stride_seqlen + col + 2 * t));
         }
         #pragma unroll
-        for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= sign;
+        for (int i = 0; i < 4; ++i) s[0][i] *= sign;
         mask_scores(s, row, key + 2 * t, params);
         softmax.lazy(s, scale_log2);
         if (softmax.pending) {
@@ -50,12 +42,12 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
                 for (int i = 0; i < 4; ++i) acc_o[n][i] *= softmax.factor[i / 2];
             }
         }
-        const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]), pack2(s[1][2], s[1][3])};
+        const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3])};
         const auto load_v = [&](int k, int col) { return k < params.seqlen_k ? uint32(gV[k * params.v.stride_seqlen + col]) : 0; };
         #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
             const int k = key + 2 * t, col = n * 8 + g;
-            mma_k16(acc_o[n], p, load_v(k, col) | load_v(k + 1, col) << 16, load_v(k + 8, col) | load_v(k + 9, col) << 16);
+            mma_k8(acc_o[n], p, load_v(k, col) | load_v(k + 1, col) << 16);
         }
     }
     #pragma unroll
