@@ -88,9 +88,9 @@ fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement:
 fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
     judge(&ARCHS, Dtype::Bf16, 64, Layout::Vec8, |kernel| {
         let is_sm90 = kernel.family == Family::Sm90;
-        // In sm90 they do the rows that a stale maximum cannot.
-        kernel.demand(true, &["HMMA"], &["16816", "F32", "BF16"]);
-        kernel.demand(false, &["HMMA"], &["1688"]);
+        kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32", "BF16"]);
+        // In sm90 they do, eight keys at a time, the rows that a stale maximum cannot.
+        kernel.demand(is_sm90, &["HMMA"], &["1688"]);
         kernel.demand(!is_sm90, &["LDSM"], &["M88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["MT88", "4"]);
         kernel.demand(!is_sm90, &["LDGSTS"], &["BYPASS", "128"]);
