@@ -91,12 +91,17 @@ def show(row, names):
 
 
 def summary(rows):
-    """One entry for each suite, pass and rival: geometric mean, worst cell, and how many cells."""
+    """One entry for each suite (and head dim of the grid), pass and rival: geometric mean, worst cell, how many cells."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["suite"], []).append(row)
+    for row in groups.get("grid", []):
+        groups.setdefault(f"grid d{row['head_dim']}", []).append(row)
     found = []
-    for suite in dict.fromkeys(row["suite"] for row in rows):
+    for suite, members in groups.items():
         for name in PASSES:
             for rival in RIVALS:
-                cells = [row for row in rows if row["suite"] == suite and row["pass"] == name and rival in row["ratio"]]
+                cells = [row for row in members if row["pass"] == name and rival in row["ratio"]]
                 if not cells:
                     continue
                 worst = min(cells, key=lambda row: row["ratio"][rival])
@@ -153,10 +158,10 @@ def main():
                     json.dump(dict(machine=machine, rows=rows, summary=summary(rows)), file, indent=1)
             torch.cuda.empty_cache()
 
-    print(f"\n{'suite':8}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    print(f"\n{'suite':10}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
         print(
-            f"{entry['suite']:8}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
+            f"{entry['suite']:10}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
             f"  {entry['min_cell']} ({entry['cells']})"
         )
     if skipped:

@@ -51,6 +51,29 @@ pub struct Call {
     pub workspace: *mut c_void,
 }
 
+impl Call {
+    /// A call with its three inputs; all else is NULL.
+    pub const fn of_inputs(problem: Problem, softmax_scale: f32, dropout: Dropout, [q, k, v]: [TensorRef; 3]) -> Call {
+        const NONE: TensorRef = TensorRef::NULL;
+        let (lse, workspace) = (std::ptr::null_mut(), std::ptr::null_mut());
+        Call {
+            problem,
+            softmax_scale,
+            dropout,
+            q,
+            k,
+            v,
+            out: NONE,
+            lse,
+            dout: NONE,
+            dq: NONE,
+            dk: NONE,
+            dv: NONE,
+            workspace,
+        }
+    }
+}
+
 // SAFETY: a Call only carries addresses; who dereferences them (a backend, inside launch) answers for the access.
 unsafe impl Send for Call {}
 // SAFETY: as above; the fields are plain data.

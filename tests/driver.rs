@@ -5,33 +5,20 @@
 
 mod fake_driver;
 
-use fake_driver::{PARAMS_BYTES, allocations, fill_cache_with, with_fake, with_fake_and};
+use fake_driver::{PARAMS_BYTES, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::Arch;
 use flashtune::dropout::Dropout;
 use flashtune::error::Status;
 use flashtune::kernel::{Gpu, KernelParams, driver_search, geometry, nvrtc_search, render_pass};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Pass, Problem};
 use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
 
 fn problem(pass: Pass) -> Problem {
-    Problem {
-        pass,
-        dtype: Dtype::Bf16,
-        batch_size: 2,
-        num_heads_q: 8,
-        num_heads_kv: 2,
-        seqlen_q: 300,
-        seqlen_k: 400,
-        head_dim: 128,
-        head_dim_v: 128,
-        causal: Causal::BottomRight,
-        dropout: false,
-        layout: Layout::Vec8,
-    }
+    Problem { pass, ..PROBLEM }
 }
 
 /// Some value for each knob that the pass's templates read, whatever they are.

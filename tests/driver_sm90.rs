@@ -3,34 +3,19 @@
 
 mod fake_driver;
 
-use fake_driver::{Fake, FakeLaunch, allocations, fill_cache_with, with_fake};
+use fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
 use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Problem};
 use std::ffi::c_void;
 
 const STATIC: Causal = Causal::None;
 const DYNAMIC: Causal = Causal::BottomRight;
 /// A stream that the stand-in takes for capturing.
 const CAPTURING: usize = 0xca7;
-
-const PROBLEM: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Bf16,
-    batch_size: 2,
-    num_heads_q: 8,
-    num_heads_kv: 2,
-    seqlen_q: 300,
-    seqlen_k: 400,
-    head_dim: 128,
-    head_dim_v: 128,
-    causal: Causal::BottomRight,
-    dropout: false,
-    layout: Layout::Vec8,
-};
 
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
@@ -39,21 +24,8 @@ fn config(block_m: u32) -> Config {
 
 fn call() -> Call {
     let tensor = |address: usize, heads| TensorRef::packed(address as *mut c_void, 300, heads, 128);
-    Call {
-        problem: PROBLEM,
-        softmax_scale: 0.125,
-        dropout: Dropout::NONE,
-        q: tensor(0x10000, 8),
-        k: tensor(0x20000, 2),
-        v: tensor(0x30000, 2),
-        out: tensor(0x40000, 8),
-        lse: std::ptr::null_mut(),
-        dout: TensorRef::NULL,
-        dq: TensorRef::NULL,
-        dk: TensorRef::NULL,
-        dv: TensorRef::NULL,
-        workspace: std::ptr::null_mut(),
-    }
+    let inputs = [tensor(0x10000, 8), tensor(0x20000, 2), tensor(0x30000, 2)];
+    Call { out: tensor(0x40000, 8), ..Call::of_inputs(PROBLEM, 0.125, Dropout::NONE, inputs) }
 }
 
 /// Builds without a compiler, from a cache that is filled before.

@@ -7,7 +7,7 @@ use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
 use super::sized::address;
 use super::types::*;
-use crate::call::{Call, TensorRef};
+use crate::call::Call;
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
 use crate::problem::{Layout, Pass, Problem};
@@ -45,23 +45,7 @@ pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) 
     read.extend(dropout_words(&dropout)?);
     refuse_overlaps(&read, &written)?;
     let [q, k, v, out] = operands.map(|operand| operand.tensor);
-    let none = TensorRef::NULL;
-    let workspace = std::ptr::null_mut();
-    let call = Call {
-        problem,
-        softmax_scale,
-        dropout,
-        q,
-        k,
-        v,
-        out,
-        lse: params.lse,
-        dout: none,
-        dq: none,
-        dk: none,
-        dv: none,
-        workspace,
-    };
+    let call = Call { out, lse: params.lse, ..Call::of_inputs(problem, softmax_scale, dropout, [q, k, v]) };
     Ok(Checked { call, read, written })
 }
 

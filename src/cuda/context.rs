@@ -105,6 +105,12 @@ pub struct Current<'a> {
     _this_thread: PhantomData<*const ()>,
 }
 
+impl Current<'_> {
+    pub fn driver(&self) -> &'static Driver {
+        self.context.driver
+    }
+}
+
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {

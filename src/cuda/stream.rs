@@ -1,6 +1,6 @@
 //! Streams: our own, and what must be known of a caller's.
 
-use super::context::Context;
+use super::context::{Context, Current};
 use crate::error::Result;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
 use std::ffi::{c_uint, c_void};
@@ -54,10 +54,9 @@ impl Drop for OwnedStream {
 /// stream that it synchronises with is: any work on it would break that capture.
 ///
 /// # Safety
-/// `stream` is a live CUstream of this context, NULL, or one of the driver's special handles.
-pub unsafe fn is_capturing(context: &Context, stream: *mut c_void) -> Result<bool> {
-    let _current = context.enter()?;
-    context.driver().capture_status(stream.cast())
+/// `stream` is a live CUstream of the current context, NULL, or one of the driver's special handles.
+pub unsafe fn is_capturing(current: &Current<'_>, stream: *mut c_void) -> Result<bool> {
+    current.driver().capture_status(stream.cast())
 }
 
 /// The number of a stream, which no other stream of the process ever has. The legacy and the per-thread default stream
@@ -65,10 +64,9 @@ pub unsafe fn is_capturing(context: &Context, stream: *mut c_void) -> Result<boo
 ///
 /// # Safety
 /// As `is_capturing`.
-pub unsafe fn id(context: &Context, stream: *mut c_void) -> Result<u64> {
-    let _current = context.enter()?;
+pub unsafe fn id(current: &Current<'_>, stream: *mut c_void) -> Result<u64> {
     let mut id = 0;
     // SAFETY: the caller's promise; writes one u64.
-    unsafe { context.driver().stream_get_id(stream.cast(), &mut id) }?;
+    unsafe { current.driver().stream_get_id(stream.cast(), &mut id) }?;
     Ok(id)
 }

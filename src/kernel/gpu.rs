@@ -136,7 +136,7 @@ impl Gpu {
     )]
     pub fn is_capturing(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the C face's contract for its `stream` is that of this call.
-        unsafe { is_capturing(&self.context, stream) }
+        unsafe { is_capturing(&self.context.enter()?, stream) }
     }
 
     /// Time of one run of `work` on `stream()`, between device events. With `cold` the L2 cache is overwritten first,

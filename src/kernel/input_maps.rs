@@ -78,34 +78,22 @@ mod tests {
             stride_seqlen: heads * (dim + 8),
             ..TensorRef::packed(address as *mut c_void, 300, heads, dim + 8)
         };
-        Call {
-            problem: Problem {
-                pass: Pass::Forward,
-                dtype: Dtype::Bf16,
-                batch_size,
-                num_heads_q: 8,
-                num_heads_kv,
-                seqlen_q: 300,
-                seqlen_k,
-                head_dim: 128,
-                head_dim_v: 40,
-                causal: Causal::None,
-                dropout: false,
-                layout: Layout::Vec8,
-            },
-            softmax_scale: 1.0,
-            dropout: Dropout::NONE,
-            q: at(0x10000, 8, 128),
-            k: at(0x20000, num_heads_kv, 128),
-            v: at(0x30000, num_heads_kv, 40),
-            out: TensorRef::NULL,
-            lse: std::ptr::null_mut(),
-            dout: TensorRef::NULL,
-            dq: TensorRef::NULL,
-            dk: TensorRef::NULL,
-            dv: TensorRef::NULL,
-            workspace: std::ptr::null_mut(),
-        }
+        let problem = Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Bf16,
+            batch_size,
+            num_heads_q: 8,
+            num_heads_kv,
+            seqlen_q: 300,
+            seqlen_k,
+            head_dim: 128,
+            head_dim_v: 40,
+            causal: Causal::None,
+            dropout: false,
+            layout: Layout::Vec8,
+        };
+        let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];
+        Call::of_inputs(problem, 1.0, Dropout::NONE, inputs)
     }
 
     fn config() -> Config {

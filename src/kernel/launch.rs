@@ -83,8 +83,8 @@ impl Executable {
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, &mut [pointer(&params)]),
                 Arguments::ParamsMapsCounter { is_dynamic } => {
-                    let maps = InputMaps::encode(self.context.driver(), call, &self.config)?;
-                    let counter = self.tile_counter(is_dynamic, stream)?;
+                    let maps = InputMaps::encode(current.driver(), call, &self.config)?;
+                    let counter = self.tile_counter(&current, is_dynamic, stream)?;
                     let inputs = [pointer(&maps.q), pointer(&maps.k), pointer(&maps.v)];
                     let mut arguments = [pointer(&params), inputs[0], inputs[1], inputs[2], pointer(&counter)];
                     kernel.enqueue(&current, grid, stream, &mut arguments)
@@ -101,10 +101,10 @@ impl Executable {
     }
 
     /// NULL where the kernel needs none, or none is left.
-    fn tile_counter(&self, is_dynamic: bool, stream: Stream) -> Result<*mut c_void> {
+    fn tile_counter(&self, current: &Current<'_>, is_dynamic: bool, stream: Stream) -> Result<*mut c_void> {
         match &self.tile_counters {
             // SAFETY: that the stream is of this context is the caller's contract with the C face.
-            Some(counters) if is_dynamic => unsafe { counters.next(stream) },
+            Some(counters) if is_dynamic => unsafe { counters.next(current, stream) },
             _ => Ok(std::ptr::null_mut()),
         }
     }
@@ -122,7 +122,13 @@ impl Executable {
 
 impl Kernel {
     /// `arguments` are as the kernel's spec says.
-    fn enqueue(&self, current: &Current, grid: [u32; 3], stream: Stream, arguments: &mut [*mut c_void]) -> Result<()> {
+    fn enqueue(
+        &self,
+        current: &Current<'_>,
+        grid: [u32; 3],
+        stream: Stream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
         let spec = &self.spec;
         // SAFETY: the templates assert the size of KernelParams and declare what the spec says; that the call's pointers
         // hold until the work is done, and that the stream is of this context, is the caller's contract with the C face.

@@ -6,7 +6,7 @@
 //! left gets NULL, and the kernel falls back to a fixed schedule. Choosing one neither locks, allocates nor waits.
 
 use crate::call::Stream;
-use crate::cuda::context::Context;
+use crate::cuda::context::{Context, Current};
 use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{self, OwnedStream};
 use crate::error::Result;
@@ -24,7 +24,6 @@ const CAPTURES: usize = 61440;
 const PROBES: usize = 32;
 
 pub struct TileCounters {
-    context: Arc<Context>,
     memory: DeviceMemory,
     slots: Slots,
 }
@@ -32,19 +31,19 @@ pub struct TileCounters {
 impl TileCounters {
     pub fn new(context: &Arc<Context>, stream: &OwnedStream) -> Result<TileCounters> {
         let memory = DeviceMemory::zeroed(context, (STREAMS + CAPTURES) * SLOT_BYTES, stream)?;
-        Ok(TileCounters { context: context.clone(), memory, slots: Slots::new(STREAMS, CAPTURES) })
+        Ok(TileCounters { memory, slots: Slots::new(STREAMS, CAPTURES) })
     }
 
     /// The address of the counter for a launch that is about to be enqueued on `stream`; NULL where none is left.
     ///
     /// # Safety
-    /// `stream` is a live CUstream of this context, NULL, or one of the driver's special handles.
-    pub unsafe fn next(&self, stream: Stream) -> Result<*mut c_void> {
+    /// `stream` is a live CUstream of the current context, NULL, or one of the driver's special handles.
+    pub unsafe fn next(&self, current: &Current<'_>, stream: Stream) -> Result<*mut c_void> {
         // SAFETY: the caller's promise.
-        let slot = match unsafe { stream::is_capturing(&self.context, stream) }? {
+        let slot = match unsafe { stream::is_capturing(current, stream) }? {
             true => self.slots.of_capture(),
             // SAFETY: as above.
-            false => self.slots.of_stream(unsafe { stream::id(&self.context, stream) }?),
+            false => self.slots.of_stream(unsafe { stream::id(current, stream) }?),
         };
         Ok(slot.map_or(std::ptr::null_mut(), |slot| self.memory.address().wrapping_byte_add(slot * SLOT_BYTES)))
     }

@@ -26,6 +26,13 @@ __device__ __forceinline__ float unpack(uint16 value) {
     }
 }
 
+// Flips the signs of a pair in shared memory.
+__device__ __forceinline__ void negate_pair(uint32 address) {
+    uint32 pair;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(address) : "memory");
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair ^ 0x80008000u) : "memory");
+}
+
 // 2^x by the special function unit: 2 ulp, -inf to 0, NaN to NaN.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

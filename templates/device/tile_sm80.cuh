@@ -95,11 +95,7 @@ __device__ __forceinline__ void store_tile(uint16* target, int64 stride_row, uin
 // Flips the sign of every element, padding included.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
-    for (int i = thread; i < Tile::kBytes / 4; i += kThreads) {
-        uint32 pair;
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(tile + i * 4) : "memory");
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + i * 4), "r"(pair ^ 0x80008000u) : "memory");
-    }
+    for (int i = thread; i < Tile::kBytes / 4; i += kThreads) negate_pair(tile + i * 4);
 }
 
 // One packed pair into a tile, one float out of shared memory.

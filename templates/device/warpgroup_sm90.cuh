@@ -26,9 +26,5 @@ template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(kRegisters)); }
 
 __device__ __forceinline__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory"); }
-// Turns the signs of two 16-bit elements in shared memory.
-__device__ __forceinline__ void negate_pair(uint32 address) {
-    asm volatile("{\n.reg .u32 pair;\nld.shared.u32 pair, [%0];\nxor.b32 pair, pair, 0x80008000;\nst.shared.u32 [%0], pair;\n}\n" :: "r"(address) : "memory");
-}
 // Before wgmma reads shared memory that ordinary stores wrote.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

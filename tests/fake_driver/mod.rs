@@ -9,7 +9,7 @@ use flashtune::device::Arch;
 use flashtune::kernel::compile::{Compiled, options};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::{KernelParams, render_pass};
-use flashtune::problem::Problem;
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use libloading::os::unix::Library;
 use std::alloc::{GlobalAlloc, System};
 use std::ffi::c_void;
@@ -123,6 +123,22 @@ impl Fake {
         unsafe { self.0.get::<unsafe extern "C" fn(*mut c_void) -> i32>("cuCtxPushCurrent_v2").unwrap()(context) };
     }
 }
+
+/// What the tests launch: grouped heads, a causal mask, lengths that no tile divides.
+pub const PROBLEM: Problem = Problem {
+    pass: Pass::Forward,
+    dtype: Dtype::Bf16,
+    batch_size: 2,
+    num_heads_q: 8,
+    num_heads_kv: 2,
+    seqlen_q: 300,
+    seqlen_k: 400,
+    head_dim: 128,
+    head_dim_v: 128,
+    causal: Causal::BottomRight,
+    dropout: false,
+    layout: Layout::Vec8,
+};
 
 /// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
 pub fn with_fake(test: &str, body: fn(&Fake)) {

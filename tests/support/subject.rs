@@ -191,19 +191,6 @@ impl Subject {
 
 /// The call with its first three tensors; the rest is NULL.
 fn call(case: &Case, problem: Problem, inputs: &[Buffer]) -> Call {
-    Call {
-        problem,
-        softmax_scale: case.softmax_scale,
-        dropout: case.dropout(),
-        q: inputs[0].view(),
-        k: inputs[1].view(),
-        v: inputs[2].view(),
-        out: TensorRef::NULL,
-        lse: std::ptr::null_mut(),
-        dout: TensorRef::NULL,
-        dq: TensorRef::NULL,
-        dk: TensorRef::NULL,
-        dv: TensorRef::NULL,
-        workspace: std::ptr::null_mut(),
-    }
+    let inputs = [inputs[0].view(), inputs[1].view(), inputs[2].view()];
+    Call::of_inputs(problem, case.softmax_scale, case.dropout(), inputs)
 }
