@@ -94,19 +94,9 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             arguments: Arguments::ParamsMapsCounter { is_dynamic: problem.causal != Causal::None },
             registers: Some(sm90_registers(config.get("block_m"))),
         }],
-        (Family::Sm80, Pass::Backward) => vec![
-            KernelSpec {
-                template: "backward_delta",
-                entry: "flashtune_backward_delta",
-                threads: DELTA_THREADS,
-                smem_bytes: 0,
-                is_main: false,
-                rows: DELTA_ROWS,
-                axis: Axis::Queries,
-                schedule: Schedule::OneTile,
-                arguments: Arguments::Params,
-                registers: None,
-            },
+        (Family::Sm80, Pass::Backward) => backward(
+            problem,
+            config,
             KernelSpec {
                 template: "sm80_backward",
                 entry: "flashtune_sm80_backward",
@@ -119,20 +109,42 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 arguments: Arguments::Params,
                 registers: None,
             },
-            KernelSpec {
-                template: "backward_convert",
-                entry: "flashtune_backward_convert",
-                threads: CONVERT_ROWS / 16 * 32,
-                smem_bytes: tile_bytes(CONVERT_ROWS, problem.head_dim),
-                is_main: false,
-                rows: CONVERT_ROWS,
-                axis: Axis::Queries,
-                schedule: Schedule::OneTile,
-                arguments: Arguments::Params,
-                registers: None,
-            },
-        ],
+        ),
     }
+}
+
+/// The backward pass's kernels: before and after the main one, those that every family shares.
+fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelSpec> {
+    let of_rows = |template, entry, threads, rows, smem_bytes| KernelSpec {
+        template,
+        entry,
+        threads,
+        smem_bytes,
+        is_main: false,
+        rows,
+        axis: Axis::Queries,
+        schedule: Schedule::OneTile,
+        arguments: Arguments::Params,
+        registers: None,
+    };
+    // Those of the dQ accumulator's tiles, 16 or 8 each.
+    let columns = if dq_transposed(config.family) { problem.workspace_cols() } else { problem.head_dim };
+    vec![
+        of_rows("backward_delta", "flashtune_backward_delta", DELTA_THREADS, DELTA_ROWS, 0),
+        main,
+        of_rows(
+            "backward_convert",
+            "flashtune_backward_convert",
+            CONVERT_ROWS / 16 * 32,
+            CONVERT_ROWS,
+            tile_bytes(CONVERT_ROWS, columns),
+        ),
+    ]
+}
+
+/// Whether the family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
+pub const fn dq_transposed(family: Family) -> bool {
+    matches!(family, Family::Sm90)
 }
 
 /// The launch grid of one of `kernels` on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
