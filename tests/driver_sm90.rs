@@ -195,10 +195,11 @@ const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROB
 /// What a launch of three warpgroups has, of which two compute.
 const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
-fn build_backward(causal: Causal) -> (Gpu, Executable) {
-    let tile = [("block_m", 80), ("block_n", 128), ("num_stages", 2), ("kv_stages", 1)];
-    let config = Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0)]));
-    let (gpu, executable) = build_from_cache(&Problem { causal, ..BACKWARD }, &config);
+fn build_backward(problem: &Problem) -> (Gpu, Executable) {
+    let is_wide = problem.head_dim > 128;
+    let tile = [("block_m", if is_wide { 64 } else { 80 }), ("block_n", 128), ("num_stages", 2 - u32::from(is_wide))];
+    let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)];
+    let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));
     (gpu, executable.unwrap())
 }
 
@@ -221,7 +222,7 @@ fn backward_call() -> Call {
 fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
     let name = "a_backward_launch_passes_four_maps_between_the_kernels_that_take_none";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
-        let (_gpu, executable) = build_backward(STATIC);
+        let (_gpu, executable) = build_backward(&BACKWARD);
         assert_eq!(executable.kernel_name(), "flashtune_sm90_backward");
         executable.launch(&backward_call(), 0x77 as *mut c_void).unwrap();
         let [delta, main, convert] = [0, 1, 2].map(|index| fake.state().launch[index]);
@@ -244,7 +245,7 @@ fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
 fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
     let name = "a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
-        let (_gpu, executable) = build_backward(DYNAMIC);
+        let (_gpu, executable) = build_backward(&Problem { causal: DYNAMIC, ..BACKWARD });
         let mut many = backward_call();
         (many.problem.causal, many.problem.batch_size) = (DYNAMIC, 100);
         executable.launch(&many, 0x77 as *mut c_void).unwrap();
@@ -255,10 +256,29 @@ fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
 }
 
 #[test]
+fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
+    let name = "a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let wide = Problem { head_dim: 256, head_dim_v: 192, ..BACKWARD };
+        let (_gpu, executable) = build_backward(&wide);
+        let call = |batch_size| Call { problem: Problem { batch_size, ..wide }, ..backward_call() };
+        executable.launch(&call(2), 0x77 as *mut c_void).unwrap();
+        let main = fake.state().launch[1];
+        assert_eq!((main.grid, main.block), ([32, 1, 1], [384, 1, 1]));
+        // K and V of 64 keys, half of the other block's K, two blocks of Q, one of dO, P, dS and the other block's twice,
+        // statistics; alignment and barriers.
+        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 32768 + 24576 + 5 * 8192 + 3 * 256 + 2048);
+        assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [64, 64, 64, 64]);
+        executable.launch(&call(100), 0x77 as *mut c_void).unwrap();
+        assert_eq!(fake.state().launch[4].grid, [132, 1, 1]);
+    });
+}
+
+#[test]
 fn a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes() {
     let name = "a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
-        let (_gpu, executable) = build_backward(STATIC);
+        let (_gpu, executable) = build_backward(&BACKWARD);
         let nowhere = TensorRef { data: std::ptr::null_mut(), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
         let mut no_queries = backward_call();
         no_queries.problem.seqlen_q = 0;

@@ -183,7 +183,7 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
             let listed = MAY_SPILL.iter().find(|(a, p, d, _)| (*a, *p, *d) == (arch, pass, dims));
             let problem = Problem { causal, dropout, ..problem(pass, DTYPES[t], dims, layout) };
             for config in heuristics(&problem, &device) {
-                let spills = listed.map_or(0, |(.., bytes)| *bytes) + tolerated_spills(config.family);
+                let spills = listed.map_or(0, |(.., bytes)| *bytes) + tolerated_spills(&problem, config.family);
                 let new = Kernel::of(&problem, &config, &device, spills);
                 kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
             }
@@ -279,7 +279,7 @@ fn kernels_of_shipped_records_do_not_spill() {
         let (records, ignored) = record::read_lines(text);
         assert!(ignored.is_empty(), "{path}: {ignored:?}");
         for record in records.into_iter().filter(|record| record.config.family != Family::Cpu) {
-            let spills = tolerated_spills(record.config.family);
+            let spills = tolerated_spills(&record.problem, record.config.family);
             let new = Kernel::of(&record.problem, &record.config, &typical(record.arch), spills);
             kernels.entry(record.arch).or_default().extend(new.into_iter().map(|k| (k.text.clone(), k)));
         }

@@ -50,6 +50,8 @@ enum Schedule {
     OneTile,
     /// Tiles in turn: one block per SM for the whole launch.
     Persistent,
+    /// The same by clusters of two blocks, which do a tile together.
+    PersistentPairs,
 }
 
 /// What a kernel takes by value, in this order.
@@ -129,16 +131,23 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             problem,
             config,
             KernelSpec {
-                template: "sm90_backward",
+                template: if sm90_is_wide(problem) { "sm90_backward_wide" } else { "sm90_backward" },
                 entry: "flashtune_sm90_backward",
                 threads: 128 * (config.get("block_n") / SM90_WARPGROUP_ROWS + 1),
-                smem_bytes: sm90_backward_smem(problem, config),
+                smem_bytes: match sm90_is_wide(problem) {
+                    true => sm90_backward_wide_smem(problem, config),
+                    false => sm90_backward_smem(problem, config),
+                },
                 is_main: true,
                 rows: config.get("block_n"),
                 axis: Axis::Keys,
-                schedule: Schedule::Persistent,
+                schedule: if sm90_is_wide(problem) { Schedule::PersistentPairs } else { Schedule::Persistent },
                 arguments: Arguments::ParamsMapsCounter {
-                    boxes: Boxes { query_rows: config.get("block_m"), key_rows: config.get("block_n"), has_dout: true },
+                    boxes: Boxes {
+                        query_rows: config.get("block_m"),
+                        key_rows: if sm90_is_wide(problem) { SM90_WARPGROUP_ROWS } else { config.get("block_n") },
+                        has_dout: true,
+                    },
                     is_dynamic: problem.causal != Causal::None,
                 },
                 registers: Some(sm90_registers(config.get("block_n"))),
@@ -186,6 +195,7 @@ pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, sm_count: u32
     let blocks = match spec.schedule {
         Schedule::OneTile => tiles(spec, problem),
         Schedule::Persistent => tiles(spec, problem).min(u64::from(sm_count)),
+        Schedule::PersistentPairs => 2 * tiles(spec, problem).min(u64::from(sm_count / 2)),
     };
     let slices = match (problem.pass, config.get("block_dim_v")) {
         (Pass::Forward, slice) if slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
@@ -271,6 +281,31 @@ fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
     let k = config.get("k_stages") * boxed_tile_bytes(block_n, problem.head_dim);
     let v = config.get("v_stages") * boxed_tile_bytes(block_n, problem.head_dim_v);
     SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
+}
+
+/// Whether dK and dV of 64 keys are more than a warpgroup's registers hold, so that two share their columns.
+pub const fn sm90_is_wide(problem: &Problem) -> bool {
+    problem.head_dim > SM90_NARROW_DIM || problem.head_dim_v > SM90_NARROW_DIM
+}
+
+const SM90_NARROW_DIM: i64 = 128;
+
+/// Columns of one of the halves in which a wide backward tile is shared out: whole boxes.
+pub const fn sm90_half_cols(dim: i64) -> u32 {
+    (dim as u32).div_ceil(64).div_ceil(2) * 64
+}
+
+fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, num_stages) = (config.get("block_m"), config.get("num_stages"));
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let keys = SM90_WARPGROUP_ROWS;
+    let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
+    let other_k = boxed_tile_bytes(keys, i64::from(sm90_half_cols(dim)));
+    let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
+    // P, two blocks each of dS and the other block's dS, and with dropout P again.
+    let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));
+    let statistics = (2 + num_stages) * block_m * 4;
+    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_BARRIER_BYTES
 }
 
 fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {

@@ -158,7 +158,7 @@ impl Run<'_, '_> {
             awaits_default &= index != 0;
             let step = match result {
                 Ok(bytes) => {
-                    let tolerated = space::tolerated_spills(configs[index].family);
+                    let tolerated = space::tolerated_spills(self.request.problem, configs[index].family);
                     spills[index] = Some(bytes.saturating_sub(tolerated));
                     Ok(())
                 }
@@ -186,7 +186,7 @@ impl Run<'_, '_> {
         for (config, spills) in configs.into_iter().zip(spills) {
             match spills {
                 Some(bytes) if self.is_clean && bytes > 0 && !self.is_default(&config) => {
-                    let bytes = bytes + space::tolerated_spills(config.family);
+                    let bytes = bytes + space::tolerated_spills(self.request.problem, config.family);
                     self.fail(&config, Fault::Candidate(format!("spills {bytes} bytes of registers")))?;
                 }
                 Some(bytes) => kept.push((config, bytes)),

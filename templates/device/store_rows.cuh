@@ -16,9 +16,9 @@ __device__ __forceinline__ void quad_transpose(uint32 (&w)[4], int lane) {
     }
 }
 
-// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist.
+// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist, and `cols_left` columns.
 template <int kTiles>
-__device__ __forceinline__ void store_rows(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane) {
+__device__ __forceinline__ void store_rows(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left = kTiles * 8) {
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
         #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_rows(uint16* out, int64 stride, const floa
                 if (n + i < kTiles) w[i] = pack2(acc[n + i][2 * r], acc[n + i][2 * r + 1]);
             }
             quad_transpose(w, lane);
-            if (r * 8 < rows_left && n + lane % 4 < kTiles) {
+            if (r * 8 < rows_left && n + lane % 4 < kTiles && (n + lane % 4) * 8 < cols_left) {
                 *reinterpret_cast<uint4*>(out + r * 8 * stride + (n + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
             }
         }

@@ -92,18 +92,19 @@ struct TileSlots {
     }
 };
 
-// The producer's source of tiles.
-template <typename Tiles>
+// The producer's source of tiles: of a block of threads, or of a cluster of `blocks` of them.
+template <typename Tiles, int kBlocks = 1>
 struct TileFeed {
     const KernelParams& params;
     const Tiles tiles;
     uint32* const counter;
-    uint32 index = blockIdx.x;
+    uint32 index = blockIdx.x / kBlocks;
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
+    static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal ? counter : nullptr) { draw(); }
     __device__ __forceinline__ void draw() {
-        if (counter) drawn = gridDim.x + atomicAdd(counter, 1u);
+        if (counter) drawn = feeds() + atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ Tile tile() const { return tiles.at(index, params); }
     __device__ __forceinline__ void advance() {
@@ -111,12 +112,12 @@ struct TileFeed {
             index = drawn;
             draw();
         } else {
-            index += gridDim.x;
+            index += feeds();
         }
     }
     __device__ __forceinline__ void finish() const {
         if (!counter) return;
-        __threadfence();  // this block's draws come before its end
-        if (atomicAdd(counter + 1, 1u) == gridDim.x - 1) counter[0] = 0, counter[1] = 0;
+        __threadfence();  // this feed's draws come before its end
+        if (atomicAdd(counter + 1, 1u) == feeds() - 1) counter[0] = 0, counter[1] = 0;
     }
 };

@@ -19,3 +19,9 @@ __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 by
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
 }
+
+// Where a lane finds its row of the four matrices (device/shared_sm90.cuh) that an accumulator of 16 columns of a box, those of its
+// warp, by 16 rows holds transposed; 16 rows further on lie 16 * kBoxRowBytes on. The swizzle trades a row's 16-byte chunks.
+__device__ __forceinline__ uint32 transposed_place(int warp, int lane) {
+    return (lane / 16 * 8 + lane % 8) * kBoxRowBytes + ((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+}

@@ -168,11 +168,11 @@ fn differences(a: &Config, b: &Config) -> usize {
     a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }
 
-/// Bytes of registers that a kernel of the family may spill beside others that spill none.
-pub fn tolerated_spills(family: Family) -> u32 {
+/// Bytes of registers that the family's main kernel for a problem may spill beside others that spill none.
+pub fn tolerated_spills(problem: &Problem, family: Family) -> u32 {
     match family {
         Family::Cpu | Family::Sm80 => 0,
-        Family::Sm90 => sm90::TOLERATED_SPILLS,
+        Family::Sm90 => sm90::tolerated_spills(problem),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys.
+//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys or, past head dim 128, one half of the
+//! columns of 64 keys ("wide": `templates/sm90_backward_wide.cu.tera`).
 
 use super::super::gpu::{GRID, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
@@ -10,8 +11,8 @@ use crate::problem::{Causal, Problem};
 
 pub const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 48, 64, 80, 96, 112, 128] },
-    Knob { name: "block_n", meaning: "keys of a tile, 64 per consumer warpgroup", values: &[128] },
-    Knob { name: "num_stages", meaning: "blocks of Q and dO in flight", values: &[1, 2, 3] },
+    Knob { name: "block_n", meaning: "keys of a tile", values: &[128] },
+    Knob { name: "num_stages", meaning: "blocks of Q and dO in flight; past head dim 128 of dO", values: &[1, 2, 3] },
     Knob { name: "kv_stages", meaning: "tiles of K and V in flight", values: &[1, 2] },
     Knob {
         name: "group_mb",
@@ -23,44 +24,66 @@ pub const KNOBS: &[Knob] = &[
         meaning: "1: the compiler may sink the exponentials below the wait for dP",
         values: &[0, 1],
     },
+    Knob { name: "v_regs", meaning: "dP's k16 steps that take V from registers", values: &[0, 2, 4] },
 ];
 
 pub const CONSTRAINTS: &[Constraint] = &[
+    Constraint {
+        name: "wide",
+        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and S and dP are two warpgroups'",
+        holds: |p, c, _| {
+            let narrow_only = [c.get("v_regs"), c.get("sink_softmax"), c.get("kv_stages") - 1];
+            !geometry::sm90_is_wide(p) || narrow_only == [0; 3]
+        },
+    },
+    Constraint {
+        name: "v_regs",
+        reason: "the first k16 step of dP overwrites it, from shared memory",
+        holds: |p, c, _| i64::from(c.get("v_regs")) < (p.head_dim_v + 15) / 16,
+    },
     SHARED_MEMORY,
     Constraint {
         name: "registers",
-        reason: "dK, dV, S, dP and P of a consumer thread must fit the registers that setmaxnreg gives it",
+        reason: "dK, dV, S, dP, P and what is kept of V of a consumer thread must fit the registers that setmaxnreg gives it",
         holds: |p, c, _| registers(p, c) <= geometry::sm90_registers(c.get("block_n")).consumer,
     },
     GRID,
 ];
 
-/// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32, P in 16 bits, and 12 for addresses; what an
-/// H200's sweeps found serialised, and what not, bounds those 12.
+/// Registers that a consumer thread needs at least: dK, dV, S and dP (of wide ones halves of dK and dV, one of S and dP, and dQ) in
+/// fp32, P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what not, bounds those 12.
 fn registers(problem: &Problem, config: &Config) -> u32 {
-    let dim = |dim: i64| (dim as u32).next_multiple_of(8) / 2;
-    dim(problem.head_dim) + dim(problem.head_dim_v) + config.get("block_m") + config.get("block_m") / 4 + 12
+    let columns = |dim: i64| match geometry::sm90_is_wide(problem) {
+        true => geometry::sm90_half_cols(dim),
+        false => (dim as u32).next_multiple_of(8),
+    };
+    let (block_m, held) = (config.get("block_m"), 4 * config.get("v_regs"));
+    (columns(problem.head_dim) + columns(problem.head_dim_v)) / 2 + block_m + block_m / 4 + held + 12
 }
 
 /// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
 /// `tests/kernel_matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
 /// does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
-    let (rows, kv_stages, sink_softmax) = match (problem.head_dim.max(problem.head_dim_v), problem.dropout) {
-        (..=64, false) => (128, 2, 0),
-        (..=64, true) => (96, 2, 0),
-        (65..=112, false) => (80, 1, 1),
-        (65..=112, true) => (64, 1, 1),
-        (_, false) => (64, 1, 1),
-        (_, true) => (48, 1, 1),
+    let (rows, [num_stages, kv_stages, v_regs]) = match (problem.head_dim.max(problem.head_dim_v), problem.dropout) {
+        (..=64, false) => (128, [2, 2, 0]),
+        (..=64, true) => (96, [2, 2, 0]),
+        (65..=96, false) => (96, [2, 1, 0]),
+        (97..=112, false) => (80, [2, 1, 0]),
+        (65..=112, true) => (64, [2, 1, 0]),
+        (113..=128, false) => (64, [2, 1, 2]),
+        (113..=128, true) => (48, [2, 1, 0]),
+        (_, false) => (64, [1, 1, 0]),
+        (_, true) => (48, [1, 1, 0]),
     };
     let group_mb = if problem.seqlen_q < LONG { 16 } else { 0 };
-    let config = |(block_m, kv_stages)| {
-        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 2), ("kv_stages", kv_stages)];
-        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", group_mb), ("sink_softmax", sink_softmax)]))
+    let config = |(block_m, kv_stages, v_regs)| {
+        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
+        let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
+        Config::new(Family::Sm90, tile.into_iter().chain(flow))
     };
     let blocks = [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
-    let flows = blocks.flat_map(|block_m| [(block_m, kv_stages), (block_m, 1)]);
+    let flows = blocks.flat_map(|block_m| [(block_m, kv_stages, v_regs), (block_m, 1, 0)]);
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
@@ -78,7 +101,9 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let last_wave = if problem.causal != Causal::None { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
     // Barriers, statistics and the addition of dQ come once a block.
     let per_block = 45.0 / get("block_m");
-    let in_flight = [0.15, 0.0, 0.02][config.get("num_stages").clamp(1, 3) as usize - 1];
+    let is_wide = geometry::sm90_is_wide(problem);
+    let in_flight = if is_wide { [0.0, 0.02, 0.04] } else { [0.15, 0.0, 0.02] };
+    let in_flight = in_flight[config.get("num_stages").clamp(1, 3) as usize - 1];
     // A tile's first loads and last stores stand still; it walks the queries of all heads of its group.
     let tile_end = 250.0 / get("kv_stages") / (problem.seqlen_q * problem.group_size()).max(1) as f64;
     let order = match (config.get("group_mb"), problem.seqlen_q < LONG) {
@@ -86,10 +111,12 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         (0, true) => 0.2,
         _ => 0.03,
     };
-    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-    let sunk = if (config.get("sink_softmax") == 1) == is_narrow { 0.01 } else { 0.0 };
+    let fragments = match (problem.head_dim_v, config.get("v_regs")) {
+        (..=64, 0) | (65.., 2) => 0.0,
+        _ => 0.02,
+    } + 0.005 * f64::from(config.get("sink_softmax"));
     let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
-    work * last_wave * (1.0 + per_block + in_flight + tile_end + order + sunk)
+    work * last_wave * (1.0 + per_block + in_flight + tile_end + order + fragments)
 }
 
 #[cfg(test)]
@@ -104,7 +131,7 @@ mod tests {
 
     fn config(block_m: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 1), ("kv_stages", 1)];
-        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0)]))
+        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)]))
     }
 
     #[test]
@@ -129,6 +156,12 @@ mod tests {
             assert_eq!(broken(&wide, &two_stages.clone().with(knob, most)), None);
             assert_eq!(broken(&wide, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
         }
+        assert_eq!(broken(&problem(256, 256), &config(64)), None);
+        for (knob, value) in [("v_regs", 2), ("kv_stages", 2), ("sink_softmax", 1)] {
+            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "wide");
+        }
+        assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
+        assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..wide };
         assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
     }
@@ -137,11 +170,12 @@ mod tests {
     fn the_heuristic_is_what_was_fastest_on_an_h200() {
         let knobs = |problem: &Problem| {
             let config = heuristic(problem, &h200()).unwrap();
-            ["block_m", "num_stages", "kv_stages", "group_mb", "sink_softmax"].map(|knob| config.get(knob))
+            ["block_m", "num_stages", "kv_stages", "group_mb", "v_regs"].map(|knob| config.get(knob))
         };
         assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
         assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
-        assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 1]);
+        assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
+        assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&Problem { seqlen_q: 8192, ..problem(128, 128) })[3], 0);
     }
 }
