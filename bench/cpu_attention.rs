@@ -43,6 +43,7 @@ fn main() -> Result<()> {
                 head_dim_v: number("head_dim_v", dim),
                 causal,
                 dropout: number("dropout", 0) != 0,
+                deterministic: false,
                 layout: Layout::Vec8,
             };
             let configs = match given.get("blocks").map(String::as_str) {

@@ -110,6 +110,9 @@ pub struct Problem {
     pub head_dim_v: i64,
     pub causal: Causal,
     pub dropout: bool,
+    /// Of the backward pass: the same bits at every run, whatever was measured. Its config is the heuristic's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     pub layout: Layout,
 }
 
@@ -143,6 +146,11 @@ impl Problem {
                 self.num_heads_q, self.num_heads_kv
             )));
         }
+        if self.deterministic && self.pass == Pass::Forward {
+            return Err(Error::invalid(
+                "deterministic is true in a forward pass, which always is; it must be false but in a backward pass",
+            ));
+        }
         let heads = self.batch_size.checked_mul(self.num_heads_q).filter(|n| *n <= i32::MAX as i64);
         let elements =
             heads.and_then(|n| n.checked_mul(self.seqlen_q.max(self.seqlen_k) + 4096)?.checked_mul(4 * MAX_HEAD_DIM));
@@ -171,11 +179,12 @@ impl Problem {
     }
 
     /// Bytes of workspace that any config of any backend may use: the backward pass's delta and fp32 dQ accumulator
-    /// with `workspace_rows` rows, nothing forward. Pure, so that callers may size once and keep it.
+    /// with `workspace_rows` rows, and turns where it is deterministic; nothing forward. Pure, so that callers may size
+    /// once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             Pass::Forward => 0,
-            Pass::Backward => self.delta_bytes() + self.dq_accum_bytes(),
+            Pass::Backward => self.delta_bytes() + self.dq_accum_bytes() + self.turn_bytes(),
         }
     }
 
@@ -198,6 +207,15 @@ impl Problem {
     /// Bytes of the dQ accumulator: fp32 (batch, heads_q, workspace_rows, workspace_cols).
     pub const fn dq_accum_bytes(&self) -> usize {
         (self.batch_size * self.num_heads_q * self.workspace_rows() * self.workspace_cols()) as usize * 4
+    }
+
+    /// Bytes of the counters by which tiles of a deterministic pass are drawn and take turns: uint32, one, and as many as
+    /// the dQ accumulator has tiles of rows, at least 8 each.
+    pub const fn turn_bytes(&self) -> usize {
+        match self.deterministic {
+            true => (1 + self.batch_size * self.num_heads_q * self.workspace_rows() / 8) as usize * 4,
+            false => 0,
+        }
     }
 }
 

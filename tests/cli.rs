@@ -344,6 +344,7 @@ const PROBLEM: Problem = Problem {
     head_dim_v: 32,
     causal: Causal::BottomRight,
     dropout: true,
+    deterministic: false,
     layout: Layout::Vec8,
 };
 

@@ -139,6 +139,7 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         lse_log2,
         delta,
         dq_accum,
+        turns,
         dropout_seed_ptr,
         dropout_offset_ptr,
         dropout_seed,

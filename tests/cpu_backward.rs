@@ -4,6 +4,7 @@ mod support;
 
 use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
+use support::case::Case;
 use support::check::Prepared;
 use support::shapes;
 use support::subject::Subject;
@@ -43,5 +44,20 @@ fn gradients_are_right_on_long_sequences() {
         let prepared = Prepared::new(&case);
         let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
         prepared.backward(&subject, &forward, &subject.heuristic(&case, Pass::Backward));
+    }
+}
+
+#[test]
+fn deterministic_gradients_do_not_depend_on_the_number_of_threads() {
+    // One thread takes whole heads, three and eleven split them.
+    let subjects = [1, 3, 11].map(Subject::cpu);
+    let of = |case: Case| Case { deterministic: true, ..case };
+    for case in shapes::long(subjects[0].dtypes()).into_iter().map(of) {
+        let prepared = Prepared::new(&case);
+        let forward = subjects[0].forward(&case, &prepared.data, &subjects[0].heuristic(&case, Pass::Forward));
+        let [first, others @ ..] = subjects
+            .each_ref()
+            .map(|subject| prepared.backward(subject, &forward, &subject.heuristic(&case, Pass::Backward)));
+        assert!(others.iter().all(|other| *other == first), "{case}");
     }
 }

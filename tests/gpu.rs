@@ -16,7 +16,7 @@ use support::check::Prepared;
 use support::laws;
 use support::scores;
 use support::shapes;
-use support::subject::Subject;
+use support::subject::{Forward, Subject};
 
 /// One GPU and its kernels for all tests of this file.
 fn subject() -> Option<&'static Subject> {
@@ -119,12 +119,47 @@ fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
             let first = prepared.backward(subject, &forward, &config);
             for run in 1..20 {
                 let again = subject.backward(case, &prepared.data, &forward, &config);
-                // dQ is added in whatever order its tiles of keys come.
+                // dQ is added in whatever order its tiles of keys come, unless it is deterministic.
                 let is_same = (&again.dk, &again.dv) == (&first.dk, &first.dv);
+                let is_same = is_same && (!case.deterministic || again.dq == first.dq);
                 assert!(is_same, "run {run} differs: {case}, {config}");
             }
         }
     });
+}
+
+/// By every family that serves, also where it is not the preferred one.
+fn has_equal_bits(subject: &Subject, case: &Case, data: &Data, forward: &Forward, runs: usize) {
+    for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+        let first = subject.backward(case, data, forward, &config);
+        for run in 1..runs {
+            assert!(subject.backward(case, data, forward, &config) == first, "run {run} differs: {case}, {config}");
+        }
+    }
+}
+
+#[test]
+fn gpu_gives_the_same_bits_at_every_run_of_a_deterministic_backward_pass() {
+    let Some(subject) = subject() else { return };
+    shapes::deterministic(subject.dtypes()).par_iter().for_each(|case| {
+        let prepared = Prepared::new(case);
+        let forward = subject.forward(case, &prepared.data, &subject.heuristic(case, Pass::Forward));
+        for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+            prepared.backward(subject, &forward, &config);
+        }
+        has_equal_bits(subject, case, &prepared.data, &forward, 1000);
+    });
+}
+
+/// Without a reference, which would take most of the time.
+#[test]
+fn gpu_gives_the_same_bits_at_every_run_of_a_long_deterministic_backward_pass() {
+    let Some(subject) = subject() else { return };
+    for case in shapes::long_deterministic(subject.dtypes()) {
+        let data = Data::random(&case);
+        let forward = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
+        has_equal_bits(subject, &case, &data, &forward, 20);
+    }
 }
 
 /// On a GPU whose kernels may keep a stale maximum, and by those that search every block.

@@ -73,6 +73,7 @@ fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement:
         head_dim_v: head_dim,
         causal: Causal::None,
         dropout: false,
+        deterministic: false,
         layout,
     };
     archs.par_iter().for_each(|arch| {

@@ -20,6 +20,7 @@ const LLAMA: Problem = Problem {
     head_dim_v: 128,
     causal: Causal::BottomRight,
     dropout: false,
+    deterministic: false,
     layout: Layout::Vec8,
 };
 
@@ -40,6 +41,27 @@ fn record(problem: &Problem, device: &Device, index: usize) -> Arc<Record> {
 
 fn first(known: &Known, problem: &Problem, device: &Device) -> Choice {
     choices(known, problem, device).swap_remove(0)
+}
+
+#[test]
+fn a_deterministic_problem_has_the_heuristics_config_and_no_other() {
+    let device = h200();
+    let plain = Problem { pass: Pass::Backward, ..LLAMA };
+    let deterministic = Problem { deterministic: true, ..plain };
+    let known =
+        Known { process: vec![record(&plain, &device, 0), record(&deterministic, &device, 1)], ..Known::default() };
+    assert_eq!(first(&known, &plain, &device).source, Source::Process);
+    let [only] = &choices(&known, &deterministic, &device)[..] else { panic!("one choice") };
+    assert_eq!((&only.config, only.source), (&space::heuristic(&deterministic, &device), Source::Heuristic));
+    assert!(only.reason.starts_with("deterministic, whatever the records say"), "{}", only.reason);
+}
+
+#[test]
+fn a_record_of_a_deterministic_problem_is_ignored() {
+    let deterministic = Problem { pass: Pass::Backward, deterministic: true, ..LLAMA };
+    let line = record(&deterministic, &h200(), 0).to_line().unwrap();
+    let (records, ignored) = read_lines(&line);
+    assert!(records.is_empty() && ignored[0].1.contains("deterministic"), "{ignored:?}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ const SMALL: Problem = Problem {
     head_dim_v: 32,
     causal: Causal::BottomRight,
     dropout: false,
+    deterministic: false,
     layout: Layout::Vec8,
 };
 
@@ -228,6 +229,39 @@ fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_pr
     assert!(engine.any_loaded(&Problem { dropout: true, ..SMALL }).is_none(), "another class");
     assert!(engine.prepared(&far).is_none());
     assert_eq!(engine.prepare(&far).unwrap().source, Source::Process);
+}
+
+#[test]
+fn a_deterministic_problem_is_not_tuned_and_takes_nothing_from_what_was() {
+    let engine = engine_of(EngineOptions {
+        policy: Policy::Tune,
+        time_limit: Duration::from_millis(200),
+        ..EngineOptions::default()
+    });
+    let plain = Problem { pass: Pass::Backward, ..SMALL };
+    let deterministic = Problem { deterministic: true, ..plain };
+    let error = engine.autotune(&deterministic, &quick(), &mut go_on).unwrap_err();
+    assert_eq!(error.status, Status::InvalidArgument);
+    assert!(error.message.contains("deterministic"), "{error}");
+    assert_eq!(engine.prepare(&plain).unwrap().source, Source::Process);
+    let plan = engine.prepare(&deterministic).unwrap();
+    assert_eq!(plan.source, Source::Heuristic);
+    assert_eq!(plan.config, space::heuristic(&deterministic, engine.backend().device()));
+    // Not even where nothing may be prepared.
+    let far = Problem { seqlen_q: 400, seqlen_k: 400, ..deterministic };
+    assert!(engine.any_loaded(&Problem { deterministic: false, ..far }).is_some());
+    assert!(engine.any_loaded(&far).is_none());
+}
+
+#[test]
+fn only_a_backward_pass_may_be_deterministic_and_its_workspace_has_room_for_the_turns() {
+    let engine = engine_of(EngineOptions::default());
+    let error = engine.supported(&Problem { deterministic: true, ..SMALL }).unwrap_err();
+    assert!(error.message.contains("deterministic"), "{error}");
+    let plain = Problem { pass: Pass::Backward, ..SMALL };
+    let turns = Problem { deterministic: true, ..plain }.workspace_bytes() - plain.workspace_bytes();
+    // Two heads of 96 rows, padded to 256, in tiles of 8; and the tickets.
+    assert_eq!(turns, 4 * (2 * 256 / 8 + 1));
 }
 
 #[test]

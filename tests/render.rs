@@ -24,6 +24,7 @@ fn problem() -> Problem {
         head_dim_v: 96,
         causal: Causal::BottomRight,
         dropout: false,
+        deterministic: false,
         layout: Layout::Vec8,
     }
 }

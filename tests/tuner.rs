@@ -21,6 +21,7 @@ const PROBLEM: Problem = Problem {
     head_dim_v: 64,
     causal: Causal::None,
     dropout: false,
+    deterministic: false,
     layout: Layout::Vec8,
 };
 

@@ -185,6 +185,7 @@ mod tests {
             head_dim_v: 8,
             causal: Causal::None,
             dropout: false,
+            deterministic: false,
             layout: Layout::Vec8,
         };
         let cpu = Cpu::new(1).unwrap();

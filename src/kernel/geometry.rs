@@ -148,7 +148,8 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                         key_rows: if sm90_is_wide(problem) { SM90_WARPGROUP_ROWS } else { config.get("block_n") },
                         has_dout: true,
                     },
-                    is_dynamic: problem.causal != Causal::None,
+                    // Deterministic tiles are drawn from the workspace.
+                    is_dynamic: problem.causal != Causal::None && !problem.deterministic,
                 },
                 registers: Some(sm90_registers(config.get("block_n"))),
             },

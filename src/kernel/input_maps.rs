@@ -100,6 +100,7 @@ mod tests {
             head_dim_v: 40,
             causal: Causal::None,
             dropout: false,
+            deterministic: false,
             layout: Layout::Vec8,
         };
         let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];

@@ -26,6 +26,8 @@ pub struct KernelParams {
     pub delta: *mut f32,
     /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; at most workspace_rows x workspace_cols a head.
     pub dq_accum: *mut f32,
+    /// Workspace, what `templates/device/turns.cuh` counts; NULL where the pass is not deterministic.
+    pub turns: *mut u32,
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,
     pub dropout_seed: u64,
@@ -50,7 +52,7 @@ pub struct KernelParams {
     pub dropout_keep_scale: f32,
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 368;
+pub const KERNEL_PARAMS_BYTES: usize = 376;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
@@ -72,6 +74,10 @@ impl KernelParams {
             lse_log2: at(0),
             delta: at(heads_rows),
             dq_accum: at(2 * heads_rows),
+            turns: match p.deterministic {
+                true => at((p.delta_bytes() + p.dq_accum_bytes()) / size_of::<f32>()).cast(),
+                false => std::ptr::null_mut(),
+            },
             dropout_seed_ptr: call.dropout.seed_ptr,
             dropout_offset_ptr: call.dropout.offset_ptr,
             dropout_seed: call.dropout.seed,

@@ -145,7 +145,7 @@ impl std::fmt::Display for Value {
 }
 
 /// The problem class as templates see it, in the order of the header comment.
-const CLASS: [&str; 6] = ["dtype", "head_dim", "head_dim_v", "is_causal", "has_dropout", "vec"];
+const CLASS: [&str; 7] = ["dtype", "head_dim", "head_dim_v", "is_causal", "has_dropout", "is_deterministic", "vec"];
 
 fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
     if problem.dtype == Dtype::Fp32 {
@@ -160,6 +160,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Integer(problem.head_dim_v as u32),
         Value::Flag(problem.causal != Causal::None),
         Value::Flag(problem.dropout),
+        Value::Flag(problem.deterministic),
         Value::Integer(problem.layout.elements() as u32),
     ];
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();

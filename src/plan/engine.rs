@@ -121,7 +121,7 @@ impl Engine {
     fn resolve(&self, canonical: &Problem) -> Option<Arc<Plan>> {
         let class = Class::of(canonical);
         for choice in lookup::choices(&self.known.load(), canonical, self.backend.device()) {
-            if self.wants_tuning(&choice) {
+            if self.wants_tuning(canonical, &choice) {
                 return None;
             }
             match self.loaded.executables.get(&(class, choice.config.clone())) {
@@ -136,9 +136,13 @@ impl Engine {
     }
 
     /// For a call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
-    /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work.
+    /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work. None
+    /// for a deterministic problem, whose result may not depend on what came before.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         problem.validate().ok()?;
+        if problem.deterministic {
+            return None;
+        }
         let (canonical, device) = (key::canonical(problem), self.backend.device());
         space::supported(&canonical, device).ok()?;
         let class = Class::of(&canonical);
@@ -204,6 +208,12 @@ impl Engine {
         self.refuse_if_sealed(problem)?;
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
+        }
+        if problem.deterministic {
+            return Err(Error::invalid(format!(
+                "{}: a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic",
+                key::record_key(problem)
+            )));
         }
         self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,15 +305,15 @@ impl Engine {
     }
 
     /// Whether the policy is to measure rather than to take this choice.
-    fn wants_tuning(&self, choice: &Choice) -> bool {
-        self.options.policy == Policy::Tune && !choice.is_exact && !self.is_sealed()
+    fn wants_tuning(&self, problem: &Problem, choice: &Choice) -> bool {
+        self.options.policy == Policy::Tune && !choice.is_exact && !problem.deterministic && !self.is_sealed()
     }
 
     /// Tunes if the policy says so, then builds the best choice that builds.
     fn make(&self, problem: &Problem, canonical: Problem) -> Result<Arc<Plan>> {
         let device = self.backend.device();
         let choices = lookup::choices(&self.known.load(), &canonical, device);
-        if choices.first().is_some_and(|choice| self.wants_tuning(choice)) && !problem.is_empty() {
+        if choices.first().is_some_and(|choice| self.wants_tuning(problem, choice)) && !problem.is_empty() {
             let options = TuneOptions { time_limit: self.options.time_limit, ..TuneOptions::default() };
             // A problem that cannot be tuned (no memory for its buffers) still has its records and the heuristic.
             if let Err(error) = self.autotune(problem, &options, &mut |_| ControlFlow::Continue(())) {

@@ -2,8 +2,8 @@
 //!
 //! `v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096`: what stands before `gqa` is the
 //! class and must match exactly, since an executable is built for it; the rest is the shape, in buckets, and may be
-//! answered by the nearest. A new field of Problem belongs here, with a new version. Not the cubin's key: that is a
-//! hash of the rendered text.
+//! answered by the nearest. A new field of Problem belongs here, with a new version, but for `deterministic`: such problems
+//! have no records. Not the cubin's key: that is a hash of the rendered text.
 
 use crate::device::{Arch, Device};
 use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
@@ -22,6 +22,7 @@ pub struct Class {
     /// Either alignment: the diagonal's offset is a launch parameter.
     pub is_causal: bool,
     pub dropout: bool,
+    pub deterministic: bool,
     pub layout: Layout,
 }
 
@@ -34,6 +35,7 @@ impl Class {
             head_dim_v: problem.head_dim_v,
             is_causal: problem.causal != Causal::None,
             dropout: problem.dropout,
+            deterministic: problem.deterministic,
             layout: problem.layout,
         }
     }
@@ -43,7 +45,7 @@ impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} {} d{} dv{} {} {} vec{}",
+            "{} {} d{} dv{} {} {} vec{}{}",
             match self.pass {
                 Pass::Forward => "forward",
                 Pass::Backward => "backward",
@@ -53,7 +55,8 @@ impl fmt::Display for Class {
             self.head_dim_v,
             if self.is_causal { "causal" } else { "full" },
             if self.dropout { "dropout" } else { "nodropout" },
-            self.layout.elements()
+            self.layout.elements(),
+            if self.deterministic { " deterministic" } else { "" }
         )
     }
 }
@@ -156,6 +159,7 @@ mod tests {
         head_dim_v: 128,
         causal: Causal::BottomRight,
         dropout: false,
+        deterministic: false,
         layout: Layout::Vec8,
     };
 
@@ -190,6 +194,7 @@ mod tests {
             Problem { head_dim_v: 96, ..LLAMA },
             Problem { causal: Causal::None, ..LLAMA },
             Problem { dropout: true, ..LLAMA },
+            Problem { deterministic: true, ..LLAMA },
             Problem { layout: Layout::Vec4, ..LLAMA },
         ];
         for other in others {

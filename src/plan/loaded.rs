@@ -174,6 +174,7 @@ mod tests {
             head_dim_v: 32,
             causal: Causal::None,
             dropout: false,
+            deterministic: false,
             layout: Layout::Vec8,
         };
         let backend = Backend::Cpu(Cpu::new(1).unwrap());

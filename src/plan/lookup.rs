@@ -3,7 +3,8 @@
 //! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
 //! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class. Every hit is
 //! checked against the constraints of this device; what fails is a miss. A record from before the kernel family existed
-//! that is preferred now says nothing against it and comes after the heuristic. Nothing here builds, reads files or locks.
+//! that is preferred now says nothing against it and comes after the heuristic. A deterministic problem has one choice,
+//! whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
 
 use super::key::{self, Class};
 use super::record::Record;
@@ -67,10 +68,20 @@ pub struct Known {
 /// it a record is used only where no source has one within.
 const NEAR: f64 = 2.0;
 
-/// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build.
+/// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build. One alone
+/// where it is deterministic: another would give other bits.
 pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice> {
     let heuristics = space::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
+    let passed_over = |mut choices: Vec<Choice>| {
+        if let Some(why) = space::passed_over(problem, device) {
+            choices.iter_mut().for_each(|choice| choice.reason += &format!("; {why}"));
+        }
+        choices
+    };
+    if problem.deterministic {
+        return passed_over(vec![of_heuristic(preferred, "deterministic, whatever the records say")]);
+    }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let mut choices = of_records(known, problem, device, &|record| has_tried(record));
     let before = of_records(known, problem, device, &|record| !has_tried(record));
@@ -87,10 +98,7 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
         seen.push(choice.config.clone());
         is_new
     });
-    if let Some(why) = space::passed_over(problem, device) {
-        choices.iter_mut().for_each(|choice| choice.reason += &format!("; {why}"));
-    }
-    choices
+    passed_over(choices)
 }
 
 /// What the records say that pass, each tier's nearest shape.

@@ -222,6 +222,7 @@ mod tests {
         head_dim_v: 64,
         causal: Causal::None,
         dropout: false,
+        deterministic: false,
         layout: Layout::Vec8,
     };
 

@@ -9,9 +9,13 @@ constexpr bool kVectorRed = kArch >= 90;
 constexpr int kDqTileRows = kDqTransposed ? 8 : 16, kDqTileCols = kDqTransposed ? 16 : 8;
 constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // column tiles
 
-// Where the tiles that begin at `row` lie, in floats.
+// The number of the tile of rows that begins at `row`, over all heads.
+__device__ __forceinline__ int64 dq_row_tile(const KernelParams& params, int64 batch_head, int row) {
+    return batch_head * (params.workspace_rows / kDqTileRows) + row / kDqTileRows;
+}
+// Where its tiles lie, in floats.
 __device__ __forceinline__ int64 dq_accum_offset(const KernelParams& params, int64 batch_head, int row) {
-    return (batch_head * (params.workspace_rows / kDqTileRows) + row / kDqTileRows) * (kDqTiles * 128);
+    return dq_row_tile(params, batch_head, row) * (kDqTiles * 128);
 }
 __device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 batch_head, int row, int column_tile) {
     return params.dq_accum + dq_accum_offset(params, batch_head, row) + column_tile * 128;

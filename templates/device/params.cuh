@@ -15,6 +15,7 @@ struct KernelParams {
     float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf for rows without keys and past seqlen_q
     float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O), 0 past seqlen_q
     float* dq_accum;     // workspace, fp32 in the order of device/dq_accum.cuh
+    uint32* turns;       // workspace, what device/turns.cuh counts; null where the pass is not deterministic
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
     uint64 dropout_seed, dropout_offset;
@@ -27,4 +28,4 @@ struct KernelParams {
     uint32 dropout_threshold;  // 16-bit draws below it are dropped
     float dropout_keep_scale;  // 1 / probability of keeping
 };
-static_assert(sizeof(KernelParams) == 368, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376, "KernelParams differs from src/kernel/params.rs");

@@ -92,8 +92,9 @@ struct TileSlots {
     }
 };
 
-// The producer's source of tiles: of a block of threads, or of a cluster of `blocks` of them.
-template <typename Tiles, int kBlocks = 1>
+// The producer's source of tiles: of a block of threads, or of a cluster of kBlocks of them. kByTicket: all tiles by the counter,
+// the first one too, which its owner sets to zero before the launch (device/turns.cuh says why).
+template <typename Tiles, int kBlocks = 1, bool kByTicket = false>
 struct TileFeed {
     const KernelParams& params;
     const Tiles tiles;
@@ -102,9 +103,12 @@ struct TileFeed {
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
-    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal ? counter : nullptr) { draw(); }
+    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal || kByTicket ? counter : nullptr) {
+        draw();
+        if constexpr (kByTicket) advance();
+    }
     __device__ __forceinline__ void draw() {
-        if (counter) drawn = feeds() + atomicAdd(counter, 1u);
+        if (counter) drawn = (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ Tile tile() const { return tiles.at(index, params); }
     __device__ __forceinline__ void advance() {
@@ -116,7 +120,7 @@ struct TileFeed {
         }
     }
     __device__ __forceinline__ void finish() const {
-        if (!counter) return;
+        if (kByTicket || !counter) return;
         __threadfence();  // this feed's draws come before its end
         if (atomicAdd(counter + 1, 1u) == feeds() - 1) counter[0] = 0, counter[1] = 0;
     }

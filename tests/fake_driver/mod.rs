@@ -137,6 +137,7 @@ pub const PROBLEM: Problem = Problem {
     head_dim_v: 128,
     causal: Causal::BottomRight,
     dropout: false,
+    deterministic: false,
     layout: Layout::Vec8,
 };
 

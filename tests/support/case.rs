@@ -86,6 +86,8 @@ pub struct Case {
     pub causal: Causal,
     pub softmax_scale: f32,
     pub dropout_p: f32,
+    /// Of the backward pass.
+    pub deterministic: bool,
     pub strides: Strides,
     /// Of the values, and of the dropout mask.
     pub seed: u64,
@@ -106,6 +108,7 @@ impl Case {
             causal: Causal::None,
             softmax_scale: (head_dim as f32).powf(-0.5),
             dropout_p: 0.0,
+            deterministic: false,
             strides: Strides::Bshd,
             seed: 1,
         }
@@ -132,6 +135,7 @@ impl Case {
             head_dim_v: self.head_dim_v,
             causal: self.causal,
             dropout: self.dropout_p > 0.0,
+            deterministic: self.deterministic && pass == Pass::Backward,
             layout,
         }
     }
@@ -245,7 +249,7 @@ impl fmt::Display for Case {
         write!(
             f,
             "dtype={} batch={} heads_q={} heads_kv={} seqlen_q={} seqlen_k={} head_dim={} head_dim_v={} \
-             causal={:?} scale={} dropout={} strides={:?} seed={}",
+             causal={:?} scale={} dropout={} deterministic={} strides={:?} seed={}",
             self.dtype.name(),
             self.batch_size,
             self.num_heads_q,
@@ -257,6 +261,7 @@ impl fmt::Display for Case {
             self.causal,
             self.softmax_scale,
             self.dropout_p,
+            self.deterministic,
             self.strides,
             self.seed
         )
@@ -289,6 +294,7 @@ impl FromStr for Case {
             causal: masks[named("causal", &masks.map(|mask| format!("{mask:?}")))?],
             softmax_scale: real("scale")?,
             dropout_p: real("dropout")?,
+            deterministic: text("deterministic")?.parse().map_err(|error| format!("deterministic: {error}"))?,
             strides: ALL_STRIDES[named("strides", &ALL_STRIDES.map(|strides| format!("{strides:?}")))?],
             seed: text("seed")?.parse().map_err(|error| format!("seed: {error}"))?,
         })

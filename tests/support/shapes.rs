@@ -47,6 +47,7 @@ pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
                 causal,
                 softmax_scale: (head_dim as f32).powf(-0.5),
                 dropout_p: if turn / 2 % 3 == 1 { 0.2 } else { 0.0 },
+                deterministic: turn / 3 % 3 == 1,
                 strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
                 seed: 1000 * tile as u64 + 10 * index as u64 + mask as u64,
             }
@@ -86,6 +87,7 @@ fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
         softmax_scale: (head_dim as f32).powf(-0.5) * random.pick(&[1.0, 1.0, 0.3, 2.0, -0.5]),
         dropout_p: random.pick(&[0.0, 0.0, 0.1, 0.5]),
         strides: random.pick(&ALL_STRIDES),
+        deterministic: random.pick(&[false, false, true]),
         seed,
     }
 }
@@ -154,6 +156,7 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         seqlen_k,
         causal,
         dropout_p: if turn == 3 { 0.2 } else { 0.0 },
+        deterministic: turn >= 3,
         seed: 110 + turn as u64,
         ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
     };
@@ -164,6 +167,47 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (130, 640, 64, Causal::None),
         (300, 640, 96, Causal::BottomRight),
     ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+}
+
+/// Several tiles of keys, which add to the same queries in every kernel of the backward pass, small enough to be run a
+/// thousand times.
+pub fn deterministic(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+        batch_size: 2,
+        num_heads_q: if turn % 2 == 0 { 6 } else { 3 },
+        num_heads_kv: 3,
+        seqlen_k,
+        causal,
+        dropout_p: if turn % 3 == 1 { 0.2 } else { 0.0 },
+        deterministic: true,
+        seed: 130 + turn as u64,
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+    };
+    let shapes = [
+        (300, 700, 64, Causal::None),
+        (700, 700, 64, Causal::BottomRight),
+        (260, 520, 128, Causal::BottomRight),
+        (300, 650, 128, Causal::None),
+        (500, 300, 96, Causal::TopLeft),
+        (300, 600, 40, Causal::TopLeft),
+        (260, 500, 256, Causal::None),
+        (400, 400, 192, Causal::BottomRight),
+    ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+}
+
+/// The same with more tiles at once than a GPU holds.
+pub fn long_deterministic(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (seqlen, head_dim, causal)): (usize, (i64, i64, Causal))| Case {
+        num_heads_q: 8,
+        num_heads_kv: 4,
+        causal,
+        deterministic: true,
+        seed: 150 + turn as u64,
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen, head_dim)
+    };
+    let shapes = [(8192, 128, Causal::None), (8192, 64, Causal::BottomRight), (4096, 256, Causal::BottomRight)];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 

@@ -8,7 +8,8 @@ use super::case::{Case, Data, Kind, Random};
 use flashtune::backend::{Backend, Executable, Memory};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::Config;
-use flashtune::problem::{Causal, Dtype, Pass, Problem};
+use flashtune::plan::key::Class;
+use flashtune::problem::{Dtype, Pass, Problem};
 use flashtune::tune::space;
 use flashtune::{cpu, kernel};
 use rayon::prelude::*;
@@ -95,14 +96,11 @@ impl Subject {
     }
 
     pub fn executable(&self, problem: &Problem, config: &Config) -> Arc<Executable> {
-        let p = problem;
-        let causal = p.causal != Causal::None;
-        let class = (p.pass, p.dtype, p.head_dim, p.head_dim_v, causal, p.dropout, p.layout);
-        let key = format!("{class:?} {config}");
+        let key = format!("{} {config}", Class::of(problem));
         if let Some(executable) = self.built.lock().unwrap().get(&key) {
             return executable.clone();
         }
-        let built = self.backend.build(p, config).unwrap_or_else(|error| panic!("build {key}: {error}"));
+        let built = self.backend.build(problem, config).unwrap_or_else(|error| panic!("build {key}: {error}"));
         self.built.lock().unwrap().entry(key).or_insert(Arc::new(built)).clone()
     }
 

@@ -121,6 +121,7 @@ fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool)
         head_dim_v: head_dim,
         causal: if causal { Causal::BottomRight } else { Causal::None },
         dropout: false,
+        deterministic: false,
         layout: Layout::widest([head_dim]),
     }
 }

@@ -51,6 +51,7 @@ impl Line {
             head_dim_v,
             causal: self.causal.unwrap_or(Causal::None),
             dropout: self.dropout.unwrap_or(false),
+            deterministic: false,
             layout: self.layout.unwrap_or(Layout::widest([self.head_dim, head_dim_v])),
         };
         match self.pass {
@@ -134,6 +135,9 @@ pub struct ClassArgs {
     pub causal: bool,
     #[arg(long)]
     pub dropout: bool,
+    /// Backward: the same bits at every run
+    #[arg(long)]
+    pub deterministic: bool,
 }
 
 impl ClassArgs {
@@ -153,6 +157,7 @@ impl ClassArgs {
             head_dim_v,
             causal: if self.causal { Causal::BottomRight } else { Causal::None },
             dropout: self.dropout,
+            deterministic: self.deterministic,
             layout: Layout::widest([self.head_dim, head_dim_v]),
         };
         problem.validate().map_err(usage)?;

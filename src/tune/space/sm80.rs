@@ -119,8 +119,8 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
 
 const LONGEST_FIRST: Constraint = Constraint {
     name: "longest_first",
-    reason: "without a causal mask all rows are equally long and the order only costs L2 hits",
-    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None,
+    reason: "without a causal mask all rows are equally long, and without turns to take the order only costs L2 hits",
+    holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None || p.deterministic,
 };
 
 const THREADS: Constraint = Constraint {
@@ -231,7 +231,9 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
 fn known_backward(problem: &Problem) -> Vec<Config> {
     let (is_causal, dropout) = (problem.causal != Causal::None, problem.dropout);
     // Groups of query heads make few, long tiles.
-    let longest_first = u32::from(is_causal && problem.group_size() > 1);
+    let few_tiles = is_causal && problem.group_size() > 1;
+    // And tiles of one head wait for one another where they take turns.
+    let longest_first = u32::from(few_tiles || problem.deterministic);
     let config = |block_m, block_n, num_warps, num_stages, [sdp, dkv, dq]: [u32; 3], ctas_per_sm, recompute_offsets| {
         let tile = [("block_m", block_m), ("block_n", block_n), ("num_warps", num_warps), ("num_stages", num_stages)];
         let warps = [("sdp_warps_m", sdp), ("dkv_warps_n", dkv), ("dq_warps_m", dq), ("ctas_per_sm", ctas_per_sm)];
@@ -243,19 +245,19 @@ fn known_backward(problem: &Problem) -> Vec<Config> {
         ..=64 if matches!(problem.layout, Layout::Vec1 | Layout::Vec2) => config(64, 64, 8, 2, [4, 2, 2], 1, 1),
         ..=64 if dropout => config(64, 64, 4, 2, [2, 2, 2], 2, 1),
         ..=56 => config(64, 96, 4, 2, [2, 2, 2], 2, 1),
-        57..=64 => config(64, 96, 4, 2, [2, 2, 2], 2, 1 - longest_first),
+        57..=64 => config(64, 96, 4, 2, [2, 2, 2], 2, u32::from(!few_tiles)),
         65..=80 if !dropout => config(128, 128, 8, 2, [2, 4, 4], 1, 1),
         65..=96 if !dropout => config(64, 128, 8, 2, [2, 4, 2], 1, 1),
         65..=96 => config(64, 128, 8, 2, [2, 4, 4], 1, 1),
         97..=112 => config(64, 128, 8, 2, [2, 2, 2], 1, 1),
-        113..=128 if dropout || longest_first == 1 => config(64, 128, 8, 2, [2, 2, 2], 1, 0),
+        113..=128 if dropout || few_tiles => config(64, 128, 8, 2, [2, 2, 2], 1, 0),
         113..=128 => config(64, 128, 8, 2, [2, 4, 2], 1, 1),
         129..=160 if !dropout => config(32, 64, 4, 2, [2, 1, 1], 2, 1),
         129..=192 if !dropout && problem.head_dim_v > 128 => config(64, 96, 8, 2, [4, 2, 1], 1, 1),
         129..=192 => config(64, 64, 8, 2, [4, 2, 1], 1, 1),
         193..=256 if is_causal && !dropout => config(64, 64, 8, 2, [4, 2, 1], 1, 0),
         193..=256 => config(64, 64, 8, 2, [2, 1, 1], 1, 1),
-        _ => config(32, 32, 8, 2, [2, 1, 1], 1, 1 - longest_first),
+        _ => config(32, 32, 8, 2, [2, 1, 1], 1, u32::from(!few_tiles)),
     };
     vec![
         first,
@@ -350,6 +352,7 @@ mod tests {
             head_dim_v,
             causal,
             dropout: false,
+            deterministic: false,
             layout: Layout::Vec1,
         }
     }

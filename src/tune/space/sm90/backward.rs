@@ -76,7 +76,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (_, false) => (64, [1, 1, 0]),
         (_, true) => (48, [1, 1, 0]),
     };
-    let group_mb = if problem.seqlen_q < LONG { 16 } else { 0 };
+    // Tiles of one head wait for one another where they take turns: the more heads are walked together the less.
+    let group_mb = if problem.seqlen_q < LONG && !problem.deterministic { 16 } else { 0 };
     let config = |(block_m, kv_stages, v_regs)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
         let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
@@ -177,5 +178,6 @@ mod tests {
         assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&Problem { seqlen_q: 8192, ..problem(128, 128) })[3], 0);
+        assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 0);
     }
 }

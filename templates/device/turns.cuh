@@ -1,0 +1,28 @@
+// Turns: tiles of keys add to the same rows of dQ in the order of their keys, so that every run gives the same bits.
+//
+// Of each query head, a counter for each block of query rows says how many additions are done. Who is about to add waits for
+// those of all tiles before its own, and ends its turn when its own have arrived. "All tiles before" is their number: a block that a
+// tile of keys meets is met by every tile before it, under either mask (device/block_range.cuh).
+//
+// Nobody waits for ever: a block of threads draws its tiles by ticket while it runs, its first one too, and a head's tiles ascend with the
+// tickets. So whoever holds the lowest tile that is not done has nothing before it to do, and no tile before it to wait
+// for. Static schedules would not do: a block of threads that never starts, as where SMs are set aside for others,
+// would keep its tile from those that hold the SMs and wait for it. backward_delta sets all counters to zero.
+
+// Tickets drawn so far.
+__device__ __forceinline__ uint32* ticket_counter(const KernelParams& params) { return params.turns; }
+
+// The counter of the block of query rows that begins with this tile of rows of the dQ accumulator, of all heads.
+__device__ __forceinline__ uint32* turn_counter(const KernelParams& params, int64 row_tile) { return params.turns + 1 + row_tile; }
+
+__device__ __forceinline__ void wait_for_turn(const uint32* counter, uint32 additions) {
+    uint32 done;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(__cvta_generic_to_global(counter)) : "memory");
+    } while (done < additions);
+}
+
+// By one thread, after a barrier with those that have added: waits until what they added has arrived.
+__device__ __forceinline__ void end_turn(uint32* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(__cvta_generic_to_global(counter)) : "memory");
+}
