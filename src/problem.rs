@@ -171,7 +171,7 @@ impl Problem {
     }
 
     /// Bytes of workspace that any config of any backend may use: the backward pass's delta and fp32 dQ accumulator
-    /// with rows padded to `WORKSPACE_ROWS`, nothing forward. Pure, so that callers may size once and keep it.
+    /// with `workspace_rows` rows, nothing forward. Pure, so that callers may size once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             Pass::Forward => 0,
@@ -179,9 +179,10 @@ impl Problem {
         }
     }
 
-    /// Rows of query per head in the workspace: `seqlen_q` rounded up so that every tile may be written whole.
+    /// Rows of query per head in the workspace: `seqlen_q` rounded up, and a block more, so that the last block may be
+    /// read and written whole although its rows need not divide `WORKSPACE_ROWS`.
     pub const fn workspace_rows(&self) -> i64 {
-        (self.seqlen_q + WORKSPACE_ROWS - 1) / WORKSPACE_ROWS * WORKSPACE_ROWS
+        (self.seqlen_q + WORKSPACE_ROWS - 1) / WORKSPACE_ROWS * WORKSPACE_ROWS + WORKSPACE_ROWS
     }
 
     /// Columns of the dQ accumulator: the head dim rounded up to `WORKSPACE_COLS`.
@@ -200,7 +201,7 @@ impl Problem {
     }
 }
 
-/// Every block_m of the backward pass divides this.
+/// The largest block_m of the backward pass.
 pub const WORKSPACE_ROWS: i64 = 128;
 /// Every head dim is padded to a multiple of this in the dQ accumulator.
 pub const WORKSPACE_COLS: i64 = 16;

@@ -3,13 +3,13 @@
 
 mod fake_driver;
 
-use fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake};
+use fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
 use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu};
-use flashtune::problem::{Causal, Problem};
+use flashtune::problem::{Causal, Pass, Problem};
 use std::ffi::c_void;
 
 const STATIC: Causal = Causal::None;
@@ -29,13 +29,16 @@ fn call() -> Call {
 }
 
 /// Builds without a compiler, from a cache that is filled before.
-fn try_build(causal: Causal, block_m: u32) -> (Gpu, Result<Executable>) {
+fn build_from_cache(problem: &Problem, config: &Config) -> (Gpu, Result<Executable>) {
     let folder = tempfile::tempdir().unwrap();
-    let problem = Problem { causal, ..PROBLEM };
-    fill_cache_with(folder.path(), &problem, &config(block_m), "sm_90a");
+    fill_cache_with(folder.path(), problem, config, "sm_90a");
     let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
-    let executable = gpu.build(&problem, &config(block_m));
+    let executable = gpu.build(problem, config);
     (gpu, executable)
+}
+
+fn try_build(causal: Causal, block_m: u32) -> (Gpu, Result<Executable>) {
+    build_from_cache(&Problem { causal, ..PROBLEM }, &config(block_m))
 }
 
 /// The stand-in's functions have 96 registers, which is what five warpgroups share.
@@ -57,11 +60,11 @@ fn a_launch_passes_the_maps_of_its_inputs() {
         let launched = launch(fake, &executable, &call(), 0x77);
         // Two tiles of 256 rows for each of 16 heads.
         assert_eq!((launched.grid, launched.block, launched.stream), ([32, 1, 1], [640, 1, 1], 0x77));
-        let [q, k, v] = launched.maps;
+        let [q, k, v, none] = launched.maps;
         // Address, bf16, extents, byte strides, box.
         assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 64]);
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
-        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+        assert_eq!((v[0], &v[1..], none), (0x30000, &k[1..], [0; 16]));
     });
 }
 
@@ -185,5 +188,88 @@ fn a_lost_device_is_an_error_and_not_a_want_of_counters() {
         fake.fail_synchronize(700);
         let (_gpu, executable) = try_build(DYNAMIC, 256);
         assert_eq!(executable.err().unwrap().status, Status::Cuda);
+    });
+}
+
+const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROBLEM };
+/// What a launch of three warpgroups has, of which two compute.
+const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
+
+fn build_backward(causal: Causal) -> (Gpu, Executable) {
+    let tile = [("block_m", 80), ("block_n", 128), ("num_stages", 2), ("kv_stages", 1)];
+    let config = Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0)]));
+    let (gpu, executable) = build_from_cache(&Problem { causal, ..BACKWARD }, &config);
+    (gpu, executable.unwrap())
+}
+
+fn backward_call() -> Call {
+    let of_queries = |address: usize| TensorRef::packed(address as *mut c_void, 300, 8, 128);
+    let of_keys = |address: usize| TensorRef::packed(address as *mut c_void, 400, 2, 128);
+    Call {
+        problem: BACKWARD,
+        k: of_keys(0x20000),
+        v: of_keys(0x30000),
+        dout: of_queries(0x60000),
+        dq: of_queries(0x70000),
+        dk: of_keys(0x80000),
+        dv: of_keys(0x90000),
+        ..call()
+    }
+}
+
+#[test]
+fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
+    let name = "a_backward_launch_passes_four_maps_between_the_kernels_that_take_none";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let (_gpu, executable) = build_backward(STATIC);
+        assert_eq!(executable.kernel_name(), "flashtune_sm90_backward");
+        executable.launch(&backward_call(), 0x77 as *mut c_void).unwrap();
+        let [delta, main, convert] = [0, 1, 2].map(|index| fake.state().launch[index]);
+        assert_eq!((fake.state().launches, delta.maps, convert.maps), (3, [[0; 16]; 4], [[0; 16]; 4]));
+        // 64 and 32 query rows a block for each of 16 heads; tiles of 128 keys for each of 4.
+        assert_eq!((delta.grid, delta.block), ([80, 1, 1], [128, 1, 1]));
+        assert_eq!((main.grid, main.block, main.counter), ([16, 1, 1], [384, 1, 1], 0));
+        assert_eq!((convert.grid, convert.block), ([160, 1, 1], [64, 1, 1]));
+        // K and V, two stages of Q, dO and their statistics, dS twice; alignment and barriers.
+        assert_eq!(main.smem_bytes, 2 * 32768 + 2 * (2 * 20480 + 640) + 2 * 20480 + 2048);
+        let [q, k, v, dout] = main.maps;
+        assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 80]);
+        assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 400 * 512, 64, 128]);
+        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+        assert_eq!((dout[0], &dout[1..]), (0x60000, &q[1..]));
+    });
+}
+
+#[test]
+fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
+    let name = "a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let (_gpu, executable) = build_backward(DYNAMIC);
+        let mut many = backward_call();
+        (many.problem.causal, many.problem.batch_size) = (DYNAMIC, 100);
+        executable.launch(&many, 0x77 as *mut c_void).unwrap();
+        let main = fake.state().launch[1];
+        assert_eq!(main.grid, [132, 1, 1]);
+        assert_ne!(main.counter, 0);
+    });
+}
+
+#[test]
+fn a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes() {
+    let name = "a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let (_gpu, executable) = build_backward(STATIC);
+        let nowhere = TensorRef { data: std::ptr::null_mut(), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
+        let mut no_queries = backward_call();
+        no_queries.problem.seqlen_q = 0;
+        (no_queries.q, no_queries.dout) = (nowhere, nowhere);
+        executable.launch(&no_queries, 0x77 as *mut c_void).unwrap();
+        // dK and dV are still to be zeroed, dQ has no rows.
+        assert_eq!((fake.state().launches, fake.state().launch[0].block), (1, [384, 1, 1]));
+        let mut no_keys = backward_call();
+        no_keys.problem.seqlen_k = 0;
+        (no_keys.k, no_keys.v) = (nowhere, nowhere);
+        executable.launch(&no_keys, 0x77 as *mut c_void).unwrap();
+        assert_eq!((fake.state().launches, fake.state().launch[2].block), (3, [64, 1, 1]));
     });
 }

@@ -89,8 +89,10 @@ fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
     judge(&ARCHS, Dtype::Bf16, 64, Layout::Vec8, |kernel| {
         let is_sm90 = kernel.family == Family::Sm90;
         kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32", "BF16"]);
-        // In sm90 they do, eight keys at a time, the rows that a stale maximum cannot.
-        kernel.demand(is_sm90, &["HMMA"], &["1688"]);
+        // In sm90's forward they do, eight keys at a time, the rows that a stale maximum cannot.
+        kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["HMMA"], &["1688"]);
+        // Its backward leaves dS to the other warpgroup, transposed.
+        kernel.demand(is_sm90 && kernel.pass == Pass::Backward, &["STSM"], &["MT88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["M88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["MT88", "4"]);
         kernel.demand(!is_sm90, &["LDGSTS"], &["BYPASS", "128"]);

@@ -156,7 +156,7 @@ impl Kernel {
         if nvrtc.version() == JUDGED_NVRTC {
             let (spilled, allowed) = (used.spill_bytes, self.spills);
             demand(spilled <= allowed, format!("spills {spilled} bytes, at most {allowed} are allowed"));
-            if self.family == Family::Sm90
+            if self.spec.registers.is_some()
                 && let Some(nvdisasm) = nvdisasm(nvrtc)
             {
                 let spills = consumer_spills(&instructions(&nvdisasm, &compiled.cubin));

@@ -156,8 +156,8 @@ fn the_reason_says_why_the_family_of_the_gpu_does_not_serve() {
     assert!(reason(&of_views, &h200()).contains("sm90 does not serve: TMA"), "{}", reason(&of_views, &h200()));
     let wide = Problem { head_dim: 264, ..LLAMA };
     assert!(reason(&wide, &h200()).contains("sm90 does not serve: its head dims end at 256"));
-    let backward = Problem { pass: Pass::Backward, ..LLAMA };
-    assert!(reason(&backward, &h200()).contains("sm90 does not serve: it has no backward pass"));
+    let wide_backward = Problem { pass: Pass::Backward, head_dim_v: 136, ..LLAMA };
+    assert!(reason(&wide_backward, &h200()).contains("sm90 does not serve: its head dims end at 128 backward"));
     for (problem, device) in [(LLAMA, h200()), (of_views, Device::typical(Arch::Sm(8, 0)).unwrap())] {
         assert!(!reason(&problem, &device).contains("does not serve"), "{}", reason(&problem, &device));
     }

@@ -57,8 +57,20 @@ enum Schedule {
 pub enum Arguments {
     /// KernelParams.
     Params,
-    /// KernelParams, the tensor maps of Q, K and V, and the address of a tile counter: NULL unless it `is_dynamic`.
-    ParamsMapsCounter { is_dynamic: bool },
+    /// KernelParams, the tensor maps of Q, K, V and perhaps dO, and the address of a tile counter: NULL unless it
+    /// `is_dynamic`.
+    ParamsMapsCounter { boxes: Boxes, is_dynamic: bool },
+}
+
+/// The boxes in which TMA loads a kernel's inputs, by their rows; their columns are those of the swizzle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boxes {
+    /// Of Q and dO.
+    pub query_rows: u32,
+    /// Of K and V.
+    pub key_rows: u32,
+    /// Whether dO is among the inputs.
+    pub has_dout: bool,
 }
 
 /// The small kernels' tiles; their templates take threads and rows from here.
@@ -69,7 +81,7 @@ const CONVERT_ROWS: u32 = 32;
 /// The kernels of a pass in launch order.
 pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
     match (config.family, problem.pass) {
-        (Family::Cpu, _) | (Family::Sm90, Pass::Backward) => Vec::new(),
+        (Family::Cpu, _) => Vec::new(),
         (Family::Sm80, Pass::Forward) => vec![KernelSpec {
             template: "sm80_forward",
             entry: "flashtune_sm80_forward",
@@ -91,22 +103,15 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             rows: config.get("block_m"),
             axis: Axis::Queries,
             schedule: Schedule::Persistent,
-            arguments: Arguments::ParamsMapsCounter { is_dynamic: problem.causal != Causal::None },
+            arguments: Arguments::ParamsMapsCounter {
+                boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n"), has_dout: false },
+                is_dynamic: problem.causal != Causal::None,
+            },
             registers: Some(sm90_registers(config.get("block_m"))),
         }],
-        (Family::Sm80, Pass::Backward) => vec![
-            KernelSpec {
-                template: "backward_delta",
-                entry: "flashtune_backward_delta",
-                threads: DELTA_THREADS,
-                smem_bytes: 0,
-                is_main: false,
-                rows: DELTA_ROWS,
-                axis: Axis::Queries,
-                schedule: Schedule::OneTile,
-                arguments: Arguments::Params,
-                registers: None,
-            },
+        (Family::Sm80, Pass::Backward) => backward(
+            problem,
+            config,
             KernelSpec {
                 template: "sm80_backward",
                 entry: "flashtune_sm80_backward",
@@ -119,20 +124,61 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 arguments: Arguments::Params,
                 registers: None,
             },
+        ),
+        (Family::Sm90, Pass::Backward) => backward(
+            problem,
+            config,
             KernelSpec {
-                template: "backward_convert",
-                entry: "flashtune_backward_convert",
-                threads: CONVERT_ROWS / 16 * 32,
-                smem_bytes: tile_bytes(CONVERT_ROWS, problem.head_dim),
-                is_main: false,
-                rows: CONVERT_ROWS,
-                axis: Axis::Queries,
-                schedule: Schedule::OneTile,
-                arguments: Arguments::Params,
-                registers: None,
+                template: "sm90_backward",
+                entry: "flashtune_sm90_backward",
+                threads: 128 * (config.get("block_n") / SM90_WARPGROUP_ROWS + 1),
+                smem_bytes: sm90_backward_smem(problem, config),
+                is_main: true,
+                rows: config.get("block_n"),
+                axis: Axis::Keys,
+                schedule: Schedule::Persistent,
+                arguments: Arguments::ParamsMapsCounter {
+                    boxes: Boxes { query_rows: config.get("block_m"), key_rows: config.get("block_n"), has_dout: true },
+                    is_dynamic: problem.causal != Causal::None,
+                },
+                registers: Some(sm90_registers(config.get("block_n"))),
             },
-        ],
+        ),
     }
+}
+
+/// The backward pass's kernels: before and after the main one, those that every family shares.
+fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelSpec> {
+    let of_rows = |template, entry, threads, rows, smem_bytes| KernelSpec {
+        template,
+        entry,
+        threads,
+        smem_bytes,
+        is_main: false,
+        rows,
+        axis: Axis::Queries,
+        schedule: Schedule::OneTile,
+        arguments: Arguments::Params,
+        registers: None,
+    };
+    // Those of the dQ accumulator's tiles, 16 or 8 each.
+    let columns = if dq_transposed(config.family) { problem.workspace_cols() } else { problem.head_dim };
+    vec![
+        of_rows("backward_delta", "flashtune_backward_delta", DELTA_THREADS, DELTA_ROWS, 0),
+        main,
+        of_rows(
+            "backward_convert",
+            "flashtune_backward_convert",
+            CONVERT_ROWS / 16 * 32,
+            CONVERT_ROWS,
+            tile_bytes(CONVERT_ROWS, columns),
+        ),
+    ]
+}
+
+/// Whether the family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
+pub const fn dq_transposed(family: Family) -> bool {
+    matches!(family, Family::Sm90)
 }
 
 /// The launch grid of one of `kernels` on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
@@ -198,8 +244,8 @@ fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
 
 /// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not
 /// be serialised, and the producer gets what is left (of an SM's 65536, 168, 128 and 96 a thread with 2, 3 and 4 consumers).
-pub fn sm90_registers(block_m: u32) -> WarpgroupRegisters {
-    let (producer, consumer) = match block_m / SM90_WARPGROUP_ROWS {
+pub fn sm90_registers(rows: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match rows / SM90_WARPGROUP_ROWS {
         ..=1 => (56, 240),
         2 => (24, 240),
         3 => (32, 160),
@@ -208,7 +254,7 @@ pub fn sm90_registers(block_m: u32) -> WarpgroupRegisters {
     WarpgroupRegisters { producer, consumer }
 }
 
-/// Query rows of a consumer warpgroup: the M of `wgmma`.
+/// Rows of a consumer warpgroup, of queries forward and of keys backward: the M of `wgmma`.
 const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
@@ -225,4 +271,13 @@ fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
     let k = config.get("k_stages") * boxed_tile_bytes(block_n, problem.head_dim);
     let v = config.get("v_stages") * boxed_tile_bytes(block_n, problem.head_dim_v);
     SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
+}
+
+fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+    let of_rows = |rows| boxed_tile_bytes(rows, problem.head_dim) + boxed_tile_bytes(rows, problem.head_dim_v);
+    let statistics = block_m * 8;
+    let loaded =
+        config.get("kv_stages") * of_rows(block_n) + config.get("num_stages") * (of_rows(block_m) + statistics);
+    SM90_ALIGNMENT_BYTES + loaded + 2 * boxed_tile_bytes(block_m, i64::from(block_n)) + SM90_BARRIER_BYTES
 }

@@ -76,7 +76,8 @@ impl Gpu {
                 Ok((spec, loaded))
             })
             .collect::<Result<Vec<_>>>()?;
-        let is_dynamic = |spec: &KernelSpec| spec.arguments == Arguments::ParamsMapsCounter { is_dynamic: true };
+        let is_dynamic =
+            |spec: &KernelSpec| matches!(spec.arguments, Arguments::ParamsMapsCounter { is_dynamic: true, .. });
         let needs_counters = kernels.iter().any(|(spec, _)| is_dynamic(spec));
         let tile_counters = match needs_counters {
             true => self.tile_counters()?,

@@ -1,10 +1,10 @@
-//! Input maps: the tensor maps of Q, K and V through which an sm90 kernel loads its tiles.
+//! Input maps: the tensor maps of Q, K, V and dO through which an sm90 kernel loads its tiles.
 //!
 //! From a call's views to what TMA takes. The problem's layout class promises what TMA demands (addresses and strides
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
 
+use super::geometry::Boxes;
 use crate::call::{Call, TensorRef};
-use crate::config::Config;
 use crate::cuda::driver::Driver;
 use crate::cuda::tensor_map::{Element, Tensor, TensorMap};
 use crate::error::{Error, Result};
@@ -14,26 +14,35 @@ pub struct InputMaps {
     pub q: TensorMap,
     pub k: TensorMap,
     pub v: TensorMap,
+    /// Where the kernel takes it.
+    pub dout: Option<TensorMap>,
 }
 
 /// Columns of a box: the 128 bytes of the swizzle. A tile is as many boxes side by side as its head dim needs.
 const BOX_COLS: u32 = 64;
-/// Query rows of a box: those of one warpgroup.
-const BOX_ROWS_Q: u32 = 64;
 
 impl InputMaps {
-    pub fn encode(driver: &Driver, call: &Call, config: &Config) -> Result<InputMaps> {
-        let [q, k, v] = tensors(call, config)?;
+    pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<InputMaps> {
+        let Tensors { q, k, v, dout } = tensors(call, boxes)?;
         Ok(InputMaps {
             q: TensorMap::encode(driver, &q)?,
             k: TensorMap::encode(driver, &k)?,
             v: TensorMap::encode(driver, &v)?,
+            dout: dout.map(|dout| TensorMap::encode(driver, &dout)).transpose()?,
         })
     }
 }
 
-/// Q, K and V as TMA sees them.
-fn tensors(call: &Call, config: &Config) -> Result<[Tensor; 3]> {
+/// The inputs as TMA sees them.
+#[derive(Clone, Copy, Debug)]
+struct Tensors {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Option<Tensor>,
+}
+
+fn tensors(call: &Call, boxes: &Boxes) -> Result<Tensors> {
     let p = &call.problem;
     let element = match p.dtype {
         Dtype::Fp16 => Element::Fp16,
@@ -47,15 +56,17 @@ fn tensors(call: &Call, config: &Config) -> Result<[Tensor; 3]> {
         strides: strides(view, dim, [seqlen, heads, p.batch_size]),
         box_extents: [BOX_COLS, rows, 1, 1],
     };
-    let q = of(&call.q, p.head_dim, p.seqlen_q, p.num_heads_q, BOX_ROWS_Q);
-    if p.seqlen_k == 0 {
-        // Nothing is loaded of K and V, whose views may hold anything; but a map has no extent of 0.
-        return Ok([q, q, q]);
-    }
-    let block_n = config.get("block_n");
-    let k = of(&call.k, p.head_dim, p.seqlen_k, p.num_heads_kv, block_n);
-    let v = of(&call.v, p.head_dim_v, p.seqlen_k, p.num_heads_kv, block_n);
-    Ok([q, k, v])
+    let of_queries = |view, dim| of(view, dim, p.seqlen_q, p.num_heads_q, boxes.query_rows);
+    let of_keys = |view, dim| of(view, dim, p.seqlen_k, p.num_heads_kv, boxes.key_rows);
+    let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
+    let (v, dout) = (of_keys(&call.v, p.head_dim_v), of_queries(&call.dout, p.head_dim_v));
+    let dout = boxes.has_dout.then_some(dout);
+    // Nothing is loaded of a tensor without rows, whose view may hold anything; but a map has no extent of 0.
+    Ok(match (p.seqlen_q, p.seqlen_k) {
+        (_, 0) => Tensors { q, k: q, v: q, dout },
+        (0, _) => Tensors { q: k, k, v, dout: dout.map(|_| k) },
+        _ => Tensors { q, k, v, dout },
+    })
 }
 
 /// In bytes. A dimension of one entry never takes its stride, which may be anything in the view: it gets a row's bytes.
@@ -67,7 +78,6 @@ fn strides(view: &TensorRef, dim: i64, extents: [i64; 3]) -> [u64; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Family;
     use crate::dropout::Dropout;
     use crate::problem::{Causal, Layout, Pass, Problem};
     use std::ffi::c_void;
@@ -79,7 +89,7 @@ mod tests {
             ..TensorRef::packed(address as *mut c_void, 300, heads, dim + 8)
         };
         let problem = Problem {
-            pass: Pass::Forward,
+            pass: Pass::Backward,
             dtype: Dtype::Bf16,
             batch_size,
             num_heads_q: 8,
@@ -93,35 +103,44 @@ mod tests {
             layout: Layout::Vec8,
         };
         let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];
-        Call::of_inputs(problem, 1.0, Dropout::NONE, inputs)
+        Call { dout: at(0x40000, 8, 40), ..Call::of_inputs(problem, 1.0, Dropout::NONE, inputs) }
     }
 
-    fn config() -> Config {
-        Config::new(Family::Sm90, [("block_m", 128), ("block_n", 176)])
-    }
+    const BOXES: Boxes = Boxes { query_rows: 80, key_rows: 176, has_dout: true };
+
+    /// A view that no map takes.
+    const NOWHERE: TensorRef =
+        TensorRef { data: std::ptr::without_provenance_mut(3), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
 
     #[test]
     fn extents_and_byte_strides_are_in_the_order_of_tma() {
-        let [q, k, v] = tensors(&call(3, 2, 400), &config()).unwrap();
-        assert_eq!((q.address, q.extents, q.box_extents), (0x10000, [128, 300, 8, 3], [64, 64, 1, 1]));
+        let Tensors { q, k, v, dout } = tensors(&call(3, 2, 400), &BOXES).unwrap();
+        assert_eq!((q.address, q.extents, q.box_extents), (0x10000, [128, 300, 8, 3], [64, 80, 1, 1]));
         assert_eq!(q.strides, [8 * 272, 272, 300 * 8 * 272]);
         assert_eq!((k.address, k.extents, k.box_extents), (0x20000, [128, 400, 2, 3], [64, 176, 1, 1]));
         assert_eq!((v.address, v.extents, v.strides[1]), (0x30000, [40, 400, 2, 3], 96));
+        let dout = dout.unwrap();
+        assert_eq!((dout.address, dout.extents, dout.box_extents), (0x40000, [40, 300, 8, 3], q.box_extents));
+        assert!(tensors(&call(3, 2, 400), &Boxes { has_dout: false, ..BOXES }).unwrap().dout.is_none());
     }
 
     #[test]
     fn a_stride_that_is_never_taken_may_be_anything() {
         let mut call = call(1, 1, 400);
         (call.k.stride_batch, call.k.stride_head) = (7, i64::MAX / 4);
-        let [_, k, _] = tensors(&call, &config()).unwrap();
-        assert_eq!(k.strides, [272, 256, 256]);
+        assert_eq!(tensors(&call, &BOXES).unwrap().k.strides, [272, 256, 256]);
     }
 
     #[test]
-    fn views_of_no_keys_are_not_looked_at() {
-        let mut call = call(2, 2, 0);
-        call.k = TensorRef { data: 3 as *mut c_void, stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
-        let [q, k, v] = tensors(&call, &config()).unwrap();
+    fn views_without_rows_are_not_looked_at() {
+        let mut no_keys = call(2, 2, 0);
+        (no_keys.k, no_keys.v) = (NOWHERE, NOWHERE);
+        let Tensors { q, k, v, .. } = tensors(&no_keys, &BOXES).unwrap();
         assert!(k == q && v == q && q.extents.iter().all(|extent| *extent > 0));
+        let mut no_queries = call(2, 2, 400);
+        no_queries.problem.seqlen_q = 0;
+        (no_queries.q, no_queries.dout) = (NOWHERE, NOWHERE);
+        let Tensors { q, k, dout, .. } = tensors(&no_queries, &BOXES).unwrap();
+        assert!(q == k && dout == Some(k) && k.extents.iter().all(|extent| *extent > 0));
     }
 }

@@ -82,12 +82,17 @@ impl Executable {
             }
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, &mut [pointer(&params)]),
-                Arguments::ParamsMapsCounter { is_dynamic } => {
-                    let maps = InputMaps::encode(current.driver(), call, &self.config)?;
+                Arguments::ParamsMapsCounter { boxes, is_dynamic } => {
+                    let maps = InputMaps::encode(current.driver(), call, &boxes)?;
                     let counter = self.tile_counter(&current, is_dynamic, stream)?;
-                    let inputs = [pointer(&maps.q), pointer(&maps.k), pointer(&maps.v)];
-                    let mut arguments = [pointer(&params), inputs[0], inputs[1], inputs[2], pointer(&counter)];
-                    kernel.enqueue(&current, grid, stream, &mut arguments)
+                    let (params, counter) = (pointer(&params), pointer(&counter));
+                    let [q, k, v] = [&maps.q, &maps.k, &maps.v].map(pointer);
+                    match &maps.dout {
+                        None => kernel.enqueue(&current, grid, stream, &mut [params, q, k, v, counter]),
+                        Some(dout) => {
+                            kernel.enqueue(&current, grid, stream, &mut [params, q, k, v, pointer(dout), counter])
+                        }
+                    }
                 }
             };
             enqueued.map_err(|error| {

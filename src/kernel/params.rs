@@ -20,9 +20,9 @@ pub struct KernelParams {
     pub dv: View,
     /// fp32 (batch, heads_q, seqlen_q), natural log; NULL where the caller does not want it.
     pub lse: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): lse * log2(e), +inf for rows without keys; unwritten past seqlen_q.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows): lse * log2(e); +inf for rows without keys and past seqlen_q.
     pub lse_log2: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): rowsum(dO * O); unwritten past seqlen_q.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows): rowsum(dO * O); 0 past seqlen_q.
     pub delta: *mut f32,
     /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; at most workspace_rows x workspace_cols a head.
     pub dq_accum: *mut f32,
@@ -39,7 +39,7 @@ pub struct KernelParams {
     pub seqlen_k: i32,
     /// Row i sees keys j <= i + causal_shift (causal kernels only).
     pub causal_shift: i32,
-    /// seqlen_q rounded up to 128
+    /// seqlen_q rounded up to 128, plus 128
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)

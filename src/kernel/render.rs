@@ -168,6 +168,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
+    values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(config.family)));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
     let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
     for (name, value) in

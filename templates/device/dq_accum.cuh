@@ -1,19 +1,30 @@
 // The fp32 accumulator of dQ: its order in memory, adding to it and reading it back.
 //
-// Per (batch, head_q): [row / 16][column / 8][128], the 128 floats of a 16 x 8 mma accumulator in an order that makes
-// a warp's addition one contiguous access. From sm_90 on four floats of a lane are added at once (PTX ISA 8.1,
-// "red.global.add.v4.f32"); before, one component of all lanes at a time.
+// Per (batch, head_q): [row / kDqTileRows][column / kDqTileCols][128], the 128 floats of one tile of an accumulator in an
+// order that makes a warp's addition one contiguous access. A kernel that computes dQ holds tiles of 16 rows and 8 columns,
+// one that computes its transpose (kDqTransposed) of 8 rows and 16 columns. From sm_90 on four floats of a lane are added at
+// once (PTX ISA 8.1, "red.global.add.v4.f32"); before, one component of all lanes at a time.
 
 constexpr bool kVectorRed = kArch >= 90;
-constexpr int kDqTiles = (kHeadDim + 7) / 8;  // column tiles
+constexpr int kDqTileRows = kDqTransposed ? 8 : 16, kDqTileCols = kDqTransposed ? 16 : 8;
+constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // column tiles
 
+// Where the tiles that begin at `row` lie, in floats.
+__device__ __forceinline__ int64 dq_accum_offset(const KernelParams& params, int64 batch_head, int row) {
+    return (batch_head * (params.workspace_rows / kDqTileRows) + row / kDqTileRows) * (kDqTiles * 128);
+}
 __device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 batch_head, int row, int column_tile) {
-    return params.dq_accum + (batch_head * (params.workspace_rows / 16) + row / 16) * (kDqTiles * 128) + column_tile * 128;
+    return params.dq_accum + dq_accum_offset(params, batch_head, row) + column_tile * 128;
+}
+
+// Adds a lane's four floats at once.
+__device__ __forceinline__ void dq_accum_add_at(float* at, const float (&c)[4]) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(at)), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]) : "memory");
 }
 
 __device__ __forceinline__ void dq_accum_add(float* tile, const float (&c)[4], int lane) {
     if constexpr (kVectorRed) {
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(tile + lane * 4)), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]) : "memory");
+        dq_accum_add_at(tile + lane * 4, c);
     } else {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -59,4 +59,24 @@ struct DropoutMask {
             }
         }
     }
+
+    // The same mask of scores that stand transposed: 16 keys down, 16 queries across. A lane holds keys `key` and key + 8, and of each
+    // of two 8 queries the two from `row` on, which lie in two patches; of either it needs the half of one key. The lane
+    // with the neighbouring key needs the other halves: each draws one patch, and they trade.
+    __device__ __forceinline__ void keeps_transposed(bool (&keeps)[2][4], uint32 row, uint32 key) const {
+        const bool odd = key & 1;
+        uint32 words[4], own[2], traded[2];
+        draw(words, row + odd, key - odd);
+        #pragma unroll
+        for (int w = 0; w < 2; ++w) {
+            own[w] = __byte_perm(words[2 * w], words[2 * w + 1], odd ? 0x7632 : 0x5410);
+            traded[w] = __shfl_xor_sync(0xffffffff, __byte_perm(words[2 * w], words[2 * w + 1], odd ? 0x5410 : 0x7632), 4);
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32 halves = odd == (i % 2 != 0) ? own[i / 2] : traded[i / 2];
+            keeps[0][i] = keeps_low(halves);
+            keeps[1][i] = keeps_high(halves);
+        }
+    }
 };

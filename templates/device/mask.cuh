@@ -19,3 +19,16 @@ __device__ __forceinline__ void mask_scores(float (&acc)[kTiles][4], int row, in
         }
     }
 }
+
+// Puts 0 in place of the weights that their row does not give, scores standing transposed: keys down, queries across. A lane
+// holds keys `key` and key + 8, of each 8 query rows the two from `row` on.
+template <int kTiles>
+__device__ __forceinline__ void mask_weights_transposed(float (&acc)[kTiles][4], int row, int key, const KernelParams& params) {
+    #pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (key + i / 2 * 8 >= key_end(row + n * 8 + i % 2, params)) acc[n][i] = 0.f;
+        }
+    }
+}

@@ -12,8 +12,8 @@ struct TensorView {
 struct KernelParams {
     TensorView q, k, v, out, dout, dq, dk, dv;
     float* lse;          // (batch, heads_q, seqlen_q), natural log; may be null forward
-    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf for rows without keys, unwritten past seqlen_q
-    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O), unwritten past seqlen_q
+    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf for rows without keys and past seqlen_q
+    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O), 0 past seqlen_q
     float* dq_accum;     // workspace, fp32 in the order of device/dq_accum.cuh
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
@@ -21,7 +21,7 @@ struct KernelParams {
     int batch_size, num_heads_q, num_heads_kv, group_size;
     int seqlen_q, seqlen_k;
     int causal_shift;    // row i sees keys j <= i + causal_shift
-    int workspace_rows;  // seqlen_q rounded up to 128
+    int workspace_rows;  // seqlen_q rounded up to 128, plus 128
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     uint32 dropout_threshold;  // 16-bit draws below it are dropped

@@ -8,27 +8,54 @@
 // launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every gridDim.x-th tile.
 
 struct Tile {
-    int row;       // first query row of the tile; negative: no tile is left
+    int first;     // query row, in the backward pass key, that it starts with; negative: no tile is left
     int head, batch;
-    int blocks;    // key blocks that the producer loads: [0, blocks), from the last to the first
+    int blocks;    // blocks that the producer loads for it
 };
 
+// Tiles of some rows (or keys) of all heads, in the order in which they are started.
 struct TileOrder {
-    uint32 num_m_blocks, num_heads, group_heads;
+    uint32 tiles_per_head, num_heads, group_heads;
 
-    __device__ __forceinline__ TileOrder(const KernelParams& params) {
-        num_m_blocks = uint32(params.seqlen_q + kBlockM - 1) / kBlockM;
-        num_heads = params.batch_size * params.num_heads_q;
-        const float fitting = float(kGroupMb << 20) / (float(params.seqlen_k) * ((kHeadDim + kHeadDimV) * 2)) * float(params.group_size);
-        group_heads = kGroupMb == 0 ? num_heads : uint32(fmaxf(1.f, fminf(fitting, float(num_heads))));
+    // `head_bytes` is what a head's tiles share.
+    __device__ __forceinline__ TileOrder(uint32 tiles_per_head, uint32 num_heads, float head_bytes) : tiles_per_head(tiles_per_head), num_heads(num_heads) {
+        group_heads = kGroupMb == 0 ? num_heads : uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
     }
-    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (index >= num_m_blocks * num_heads) return {-1, 0, 0, 0};
-        const uint32 group = index / (num_m_blocks * group_heads), within = index % (num_m_blocks * group_heads);
+    struct Place { uint32 turn, batch_head; };  // turn: of its head's tiles
+    __device__ __forceinline__ bool has(uint32 index) const { return index < tiles_per_head * num_heads; }
+    __device__ __forceinline__ Place at(uint32 index) const {
+        const uint32 group = index / (tiles_per_head * group_heads), within = index % (tiles_per_head * group_heads);
         const uint32 heads = min(group_heads, num_heads - group * group_heads);
-        const uint32 turn = within / heads, batch_head = group * group_heads + within % heads;
-        const int row = int(kIsCausal ? num_m_blocks - 1 - turn : turn) * kBlockM;
-        return {row, int(batch_head % params.num_heads_q), int(batch_head / params.num_heads_q), key_blocks<kBlockN>(row, kBlockM, params).end};
+        return {within / heads, group * group_heads + within % heads};
+    }
+};
+
+// Tiles of kBlockM query rows, the forward pass's. The last rows see most keys.
+struct QueryTiles {
+    TileOrder order;
+    __device__ __forceinline__ QueryTiles(const KernelParams& params)
+        : order(uint32(params.seqlen_q + kBlockM - 1) / kBlockM, params.batch_size * params.num_heads_q,
+                float(params.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size)) {}
+    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
+        if (!order.has(index)) return {-1, 0, 0, 0};
+        const TileOrder::Place place = order.at(index);
+        const int row = int(kIsCausal ? order.tiles_per_head - 1 - place.turn : place.turn) * kBlockM;
+        return {row, int(place.batch_head % params.num_heads_q), int(place.batch_head / params.num_heads_q), key_blocks<kBlockN>(row, kBlockM, params).end};
+    }
+};
+
+// Tiles of kBlockN keys, the backward pass's. The first keys are seen by most rows.
+struct KeyTiles {
+    TileOrder order;
+    __device__ __forceinline__ KeyTiles(const KernelParams& params)
+        : order(uint32(params.seqlen_k + kBlockN - 1) / kBlockN, params.batch_size * params.num_heads_kv,
+                float(params.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size)) {}
+    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
+        if (!order.has(index)) return {-1, 0, 0, 0};
+        const TileOrder::Place place = order.at(index);
+        const int key = int(place.turn) * kBlockN;
+        const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, params.seqlen_k - key), params);
+        return {key, int(place.batch_head % params.num_heads_kv), int(place.batch_head / params.num_heads_kv), (range.end - range.begin) * params.group_size};
     }
 };
 
@@ -49,13 +76,13 @@ struct TileSlots {
     }
     __device__ __forceinline__ void put(uint32 turn, const Tile& tile) const {
         barrier_wait(empty(turn), parity(turn) ^ 1);
-        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" :: "r"(place(turn)), "r"(tile.row), "r"(tile.head), "r"(tile.batch), "r"(tile.blocks) : "memory");
+        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" :: "r"(place(turn)), "r"(tile.first), "r"(tile.head), "r"(tile.batch), "r"(tile.blocks) : "memory");
         barrier_arrive(full(turn));
     }
     __device__ __forceinline__ Tile get(uint32 turn) const {
         Tile tile;
         barrier_wait(full(turn), parity(turn));
-        asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.row), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.blocks) : "r"(place(turn)) : "memory");
+        asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.first), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.blocks) : "r"(place(turn)) : "memory");
         return tile;
     }
     // By each consumer warp.
@@ -66,18 +93,19 @@ struct TileSlots {
 };
 
 // The producer's source of tiles.
+template <typename Tiles>
 struct TileFeed {
     const KernelParams& params;
-    const TileOrder order;
+    const Tiles tiles;
     uint32* const counter;
     uint32 index = blockIdx.x;
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
-    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), order(params), counter(kIsCausal ? counter : nullptr) { draw(); }
+    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal ? counter : nullptr) { draw(); }
     __device__ __forceinline__ void draw() {
         if (counter) drawn = gridDim.x + atomicAdd(counter, 1u);
     }
-    __device__ __forceinline__ Tile tile() const { return order.at(index, params); }
+    __device__ __forceinline__ Tile tile() const { return tiles.at(index, params); }
     __device__ __forceinline__ void advance() {
         if (counter) {
             index = drawn;

@@ -14,3 +14,8 @@ __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                  :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
 }
+// Contiguous bytes, a multiple of 16 and so aligned.
+__device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 bytes, uint32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
+}

@@ -12,3 +12,6 @@ struct Bool { static constexpr bool value = kValue; };
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
+
+// A value that all lanes of a warp agree on, so that the compiler knows it, too, and keeps it in a uniform register.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }

@@ -57,7 +57,7 @@ pub struct FakeLaunch {
     reserved: u32,
     pub params: [u8; PARAMS_BYTES],
     /// What kernels of the sm90 family get beside; zeros for others. A map's words are what it was encoded from.
-    pub maps: [[u64; 16]; 3],
+    pub maps: [[u64; 16]; 4],
     pub counter: u64,
 }
 

@@ -1,15 +1,14 @@
-//! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 query
-//! rows. Constraints stand here with their reason; what a wrong kernel would come of is asserted once more in
-//! `templates/sm90_forward.cu.tera`.
+//! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
-use super::gpu::{GRID, SHARED_MEMORY};
-use super::{Constraint, Knob};
+use super::super::gpu::{GRID, SHARED_MEMORY};
+use super::super::{Constraint, Knob, check};
+use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use crate::problem::{Causal, Dtype, Problem};
 
-const FORWARD: &[Knob] = &[
+pub const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a tile, 64 per consumer warpgroup", values: &[64, 128, 192, 256] },
     Knob {
         name: "block_n",
@@ -23,34 +22,7 @@ const FORWARD: &[Knob] = &[
     Knob { name: "group_mb", meaning: "MB of K and V walked together, 0: all heads", values: &[0, 1, 4, 8, 16, 32] },
 ];
 
-pub fn knobs(pass: Pass) -> &'static [Knob] {
-    match pass {
-        Pass::Forward => FORWARD,
-        Pass::Backward => &[],
-    }
-}
-
-pub fn constraints(pass: Pass) -> &'static [Constraint] {
-    match pass {
-        Pass::Forward => FORWARD_CONSTRAINTS,
-        Pass::Backward => &[],
-    }
-}
-
-/// Why the family does not do a problem, whatever the config; None where it does.
-pub fn refusal(problem: &Problem) -> Option<&'static str> {
-    if problem.pass == Pass::Backward {
-        Some("it has no backward pass")
-    } else if problem.head_dim.max(problem.head_dim_v) > 256 {
-        Some("its head dims end at 256, the N of wgmma")
-    } else if problem.layout != Layout::Vec8 {
-        Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
-    } else {
-        None
-    }
-}
-
-const FORWARD_CONSTRAINTS: &[Constraint] = &[
+pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "stale_max",
         reason: "weights of a stale maximum leave fp16's range, bf16 has fp32's; and the path behind it draws no dropout mask",
@@ -81,11 +53,6 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
     dim_v / 2 + config.get("block_n") / 2 + config.get("block_n") / 4 + 28
 }
 
-/// Bytes that a kernel may spill and still be tried. The one thread of the producer that works, and mostly waits, has 24
-/// to 56 registers; what it lacks of them, at head dim 256 some 170 bytes, costs the consumers nothing. That it is not the
-/// consumers who spill, a total cannot tell: tests/kernel_matrix.rs looks at the instructions.
-pub const TOLERATED_SPILLS: u32 = 192;
-
 /// What won on an H200 (DESIGN.md, tuning log) at the head dim, with fewer rows where tiles are few and with fewer
 /// blocks in flight where they do not fit; None where nothing does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
@@ -110,7 +77,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
     let flows = [(64, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
-    flows.map(config).find(|config| super::check(problem, config, device).is_ok())
+    flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
 /// From this many keys on, walking all heads together loses nothing by L2 (DESIGN.md, tuning log).
@@ -120,7 +87,6 @@ const LONG: i64 = 4096;
 /// showed of each choice.
 pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let get = |knob| f64::from(config.get(knob));
-    let padded = |length: i64, block: f64| (length as f64 / block).ceil().max(1.0) * block / (length as f64).max(1.0);
     let (is_causal, seqlen_k) = (problem.causal != Causal::None, (problem.seqlen_k as f64).max(1.0));
     let heads = (problem.batch_size * problem.num_heads_q) as f64;
     let tiles = heads * (problem.seqlen_q as f64 / get("block_m")).ceil();
@@ -144,77 +110,18 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{check, families, first_candidates, heuristics};
+    use super::super::tests::{broken, problem as of_pass};
     use super::*;
-    use crate::device::Arch;
-
-    fn h200() -> Device {
-        Device::typical(Arch::Sm(9, 0)).unwrap()
-    }
+    use crate::problem::Pass;
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
-        Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Bf16,
-            batch_size: 4,
-            num_heads_q: 16,
-            num_heads_kv: 16,
-            seqlen_q: 4096,
-            seqlen_k: 4096,
-            head_dim,
-            head_dim_v,
-            causal: Causal::None,
-            dropout: false,
-            layout: Layout::Vec8,
-        }
+        of_pass(Pass::Forward, head_dim, head_dim_v)
     }
 
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
         let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1)];
         Config::new(Family::Sm90, tile.into_iter().chain(order))
-    }
-
-    /// The name of the constraint that a config breaks.
-    fn broken(problem: &Problem, config: &Config) -> Option<String> {
-        let error = check(problem, config, &h200()).err()?;
-        Some(error.split("breaks ").nth(1)?.split(':').next()?.to_owned())
-    }
-
-    #[test]
-    fn the_heuristic_is_of_the_family_at_every_head_dim_and_shape_that_it_does() {
-        for (head_dim, head_dim_v) in (8..=256).step_by(8).flat_map(|d| [(d, d), (d, 256), (d, 8), (256, d)]) {
-            for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (64, 9000), (4096, 0), (1 << 20, 1 << 20)] {
-                for (dtype, causal) in [(Dtype::Bf16, Causal::None), (Dtype::Fp16, Causal::BottomRight)] {
-                    let problem = Problem { seqlen_q, seqlen_k, dtype, causal, ..problem(head_dim, head_dim_v) };
-                    let config = super::super::heuristic(&problem, &h200());
-                    assert_eq!(
-                        (config.family, check(&problem, &config, &h200())),
-                        (Family::Sm90, Ok(())),
-                        "{problem:?}"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_the_family_does_not_do_is_done_by_sm80_with_the_reason() {
-        let plain = problem(128, 128);
-        let others = [
-            (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
-            (problem(264, 64), h200(), "end at 256"),
-            (problem(64, 264), h200(), "end at 256"),
-            (Problem { pass: Pass::Backward, ..plain }, h200(), ""),
-            (plain, Device::typical(Arch::Sm(10, 0)).unwrap(), ""),
-            (plain, Device::typical(Arch::Sm(8, 0)).unwrap(), ""),
-        ];
-        for (problem, device, reason) in others {
-            assert_eq!(families(&problem, &device), [Family::Sm80], "{problem:?}");
-            assert!(heuristics(&problem, &device).iter().all(|config| config.family == Family::Sm80));
-            let error = check(&problem, &config(128, 80), &device).unwrap_err();
-            assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
-        }
     }
 
     #[test]
@@ -244,16 +151,5 @@ mod tests {
         assert_eq!(breaks(&problem, "block_m", 256), "registers");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..problem };
         assert_eq!(broken(&endless, &good).unwrap(), "grid");
-    }
-
-    #[test]
-    fn both_families_are_among_the_first_candidates_this_one_first() {
-        let first = first_candidates(&problem(128, 128), &h200());
-        assert_eq!(first.len(), super::super::MAX_CANDIDATES);
-        assert_eq!(Some(&first[0]), heuristic(&problem(128, 128), &h200()).as_ref());
-        let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
-        assert!(turns.chunks(4).all(|turn| turn == [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80]));
-        let distinct: std::collections::BTreeSet<_> = first.iter().collect();
-        assert_eq!(distinct.len(), first.len());
     }
 }

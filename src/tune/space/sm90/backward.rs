@@ -1,0 +1,139 @@
+//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys.
+
+use super::super::gpu::{GRID, SHARED_MEMORY};
+use super::super::{Constraint, Knob, check};
+use super::padded;
+use crate::config::{Config, Family};
+use crate::device::Device;
+use crate::kernel::geometry;
+use crate::problem::{Causal, Problem};
+
+pub const KNOBS: &[Knob] = &[
+    Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 48, 64, 80, 96, 112, 128] },
+    Knob { name: "block_n", meaning: "keys of a tile, 64 per consumer warpgroup", values: &[128] },
+    Knob { name: "num_stages", meaning: "blocks of Q and dO in flight", values: &[1, 2, 3] },
+    Knob { name: "kv_stages", meaning: "tiles of K and V in flight", values: &[1, 2] },
+    Knob {
+        name: "group_mb",
+        meaning: "MB of Q, dO and fp32 dQ walked together, 0: all heads",
+        values: &[0, 1, 4, 8, 16, 32],
+    },
+    Knob {
+        name: "sink_softmax",
+        meaning: "1: the compiler may sink the exponentials below the wait for dP",
+        values: &[0, 1],
+    },
+];
+
+pub const CONSTRAINTS: &[Constraint] = &[
+    SHARED_MEMORY,
+    Constraint {
+        name: "registers",
+        reason: "dK, dV, S, dP and P of a consumer thread must fit the registers that setmaxnreg gives it",
+        holds: |p, c, _| registers(p, c) <= geometry::sm90_registers(c.get("block_n")).consumer,
+    },
+    GRID,
+];
+
+/// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32, P in 16 bits, and 12 for addresses; what an
+/// H200's sweeps found serialised, and what not, bounds those 12.
+fn registers(problem: &Problem, config: &Config) -> u32 {
+    let dim = |dim: i64| (dim as u32).next_multiple_of(8) / 2;
+    dim(problem.head_dim) + dim(problem.head_dim_v) + config.get("block_m") + config.get("block_m") / 4 + 12
+}
+
+/// What bare kernels were fastest with on an H200, with fewer rows and less in flight where that does not fit; None where
+/// nothing does, or the family does not do the problem.
+pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    let (rows, kv_stages, sink_softmax) = if is_narrow { (128, 2, 0) } else { (64, 1, 1) };
+    let group_mb = if problem.seqlen_q < LONG { 16 } else { 0 };
+    let config = |(block_m, kv_stages)| {
+        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 2), ("kv_stages", kv_stages)];
+        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", group_mb), ("sink_softmax", sink_softmax)]))
+    };
+    let blocks = [128, 96, 64, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
+    let flows = blocks.flat_map(|block_m| [(block_m, kv_stages), (block_m, 1)]);
+    flows.map(config).find(|config| check(problem, config, device).is_ok())
+}
+
+/// From this many queries on, walking all heads together loses nothing by L2.
+const LONG: i64 = 8192;
+
+/// Expected time of a config over that of a perfect one, only to order candidates. The shares are what bare kernels showed
+/// of each choice on an H200.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let heads = (problem.batch_size * problem.num_heads_kv) as f64;
+    let tiles = heads * (problem.seqlen_k as f64 / get("block_n")).ceil();
+    let waves = (tiles / f64::from(device.sm_count)).max(1e-3);
+    // Causal tiles are of every length and fill the gaps of the last wave.
+    let last_wave = if problem.causal != Causal::None { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
+    // Barriers, statistics and the addition of dQ come once a block.
+    let per_block = 45.0 / get("block_m");
+    let in_flight = [0.15, 0.0, 0.02][config.get("num_stages").clamp(1, 3) as usize - 1];
+    // A tile's first loads and last stores stand still; it walks the queries of all heads of its group.
+    let tile_end = 250.0 / get("kv_stages") / (problem.seqlen_q * problem.group_size()).max(1) as f64;
+    let order = match (config.get("group_mb"), problem.seqlen_q < LONG) {
+        (16, true) | (0, false) => 0.0,
+        (0, true) => 0.2,
+        _ => 0.03,
+    };
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    let sunk = if (config.get("sink_softmax") == 1) == is_narrow { 0.01 } else { 0.0 };
+    let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
+    work * last_wave * (1.0 + per_block + in_flight + tile_end + order + sunk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{broken, h200, problem as of_pass};
+    use super::*;
+    use crate::problem::Pass;
+
+    fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
+        of_pass(Pass::Backward, head_dim, head_dim_v)
+    }
+
+    fn config(block_m: u32) -> Config {
+        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 1), ("kv_stages", 1)];
+        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0)]))
+    }
+
+    #[test]
+    fn tiles_that_ptxas_was_seen_to_serialise_are_out_and_those_beside_them_in() {
+        // (head dim, clean, serialised), as a sweep on an H200 found.
+        for (dim, clean, serialised) in [(64, vec![96, 128], vec![]), (128, vec![64, 80], vec![96])] {
+            for block_m in clean {
+                assert_eq!(broken(&problem(dim, dim), &config(block_m)), None, "{dim} {block_m}");
+            }
+            for block_m in serialised {
+                let by = broken(&problem(dim, dim), &config(block_m));
+                assert_eq!(by.as_deref(), Some("registers"), "{dim} {block_m}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_constraint_refuses_what_it_names() {
+        let wide = problem(128, 128);
+        for (knob, most) in [("kv_stages", 1), ("num_stages", 2)] {
+            let two_stages = config(80).with("num_stages", 2);
+            assert_eq!(broken(&wide, &two_stages.clone().with(knob, most)), None);
+            assert_eq!(broken(&wide, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
+        }
+        let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..wide };
+        assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
+    }
+
+    #[test]
+    fn the_heuristic_is_what_was_fastest_on_an_h200() {
+        let knobs = |problem: &Problem| {
+            let config = heuristic(problem, &h200()).unwrap();
+            ["block_m", "num_stages", "kv_stages", "group_mb", "sink_softmax"].map(|knob| config.get(knob))
+        };
+        assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
+        assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 1]);
+        assert_eq!(knobs(&Problem { seqlen_q: 8192, ..problem(128, 128) })[3], 0);
+    }
+}

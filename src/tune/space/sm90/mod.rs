@@ -1,0 +1,156 @@
+//! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 rows, of
+//! queries forward and of keys backward.
+//!
+//! Each pass has a file; which problems the family does, and what it may spill, is here. What a wrong kernel would come of
+//! is asserted once more in the templates `sm90_forward.cu.tera` and `sm90_backward.cu.tera`.
+
+mod backward;
+mod forward;
+
+use super::{Constraint, Knob};
+use crate::config::Config;
+use crate::device::Device;
+use crate::problem::{Layout, Pass, Problem};
+
+pub fn knobs(pass: Pass) -> &'static [Knob] {
+    match pass {
+        Pass::Forward => forward::KNOBS,
+        Pass::Backward => backward::KNOBS,
+    }
+}
+
+pub fn constraints(pass: Pass) -> &'static [Constraint] {
+    match pass {
+        Pass::Forward => forward::CONSTRAINTS,
+        Pass::Backward => backward::CONSTRAINTS,
+    }
+}
+
+/// Why the family does not do a problem, whatever the config; None where it does.
+pub fn refusal(problem: &Problem) -> Option<&'static str> {
+    let widest = problem.head_dim.max(problem.head_dim_v);
+    match problem.pass {
+        Pass::Forward if widest > 256 => Some("its head dims end at 256, the N of wgmma"),
+        Pass::Backward if widest > 128 => Some("its head dims end at 128 backward, where dK and dV fill the registers"),
+        _ if problem.layout != Layout::Vec8 => Some("TMA needs addresses, strides and rows of multiples of 16 bytes"),
+        _ => None,
+    }
+}
+
+/// Bytes that a kernel may spill and still be tried. The one thread of the producer that works, and mostly waits, has 24
+/// to 56 registers; what it lacks of them, at head dim 256 some 170 bytes, costs the consumers nothing. That it is not the
+/// consumers who spill, a total cannot tell: tests/kernel_matrix.rs looks at the instructions.
+pub const TOLERATED_SPILLS: u32 = 192;
+
+/// A config for what the family does; None where none fits the device, or the family does not do the problem.
+pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
+    match problem.pass {
+        Pass::Forward => forward::heuristic(problem, device),
+        Pass::Backward => backward::heuristic(problem, device),
+    }
+}
+
+/// Expected time of a config over that of a perfect one, only to order candidates.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    match problem.pass {
+        Pass::Forward => forward::cost(problem, config, device),
+        Pass::Backward => backward::cost(problem, config, device),
+    }
+}
+
+/// A length that is walked in whole blocks, over itself.
+fn padded(length: i64, block: f64) -> f64 {
+    let length = (length as f64).max(1.0);
+    (length / block).ceil() * block / length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MAX_CANDIDATES, check, families, first_candidates, heuristic, heuristics};
+    use super::*;
+    use crate::config::Family;
+    use crate::device::Arch;
+    use crate::problem::{Causal, Dtype};
+    use std::collections::BTreeSet;
+
+    pub fn h200() -> Device {
+        Device::typical(Arch::Sm(9, 0)).unwrap()
+    }
+
+    pub fn problem(pass: Pass, head_dim: i64, head_dim_v: i64) -> Problem {
+        Problem {
+            pass,
+            dtype: Dtype::Bf16,
+            batch_size: 4,
+            num_heads_q: 16,
+            num_heads_kv: 16,
+            seqlen_q: 4096,
+            seqlen_k: 4096,
+            head_dim,
+            head_dim_v,
+            causal: Causal::None,
+            dropout: false,
+            layout: Layout::Vec8,
+        }
+    }
+
+    /// The name of the constraint that a config breaks.
+    pub fn broken(problem: &Problem, config: &Config) -> Option<String> {
+        let error = check(problem, config, &h200()).err()?;
+        Some(error.split("breaks ").nth(1)?.split(':').next()?.to_owned())
+    }
+
+    #[test]
+    fn the_heuristic_is_of_the_family_at_every_head_dim_and_shape_that_it_does() {
+        for (pass, widest) in [(Pass::Forward, 256), (Pass::Backward, 128)] {
+            let dims = (8..=widest).step_by(8).flat_map(|d| [(d, d), (d, widest), (d, 8), (widest, d)]);
+            for (head_dim, head_dim_v) in dims {
+                for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (64, 9000), (4096, 0), (1 << 20, 1 << 20)] {
+                    for (dtype, causal) in [(Dtype::Bf16, Causal::None), (Dtype::Fp16, Causal::BottomRight)] {
+                        let plain = problem(pass, head_dim, head_dim_v);
+                        let problem = Problem { seqlen_q, seqlen_k, dtype, causal, ..plain };
+                        let config = heuristic(&problem, &h200());
+                        let checked = check(&problem, &config, &h200());
+                        assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_do_is_the_other_familys() {
+        let typical = |arch| Device::typical(arch).unwrap();
+        for (pass, widest, ends) in [(Pass::Forward, 256, "end at 256"), (Pass::Backward, 128, "end at 128")] {
+            let plain = problem(pass, 64, 64);
+            assert_eq!(families(&problem(pass, widest, widest), &h200()), [Family::Sm90, Family::Sm80]);
+            let config = heuristic(&plain, &h200());
+            let others = [
+                (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
+                (problem(pass, widest + 8, 64), h200(), ends),
+                (problem(pass, 64, widest + 8), h200(), ends),
+                (plain, typical(Arch::Sm(10, 0)), ""),
+                (plain, typical(Arch::Sm(8, 0)), ""),
+            ];
+            for (problem, device, reason) in others {
+                assert_eq!(families(&problem, &device), [Family::Sm80], "{problem:?}");
+                assert!(heuristics(&problem, &device).iter().all(|config| config.family == Family::Sm80));
+                let error = check(&problem, &config, &device).unwrap_err();
+                assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_families_are_among_the_first_candidates_this_one_first() {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let first = first_candidates(&problem(pass, 128, 128), &h200());
+            assert_eq!(first.len(), MAX_CANDIDATES);
+            assert_eq!(first[0], heuristic(&problem(pass, 128, 128), &h200()));
+            let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
+            let turn = [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80];
+            assert!(turns.chunks(4).all(|families| families == turn), "{pass:?}: {turns:?}");
+            assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), first.len());
+        }
+    }
+}
