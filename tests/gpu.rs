@@ -24,7 +24,7 @@ fn subject() -> Option<&'static Subject> {
     SUBJECT.get_or_init(Subject::gpu).as_ref()
 }
 
-/// The heuristic's config and seeded others, for both passes.
+/// Each family's heuristic config and seeded others, for both passes.
 fn configs(subject: &Subject, case: &Case, extra: usize) -> [Vec<Config>; 2] {
     [Pass::Forward, Pass::Backward].map(|pass| subject.configs(case, pass, extra))
 }
@@ -77,7 +77,7 @@ fn run(subject: &Subject, cases: &[Case], extra: usize) {
 #[test]
 fn gpu_is_right_at_every_tile_boundary() {
     let Some(subject) = subject() else { return };
-    for tile in [64, 128] {
+    for tile in [64, 80, 128] {
         run(subject, &shapes::boundaries(subject.dtypes(), tile), 1);
     }
 }
@@ -104,6 +104,24 @@ fn gpu_is_right_on_more_tiles_than_it_holds_at_once() {
             let first = prepared.forward(subject, &config);
             for run in 1..20 {
                 assert!(subject.forward(case, &prepared.data, &config) == first, "run {run} differs: {case}, {config}");
+            }
+        }
+    });
+}
+
+#[test]
+fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
+    let Some(subject) = subject() else { return };
+    shapes::many_key_tiles(subject.dtypes()).par_iter().for_each(|case| {
+        let prepared = Prepared::new(case);
+        let forward = subject.forward(case, &prepared.data, &subject.heuristic(case, Pass::Forward));
+        for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+            let first = prepared.backward(subject, &forward, &config);
+            for run in 1..20 {
+                let again = subject.backward(case, &prepared.data, &forward, &config);
+                // dQ is added in whatever order its tiles of keys come.
+                let is_same = (&again.dk, &again.dv) == (&first.dk, &first.dv);
+                assert!(is_same, "run {run} differs: {case}, {config}");
             }
         }
     });

@@ -35,7 +35,8 @@ pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
             let (num_heads_q, num_heads_kv) = HEADS[turn % HEADS.len()];
             let head_dim = HEAD_DIMS[turn % 4];
             Case {
-                dtype: dtypes[turn % dtypes.len()],
+                // In steps of the head dims, so that each dim has every dtype, and dropout in one of them.
+                dtype: dtypes[turn / 4 % dtypes.len()],
                 batch_size: 1 + turn as i64 % 2,
                 num_heads_q,
                 num_heads_kv,
@@ -45,7 +46,7 @@ pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
                 head_dim_v: if turn % 5 == 0 { 24 } else { head_dim },
                 causal,
                 softmax_scale: (head_dim as f32).powf(-0.5),
-                dropout_p: if turn % 4 == 3 { 0.2 } else { 0.0 },
+                dropout_p: if turn / 2 % 3 == 1 { 0.2 } else { 0.0 },
                 strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
                 seed: 1000 * tile as u64 + 10 * index as u64 + mask as u64,
             }
@@ -140,6 +141,28 @@ pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (330, 130, 128, Causal::BottomRight),
         (70, 100, 32, Causal::None),
         (150, 150, 256, Causal::TopLeft),
+    ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+}
+
+/// The same of tiles of keys, which the backward pass walks over: some see no query, some end within one.
+pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+        batch_size: 2,
+        num_heads_q: 60,
+        num_heads_kv: 30,
+        seqlen_k,
+        causal,
+        dropout_p: if turn == 3 { 0.2 } else { 0.0 },
+        seed: 110 + turn as u64,
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+    };
+    let shapes = [
+        (150, 700, 64, Causal::BottomRight),
+        (90, 600, 128, Causal::None),
+        (200, 520, 128, Causal::TopLeft),
+        (130, 640, 64, Causal::None),
+        (300, 640, 96, Causal::BottomRight),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }

@@ -68,14 +68,21 @@ impl Subject {
         space::heuristic(&case.problem(pass), self.backend.device())
     }
 
-    /// The heuristic's config first, then up to `extra` others of the space, picked by the case's seed.
+    /// The heuristic's config of each family that serves, the preferred one's first, then up to `extra` others of the
+    /// space, picked by the case's seed: of every family as many, however many configs it has.
     pub fn configs(&self, case: &Case, pass: Pass, extra: usize) -> Vec<Config> {
-        let mut candidates = space::candidates(&case.problem(pass), self.backend.device());
+        let (problem, device) = (case.problem(pass), self.backend.device());
+        let mut picked = space::heuristics(&problem, device);
+        let mut others = space::candidates(&problem, device);
+        others.retain(|config| !picked.contains(config));
+        let families = space::families(&problem, device);
         let mut random = Random::new(case.seed ^ 0xc0f1);
-        let mut picked = vec![candidates.remove(0)];
-        while picked.len() <= extra && !candidates.is_empty() {
-            let index = random.between(0, candidates.len() as i64 - 1) as usize;
-            picked.push(candidates.swap_remove(index));
+        for turn in 0..extra as u64 {
+            let family = families[((case.seed + turn) % families.len() as u64) as usize];
+            let of_family: Vec<usize> = (0..others.len()).filter(|index| others[*index].family == family).collect();
+            if !of_family.is_empty() {
+                picked.push(others.swap_remove(random.pick(&of_family)));
+            }
         }
         picked
     }

@@ -42,17 +42,24 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
     dim(problem.head_dim) + dim(problem.head_dim_v) + config.get("block_m") + config.get("block_m") / 4 + 12
 }
 
-/// What bare kernels were fastest with on an H200, with fewer rows and less in flight where that does not fit; None where
-/// nothing does, or the family does not do the problem.
+/// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
+/// `tests/kernel_matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
+/// does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
-    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-    let (rows, kv_stages, sink_softmax) = if is_narrow { (128, 2, 0) } else { (64, 1, 1) };
+    let (rows, kv_stages, sink_softmax) = match (problem.head_dim.max(problem.head_dim_v), problem.dropout) {
+        (..=64, false) => (128, 2, 0),
+        (..=64, true) => (96, 2, 0),
+        (65..=112, false) => (80, 1, 1),
+        (65..=112, true) => (64, 1, 1),
+        (_, false) => (64, 1, 1),
+        (_, true) => (48, 1, 1),
+    };
     let group_mb = if problem.seqlen_q < LONG { 16 } else { 0 };
     let config = |(block_m, kv_stages)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 2), ("kv_stages", kv_stages)];
         Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", group_mb), ("sink_softmax", sink_softmax)]))
     };
-    let blocks = [128, 96, 64, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
+    let blocks = [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
     let flows = blocks.flat_map(|block_m| [(block_m, kv_stages), (block_m, 1)]);
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
@@ -133,6 +140,7 @@ mod tests {
             ["block_m", "num_stages", "kv_stages", "group_mb", "sink_softmax"].map(|knob| config.get(knob))
         };
         assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
+        assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
         assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 1]);
         assert_eq!(knobs(&Problem { seqlen_q: 8192, ..problem(128, 128) })[3], 0);
     }
