@@ -59,20 +59,18 @@ enum Schedule {
 pub enum Arguments {
     /// KernelParams.
     Params,
-    /// KernelParams, the tensor maps of Q, K, V and perhaps dO, and the address of a tile counter: NULL unless it
-    /// `is_dynamic`.
+    /// KernelParams, the tensor maps of Q, K, V and O, in the backward pass dO, and the address of a tile counter: NULL
+    /// unless it `is_dynamic`.
     ParamsMapsCounter { boxes: Boxes, is_dynamic: bool },
 }
 
-/// The boxes in which TMA loads a kernel's inputs, by their rows; their columns are those of the swizzle.
+/// The boxes in which TMA copies a kernel's tiles, by their rows; their columns are those of the swizzle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boxes {
-    /// Of Q and dO.
+    /// Of Q, O and dO.
     pub query_rows: u32,
     /// Of K and V.
     pub key_rows: u32,
-    /// Whether dO is among the inputs.
-    pub has_dout: bool,
 }
 
 /// The small kernels' tiles; their templates take threads and rows from here.
@@ -106,7 +104,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             axis: Axis::Queries,
             schedule: Schedule::Persistent,
             arguments: Arguments::ParamsMapsCounter {
-                boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n"), has_dout: false },
+                boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n") },
                 is_dynamic: problem.causal != Causal::None,
             },
             registers: Some(sm90_registers(config.get("block_m"))),
@@ -146,7 +144,6 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                     boxes: Boxes {
                         query_rows: config.get("block_m"),
                         key_rows: if sm90_is_wide(problem) { SM90_WARPGROUP_ROWS } else { config.get("block_n") },
-                        has_dout: true,
                     },
                     is_dynamic: problem.causal != Causal::None,
                 },
@@ -271,7 +268,7 @@ const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.
-const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
+pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
     rows * (dim as u32).div_ceil(64) * 64 * 2
 }
 
