@@ -68,7 +68,7 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
 /// Tuning takes kernels that spill only where no other is right.
-const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 9] = [
+const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 10] = [
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
     (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
     (Arch::Sm(8, 6), Pass::Backward, (256, 256), 60),
@@ -76,7 +76,8 @@ const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 9] = [
     (Arch::Sm(10, 0), Pass::Forward, (96, 96), 68),
     (Arch::Sm(10, 0), Pass::Forward, (128, 128), 24),
     (Arch::Sm(10, 0), Pass::Forward, (192, 128), 16),
-    (Arch::Sm(10, 0), Pass::Backward, (192, 192), 36),
+    (Arch::Sm(10, 0), Pass::Backward, (72, 72), 12),
+    (Arch::Sm(10, 0), Pass::Backward, (192, 192), 72),
     (Arch::Sm(12, 0), Pass::Backward, (256, 256), 16),
 ];
 
