@@ -3,7 +3,7 @@
 
 For each length: the inputs, outputs and gradients, which any attention holds; the peak that torch's allocator saw, the
 workspaces among it, and how far it lies above those; and one matrix of scores in bf16, which unfused attention writes.
-The last rows are SDPA's math backend at the longest length that fits the GPU, and flashtune there.
+The last rows are SDPA's math backend at the first length that fits, halving from the shortest, and flashtune there.
 Not seen is what the library takes from the driver itself: the kernels' code and their counters of tiles.
 """
 

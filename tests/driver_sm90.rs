@@ -198,7 +198,7 @@ const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
 fn build_backward(problem: &Problem) -> (Gpu, Executable) {
     let is_wide = problem.head_dim > 128;
-    let tile = [("block_m", if is_wide { 64 } else { 80 }), ("block_n", 128), ("num_stages", 2 - u32::from(is_wide))];
+    let tile = [("block_m", if is_wide { 48 } else { 80 }), ("block_n", 128), ("num_stages", 2 - u32::from(is_wide))];
     let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)];
     let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));
     (gpu, executable.unwrap())
@@ -268,8 +268,8 @@ fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
         assert_eq!((main.grid, main.block), ([32, 1, 1], [384, 1, 1]));
         // K and V of 64 keys, half of the other block's K, two blocks of Q, one of dO, P, dS and the other block's twice,
         // statistics; alignment and barriers.
-        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 32768 + 24576 + 5 * 8192 + 3 * 256 + 2048);
-        assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [64, 64, 64, 64]);
+        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 5 * 6144 + 3 * 192 + 2048);
+        assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [48, 64, 64, 48]);
         executable.launch(&call(100), 0x77 as *mut c_void).unwrap();
         assert_eq!(fake.state().launch[4].grid, [132, 1, 1]);
     });

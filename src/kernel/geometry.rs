@@ -125,31 +125,32 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 registers: None,
             },
         ),
-        (Family::Sm90, Pass::Backward) => backward(
-            problem,
-            config,
-            KernelSpec {
-                template: if sm90_is_wide(problem) { "sm90_backward_wide" } else { "sm90_backward" },
+        (Family::Sm90, Pass::Backward) => {
+            let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+            let (template, smem_bytes, schedule, key_rows) = match sm90_is_wide(problem) {
+                true => {
+                    let smem_bytes = sm90_backward_wide_smem(problem, config);
+                    ("sm90_backward_wide", smem_bytes, Schedule::PersistentPairs, SM90_WARPGROUP_ROWS)
+                }
+                false => ("sm90_backward", sm90_backward_smem(problem, config), Schedule::Persistent, block_n),
+            };
+            let main = KernelSpec {
+                template,
                 entry: "flashtune_sm90_backward",
-                threads: 128 * (config.get("block_n") / SM90_WARPGROUP_ROWS + 1),
-                smem_bytes: match sm90_is_wide(problem) {
-                    true => sm90_backward_wide_smem(problem, config),
-                    false => sm90_backward_smem(problem, config),
-                },
+                threads: 128 * (block_n / SM90_WARPGROUP_ROWS + 1),
+                smem_bytes,
                 is_main: true,
-                rows: config.get("block_n"),
+                rows: block_n,
                 axis: Axis::Keys,
-                schedule: if sm90_is_wide(problem) { Schedule::PersistentPairs } else { Schedule::Persistent },
+                schedule,
                 arguments: Arguments::ParamsMapsCounter {
-                    boxes: Boxes {
-                        query_rows: config.get("block_m"),
-                        key_rows: if sm90_is_wide(problem) { SM90_WARPGROUP_ROWS } else { config.get("block_n") },
-                    },
+                    boxes: Boxes { query_rows: block_m, key_rows },
                     is_dynamic: problem.causal != Causal::None,
                 },
-                registers: Some(sm90_registers(config.get("block_n"))),
-            },
-        ),
+                registers: Some(sm90_registers(block_n)),
+            };
+            backward(problem, config, main)
+        }
     }
 }
 

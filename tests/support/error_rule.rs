@@ -1,7 +1,8 @@
 //! The error rule: the one judgement on numbers, for every dtype, pass and backend.
 //!
 //! Errors are measured against fp64. What plain arithmetic in the dtype gets wrong (the naive results) is the
-//! yardstick: twice its largest error forward, three times in gradients, one and a half times its mean error where there are enough elements for one. On top
+//! yardstick: twice its largest error forward, three times in gradients, one and a half
+//! times its mean error. On top
 //! comes rounding that is nobody's fault: one step of the output's own dtype, and what fp32 sums leave where terms of
 //! the given magnitude cancel.
 
