@@ -8,11 +8,11 @@ the grid over the best of those and FlashAttention-3 by the table in envelope.py
 import argparse
 import json
 import math
-import sys
 import time
 
 import cases
 import envelope
+import machine
 import peers
 import torch
 from timing import round_robin
@@ -85,18 +85,18 @@ def rows_of(suite, case, times, refused):
 
 
 def show(row, names):
-    rates = "".join(f"{row['tflops'][name]:9.0f}" if name in row["tflops"] else "        -" for name in names)
-    ratios = "".join(f"{row['ratio'][rival]:9.2f}" if rival in row["ratio"] else "        -" for rival in RIVALS)
+    rates = "".join(f"{row['tflops'][name]:11.0f}" if name in row["tflops"] else f"{'-':>11}" for name in names)
+    ratios = "".join(f"{row['ratio'][rival]:11.2f}" if rival in row["ratio"] else f"{'-':>11}" for rival in RIVALS)
     print(f"{row['suite']:8}{cases.label(row):32}{row['pass']:9}{rates}{ratios}", flush=True)
 
 
 def summary(rows):
-    """One entry for each suite (and head dim of the grid), pass and rival: geometric mean, worst cell, how many cells."""
+    """One entry for each suite and head dim of it, pass and rival: geometric mean, worst cell, how many cells."""
     groups = {}
     for row in rows:
         groups.setdefault(row["suite"], []).append(row)
-    for row in groups.get("grid", []):
-        groups.setdefault(f"grid d{row['head_dim']}", []).append(row)
+    for row in rows:
+        groups.setdefault(f"{row['suite']} d{row['head_dim']}", []).append(row)
     found = []
     for suite, members in groups.items():
         for name in PASSES:
@@ -114,6 +114,15 @@ def summary(rows):
     return found
 
 
+def refusals(rows):
+    """A line for each reason why a peer has no time: the peer, the reason, and the problem where it came first."""
+    first = {}
+    for row in rows:
+        for name, reason in row["refused"].items():
+            first.setdefault((name, reason), cases.label(row))
+    return [f"{name} cannot do {label}: {reason}" for (name, reason), label in first.items()]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", default="grid,gqa,heads,dropout", help="of grid, gqa, heads, dropout")
@@ -124,8 +133,6 @@ def main():
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
     parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("bench/attention.py needs a CUDA device that PyTorch sees")
     chosen = cases.suites(arguments.quick)
     unknown = [name for name in arguments.suites.split(",") if name not in chosen]
     if unknown:
@@ -135,13 +142,14 @@ def main():
     if not set(passes) <= set(PASSES):
         parser.error(f"--passes is {arguments.passes}; it must be of {', '.join(PASSES)}")
 
+    measured_on = machine.describe()
     attends, missing = peers.load(arguments.peers.split(","))
     for name, reason in missing.items():
         print(f"peer {name} is not here: {reason}")
     names = list(attends)
-    machine = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version())
-    print(f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, bf16, TFLOP/s")
-    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{name:>9}" for name in names) + "".join(f"{'x ' + rival[:7]:>9}" for rival in RIVALS))
+    print("TFLOP/s, and flashtune's speed over the rivals'")
+    columns = [*names, *(f"x {rival}" for rival in RIVALS)]
+    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{column:>11}" for column in columns))
 
     began, rows, skipped = time.monotonic(), [], 0
     for suite in arguments.suites.split(","):
@@ -155,15 +163,17 @@ def main():
                 show(row, names)
             if arguments.json:
                 with open(arguments.json, "w") as file:
-                    json.dump(dict(machine=machine, rows=rows, summary=summary(rows)), file, indent=1)
+                    json.dump(dict(machine=measured_on, rows=rows, summary=summary(rows)), file, indent=1)
             torch.cuda.empty_cache()
 
-    print(f"\n{'suite':10}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    print(f"\n{'suite':14}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
         print(
-            f"{entry['suite']:10}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
+            f"{entry['suite']:14}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
             f"  {entry['min_cell']} ({entry['cells']})"
         )
+    for line in refusals(rows):
+        print(line)
     if skipped:
         print(f"{skipped} cells were not started before the deadline")
 

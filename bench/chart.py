@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws bench/attention.py's grid as an SVG: one panel for each head dim, mask and pass, TFLOP/s over seqlen."""
+"""Draws bench/attention.py's grid, an SVG for each pass: one panel for each head dim and mask, TFLOP/s over seqlen."""
 
 import argparse
 import json
@@ -34,34 +34,42 @@ def panel(title, series, lengths, top):
     return "".join(parts)
 
 
-def draw(results):
-    rows = [row for row in results["rows"] if row["suite"] == "grid"]
+def grid(results):
+    """{pass: its rows of the grid}, of the passes that were measured."""
+    rows = {}
+    for row in results["rows"]:
+        if row["suite"] == "grid":
+            rows.setdefault(row["pass"], []).append(row)
+    return rows
+
+
+def draw(name, rows, machine):
+    """The SVG of one pass."""
     lengths = sorted({row["seqlen"] for row in rows})
     peers = list(dict.fromkeys(peer for row in rows for peer in row["tflops"]))
     dims = sorted({row["head_dim"] for row in rows})
-    passes = [name for name in ("forward", "backward") if any(row["pass"] == name for row in rows)]
-    columns = [(name, causal) for name in passes for causal in (False, True)]
+    masks = (False, True)
     top = 1.05 * max(rate for row in rows for rate in row["tflops"].values())
     panels = []
     for line, dim in enumerate(dims):
-        for column, (name, causal) in enumerate(columns):
+        for column, causal in enumerate(masks):
             cells = {
                 row["seqlen"]: row["tflops"]
                 for row in rows
-                if (row["head_dim"], row["pass"], row["causal"]) == (dim, name, causal)
+                if (row["head_dim"], row["causal"]) == (dim, causal)
             }
             series = {peer: [cells.get(length, {}).get(peer) for length in lengths] for peer in peers}
             title = f"{name}, head_dim {dim}{', causal' if causal else ''}"
             place = f"translate({column * WIDTH},{line * HEIGHT})"
             panels.append(f'<g transform="{place}">{panel(title, series, lengths, top)}</g>')
-    width, height = WIDTH * len(columns), HEIGHT * len(dims) + 30
+    width, height = WIDTH * len(masks), HEIGHT * len(dims) + 48
     legend, at = [], LEFT
     for peer in peers:
-        legend.append(f'<rect x="{at}" y="{height - 20}" width="14" height="4" fill="{COLOURS.get(peer, "#555")}"/>')
-        legend.append(f'<text x="{at + 19}" y="{height - 14}" class="title">{escape(peer)}</text>')
+        legend.append(f'<rect x="{at}" y="{height - 38}" width="14" height="4" fill="{COLOURS.get(peer, "#555")}"/>')
+        legend.append(f'<text x="{at + 19}" y="{height - 32}" class="title">{escape(peer)}</text>')
         at += 100
-    caption = f"{results['machine']['gpu']}, bf16, 16k tokens, TFLOP/s over seqlen"
-    legend.append(f'<text x="{width - RIGHT}" y="{height - 14}" class="title" text-anchor="end">{escape(caption)}</text>')
+    caption = f"{machine['gpu']}, bf16, 16k tokens, TFLOP/s over seqlen"
+    legend.append(f'<text x="{LEFT}" y="{height - 12}" class="title">{escape(caption)}</text>')
     style = ".title{font:11px sans-serif;fill:#333}.tick{font:9px sans-serif;fill:#777}.grid{stroke:#e5e5e5}"
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"><style>{style}</style>'
     return frame + f'<rect width="{width}" height="{height}" fill="#fff"/>' + "".join(panels + legend) + "</svg>\n"
@@ -70,12 +78,16 @@ def draw(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", help="what bench/attention.py --json wrote")
-    parser.add_argument("svg", help="the chart")
+    parser.add_argument("prefix", help="of the charts, PREFIX_forward.svg and PREFIX_backward.svg")
     arguments = parser.parse_args()
     with open(arguments.json) as file:
         results = json.load(file)
-    with open(arguments.svg, "w") as file:
-        file.write(draw(results))
+    passes = grid(results)
+    if not passes:
+        print(f"{arguments.json} has no row of the suite grid; there is nothing to draw")
+    for name, rows in passes.items():
+        with open(f"{arguments.prefix}_{name}.svg", "w") as file:
+            file.write(draw(name, rows, results["machine"]))
 
 
 if __name__ == "__main__":

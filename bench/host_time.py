@@ -141,18 +141,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    import torch
-
-    if not torch.cuda.is_available():
-        sys.exit("bench/host_time.py needs a CUDA device that PyTorch sees")
+    import machine
     from flashtune._library import candidates, library
 
     library()
     size = next(path for path in candidates() if path.is_file()).stat().st_size
-    results = dict(gpu=torch.cuda.get_device_name(), first_calls=first_calls(), host_us=launches())
+    results = dict(machine=machine.describe(), first_calls=first_calls(), host_us=launches())
     results.update(workspace=workspace(), library_bytes=size)
 
-    print(f"{results['gpu']}, torch {torch.__version__}")
     for name, times in results["first_calls"].items():
         print(f"{name} first call: forward {times['forward_s'] * 1e3:.0f} ms, backward {times['backward_s'] * 1e3:.0f} ms")
     empty = results["host_us"]["driver, empty kernel"]

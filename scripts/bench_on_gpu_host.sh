@@ -12,4 +12,7 @@ export PYTHONPATH="$PWD/bindings/python${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
 python3 bench/host_time.py --json "$folder/host_time.json"
 python3 bench/cpu_vs_torch.py --json "$folder/cpu_vs_torch.json"
+python3 bench/training.py --json "$folder/training.json"
+python3 bench/memory.py --json "$folder/memory.json"
 python3 bench/attention.py --json "$folder/attention.json" "$@"
+python3 bench/chart.py "$folder/attention.json" "$folder/chart"

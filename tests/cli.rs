@@ -72,7 +72,7 @@ fn bad_usage_is_2_and_failure_is_1() {
         ),
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "blockm=64"], "blockm"),
         (
-            &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "136", "--family", "sm90"],
+            &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "264", "--family", "sm90"],
             "served by sm80",
         ),
     ] {

@@ -19,7 +19,7 @@ const CAPTURING: usize = 0xca7;
 
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
-    Config::new(Family::Sm90, tile.into_iter().chain([("stale_max", 0), ("group_mb", 16)]))
+    Config::new(Family::Sm90, tile.into_iter().chain([("stale_max", 0), ("group_mb", 16), ("tma_store", 0)]))
 }
 
 fn call() -> Call {
@@ -54,17 +54,18 @@ fn launch(fake: &Fake, executable: &Executable, call: &Call, stream: usize) -> F
 }
 
 #[test]
-fn a_launch_passes_the_maps_of_its_inputs() {
-    with_fake("a_launch_passes_the_maps_of_its_inputs", |fake| {
+fn a_forward_launch_passes_the_maps_of_its_inputs_and_of_o() {
+    with_fake("a_forward_launch_passes_the_maps_of_its_inputs_and_of_o", |fake| {
         let (_gpu, executable) = build(STATIC);
         let launched = launch(fake, &executable, &call(), 0x77);
         // Two tiles of 256 rows for each of 16 heads.
         assert_eq!((launched.grid, launched.block, launched.stream), ([32, 1, 1], [640, 1, 1], 0x77));
-        let [q, k, v, none] = launched.maps;
+        let [q, k, v, out] = launched.maps;
         // Address, bf16, extents, byte strides, box.
         assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 64]);
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
-        assert_eq!((v[0], &v[1..], none), (0x30000, &k[1..], [0; 16]));
+        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+        assert_eq!((out[0], &out[1..]), (0x40000, &q[1..]));
     });
 }
 
@@ -197,7 +198,7 @@ const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
 fn build_backward(problem: &Problem) -> (Gpu, Executable) {
     let is_wide = problem.head_dim > 128;
-    let tile = [("block_m", if is_wide { 64 } else { 80 }), ("block_n", 128), ("num_stages", 2 - u32::from(is_wide))];
+    let tile = [("block_m", if is_wide { 48 } else { 80 }), ("block_n", 128), ("num_stages", 2 - u32::from(is_wide))];
     let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)];
     let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));
     (gpu, executable.unwrap())
@@ -267,8 +268,8 @@ fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
         assert_eq!((main.grid, main.block), ([32, 1, 1], [384, 1, 1]));
         // K and V of 64 keys, half of the other block's K, two blocks of Q, one of dO, P, dS and the other block's twice,
         // statistics; alignment and barriers.
-        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 32768 + 24576 + 5 * 8192 + 3 * 256 + 2048);
-        assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [64, 64, 64, 64]);
+        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 5 * 6144 + 3 * 192 + 2048);
+        assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [48, 64, 64, 48]);
         executable.launch(&call(100), 0x77 as *mut c_void).unwrap();
         assert_eq!(fake.state().launch[4].grid, [132, 1, 1]);
     });

@@ -92,6 +92,9 @@ fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
         kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32", "BF16"]);
         // In sm90's forward they do, eight keys at a time, the rows that a stale maximum cannot.
         kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["HMMA"], &["1688"]);
+        // Its O leaves by the copy engine, out of shared memory.
+        kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["STSM"], &["M88", "4"]);
+        kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["UTMASTG"], &["4D"]);
         // Its backward leaves dS to the other warpgroup, transposed.
         kernel.demand(is_sm90 && kernel.pass == Pass::Backward, &["STSM"], &["MT88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["M88", "4"]);

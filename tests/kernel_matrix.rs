@@ -35,15 +35,13 @@ const ARCHS: [(Arch, usize); 6] = [
 ];
 
 /// Causal, dropout and deterministic: what a template switches on. Forward, what is deterministic counts as what is not.
-const FEATURES: [(Causal, bool, bool); 8] = [
+const FEATURES: [(Causal, bool, bool); 6] = [
     (Causal::None, false, false),
     (Causal::BottomRight, false, false),
     (Causal::None, true, false),
     (Causal::BottomRight, true, false),
-    (Causal::None, false, true),
     (Causal::BottomRight, false, true),
     (Causal::None, true, true),
-    (Causal::BottomRight, true, true),
 ];
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::Fp16];
@@ -76,7 +74,7 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
 /// Tuning takes kernels that spill only where no other is right.
-const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 9] = [
+const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 10] = [
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
     (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
     (Arch::Sm(8, 6), Pass::Backward, (256, 256), 60),
@@ -84,13 +82,22 @@ const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 9] = [
     (Arch::Sm(10, 0), Pass::Forward, (96, 96), 68),
     (Arch::Sm(10, 0), Pass::Forward, (128, 128), 24),
     (Arch::Sm(10, 0), Pass::Forward, (192, 128), 16),
-    (Arch::Sm(10, 0), Pass::Backward, (192, 192), 36),
+    (Arch::Sm(10, 0), Pass::Backward, (72, 72), 12),
+    (Arch::Sm(10, 0), Pass::Backward, (192, 192), 72),
     (Arch::Sm(12, 0), Pass::Backward, (256, 256), 16),
 ];
 
 /// And so many more where the pass is deterministic, by mma.sync: the turn at dQ takes two registers, which those tiles
 /// do not leave, and a few loads are nothing beside the wait.
-const DETERMINISTIC_MAY_SPILL: u32 = 160;
+const TURNS_MAY_SPILL: u32 = 160;
+
+/// The instructions by which the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
+/// tile: 580 TFLOP/s on an H200, causal, 4096 keys, where the best tile that spills nothing did 541.
+const CONSUMERS_MAY_SPILL: [(Pass, (i64, i64), usize); 1] = [(Pass::Forward, (160, 160), 5)];
+
+/// Lengths of many tiles and of few, for which sm90's heuristic takes fewer rows.
+const MANY: i64 = 4000;
+const FEW: i64 = 200;
 
 fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout: Layout) -> Problem {
     Problem {
@@ -99,8 +106,8 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
         batch_size: 2,
         num_heads_q: 8,
         num_heads_kv: 2,
-        seqlen_q: 1000,
-        seqlen_k: 1000,
+        seqlen_q: MANY,
+        seqlen_k: MANY,
         head_dim,
         head_dim_v,
         causal: Causal::None,
@@ -128,12 +135,19 @@ struct Kernel {
     name: String,
     registers: u32,
     shared_memory: u32,
-    spills: u32,
+    spills: Spills,
+}
+
+/// What a kernel may spill: bytes in all, and instructions of sm90's consumers.
+#[derive(Clone, Copy, Default)]
+struct Spills {
+    bytes: u32,
+    of_consumers: usize,
 }
 
 impl Kernel {
     /// The kernels of a pass; only the main one may spill.
-    fn of(problem: &Problem, config: &Config, device: &Device, spills: u32) -> Vec<Kernel> {
+    fn of(problem: &Problem, config: &Config, device: &Device, spills: Spills) -> Vec<Kernel> {
         let rendered = render_pass(problem, config, device.arch);
         let kernel = |(spec, text): (KernelSpec, String)| Kernel {
             family: config.family,
@@ -141,7 +155,7 @@ impl Kernel {
             registers: device.registers_per_sm
                 / (spec.threads * if spec.is_main { config.get("ctas_per_sm").max(1) } else { 1 }),
             shared_memory: device.smem_per_block - spec.smem_bytes,
-            spills: if spec.is_main { spills } else { 0 },
+            spills: if spec.is_main { spills } else { Spills::default() },
             spec,
             text,
         };
@@ -167,13 +181,17 @@ impl Kernel {
         let (smem, limit) = (used.static_smem_bytes, self.shared_memory);
         demand(smem <= limit, format!("{smem} bytes of static shared memory where {limit} are left"));
         if nvrtc.version() == JUDGED_NVRTC {
-            let (spilled, allowed) = (used.spill_bytes, self.spills);
+            let (spilled, allowed) = (used.spill_bytes, self.spills.bytes);
             demand(spilled <= allowed, format!("spills {spilled} bytes, at most {allowed} are allowed"));
             if self.spec.registers.is_some()
                 && let Some(nvdisasm) = nvdisasm(nvrtc)
             {
                 let spills = consumer_spills(&instructions(&nvdisasm, &compiled.cubin));
-                demand(spills == 0, format!("{spills} instructions of the consumers spill"));
+                let allowed = self.spills.of_consumers;
+                demand(
+                    spills <= allowed,
+                    format!("{spills} instructions of the consumers spill, at most {allowed} may"),
+                );
             }
             // An array that is indexed at run time lies on the stack without being called a spill.
             demand(spilled > 0 || used.stack_bytes == 0, format!("{} bytes of stack", used.stack_bytes));
@@ -195,13 +213,19 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
         for pass in [Pass::Forward, Pass::Backward] {
             let listed = MAY_SPILL.iter().find(|(a, p, d, _)| (*a, *p, *d) == (arch, pass, dims));
             let deterministic = deterministic && pass == Pass::Backward;
-            let problem = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
-            for config in heuristics(&problem, &device) {
-                let of_turns = if deterministic && config.family == Family::Sm80 { DETERMINISTIC_MAY_SPILL } else { 0 };
-                let tolerated = of_turns + tolerated_spills(&problem, config.family);
-                let spills = listed.map_or(0, |(.., bytes)| *bytes) + tolerated;
-                let new = Kernel::of(&problem, &config, &device, spills);
-                kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
+            let consumers = CONSUMERS_MAY_SPILL.iter().find(|(p, d, _)| (*p, *d) == (pass, dims));
+            let of_consumers = consumers.map_or(0, |(.., instructions)| *instructions);
+            let many = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
+            // With one feature a head dim.
+            let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
+            for problem in [many].into_iter().chain(few) {
+                for config in heuristics(&problem, &device) {
+                    let of_turns = if deterministic && config.family == Family::Sm80 { TURNS_MAY_SPILL } else { 0 };
+                    let tolerated = of_turns + tolerated_spills(&problem, config.family);
+                    let bytes = listed.map_or(0, |(.., bytes)| *bytes) + tolerated;
+                    let new = Kernel::of(&problem, &config, &device, Spills { bytes, of_consumers });
+                    kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
+                }
             }
         }
     }
@@ -295,7 +319,7 @@ fn kernels_of_shipped_records_do_not_spill() {
         let (records, ignored) = record::read_lines(text);
         assert!(ignored.is_empty(), "{path}: {ignored:?}");
         for record in records.into_iter().filter(|record| record.config.family != Family::Cpu) {
-            let spills = tolerated_spills(&record.problem, record.config.family);
+            let spills = Spills { bytes: tolerated_spills(&record.problem, record.config.family), ..Spills::default() };
             let new = Kernel::of(&record.problem, &record.config, &typical(record.arch), spills);
             kernels.entry(record.arch).or_default().extend(new.into_iter().map(|k| (k.text.clone(), k)));
         }

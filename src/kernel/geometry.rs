@@ -59,20 +59,18 @@ enum Schedule {
 pub enum Arguments {
     /// KernelParams.
     Params,
-    /// KernelParams, the tensor maps of Q, K, V and perhaps dO, and the address of a tile counter: NULL unless it
-    /// `is_dynamic`.
+    /// KernelParams, the tensor maps of Q, K, V and O, in the backward pass dO, and the address of a tile counter: NULL
+    /// unless it `is_dynamic`.
     ParamsMapsCounter { boxes: Boxes, is_dynamic: bool },
 }
 
-/// The boxes in which TMA loads a kernel's inputs, by their rows; their columns are those of the swizzle.
+/// The boxes in which TMA copies a kernel's tiles, by their rows; their columns are those of the swizzle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boxes {
-    /// Of Q and dO.
+    /// Of Q, O and dO.
     pub query_rows: u32,
     /// Of K and V.
     pub key_rows: u32,
-    /// Whether dO is among the inputs.
-    pub has_dout: bool,
 }
 
 /// The small kernels' tiles; their templates take threads and rows from here.
@@ -106,7 +104,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             axis: Axis::Queries,
             schedule: Schedule::Persistent,
             arguments: Arguments::ParamsMapsCounter {
-                boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n"), has_dout: false },
+                boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n") },
                 is_dynamic: problem.causal != Causal::None,
             },
             registers: Some(sm90_registers(config.get("block_m"))),
@@ -127,33 +125,33 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 registers: None,
             },
         ),
-        (Family::Sm90, Pass::Backward) => backward(
-            problem,
-            config,
-            KernelSpec {
-                template: if sm90_is_wide(problem) { "sm90_backward_wide" } else { "sm90_backward" },
+        (Family::Sm90, Pass::Backward) => {
+            let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+            let (template, smem_bytes, schedule, key_rows) = match sm90_is_wide(problem) {
+                true => {
+                    let smem_bytes = sm90_backward_wide_smem(problem, config);
+                    ("sm90_backward_wide", smem_bytes, Schedule::PersistentPairs, SM90_WARPGROUP_ROWS)
+                }
+                false => ("sm90_backward", sm90_backward_smem(problem, config), Schedule::Persistent, block_n),
+            };
+            let main = KernelSpec {
+                template,
                 entry: "flashtune_sm90_backward",
-                threads: 128 * (config.get("block_n") / SM90_WARPGROUP_ROWS + 1),
-                smem_bytes: match sm90_is_wide(problem) {
-                    true => sm90_backward_wide_smem(problem, config),
-                    false => sm90_backward_smem(problem, config),
-                },
+                threads: 128 * (block_n / SM90_WARPGROUP_ROWS + 1),
+                smem_bytes,
                 is_main: true,
-                rows: config.get("block_n"),
+                rows: block_n,
                 axis: Axis::Keys,
-                schedule: if sm90_is_wide(problem) { Schedule::PersistentPairs } else { Schedule::Persistent },
+                schedule,
                 arguments: Arguments::ParamsMapsCounter {
-                    boxes: Boxes {
-                        query_rows: config.get("block_m"),
-                        key_rows: if sm90_is_wide(problem) { SM90_WARPGROUP_ROWS } else { config.get("block_n") },
-                        has_dout: true,
-                    },
+                    boxes: Boxes { query_rows: block_m, key_rows },
                     // Deterministic tiles are drawn from the workspace.
                     is_dynamic: problem.causal != Causal::None && !problem.deterministic,
                 },
-                registers: Some(sm90_registers(config.get("block_n"))),
-            },
-        ),
+                registers: Some(sm90_registers(block_n)),
+            };
+            backward(problem, config, main)
+        }
     }
 }
 
@@ -272,7 +270,7 @@ const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.
-const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
+pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
     rows * (dim as u32).div_ceil(64) * 64 * 2
 }
 

@@ -5,7 +5,7 @@
 //! all else was done when it was built.
 
 use super::geometry::{self, Arguments, KernelSpec};
-use super::input_maps::InputMaps;
+use super::launch_maps::LaunchMaps;
 use super::modules::Loaded;
 use super::tile_counters::TileCounters;
 use super::{KernelParams, Resources};
@@ -83,16 +83,11 @@ impl Executable {
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, &mut [pointer(&params)]),
                 Arguments::ParamsMapsCounter { boxes, is_dynamic } => {
-                    let maps = InputMaps::encode(current.driver(), call, &boxes)?;
+                    let maps = LaunchMaps::encode(current.driver(), call, &boxes)?;
                     let counter = self.tile_counter(&current, is_dynamic, stream)?;
-                    let (params, counter) = (pointer(&params), pointer(&counter));
-                    let [q, k, v] = [&maps.q, &maps.k, &maps.v].map(pointer);
-                    match &maps.dout {
-                        None => kernel.enqueue(&current, grid, stream, &mut [params, q, k, v, counter]),
-                        Some(dout) => {
-                            kernel.enqueue(&current, grid, stream, &mut [params, q, k, v, pointer(dout), counter])
-                        }
-                    }
+                    let [q, k, v, o] = [&maps.q, &maps.k, &maps.v, &maps.o].map(pointer);
+                    let mut arguments = [pointer(&params), q, k, v, o, pointer(&counter)];
+                    kernel.enqueue(&current, grid, stream, &mut arguments)
                 }
             };
             enqueued.map_err(|error| {

@@ -1,5 +1,5 @@
 // Two blocks of threads that share their shared memory (PTX ISA, "cluster"): an address in the other one's, arrivals on its
-// barriers, copies into it, and one tensor copy for both.
+// barriers, copies into it, one tensor copy for both, and the tiles that one passes on to both.
 
 __device__ __forceinline__ uint32 cluster_rank() {
     uint32 rank;
@@ -20,6 +20,9 @@ __device__ __forceinline__ void cluster_sync() {
 // needs it. (Release at the cluster's scope waits for all of a thread's additions in device memory.)
 __device__ __forceinline__ void barrier_arrive_in(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_in_both(uint32 barrier) {
+    barrier_arrive_in(address_in(0, barrier)), barrier_arrive_in(address_in(1, barrier));
 }
 // The same after writing to the other block's shared memory, and waiting for it.
 __device__ __forceinline__ void barrier_arrive_written_in(uint32 barrier) {
@@ -50,7 +53,6 @@ __device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, u
 // is that every consumer warp of both and the other producer are done with it.
 struct ClusterTileSlots {
     TileSlots own;
-    uint32 rank;
 
     __device__ __forceinline__ void init(int consumer_warps) const {
         for (int slot = 0; slot < TileSlots::kSlots; ++slot) barrier_init(own.full(slot), 1), barrier_init(own.empty(slot), 2 * consumer_warps + 1);

@@ -9,6 +9,9 @@ __device__ __forceinline__ void load_floats(float (&x)[2], uint32 address) {
 __device__ __forceinline__ void load_matrices(uint32 (&m)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
+__device__ __forceinline__ void store_matrices(uint32 address, const uint32 (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" :: "r"(address), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+}
 // Transposed on the way: what a lane holds of a row, elements 2t and 2t + 1 as an accumulator does, comes from two rows or goes there.
 __device__ __forceinline__ void load_transposed(uint32 (&m)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");

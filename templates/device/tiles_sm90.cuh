@@ -1,11 +1,11 @@
 // Which tiles a persistent block of threads does, in which order, and how its producer tells its consumers.
 //
-// Order: heads in groups whose K and V together stay in L2 (kGroupMb), and within a group the longest rows of all its heads
-// first; under a causal mask the last rows are the longest.
+// Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
+// heads first.
 //
-// Which: every gridDim.x-th tile. Under a causal mask tiles differ in length, and a block takes the next tile that nobody
+// Which: every n-th tile, of n blocks or clusters. Under a causal mask tiles differ in length, and one takes the next tile that nobody
 // has taken, by a counter in device memory. The last block of threads to finish sets the counter back to zero, as the next
-// launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every gridDim.x-th tile.
+// launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every n-th tile.
 
 struct Tile {
     int first;     // query row, in the backward pass key, that it starts with; negative: no tile is left

@@ -8,13 +8,13 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
-enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 7 };
+enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
 
 struct fake_launch {
     uint64_t function, stream, context;
     uint32_t grid[3], block[3], smem_bytes, reserved;
     uint8_t params[PARAMS_BYTES];
-    uint64_t maps[4][16], counter; // of kernels of the sm90 family, which take three maps or four
+    uint64_t maps[MAPS][16], counter; // of kernels of the sm90 family
 };
 
 struct fake_state {
@@ -117,9 +117,7 @@ int cuEventElapsedTime(float *milliseconds, void *start, void *stop) { NEED_CONT
 
 int cuModuleLoadData(void **module, const void *image) { NEED_NO_CAPTURE; if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_VALUE; *module = handle(); count(&fake_state.modules, 1); return SUCCESS; }
 int cuModuleUnload(void *module) { NEED_NO_CAPTURE; (void)module; count(&fake_state.modules, -1); return SUCCESS; }
-// How many tensor maps a kernel takes goes into its handle.
-static int maps_of(const char *name) { return !strstr(name, "sm90") ? 0 : strstr(name, "backward") ? 4 : 3; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; *function = (char *)module + maps_of(name); return SUCCESS; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; *function = strstr(name, "sm90") ? (char *)module + SM90 : module; return SUCCESS; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED_CONTEXT; (void)function; *value = attribute == 4 ? setting("FAKE_REGISTERS", 96) : attribute == 8 ? 49152 : 0; return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { NEED_CONTEXT; (void)function; return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
 
@@ -136,8 +134,9 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     memcpy(launch->block, block, sizeof block);
     launch->smem_bytes = smem;
     memcpy(launch->params, params[0], PARAMS_BYTES);
-    int maps = (uintptr_t)function & MAPS;
-    for (int i = 0; i < maps; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
-    if (maps) memcpy(&launch->counter, params[1 + maps], sizeof launch->counter);
+    if ((uintptr_t)function & SM90) {
+        for (int i = 0; i < MAPS; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
+        memcpy(&launch->counter, params[1 + MAPS], sizeof launch->counter);
+    }
     return SUCCESS;
 }

@@ -155,8 +155,8 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         num_heads_kv: 30,
         seqlen_k,
         causal,
-        dropout_p: if turn == 3 { 0.2 } else { 0.0 },
-        deterministic: turn >= 3,
+        dropout_p: if turn == 3 || turn == 6 { 0.2 } else { 0.0 },
+        deterministic: turn % 2 == 0,
         seed: 110 + turn as u64,
         ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
     };
@@ -166,6 +166,8 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (200, 520, 128, Causal::TopLeft),
         (130, 640, 64, Causal::None),
         (300, 640, 96, Causal::BottomRight),
+        (150, 400, 256, Causal::BottomRight),
+        (130, 300, 192, Causal::None),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }

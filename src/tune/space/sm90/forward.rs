@@ -18,6 +18,7 @@ pub const KNOBS: &[Knob] = &[
     Knob { name: "k_stages", meaning: "K blocks in flight", values: &[1, 2, 3, 4, 5, 6] },
     Knob { name: "v_stages", meaning: "V blocks in flight", values: &[1, 2, 3, 4, 5, 6] },
     Knob { name: "q_stages", meaning: "Q tiles in flight", values: &[1, 2] },
+    Knob { name: "tma_store", meaning: "1: O leaves by TMA from Q's slot, 0: from registers", values: &[0, 1] },
     Knob { name: "stale_max", meaning: "1: full blocks are not searched for a maximum, 0: lazily", values: &[0, 1] },
     Knob { name: "group_mb", meaning: "MB of K and V walked together, 0: all heads", values: &[0, 1, 4, 8, 16, 32] },
 ];
@@ -38,6 +39,11 @@ pub const CONSTRAINTS: &[Constraint] = &[
         reason: "without a causal mask all tiles are equally long, and few heads at a time hit L2 best",
         holds: |p, c, _| c.get("group_mb") == 1 || p.causal != Causal::None,
     },
+    Constraint {
+        name: "tma_store",
+        reason: "O waits in its tile's Q slot, which must be as wide, while the next tile's Q is in use: that needs two slots",
+        holds: |p, c, _| c.get("tma_store") == 0 || (c.get("q_stages") == 2 && fits_q_slot(p)),
+    },
     SHARED_MEMORY,
     Constraint {
         name: "registers",
@@ -53,30 +59,56 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
     dim_v / 2 + config.get("block_n") / 2 + config.get("block_n") / 4 + 28
 }
 
-/// What won on an H200 (DESIGN.md, tuning log) at the head dim, with fewer rows where tiles are few and with fewer
-/// blocks in flight where they do not fit; None where nothing does, or the family does not do the problem.
+/// Whether a warpgroup's O takes no more room than its Q.
+fn fits_q_slot(problem: &Problem) -> bool {
+    geometry::boxed_tile_bytes(64, problem.head_dim_v) <= geometry::boxed_tile_bytes(64, problem.head_dim)
+}
+
+/// Rows, keys, and K, V and Q stages that won on an H200 where tiles abound (DESIGN.md, tuning log); with dropout, of those
+/// whose consumers spill nothing.
+fn of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
+    let is_causal = problem.causal != Causal::None;
+    let drops_full = problem.dropout && !is_causal;
+    match problem.head_dim.max(problem.head_dim_v) {
+        ..=56 if drops_full => (256, 48, [4, 4, 2]),
+        ..=64 => (256, 64, [4, 4, 2]),
+        65..=128 if drops_full => (128, 128, [2, 2, 1]),
+        65..=96 if !problem.dropout => (192, 80, [3, 3, 2]),
+        65..=128 => (192, 64, [4, 4, 2]),
+        129..=160 => (192, 64, [3, 3, 1]),
+        161..=192 if is_causal => (128, 96, [2, 2, 1]),
+        161..=192 => (128, 64, [3, 3, 1]),
+        225.. if is_causal || problem.dropout => (128, 64, [3, 2, 1]),
+        _ => (128, 80, [2, 2, 1]),
+    }
+}
+
+/// The tile of many, or one with fewer rows where tiles are few; with fewer keys and blocks in flight where they do not fit.
+/// None where nothing does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
-    let (rows, stages) = match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 => (256, [4, 4, 2]),
-        65..=128 => (192, [5, 5, 1]),
-        _ => (128, [3, 2, 1]),
-    };
+    let (rows, keys, stages) = of_many(problem);
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
     let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
     let block_m = [256, 192, 128].into_iter().filter(|block_m| *block_m <= rows).find(fills).unwrap_or(64);
+    let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
+        _ if block_m == rows => (keys, stages),
+        ..=128 => (64, [4, 4, 2]),
+        _ => (64, [3, 2, 1]),
+    };
     let is_causal = problem.causal != Causal::None;
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
+        let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem));
         // Short sequences fit L2 in groups of heads; of long ones a single head fills it.
         let group_mb = if !is_causal { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
         let stale_max = u32::from(problem.dtype == Dtype::Bf16 && !problem.dropout);
-        let flow = [("group_mb", group_mb), ("stale_max", stale_max)];
+        let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
         Config::new(Family::Sm90, tile.into_iter().chain(stages).chain(flow))
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
-    let flows = [(64, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
+    let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
@@ -103,14 +135,15 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         _ => 0.02,
     };
     let prologue = 60.0 / get("q_stages") / seqlen_k;
+    let epilogue = 60.0 * (1.0 - get("tma_store")) / seqlen_k;
     let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
     let order = if is_causal { order } else { 0.0 };
-    work * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue)
+    work * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue + epilogue)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{broken, problem as of_pass};
+    use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
     use crate::problem::Pass;
 
@@ -120,7 +153,7 @@ mod tests {
 
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
-        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1)];
+        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
         Config::new(Family::Sm90, tile.into_iter().chain(order))
     }
 
@@ -137,6 +170,15 @@ mod tests {
     }
 
     #[test]
+    fn the_heuristic_stores_by_tma_where_o_fits_one_of_two_q_slots() {
+        let tma_store = |head_dim, head_dim_v| {
+            heuristic(&problem(head_dim, head_dim_v), &h200()).map(|config| config.get("tma_store"))
+        };
+        assert_eq!([(64, 64), (96, 96), (128, 128), (128, 64)].map(|(d, v)| tma_store(d, v)), [Some(1); 4]);
+        assert_eq!([(64, 128), (160, 160), (256, 256)].map(|(d, v)| tma_store(d, v)), [Some(0); 3]);
+    }
+
+    #[test]
     fn each_constraint_refuses_what_it_names() {
         let (problem, good) = (problem(128, 128), config(128, 128));
         assert_eq!(broken(&problem, &good), None);
@@ -149,6 +191,11 @@ mod tests {
         assert_eq!(broken(&problem, &good.clone().with("k_stages", 3)), None);
         assert_eq!(broken(&problem, &good.clone().with("k_stages", 4).with("v_stages", 4)).unwrap(), "shared_memory");
         assert_eq!(breaks(&problem, "block_m", 256), "registers");
+        assert_eq!(breaks(&problem, "tma_store", 1), "tma_store");
+        let stored = good.clone().with("block_n", 64).with("q_stages", 2).with("tma_store", 1);
+        assert_eq!(broken(&problem, &stored), None);
+        assert_eq!(broken(&Problem { head_dim: 64, ..problem }, &stored).unwrap(), "tma_store");
+        assert_eq!(broken(&Problem { head_dim: 72, ..problem }, &stored), None, "both take two boxes");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..problem };
         assert_eq!(broken(&endless, &good).unwrap(), "grid");
     }

@@ -1,4 +1,4 @@
-//! Input maps: the tensor maps of Q, K, V and dO through which an sm90 kernel loads its tiles.
+//! Launch maps: the tensor maps through which an sm90 kernel loads its tiles, and the forward pass may store them.
 //!
 //! From a call's views to what TMA takes. The problem's layout class promises what TMA demands (addresses and strides
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
@@ -8,41 +8,33 @@ use crate::call::{Call, TensorRef};
 use crate::cuda::driver::Driver;
 use crate::cuda::tensor_map::{Element, Tensor, TensorMap};
 use crate::error::{Error, Result};
-use crate::problem::Dtype;
+use crate::problem::{Dtype, Pass};
 
-pub struct InputMaps {
+pub struct LaunchMaps {
     pub q: TensorMap,
     pub k: TensorMap,
     pub v: TensorMap,
-    /// Where the kernel takes it.
-    pub dout: Option<TensorMap>,
+    /// Of O, in the backward pass of dO.
+    pub o: TensorMap,
 }
 
 /// Columns of a box: the 128 bytes of the swizzle. A tile is as many boxes side by side as its head dim needs.
 const BOX_COLS: u32 = 64;
 
-impl InputMaps {
-    pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<InputMaps> {
-        let Tensors { q, k, v, dout } = tensors(call, boxes)?;
-        Ok(InputMaps {
+impl LaunchMaps {
+    pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<LaunchMaps> {
+        let [q, k, v, o] = tensors(call, boxes)?;
+        Ok(LaunchMaps {
             q: TensorMap::encode(driver, &q)?,
             k: TensorMap::encode(driver, &k)?,
             v: TensorMap::encode(driver, &v)?,
-            dout: dout.map(|dout| TensorMap::encode(driver, &dout)).transpose()?,
+            o: TensorMap::encode(driver, &o)?,
         })
     }
 }
 
-/// The inputs as TMA sees them.
-#[derive(Clone, Copy, Debug)]
-struct Tensors {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Option<Tensor>,
-}
-
-fn tensors(call: &Call, boxes: &Boxes) -> Result<Tensors> {
+/// Q, K, V and O or dO as TMA sees them.
+fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let p = &call.problem;
     let element = match p.dtype {
         Dtype::Fp16 => Element::Fp16,
@@ -59,13 +51,16 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<Tensors> {
     let of_queries = |view, dim| of(view, dim, p.seqlen_q, p.num_heads_q, boxes.query_rows);
     let of_keys = |view, dim| of(view, dim, p.seqlen_k, p.num_heads_kv, boxes.key_rows);
     let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
-    let (v, dout) = (of_keys(&call.v, p.head_dim_v), of_queries(&call.dout, p.head_dim_v));
-    let dout = boxes.has_dout.then_some(dout);
+    let o = match p.pass {
+        Pass::Forward => &call.out,
+        Pass::Backward => &call.dout,
+    };
+    let (v, o) = (of_keys(&call.v, p.head_dim_v), of_queries(o, p.head_dim_v));
     // Nothing is loaded of a tensor without rows, whose view may hold anything; but a map has no extent of 0.
     Ok(match (p.seqlen_q, p.seqlen_k) {
-        (_, 0) => Tensors { q, k: q, v: q, dout },
-        (0, _) => Tensors { q: k, k, v, dout: dout.map(|_| k) },
-        _ => Tensors { q, k, v, dout },
+        (_, 0) => [q, q, q, o],
+        (0, _) => [k, k, v, k],
+        _ => [q, k, v, o],
     })
 }
 
@@ -79,7 +74,7 @@ fn strides(view: &TensorRef, dim: i64, extents: [i64; 3]) -> [u64; 3] {
 mod tests {
     use super::*;
     use crate::dropout::Dropout;
-    use crate::problem::{Causal, Layout, Pass, Problem};
+    use crate::problem::{Causal, Layout, Problem};
     use std::ffi::c_void;
 
     fn call(batch_size: i64, num_heads_kv: i64, seqlen_k: i64) -> Call {
@@ -104,10 +99,11 @@ mod tests {
             layout: Layout::Vec8,
         };
         let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];
-        Call { dout: at(0x40000, 8, 40), ..Call::of_inputs(problem, 1.0, Dropout::NONE, inputs) }
+        let (out, dout) = (at(0x40000, 8, 40), at(0x50000, 8, 40));
+        Call { out, dout, ..Call::of_inputs(problem, 1.0, Dropout::NONE, inputs) }
     }
 
-    const BOXES: Boxes = Boxes { query_rows: 80, key_rows: 176, has_dout: true };
+    const BOXES: Boxes = Boxes { query_rows: 80, key_rows: 176 };
 
     /// A view that no map takes.
     const NOWHERE: TensorRef =
@@ -115,33 +111,40 @@ mod tests {
 
     #[test]
     fn extents_and_byte_strides_are_in_the_order_of_tma() {
-        let Tensors { q, k, v, dout } = tensors(&call(3, 2, 400), &BOXES).unwrap();
+        let [q, k, v, dout] = tensors(&call(3, 2, 400), &BOXES).unwrap();
         assert_eq!((q.address, q.extents, q.box_extents), (0x10000, [128, 300, 8, 3], [64, 80, 1, 1]));
         assert_eq!(q.strides, [8 * 272, 272, 300 * 8 * 272]);
         assert_eq!((k.address, k.extents, k.box_extents), (0x20000, [128, 400, 2, 3], [64, 176, 1, 1]));
         assert_eq!((v.address, v.extents, v.strides[1]), (0x30000, [40, 400, 2, 3], 96));
-        let dout = dout.unwrap();
-        assert_eq!((dout.address, dout.extents, dout.box_extents), (0x40000, [40, 300, 8, 3], q.box_extents));
-        assert!(tensors(&call(3, 2, 400), &Boxes { has_dout: false, ..BOXES }).unwrap().dout.is_none());
+        assert_eq!((dout.address, dout.extents, dout.box_extents), (0x50000, [40, 300, 8, 3], q.box_extents));
+    }
+
+    #[test]
+    fn the_forward_pass_gets_o_where_the_backward_pass_gets_its_gradient() {
+        let backward = call(3, 2, 400);
+        let forward = Call { problem: Problem { pass: Pass::Forward, ..backward.problem }, ..call(3, 2, 400) };
+        let [.., dout] = tensors(&backward, &BOXES).unwrap();
+        let [.., out] = tensors(&forward, &BOXES).unwrap();
+        assert_eq!(out, Tensor { address: 0x40000, ..dout });
     }
 
     #[test]
     fn a_stride_that_is_never_taken_may_be_anything() {
         let mut call = call(1, 1, 400);
         (call.k.stride_batch, call.k.stride_head) = (7, i64::MAX / 4);
-        assert_eq!(tensors(&call, &BOXES).unwrap().k.strides, [272, 256, 256]);
+        assert_eq!(tensors(&call, &BOXES).unwrap()[1].strides, [272, 256, 256]);
     }
 
     #[test]
     fn views_without_rows_are_not_looked_at() {
         let mut no_keys = call(2, 2, 0);
         (no_keys.k, no_keys.v) = (NOWHERE, NOWHERE);
-        let Tensors { q, k, v, .. } = tensors(&no_keys, &BOXES).unwrap();
+        let [q, k, v, _] = tensors(&no_keys, &BOXES).unwrap();
         assert!(k == q && v == q && q.extents.iter().all(|extent| *extent > 0));
         let mut no_queries = call(2, 2, 400);
         no_queries.problem.seqlen_q = 0;
         (no_queries.q, no_queries.dout) = (NOWHERE, NOWHERE);
-        let Tensors { q, k, dout, .. } = tensors(&no_queries, &BOXES).unwrap();
-        assert!(q == k && dout == Some(k) && k.extents.iter().all(|extent| *extent > 0));
+        let [q, k, _, dout] = tensors(&no_queries, &BOXES).unwrap();
+        assert!(q == k && dout == k && k.extents.iter().all(|extent| *extent > 0));
     }
 }

@@ -1,0 +1,14 @@
+"""What a result was measured on, for the first line of a bench and for its JSON."""
+
+import sys
+
+import torch
+
+
+def describe():
+    """GPU and versions by name; ends the program where PyTorch sees no CUDA device."""
+    if not torch.cuda.is_available():
+        sys.exit(f"{sys.argv[0]} needs a CUDA device that PyTorch sees")
+    machine = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version())
+    print(f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, bf16")
+    return machine

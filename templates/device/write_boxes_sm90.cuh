@@ -1,0 +1,16 @@
+// From accumulators to boxes in shared memory as TMA stores them (tma_sm90.cuh). The swizzle keeps the 16-byte rows of the
+// matrices that stmatrix writes at once in different banks.
+
+// Rows g and g + 8 of a warp's 16, which begin at `row` (a multiple of 8) of boxes of 64 rows at `boxes`. Columns past
+// 8 * kTiles are left undefined.
+template <int kTiles>
+__device__ __forceinline__ void write_boxes(uint32 boxes, int row, const float (&acc)[kTiles][4], int lane) {
+    // Two matrices are rows 0 to 7 and 8 to 15 of one 8-column tile, two of the next.
+    const uint32 at = boxes + (row + lane % 16) * kBoxRowBytes + ((lane / 16 ^ lane % 8) << 4);
+    #pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+        const int next = n + 1 < kTiles ? n + 1 : n;
+        const uint32 m[4] = {pack2(acc[n][0], acc[n][1]), pack2(acc[n][2], acc[n][3]), pack2(acc[next][0], acc[next][1]), pack2(acc[next][2], acc[next][3])};
+        store_matrices((at ^ n % 8 << 4) + n / 8 * (64 * kBoxRowBytes), m);
+    }
+}
