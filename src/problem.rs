@@ -188,10 +188,10 @@ impl Problem {
         }
     }
 
-    /// Rows of query per head in the workspace: `seqlen_q` rounded up, and a block more, so that the last block may be
-    /// read and written whole although its rows need not divide `WORKSPACE_ROWS`.
+    /// Rows of query per head in the workspace: no block of a multiple of 16 rows up to `WORKSPACE_ROWS` that holds a query reaches
+    /// past them, so that the last one may be read and written whole.
     pub const fn workspace_rows(&self) -> i64 {
-        (self.seqlen_q + WORKSPACE_ROWS - 1) / WORKSPACE_ROWS * WORKSPACE_ROWS + WORKSPACE_ROWS
+        (self.seqlen_q + WORKSPACE_ROWS - 1) / 16 * 16
     }
 
     /// Columns of the dQ accumulator: the head dim rounded up to `WORKSPACE_COLS`.

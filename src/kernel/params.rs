@@ -41,7 +41,7 @@ pub struct KernelParams {
     pub seqlen_k: i32,
     /// Row i sees keys j <= i + causal_shift (causal kernels only).
     pub causal_shift: i32,
-    /// seqlen_q rounded up to 128, plus 128
+    /// No block of a multiple of 16 rows up to 128 that holds a query reaches past them.
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)

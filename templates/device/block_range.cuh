@@ -16,7 +16,7 @@ __device__ __forceinline__ BlockRange key_blocks(int row, int rows, const Kernel
     return {0, 0, seen_by_all / kBlockN, (seen_by_last + kBlockN - 1) / kBlockN};
 }
 
-// Query blocks that keys [key, key + keys) meet. Rows past seqlen_q need no mask: they are loaded as zeros.
+// Query blocks that keys [key, key + keys) meet. Rows past seqlen_q need no mask where K is finite: they are loaded as zeros.
 template <int kBlockM>
 __device__ __forceinline__ BlockRange query_blocks(int key, int keys, const KernelParams& params) {
     const int end = (params.seqlen_q + kBlockM - 1) / kBlockM;

@@ -22,7 +22,7 @@ struct KernelParams {
     int batch_size, num_heads_q, num_heads_kv, group_size;
     int seqlen_q, seqlen_k;
     int causal_shift;    // row i sees keys j <= i + causal_shift
-    int workspace_rows;  // seqlen_q rounded up to 128, plus 128
+    int workspace_rows;  // no block of a multiple of 16 rows up to 128 reaches past them
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     uint32 dropout_threshold;  // 16-bit draws below it are dropped

@@ -168,6 +168,9 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (300, 640, 96, Causal::BottomRight),
         (150, 400, 256, Causal::BottomRight),
         (130, 300, 192, Causal::None),
+        // Many a block of threads: their slots come round.
+        (70, 1500, 256, Causal::None),
+        (40, 2000, 64, Causal::BottomRight),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }

@@ -1,7 +1,7 @@
 """The one rule by which these tests judge numeric errors.
 
 An output may be off the exact result by what the same maths done naively in the input dtype is off, twice over (three
-times for gradients), plus one rounding step; on average by half as much again as the naive result.
+times for gradients), plus one rounding step; on average by half as much again as the naive result, plus one step.
 """
 
 import numpy as np

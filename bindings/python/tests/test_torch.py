@@ -171,6 +171,18 @@ def test_an_expanded_gradient_is_accepted(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_that_all_rows_share_is_accepted(device):
+    """As of a sum over the sequence: its rows lie at a stride of 0, its last dim is contiguous."""
+    *tensors, dout = inputs(PROBLEMS[0], working_dtype(device), device)
+    leaves = [x.requires_grad_() for x in tensors]
+    shared = dout[:, :1].expand_as(dout)
+    gradients = torch.autograd.grad(flashtune.attention(*leaves), leaves, shared)
+    expected = torch.autograd.grad(flashtune.attention(*leaves), leaves, shared.contiguous())
+    for actual, wanted in zip(gradients, expected):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_only_the_asked_for_gradients_are_filled(device):
     q, k, v, _ = inputs(PROBLEMS[0], working_dtype(device), device)
     v.requires_grad_()
