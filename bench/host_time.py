@@ -94,7 +94,7 @@ def launches():
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
     refs = [_torch._ref(x) for x in (q, k, v, out)]
-    params = _call.forward(2, (0, 0.0, 0.0), dims, _call.NO_SEED, *refs, lse.data_ptr())
+    params = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
     context = _context.context(0)
     launch, handle = context.forward._launch, context.handle
     stream = torch.cuda.current_stream().cuda_stream
@@ -126,9 +126,9 @@ def workspace():
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
     refs = [_torch._ref(x) for x in (q, k, v, out)]
-    forward = _call.forward(2, (0, 0.0, 0.0), dims, _call.NO_SEED, *refs, lse.data_ptr())
+    forward = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
     gradients = [_torch._ref(x) for x in (out, q.clone(), k.clone(), v.clone())]
-    backward = _call.backward(2, (0, 0.0, 0.0), dims, _call.NO_SEED, *refs, lse.data_ptr(), *gradients)
+    backward = _call.backward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr(), *gradients)
     context = _context.context(0)
     return {
         "forward_bytes": context.forward.workspace_bytes(forward),

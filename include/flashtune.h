@@ -485,6 +485,17 @@ typedef struct flashtune_backward_params {
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
    */
   struct flashtune_tensor dv;
+  /**
+   * 0, or 1: dq, dk and dv have the same bits at every run. Tiles then take turns at dq, which costs time and a little
+   * more workspace, and the config follows from the problem, the device's architecture and the library's version
+   * alone, never from records: flashtune_autotune refuses such a problem. With 0, on a GPU, dq may differ from run to
+   * run by the order of fp32 sums; out, lse, dk and dv do not.
+   */
+  int32_t deterministic;
+  /**
+   * 0.
+   */
+  int32_t reserved;
 } flashtune_backward_params;
 
 /**

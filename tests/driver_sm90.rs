@@ -8,7 +8,7 @@ use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
 use flashtune::error::{Result, Status};
-use flashtune::kernel::{Executable, Gpu};
+use flashtune::kernel::{Executable, Gpu, KernelParams};
 use flashtune::problem::{Causal, Pass, Problem};
 use std::ffi::c_void;
 
@@ -253,6 +253,30 @@ fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
         let main = fake.state().launch[1];
         assert_eq!(main.grid, [132, 1, 1]);
         assert_ne!(main.counter, 0);
+    });
+}
+
+#[test]
+fn a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace() {
+    let name = "a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let turns_and_counter = |deterministic| {
+            let problem = Problem { causal: DYNAMIC, deterministic, ..BACKWARD };
+            let (_gpu, executable) = build_backward(&problem);
+            let call = Call { problem, workspace: 0x1000000 as *mut c_void, ..backward_call() };
+            let main = {
+                executable.launch(&call, 0x77 as *mut c_void).unwrap();
+                fake.state().launch[fake.state().launches as usize - 2]
+            };
+            let turns = std::mem::offset_of!(KernelParams, turns);
+            (u64::from_ne_bytes(main.params[turns..turns + 8].try_into().unwrap()), main.counter)
+        };
+        let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.workspace_bytes() as u64;
+        // The tickets, and for each of 16 heads the tiles of 8 of 512 rows. The stream's tile counter is not for it.
+        assert_eq!(turns_and_counter(true), (end - 4 * (1 + 16 * 64), 0));
+        let (turns, counter) = turns_and_counter(false);
+        assert_eq!(turns, 0);
+        assert_ne!(counter, 0);
     });
 }
 

@@ -95,6 +95,7 @@ impl Inputs {
             head_dim_v: self.head_dim_v,
             causal,
             dropout: self.dropout_p > 0.0,
+            // Of the backward pass alone.
             deterministic: false,
             // Judged once the tensors are checked.
             layout: Layout::Vec1,

@@ -105,7 +105,7 @@ struct TileFeed {
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal || kByTicket ? counter : nullptr) {
         draw();
-        if constexpr (kByTicket) advance();
+        if (kByTicket && counter) advance();
     }
     __device__ __forceinline__ void draw() {
         if (counter) drawn = (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u);

@@ -9,8 +9,9 @@
 // for. Static schedules would not do: a block of threads that never starts, as where SMs are set aside for others,
 // would keep its tile from those that hold the SMs and wait for it. backward_delta sets all counters to zero.
 
-// Tickets drawn so far.
-__device__ __forceinline__ uint32* ticket_counter(const KernelParams& params) { return params.turns; }
+// Tickets drawn so far. Null where there are no queries: backward_delta, which sets counters to zero, then does not run, and no tile
+// has a block to wait at.
+__device__ __forceinline__ uint32* ticket_counter(const KernelParams& params) { return params.seqlen_q > 0 ? params.turns : nullptr; }
 
 // The counter of the block of query rows that begins with this tile of rows of the dQ accumulator, of all heads.
 __device__ __forceinline__ uint32* turn_counter(const KernelParams& params, int64 row_tile) { return params.turns + 1 + row_tile; }

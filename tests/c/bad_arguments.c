@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <limits.h>
+#include <stddef.h>
 
 static flashtune_context *context;
 static Attention a;
@@ -160,6 +161,12 @@ static void struct_sizes(void) {
   newer.later[1] = 1;
   forward_refused(&newer.known, invalid, "must be zero");
 
+  /* A caller of the first release, whose params end before deterministic. */
+  flashtune_backward_params older = a.backward;
+  older.struct_size = offsetof(flashtune_backward_params, deterministic);
+  older.deterministic = 2;
+  OK(flashtune_backward_supported(context, &older));
+
   flashtune_plan_info info = canary_info();
   info.struct_size = 16;
   FAILS(flashtune_forward_plan_info(context, &a.forward, &info), invalid, "info.struct_size is 16");
@@ -181,6 +188,9 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("dropout_p is 1", p.dropout_p = 1.0f);
   BOTH_REFUSED("dropout_p is -0.1", p.dropout_p = -0.1f);
   BOTH_REFUSED("dropout_p is inf", p.dropout_p = INFINITY);
+  BACKWARD_REFUSED("deterministic is 2", p.deterministic = 2);
+  BACKWARD_REFUSED("deterministic is -1", p.deterministic = -1);
+  BACKWARD_REFUSED("reserved is 1", p.reserved = 1);
   BOTH_REFUSED("dropout_seed_ptr is 0x1001",
                p.dropout_p = 0.1f; p.dropout_seed_ptr = (const uint64_t *)(intptr_t)0x1001);
   BOTH_REFUSED("dropout_offset_ptr is 0x1004",
@@ -296,6 +306,9 @@ static void autotune_params(void) {
   FAILS((p = good, p.struct_size = 0, flashtune_autotune(context, &p)), invalid, "params.struct_size is 0");
   FAILS((p = good, p.forward = NULL, flashtune_autotune(context, &p)), invalid, "both NULL");
   FAILS((p = good, p.backward = &a.backward, flashtune_autotune(context, &p)), invalid, "both set");
+  flashtune_backward_params fixed = a.backward;
+  fixed.deterministic = 1;
+  FAILS((p = good, p.forward = NULL, p.backward = &fixed, flashtune_autotune(context, &p)), invalid, "deterministic");
   FAILS((p = good, p.retune = 2, flashtune_autotune(context, &p)), invalid, "params.retune is 2");
   FAILS((p = good, p.reserved = 1, flashtune_autotune(context, &p)), invalid, "params.reserved is 1");
   FAILS((p = good, p.time_limit_seconds = -1, flashtune_autotune(context, &p)), invalid, "time_limit_seconds is -1");

@@ -123,12 +123,30 @@ static void dropout_is_a_function_of_its_seed(flashtune_context *context) {
   free_attention(&a);
 }
 
+/* Another workspace, and a plan that says so. */
+static void deterministic_backward(flashtune_context *context) {
+  Shape shape = {2, 4, 2, 70, 90, 32, 32, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
+  Attention a = make_attention(shape, 9);
+  uint64_t plain = 0, with_turns = 0;
+  OK(flashtune_backward_workspace_size(context, &a.backward, &plain));
+  a.backward.deterministic = 1;
+  OK(flashtune_backward_workspace_size(context, &a.backward, &with_turns));
+  CHECK(with_turns > plain, "%llu bytes where it was %llu", (unsigned long long)with_turns, (unsigned long long)plain);
+  run_and_check(context, &a);
+  flashtune_plan_info info;
+  info.struct_size = sizeof info;
+  OK(flashtune_backward_plan_info(context, &a.backward, &info));
+  CHECK(info.source == FLASHTUNE_SOURCE_HEURISTIC && strstr(info.reason, "deterministic") != NULL, "%s", info.reason);
+  free_attention(&a);
+}
+
 int main(void) {
   flashtune_context *context = cpu_context("");
   shapes(context);
   empty_problems(context);
   packed_and_transposed(context);
   dropout_is_a_function_of_its_seed(context);
+  deterministic_backward(context);
   OK(flashtune_context_destroy(context));
   return 0;
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
-enum { PARAMS_BYTES = 368, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
+enum { PARAMS_BYTES = 376, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
 
 struct fake_launch {
     uint64_t function, stream, context;

@@ -24,7 +24,9 @@ def module_of(q):
     raise TypeError(f"q is a {type(q).__name__}; it must be a NumPy array or a torch tensor")
 
 
-def attention(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, return_lse=False):
+def attention(
+    q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False
+):
     """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
 
     q is (batch, seqlen_q, heads_q, dim), k (batch, seqlen_k, heads_kv, dim), v (batch, seqlen_k, heads_kv, dim_v), with
@@ -35,9 +37,10 @@ def attention(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=
     dropout_p: the probability of dropping. The mask is a function of the seed and of each score's position alone.
     seed: an int, a pair (seed, offset), or for torch an int64 tensor (seed, offset) on q's device that is read when the
         kernels run. None draws one from torch's default generator of the device, or NumPy's global one.
+    deterministic: True gives gradients of the same bits at every run, which costs time; the output always has them.
     return_lse: returns (out, lse), lse being fp32 (batch, heads_q, seqlen_q), in natural log; it carries no gradient.
     """
-    return module_of(q).attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse)
+    return module_of(q).attention(q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse)
 
 
 def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None):
@@ -46,10 +49,17 @@ def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.
     return module_of(q).attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
 
 
-def attention_backward(dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None):
-    """(dq, dk, dv) from what `attention_forward` took and returned, under the same keyword arguments."""
+def attention_backward(
+    dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False
+):
+    """(dq, dk, dv) from what `attention_forward` took and returned, under the same keyword arguments.
+
+    deterministic: True gives the same bits at every run, which costs time.
+    """
     _need_seed(dropout_p, seed)
-    return module_of(q).attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed)
+    return module_of(q).attention_backward(
+        dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed, deterministic
+    )
 
 
 def _need_seed(dropout_p, seed):

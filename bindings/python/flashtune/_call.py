@@ -27,8 +27,9 @@ _pack_forward = _structs.packer(_structs.ForwardParams).pack
 _pack_backward = _structs.packer(_structs.BackwardParams).pack
 
 
-def options(causal, softmax_scale, dropout_p):
-    """(causal number, scale, p) as the params hold them. A scale of None becomes the struct's 0: 1/sqrt(head_dim)."""
+def options(causal, softmax_scale, dropout_p, deterministic=False):
+    """(causal number, scale, p, deterministic) as the params hold them. A scale of None becomes the struct's 0:
+    1/sqrt(head_dim)."""
     try:
         causal_number = _CAUSAL[causal]
     except (KeyError, TypeError):
@@ -41,7 +42,9 @@ def options(causal, softmax_scale, dropout_p):
     # The library would see p rounded to fp32, so that a value just under 1 reads as 1 in its message.
     if not 0 <= dropout_p < 1:
         raise InvalidArgumentError(f"dropout_p is {dropout_p!r}, the probability of dropping; it must be in [0, 1)")
-    return causal_number, softmax_scale, dropout_p
+    if not isinstance(deterministic, (bool, int)) or deterministic not in (0, 1):
+        raise InvalidArgumentError(f"deterministic is {deterministic!r}; it must be False or True")
+    return causal_number, softmax_scale, dropout_p, int(deterministic)
 
 
 def sizes(q, k, v):
@@ -80,7 +83,7 @@ def integer_seed(seed):
 
 def forward(dtype, opts, dims, seed, q, k, v, out, lse):
     """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head)."""
-    causal, scale, p = opts
+    causal, scale, p, _ = opts  # the forward pass always is deterministic
     try:
         return _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
     except (struct.error, OverflowError) as error:
@@ -89,11 +92,12 @@ def forward(dtype, opts, dims, seed, q, k, v, out, lse):
 
 def backward(dtype, opts, dims, seed, q, k, v, out, lse, dout, dq, dk, dv):
     """Packed `flashtune_backward_params`."""
-    causal, scale, p = opts
+    causal, scale, p, deterministic = opts
     try:
         return _pack_backward(
-            _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv
-        )
+            _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv,
+            deterministic, 0,
+        )  # fmt: skip
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 

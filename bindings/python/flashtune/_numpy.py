@@ -10,8 +10,9 @@ from ._errors import InvalidArgumentError
 _ALIGNMENT = 256
 
 
-def attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse):
-    """out or (out, lse)"""
+def attention(q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse):
+    """out or (out, lse). There are no gradients here that `deterministic` could be about; it is only checked."""
+    _call.options(causal, softmax_scale, dropout_p, deterministic)
     out, lse = attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
     return (out, lse) if return_lse else out
 
@@ -31,9 +32,9 @@ def attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed):
     return out, lse
 
 
-def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed):
+def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed, deterministic):
     """(dq, dk, dv)"""
-    opts = _call.options(causal, softmax_scale, dropout_p)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     number, (q, k, v, out, dout) = _inputs(q=q, k=k, v=v, out=out, dout=dout)
     dims = _call.sizes(q.shape, k.shape, v.shape)
     batch_size, num_heads_q, _, seqlen_q, _, _, head_dim_v = dims

@@ -8,6 +8,7 @@ import ctypes
 from . import _call, _structs
 from ._attention import module_of
 from ._context import CPU, context
+from ._errors import InvalidArgumentError
 
 _SOURCES = {
     _structs.SOURCE_PINNED: "pinned",
@@ -19,22 +20,22 @@ _SOURCES = {
 }
 
 
-def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False):
+def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False):
     """Looks up, compiles and loads what a call on such arrays launches, so that no later call waits for it.
 
-    The pass is the forward one, or with `backward` the backward one. A CUDA graph capture needs it, or one call before.
+    The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or one call before.
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic)
     _pass(device, backward).prepare(params)
 
 
-def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False):
+def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False):
     """What a call on such arrays runs and why, as a dict; prepares it where that is still to do.
 
     kernel, config and reason are text; source is pinned, process, machine, shipped, nearest-gpu or heuristic;
     registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured.
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic)
     info = _pass(device, backward).plan_info(params)
     values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
     values["source"] = _SOURCES.get(info.source, f"source {info.source}")
@@ -99,9 +100,11 @@ def _pass(device, backward):
     return context(device).backward if backward else context(device).forward
 
 
-def _describe(q, k, v, causal, dropout_p, backward):
+def _describe(q, k, v, causal, dropout_p, backward, deterministic=False):
     device, dtype, sizes, (q_ref, k_ref, v_ref) = module_of(q).describe(q, k, v)
-    opts = _call.options(causal, None, dropout_p)
+    opts = _call.options(causal, None, dropout_p, deterministic)
+    if deterministic and not backward:
+        raise InvalidArgumentError("deterministic is True and backward False; a forward pass always is: leave it out")
     seed = _call.NO_SEED
     # Outputs, which do not exist yet, stand as packed and unplaced.
     if backward:

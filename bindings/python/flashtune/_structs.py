@@ -54,7 +54,14 @@ class ForwardParams(ctypes.Structure):
 
 
 class BackwardParams(ctypes.Structure):
-    _fields_ = _PROBLEM + [("dout", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor)]
+    _fields_ = _PROBLEM + [
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("deterministic", c_int32),
+        ("reserved", c_int32),
+    ]
 
 
 class ContextOptions(ctypes.Structure):

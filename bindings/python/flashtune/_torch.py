@@ -26,10 +26,10 @@ else:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-def attention(q, k, v, causal, softmax_scale, dropout_p, seed, return_lse):
+def attention(q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse):
     """out or (out, lse), differentiable with respect to q, k and v."""
     _expect_tensors(k=k, v=v)
-    opts = _call.options(causal, softmax_scale, dropout_p)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     if torch.compiler.is_compiling():
         from . import _torch_ops
 
@@ -49,10 +49,10 @@ def attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed):
         return launch_forward(q, k, v, opts, resolve_seed(seed, dropout_p, q))
 
 
-def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed):
+def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed, deterministic):
     """(dq, dk, dv) without autograd."""
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
-    opts = _call.options(causal, softmax_scale, dropout_p)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     with torch.no_grad():
         return launch_backward(dout, q, k, v, out, lse, opts, resolve_seed(seed, dropout_p, q))
 

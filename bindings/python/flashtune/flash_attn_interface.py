@@ -27,12 +27,15 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen, heads, dim) over k and v (batch, seqlen_k, heads_kv, dim).
 
-    causal aligns the mask to the bottom right corner. return_attn_probs returns (out, softmax_lse, None): the matrix
-    of probabilities, which flash-attn hands out for its own tests, is never formed here.
+    causal aligns the mask to the bottom right corner. deterministic gives the gradients the same bits at every run.
+    return_attn_probs returns (out, softmax_lse, None): the matrix of probabilities, which flash-attn hands out for its
+    own tests, is never formed here.
     """
-    needs_grad = _needs_grad(q=q, k=k, v=v)
-    _refuse(q, needs_grad, window_size, softcap, alibi_slopes, deterministic)
-    result = _torch.attention(q, k, v, bool(causal), softmax_scale, dropout_p, None, return_attn_probs)
+    _expect_tensors(q=q, k=k, v=v)
+    _refuse(window_size, softcap, alibi_slopes)
+    result = _torch.attention(
+        q, k, v, bool(causal), softmax_scale, dropout_p, None, bool(deterministic), return_attn_probs
+    )
     return (*result, None) if return_attn_probs else result
 
 
@@ -49,10 +52,10 @@ def flash_attn_kvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim), and so their gradients."""
-    needs_grad = _needs_grad(q=q, kv=kv)
-    _refuse(q, needs_grad, window_size, softcap, alibi_slopes, deterministic)
+    _expect_tensors(q=q, kv=kv)
+    _refuse(window_size, softcap, alibi_slopes)
     _expect_packed("kv", kv, 2)
-    return _packed(q, kv, dropout_p, softmax_scale, causal, return_attn_probs)
+    return _packed(q, kv, dropout_p, softmax_scale, causal, deterministic, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -67,24 +70,23 @@ def flash_attn_qkvpacked_func(
     return_attn_probs=False,
 ):
     """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim), and so their gradients."""
-    needs_grad = _needs_grad(qkv=qkv)
-    _refuse(qkv, needs_grad, window_size, softcap, alibi_slopes, deterministic)
+    _expect_tensors(qkv=qkv)
+    _refuse(window_size, softcap, alibi_slopes)
     _expect_packed("qkv", qkv, 3)
-    return _packed(None, qkv, dropout_p, softmax_scale, causal, return_attn_probs)
+    return _packed(None, qkv, dropout_p, softmax_scale, causal, deterministic, return_attn_probs)
 
 
-def _packed(q, packed, dropout_p, softmax_scale, causal, return_attn_probs):
-    opts = _call.options(bool(causal), softmax_scale, dropout_p)
+def _packed(q, packed, dropout_p, softmax_scale, causal, deterministic, return_attn_probs):
+    opts = _call.options(bool(causal), softmax_scale, dropout_p, bool(deterministic))
     seed = _torch.resolve_seed(None, dropout_p, packed)
     result = _torch.PackedAttention.apply(q, packed, opts, seed, return_attn_probs)
     return (*result, None) if return_attn_probs else result
 
 
-def _needs_grad(**tensors):
+def _expect_tensors(**tensors):
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())
 
 
 def _expect_packed(name, tensor, count):
@@ -93,13 +95,10 @@ def _expect_packed(name, tensor, count):
         raise InvalidArgumentError(f"{name} has shape {found}; it must be (batch, seqlen, {count}, heads, dim)")
 
 
-def _refuse(tensor, needs_grad, window_size, softcap, alibi_slopes, deterministic):
+def _refuse(window_size, softcap, alibi_slopes):
     if tuple(window_size) != (-1, -1):
         raise UnsupportedError(f"window_size is {tuple(window_size)}; sliding windows are not supported yet")
     if softcap:
         raise UnsupportedError(f"softcap is {softcap}; a soft cap is not supported yet")
     if alibi_slopes is not None:
         raise UnsupportedError("alibi_slopes is given; ALiBi is not supported yet")
-    # The forward pass always is, and so is the CPU's backward pass; the GPU's adds into dq from many blocks at once.
-    if deterministic and needs_grad and tensor.is_cuda:
-        raise UnsupportedError("deterministic is True; a deterministic backward pass on a GPU is not supported yet")

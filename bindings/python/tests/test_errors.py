@@ -35,6 +35,8 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         (dict(dropout_p=-0.1), ValueError, "dropout_p is -0.1"),
         (dict(dropout_p=1.0), ValueError, "dropout_p is 1.0"),
         (dict(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
+        (dict(deterministic=2), ValueError, "deterministic is 2; it must be False or True"),
+        (dict(deterministic="no"), ValueError, "deterministic is 'no'"),
         (dict(dropout_p=0.1, seed=-1), ValueError, "seed is -1"),
         (dict(dropout_p=0.1, seed=1 << 64), ValueError, "seed is"),
         (dict(dropout_p=0.1, seed=1.5), ValueError, "seed is 1.5"),
@@ -61,6 +63,7 @@ def test_a_head_dim_over_512_is_refused():
         (dict(lse=np.zeros((1, 4, 2), np.float32)), "lse has shape"),
         (dict(dout=Q.astype(np.float16)), "dout is float16"),
         (dict(dropout_p=0.5), "seed is None"),
+        (dict(deterministic=None), "deterministic is None"),
     ],
 )
 def test_a_wrong_argument_of_the_backward_pass_is_named(change, words):

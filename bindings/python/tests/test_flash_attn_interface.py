@@ -100,17 +100,26 @@ def test_what_is_not_done_yet_is_refused_by_name(option, value):
             call(**{option: value})
 
 
-def test_deterministic_is_accepted_where_it_is_true():
-    q = torch.ones(1, 4, 2, 8, requires_grad=True)
-    interface.flash_attn_func(q, q, q, deterministic=True).sum().backward()
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_deterministic_gradients_have_the_same_bits_at_every_run(device, dtype, causal):
+    q, kv, dout = random((2, 300, 4, 64), (2, 700, 2, 2, 64), (2, 300, 4, 64), dtype=dtype, device=device)
 
+    def separate():
+        leaves = [x.clone().requires_grad_() for x in (q, *kv.unbind(2))]
+        out = interface.flash_attn_func(*leaves, causal=causal, deterministic=True)
+        return torch.autograd.grad(out, leaves, dout)
 
-@pytest.mark.needs_gpu
-def test_deterministic_is_refused_for_a_backward_pass_on_a_gpu():
-    q = torch.ones(1, 4, 2, 64, dtype=torch.bfloat16, device="cuda")
-    interface.flash_attn_func(q, q, q, deterministic=True)
-    with pytest.raises(NotImplementedError, match="deterministic"):
-        interface.flash_attn_func(q.requires_grad_(), q, q, deterministic=True)
+    def packed():
+        leaves = q.clone().requires_grad_(), kv.clone().requires_grad_()
+        out = interface.flash_attn_kvpacked_func(*leaves, causal=causal, deterministic=True)
+        dq, dkv = torch.autograd.grad(out, leaves, dout)
+        return dq, *dkv.unbind(2)
+
+    first = separate()
+    for _ in range(50 if device == "cuda" else 2):
+        for again in (separate(), packed()):
+            assert all(torch.equal(x, y) for x, y in zip(first, again))
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 2, 8), (1, 4, 2, 2, 8), (1, 4, 3, 8)])

@@ -43,8 +43,9 @@ def tensors(problem, dtype, seed=0):
 
 def check(q, k, v, dout, dtype, **options):
     """Runs both passes and judges out, lse and all gradients."""
+    deterministic = options.pop("deterministic", False)
     out, lse = flashtune.attention_forward(q, k, v, **options)
-    gradients = flashtune.attention_backward(dout, q, k, v, out, lse, **options)
+    gradients = flashtune.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
     if "seed" in options:
         options["seed"] = (options["seed"], 0)
     exact = oracle.attention(q, k, v, dout, **options)
@@ -69,6 +70,17 @@ def test_both_passes_are_within_the_error_rule(problem, dtype):
 def test_dropout_drops_what_its_documentation_says_in_both_passes(causal):
     problem = (2, 4, 2, 70, 45, 32, 32, causal)
     check(*tensors(problem, DTYPES[0]), DTYPES[0], causal=causal, dropout_p=0.3, seed=1 << 40 | 12345)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_deterministic_gradients_are_right_and_the_same_at_every_run(causal):
+    q, k, v, dout = tensors((1, 4, 2, 300, 500, 40, 40, causal), DTYPES[0])
+    check(q, k, v, dout, DTYPES[0], causal=causal, deterministic=True)
+    out, lse = flashtune.attention_forward(q, k, v, causal=causal)
+    first, again = (
+        flashtune.attention_backward(dout, q, k, v, out, lse, causal=causal, deterministic=True) for _ in range(2)
+    )
+    assert all((x == y).all() for x, y in zip(first, again))
 
 
 def test_softmax_scale_is_applied_as_given():

@@ -19,6 +19,17 @@ def test_plan_info_names_kernel_config_and_reason(backward, name):
     assert info["reason"] and info["source"] in ("heuristic", "shipped", "nearest-gpu", "machine", "process")
 
 
+def test_a_deterministic_plan_is_the_heuristics_whatever_was_tuned():
+    q, k, v = arrays(seqlen=144)
+    flashtune.autotune(q, k, v, backward=True, time_limit=5)
+    flashtune.prepare(q, k, v, backward=True, deterministic=True)
+    info = flashtune.plan_info(q, k, v, backward=True, deterministic=True)
+    assert info["source"] == "heuristic" and "deterministic" in info["reason"]
+    assert flashtune.plan_info(q, k, v, backward=True)["source"] == "process"
+    with pytest.raises(ValueError, match="deterministic is True and backward False"):
+        flashtune.prepare(q, k, v, deterministic=True)
+
+
 def test_autotune_reports_progress_and_its_winner_is_the_plan():
     q, k, v = arrays(seqlen=160)
     seen = []
