@@ -272,8 +272,8 @@ fn a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace() {
             (u64::from_ne_bytes(main.params[turns..turns + 8].try_into().unwrap()), main.counter)
         };
         let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.workspace_bytes() as u64;
-        // The tickets, and for each of 16 heads the tiles of 8 of 512 rows. The stream's tile counter is not for it.
-        assert_eq!(turns_and_counter(true), (end - 4 * (1 + 16 * 64), 0));
+        // The tickets, and for each of 16 heads the tiles of 8 of 416 rows. The stream's tile counter is not for it.
+        assert_eq!(turns_and_counter(true), (end - 4 * (1 + 16 * 52), 0));
         let (turns, counter) = turns_and_counter(false);
         assert_eq!(turns, 0);
         assert_ne!(counter, 0);

@@ -8,7 +8,6 @@ struct DropoutMask {
     uint32 threshold_high;   // params.dropout_threshold in the upper half-word
 
     __device__ __forceinline__ DropoutMask(const KernelParams& params, uint32 batch_head) {
-        if constexpr (!kHasDropout) return;  // nothing to draw, and no seed to read
         const uint64 seed = params.dropout_seed_ptr ? *params.dropout_seed_ptr : params.dropout_seed;
         const uint64 offset64 = params.dropout_offset_ptr ? *params.dropout_offset_ptr : params.dropout_offset;
         // Broadcast from a lane, the keys are known to be uniform: the ten round keys then stay in uniform registers

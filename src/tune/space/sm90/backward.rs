@@ -73,8 +73,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (65..=112, true) => (64, [2, 1, 0]),
         (113..=128, false) => (64, [2, 1, 2]),
         (113..=128, true) => (48, [2, 1, 0]),
-        (_, false) => (64, [1, 1, 0]),
-        (_, true) => (48, [1, 1, 0]),
+        (_, false) if !problem.deterministic => (64, [1, 1, 0]),
+        _ => (48, [1, 1, 0]),
     };
     // Tiles of one head wait for one another where they take turns: the more heads are walked together the less.
     let group_mb = if problem.seqlen_q < LONG && !problem.deterministic { 16 } else { 0 };
