@@ -5,7 +5,7 @@
 use super::inputs::Inputs;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
-use super::sized::address;
+use super::sized::{address, flag};
 use super::types::*;
 use crate::call::Call;
 use crate::dropout::Dropout;
@@ -51,7 +51,8 @@ pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) 
 
 pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
     let inputs = Inputs::from(params);
-    let mut problem = Problem { deterministic: deterministic(params)?, ..inputs.problem(Pass::Backward)? };
+    let deterministic = flag(("deterministic", params.deterministic), ("reserved", params.reserved))?;
+    let mut problem = Problem { deterministic, ..inputs.problem(Pass::Backward)? };
     let (softmax_scale, dropout) = inputs.scalars()?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
@@ -69,15 +70,6 @@ pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy
     let call =
         Call { problem, softmax_scale, dropout, q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, workspace };
     Ok(Checked { call, read, written })
-}
-
-fn deterministic(params: &flashtune_backward_params) -> Result<bool> {
-    match (params.deterministic, params.reserved) {
-        (0, 0) => Ok(false),
-        (1, 0) => Ok(true),
-        (0 | 1, other) => Err(Error::invalid(format!("reserved is {other}; it must be 0"))),
-        (other, _) => Err(Error::invalid(format!("deterministic is {other}; it must be 0 or 1"))),
-    }
 }
 
 impl Checked {

@@ -81,22 +81,14 @@ pub unsafe extern "C" fn flashtune_autotune(
         let params = unsafe { sized::read("params", params)? };
         // SAFETY: as above, for the pass's params.
         let problem = unsafe { problem(context, &params)? };
-        let mut options = TuneOptions { retune: retune(&params)?, ..TuneOptions::default() };
+        let retune = sized::flag(("params.retune", params.retune), ("params.reserved", params.reserved))?;
+        let mut options = TuneOptions { retune, ..TuneOptions::default() };
         if let Some(limit) = time_limit("params.time_limit_seconds", params.time_limit_seconds)? {
             options.time_limit = limit;
         }
         let mut progress = |progress: &Progress| report(&params, progress);
         context.engine.autotune(&problem, &options, &mut progress).map(drop)
     })
-}
-
-fn retune(params: &flashtune_autotune_params) -> Result<bool> {
-    match (params.retune, params.reserved) {
-        (0, 0) => Ok(false),
-        (1, 0) => Ok(true),
-        (0 | 1, other) => Err(Error::invalid(format!("params.reserved is {other}; it must be 0"))),
-        (other, _) => Err(Error::invalid(format!("params.retune is {other}; it must be 0 or 1"))),
-    }
 }
 
 unsafe fn problem(context: &flashtune_context, params: &flashtune_autotune_params) -> Result<Problem> {

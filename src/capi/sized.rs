@@ -21,6 +21,16 @@ pub unsafe trait SizedStruct: Copy {
 /// More than any struct of any release: a `struct_size` beyond it is an uninitialised field.
 const ABSURD: u64 = 16 * 1024;
 
+/// A field that is 0 or 1, and the reserved one after it, each by its name and value.
+pub fn flag((name, value): (&str, i32), (reserved_name, reserved): (&str, i32)) -> Result<bool> {
+    match (value, reserved) {
+        (0, 0) => Ok(false),
+        (1, 0) => Ok(true),
+        (0 | 1, other) => Err(Error::invalid(format!("{reserved_name} is {other}; it must be 0"))),
+        (other, _) => Err(Error::invalid(format!("{name} is {other}; it must be 0 or 1"))),
+    }
+}
+
 /// Copies the caller's struct. `argument` is the parameter's name.
 ///
 /// # Safety
