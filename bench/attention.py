@@ -2,7 +2,8 @@
 """Times flashtune beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
 
 Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's, cuDNN's and FA4's, and on
-the grid over the best of those and FlashAttention-3 by the table in envelope.py; then the geometric means. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
+the grid over the best of those and FlashAttention-3 by the table in envelope.py; then the geometric means. All backward passes go
+through autograd; "call" is flashtune_backward alone, as C callers use it, and enters no ratio. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
 """
 
 import argparse
@@ -59,6 +60,9 @@ def measure(case, attends, tune, passes):
             runs["backward"][name] = lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(
                 out, leaves, dout, retain_graph=True
             )
+            if name == "flashtune":
+                # Beside it what a C caller pays: no autograd, no allocation.
+                runs["backward"]["call"] = peers.flashtune_backward_call(q, k, v, *options, dout)
     times = {}
     for name, functions in runs.items():
         with torch.set_grad_enabled(name == "backward"):
@@ -147,6 +151,8 @@ def main():
     for name, reason in missing.items():
         print(f"peer {name} is not here: {reason}")
     names = list(attends)
+    if "flashtune" in names and "backward" in passes:
+        names.append("call")
     print("TFLOP/s, and flashtune's speed over the rivals'")
     columns = [*names, *(f"x {rival}" for rival in RIVALS)]
     print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{column:>11}" for column in columns))

@@ -54,3 +54,25 @@ def _sdpa(backend):
         return out.transpose(1, 2)
 
     return attend
+
+
+def flashtune_backward_call(q, k, v, causal, dropout_p, dout):
+    """A function without arguments that calls the C library's flashtune_backward on the current stream, with all memory at hand."""
+    from flashtune import _call, _torch
+    from flashtune._context import context
+
+    opts, seed = _call.options(causal, None, dropout_p, False), (1, 2) if dropout_p else None
+    out, lse = _torch.launch_forward(q, k, v, opts, seed)
+    read = [_torch._ref(x) for x in (q, k, v, out)]
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    device, number, dims, _ = _torch.describe(q, k, v)
+    params = _call.backward(
+        number, opts, dims, _torch._seed_fields(seed), *read, lse.data_ptr(),
+        _torch._ref(dout), *(_torch._ref(x) for x in gradients),
+    )  # fmt: skip
+    run = context(device).backward
+    size = run.workspace_bytes(params)
+    workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+    held = (q, k, v, out, lse, dout, gradients)
+    stream = torch.cuda.current_stream().cuda_stream
+    return lambda held=held: run.launch(params, workspace.data_ptr(), size, stream)
