@@ -4,7 +4,7 @@ CFLAGS ?= -std=c99 -D_POSIX_C_SOURCE=200809L -O2 -Wall -Wextra
 PYTHON ?= python3
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
-.PHONY: all lib cli examples demo test bench header clean
+.PHONY: all lib cli examples demo test bench header table clean
 .NOTPARALLEL:
 
 all: lib cli
@@ -40,6 +40,10 @@ bench: lib
 
 header:
 	FLASHTUNE_UPDATE_HEADER=1 cargo test --locked --test header
+
+# README's table of what runs where.
+table:
+	FLASHTUNE_UPDATE_README=1 cargo test --locked --test feature_table
 
 clean:
 	cargo clean

@@ -15,6 +15,7 @@ import cases
 import envelope
 import machine
 import peers
+import report
 import torch
 from timing import round_robin
 
@@ -52,7 +53,7 @@ def measure(case, attends, tune, passes):
                 torch.autograd.grad(out, leaves, dout, retain_graph=True)
             torch.cuda.synchronize()
         except Exception as error:
-            refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            refused[name] = report.reason(error)
             continue
         if "forward" in passes:
             runs["forward"][name] = lambda attend=attend: attend(q, k, v, *options)
@@ -105,26 +106,14 @@ def summary(rows):
     for suite, members in groups.items():
         for name in PASSES:
             for rival in RIVALS:
-                cells = [row for row in members if row["pass"] == name and rival in row["ratio"]]
-                if not cells:
+                of_rival = [row for row in members if row["pass"] == name and rival in row["ratio"]]
+                if not of_rival:
                     continue
-                worst = min(cells, key=lambda row: row["ratio"][rival])
-                mean = math.exp(sum(math.log(row["ratio"][rival]) for row in cells) / len(cells))
-                entry = dict(suite=suite, rival=rival, cells=len(cells), geometric_mean=mean)
+                entry = dict(suite=suite, rival=rival)
                 entry["pass"] = name
-                entry["min"] = worst["ratio"][rival]
-                entry["min_cell"] = cases.label(worst)
+                entry.update(report.mean_and_least(of_rival, lambda row, rival=rival: row["ratio"][rival], cases.label))
                 found.append(entry)
     return found
-
-
-def refusals(rows):
-    """A line for each reason why a peer has no time: the peer, the reason, and the problem where it came first."""
-    first = {}
-    for row in rows:
-        for name, reason in row["refused"].items():
-            first.setdefault((name, reason), cases.label(row))
-    return [f"{name} cannot do {label}: {reason}" for (name, reason), label in first.items()]
 
 
 def main():
@@ -178,7 +167,7 @@ def main():
             f"{entry['suite']:14}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
             f"  {entry['min_cell']} ({entry['cells']})"
         )
-    for line in refusals(rows):
+    for line in report.refusals(rows, cases.label):
         print(line)
     if skipped:
         print(f"{skipped} cells were not started before the deadline")

@@ -32,11 +32,15 @@ def suites(quick=False):
     }
 
 
+def work(pairs, head_dim, backward):
+    """FLOP of so many pairs of a query and a key: two for each multiply-add of two products forward, five backward."""
+    return (10 if backward else 4) * pairs * head_dim
+
+
 def flops(case, backward):
-    """Two operations for each multiply-add of two products forward, five backward; half when causal."""
+    """Causal counts half of all pairs."""
     pairs = case["batch"] * case["heads"] * case["seqlen"] ** 2
-    forward = 4 * pairs * case["head_dim"] * (0.5 if case["causal"] else 1)
-    return forward * (2.5 if backward else 1)
+    return work(pairs / 2 if case["causal"] else pairs, case["head_dim"], backward)
 
 
 def label(case):

@@ -5,12 +5,12 @@
 //! `blocks=all` walks the whole space instead of the heuristic's choice; `blocks=64x128` takes one.
 
 use flashtune::backend::Backend;
-use flashtune::call::{Call, TensorRef};
+use flashtune::call::{Call, FeatureArgs, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::cpu::Cpu;
 use flashtune::dropout::Dropout;
 use flashtune::error::Result;
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::space;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -44,6 +44,7 @@ fn main() -> Result<()> {
                 causal,
                 dropout: number("dropout", 0) != 0,
                 deterministic: false,
+                features: Features::NONE,
                 layout: Layout::Vec8,
             };
             let configs = match given.get("blocks").map(String::as_str) {
@@ -116,6 +117,7 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
         dq,
         dk,
         dv,
+        features: FeatureArgs::NONE,
         workspace: workspace.address(),
     };
     // The backward pass reads what forward wrote.

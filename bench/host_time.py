@@ -88,12 +88,12 @@ def launches():
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import flashtune
-    from flashtune import _call, _context, _torch
+    from flashtune import _call, _context, _torch_launch
 
     q, k, v = (torch.randn(1, 128, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
-    refs = [_torch._ref(x) for x in (q, k, v, out)]
+    refs = [_torch_launch.ref(x) for x in (q, k, v, out)]
     params = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
     context = _context.context(0)
     launch, handle = context.forward._launch, context.handle
@@ -120,14 +120,14 @@ def workspace():
     import torch
 
     import flashtune
-    from flashtune import _call, _context, _torch
+    from flashtune import _call, _context, _torch_launch
 
     q, k, v = (torch.randn(1, 65536, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
-    refs = [_torch._ref(x) for x in (q, k, v, out)]
+    refs = [_torch_launch.ref(x) for x in (q, k, v, out)]
     forward = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
-    gradients = [_torch._ref(x) for x in (out, q.clone(), k.clone(), v.clone())]
+    gradients = [_torch_launch.ref(x) for x in (out, q.clone(), k.clone(), v.clone())]
     backward = _call.backward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr(), *gradients)
     context = _context.context(0)
     return {

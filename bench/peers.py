@@ -1,8 +1,14 @@
-"""Who is measured: functions (q, k, v, causal, dropout_p) -> out on (batch, seqlen, heads, dim) torch tensors."""
+"""Who is measured: functions (q, k, v, causal, dropout_p) -> out on (batch, seqlen, heads, dim) torch tensors.
+
+Causal aligns to the bottom right corner: the last query sees the last key.
+"""
+
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 _SDPA = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -47,29 +53,43 @@ def _load(name):
 def _sdpa(backend):
     def attend(q, k, v, causal, dropout_p):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        mask = None
+        if causal and q.shape[2] != k.shape[2]:
+            # SDPA's own causal mask is of the top left corner.
+            mask, causal = _bottom_right(backend, q.shape[2], k.shape[2], q.dtype, q.device), False
         with sdpa_kernel(backend):
             out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, dropout_p=dropout_p, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout_p, enable_gqa=q.shape[1] != k.shape[1]
             )
         return out.transpose(1, 2)
 
     return attend
 
 
+@functools.lru_cache(maxsize=8)
+def _bottom_right(backend, seqlen_q, seqlen_k, dtype, device):
+    """A causal mask as the backend can take it: FA2 has it built in, the others add a tensor, made once."""
+    if backend == SDPBackend.FLASH_ATTENTION:
+        return causal_lower_right(seqlen_q, seqlen_k)
+    hidden = torch.full((seqlen_q, seqlen_k), -torch.inf, dtype=dtype, device=device)
+    return hidden.triu(seqlen_k - seqlen_q + 1)
+
+
 def flashtune_backward_call(q, k, v, causal, dropout_p, dout):
     """A function without arguments that calls the C library's flashtune_backward on the current stream, with all memory at hand."""
-    from flashtune import _call, _torch
+    from flashtune import _call, _torch_launch
     from flashtune._context import context
 
+    ref = _torch_launch.ref
     opts, seed = _call.options(causal, None, dropout_p, False), (1, 2) if dropout_p else None
-    out, lse = _torch.launch_forward(q, k, v, opts, seed)
-    read = [_torch._ref(x) for x in (q, k, v, out)]
+    out, lse = _torch_launch.launch_forward(q, k, v, opts, seed)
+    read = [ref(x) for x in (q, k, v, out)]
     gradients = [torch.empty_like(x) for x in (q, k, v)]
-    device, number, dims, _ = _torch.describe(q, k, v)
+    device, number, dims, *_ = _torch_launch.describe(q, k, v, opts, None)
+    seed_fields = (*seed, 0, 0) if seed else _call.NO_SEED
     params = _call.backward(
-        number, opts, dims, _torch._seed_fields(seed), *read, lse.data_ptr(),
-        _torch._ref(dout), *(_torch._ref(x) for x in gradients),
-    )  # fmt: skip
+        number, opts, dims, seed_fields, *read, lse.data_ptr(), ref(dout), *(ref(x) for x in gradients)
+    )
     run = context(device).backward
     size = run.workspace_bytes(params)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)

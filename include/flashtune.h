@@ -170,6 +170,77 @@
 #define FLASHTUNE_CAUSAL_TOP_LEFT 2
 
 /**
+ * No window: a query sees keys as causal says.
+ */
+#define FLASHTUNE_WINDOW_NONE 0
+
+/**
+ * Query i sees key j only if -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right: the last query's diagonal
+ * is the last key. The lengths are those of the sequence itself.
+ */
+#define FLASHTUNE_WINDOW_BOTTOM_RIGHT 1
+
+/**
+ * Query i sees key j only if -window_left <= j - i <= window_right.
+ */
+#define FLASHTUNE_WINDOW_TOP_LEFT 2
+
+/**
+ * alibi_slopes is used.
+ */
+#define FLASHTUNE_FEATURE_ALIBI 1
+
+/**
+ * bias is used.
+ */
+#define FLASHTUNE_FEATURE_BIAS 2
+
+/**
+ * mask is used.
+ */
+#define FLASHTUNE_FEATURE_MASK 4
+
+/**
+ * sinks is used, and in the backward pass dsinks where it is not NULL.
+ */
+#define FLASHTUNE_FEATURE_SINKS 8
+
+/**
+ * q, out and their gradients hold sequences end to end: cu_seqlens_q and total_q are used.
+ */
+#define FLASHTUNE_FEATURE_CU_SEQLENS_Q 16
+
+/**
+ * k, v and their gradients hold sequences end to end: cu_seqlens_k and total_k are used.
+ */
+#define FLASHTUNE_FEATURE_CU_SEQLENS_K 32
+
+/**
+ * seqused_q is used.
+ */
+#define FLASHTUNE_FEATURE_SEQUSED_Q 64
+
+/**
+ * seqused_k is used.
+ */
+#define FLASHTUNE_FEATURE_SEQUSED_K 128
+
+/**
+ * Backward: dbias is wanted. Only with FLASHTUNE_FEATURE_BIAS.
+ */
+#define FLASHTUNE_FEATURE_DBIAS 256
+
+/**
+ * Backward: dlse is used.
+ */
+#define FLASHTUNE_FEATURE_DLSE 512
+
+/**
+ * Forward: k and v are pages: block_table, page_size and num_pages are used.
+ */
+#define FLASHTUNE_FEATURE_PAGED 1024
+
+/**
  * The config was set for this problem.
  */
 #define FLASHTUNE_SOURCE_PINNED 1
@@ -306,8 +377,25 @@ typedef struct flashtune_tensor {
 } flashtune_tensor;
 
 /**
- * One forward pass: out = dropout(softmax(mask(softmax_scale * q k^T))) v. Set all of it to zero first, then
- * struct_size = sizeof(flashtune_forward_params), then what applies; zero is the default of every later field.
+ * A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score. Borrowed as
+ * flashtune_tensor, with data in the same memory and NULL in the same calls.
+ *
+ * Strides are in elements, not bytes, and at least 0; 0 along a dimension where the element is the same. The stride of
+ * a dimension of size 1 is ignored. data is aligned to its element. With sequences of their own lengths, what lies
+ * past a sequence's last query or key is neither read nor written.
+ */
+typedef struct flashtune_scores_tensor {
+  void *data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_seqlen_q;
+  int64_t stride_seqlen_k;
+} flashtune_scores_tensor;
+
+/**
+ * One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v. Set all of it to
+ * zero first, then struct_size = sizeof(flashtune_forward_params), then what applies; zero is the default of every
+ * later field.
  */
 typedef struct flashtune_forward_params {
   /**
@@ -323,7 +411,7 @@ typedef struct flashtune_forward_params {
    */
   int32_t causal;
   /**
-   * 0 or more. With 0 there is nothing to do.
+   * 0 or more. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
    */
   int64_t batch_size;
   /**
@@ -335,11 +423,12 @@ typedef struct flashtune_forward_params {
    */
   int64_t num_heads_kv;
   /**
-   * 0 or more.
+   * 0 or more. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
    */
   int64_t seqlen_q;
   /**
-   * 0 or more. A query that sees no key has out = 0 and lse = -infinity.
+   * 0 or more; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the sink's
+   * score where there is one).
    */
   int64_t seqlen_k;
   /**
@@ -371,11 +460,13 @@ typedef struct flashtune_forward_params {
   const uint64_t *dropout_seed_ptr;
   const uint64_t *dropout_offset_ptr;
   /**
-   * (batch_size, seqlen_q, num_heads_q, head_dim), read.
+   * (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q it and all like it, of queries, are
+   * (total_q, heads, dim), and stride_batch is ignored.
    */
   struct flashtune_tensor q;
   /**
-   * (batch_size, seqlen_k, num_heads_kv, head_dim), read.
+   * (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k it and all like it, of keys, are
+   * (total_k, heads, dim), and stride_batch is ignored.
    */
   struct flashtune_tensor k;
   /**
@@ -387,10 +478,106 @@ typedef struct flashtune_forward_params {
    */
   struct flashtune_tensor out;
   /**
-   * fp32 (batch_size, num_heads_q, seqlen_q), contiguous, written: the natural logarithm of the sum of the
-   * exponentials of the scaled scores. NULL: not wanted. The backward pass needs it.
+   * fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q), contiguous, written: the
+   * natural logarithm of the sum of the exponentials of what goes into the softmax. NULL: not wanted. The backward
+   * pass needs it.
    */
   float *lse;
+  /**
+   * FLASHTUNE_FEATURE_*, or-ed: which of the fields below that take data are used. Those that are must not be NULL
+   * at a launch, and may be in the calls that do not touch data; those that are not must be NULL, and totals 0.
+   */
+  uint64_t features;
+  /**
+   * FLASHTUNE_WINDOW_*. With causal, of the same alignment, and window_right 0 or -1.
+   */
+  int32_t window;
+  /**
+   * Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. Finite and not
+   * negative; 0: no soft cap.
+   */
+  float softcap;
+  /**
+   * With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1: all. Without one 0 or
+   * -1. With one seqlen_q + seqlen_k is at most 2^31 - 4096, too.
+   */
+  int64_t window_left;
+  /**
+   * With a window: how many keys after its diagonal a query sees; otherwise as window_left.
+   */
+  int64_t window_right;
+  /**
+   * fp32, read: -slope * |i + seqlen_k - seqlen_q - j| is added to the score of query i and key j, the lengths being
+   * the sequence's own. The slope of batch entry b and query head h is element b * alibi_stride_batch + h.
+   */
+  const float *alibi_slopes;
+  /**
+   * In elements, at least 0. 0: all batch entries share num_heads_q slopes.
+   */
+  int64_t alibi_stride_batch;
+  /**
+   * Of dtype, read: added to the scores. -infinity hides a key.
+   */
+  struct flashtune_scores_tensor bias;
+  /**
+   * Bytes, read: 0 hides a key, anything else shows it.
+   */
+  struct flashtune_scores_tensor mask;
+  /**
+   * fp32 (num_heads_q), read: each query head's score to no key. It takes its share of the softmax and adds nothing
+   * to out, and is part of lse.
+   */
+  const float *sinks;
+  /**
+   * int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q. From 0, not
+   * decreasing, at most total_q, no sequence longer than seqlen_q; rows of no sequence are neither read nor written.
+   * Device memory on a CUDA context, where nobody checks it: of a longer sequence the first seqlen_q rows are used,
+   * and whatever else is wrong is undefined. Host memory on a CPU context, where a launch refuses what is wrong. So
+   * for all four arrays of lengths, each of which may be used without the others.
+   */
+  const int32_t *cu_seqlens_q;
+  /**
+   * int32 (batch_size + 1), read: the same of k and v, with total_k and seqlen_k.
+   */
+  const int32_t *cu_seqlens_k;
+  /**
+   * int32 (batch_size), read: how many rows of each sequence of q are used, from its first on; at least 0 and at
+   * most its length. The others are neither read nor written, nor are their elements of lse.
+   */
+  const int32_t *seqused_q;
+  /**
+   * int32 (batch_size), read: the same of k and v.
+   */
+  const int32_t *seqused_k;
+  /**
+   * With cu_seqlens_q: rows of q, at most 2^31 - 4096.
+   */
+  int64_t total_q;
+  /**
+   * With cu_seqlens_k: rows of k, at most 2^31 - 4096.
+   */
+  int64_t total_k;
+  /**
+   * int32 (batch_size, ceil(seqlen_k / page_size)), read: sequence b has its keys from i * page_size on in page
+   * block_table[b][i] of k and v, which are (num_pages, page_size, num_heads_kv, dim) then, with stride_batch from
+   * one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
+   * read, nor are keys. Pages may be shared. Device memory on a CUDA context, where an entry that names no page is
+   * taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
+   * with dropout.
+   */
+  const int32_t *block_table;
+  /**
+   * In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_k / page_size).
+   */
+  int64_t block_table_stride;
+  /**
+   * With block_table: keys of a page, at least 1. A kernel is compiled for each size.
+   */
+  int64_t page_size;
+  /**
+   * With block_table: pages that k and v hold, 1 to 2^31 - 1.
+   */
+  int64_t num_pages;
 } flashtune_forward_params;
 
 /**
@@ -465,7 +652,7 @@ typedef struct flashtune_backward_params {
    */
   struct flashtune_tensor out;
   /**
-   * fp32 (batch_size, num_heads_q, seqlen_q), contiguous, read: the forward pass's lse. Not NULL.
+   * fp32, contiguous, in the shape of the forward pass's lse, which it is; read. Not NULL.
    */
   const float *lse;
   /**
@@ -486,17 +673,113 @@ typedef struct flashtune_backward_params {
    */
   struct flashtune_tensor dv;
   /**
-   * 0, or 1: dq, dk and dv have the same bits at every run. Tiles then take turns at dq, which costs time and a little
-   * more workspace, and the config follows from the problem, the device's architecture and the library's version
-   * alone, never from records: flashtune_autotune refuses such a problem. With 0, on a GPU, dq may differ from run to
-   * run by the order of fp32 sums; out, lse, dk and dv do not.
+   * 0, or 1: dq, dk, dv and dbias have the same bits at every run. Tiles then take turns at dq, which costs time and
+   * a little more workspace; a dbias that is summed along a dimension is refused; and the config follows from the
+   * problem, the device's architecture and the library's version alone, never from records: flashtune_autotune
+   * refuses such a problem. With 0, on a GPU, dq, and dbias where it is summed, may differ from run to run by the
+   * order of fp32 sums; out, lse, dk, dv and dsinks do not.
    */
   int32_t deterministic;
   /**
    * 0.
    */
   int32_t reserved;
+  uint64_t features;
+  int32_t window;
+  float softcap;
+  int64_t window_left;
+  int64_t window_right;
+  const float *alibi_slopes;
+  int64_t alibi_stride_batch;
+  struct flashtune_scores_tensor bias;
+  struct flashtune_scores_tensor mask;
+  const float *sinks;
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_k;
+  const int32_t *seqused_q;
+  const int32_t *seqused_k;
+  int64_t total_q;
+  int64_t total_k;
+  /**
+   * fp32, added to, so set it to zero first: the gradient of bias, summed where a stride is 0. No other two of its
+   * elements may share a place, and with deterministic no stride of a dimension longer than 1 may be 0.
+   */
+  struct flashtune_scores_tensor dbias;
+  /**
+   * fp32 (num_heads_q), written unless there is nothing to do: the gradient of sinks. NULL: not wanted.
+   */
+  float *dsinks;
+  /**
+   * fp32, contiguous, in the shape of lse, read: the gradient of lse.
+   */
+  const float *dlse;
 } flashtune_backward_params;
+
+/**
+ * Results of attention of the same queries over several parts of the keys, to be merged into the result over all of
+ * them: each weighs as much as its part of the sum of exponentials, which its lse tells. Set all of it to zero first,
+ * then struct_size = sizeof(flashtune_merge_params), then what applies.
+ */
+typedef struct flashtune_merge_params {
+  /**
+   * sizeof(flashtune_merge_params).
+   */
+  uint64_t struct_size;
+  /**
+   * FLASHTUNE_DTYPE_*: the type of out.
+   */
+  int32_t dtype;
+  /**
+   * The type of partial_out: that of out, or FLASHTUNE_DTYPE_FP32. Sums are fp32 throughout.
+   */
+  int32_t partial_dtype;
+  /**
+   * At least 1.
+   */
+  int64_t num_partials;
+  /**
+   * 0 or more. For sequences end to end 1, and seqlen then is total_q.
+   */
+  int64_t batch_size;
+  /**
+   * 0 or more, of queries.
+   */
+  int64_t seqlen;
+  /**
+   * At least 1, of queries.
+   */
+  int64_t num_heads;
+  /**
+   * 1 to 512.
+   */
+  int64_t head_dim_v;
+  /**
+   * (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse is -infinity are not
+   * read.
+   */
+  struct flashtune_tensor partial_out;
+  /**
+   * In elements, at least 0: from one partial's out to the next. Ignored where num_partials is 1.
+   */
+  int64_t partial_out_stride;
+  /**
+   * fp32 (batch_size, num_heads, seqlen), contiguous, read: the first partial's lse.
+   */
+  const float *partial_lse;
+  /**
+   * In elements, at least 0: from one partial's lse to the next. Ignored where num_partials is 1.
+   */
+  int64_t partial_lse_stride;
+  /**
+   * (batch_size, seqlen, num_heads, head_dim_v), written. 0 where no partial has seen a key.
+   */
+  struct flashtune_tensor out;
+  /**
+   * fp32 (batch_size, num_heads, seqlen), contiguous, written: the lse over all keys, -infinity where no partial has
+   * seen one. NULL: not wanted.
+   */
+  float *lse;
+} flashtune_merge_params;
 
 /**
  * How far a tuning run is. The library's own, valid during the callback.
@@ -648,8 +931,9 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
                                     const struct flashtune_forward_params *params);
 
 /**
- * Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses. A pure
- * function of the params. Data pointers may be NULL. Any thread, also during stream capture.
+ * Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses: 0 on a
+ * CPU context, and on a CUDA context but for few queries over many keys, whose partial results it holds. A pure
+ * function of the params and the context's backend. Data pointers may be NULL. Any thread, also during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */
@@ -713,7 +997,8 @@ int32_t flashtune_backward_supported(struct flashtune_context *context,
 
 /**
  * As flashtune_forward_workspace_size, for the backward pass, which needs memory in proportion to
- * batch_size * num_heads_q * seqlen_q * head_dim.
+ * batch_size * num_heads_q * seqlen_q * head_dim, with cu_seqlens_q (total_q + 128 * batch_size) * num_heads_q *
+ * head_dim, on either backend.
  */
 int32_t flashtune_backward_workspace_size(struct flashtune_context *context,
                                           const struct flashtune_backward_params *params,
@@ -726,8 +1011,9 @@ int32_t flashtune_backward_prepare(struct flashtune_context *context,
                                    const struct flashtune_backward_params *params);
 
 /**
- * Runs one backward pass: writes dq, dk and dv in full, also where no query or no key is seen (zeros). Everything that
- * flashtune_forward says of stream, workspace, capture, threads and statuses holds here.
+ * Runs one backward pass: writes dq, dk and dv in full but for rows that no sequence uses, also where no query or no
+ * key is seen (zeros). Everything that flashtune_forward says of stream, workspace, capture, threads and statuses
+ * holds here.
  */
 int32_t flashtune_backward(struct flashtune_context *context,
                            const struct flashtune_backward_params *params,
@@ -741,6 +1027,29 @@ int32_t flashtune_backward(struct flashtune_context *context,
 int32_t flashtune_backward_plan_info(struct flashtune_context *context,
                                      const struct flashtune_backward_params *params,
                                      struct flashtune_plan_info *info);
+
+/**
+ * Gets the kernel that merges such partials ready; may take a second. Once it returned OK, flashtune_merge only
+ * enqueues, for any sizes, and data and strides of the same alignment. Data pointers may be NULL, and then count as
+ * aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+ *
+ * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (fp32 out on a GPU), NOT_PREPARED (the context is sealed), NO_COMPILER,
+ * COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+ */
+int32_t flashtune_merge_prepare(struct flashtune_context *context,
+                                const struct flashtune_merge_params *params);
+
+/**
+ * Merges partial results, for example of attention over a shared prefix and over each sequence's own keys. Attention
+ * sinks may be in one of them at most. stream, buffers, capture and threads as of flashtune_forward; there is no
+ * workspace, and what is not prepared is prepared first, or NOT_PREPARED on a capturing stream and in a sealed
+ * context. out and lse must share no byte with another tensor.
+ *
+ * Statuses: those of flashtune_merge_prepare.
+ */
+int32_t flashtune_merge(struct flashtune_context *context,
+                        const struct flashtune_merge_params *params,
+                        void *stream);
 
 /**
  * Measures the candidates for one problem on the context's device and keeps the winner: this context uses it from

@@ -9,6 +9,7 @@ use crate::cpu;
 use crate::device::Device;
 use crate::error::{Result, Status};
 use crate::kernel;
+use crate::merge::{Merge, MergeClass};
 use crate::problem::Problem;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +27,12 @@ pub enum Backend {
 pub enum Executable {
     Cuda(kernel::Executable),
     Cpu(cpu::Executable),
+}
+
+/// What merges partial results, built and loaded. Shared as an Executable.
+pub enum Merger {
+    Cuda(kernel::Merger),
+    Cpu(cpu::Merger),
 }
 
 /// Memory of the backend's device, owned; freed on drop.
@@ -64,6 +71,13 @@ impl Backend {
         match self {
             Backend::Cuda(gpu) => gpu.build(problem, config).map(Executable::Cuda),
             Backend::Cpu(cpu) => cpu.build(problem, config).map(Executable::Cpu),
+        }
+    }
+
+    pub fn build_merger(&self, class: &MergeClass) -> Result<Merger> {
+        match self {
+            Backend::Cuda(gpu) => gpu.build_merger(class).map(Merger::Cuda),
+            Backend::Cpu(cpu) => Ok(Merger::Cpu(cpu.build_merger())),
         }
     }
 
@@ -148,6 +162,16 @@ impl Executable {
         match self {
             Executable::Cuda(executable) => executable.kernel_name(),
             Executable::Cpu(executable) => executable.kernel_name(),
+        }
+    }
+}
+
+impl Merger {
+    /// Enqueues the work on `stream` (CPU: does it), as an Executable.
+    pub fn launch(&self, merge: &Merge, stream: Stream) -> Result<()> {
+        match self {
+            Merger::Cuda(merger) => merger.launch(merge, stream),
+            Merger::Cpu(merger) => merger.launch(merge),
         }
     }
 }

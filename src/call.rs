@@ -29,6 +29,83 @@ impl TensorRef {
     }
 }
 
+/// A (batch, heads_q, seqlen_q, seqlen_k) view of something that there is one of for each score. Strides in elements; 0
+/// where it is the same along a dimension.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ScoresRef {
+    pub data: *mut c_void,
+    pub stride_batch: i64,
+    pub stride_head: i64,
+    pub stride_seqlen_q: i64,
+    pub stride_seqlen_k: i64,
+}
+
+impl ScoresRef {
+    pub const NULL: ScoresRef = ScoresRef {
+        data: std::ptr::null_mut(),
+        stride_batch: 0,
+        stride_head: 0,
+        stride_seqlen_q: 0,
+        stride_seqlen_k: 0,
+    };
+}
+
+/// What the problem's features take; NULL or 0 where a feature is off.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureArgs {
+    pub softcap: f32,
+    /// fp32, of batch b and query head h at b * alibi_stride_batch + h.
+    pub alibi_slopes: *const f32,
+    pub alibi_stride_batch: i64,
+    /// Of the problem's dtype.
+    pub bias: ScoresRef,
+    /// fp32; what is there is added to.
+    pub dbias: ScoresRef,
+    /// Bytes; 0 hides the key.
+    pub mask: ScoresRef,
+    /// fp32 (heads_q).
+    pub sinks: *const f32,
+    /// fp32 (heads_q), written; may be NULL.
+    pub dsinks: *mut f32,
+    /// fp32, in the layout of lse.
+    pub dlse: *const f32,
+    /// int32 (batch + 1): where each sequence begins in q and its like. NULL: as `Varlen` says.
+    pub cu_seqlens_q: *const i32,
+    pub cu_seqlens_k: *const i32,
+    /// int32 (batch): how many rows of each sequence are used. NULL: all of them.
+    pub seqused_q: *const i32,
+    pub seqused_k: *const i32,
+    /// int32 (batch, blocks): which batch entries of k and v are a sequence's pages, in order. Entries past its length
+    /// are not read.
+    pub block_table: *const i32,
+    /// Elements from one sequence's row of the table to the next.
+    pub block_table_stride: i64,
+    /// Batch entries of k and v, where they are pages.
+    pub num_pages: i64,
+}
+
+impl FeatureArgs {
+    pub const NONE: FeatureArgs = FeatureArgs {
+        softcap: 0.0,
+        alibi_slopes: std::ptr::null(),
+        alibi_stride_batch: 0,
+        bias: ScoresRef::NULL,
+        dbias: ScoresRef::NULL,
+        mask: ScoresRef::NULL,
+        sinks: std::ptr::null(),
+        dsinks: std::ptr::null_mut(),
+        dlse: std::ptr::null(),
+        cu_seqlens_q: std::ptr::null(),
+        cu_seqlens_k: std::ptr::null(),
+        seqused_q: std::ptr::null(),
+        seqused_k: std::ptr::null(),
+        block_table: std::ptr::null(),
+        block_table_stride: 0,
+        num_pages: 0,
+    };
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub problem: Problem,
@@ -40,14 +117,17 @@ pub struct Call {
     pub v: TensorRef,
     /// Written forward, read backward.
     pub out: TensorRef,
-    /// fp32 (batch, heads_q, seqlen_q), natural log. Forward: written, may be NULL. Backward: read.
+    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end to end. Forward:
+    /// written, may be NULL. Backward: read.
     pub lse: *mut f32,
     /// Backward only, else NULL.
     pub dout: TensorRef,
     pub dq: TensorRef,
     pub dk: TensorRef,
     pub dv: TensorRef,
-    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL where that is 0.
+    pub features: FeatureArgs,
+    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL where that is 0. The CPU's forward pass uses
+    /// none.
     pub workspace: *mut c_void,
 }
 
@@ -69,6 +149,7 @@ impl Call {
             dq: NONE,
             dk: NONE,
             dv: NONE,
+            features: FeatureArgs::NONE,
             workspace,
         }
     }

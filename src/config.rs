@@ -16,6 +16,8 @@ pub enum Family {
     Sm80,
     /// `wgmma`, TMA, warp specialisation: compute capability 9.0.
     Sm90,
+    /// Few queries over many keys, split over blocks of threads: forward, with sm80's instructions.
+    Decode,
 }
 
 impl Family {
@@ -24,13 +26,14 @@ impl Family {
             Family::Cpu => "cpu",
             Family::Sm80 => "sm80",
             Family::Sm90 => "sm90",
+            Family::Decode => "decode",
         }
     }
 
     /// What follows the architecture in the name of its kernels' target: sm_90a, which `wgmma` and `setmaxnreg` need.
     pub const fn target_suffix(self) -> &'static str {
         match self {
-            Family::Cpu | Family::Sm80 => "",
+            Family::Cpu | Family::Sm80 | Family::Decode => "",
             Family::Sm90 => "a",
         }
     }

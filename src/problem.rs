@@ -3,8 +3,11 @@
 //! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`) and nothing of
 //! how it is done (see `config`). Two calls with equal Problems share a plan.
 
+mod workspace;
+
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+pub use workspace::{MAX_SPLITS, WORKSPACE_COLS, WORKSPACE_ROWS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,13 +53,76 @@ pub enum Causal {
     TopLeft,
 }
 
-impl Causal {
-    /// The diagonal's offset: row i sees keys j <= i + shift. Meaningless for `None`.
-    pub const fn shift(self, seqlen_q: i64, seqlen_k: i64) -> i64 {
-        match self {
-            Causal::BottomRight => seqlen_k - seqlen_q,
-            Causal::None | Causal::TopLeft => 0,
-        }
+/// How many keys before and after its diagonal a row sees: j from i + shift - left to i + shift + right, the shift
+/// being the causal alignment's. None: all of that side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Window {
+    pub left: Option<i64>,
+    /// None where the problem is causal, which says the same as 0.
+    pub right: Option<i64>,
+    /// The diagonal of `Causal::TopLeft`, else of `Causal::BottomRight`; as the problem's causal says, where it is
+    /// causal.
+    pub top_left: bool,
+}
+
+/// Which tensors hold sequences of their own lengths end to end, (total, heads, dim), and how many rows those have;
+/// None: (batch, seqlen, heads, dim), of which each sequence uses its first rows. Lengths are in device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Varlen {
+    pub total_q: Option<i64>,
+    pub total_k: Option<i64>,
+}
+
+/// What is asked beyond softmax(scale * Q K^T) V; all off by default. What is off is not in a kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Features {
+    pub window: Window,
+    /// Scores s become c * tanh(s / c).
+    pub softcap: bool,
+    /// -slope * |i + seqlen_k - seqlen_q - j| is added to scores.
+    pub alibi: bool,
+    /// A tensor is added to scores.
+    pub bias: bool,
+    /// Backward: the gradient of the bias is wanted.
+    pub dbias: bool,
+    /// A tensor of bytes says which keys are seen.
+    pub mask: bool,
+    /// Each query head has a score to no key, which takes its share of the softmax.
+    pub sinks: bool,
+    /// Backward: there is a gradient into the LSE.
+    pub dlse: bool,
+    /// Sequences have their own lengths. seqlen_q and seqlen_k are the longest that are allowed.
+    pub varlen: Option<Varlen>,
+    /// Forward: k and v are pages of so many keys, (pages, page size, heads, dim), of which a block table names each
+    /// sequence's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paged: Option<i64>,
+}
+
+impl Features {
+    pub const NONE: Features = Features {
+        window: Window { left: None, right: None, top_left: false },
+        softcap: false,
+        alibi: false,
+        bias: false,
+        dbias: false,
+        mask: false,
+        sinks: false,
+        dlse: false,
+        varlen: None,
+        paged: None,
+    };
+
+    pub fn is_none(&self) -> bool {
+        *self == Features::NONE
+    }
+
+    /// Whether scores go through more than a factor before the softmax.
+    pub const fn modifies_scores(&self) -> bool {
+        self.softcap || self.alibi || self.bias || self.mask
     }
 }
 
@@ -94,7 +160,8 @@ impl Layout {
 
 /// The largest head dim of either kind.
 pub const MAX_HEAD_DIM: i64 = 512;
-/// The longest sequence: row and key indices, and the sum of a row index and a tile, stay within int32 in kernels.
+/// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
+/// sum of a row index and a tile, stay within int32 in kernels.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -113,6 +180,8 @@ pub struct Problem {
     /// Of the backward pass: the same bits at every run, whatever was measured. Its config is the heuristic's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
+    #[serde(default, skip_serializing_if = "Features::is_none")]
+    pub features: Features,
     pub layout: Layout,
 }
 
@@ -122,9 +191,51 @@ impl Problem {
         self.num_heads_q / self.num_heads_kv
     }
 
+    /// The queries of all heads that share a key-value head.
+    pub const fn packed_rows(&self) -> i64 {
+        self.seqlen_q.saturating_mul(self.group_size())
+    }
+
+    /// Row i sees keys j <= i + this; None: up to the last one. With sequences of their own lengths it is what comes on
+    /// top of their alignment's shift.
+    pub fn right_shift(&self) -> Option<i64> {
+        let right = if self.causal == Causal::None { self.features.window.right } else { Some(0) };
+        right.map(|right| self.alignment_shift() + right)
+    }
+
+    /// Row i sees keys j >= i + this; None: from the first one on. With sequences of their own lengths as above.
+    pub fn left_shift(&self) -> Option<i64> {
+        self.features.window.left.map(|left| self.alignment_shift() - left)
+    }
+
+    /// Whether the diagonal goes through each sequence's last query and key, not through its first ones.
+    pub fn aligns_ends(&self) -> bool {
+        match self.causal {
+            Causal::None => !self.features.window.top_left,
+            causal => causal == Causal::BottomRight,
+        }
+    }
+
+    fn alignment_shift(&self) -> i64 {
+        match self.features.varlen {
+            None if self.aligns_ends() => self.seqlen_k - self.seqlen_q,
+            _ => 0,
+        }
+    }
+
     /// Whether the output has no element, so that nothing is launched.
     pub const fn is_empty(&self) -> bool {
-        self.batch_size == 0 || (self.seqlen_q == 0 && (matches!(self.pass, Pass::Forward) || self.seqlen_k == 0))
+        let has_no_output = self.seqlen_q == 0 && (matches!(self.pass, Pass::Forward) || self.seqlen_k == 0);
+        self.batch_size == 0 || has_no_output
+    }
+
+    /// Elements of the LSE: one for each row of queries and query head. Rows of no sequence are nothing without a
+    /// sequence.
+    pub const fn lse_elements(&self) -> i64 {
+        match self.features.varlen {
+            Some(Varlen { total_q: Some(total), .. }) if self.batch_size > 0 => self.num_heads_q * total,
+            _ => self.batch_size * self.num_heads_q * self.seqlen_q,
+        }
     }
 
     /// Checks what holds for every backend: ranges, the head ratio, and that products of sizes fit in 63 bits.
@@ -151,12 +262,19 @@ impl Problem {
                 "deterministic is true in a forward pass, which always is; it must be false but in a backward pass",
             ));
         }
+        self.validate_features()?;
         let heads = self.batch_size.checked_mul(self.num_heads_q).filter(|n| *n <= i32::MAX as i64);
-        let elements =
-            heads.and_then(|n| n.checked_mul(self.seqlen_q.max(self.seqlen_k) + 4096)?.checked_mul(4 * MAX_HEAD_DIM));
+        let Varlen { total_q, total_k } = self.features.varlen.unwrap_or_default();
+        let total = total_q.max(total_k).unwrap_or(0);
+        let elements = heads.and_then(|n| {
+            // Twice covers both the rows of the batch and those that lie end to end.
+            let rows =
+                (n.checked_mul(self.seqlen_q.max(self.seqlen_k) + 4096)?).max(self.num_heads_q.checked_mul(total)?);
+            rows.checked_mul(2 * 4 * MAX_HEAD_DIM)
+        });
         if elements.is_none() {
             return Err(Error::invalid(format!(
-                "batch_size {} x num_heads_q {} x seqlen {} overflows: batch_size * num_heads_q must be below 2^31 and the bytes of a tensor below 2^63",
+                "batch_size {} x num_heads_q {} x seqlen {} (or num_heads_q x {total} rows) overflows: batch_size * num_heads_q must be below 2^31 and the bytes of a tensor below 2^62",
                 self.batch_size,
                 self.num_heads_q,
                 self.seqlen_q.max(self.seqlen_k)
@@ -165,61 +283,100 @@ impl Problem {
         Ok(())
     }
 
+    fn validate_features(&self) -> Result<()> {
+        let Features { window, dbias, bias, dlse, varlen, .. } = self.features;
+        for (name, side) in [("window_left", window.left), ("window_right", window.right)] {
+            if let Some(keys) = side.filter(|keys| !(0..=MAX_SEQLEN).contains(keys)) {
+                return Err(Error::invalid(format!("{name} is {keys}; it must be from 0 to {MAX_SEQLEN}")));
+            }
+        }
+        if self.causal != Causal::None && window != Window::default() {
+            if let Some(right) = window.right {
+                return Err(Error::invalid(format!(
+                    "window_right is {right}, and causal hides every key after the diagonal; with causal leave it out"
+                )));
+            }
+            if window.top_left != (self.causal == Causal::TopLeft) {
+                let corners = ["bottom right", "top left"];
+                let (of_window, of_causal) = if window.top_left { (1, 0) } else { (0, 1) };
+                return Err(Error::invalid(format!(
+                    "the window aligns to the {} and causal to the {}; both must align to the same corner",
+                    corners[of_window], corners[of_causal]
+                )));
+            }
+        }
+        if window != Window::default() && self.seqlen_q + self.seqlen_k > MAX_SEQLEN {
+            return Err(Error::invalid(format!(
+                "with a window seqlen_q + seqlen_k is {}; it must be at most {MAX_SEQLEN}",
+                self.seqlen_q + self.seqlen_k
+            )));
+        }
+        if dbias && !bias {
+            return Err(Error::invalid("dbias is asked for without a bias; the gradient of a bias needs the bias"));
+        }
+        if self.pass == Pass::Forward && (dbias || dlse) {
+            return Err(Error::invalid(
+                "dbias or dlse is asked for in a forward pass; both are of the backward pass and must be off",
+            ));
+        }
+        if let Some(varlen) = varlen {
+            for (name, total) in [("total_q", varlen.total_q), ("total_k", varlen.total_k)] {
+                if let Some(rows) = total.filter(|rows| !(0..=MAX_SEQLEN).contains(rows)) {
+                    return Err(Error::invalid(format!("{name} is {rows}; it must be from 0 to {MAX_SEQLEN}")));
+                }
+            }
+        }
+        self.validate_pages()
+    }
+
+    fn validate_pages(&self) -> Result<()> {
+        let Some(page_size) = self.features.paged else { return Ok(()) };
+        if !(1..=MAX_SEQLEN).contains(&page_size) {
+            return Err(Error::invalid(format!("page_size is {page_size}; it must be from 1 to {MAX_SEQLEN}")));
+        }
+        if self.pass == Pass::Backward {
+            return Err(Error::invalid("k and v are paged; there is no backward pass of pages"));
+        }
+        if self.dropout {
+            return Err(Error::invalid("k and v are paged and dropout_p is not 0; with pages nothing may be dropped"));
+        }
+        if self.features.varlen.is_some_and(|varlen| varlen.total_k.is_some()) {
+            return Err(Error::invalid(
+                "k and v are both paged and end to end; with pages only seqused_k says how long sequences are",
+            ));
+        }
+        if self.packed_rows() > MAX_SEQLEN {
+            return Err(Error::invalid(format!(
+                "seqlen_q {} x num_heads_q {} / num_heads_kv {} is {}; with pages it must be at most {MAX_SEQLEN}",
+                self.seqlen_q,
+                self.num_heads_q,
+                self.num_heads_kv,
+                self.packed_rows()
+            )));
+        }
+        Ok(())
+    }
+
     /// The multiply-adds of the products that this pass needs, counted as two operations each: two products forward,
-    /// five backward; half of them when causal, as the field counts it.
+    /// five backward; half of them when causal, as the field counts it, and of a window those that it lets be seen. Of
+    /// sequences of their own lengths as if all were the longest.
     pub fn flops(&self) -> f64 {
-        let pairs = self.batch_size as f64 * self.num_heads_q as f64 * self.seqlen_q as f64 * self.seqlen_k as f64;
+        let pairs = self.batch_size as f64 * self.num_heads_q as f64 * self.seqlen_q as f64 * self.keys_of_a_row();
         let (qk, v) = (self.head_dim as f64, self.head_dim_v as f64);
         let products = match self.pass {
             Pass::Forward => qk + v,
             Pass::Backward => 3.0 * qk + 2.0 * v,
         };
-        let seen = if self.causal == Causal::None { 1.0 } else { 0.5 };
-        2.0 * pairs * products * seen
+        2.0 * pairs * products
     }
 
-    /// Bytes of workspace that any config of any backend may use: the backward pass's delta and fp32 dQ accumulator
-    /// with `workspace_rows` rows, and turns where it is deterministic; nothing forward. Pure, so that callers may size
-    /// once and keep it.
-    pub fn workspace_bytes(&self) -> usize {
-        match self.pass {
-            Pass::Forward => 0,
-            Pass::Backward => self.delta_bytes() + self.dq_accum_bytes() + self.turn_bytes(),
-        }
-    }
-
-    /// Rows of query per head in the workspace: no block of a multiple of 16 rows up to `WORKSPACE_ROWS` that holds a query reaches
-    /// past them, so that the last one may be read and written whole.
-    pub const fn workspace_rows(&self) -> i64 {
-        (self.seqlen_q + WORKSPACE_ROWS - 1) / 16 * 16
-    }
-
-    /// Columns of the dQ accumulator: the head dim rounded up to `WORKSPACE_COLS`.
-    pub const fn workspace_cols(&self) -> i64 {
-        (self.head_dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS * WORKSPACE_COLS
-    }
-
-    /// Bytes of delta and of the log2 LSE beside it: two fp32 of (batch, heads_q, workspace_rows).
-    pub const fn delta_bytes(&self) -> usize {
-        (2 * self.batch_size * self.num_heads_q * self.workspace_rows()) as usize * 4
-    }
-
-    /// Bytes of the dQ accumulator: fp32 (batch, heads_q, workspace_rows, workspace_cols).
-    pub const fn dq_accum_bytes(&self) -> usize {
-        (self.batch_size * self.num_heads_q * self.workspace_rows() * self.workspace_cols()) as usize * 4
-    }
-
-    /// Bytes of the counters by which tiles of a deterministic pass are drawn and take turns: uint32, one, and as many as
-    /// the dQ accumulator has tiles of rows, at least 8 each.
-    pub const fn turn_bytes(&self) -> usize {
-        match self.deterministic {
-            true => (1 + self.batch_size * self.num_heads_q * self.workspace_rows() / 8) as usize * 4,
-            false => 0,
-        }
+    /// Keys that a row sees, in the mean: half of all on either side of its diagonal, or as many as a window has there;
+    /// after a causal one none.
+    fn keys_of_a_row(&self) -> f64 {
+        let Window { left, right, .. } = self.features.window;
+        let right = if self.causal == Causal::None { right } else { Some(0) };
+        let half = self.seqlen_k as f64 / 2.0;
+        let side = |keys: Option<i64>| keys.map_or(half, |keys| (keys as f64).min(half));
+        side(left) + side(right)
     }
 }
-
-/// The largest block_m of the backward pass.
-pub const WORKSPACE_ROWS: i64 = 128;
-/// Every head dim is padded to a multiple of this in the dQ accumulator.
-pub const WORKSPACE_COLS: i64 = 16;

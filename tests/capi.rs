@@ -18,6 +18,16 @@ fn forward_and_backward_agree_with_naive_arithmetic() {
 }
 
 #[test]
+fn pages_give_what_the_same_keys_in_a_row_give() {
+    passes("pages");
+}
+
+#[test]
+fn halves_of_the_keys_merge_into_attention_over_all_of_them() {
+    passes("merge");
+}
+
+#[test]
 fn many_threads_share_a_context() {
     passes("threads");
 }

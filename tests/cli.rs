@@ -2,7 +2,7 @@
 
 use flashtune::config::Config;
 use flashtune::plan::record::read_lines;
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::worker;
 use flashtune::tune::{Bench, Fault, Worker, space};
 use serde_json::Value;
@@ -53,7 +53,8 @@ fn bad_usage_is_2_and_failure_is_1() {
         write(folder.path(), "bad.jsonl", &format!("{SMALL}\n{{\"num_heads_q\":2,\"seqlen\":48,\"head_dim\":32}}\n"));
     let wrong =
         write(folder.path(), "wrong.jsonl", r#"{"num_heads_q":3,"num_heads_kv":2,"seqlen_q":48,"head_dim":32}"#);
-    let (bad, wrong) = (bad.to_str().unwrap(), wrong.to_str().unwrap());
+    let features = write(folder.path(), "features.jsonl", &SMALL.replace('}', ",\"dbias\":true}"));
+    let (bad, wrong, features) = (bad.to_str().unwrap(), wrong.to_str().unwrap(), features.to_str().unwrap());
     for (args, told) in [
         (&["frobnicate"][..], "frobnicate"),
         (&["autotune", "--device", "gpu0"], "number of a GPU"),
@@ -71,6 +72,15 @@ fn bad_usage_is_2_and_failure_is_1() {
             "block_m is 17",
         ),
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "blockm=64"], "blockm"),
+        (&["autotune", "--device", "cpu", "--problems", features], "dbias is asked for without a bias"),
+        (
+            &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--causal", "--window-right", "3"],
+            "window_right is 3, and causal hides every key after the diagonal",
+        ),
+        (
+            &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--window-left=-2"],
+            "window_left is -2",
+        ),
         (
             &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "264", "--family", "sm90"],
             "served by sm80",
@@ -160,6 +170,23 @@ fn autotune_writes_records_that_the_other_commands_read() {
         assert_eq!(timing["source"], "machine");
         assert!(timing["median_us"].as_f64().unwrap() > 0.0 && timing["tflops"].as_f64().unwrap() > 0.0);
     }
+}
+
+#[test]
+fn a_line_may_ask_for_features() {
+    let folder = tempfile::tempdir().unwrap();
+    let features = r#","window_left":24,"window_right":4,"softcap":true,"alibi":true,"bias":true,"dbias":true,"mask":true,"sinks":true,"dlse":true,"varlen":true}"#;
+    let problems = write(folder.path(), "problems.jsonl", &SMALL.replace('}', features));
+    let output =
+        run(folder.path(), &["bench", "file", problems.to_str().unwrap(), "--device", "cpu", "--json", "--runs", "1"]);
+    let keys: Vec<String> =
+        json_lines(&output).iter().map(|timing| timing["key"].as_str().unwrap().to_owned()).collect();
+    let [forward, backward] = &keys[..] else { panic!("{keys:?}") };
+    assert!(
+        forward.contains(" window softcap alibi bias mask sinks varlen ") && forward.ends_with(" l24 r4"),
+        "{forward}"
+    );
+    assert!(backward.contains(" window softcap alibi bias dbias mask sinks dlse varlen "), "{backward}");
 }
 
 #[test]
@@ -345,6 +372,7 @@ const PROBLEM: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: true,
     deterministic: false,
+    features: Features::NONE,
     layout: Layout::Vec8,
 };
 

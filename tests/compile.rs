@@ -150,12 +150,36 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         group_size,
         seqlen_q,
         seqlen_k,
-        causal_shift,
+        right_shift,
         workspace_rows,
         softmax_scale,
         softmax_scale_log2,
         dropout_threshold,
-        dropout_keep_scale
+        dropout_keep_scale,
+        bias,
+        dbias,
+        mask,
+        alibi_slopes,
+        alibi_stride_batch,
+        sinks,
+        dsinks,
+        dlse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        workspace_rows_of_head,
+        total_q,
+        softcap_factor,
+        softcap_log2,
+        left_shift,
+        aligns_ends,
+        block_table,
+        block_table_stride,
+        partial_o,
+        partial_lse,
+        num_splits,
+        num_pages
     );
     // NVRTC has neither offsetof nor __builtin_offsetof without headers; this is what its front end makes of them.
     let assert = |class: &str, field: &str, offset: usize| {
@@ -169,6 +193,10 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
     }
     for (field, offset) in [("data", 0), ("stride_batch", 8), ("stride_seqlen", 16), ("stride_head", 24)] {
         text += &assert("TensorView", field, offset);
+    }
+    let scores = ["data", "stride_batch", "stride_head", "stride_seqlen_q", "stride_seqlen_k"];
+    for (index, field) in scores.into_iter().enumerate() {
+        text += &assert("ScoresView", field, 8 * index);
     }
     text += "extern \"C\" __global__ void k(const __grid_constant__ KernelParams p) { *p.lse = p.softmax_scale; }\n";
     compile(nvrtc, "params", &text, "sm_80").unwrap();

@@ -37,6 +37,31 @@ fn gradients_are_right_on_random_problems_with_the_heuristic_and_with_other_conf
     }
 }
 
+/// Both passes, in small blocks, so that there are several of them, and in one schedule and the other.
+fn run(cases: Vec<Case>) {
+    let subjects = [Subject::cpu(1), Subject::cpu(11)];
+    for (turn, case) in cases.iter().enumerate() {
+        let (subject, prepared) = (&subjects[turn % 2], Prepared::new(case));
+        let forward = prepared.forward(subject, &blocks(48, 32));
+        prepared.backward(subject, &forward, &blocks(32, 48));
+    }
+}
+
+#[test]
+fn gradients_are_right_with_random_extras() {
+    run(shapes::with_extras(Subject::cpu(1).dtypes(), 300, 150, 300));
+}
+
+#[test]
+fn gradients_are_right_on_a_grid_of_windows_softcaps_and_slopes() {
+    run(shapes::grid_of_extras(Subject::cpu(1).dtypes()));
+}
+
+#[test]
+fn gradients_are_right_for_sequences_of_their_own_lengths() {
+    run(shapes::of_own_lengths(Subject::cpu(1).dtypes()));
+}
+
 #[test]
 fn gradients_are_right_on_long_sequences() {
     let subject = Subject::cpu(2);

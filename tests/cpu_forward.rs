@@ -46,6 +46,17 @@ fn forward_is_right_on_long_sequences() {
 }
 
 #[test]
+fn forward_is_right_with_random_extras() {
+    let subject = Subject::cpu(2);
+    for case in shapes::with_extras(subject.dtypes(), 200, 150, 300) {
+        let prepared = Prepared::new(&case);
+        for config in subject.configs(&case, Pass::Forward, 1) {
+            prepared.forward(&subject, &config);
+        }
+    }
+}
+
+#[test]
 fn forward_survives_adversarial_scores() {
     let subject = Subject::cpu(2);
     for (name, case, data) in subject.dtypes().iter().flat_map(|dtype| scores::adversarial(*dtype)) {
@@ -86,7 +97,7 @@ fn strides_may_pass_two_to_the_31_elements() {
         }
     }
     let k = TensorRef { data: memory.address(), stride_batch: 0, stride_seqlen: stride, stride_head: 0 };
-    let got = subject.forward_with_k(&case, &data, Some(k), &blocks(32, 32));
+    let got = subject.forward_with(&case, &data, |call| call.k = k, &blocks(32, 32));
     expected.judge_forward(&got).unwrap();
 }
 
@@ -101,7 +112,8 @@ fn lse_may_be_null() {
 
 #[test]
 fn a_case_is_reproduced_from_its_line() {
-    for case in shapes::random(Subject::cpu(1).dtypes(), 20, 200, 77) {
+    let dtypes = Subject::cpu(1).dtypes();
+    for case in shapes::random(dtypes, 20, 200, 77).into_iter().chain(shapes::with_extras(dtypes, 60, 200, 77)) {
         assert_eq!(case.to_string().parse::<Case>().as_ref(), Ok(&case));
     }
 }

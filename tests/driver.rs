@@ -6,13 +6,13 @@
 mod fake_driver;
 
 use fake_driver::{PARAMS_BYTES, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
-use flashtune::call::{Call, TensorRef};
+use flashtune::call::{Call, FeatureArgs, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::Arch;
 use flashtune::dropout::Dropout;
 use flashtune::error::Status;
 use flashtune::kernel::{Gpu, KernelParams, driver_search, geometry, nvrtc_search, render_pass};
-use flashtune::problem::{Pass, Problem};
+use flashtune::problem::{Features, Pass, Problem};
 use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
@@ -55,6 +55,7 @@ fn call(pass: Pass) -> Call {
         dq: tensor(0x70000),
         dk: tensor(0x80000),
         dv: tensor(0x90000),
+        features: FeatureArgs::NONE,
         workspace: 0xa0000 as *mut c_void,
     }
 }
@@ -135,6 +136,26 @@ fn a_grid_with_nothing_to_do_is_not_launched() {
         call.problem.batch_size = 0;
         executable.launch(&call, std::ptr::null_mut()).unwrap();
         assert_eq!(fake.state().launches, 0);
+    });
+}
+
+#[test]
+fn gradients_of_sinks_are_computed_for_those_who_want_them() {
+    with_fake("gradients_of_sinks_are_computed_for_those_who_want_them", |fake| {
+        let folder = tempfile::tempdir().unwrap();
+        let features = Features { sinks: true, ..Features::NONE };
+        let (problem, config) = (Problem { features, ..problem(Pass::Backward) }, config(Pass::Backward));
+        fill_cache_with(folder.path(), &problem, &config, "sm_90");
+        let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+        let executable = gpu.build(&problem, &config).unwrap();
+        let mut call = Call { problem, ..call(Pass::Backward) };
+        executable.launch(&call, std::ptr::null_mut()).unwrap();
+        assert_eq!(fake.state().launches, 3);
+        call.features.dsinks = 0xb0000 as *mut f32;
+        executable.launch(&call, std::ptr::null_mut()).unwrap();
+        assert_eq!(fake.state().launches, 3 + 4);
+        // One block of threads a query head.
+        assert_eq!(fake.state().launch[6].grid, [8, 1, 1]);
     });
 }
 

@@ -228,6 +228,8 @@ fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
         executable.launch(&backward_call(), 0x77 as *mut c_void).unwrap();
         let [delta, main, convert] = [0, 1, 2].map(|index| fake.state().launch[index]);
         assert_eq!((fake.state().launches, delta.maps, convert.maps), (3, [[0; 16]; 4], [[0; 16]; 4]));
+        // The first one waits for all that the stream did before.
+        assert_eq!([delta, main, convert].map(|launch| launch.overlaps), [0, 1, 1]);
         // 64 and 32 query rows a block for each of 16 heads; tiles of 128 keys for each of 4.
         assert_eq!((delta.grid, delta.block), ([80, 1, 1], [128, 1, 1]));
         assert_eq!((main.grid, main.block, main.counter), ([16, 1, 1], [384, 1, 1], 0));
@@ -239,6 +241,16 @@ fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 400 * 512, 64, 128]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         assert_eq!((dout[0], &dout[1..]), (0x60000, &q[1..]));
+    });
+}
+
+#[test]
+fn kernels_wait_for_one_another_where_the_driver_could_not_capture_that_they_overlap() {
+    let name = "kernels_wait_for_one_another_where_the_driver_could_not_capture_that_they_overlap";
+    with_fake_and(name, &[THREE_WARPGROUPS, ("FAKE_DRIVER_VERSION", "12020")], |fake| {
+        let (_gpu, executable) = build_backward(&BACKWARD);
+        executable.launch(&backward_call(), std::ptr::null_mut()).unwrap();
+        assert_eq!([0, 1, 2].map(|index| fake.state().launch[index].overlaps), [0; 3]);
     });
 }
 

@@ -89,6 +89,24 @@ fn gpu_is_right_on_random_problems_with_the_heuristic_and_with_other_configs() {
 }
 
 #[test]
+fn gpu_is_right_with_random_extras() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::with_extras(subject.dtypes(), 60, 300, 700), 0);
+}
+
+#[test]
+fn gpu_is_right_on_a_grid_of_windows_softcaps_and_slopes() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::grid_of_extras(subject.dtypes()), 0);
+}
+
+#[test]
+fn gpu_is_right_for_sequences_of_their_own_lengths() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::of_own_lengths(subject.dtypes()), 1);
+}
+
+#[test]
 fn gpu_is_right_on_long_sequences() {
     let Some(subject) = subject() else { return };
     run(subject, &shapes::long(subject.dtypes()), 1);

@@ -14,7 +14,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::space::heuristics;
 use nvrtc::nvrtc;
 use rayon::prelude::*;
@@ -74,6 +74,7 @@ fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement:
         causal: Causal::None,
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout,
     };
     archs.par_iter().for_each(|arch| {

@@ -18,7 +18,7 @@ use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{KernelSpec, render_pass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{record, shipped};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::{heuristics, tolerated_spills};
 use nvrtc::nvrtc;
 use rayon::prelude::*;
@@ -43,6 +43,34 @@ const FEATURES: [(Causal, bool, bool); 6] = [
     (Causal::BottomRight, false, true),
     (Causal::None, true, true),
 ];
+
+/// What else is asked, in combinations that together have each feature with another at least once. Each is compiled at one head dim, on
+/// sm_90 and on one other architecture. What belongs to the backward pass is left out forward.
+fn combined_features() -> [(Problem, Arch); 6] {
+    let of = |head_dim: i64, layout, causal, dropout, features| Problem {
+        causal,
+        dropout,
+        features,
+        ..problem(Pass::Backward, Dtype::Bf16, (head_dim, head_dim), layout)
+    };
+    let sliding = Window { left: Some(1000), ..Window::default() };
+    let around = Window { left: Some(100), right: Some(100), top_left: true };
+    let varlen = Some(Varlen::default());
+    let (vec8, none) = (Layout::Vec8, Features::NONE);
+    let capped = Features { window: sliding, softcap: true, varlen, ..none };
+    let slopes = Features { alibi: true, varlen, sinks: true, dlse: true, ..none };
+    let biased = Features { bias: true, dbias: true, sinks: true, ..none };
+    let masked = Features { window: around, mask: true, dlse: true, ..none };
+    let all = Features { window: sliding, softcap: true, alibi: true, mask: true, ..biased };
+    [
+        (of(64, vec8, Causal::BottomRight, false, capped), Arch::Sm(8, 0)),
+        (of(128, vec8, Causal::BottomRight, false, slopes), Arch::Sm(8, 6)),
+        (of(128, vec8, Causal::None, true, biased), Arch::Sm(8, 9)),
+        (of(256, vec8, Causal::None, false, masked), Arch::Sm(8, 0)),
+        (of(96, vec8, Causal::BottomRight, true, all), Arch::Sm(12, 0)),
+        (of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, ..all }), Arch::Sm(10, 0)),
+    ]
+}
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::Fp16];
 
@@ -74,11 +102,12 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
 /// Tuning takes kernels that spill only where no other is right.
-const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 10] = [
+const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 11] = [
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
     (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
-    (Arch::Sm(8, 6), Pass::Backward, (256, 256), 60),
-    (Arch::Sm(8, 9), Pass::Backward, (256, 256), 60),
+    (Arch::Sm(8, 6), Pass::Backward, (256, 256), 72),
+    (Arch::Sm(8, 9), Pass::Backward, (256, 256), 72),
+    (Arch::Sm(9, 0), Pass::Backward, (192, 192), 8),
     (Arch::Sm(10, 0), Pass::Forward, (96, 96), 68),
     (Arch::Sm(10, 0), Pass::Forward, (128, 128), 24),
     (Arch::Sm(10, 0), Pass::Forward, (192, 128), 16),
@@ -90,6 +119,14 @@ const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 10] = [
 /// And so many more where the pass is deterministic, by mma.sync: the turn at dQ takes two registers, which those tiles
 /// do not leave, and a few loads are nothing beside the wait.
 const TURNS_MAY_SPILL: u32 = 160;
+
+/// The bytes that the mma.sync kernels of `combined_features` may spill, by head dim.
+const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
+    (Arch::Sm(8, 0), Pass::Backward, 256, 92),
+    (Arch::Sm(8, 9), Pass::Forward, 128, 12),
+    (Arch::Sm(9, 0), Pass::Forward, 128, 72),
+    (Arch::Sm(9, 0), Pass::Backward, 128, 80),
+];
 
 /// The instructions by which the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
 /// tile: 580 TFLOP/s on an H200, causal, 4096 keys, where the best tile that spills nothing did 541.
@@ -113,6 +150,7 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
         causal: Causal::None,
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout,
     }
 }
@@ -229,6 +267,19 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
             }
         }
     }
+    for (backward, _) in combined_features().into_iter().filter(|(_, other)| [Arch::Sm(9, 0), *other].contains(&arch)) {
+        let features = Features { dbias: false, dlse: false, ..backward.features };
+        for problem in [backward, Problem { pass: Pass::Forward, features, ..backward }] {
+            for config in heuristics(&problem, &device) {
+                let spills = FEATURES_MAY_SPILL.iter().find(|(a, p, d, _)| {
+                    (*a, *p, *d) == (arch, problem.pass, problem.head_dim) && config.family == Family::Sm80
+                });
+                let bytes = spills.map_or(0, |(.., bytes)| *bytes) + tolerated_spills(&problem, config.family);
+                let new = Kernel::of(&problem, &config, &device, Spills { bytes, of_consumers: 0 });
+                kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
+            }
+        }
+    }
     kernels.into_values().collect()
 }
 
@@ -299,9 +350,10 @@ fn the_matrix_has_every_template_and_all_that_it_promises() {
         .iter()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
-    let templates: BTreeSet<String> =
-        sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera")).collect();
-    assert_eq!(rendered, templates);
+    // Those of few queries and of partial states have tests of their own: tests/decode_kernels.rs and tests/merge_kernels.rs.
+    let elsewhere = ["combine", "decode", "merge"].map(|template| format!("{template}.cu.tera"));
+    let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
+    assert_eq!(rendered, templates.filter(|name| !elsewhere.contains(name)).collect());
     for (d, f, t) in combinations() {
         let on = |arch: usize| (0..2).any(|dtype| is_taken(arch, d, f, dtype));
         let name = format!("{:?} {:?} {:?}", HEAD_DIMS[d].0, FEATURES[f], DTYPES[t]);

@@ -3,9 +3,10 @@
 mod support;
 
 use flashtune::config::{Config, Family};
-use flashtune::problem::{Causal, Dtype, Pass};
-use support::case::{Case, Data, Kind};
+use flashtune::problem::{Causal, Dtype, Pass, Window};
+use support::case::{Case, Data};
 use support::check::Prepared;
+use support::extras::{Extras, Sides, Spread};
 use support::laws;
 use support::reference;
 use support::subject::Subject;
@@ -38,6 +39,10 @@ on_the_cpu! {
     no_keys_at_all_is_an_empty_softmax,
     nan_reaches_exactly_what_depends_on_it,
     configs_agree_within_rounding,
+    extras_that_change_nothing_change_nothing,
+    a_bias_that_says_causal_is_causal,
+    a_sink_is_a_key_of_no_value,
+    sequences_end_to_end_are_one_call_each,
 }
 
 /// The number of threads decides between two schedules of the backward pass, and which thread does what.
@@ -45,8 +50,21 @@ on_the_cpu! {
 fn results_are_bit_equal_for_any_number_of_threads_and_from_run_to_run() {
     let config = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);
     for dtype in [Dtype::Fp32, Dtype::Bf16] {
-        for causal in [Causal::None, Causal::BottomRight] {
+        // A bias that is the same for all rows and batch entries: tiles of many tasks add to one element.
+        let extras = Extras {
+            window: Window { left: Some(70), ..Window::default() },
+            bias: Some(Spread::of("hk")),
+            dbias: true,
+            sinks: true,
+            cu_seqlens: Sides::BOTH,
+            ..Extras::default()
+        };
+        for (causal, extras) in
+            [(Causal::None, Extras::default()), (Causal::BottomRight, Extras::default()), (Causal::BottomRight, extras)]
+        {
             let case = Case {
+                batch_size: if extras.is_varlen() { 3 } else { 1 },
+                extras,
                 num_heads_q: 6,
                 num_heads_kv: 3,
                 seqlen_q: 170,
@@ -71,10 +89,25 @@ fn results_are_bit_equal_for_any_number_of_threads_and_from_run_to_run() {
     }
 }
 
-/// The reference itself is checked against its definition: the derivative of sum(O * dout). Then the CPU against it.
+/// The reference itself is checked against its definition: the derivative of sum(O * dout) + sum(LSE * dlse). Then the CPU
+/// against it.
 #[test]
 fn gradients_are_the_finite_differences_of_the_output() {
-    for causal in [Causal::None, Causal::TopLeft, Causal::BottomRight] {
+    let all_extras = Extras {
+        window: Window { left: Some(3), ..Window::default() },
+        softcap: 2.0,
+        alibi: Some(Spread::of("h")),
+        bias: Some(Spread::of("qk")),
+        dbias: true,
+        mask: Some(Spread::of("hqk")),
+        sinks: true,
+        dlse: true,
+        ..Extras::default()
+    };
+    let masks = [Causal::None, Causal::TopLeft, Causal::BottomRight];
+    let plain = masks.into_iter().map(|causal| (causal, Extras::default()));
+    let with_extras = [Causal::None, Causal::BottomRight].map(|causal| (causal, all_extras));
+    for (causal, extras) in plain.chain(with_extras) {
         for dropout_p in [0.0, 0.3] {
             let case = Case {
                 num_heads_q: 2,
@@ -83,52 +116,61 @@ fn gradients_are_the_finite_differences_of_the_output() {
                 causal,
                 dropout_p,
                 softmax_scale: 0.7,
+                extras,
                 seed: 6,
                 ..Case::plain(Dtype::Fp32, 5, 3)
             };
-            let data = Data::random(&case);
-            let exact = reference::exact(&case, &data);
-            let loss = |data: &Data| -> f64 {
-                let out = reference::exact(&case, data).out;
-                out.iter().zip(&data.dout).map(|(out, dout)| out * f64::from(*dout)).sum()
-            };
-            let subject = Subject::cpu(1);
-            let forward = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
-            let on_cpu = subject.backward(&case, &data, &forward, &subject.heuristic(&case, Pass::Backward));
-            for (kind, gradient, on_cpu) in
-                [(Kind::Q, &exact.dq, &on_cpu.dq), (Kind::K, &exact.dk, &on_cpu.dk), (Kind::V, &exact.dv, &on_cpu.dv)]
-            {
-                for at in 0..gradient.len() {
-                    let moved = |by: f32| {
-                        let mut data = data.clone();
-                        let values = match kind {
-                            Kind::Q => &mut data.q,
-                            Kind::K => &mut data.k,
-                            _ => &mut data.v,
-                        };
-                        values[at] += by;
-                        (f64::from(values[at]), loss(&data))
-                    };
-                    // The step's square is the truncation error of a central difference: 1e-6 at values about 1.
-                    let ((right, above), (left, below)) = (moved(1.0 / 1024.0), moved(-1.0 / 1024.0));
-                    let difference = (above - below) / (right - left);
-                    assert!(
-                        (gradient[at] - difference).abs() < 1e-5,
-                        "d{kind:?}[{at}]: {} and {difference}",
-                        gradient[at]
-                    );
-                    // And fp32 arithmetic on a few terms about 1.
-                    assert!((f64::from(on_cpu[at]) - difference).abs() < 2e-5, "CPU d{kind:?}[{at}], {case}");
-                }
-            }
+            is_the_finite_difference(&case);
         }
     }
 }
 
-/// Scores that are all -inf although keys are seen: softmax is 0/0, and the result says so. A row that sees no key is
-/// another thing, and gives 0.
+fn is_the_finite_difference(case: &Case) {
+    let mut data = Data::random(case);
+    // A hidden key and a sink of -inf have none.
+    let finite = |value: &mut f32| *value = if value.is_finite() { *value } else { 0.5 };
+    data.bias.iter_mut().chain(&mut data.sinks).for_each(finite);
+    data.dbias.fill(0.0);
+    let exact = reference::exact(case, &data);
+    let loss = |data: &Data| -> f64 {
+        let results = reference::exact(case, data);
+        let dot = |values: &[f64], factors: &[f32]| -> f64 {
+            let finite = values.iter().zip(factors).filter(|(value, _)| value.is_finite());
+            finite.map(|(value, factor)| value * f64::from(*factor)).sum()
+        };
+        dot(&results.out, &data.dout) + dot(&results.lse, &data.dlse)
+    };
+    let subject = Subject::cpu(1);
+    let forward = subject.forward(case, &data, &subject.heuristic(case, Pass::Forward));
+    let on_cpu = subject.backward(case, &data, &forward, &subject.heuristic(case, Pass::Backward));
+    type Values = fn(&mut Data) -> &mut Vec<f32>;
+    let tensors: [(&str, Values, &[f64], &[f32]); 5] = [
+        ("q", |data| &mut data.q, &exact.dq, &on_cpu.dq),
+        ("k", |data| &mut data.k, &exact.dk, &on_cpu.dk),
+        ("v", |data| &mut data.v, &exact.dv, &on_cpu.dv),
+        ("bias", |data| &mut data.bias, &exact.dbias, &on_cpu.dbias),
+        ("sinks", |data| &mut data.sinks, &exact.dsinks, &on_cpu.dsinks),
+    ];
+    for (name, values, gradient, on_cpu) in tensors {
+        for at in 0..gradient.len() {
+            let moved = |by: f32| {
+                let mut data = data.clone();
+                values(&mut data)[at] += by;
+                (f64::from(values(&mut data)[at]), loss(&data))
+            };
+            // The step's square is the truncation error of a central difference: 1e-6 at values about 1.
+            let ((right, above), (left, below)) = (moved(1.0 / 1024.0), moved(-1.0 / 1024.0));
+            let difference = (above - below) / (right - left);
+            assert!((gradient[at] - difference).abs() < 1e-5, "d{name}[{at}]: {} and {difference}", gradient[at]);
+            // And fp32 arithmetic on a few terms about 1.
+            assert!((f64::from(on_cpu[at]) - difference).abs() < 2e-5, "CPU d{name}[{at}], {case}");
+        }
+    }
+}
+
+/// A row whose scores are all -inf although it sees keys is one that sees nothing, since that is how a bias says it.
 #[test]
-fn a_row_of_minus_infinite_scores_is_nan_as_in_the_definition() {
+fn a_row_of_minus_infinite_scores_is_empty() {
     let subject = Subject::cpu(2);
     let case = Case { causal: Causal::TopLeft, ..Case::plain(Dtype::Fp32, 40, 16) };
     let mut data = Data::random(&case);
@@ -139,7 +181,7 @@ fn a_row_of_minus_infinite_scores_is_nan_as_in_the_definition() {
     // Other rows see the same keys with a factor of 0 in that place, which would be 0 * inf: give them a small one.
     (0..40).filter(|other| *other != row).for_each(|other| data.q[other * 16] = -1e-30);
     let got = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
-    assert!(got.out[row * 16..][..16].iter().all(|x| x.is_nan()));
+    assert!(got.out[row * 16..][..16].iter().all(|x| *x == 0.0));
     assert_eq!(got.lse[row], f32::NEG_INFINITY);
     // The others have +inf scores: inf - inf.
     assert!(got.out[..16].iter().all(|x| x.is_nan()) && got.lse[0].is_nan());

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend"],
     &["kernel", "cpu"],
     &["cuda"],
-    &["problem", "config", "device", "call", "dropout", "error"],
+    &["problem", "config", "device", "call", "merge", "dropout", "error"],
 ];
 
 fn layer(module: &str) -> Option<usize> {

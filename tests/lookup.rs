@@ -4,7 +4,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::plan::record::{Record, read_lines, write_lines};
 use flashtune::plan::{Choice, Known, Source, choices, proven};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::{Outcome, Timed, space};
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ const LLAMA: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    features: Features::NONE,
     layout: Layout::Vec8,
 };
 

@@ -6,7 +6,7 @@ use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -27,6 +27,7 @@ const SMALL: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    features: Features::NONE,
     layout: Layout::Vec8,
 };
 

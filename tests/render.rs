@@ -3,11 +3,13 @@
 //! On templates of its own, so that a failure here is the renderer's and not a kernel's.
 
 use flashtune::config::{Config, Family};
-use flashtune::device::Arch;
+use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
-use flashtune::kernel::render::Renderer;
+use flashtune::kernel::render::{CLASS, Renderer};
+use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::tune::space::heuristic;
 
 const SM90: Arch = Arch::Sm(9, 0);
 
@@ -25,6 +27,7 @@ fn problem() -> Problem {
         causal: Causal::BottomRight,
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout: Layout::Vec8,
     }
 }
@@ -195,4 +198,78 @@ fn an_override_folder_replaces_file_by_file() {
 fn every_embedded_template_parses() {
     assert!(embedded().contains_key("device/params.cuh"));
     Renderer::new(embedded()).unwrap();
+}
+
+/// A feature that one family has and another lacks would be left out of a problem's kernel without a word.
+#[test]
+fn the_families_have_the_same_features() {
+    let renderer = Renderer::new(embedded()).unwrap();
+    let features = |template: &str| -> Vec<&str> {
+        let used = renderer.names(template).unwrap();
+        let is_feature = |name: &&str| name.starts_with("has_") || name.starts_with("is_");
+        CLASS.into_iter().filter(is_feature).filter(|name| used.contains(name)).collect()
+    };
+    // Nothing is dropped while decoding.
+    let decoded: Vec<&str> = features("sm80_forward").into_iter().filter(|name| *name != "has_dropout").collect();
+    assert_eq!(features("decode"), decoded);
+    for (template, others) in
+        [("sm80_forward", vec!["sm90_forward"]), ("sm80_backward", vec!["sm90_backward", "sm90_backward_wide"])]
+    {
+        for other in others {
+            assert_eq!(features(template), features(other), "{template} and {other}");
+        }
+    }
+}
+
+#[test]
+fn every_feature_makes_another_kernel() {
+    let plain = Problem { causal: Causal::None, ..problem() };
+    let with = |features| Problem { features, ..plain };
+    let (none, window) = (Features::NONE, Window::default());
+    let bias = with(Features { bias: true, ..none });
+    let both_passes = [
+        (plain, Problem { causal: Causal::BottomRight, ..plain }),
+        (plain, Problem { dropout: true, ..plain }),
+        (plain, with(Features { window: Window { left: Some(1), ..window }, ..none })),
+        (plain, with(Features { window: Window { right: Some(1), ..window }, ..none })),
+        (plain, with(Features { softcap: true, ..none })),
+        (plain, with(Features { alibi: true, ..none })),
+        (plain, bias),
+        (plain, with(Features { mask: true, ..none })),
+        (plain, with(Features { sinks: true, ..none })),
+        (plain, with(Features { varlen: Some(Varlen::default()), ..none })),
+    ];
+    let backward = [
+        (plain, Problem { deterministic: true, ..plain }),
+        (bias, with(Features { dbias: true, ..bias.features })),
+        (plain, with(Features { dlse: true, ..none })),
+    ];
+    let texts = |problem: &Problem, pass, config: &Config| -> Vec<String> {
+        let kernels = render_pass(&Problem { pass, ..*problem }, config, Arch::Sm(8, 0)).unwrap();
+        kernels.into_iter().map(|(_, text)| text).collect()
+    };
+    for (pass, pairs) in
+        [(Pass::Forward, &both_passes[..]), (Pass::Backward, &both_passes), (Pass::Backward, &backward)]
+    {
+        let config = heuristic(&Problem { pass, ..plain }, &Device::typical(Arch::Sm(8, 0)).unwrap());
+        for (without, with) in pairs {
+            assert_ne!(texts(without, pass, &config), texts(with, pass, &config), "{pass:?} {with:?}");
+        }
+    }
+}
+
+#[test]
+fn every_kernel_that_follows_another_waits_for_it() {
+    let (h200, few_queries) = (Device::typical(SM90).unwrap(), Problem { seqlen_q: 1, seqlen_k: 100_000, ..problem() });
+    let sinks = Features { sinks: true, ..Features::NONE };
+    let backward = |head_dim| Problem { pass: Pass::Backward, head_dim, features: sinks, ..problem() };
+    let problems = [few_queries, backward(64), backward(256), backward(300)];
+    for problem in problems {
+        let kernels = render_pass(&problem, &heuristic(&problem, &h200), SM90).unwrap();
+        assert!(kernels.len() > 1, "{problem:?}");
+        for (spec, text) in &kernels[1..] {
+            let (_, kernel) = text.split_once("extern \"C\"").unwrap();
+            assert!(kernel.contains("wait_for_previous_kernel();"), "{}", spec.template);
+        }
+    }
 }

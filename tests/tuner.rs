@@ -2,7 +2,7 @@
 
 use flashtune::config::{Config, Family};
 use flashtune::error::{Error, Status};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::worker;
 use flashtune::tune::{Bench, BuildObserver, Event, Fault, Outcome, Request, Trial, Verdict, Worker, search};
 use std::collections::HashMap;
@@ -22,6 +22,7 @@ const PROBLEM: Problem = Problem {
     causal: Causal::None,
     dropout: false,
     deterministic: false,
+    features: Features::NONE,
     layout: Layout::Vec8,
 };
 

@@ -61,13 +61,14 @@ int main(int argc, char **argv) {
   }
   if (tuned) printf("tuning    took %.1f s; the next run has its record\n", (device_milliseconds() - start) / 1e3);
   else printf("tuning    none: starts from this machine's record\n");
-  uint64_t bytes;
-  check(flashtune_backward_workspace_size(context, &backward, &bytes));
-  void *workspace = device_bytes(bytes);
+  uint64_t bytes[2]; /* of workspace; 0 but for the backward pass, and for forward passes of few queries over many keys */
+  check(flashtune_forward_workspace_size(context, &forward, &bytes[0]));
+  check(flashtune_backward_workspace_size(context, &backward, &bytes[1]));
+  void *workspace[2] = {bytes[0] ? device_bytes(bytes[0]) : NULL, device_bytes(bytes[1])};
   for (int run = 0, pass = 0; run < 40; run++, pass = run % 2) {
     start = device_milliseconds();
-    check(pass ? flashtune_backward(context, &backward, workspace, bytes, NULL)
-               : flashtune_forward(context, &forward, NULL, 0, NULL));
+    check(pass ? flashtune_backward(context, &backward, workspace[1], bytes[1], NULL)
+               : flashtune_forward(context, &forward, workspace[0], bytes[0], NULL));
     best[pass] = fmin(best[pass], device_milliseconds() - start);
   }
   for (int pass = 0; pass < 2; pass++)

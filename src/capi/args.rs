@@ -2,12 +2,13 @@
 //!
 //! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
 
+use super::array::Array;
 use super::inputs::Inputs;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
-use super::sized::{address, flag};
+use super::sized::flag;
 use super::types::*;
-use crate::call::Call;
+use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
 use crate::problem::{Layout, Pass, Problem};
@@ -19,41 +20,45 @@ const WORKSPACE_ALIGNMENT: usize = 256;
 /// A checked call and what its tensors touch, to check the workspace against.
 pub struct Checked {
     pub call: Call,
-    read: Footprints<8>,
-    written: Footprints<3>,
+    memory: Memory,
+    touched: Touched,
 }
 
-/// What decides the layout class besides the head dims.
+/// Where a context's data lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayoutBy {
-    /// Strides and addresses too: kernels load vectors.
-    Access,
-    /// Nothing: the CPU loads unaligned, and a class that followed malloc would change from call to call.
-    HeadDims,
+pub enum Memory {
+    /// Kernels load vectors, so that strides and addresses decide the layout class. The work alone reads lengths.
+    Device,
+    /// The head dims alone decide it: the CPU loads unaligned, and a class that followed malloc would change from call
+    /// to call. A launch checks lengths.
+    Host,
 }
 
-pub fn forward(params: &flashtune_forward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
+/// What a call reads and writes. At most q, k, v, out, dout, lse, two dropout words and ten of the features; dq, dk,
+/// dv, dbias and dsinks.
+#[derive(Default)]
+struct Touched {
+    read: Footprints<18>,
+    written: Footprints<5>,
+}
+
+pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
-    let mut problem = inputs.problem(Pass::Forward)?;
-    let (softmax_scale, dropout) = inputs.scalars()?;
+    let problem = inputs.problem(Pass::Forward, false)?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
     let mut operands = [q, k, v, out];
-    let (mut read, written) = check(&mut problem, &mut operands, data, layout)?;
-    let mut written = written;
-    written.extend(lse(&problem, params.lse, Data::Optional)?);
-    read.extend(dropout_words(&dropout)?);
-    refuse_overlaps(&read, &written)?;
+    let (call, mut touched) = check(problem, &inputs, &mut operands, data, memory)?;
+    touched.add(Access::Written, lse(&call.problem, params.lse, Data::Optional)?);
+    check_together(&call.problem, &inputs, &touched, data, memory)?;
     let [q, k, v, out] = operands.map(|operand| operand.tensor);
-    let call = Call { out, lse: params.lse, ..Call::of_inputs(problem, softmax_scale, dropout, [q, k, v]) };
-    Ok(Checked { call, read, written })
+    Ok(Checked { call: Call { q, k, v, out, lse: params.lse, ..call }, memory, touched })
 }
 
-pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy) -> Result<Checked> {
+pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
     let deterministic = flag(("deterministic", params.deterministic), ("reserved", params.reserved))?;
-    let mut problem = Problem { deterministic, ..inputs.problem(Pass::Backward)? };
-    let (softmax_scale, dropout) = inputs.scalars()?;
+    let problem = inputs.problem(Pass::Backward, deterministic)?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
     let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
@@ -61,21 +66,25 @@ pub fn backward(params: &flashtune_backward_params, data: Data, layout: LayoutBy
     let dk = rows_of_keys("dk", Access::Written, &problem, problem.head_dim, &params.dk);
     let dv = rows_of_keys("dv", Access::Written, &problem, problem.head_dim_v, &params.dv);
     let mut operands = [q, k, v, out, dout, dq, dk, dv];
-    let (mut read, written) = check(&mut problem, &mut operands, data, layout)?;
-    read.extend(lse(&problem, params.lse, data)?);
-    read.extend(dropout_words(&dropout)?);
-    refuse_overlaps(&read, &written)?;
+    let (call, mut touched) = check(problem, &inputs, &mut operands, data, memory)?;
+    touched.add(Access::Read, lse(&call.problem, params.lse, data)?);
+    check_together(&call.problem, &inputs, &touched, data, memory)?;
     let [q, k, v, out, dout, dq, dk, dv] = operands.map(|operand| operand.tensor);
-    let workspace = std::ptr::null_mut();
-    let call =
-        Call { problem, softmax_scale, dropout, q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, workspace };
-    Ok(Checked { call, read, written })
+    Ok(Checked { call: Call { q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, ..call }, memory, touched })
 }
 
 impl Checked {
+    /// What a launch asks for: on the host nothing for a forward pass, which never splits keys there.
+    pub fn workspace_bytes(&self) -> usize {
+        match (self.memory, self.call.problem.pass) {
+            (Memory::Host, Pass::Forward) => 0,
+            _ => self.call.problem.workspace_bytes(),
+        }
+    }
+
     /// Checks the workspace and puts it into the call.
     pub fn set_workspace(&mut self, workspace: *mut c_void, bytes: u64) -> Result<()> {
-        let needed = self.call.problem.workspace_bytes();
+        let needed = self.workspace_bytes();
         if needed == 0 {
             return Ok(());
         }
@@ -92,92 +101,114 @@ impl Checked {
             return Err(Error::new(Status::WorkspaceTooSmall, message));
         }
         let footprint = Footprint::contiguous("workspace", workspace as u64, needed as i64);
-        self.read.iter().chain(self.written.iter()).try_for_each(|tensor| refuse_overlap(&footprint, tensor))?;
+        let Touched { read, written } = &self.touched;
+        read.iter().chain(written.iter()).try_for_each(|tensor| refuse_overlap(&footprint, tensor))?;
         self.call.workspace = workspace;
         Ok(())
     }
 }
 
 fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
+    let keys = |name, dim, tensor| match problem.features.paged {
+        None => rows_of_keys(name, Access::Read, problem, dim, tensor),
+        Some(page_size) => {
+            let pages = [inputs.features.pages.num_pages, page_size, problem.num_heads_kv, dim];
+            Operand::new(name, Access::Read, tensor, pages, problem.dtype)
+        }
+    };
     [
         rows_of_queries("q", Access::Read, problem, problem.head_dim, &inputs.q),
-        rows_of_keys("k", Access::Read, problem, problem.head_dim, &inputs.k),
-        rows_of_keys("v", Access::Read, problem, problem.head_dim_v, &inputs.v),
+        keys("k", problem.head_dim, &inputs.k),
+        keys("v", problem.head_dim_v, &inputs.v),
     ]
 }
 
 fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
-    Operand::new(name, access, tensor, [p.batch_size, p.seqlen_q, p.num_heads_q, dim], p.dtype)
+    let total = p.features.varlen.and_then(|varlen| varlen.total_q);
+    Operand::new(name, access, tensor, rows(p, p.seqlen_q, total, p.num_heads_q, dim), p.dtype)
 }
 
 fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
-    Operand::new(name, access, tensor, [p.batch_size, p.seqlen_k, p.num_heads_kv, dim], p.dtype)
+    let total = p.features.varlen.and_then(|varlen| varlen.total_k);
+    Operand::new(name, access, tensor, rows(p, p.seqlen_k, total, p.num_heads_kv, dim), p.dtype)
 }
 
-/// Checks each tensor alone and judges the layout class.
+/// (batch_size, seqlen, heads, dim); sequences end to end are one batch entry, or none of none.
+fn rows(p: &Problem, seqlen: i64, total: Option<i64>, heads: i64, dim: i64) -> [i64; 4] {
+    total.map_or([p.batch_size, seqlen, heads, dim], |total| [p.batch_size.min(1), total, heads, dim])
+}
+
+/// What both passes have: each tensor and feature alone, and the layout class. The call has all but its tensors.
 fn check(
-    problem: &mut Problem,
+    mut problem: Problem,
+    inputs: &Inputs,
     operands: &mut [Operand],
     data: Data,
-    layout: LayoutBy,
-) -> Result<(Footprints<8>, Footprints<3>)> {
-    let (mut read, mut written) = (Footprints::new(), Footprints::new());
+    memory: Memory,
+) -> Result<(Call, Touched)> {
+    let (softmax_scale, dropout) = inputs.scalars()?;
+    let mut touched = Touched::default();
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
-        match operand.access {
-            Access::Read => read.extend(footprint),
-            Access::Written => written.extend(footprint),
-        }
+        touched.add(operand.access, footprint);
     }
-    problem.layout = match layout {
-        LayoutBy::HeadDims => Layout::widest([problem.head_dim, problem.head_dim_v]),
-        LayoutBy::Access => Layout::widest(operands.iter().flat_map(|operand| operand.layout_quantities())),
+    for word in dropout_words(&dropout) {
+        touched.add(Access::Read, word.check()?);
+    }
+    inputs.features.check(&problem, data, &mut |access, footprint| touched.add(access, [footprint]))?;
+    problem.layout = match memory {
+        Memory::Host => Layout::widest([problem.head_dim, problem.head_dim_v]),
+        Memory::Device => Layout::widest(operands.iter().flat_map(Operand::layout_quantities)),
     };
-    Ok((read, written))
+    let call = Call::of_inputs(problem, softmax_scale, dropout, [TensorRef::NULL; 3]);
+    Ok((Call { features: inputs.features.args(), ..call }, touched))
+}
+
+/// What is checked once each tensor is known to be right by itself.
+fn check_together(problem: &Problem, inputs: &Inputs, touched: &Touched, data: Data, memory: Memory) -> Result<()> {
+    touched.refuse_overlaps()?;
+    match (memory, data) {
+        // SAFETY: a launch on a CPU context, of checked pointers; the C caller promises what the header says.
+        (Memory::Host, Data::Required) => unsafe { inputs.features.check_lengths(problem) },
+        _ => Ok(()),
+    }
 }
 
 fn lse(problem: &Problem, lse: *const f32, data: Data) -> Result<Option<Footprint>> {
-    let elements = problem.batch_size * problem.num_heads_q * problem.seqlen_q;
-    if elements == 0 || (lse.is_null() && data == Data::Optional) {
-        return Ok(None);
-    }
-    if lse.is_null() {
+    let lse = Array::new("lse", lse, problem.lse_elements());
+    if lse.pointer.is_null() && lse.elements > 0 && data == Data::Required {
         return Err(Error::invalid(format!(
-            "lse is NULL; it must point to the (batch_size, num_heads_q, seqlen_q) = ({}, {}, {}) fp32 elements that the forward pass wrote",
-            problem.batch_size, problem.num_heads_q, problem.seqlen_q
+            "lse is NULL; it must point to the {} fp32 elements that the forward pass wrote, one for each query and head",
+            lse.elements
         )));
     }
-    aligned("lse", lse.cast(), align_of::<f32>())?;
-    Ok(Some(Footprint::contiguous("lse", lse as u64, elements * size_of::<f32>() as i64)))
+    lse.check()
 }
 
 /// The seed's and the offset's words, where the work itself reads them.
-fn dropout_words(dropout: &Dropout) -> Result<impl Iterator<Item = Footprint>> {
-    let words = [("dropout_seed_ptr", dropout.seed_ptr), ("dropout_offset_ptr", dropout.offset_ptr)];
-    for (name, pointer) in words {
-        aligned(name, pointer.cast(), align_of::<u64>())?;
-    }
-    let given = words.into_iter().filter(|(_, pointer)| !pointer.is_null());
-    Ok(given.map(|(name, pointer)| Footprint::contiguous(name, pointer as u64, size_of::<u64>() as i64)))
+fn dropout_words(dropout: &Dropout) -> [Array; 2] {
+    let word = |name, pointer: *const u64| Array::new(name, pointer, 1);
+    [word("dropout_seed_ptr", dropout.seed_ptr), word("dropout_offset_ptr", dropout.offset_ptr)]
 }
 
-fn aligned(name: &str, pointer: *const c_void, alignment: usize) -> Result<()> {
-    match (pointer as usize).is_multiple_of(alignment) {
-        true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("{name} is {}; it must be aligned to {alignment} bytes", address(pointer))))
+impl Touched {
+    fn add(&mut self, access: Access, more: impl IntoIterator<Item = Footprint>) {
+        match access {
+            Access::Read => self.read.extend(more),
+            Access::Written => self.written.extend(more),
         }
     }
-}
 
-fn refuse_overlaps<const R: usize, const W: usize>(read: &Footprints<R>, written: &Footprints<W>) -> Result<()> {
-    for (index, output) in written.iter().enumerate() {
-        read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
+    fn refuse_overlaps(&self) -> Result<()> {
+        let Touched { read, written } = self;
+        for (index, output) in written.iter().enumerate() {
+            read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
+pub(super) fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
     match output.touches(other) {
         false => Ok(()),
         true => Err(Error::invalid(format!(
@@ -193,11 +224,13 @@ struct Footprints<const N: usize> {
     count: usize,
 }
 
-impl<const N: usize> Footprints<N> {
-    fn new() -> Self {
+impl<const N: usize> Default for Footprints<N> {
+    fn default() -> Self {
         Footprints { items: [None; N], count: 0 }
     }
+}
 
+impl<const N: usize> Footprints<N> {
     fn extend(&mut self, more: impl IntoIterator<Item = Footprint>) {
         for item in more {
             self.items[self.count] = Some(item);
@@ -213,6 +246,7 @@ impl<const N: usize> Footprints<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Varlen, Window};
 
     /// Addresses that are never read: the checks only compute with them.
     fn tensor(address: usize, strides: [i64; 3]) -> flashtune_tensor {
@@ -226,6 +260,8 @@ mod tests {
 
     /// (1, 16, 2, 64) bf16 tensors, far apart.
     fn params() -> flashtune_forward_params {
+        // SAFETY: zero is a value of every field.
+        let zeros: flashtune_forward_params = unsafe { std::mem::zeroed() };
         let packed = |address| tensor(address, [2048, 128, 64]);
         flashtune_forward_params {
             struct_size: size_of::<flashtune_forward_params>() as u64,
@@ -249,11 +285,12 @@ mod tests {
             v: packed(0x30000),
             out: packed(0x40000),
             lse: std::ptr::null_mut(),
+            ..zeros
         }
     }
 
-    fn call(params: &flashtune_forward_params, layout: LayoutBy) -> Call {
-        forward(params, Data::Optional, layout).map(|checked| checked.call).unwrap()
+    fn call(params: &flashtune_forward_params, memory: Memory) -> Call {
+        forward(params, Data::Optional, memory).map(|checked| checked.call).unwrap()
     }
 
     #[test]
@@ -261,7 +298,7 @@ mod tests {
         let layout = |change: &dyn Fn(&mut flashtune_forward_params)| {
             let mut changed = params();
             change(&mut changed);
-            call(&changed, LayoutBy::Access).problem.layout
+            call(&changed, Memory::Device).problem.layout
         };
         assert_eq!(layout(&|_| ()), Layout::Vec8);
         // The batch's stride is never multiplied with anything but 0.
@@ -276,28 +313,108 @@ mod tests {
     }
 
     #[test]
+    fn sequences_end_to_end_are_one_batch_entry_of_all_rows() {
+        let null = tensor(0, [0, 0, 0]);
+        let packed = flashtune_forward_params {
+            batch_size: 3,
+            features: FLASHTUNE_FEATURE_CU_SEQLENS_Q,
+            total_q: 40,
+            q: null,
+            // Overlaps itself as (3, 16, 2, 64), and its batch stride is narrow; (40, 2, 64) has none.
+            out: tensor(0x40000, [1, 128, 64]),
+            ..params()
+        };
+        let call = call(&packed, Memory::Device);
+        assert_eq!((call.q.stride_batch, call.q.stride_seqlen), (40 * 128, 128));
+        assert_eq!(call.problem.layout, Layout::Vec8);
+        assert_eq!(call.problem.lse_elements(), 2 * 40);
+        assert_eq!(call.problem.features.varlen, Some(Varlen { total_q: Some(40), total_k: None }));
+        let none = flashtune_forward_params { total_q: 0, ..packed };
+        assert!(self::call(&none, Memory::Device).problem.is_empty());
+    }
+
+    #[test]
+    fn a_window_has_the_sides_that_hide_something_and_causals_is_causals() {
+        let of = |causal, window, window_left, window_right| {
+            let params = flashtune_forward_params { causal, window, window_left, window_right, ..params() };
+            call(&params, Memory::Device).problem.features.window
+        };
+        let (bottom_right, top_left) = (FLASHTUNE_WINDOW_BOTTOM_RIGHT, FLASHTUNE_WINDOW_TOP_LEFT);
+        assert_eq!(of(0, 0, 0, -1), Window::default());
+        assert_eq!(of(0, top_left, -1, -1), Window::default());
+        assert_eq!(of(0, bottom_right, 0, -1), Window { left: Some(0), right: None, top_left: false });
+        assert_eq!(of(0, top_left, -1, 5), Window { left: None, right: Some(5), top_left: true });
+        assert_eq!(of(1, bottom_right, 3, 0), Window { left: Some(3), right: None, top_left: false });
+        assert_eq!(of(2, top_left, 3, -1), Window { left: Some(3), right: None, top_left: true });
+        assert_eq!(of(2, top_left, -1, 0), Window::default());
+        assert_eq!(of(2, 0, 0, 0), Window::default());
+    }
+
+    #[test]
     fn shapes_without_data_count_as_packed_and_aligned() {
         let mut shapes = params();
         for tensor in [&mut shapes.q, &mut shapes.k, &mut shapes.v, &mut shapes.out] {
             *tensor = self::tensor(0, [0, 0, 0]);
         }
-        let call = call(&shapes, LayoutBy::Access);
-        assert_eq!(call.problem, self::call(&params(), LayoutBy::Access).problem);
+        let call = call(&shapes, Memory::Device);
+        assert_eq!(call.problem, self::call(&params(), Memory::Device).problem);
         assert_eq!((call.out.stride_batch, call.out.stride_seqlen, call.out.stride_head), (2048, 128, 64));
+    }
+
+    #[test]
+    fn few_queries_over_many_keys_need_a_workspace_on_a_gpu_alone() {
+        let decode = flashtune_forward_params { seqlen_q: 1, seqlen_k: 256, ..params() };
+        let checked = |memory| forward(&decode, Data::Optional, memory).unwrap();
+        let mut checked_call = checked(Memory::Device);
+        let needed = checked_call.workspace_bytes() as u64;
+        assert!(needed > 0);
+        let workspace = std::ptr::without_provenance_mut(0x90000);
+        let missing = checked_call.set_workspace(std::ptr::null_mut(), needed).unwrap_err();
+        assert_eq!(missing.status, Status::InvalidArgument);
+        let short = checked_call.set_workspace(workspace, needed - 1).unwrap_err();
+        assert_eq!(short.status, Status::WorkspaceTooSmall);
+        checked_call.set_workspace(workspace, needed).unwrap();
+        assert_eq!(checked_call.call.workspace, workspace);
+        assert_eq!(checked(Memory::Host).workspace_bytes(), 0);
+        checked(Memory::Host).set_workspace(std::ptr::null_mut(), 0).unwrap();
+    }
+
+    #[test]
+    fn rows_of_no_sequence_need_neither_an_lse_nor_a_workspace() {
+        // SAFETY: zero is a value of every field.
+        let zeros: flashtune_backward_params = unsafe { std::mem::zeroed() };
+        let forward = params();
+        let none = flashtune_backward_params {
+            struct_size: size_of::<flashtune_backward_params>() as u64,
+            dtype: forward.dtype,
+            num_heads_q: 2,
+            num_heads_kv: 2,
+            seqlen_q: 16,
+            seqlen_k: 16,
+            head_dim: 64,
+            head_dim_v: 64,
+            features: FLASHTUNE_FEATURE_CU_SEQLENS_Q,
+            total_q: 40,
+            ..zeros
+        };
+        let mut checked = backward(&none, Data::Required, Memory::Device).unwrap();
+        assert!(checked.call.problem.is_empty());
+        assert_eq!((checked.call.problem.lse_elements(), checked.workspace_bytes()), (0, 0));
+        checked.set_workspace(std::ptr::null_mut(), 0).unwrap();
     }
 
     #[test]
     fn layout_on_the_cpu_does_not_follow_the_allocator() {
         let mut odd = params();
         odd.q = tensor(0x10002, [2048, 131, 64]);
-        assert_eq!(call(&odd, LayoutBy::HeadDims).problem, call(&params(), LayoutBy::HeadDims).problem);
+        assert_eq!(call(&odd, Memory::Host).problem, call(&params(), Memory::Host).problem);
     }
 
     #[test]
     fn scale_zero_is_the_usual_one_and_others_are_kept() {
-        assert_eq!(call(&params(), LayoutBy::HeadDims).softmax_scale, 0.125);
+        assert_eq!(call(&params(), Memory::Host).softmax_scale, 0.125);
         assert_eq!(
-            call(&flashtune_forward_params { softmax_scale: -2.0, ..params() }, LayoutBy::HeadDims).softmax_scale,
+            call(&flashtune_forward_params { softmax_scale: -2.0, ..params() }, Memory::Host).softmax_scale,
             -2.0
         );
     }
@@ -305,10 +422,10 @@ mod tests {
     #[test]
     fn seeds_of_an_undropped_call_are_not_looked_at() {
         let odd = flashtune_forward_params { dropout_seed_ptr: std::ptr::without_provenance(3), ..params() };
-        assert!(call(&odd, LayoutBy::HeadDims).dropout.seed_ptr.is_null());
+        assert!(call(&odd, Memory::Host).dropout.seed_ptr.is_null());
         let dropped = flashtune_forward_params { dropout_p: 0.1, ..odd };
         assert!(
-            forward(&dropped, Data::Optional, LayoutBy::HeadDims)
+            forward(&dropped, Data::Optional, Memory::Host)
                 .is_err_and(|e| e.message.contains("dropout_seed_ptr is 0x3"))
         );
     }

@@ -1,6 +1,6 @@
 //! The backward pass's functions.
 
-use super::args::{self, Checked, LayoutBy};
+use super::args::{self, Checked, Memory};
 use super::context::flashtune_context;
 use super::operand::Data;
 use super::pass;
@@ -16,11 +16,11 @@ unsafe impl SizedStruct for flashtune_backward_params {
     const OLDEST: usize = 376;
 }
 // When the struct grows, this number does, and OLDEST stays.
-const _: () = assert!(size_of::<flashtune_backward_params>() == 384);
+const _: () = assert!(size_of::<flashtune_backward_params>() == 624);
 
 impl pass::Params for flashtune_backward_params {
-    fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked> {
-        args::backward(self, data, layout)
+    fn check(&self, data: Data, memory: Memory) -> Result<Checked> {
+        args::backward(self, data, memory)
     }
 }
 
@@ -35,7 +35,8 @@ pub unsafe extern "C" fn flashtune_backward_supported(
 }
 
 /// As flashtune_forward_workspace_size, for the backward pass, which needs memory in proportion to
-/// batch_size * num_heads_q * seqlen_q * head_dim.
+/// batch_size * num_heads_q * seqlen_q * head_dim, with cu_seqlens_q (total_q + 128 * batch_size) * num_heads_q *
+/// head_dim, on either backend.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward_workspace_size(
     context: *mut flashtune_context,
@@ -56,8 +57,9 @@ pub unsafe extern "C" fn flashtune_backward_prepare(
     unsafe { pass::prepare(context, params) }
 }
 
-/// Runs one backward pass: writes dq, dk and dv in full, also where no query or no key is seen (zeros). Everything that
-/// flashtune_forward says of stream, workspace, capture, threads and statuses holds here.
+/// Runs one backward pass: writes dq, dk and dv in full but for rows that no sequence uses, also where no query or no
+/// key is seen (zeros). Everything that flashtune_forward says of stream, workspace, capture, threads and statuses
+/// holds here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward(
     context: *mut flashtune_context,

@@ -1,6 +1,6 @@
 //! The forward pass's functions.
 
-use super::args::{self, Checked, LayoutBy};
+use super::args::{self, Checked, Memory};
 use super::context::flashtune_context;
 use super::operand::Data;
 use super::pass;
@@ -16,11 +16,11 @@ unsafe impl SizedStruct for flashtune_forward_params {
     const OLDEST: usize = 248;
 }
 // When the struct grows, this number does, and OLDEST stays.
-const _: () = assert!(size_of::<flashtune_forward_params>() == 248);
+const _: () = assert!(size_of::<flashtune_forward_params>() == 464);
 
 impl pass::Params for flashtune_forward_params {
-    fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked> {
-        args::forward(self, data, layout)
+    fn check(&self, data: Data, memory: Memory) -> Result<Checked> {
+        args::forward(self, data, memory)
     }
 }
 
@@ -38,8 +38,9 @@ pub unsafe extern "C" fn flashtune_forward_supported(
     unsafe { pass::supported(context, params) }
 }
 
-/// Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses. A pure
-/// function of the params. Data pointers may be NULL. Any thread, also during stream capture.
+/// Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses: 0 on a
+/// CPU context, and on a CUDA context but for few queries over many keys, whose partial results it holds. A pure
+/// function of the params and the context's backend. Data pointers may be NULL. Any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

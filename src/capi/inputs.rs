@@ -3,10 +3,11 @@
 //! The structs lie in memory as C has them and each grows at its own end, so nothing may assume that one begins like
 //! the other: a field that both have is read from each by its name, here and nowhere else.
 
+use super::features::FeatureInputs;
 use super::types::*;
 use crate::dropout::Dropout;
 use crate::error::{Error, Result};
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use crate::problem::{Causal, Dtype, Layout, Pass, Problem, Varlen};
 
 /// The fields of the same names, unchecked.
 pub struct Inputs {
@@ -28,6 +29,7 @@ pub struct Inputs {
     pub q: flashtune_tensor,
     pub k: flashtune_tensor,
     pub v: flashtune_tensor,
+    pub features: FeatureInputs,
 }
 
 macro_rules! take_inputs_from {
@@ -53,6 +55,7 @@ macro_rules! take_inputs_from {
                     q: params.q,
                     k: params.k,
                     v: params.v,
+                    features: params.into(),
                 }
             }
         }
@@ -62,7 +65,7 @@ take_inputs_from!(flashtune_forward_params);
 take_inputs_from!(flashtune_backward_params);
 
 impl Inputs {
-    pub fn problem(&self, pass: Pass) -> Result<Problem> {
+    pub fn problem(&self, pass: Pass, deterministic: bool) -> Result<Problem> {
         let dtype = match self.dtype {
             FLASHTUNE_DTYPE_FP16 => Dtype::Fp16,
             FLASHTUNE_DTYPE_BF16 => Dtype::Bf16,
@@ -83,7 +86,7 @@ impl Inputs {
                 )));
             }
         };
-        let problem = Problem {
+        let mut problem = Problem {
             pass,
             dtype,
             batch_size: self.batch_size,
@@ -95,12 +98,17 @@ impl Inputs {
             head_dim_v: self.head_dim_v,
             causal,
             dropout: self.dropout_p > 0.0,
-            // Of the backward pass alone.
-            deterministic: false,
+            deterministic,
+            features: self.features.of_problem(pass, causal)?,
             // Judged once the tensors are checked.
             layout: Layout::Vec1,
         };
         problem.validate()?;
+        // Tensors without a row are sequences without one: below here a total needs no look.
+        if let Some(Varlen { total_q, total_k }) = problem.features.varlen {
+            problem.seqlen_q = if total_q == Some(0) { 0 } else { problem.seqlen_q };
+            problem.seqlen_k = if total_k == Some(0) { 0 } else { problem.seqlen_k };
+        }
         Ok(problem)
     }
 

@@ -1,8 +1,9 @@
 //! The C face: argument structs and their checks, statuses, handles, the panic boundary. The top of the flow.
 //!
 //! Every entry runs inside `panic_boundary::enter`, copies the caller's structs (`sized`), checks them into a `Call`
-//! (`inputs`, `args`, `operand`, `overlap`) and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that
-//! declare something for C, so there `///` is written for the C caller and `//` for who works here.
+//! (`inputs` and `features` from `args`; `operand`, `scores`, `array`, `lengths`, `pages` and `overlap` for the data)
+//! and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that declare something for C, so there
+//! `///` is written for the C caller and `//` for who works here.
 
 // The names are the header's.
 #![allow(non_camel_case_types)]
@@ -15,16 +16,22 @@ pub mod context;
 pub mod forward;
 pub mod last_error;
 pub mod log;
+pub mod merge;
 pub mod plan_info;
 pub mod records;
 pub mod status;
 pub mod types;
 
 mod args;
+mod array;
+mod features;
 mod inputs;
+mod lengths;
 mod operand;
 mod overlap;
+mod pages;
 mod panic_boundary;
 mod pass;
+mod scores;
 mod sized;
 mod text;

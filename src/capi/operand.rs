@@ -1,6 +1,6 @@
 //! Operand: one tensor of a call, with what the problem says of its shape. Checks of pointer, strides and extent.
 
-use super::overlap::{Dim, Footprint, MAX_EXTENT};
+use super::overlap::{Footprint, overflows};
 use super::sized::address;
 use super::types::flashtune_tensor;
 use crate::call::TensorRef;
@@ -31,6 +31,8 @@ pub struct Operand {
     heads: i64,
     dim: i64,
     dtype: Dtype,
+    /// How many such tensors there are, and elements from one to the next.
+    copies: (i64, i64),
 }
 
 impl Operand {
@@ -48,7 +50,12 @@ impl Operand {
             stride_seqlen: tensor.stride_seqlen,
             stride_head: tensor.stride_head,
         };
-        Operand { name, tensor, access, batch_size, seqlen, heads, dim, dtype }
+        Operand { name, tensor, access, batch_size, seqlen, heads, dim, dtype, copies: (1, 0) }
+    }
+
+    /// So many of them, and elements from one to the next.
+    pub fn repeated(self, copies: (i64, i64)) -> Self {
+        Operand { copies, ..self }
     }
 
     /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
@@ -103,8 +110,9 @@ impl Operand {
     /// What vector access depends on, in elements: address, head dim, and the strides that are ever used.
     pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
         let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
+        let dims = dims.into_iter().chain([self.copies]);
         let element = self.dtype.bytes() as i64;
-        let strides = dims.into_iter().filter(|(count, _)| *count > 1).map(move |(_, stride)| {
+        let strides = dims.filter(|(count, _)| *count > 1).map(move |(_, stride)| {
             // What TMA cannot reach counts as narrower than what TMA takes.
             if stride < STRIDE_LIMIT as i64 / element { stride } else { stride | Layout::Vec4.elements() }
         });
@@ -126,31 +134,16 @@ impl Operand {
 
     fn footprint(&self) -> Result<Footprint> {
         let element = self.dtype.bytes() as i64;
-        let row = self.dim * element;
-        // The sizes are below 2^31, so that no sum of three products leaves an i128.
-        let reach = |(count, stride): (i64, i64)| (count - 1) as i128 * stride as i128;
-        let extent = self.dims().into_iter().map(reach).sum::<i128>() * element as i128 + row as i128;
+        let [batch, seqlen, head] = self.dims();
         let start = self.tensor.data as u64;
-        if extent > MAX_EXTENT as i128 || start.checked_add(extent as u64).is_none() {
-            let [batch, seqlen, head] = self.dims();
-            return Err(self.wrong(format!(
-                " at {} with strides (batch {}, seqlen {}, head {}) and sizes ({}, {}, {}, {}) overflows: it would reach over {extent} bytes; at most {MAX_EXTENT} within the address space are allowed",
-                address(self.tensor.data),
-                batch.1,
-                seqlen.1,
-                head.1,
-                batch.0,
-                seqlen.0,
-                head.0,
-                self.dim
-            )));
-        }
-        // The stride of a dimension of size 1 may be anything, so it must not be multiplied.
-        let dims = self.dims().map(|(count, stride)| match count {
-            1 => Dim { count, stride: 0 },
-            _ => Dim { count, stride: stride * element },
-        });
-        Ok(Footprint { name: self.name, start, extent: extent as i64, row, dims })
+        Footprint::strided(self.name, start, self.dim * element, element, [batch, seqlen, head, self.copies]).map_err(
+            |extent| {
+                let strides = format!("(batch {}, seqlen {}, head {})", batch.1, seqlen.1, head.1);
+                let sizes = format!("({}, {}, {}, {})", batch.0, seqlen.0, head.0, self.dim);
+                let (name, at) = (self.name, address(self.tensor.data));
+                overflows(&format!("{name} at {at} with strides {strides} and sizes {sizes}"), extent)
+            },
+        )
     }
 
     fn wrong(&self, what: String) -> Error {

@@ -5,6 +5,7 @@
 //! does not is accepted unless the strides are so tangled that the search exceeds its budget; equal or nested strides
 //! (every packed layout in use) take a few steps.
 
+use crate::error::Error;
 use std::fmt;
 
 /// Bytes a tensor may reach over: keeps all of the arithmetic below within an i64.
@@ -25,13 +26,36 @@ pub struct Footprint {
     /// From the first byte to the end of the last, at most MAX_EXTENT.
     pub extent: i64,
     pub row: i64,
-    pub dims: [Dim; 3],
+    pub dims: [Dim; 4],
 }
 
 impl Footprint {
     /// `bytes` > 0 contiguous bytes.
     pub fn contiguous(name: &'static str, start: u64, bytes: i64) -> Self {
-        Footprint { name, start, extent: bytes, row: bytes, dims: [Dim { count: 1, stride: 0 }; 3] }
+        Footprint { name, start, extent: bytes, row: bytes, dims: [Dim { count: 1, stride: 0 }; 4] }
+    }
+
+    /// Rows of `row` bytes; dimensions are (entries, elements from one to the next), with at least one entry each. What
+    /// it would reach over is the error, where that is more than may be.
+    pub fn strided(
+        name: &'static str,
+        start: u64,
+        row: i64,
+        element: i64,
+        dims: [(i64, i64); 4],
+    ) -> Result<Self, i128> {
+        // The sizes are below 2^31, so that no sum of four products leaves an i128.
+        let reach = |(count, stride): (i64, i64)| (count - 1) as i128 * stride as i128;
+        let extent = dims.into_iter().map(reach).sum::<i128>() * element as i128 + row as i128;
+        if extent > MAX_EXTENT as i128 || start.checked_add(extent as u64).is_none() {
+            return Err(extent);
+        }
+        // The stride of a dimension of size 1 may be anything, so it must not be multiplied.
+        let dims = dims.map(|(count, stride)| match count {
+            1 => Dim { count, stride: 0 },
+            _ => Dim { count, stride: stride * element },
+        });
+        Ok(Footprint { name, start, extent: extent as i64, row, dims })
     }
 
     fn end(&self) -> u64 {
@@ -61,13 +85,20 @@ impl Footprint {
     }
 }
 
+/// That an argument, said with where and how it lies, would reach over `extent` bytes.
+pub fn overflows(argument: &str, extent: i128) -> Error {
+    Error::invalid(format!(
+        "{argument} overflows: it would reach over {extent} bytes; at most {MAX_EXTENT} within the address space are allowed"
+    ))
+}
+
 impl fmt::Display for Footprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{:#x}, {:#x})", self.name, self.start, self.end())
     }
 }
 
-/// Nested strides need at most three tries for each of six dimensions, almost always one.
+/// Nested strides need at most three tries for each of eight dimensions, almost always one.
 const SEARCH_BUDGET: u32 = 4096;
 
 /// A term `stride * d` with d in `low..=high`: how far the two tensors may move apart along one stride.
@@ -80,7 +111,7 @@ struct Term {
 
 /// sum of terms + d = distance, with d in `last`: (row - 1 of a) to -(row - 1 of b).
 struct Equation {
-    terms: [Term; 6],
+    terms: [Term; 8],
     count: usize,
     last: (i64, i64),
 }
@@ -88,7 +119,7 @@ struct Equation {
 impl Equation {
     fn between(a: &Footprint, b: &Footprint) -> Self {
         let mut equation =
-            Equation { terms: [Term { stride: 0, low: 0, high: 0 }; 6], count: 0, last: (1 - b.row, a.row - 1) };
+            Equation { terms: [Term { stride: 0, low: 0, high: 0 }; 8], count: 0, last: (1 - b.row, a.row - 1) };
         for (dims, sign) in [(&a.dims, 1), (&b.dims, -1)] {
             // A broadcast dimension (stride 0) touches nothing new.
             for dim in dims.iter().filter(|dim| dim.count > 1 && dim.stride > 0) {
@@ -134,14 +165,14 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    fn footprint(start: u64, row: i64, dims: [(i64, i64); 3]) -> Footprint {
-        let dims = dims.map(|(count, stride)| Dim { count, stride });
+    fn footprint(start: u64, row: i64, [a, b, c]: [(i64, i64); 3]) -> Footprint {
+        let dims = [a, b, c, (1, 0)].map(|(count, stride)| Dim { count, stride });
         let extent = dims.iter().map(|dim| (dim.count - 1) * dim.stride).sum::<i64>() + row;
         Footprint { name: "t", start, extent, row, dims }
     }
 
     fn bytes(f: &Footprint) -> Vec<i64> {
-        let [a, b, c] = f.dims;
+        let [a, b, c, _] = f.dims;
         let mut all = Vec::new();
         for (i, j, k) in (0..a.count).flat_map(|i| (0..b.count).flat_map(move |j| (0..c.count).map(move |k| (i, j, k))))
         {

@@ -1,7 +1,7 @@
 //! The four calls of a pass and its plan's description, once for both passes: what happens after the arguments are
 //! checked. `forward` and `backward` differ only in their params.
 
-use super::args::{Checked, LayoutBy};
+use super::args::{Checked, Memory};
 use super::context::flashtune_context;
 use super::operand::Data;
 use super::plan_info::flashtune_plan_info;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// A params struct of one pass.
 pub trait Params: sized::SizedStruct {
-    fn check(&self, data: Data, layout: LayoutBy) -> Result<Checked>;
+    fn check(&self, data: Data, memory: Memory) -> Result<Checked>;
 }
 
 /// The caller's params, copied and checked.
@@ -30,11 +30,11 @@ pub unsafe fn checked<P: Params>(
 ) -> Result<Checked> {
     // SAFETY: by the caller's promise.
     let params = unsafe { sized::read(argument, params)? };
-    let layout = match context.engine.backend() {
-        Backend::Cuda(_) => LayoutBy::Access,
-        Backend::Cpu(_) => LayoutBy::HeadDims,
+    let memory = match context.engine.backend() {
+        Backend::Cuda(_) => Memory::Device,
+        Backend::Cpu(_) => Memory::Host,
     };
-    params.check(data, layout)
+    params.check(data, memory)
 }
 
 /// # Safety
@@ -53,7 +53,7 @@ pub unsafe fn workspace_size<P: Params>(context: *mut flashtune_context, params:
         let (_, checked) = unsafe { asked(context, params, Data::Optional)? };
         let bytes = sized::output("bytes", bytes)?;
         // SAFETY: not NULL and aligned, and the caller promises that it may be written.
-        unsafe { bytes.write(checked.call.problem.workspace_bytes() as u64) };
+        unsafe { bytes.write(checked.workspace_bytes() as u64) };
         Ok(())
     })
 }

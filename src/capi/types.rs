@@ -16,6 +16,53 @@ pub const FLASHTUNE_CAUSAL_BOTTOM_RIGHT: i32 = 1;
 /// Query i sees key j if and only if j <= i: the first query sees the first key.
 pub const FLASHTUNE_CAUSAL_TOP_LEFT: i32 = 2;
 
+/// No window: a query sees keys as causal says.
+pub const FLASHTUNE_WINDOW_NONE: i32 = 0;
+/// Query i sees key j only if -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right: the last query's diagonal
+/// is the last key. The lengths are those of the sequence itself.
+pub const FLASHTUNE_WINDOW_BOTTOM_RIGHT: i32 = 1;
+/// Query i sees key j only if -window_left <= j - i <= window_right.
+pub const FLASHTUNE_WINDOW_TOP_LEFT: i32 = 2;
+
+/// alibi_slopes is used.
+pub const FLASHTUNE_FEATURE_ALIBI: u64 = 1;
+/// bias is used.
+pub const FLASHTUNE_FEATURE_BIAS: u64 = 2;
+/// mask is used.
+pub const FLASHTUNE_FEATURE_MASK: u64 = 4;
+/// sinks is used, and in the backward pass dsinks where it is not NULL.
+pub const FLASHTUNE_FEATURE_SINKS: u64 = 8;
+/// q, out and their gradients hold sequences end to end: cu_seqlens_q and total_q are used.
+pub const FLASHTUNE_FEATURE_CU_SEQLENS_Q: u64 = 16;
+/// k, v and their gradients hold sequences end to end: cu_seqlens_k and total_k are used.
+pub const FLASHTUNE_FEATURE_CU_SEQLENS_K: u64 = 32;
+/// seqused_q is used.
+pub const FLASHTUNE_FEATURE_SEQUSED_Q: u64 = 64;
+/// seqused_k is used.
+pub const FLASHTUNE_FEATURE_SEQUSED_K: u64 = 128;
+/// Backward: dbias is wanted. Only with FLASHTUNE_FEATURE_BIAS.
+pub const FLASHTUNE_FEATURE_DBIAS: u64 = 256;
+/// Backward: dlse is used.
+pub const FLASHTUNE_FEATURE_DLSE: u64 = 512;
+/// Forward: k and v are pages: block_table, page_size and num_pages are used.
+pub const FLASHTUNE_FEATURE_PAGED: u64 = 1024;
+
+/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score. Borrowed as
+/// flashtune_tensor, with data in the same memory and NULL in the same calls.
+///
+/// Strides are in elements, not bytes, and at least 0; 0 along a dimension where the element is the same. The stride of
+/// a dimension of size 1 is ignored. data is aligned to its element. With sequences of their own lengths, what lies
+/// past a sequence's last query or key is neither read nor written.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_scores_tensor {
+    pub data: *mut c_void,
+    pub stride_batch: i64,
+    pub stride_head: i64,
+    pub stride_seqlen_q: i64,
+    pub stride_seqlen_k: i64,
+}
+
 /// A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. Borrowed for the call (on a GPU
 /// until the work enqueued on the stream is done), never freed.
 ///
@@ -36,8 +83,9 @@ pub struct flashtune_tensor {
     pub stride_head: i64,
 }
 
-/// One forward pass: out = dropout(softmax(mask(softmax_scale * q k^T))) v. Set all of it to zero first, then
-/// struct_size = sizeof(flashtune_forward_params), then what applies; zero is the default of every later field.
+/// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v. Set all of it to
+/// zero first, then struct_size = sizeof(flashtune_forward_params), then what applies; zero is the default of every
+/// later field.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_forward_params {
@@ -47,15 +95,16 @@ pub struct flashtune_forward_params {
     pub dtype: i32,
     /// FLASHTUNE_CAUSAL_*.
     pub causal: i32,
-    /// 0 or more. With 0 there is nothing to do.
+    /// 0 or more. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
     pub batch_size: i64,
     /// A multiple of num_heads_kv; query head h reads key-value head h / (num_heads_q / num_heads_kv).
     pub num_heads_q: i64,
     /// At least 1.
     pub num_heads_kv: i64,
-    /// 0 or more.
+    /// 0 or more. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
     pub seqlen_q: i64,
-    /// 0 or more. A query that sees no key has out = 0 and lse = -infinity.
+    /// 0 or more; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the sink's
+    /// score where there is one).
     pub seqlen_k: i64,
     /// Dim of q and k, 1 to 512.
     pub head_dim: i64,
@@ -73,17 +122,75 @@ pub struct flashtune_forward_params {
     /// work itself instead of dropout_seed, so that each replay of a captured graph may have its own mask.
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,
-    /// (batch_size, seqlen_q, num_heads_q, head_dim), read.
+    /// (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q it and all like it, of queries, are
+    /// (total_q, heads, dim), and stride_batch is ignored.
     pub q: flashtune_tensor,
-    /// (batch_size, seqlen_k, num_heads_kv, head_dim), read.
+    /// (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k it and all like it, of keys, are
+    /// (total_k, heads, dim), and stride_batch is ignored.
     pub k: flashtune_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
     pub v: flashtune_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
     pub out: flashtune_tensor,
-    /// fp32 (batch_size, num_heads_q, seqlen_q), contiguous, written: the natural logarithm of the sum of the
-    /// exponentials of the scaled scores. NULL: not wanted. The backward pass needs it.
+    /// fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q), contiguous, written: the
+    /// natural logarithm of the sum of the exponentials of what goes into the softmax. NULL: not wanted. The backward
+    /// pass needs it.
     pub lse: *mut f32,
+    /// FLASHTUNE_FEATURE_*, or-ed: which of the fields below that take data are used. Those that are must not be NULL
+    /// at a launch, and may be in the calls that do not touch data; those that are not must be NULL, and totals 0.
+    pub features: u64,
+    /// FLASHTUNE_WINDOW_*. With causal, of the same alignment, and window_right 0 or -1.
+    pub window: i32,
+    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. Finite and not
+    /// negative; 0: no soft cap.
+    pub softcap: f32,
+    /// With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1: all. Without one 0 or
+    /// -1. With one seqlen_q + seqlen_k is at most 2^31 - 4096, too.
+    pub window_left: i64,
+    /// With a window: how many keys after its diagonal a query sees; otherwise as window_left.
+    pub window_right: i64,
+    /// fp32, read: -slope * |i + seqlen_k - seqlen_q - j| is added to the score of query i and key j, the lengths being
+    /// the sequence's own. The slope of batch entry b and query head h is element b * alibi_stride_batch + h.
+    pub alibi_slopes: *const f32,
+    /// In elements, at least 0. 0: all batch entries share num_heads_q slopes.
+    pub alibi_stride_batch: i64,
+    /// Of dtype, read: added to the scores. -infinity hides a key.
+    pub bias: flashtune_scores_tensor,
+    /// Bytes, read: 0 hides a key, anything else shows it.
+    pub mask: flashtune_scores_tensor,
+    /// fp32 (num_heads_q), read: each query head's score to no key. It takes its share of the softmax and adds nothing
+    /// to out, and is part of lse.
+    pub sinks: *const f32,
+    /// int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q. From 0, not
+    /// decreasing, at most total_q, no sequence longer than seqlen_q; rows of no sequence are neither read nor written.
+    /// Device memory on a CUDA context, where nobody checks it: of a longer sequence the first seqlen_q rows are used,
+    /// and whatever else is wrong is undefined. Host memory on a CPU context, where a launch refuses what is wrong. So
+    /// for all four arrays of lengths, each of which may be used without the others.
+    pub cu_seqlens_q: *const i32,
+    /// int32 (batch_size + 1), read: the same of k and v, with total_k and seqlen_k.
+    pub cu_seqlens_k: *const i32,
+    /// int32 (batch_size), read: how many rows of each sequence of q are used, from its first on; at least 0 and at
+    /// most its length. The others are neither read nor written, nor are their elements of lse.
+    pub seqused_q: *const i32,
+    /// int32 (batch_size), read: the same of k and v.
+    pub seqused_k: *const i32,
+    /// With cu_seqlens_q: rows of q, at most 2^31 - 4096.
+    pub total_q: i64,
+    /// With cu_seqlens_k: rows of k, at most 2^31 - 4096.
+    pub total_k: i64,
+    /// int32 (batch_size, ceil(seqlen_k / page_size)), read: sequence b has its keys from i * page_size on in page
+    /// block_table[b][i] of k and v, which are (num_pages, page_size, num_heads_kv, dim) then, with stride_batch from
+    /// one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
+    /// read, nor are keys. Pages may be shared. Device memory on a CUDA context, where an entry that names no page is
+    /// taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
+    /// with dropout.
+    pub block_table: *const i32,
+    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_k / page_size).
+    pub block_table_stride: i64,
+    /// With block_table: keys of a page, at least 1. A kernel is compiled for each size.
+    pub page_size: i64,
+    /// With block_table: pages that k and v hold, 1 to 2^31 - 1.
+    pub num_pages: i64,
 }
 
 /// One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran
@@ -113,7 +220,7 @@ pub struct flashtune_backward_params {
     pub v: flashtune_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's output.
     pub out: flashtune_tensor,
-    /// fp32 (batch_size, num_heads_q, seqlen_q), contiguous, read: the forward pass's lse. Not NULL.
+    /// fp32, contiguous, in the shape of the forward pass's lse, which it is; read. Not NULL.
     pub lse: *const f32,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
     pub dout: flashtune_tensor,
@@ -124,11 +231,35 @@ pub struct flashtune_backward_params {
     pub dk: flashtune_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
     pub dv: flashtune_tensor,
-    /// 0, or 1: dq, dk and dv have the same bits at every run. Tiles then take turns at dq, which costs time and a little
-    /// more workspace, and the config follows from the problem, the device's architecture and the library's version
-    /// alone, never from records: flashtune_autotune refuses such a problem. With 0, on a GPU, dq may differ from run to
-    /// run by the order of fp32 sums; out, lse, dk and dv do not.
+    /// 0, or 1: dq, dk, dv and dbias have the same bits at every run. Tiles then take turns at dq, which costs time and
+    /// a little more workspace; a dbias that is summed along a dimension is refused; and the config follows from the
+    /// problem, the device's architecture and the library's version alone, never from records: flashtune_autotune
+    /// refuses such a problem. With 0, on a GPU, dq, and dbias where it is summed, may differ from run to run by the
+    /// order of fp32 sums; out, lse, dk, dv and dsinks do not.
     pub deterministic: i32,
     /// 0.
     pub reserved: i32,
+    pub features: u64,
+    pub window: i32,
+    pub softcap: f32,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub alibi_slopes: *const f32,
+    pub alibi_stride_batch: i64,
+    pub bias: flashtune_scores_tensor,
+    pub mask: flashtune_scores_tensor,
+    pub sinks: *const f32,
+    pub cu_seqlens_q: *const i32,
+    pub cu_seqlens_k: *const i32,
+    pub seqused_q: *const i32,
+    pub seqused_k: *const i32,
+    pub total_q: i64,
+    pub total_k: i64,
+    /// fp32, added to, so set it to zero first: the gradient of bias, summed where a stride is 0. No other two of its
+    /// elements may share a place, and with deterministic no stride of a dimension longer than 1 may be 0.
+    pub dbias: flashtune_scores_tensor,
+    /// fp32 (num_heads_q), written unless there is nothing to do: the gradient of sinks. NULL: not wanted.
+    pub dsinks: *mut f32,
+    /// fp32, contiguous, in the shape of lse, read: the gradient of lse.
+    pub dlse: *const f32,
 }

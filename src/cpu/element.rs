@@ -2,11 +2,13 @@
 //!
 //! Everything inside a tile is fp32. Here alone are caller's addresses turned into slices.
 
+use super::sequence::{Pages, Place, Sequence};
 use crate::call::TensorRef;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 pub trait Element: Copy + Send + Sync + 'static {
+    const ZERO: Self;
     /// Both slices have the same length.
     fn widen(row: &[Self], wide: &mut [f32]);
     /// Rounds to nearest, ties to even. Both slices have the same length.
@@ -14,6 +16,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 impl Element for f32 {
+    const ZERO: f32 = 0.0;
     fn widen(row: &[f32], wide: &mut [f32]) {
         wide.copy_from_slice(row);
     }
@@ -23,6 +26,7 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    const ZERO: f16 = f16::ZERO;
     fn widen(row: &[f16], wide: &mut [f32]) {
         row.convert_to_f32_slice(wide);
     }
@@ -32,6 +36,7 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
+    const ZERO: bf16 = bf16::ZERO;
     fn widen(row: &[bf16], wide: &mut [f32]) {
         // Not half's conversion: it branches on NaN for each element and so does not vectorise.
         wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = f32::from_bits(u32::from(x.to_bits()) << 16));
@@ -67,9 +72,22 @@ impl<E: Element> Tensor<E> {
         }
     }
 
-    pub fn head(&self, batch: usize, head: usize) -> Head<E> {
-        let offset = batch as isize * self.stride_batch + head as isize * self.stride_head;
-        Head { data: self.data.wrapping_offset(offset), stride: self.stride_seqlen, dim: self.dim }
+    /// The head's rows from a sequence's row 0 on.
+    pub fn head(&self, place: Place, head: usize) -> Head<E> {
+        let begin = match place {
+            Place::Entry(batch) => batch as isize * self.stride_batch,
+            Place::Row(row) => row as isize * self.stride_seqlen,
+        };
+        let data = self.data.wrapping_offset(begin + head as isize * self.stride_head);
+        Head { data, stride: self.stride_seqlen, dim: self.dim, pages: None }
+    }
+
+    /// The head's rows of a sequence's keys, of k or its like.
+    pub fn keys(&self, sequence: &Sequence, head: usize) -> Head<E> {
+        match sequence.pages {
+            None => self.head(sequence.place_k, head),
+            Some(pages) => Head { pages: Some((pages, self.stride_batch)), ..self.head(Place::Entry(0), head) },
+        }
     }
 }
 
@@ -79,14 +97,28 @@ pub struct Head<E> {
     data: *mut E,
     stride: isize,
     dim: usize,
+    /// With elements from one page to the next; `data` is then in the first one.
+    pages: Option<(Pages, isize)>,
 }
 
 impl<E: Element> Head<E> {
+    fn address(&self, position: usize) -> *mut E {
+        let (begin, row) = match self.pages {
+            None => (0, position),
+            Some((Pages { table, first, size }, stride)) => {
+                // SAFETY: the table has an entry for each page of a used key (the caller checked its size).
+                let page = unsafe { table.at(first + position / size) };
+                (page as isize * stride, position % size)
+            }
+        };
+        self.data.wrapping_offset(begin + row as isize * self.stride)
+    }
+
     /// # Safety
     /// The row must lie in a live tensor that nobody writes meanwhile.
     unsafe fn row<'a>(&self, position: usize) -> &'a [E] {
         // SAFETY: the caller's promise; the last dim is contiguous.
-        unsafe { std::slice::from_raw_parts(self.data.wrapping_offset(position as isize * self.stride), self.dim) }
+        unsafe { std::slice::from_raw_parts(self.address(position), self.dim) }
     }
 
     /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `row * pitch + c`. Columns from `dim` to
@@ -145,7 +177,7 @@ impl<E: Element> Head<E> {
     /// # Safety
     /// The row must lie in a live tensor that nobody else reads or writes meanwhile.
     pub unsafe fn store(&self, position: usize, wide: &[f32]) {
-        let row = self.data.wrapping_offset(position as isize * self.stride);
+        let row = self.address(position);
         // SAFETY: the caller's promise; the last dim is contiguous.
         E::narrow(wide, unsafe { std::slice::from_raw_parts_mut(row, self.dim) });
     }

@@ -5,19 +5,23 @@
 //! reads the queries and the weights in place. Scores are base 2, scaled by the product that makes them.
 //!
 //! Hidden scores are overwritten, so a NaN in a hidden key's K is never seen. A hidden key's V meets a weight of 0 in
-//! the product of its tile: there a NaN or inf does spread, as in every tiled implementation.
+//! the product of its tile: there a NaN or inf does spread, as in every tiled implementation. Rows and keys that a
+//! sequence does not use are never read.
 
-use super::Blocks;
 use super::dropout::Masks;
 use super::element::{Element, Head, Tensor};
-use super::mask::Mask;
 use super::matmul::{Into, Matrix, multiply};
+use super::read_only::ReadOnly;
+use super::scores::{Along, Line, ScoreModifier};
+use super::sequence::{Sequence, Sequences};
 use super::vector::{LANES, Level, multiply_in_place, scale_rows, softmax_step};
 use super::workers::{Workers, take};
+use super::{BLOCK_STEP, Blocks};
 use crate::call::Call;
 use crate::error::Result;
 use crate::problem::Problem;
 use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
 
 /// Floats of scratch that a task of `run` takes.
 pub fn scratch_floats(problem: &Problem, blocks: Blocks) -> usize {
@@ -32,21 +36,21 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
     let pass = Forward::<E> {
         blocks,
         level,
-        mask: Mask::new(problem),
+        sequences: Sequences::new(call),
+        modifier: ScoreModifier::new(call, level),
         masks: Masks::new(call, level),
         heads: problem.num_heads_q as usize,
         group_size: problem.group_size() as usize,
-        seqlen_q: problem.seqlen_q as usize,
         dim: problem.head_dim as usize,
         dim_v: problem.head_dim_v as usize,
-        scale_log2: call.softmax_scale * LOG2_E,
         q: Tensor::new(&call.q, problem.head_dim as usize),
         k: Tensor::new(&call.k, problem.head_dim as usize),
         v: Tensor::new(&call.v, problem.head_dim_v as usize),
         out: Tensor::new(&call.out, problem.head_dim_v as usize),
         lse: Lse(call.lse),
+        sinks: problem.features.sinks.then_some(ReadOnly::new(call.features.sinks)),
     };
-    let query_blocks = pass.seqlen_q.div_ceil(blocks.m);
+    let query_blocks = (problem.seqlen_q as usize).div_ceil(blocks.m);
     let tasks = problem.batch_size as usize * pass.heads * query_blocks;
     workers.for_each(tasks, scratch_floats(problem, blocks), |task, scratch| {
         let (head, block) = (task / query_blocks, task % query_blocks);
@@ -54,7 +58,7 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
     })
 }
 
-/// The caller's (batch, heads_q, seqlen_q) array, or NULL.
+/// The caller's array, or NULL.
 #[derive(Clone, Copy)]
 struct Lse(*mut f32);
 
@@ -63,28 +67,51 @@ unsafe impl Send for Lse {}
 // SAFETY: as above.
 unsafe impl Sync for Lse {}
 
+/// The rows and keys of a tile of scores.
+#[derive(Clone, Copy)]
+struct Tile {
+    first_row: usize,
+    rows: usize,
+    first_key: usize,
+    keys: usize,
+}
+
+impl Tile {
+    /// Those of the tile's rows, counted from its first, that see its `key`, counted likewise.
+    fn rows_that_see(&self, key: usize, sequence: &Sequence) -> Range<usize> {
+        let seen_by = sequence.mask.rows_of(self.first_key + key);
+        let in_tile = |row: usize| row.saturating_sub(self.first_row).min(self.rows);
+        in_tile(seen_by.start)..in_tile(seen_by.end)
+    }
+}
+
 struct Forward<E> {
     blocks: Blocks,
     level: Level,
-    mask: Mask,
+    sequences: Sequences,
+    modifier: ScoreModifier<E>,
     masks: Option<Masks>,
     heads: usize,
     group_size: usize,
-    seqlen_q: usize,
     dim: usize,
     dim_v: usize,
-    scale_log2: f32,
     q: Tensor<E>,
     k: Tensor<E>,
     v: Tensor<E>,
     out: Tensor<E>,
     lse: Lse,
+    /// The caller's score to no key of each query head.
+    sinks: Option<ReadOnly<f32>>,
 }
 
 impl<E: Element> Forward<E> {
     fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
         let Blocks { m, n } = self.blocks;
-        let rows = m.min(self.seqlen_q - first_row);
+        let sequence = &self.sequences.of(batch);
+        if first_row >= sequence.seqlen_q {
+            return;
+        }
+        let rows = m.min(sequence.seqlen_q - first_row);
         // Rows up to the next multiple of LANES are computed from zeros and not stored.
         let padded_rows = rows.next_multiple_of(LANES);
         let q = take(&mut scratch, self.dim * m);
@@ -100,79 +127,130 @@ impl<E: Element> Forward<E> {
         row_sum.fill(0.0);
 
         let kv_head = head / self.group_size;
-        let (keys_k, keys_v) = (self.k.head(batch, kv_head), self.v.head(batch, kv_head));
-        // SAFETY: the rows lie within seqlen_q of a tensor that the caller keeps alive and unwritten during a launch.
-        unsafe { self.q.head(batch, head).load_transposed(first_row, rows, padded_rows, q, m) };
+        let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
+        // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and unwritten during a launch.
+        unsafe { self.q.head(sequence.place_q, head).load_transposed(first_row, rows, padded_rows, q, m) };
 
-        // Keys beyond the last row's prefix are hidden from the whole block: their tiles are never visited.
-        let visible_keys = self.mask.keys_of(first_row + rows - 1);
-        for first_key in (0..visible_keys).step_by(n) {
-            let keys = n.min(visible_keys - first_key);
+        // Keys that no row of the block sees are never visited, but for those that complete a patch of the dropout
+        // mask.
+        let visible_keys = sequence.mask.keys_of_block(first_row..first_row + rows);
+        let seen_by_all = sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end;
+        let begin = visible_keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize;
+        for first_key in (begin..visible_keys.end).step_by(n) {
+            let keys = n.min(visible_keys.end - first_key);
             // SAFETY: first_key + keys <= seqlen_k; as above.
             unsafe {
                 keys_k.load(first_key, keys, k, self.dim);
                 keys_v.load(first_key, keys, v, self.dim_v);
             }
             let (q, k) = (Matrix::columns(q, m), Matrix::columns(k, self.dim));
-            multiply([padded_rows, keys, self.dim], scores, m, Into::Overwrite, q, k, self.scale_log2);
-            if self.mask.keys_of(first_row) < first_key + keys {
-                self.hide(scores, first_row, rows, first_key, keys);
+            multiply([padded_rows, keys, self.dim], scores, m, Into::Overwrite, q, k, self.modifier.factor);
+            let tile = Tile { first_row, rows, first_key, keys };
+            if self.modifier.is_needed() {
+                self.modify(sequence, head, tile, scores);
+            }
+            if first_key < seen_by_all.start || first_key + keys > seen_by_all.end {
+                self.hide(sequence, tile, scores);
             }
             softmax_step(self.level, scores, m, keys, row_max, row_sum, rescale);
             if let Some(masks) = &self.masks {
                 masks.fill(batch * self.heads + head, first_row, rows, first_key, keys, keep, 1, m);
                 multiply_in_place(self.level, &mut scores[..keys * m], keep);
             }
-            let into = if first_key == 0 { Into::Overwrite } else { Into::Add };
+            let into = if first_key == begin { Into::Overwrite } else { Into::Add };
             if into == Into::Add {
                 scale_rows(self.level, acc_o, m, rescale);
             }
             let (weights, v) = (Matrix::columns(scores, m), Matrix::rows(v, self.dim_v));
             multiply([padded_rows, self.dim_v, keys], acc_o, m, into, weights, v, 1.0);
         }
-        let out = self.out.head(batch, head);
-        self.finish(&out, (batch * self.heads + head) * self.seqlen_q, first_row, rows, acc_o, row_max, row_sum);
+        let out = self.out.head(sequence.place_q, head);
+        let lse_row = self.sequences.lse_row(sequence, head) + first_row;
+        self.finish(&out, head, lse_row, first_row..first_row + rows, acc_o, row_max, row_sum);
     }
 
-    /// Puts -inf where a row does not see a key. A row sees a prefix of the keys, so a key hides a prefix of the rows.
-    fn hide(&self, scores: &mut [f32], first_row: usize, rows: usize, first_key: usize, keys: usize) {
-        for key in 0..keys {
-            let hidden = self.mask.first_row_of(first_key + key).saturating_sub(first_row).min(rows);
-            scores[key * self.blocks.m..][..hidden].fill(f32::NEG_INFINITY);
+    /// Puts what scores go through before the softmax on those that are seen.
+    fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, scores: &mut [f32]) {
+        for key in 0..tile.keys {
+            let rows = tile.rows_that_see(key, sequence);
+            if !rows.is_empty() {
+                let line =
+                    Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, along: Along::Rows };
+                self.modifier.modify(sequence, line, &mut scores[key * self.blocks.m..][rows], None);
+            }
+        }
+    }
+
+    /// Puts -inf where a row does not see a key.
+    fn hide(&self, sequence: &Sequence, tile: Tile, scores: &mut [f32]) {
+        for key in 0..tile.keys {
+            let rows = tile.rows_that_see(key, sequence);
+            let scores = &mut scores[key * self.blocks.m..][..tile.rows];
+            scores[..rows.start].fill(f32::NEG_INFINITY);
+            scores[rows.end..].fill(f32::NEG_INFINITY);
         }
     }
 
     /// Divides by the sums and stores the block's rows and their LSE.
     ///
-    /// A row that sees no key is told by the mask, never by its values: O = 0 and LSE = -inf whatever lies in the
-    /// accumulator. A row that sees keys but has only -inf scores gives 0/0 = NaN, as softmax has it, with LSE = -inf.
+    /// A row that sees nothing, or only scores of -inf, has a sum of 0, since the largest weight of any other is 1: O =
+    /// 0 and LSE = -inf, whatever lies in the accumulator. A NaN among its scores makes the sum NaN.
     #[allow(clippy::too_many_arguments)] // where to, which rows, and the three results of the key loop
     fn finish(
         &self,
         out: &Head<E>,
-        lse_of_head: usize,
-        first_row: usize,
-        rows: usize,
+        head: usize,
+        lse_row: usize,
+        rows: Range<usize>,
         acc_o: &mut [f32],
         row_max: &mut [f32],
         row_sum: &mut [f32],
     ) {
         let m = self.blocks.m;
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
-        for row in 0..rows {
-            let sees_keys = self.mask.keys_of(first_row + row) > 0;
-            if !sees_keys {
+        // SAFETY: one of heads_q floats.
+        let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);
+        for row in 0..rows.len() {
+            if row_sum[row] == 0.0 {
                 acc_o.iter_mut().skip(row).step_by(m).for_each(|x| *x = 0.0);
             }
+            let end = RowEnd::new(row_max[row], row_sum[row], sink_log2);
             if !self.lse.0.is_null() {
-                let lse = if sees_keys { row_max[row] * LN_2 + row_sum[row].ln() } else { f32::NEG_INFINITY };
-                // SAFETY: lse has batch * heads_q * seqlen_q elements, and this row is this task's alone.
-                unsafe { self.lse.0.add(lse_of_head + first_row + row).write(lse) };
+                // SAFETY: lse has an element for each row, and this row is this task's alone.
+                unsafe { self.lse.0.add(lse_row + row).write(end.lse) };
             }
-            row_sum[row] = if sees_keys { keep_scale / row_sum[row] } else { 1.0 };
+            row_sum[row] = keep_scale * end.factor;
         }
         scale_rows(self.level, acc_o, m, row_sum);
-        // SAFETY: the rows lie within seqlen_q of an output that this launch alone writes, and in this task's block.
-        unsafe { out.store_transposed(first_row, rows, acc_o, m, 1.0) };
+        // SAFETY: the sequence has these rows, in an output that this launch alone writes, and they are of this task's
+        // block.
+        unsafe { out.store_transposed(rows.start, rows.len(), acc_o, m, 1.0) };
+    }
+}
+
+/// The end of a row's softmax.
+struct RowEnd {
+    /// What its accumulator is multiplied with; finite for a row that sees nothing, whose accumulator is 0.
+    factor: f32,
+    lse: f32,
+}
+
+impl RowEnd {
+    /// A sink is one more score, of which the accumulator has nothing.
+    fn new(max: f32, sum: f32, sink_log2: Option<f32>) -> RowEnd {
+        let (max, sum, share) = match sink_log2 {
+            None => (max, sum, 1.0),
+            Some(sink) => {
+                let top = if sink > max { sink } else { max };
+                // A row that has neither: any finite reference will do.
+                let reference = if top == f32::NEG_INFINITY { 0.0 } else { top };
+                let share = (max - reference).exp2();
+                (top, sum * share + (sink - reference).exp2(), share)
+            }
+        };
+        match sum == 0.0 {
+            true => RowEnd { factor: 1.0, lse: f32::NEG_INFINITY },
+            false => RowEnd { factor: share / sum, lse: max * LN_2 + sum.ln() },
+        }
     }
 }

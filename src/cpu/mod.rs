@@ -12,10 +12,15 @@ mod host;
 mod mask;
 mod matmul;
 mod memory;
+mod merge;
+mod read_only;
+mod scores;
+mod sequence;
 mod vector;
 mod workers;
 
 pub use memory::HostMemory;
+pub use merge::Merger;
 
 use crate::call::Call;
 use crate::call::Stream;
@@ -114,6 +119,11 @@ impl Cpu {
         })
     }
 
+    /// For every class.
+    pub fn build_merger(&self) -> Merger {
+        Merger { workers: self.workers.clone() }
+    }
+
     pub fn allocate(&self, bytes: usize) -> Result<HostMemory> {
         HostMemory::new(bytes)
     }
@@ -169,7 +179,7 @@ impl Executable {
 mod tests {
     use super::*;
     use crate::error::Status;
-    use crate::problem::{Causal, Layout};
+    use crate::problem::{Causal, Features, Layout};
 
     #[test]
     fn a_config_that_cannot_run_is_refused_with_the_knob_and_its_value() {
@@ -186,6 +196,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec8,
         };
         let cpu = Cpu::new(1).unwrap();

@@ -3,7 +3,7 @@
 //! Written as plain loops that LLVM vectorises and compiled once for each instruction set; `Level` picks at run time.
 //! They know tiles and rows of scores, not sequences, heads or masks beyond "how many of this row".
 
-use std::f32::consts::LN_2;
+use std::f32::consts::{LN_2, LOG2_E};
 
 /// The widest instruction set that this machine has of those the loops are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,29 +73,50 @@ fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
+/// 2^f - 1 = f times this, for f in [-1/2, 1/2]: a minimax polynomial, relative error of 2^f 2e-9 before rounding.
+#[inline(always)]
+fn exp2_slope<const FMA: bool>(f: f32) -> f32 {
+    let mut p = 0.000_153_533_62;
+    p = multiply_add::<FMA>(p, f, 0.001_339_887_4);
+    p = multiply_add::<FMA>(p, f, 0.009_618_437);
+    p = multiply_add::<FMA>(p, f, 0.055_503_325);
+    p = multiply_add::<FMA>(p, f, 0.240_226_48);
+    multiply_add::<FMA>(p, f, LN_2)
+}
+
+/// Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
+
 /// 2^x within 1 ulp (1.25 without FMA), down to the denormals; 2^-inf = 0, 2^NaN = NaN, too large an x gives inf.
 #[inline(always)]
 fn exp2<const FMA: bool>(x: f32) -> f32 {
     // Beyond these the result is 0 or inf anyway. Written as selects, which keep a NaN, unlike f32::clamp's min/max.
     let x = if x < -151.0 { -151.0 } else { x };
     let x = if x > 129.0 { 129.0 } else { x };
-    // Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
     let rounded = x + ROUND;
     let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let f = x - (rounded - ROUND);
-    // Minimax polynomial of 2^f on [-1/2, 1/2] with constant term 1: relative error 2e-9 before rounding.
-    let mut p = 0.000_153_533_62;
-    p = multiply_add::<FMA>(p, f, 0.001_339_887_4);
-    p = multiply_add::<FMA>(p, f, 0.009_618_437);
-    p = multiply_add::<FMA>(p, f, 0.055_503_325);
-    p = multiply_add::<FMA>(p, f, 0.240_226_48);
-    p = multiply_add::<FMA>(p, f, LN_2);
-    p = multiply_add::<FMA>(p, f, 1.0);
+    let p = multiply_add::<FMA>(exp2_slope::<FMA>(f), f, 1.0);
     // 2^n in two factors, since neither 2^-151 nor 2^129 is a float: p * 2^(n/2) is exact, the last product rounds.
     let half = n >> 1;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
     p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// tanh within 3 ulp, also near 0, where 1 - 2 / (e^2x + 1) would cancel: e / (e + 2) with e = e^2|x| - 1.
+#[inline(always)]
+fn tanh<const FMA: bool>(x: f32) -> f32 {
+    // From 10 on it is 1 in fp32. A select keeps a NaN.
+    let magnitude = x.abs();
+    let magnitude = if magnitude > 10.0 { 10.0 } else { magnitude };
+    let exponent = magnitude * (2.0 * LOG2_E);
+    let rounded = exponent + ROUND;
+    let f = exponent - (rounded - ROUND);
+    let power = f32::from_bits(
+        ((rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127) << 23) as u32,
+    );
+    let e = multiply_add::<FMA>(power * f, exp2_slope::<FMA>(f), power - 1.0);
+    (e / (e + 2.0)).copysign(x)
 }
 
 /// Rows of a tile that are worked on together: one AVX-512 register.
@@ -166,6 +187,33 @@ vectorized! {
         }
     }
 
+    /// x becomes cap * tanh(x).
+    pub fn cap(x: &mut [f32], cap: f32) {
+        x.iter_mut().for_each(|x| *x = cap * tanh::<FMA>(*x));
+    }
+
+    /// The same, and `slopes` becomes 1 - tanh(x)^2.
+    pub fn cap_with_slopes(x: &mut [f32], cap: f32, slopes: &mut [f32]) {
+        for (x, slope) in x.iter_mut().zip(slopes) {
+            let tanh = tanh::<FMA>(*x);
+            *x = cap * tanh;
+            *slope = 1.0 - tanh * tanh;
+        }
+    }
+
+    /// Adds `slope * |first + i * step|` to element i; `step` is 1 or -1.
+    pub fn add_distances(x: &mut [f32], slope: f32, first: i32, step: i32) {
+        for (i, x) in x.iter_mut().enumerate() {
+            let distance = first.wrapping_add(step.wrapping_mul(i as i32)) as f32;
+            *x += slope * distance.abs();
+        }
+    }
+
+    /// x += factor * y
+    pub fn add_scaled(x: &mut [f32], factor: f32, y: &[f32]) {
+        x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * *y);
+    }
+
     /// `sums[i] = a[i, :] . b[i, :]` for rows of `pitch` elements.
     pub fn row_dots(a: &[f32], b: &[f32], pitch: usize, sums: &mut [f32]) {
         for ((a, b), sum) in a.chunks_exact(pitch).zip(b.chunks_exact(pitch)).zip(sums) {
@@ -222,6 +270,24 @@ mod tests {
             // Without fused multiply-adds each step of the polynomial rounds once more.
             let bound = if level == Level::Baseline { 1.25 } else { 1.0 };
             assert!(worst <= bound, "{level:?}: {worst} ulp");
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_a_few_ulp_and_keeps_nan() {
+        for level in levels() {
+            let of_any_size = (0..400_000).map(|i| 2f32.powf(i as f32 / 20_000.0 - 16.0));
+            let arguments: Vec<f32> = of_any_size.flat_map(|x| [x, -x]).collect();
+            let mut results = arguments.clone();
+            cap(level, &mut results, 1.0);
+            let exact = |x: &f32| f64::from(*x).tanh();
+            let worst = arguments.iter().zip(&results).map(|(x, y)| ulps(y.abs(), exact(x).abs())).fold(0.0, f64::max);
+            assert!(worst <= 4.0, "{level:?}: {worst} ulp");
+            let mut ends = [0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+            let mut slopes = [f32::NAN; 4];
+            cap_with_slopes(level, &mut ends, 3.0, &mut slopes);
+            assert_eq!((ends[..3].to_vec(), slopes[..3].to_vec()), (vec![0.0, 3.0, -3.0], vec![1.0, 0.0, 0.0]));
+            assert!(ends[3].is_nan() && slopes[3].is_nan());
         }
     }
 

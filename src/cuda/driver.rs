@@ -4,7 +4,7 @@
 
 use super::library::{Search, function_table, open};
 use crate::error::{Error, Result, Status};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -64,6 +64,9 @@ function_table! {
             grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
             block_x: c_uint, block_y: c_uint, block_z: c_uint,
             smem_bytes: c_uint, stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void
+        );
+        launch_kernel_ex ["cuLaunchKernelEx"] (
+            config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void
         );
     } optional {
         // From driver 12.4 on.

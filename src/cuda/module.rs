@@ -2,7 +2,10 @@
 
 use super::context::{Context, Current};
 use crate::error::Result;
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUmodule,
+};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
@@ -88,12 +91,14 @@ impl Function {
         Ok(value.max(0) as u32)
     }
 
-    /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no lock of ours.
+    /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no lock of ours. One that `waits`
+    /// for the kernel before it by itself (`templates/device/previous_kernel.cuh`) may start while that one ends.
     ///
     /// # Safety
     /// `arguments` point to values of the kernel's parameter types, in its order, which live until this returns; what
     /// they in turn point to is valid on the device until the stream's work is done; `stream` is a stream of the context
     /// that `_current` has made current.
+    #[allow(clippy::too_many_arguments)] // the launch as the driver takes it, and whether the kernel waits
     pub unsafe fn launch(
         &self,
         _current: &Current<'_>,
@@ -101,9 +106,31 @@ impl Function {
         threads: u32,
         smem_bytes: u32,
         stream: *mut c_void,
+        waits: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let driver = self.module.context.driver();
+        if waits {
+            let mut may_overlap = CUlaunchAttribute {
+                id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            };
+            let config = CUlaunchConfig {
+                gridDimX: grid[0],
+                gridDimY: grid[1],
+                gridDimZ: grid[2],
+                blockDimX: threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: smem_bytes,
+                hStream: stream.cast(),
+                attrs: &mut may_overlap,
+                numAttrs: 1,
+            };
+            // SAFETY: as below; the driver reads the config and its one attribute before it returns.
+            return unsafe { driver.launch_kernel_ex(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut()) };
+        }
         // SAFETY: the driver copies the arguments before it returns and does not write to them; the rest is the caller's.
         unsafe {
             driver.launch_kernel(

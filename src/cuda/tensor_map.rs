@@ -26,16 +26,21 @@ pub enum Element {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     pub element: Element,
-    /// A multiple of 16.
+    /// A multiple of 16. No memory need be there: only elements inside that a copy asks for are looked at.
     pub address: u64,
+    /// How many dimensions there are; what the arrays hold beyond them is ignored.
+    pub rank: usize,
     /// From 1 to 2^32 each.
-    pub extents: [u64; 4],
-    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`.
-    pub strides: [u64; 3],
+    pub extents: [u64; MAX_RANK],
+    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`. Two may be the same.
+    pub strides: [u64; MAX_RANK - 1],
     /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box that lie outside of the
     /// tensor arrive as zeros.
-    pub box_extents: [u32; 4],
+    pub box_extents: [u32; MAX_RANK],
 }
+
+/// Of a tensor that TMA copies.
+pub const MAX_RANK: usize = 5;
 
 /// TMA's strides are of 40 bits.
 pub const STRIDE_LIMIT: u64 = 1 << 40;
@@ -49,17 +54,17 @@ impl TensorMap {
         };
         let mut map = TensorMap([0; 16]);
         // SAFETY: the map has the size and the alignment of a CUtensorMap, which is all that is written; the arrays hold
-        // as many numbers as the rank says. The tensor's address is not followed.
+        // no fewer numbers than the rank says. The tensor's address is not followed.
         unsafe {
             driver.tensor_map_encode_tiled(
                 (&raw mut map).cast::<c_void>(),
                 element as c_int,
-                tensor.extents.len() as c_uint,
+                tensor.rank as c_uint,
                 tensor.address as *mut c_void,
                 tensor.extents.as_ptr(),
                 tensor.strides.as_ptr(),
                 tensor.box_extents.as_ptr(),
-                [1; 4].as_ptr(),
+                [1; MAX_RANK].as_ptr(),
                 CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_int,
                 CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as c_int,
                 CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_int,

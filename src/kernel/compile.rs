@@ -95,7 +95,7 @@ pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
         (_, Family::Sm90) => {
             Err(Error::invalid(format!("the architecture is {arch}; kernels of the sm90 family are for sm_90 alone")))
         }
-        (Arch::Sm(major, minor), Family::Sm80) => {
+        (Arch::Sm(major, minor), Family::Sm80 | Family::Decode) => {
             Ok((0..=minor).rev().map(|minor| target(major * 10 + minor)).collect())
         }
     }

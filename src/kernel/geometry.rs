@@ -4,7 +4,7 @@
 //! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
-use crate::problem::{Causal, Pass, Problem};
+use crate::problem::{Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct KernelSpec {
     pub smem_bytes: u32,
     /// Whether this is the kernel whose registers and spills stand for the pass.
     pub is_main: bool,
-    /// Query rows or keys of one block of threads, along the axis that `grid` divides.
+    /// Query rows or keys of one block of threads, along the axis that `grid` divides; of `Heads` those that a warp takes at a time.
     pub rows: u32,
     axis: Axis,
     schedule: Schedule,
@@ -41,6 +41,10 @@ enum Axis {
     Queries,
     /// Tiles of keys x batch x key-value heads.
     Keys,
+    /// Query heads.
+    Heads,
+    /// Tiles of packed query rows x batch x key-value heads; the second dimension counts splits of the keys.
+    PackedRows,
 }
 
 /// Which block of threads does which tiles.
@@ -77,6 +81,11 @@ pub struct Boxes {
 const DELTA_THREADS: u32 = 128;
 const DELTA_ROWS: u32 = 64;
 const CONVERT_ROWS: u32 = 32;
+const SINKS_THREADS: u32 = 1024;
+const SINKS_ROWS: u32 = 256;
+/// Merges partial states, a row with each block of threads.
+const COMBINE: &str = "combine";
+const COMBINE_THREADS: u32 = 128;
 
 /// The kernels of a pass in launch order.
 pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
@@ -105,10 +114,13 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             schedule: Schedule::Persistent,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: SM90_WARPGROUP_ROWS, key_rows: config.get("block_n") },
-                is_dynamic: problem.causal != Causal::None,
+                is_dynamic: tiles_differ(problem),
             },
             registers: Some(sm90_registers(config.get("block_m"))),
         }],
+        // No config of this family is for a backward pass: `space::check` refuses it.
+        (Family::Decode, Pass::Backward) => Vec::new(),
+        (Family::Decode, Pass::Forward) => decode(problem, config),
         (Family::Sm80, Pass::Backward) => backward(
             problem,
             config,
@@ -146,13 +158,48 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                 arguments: Arguments::ParamsMapsCounter {
                     boxes: Boxes { query_rows: block_m, key_rows },
                     // Deterministic tiles are drawn from the workspace.
-                    is_dynamic: problem.causal != Causal::None && !problem.deterministic,
+                    is_dynamic: tiles_differ(problem) && !problem.deterministic,
                 },
                 registers: Some(sm90_registers(block_n)),
             };
             backward(problem, config, main)
         }
     }
+}
+
+/// The kernel that writes the gradients of attention sinks, which a call need not want.
+pub const SINKS: &str = "backward_sinks";
+/// The kernel of the decode family and, where it may leave partial states, the one that merges them.
+fn decode(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
+    let main = KernelSpec {
+        template: "decode",
+        entry: "flashtune_decode",
+        threads: config.get("num_warps") * 32,
+        smem_bytes: decode_smem(problem, config),
+        is_main: true,
+        rows: config.get("block_m"),
+        axis: Axis::PackedRows,
+        schedule: Schedule::OneTile,
+        arguments: Arguments::Params,
+        registers: None,
+    };
+    let combine = KernelSpec {
+        template: COMBINE,
+        entry: "flashtune_combine",
+        threads: COMBINE_THREADS,
+        smem_bytes: 0,
+        is_main: false,
+        rows: 1,
+        axis: Axis::Queries,
+        ..main
+    };
+    [main].into_iter().chain((config.get("num_splits") > 1).then_some(combine)).collect()
+}
+
+/// Into how many splits a launch cuts the keys: the config's number, as far as the problem's workspace has room for them. A config
+/// is shared by problems that differ a little, so the two may.
+pub fn num_splits(problem: &Problem, config: &Config) -> u32 {
+    config.get("num_splits").min(problem.max_splits() as u32).max(1)
 }
 
 /// The backward pass's kernels: before and after the main one, those that every family shares.
@@ -171,7 +218,7 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
     };
     // Those of the dQ accumulator's tiles, 16 or 8 each.
     let columns = if dq_transposed(config.family) { problem.workspace_cols() } else { problem.head_dim };
-    vec![
+    let mut kernels = vec![
         of_rows("backward_delta", "flashtune_backward_delta", DELTA_THREADS, DELTA_ROWS, 0),
         main,
         of_rows(
@@ -181,7 +228,12 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
             CONVERT_ROWS,
             tile_bytes(CONVERT_ROWS, columns),
         ),
-    ]
+    ];
+    if problem.features.sinks {
+        let of_rows = of_rows(SINKS, "flashtune_backward_sinks", SINKS_THREADS, SINKS_ROWS, 0);
+        kernels.push(KernelSpec { axis: Axis::Heads, ..of_rows });
+    }
+    kernels
 }
 
 /// Whether the family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
@@ -196,10 +248,15 @@ pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, sm_count: u32
         Schedule::Persistent => tiles(spec, problem).min(u64::from(sm_count)),
         Schedule::PersistentPairs => 2 * tiles(spec, problem).min(u64::from(sm_count / 2)),
     };
-    let slices = match (problem.pass, config.get("block_dim_v")) {
-        (Pass::Forward, slice) if slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
+    let slices = match (spec.axis, config.get("block_dim_v")) {
+        (Axis::PackedRows, _) => num_splits(problem, config),
+        (Axis::Queries, slice) if spec.is_main && slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
         _ => 1,
     };
+    // One split leaves no partial states.
+    if spec.template == COMBINE && num_splits(problem, config) == 1 {
+        return [0; 3];
+    }
     // More than 2^31 - 1 blocks is more than a grid holds: `space::check` refuses it, so this does not truncate.
     [blocks.min(i32::MAX as u64) as u32, slices, 1]
 }
@@ -209,6 +266,8 @@ fn tiles(spec: &KernelSpec, problem: &Problem) -> u64 {
     let (length, heads) = match spec.axis {
         Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
         Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
+        Axis::Heads => return problem.num_heads_q as u64,
+        Axis::PackedRows => (problem.packed_rows(), problem.batch_size * problem.num_heads_kv),
     };
     (length as u64).div_ceil(u64::from(spec.rows)) * heads as u64
 }
@@ -251,6 +310,31 @@ fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
     tile_bytes(block_n, dim) + tile_bytes(block_n, dim_v) + weights + config.get("num_stages") * stage + 256
 }
 
+/// Columns of V that a decode team's tile has: whole 8-column products for each of the warps that share them.
+pub fn decode_cols(problem: &Problem, config: &Config) -> u32 {
+    let warps_v = config.get("warps_v").max(1);
+    tile_cols((problem.head_dim_v as u32).div_ceil(warps_v).into()) * warps_v
+}
+
+/// Warps that share a ring of tiles.
+pub fn decode_team(config: &Config) -> u32 {
+    (config.get("warps_m") * config.get("warps_v")).max(1)
+}
+
+/// Bytes of one key block of a decode team's ring, K and V.
+pub fn decode_stage_bytes(problem: &Problem, config: &Config) -> u32 {
+    let block_n = config.get("block_n");
+    tile_bytes(block_n, problem.head_dim) + tile_bytes(block_n, decode_cols(problem, config).into())
+}
+
+fn decode_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, teams) = (config.get("block_m"), config.get("num_warps") / decode_team(config));
+    let rings = teams * config.get("num_stages") * decode_stage_bytes(problem, config);
+    // The teams' O, in place of the rings when they are done with: a stride of 8 words past a multiple of 32, and two more a row.
+    let merged = teams * block_m * (decode_cols(problem, config).div_ceil(32) * 32 + 8 + 2) * 4;
+    (tile_bytes(block_m, problem.head_dim) + rings).max(merged)
+}
+
 /// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not
 /// be serialised, and the producer gets what is left (of an SM's 65536, 168, 128 and 96 a thread with 2, 3 and 4 consumers).
 pub fn sm90_registers(rows: u32) -> WarpgroupRegisters {
@@ -268,6 +352,11 @@ const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
+
+/// Whether a pass's tiles are not all equally long, so that who is done takes the next one.
+pub fn tiles_differ(problem: &Problem) -> bool {
+    problem.right_shift().is_some() || problem.left_shift().is_some() || problem.features.varlen.is_some()
+}
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.
 pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {

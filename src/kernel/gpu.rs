@@ -6,7 +6,7 @@ use super::cubin_cache::CubinCache;
 use super::geometry::{Arguments, KernelSpec};
 use super::launch::Executable;
 use super::tile_counters::TileCounters;
-use super::{Nvrtc, modules, render_pass};
+use super::{Merger, Nvrtc, modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
 use crate::cuda;
@@ -16,6 +16,7 @@ use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
+use crate::merge::MergeClass;
 use crate::problem::Problem;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -83,7 +84,12 @@ impl Gpu {
             true => self.tile_counters()?,
             false => None,
         };
-        Executable::new(&self.context, kernels, config, tile_counters, self.device.sm_count)
+        Executable::new(&self.context, kernels, config, tile_counters, &self.device)
+    }
+
+    /// Renders, compiles or takes from the cache, and loads what merges partial results.
+    pub fn build_merger(&self, class: &MergeClass) -> Result<Merger> {
+        Merger::new(&self.context, &self.device, &self.cubins, class)
     }
 
     /// None where there is no memory for them now: the kernel then runs a fixed schedule. A later build tries again.

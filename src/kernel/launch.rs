@@ -13,9 +13,13 @@ use crate::call::{Call, Stream};
 use crate::config::Config;
 use crate::cuda::context::{Context, Current};
 use crate::cuda::module::Function;
+use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+
+/// The driver from which on a stream's capture keeps programmatic dependent launches: 12.3.
+const CAPTURES_OVERLAPS: u32 = 12030;
 
 pub struct Executable {
     context: Arc<Context>,
@@ -24,6 +28,8 @@ pub struct Executable {
     /// None where no kernel takes its tiles from a counter, or there was no memory for any.
     tile_counters: Option<Arc<TileCounters>>,
     sm_count: u32,
+    /// Whether a kernel may start while the one before it ends: from sm_90 on, and by drivers that can capture it.
+    overlaps: bool,
     resources: Resources,
     name: &'static str,
 }
@@ -42,7 +48,7 @@ impl Executable {
         kernels: Vec<(KernelSpec, Arc<Loaded>)>,
         config: &Config,
         tile_counters: Option<Arc<TileCounters>>,
-        sm_count: u32,
+        device: &Device,
     ) -> Result<Executable> {
         let mut resources = Resources::default();
         let mut name = "";
@@ -67,27 +73,32 @@ impl Executable {
             })
             .collect::<Result<_>>()?;
         let (context, config) = (context.clone(), config.clone());
-        Ok(Executable { context, kernels, config, tile_counters, sm_count, resources, name })
+        let overlaps = matches!(device.arch, Arch::Sm(9.., _)) && device.driver_version >= CAPTURES_OVERLAPS;
+        let sm_count = device.sm_count;
+        Ok(Executable { context, kernels, config, tile_counters, sm_count, overlaps, resources, name })
     }
 
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
-        let params = KernelParams::new(call);
+        let num_splits = geometry::num_splits(&call.problem, &self.config);
+        let params = KernelParams::new(call).with_splits(call, num_splits);
         let current = self.context.enter()?;
+        let mut follows = false;
         for kernel in &self.kernels {
             let spec = &kernel.spec;
             let grid = geometry::grid(spec, &call.problem, &self.config, self.sm_count);
-            if grid.contains(&0) {
+            let is_unwanted = spec.template == geometry::SINKS && call.features.dsinks.is_null();
+            if grid.contains(&0) || is_unwanted {
                 continue;
             }
             let enqueued = match spec.arguments {
-                Arguments::Params => kernel.enqueue(&current, grid, stream, &mut [pointer(&params)]),
+                Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
                 Arguments::ParamsMapsCounter { boxes, is_dynamic } => {
                     let maps = LaunchMaps::encode(current.driver(), call, &boxes)?;
                     let counter = self.tile_counter(&current, is_dynamic, stream)?;
                     let [q, k, v, o] = [&maps.q, &maps.k, &maps.v, &maps.o].map(pointer);
                     let mut arguments = [pointer(&params), q, k, v, o, pointer(&counter)];
-                    kernel.enqueue(&current, grid, stream, &mut arguments)
+                    kernel.enqueue(&current, grid, stream, follows, &mut arguments)
                 }
             };
             enqueued.map_err(|error| {
@@ -96,6 +107,7 @@ impl Executable {
                     spec.entry, spec.threads, spec.smem_bytes
                 ))
             })?;
+            follows = self.overlaps;
         }
         Ok(())
     }
@@ -127,12 +139,13 @@ impl Kernel {
         current: &Current<'_>,
         grid: [u32; 3],
         stream: Stream,
+        waits: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let spec = &self.spec;
         // SAFETY: the templates assert the size of KernelParams and declare what the spec says; that the call's pointers
         // hold until the work is done, and that the stream is of this context, is the caller's contract with the C face.
-        unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, arguments) }
+        unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, waits, arguments) }
     }
 }
 

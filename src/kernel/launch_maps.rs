@@ -2,13 +2,18 @@
 //!
 //! From a call's views to what TMA takes. The problem's layout class promises what TMA demands (addresses and strides
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
+//!
+//! Sequences of their own lengths end where only the device knows, and what lies behind must neither be loaded nor stored, which
+//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/tma_sm90.cuh): the first is as long
+//! as a sequence may be, and a kernel shifts the sequence's last row to that dimension's last; the second is where the
+//! sequence ends in the tensor. What the two are too far together the map's address is too low.
 
 use super::geometry::Boxes;
 use crate::call::{Call, TensorRef};
 use crate::cuda::driver::Driver;
-use crate::cuda::tensor_map::{Element, Tensor, TensorMap};
+use crate::cuda::tensor_map::{Element, MAX_RANK, Tensor, TensorMap};
 use crate::error::{Error, Result};
-use crate::problem::{Dtype, Pass};
+use crate::problem::{Dtype, Pass, Problem, Varlen};
 
 pub struct LaunchMaps {
     pub q: TensorMap,
@@ -41,15 +46,13 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
         Dtype::Bf16 => Element::Bf16,
         Dtype::Fp32 => return Err(Error::unsupported("dtype is fp32; the GPU kernels take fp16 and bf16")),
     };
-    let of = |view: &TensorRef, dim, seqlen, heads, rows| Tensor {
-        element,
-        address: view.data as u64,
-        extents: [dim as u64, seqlen as u64, heads as u64, p.batch_size as u64],
-        strides: strides(view, dim, [seqlen, heads, p.batch_size]),
-        box_extents: [BOX_COLS, rows, 1, 1],
+    let Varlen { total_q, total_k } = p.features.varlen.unwrap_or_default();
+    let of = |view: &TensorRef, shape: Shape| match p.features.varlen {
+        None => of_equal_lengths(element, view, &shape),
+        Some(_) => of_own_lengths(element, view, &shape),
     };
-    let of_queries = |view, dim| of(view, dim, p.seqlen_q, p.num_heads_q, boxes.query_rows);
-    let of_keys = |view, dim| of(view, dim, p.seqlen_k, p.num_heads_kv, boxes.key_rows);
+    let of_queries = |view, dim| of(view, Shape::new(p, dim, p.seqlen_q, total_q, p.num_heads_q, boxes.query_rows));
+    let of_keys = |view, dim| of(view, Shape::new(p, dim, p.seqlen_k, total_k, p.num_heads_kv, boxes.key_rows));
     let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
     let o = match p.pass {
         Pass::Forward => &call.out,
@@ -64,17 +67,75 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     })
 }
 
-/// In bytes. A dimension of one entry never takes its stride, which may be anything in the view: it gets a row's bytes.
-fn strides(view: &TensorRef, dim: i64, extents: [i64; 3]) -> [u64; 3] {
-    let given = [view.stride_seqlen, view.stride_head, view.stride_batch];
-    std::array::from_fn(|i| 2 * if extents[i] > 1 { given[i] } else { dim } as u64)
+/// What a view's numbers are of, and the rows of a box.
+struct Shape {
+    dim: i64,
+    /// The longest that a sequence may be.
+    seqlen: i64,
+    /// All rows that follow one another: of a sequence, or of all where they lie end to end.
+    rows: i64,
+    heads: i64,
+    batch_size: i64,
+    box_rows: u32,
+}
+
+impl Shape {
+    fn new(p: &Problem, dim: i64, seqlen: i64, total: Option<i64>, heads: i64, box_rows: u32) -> Shape {
+        let batch_size = if total.is_some() { 1 } else { p.batch_size };
+        Shape { dim, seqlen, rows: total.unwrap_or(seqlen), heads, batch_size, box_rows }
+    }
+
+    /// Of rows, heads and the batch, in bytes. A dimension of one entry never takes its stride, which may be anything in the view: it
+    /// gets a row's bytes.
+    fn strides(&self, view: &TensorRef) -> [u64; 3] {
+        let stride = |count: i64, given: i64| 2 * if count > 1 { given } else { self.dim } as u64;
+        [
+            stride(self.rows, view.stride_seqlen),
+            stride(self.heads, view.stride_head),
+            stride(self.batch_size, view.stride_batch),
+        ]
+    }
+}
+
+/// (dim, seqlen, head, batch)
+fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
+    let [row, head, batch] = shape.strides(view);
+    Tensor {
+        element,
+        address: view.data as u64,
+        rank: 4,
+        extents: [shape.dim as u64, shape.seqlen as u64, shape.heads as u64, shape.batch_size as u64, 0],
+        strides: [row, head, batch, 0],
+        box_extents: [BOX_COLS, shape.box_rows, 1, 1, 0],
+    }
+}
+
+/// (dim, row, end, head, batch), of which the kernel takes row i of a sequence at i + seqlen - length, and its end behind its
+/// last row.
+fn of_own_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
+    let [row, head, batch] = shape.strides(view);
+    Tensor {
+        element,
+        // Modulo 2^64, as TMA adds up.
+        address: (view.data as u64).wrapping_sub((shape.seqlen as u64).wrapping_mul(row)),
+        rank: MAX_RANK,
+        extents: [
+            shape.dim as u64,
+            shape.seqlen as u64,
+            shape.rows as u64 + 1,
+            shape.heads as u64,
+            shape.batch_size as u64,
+        ],
+        strides: [row, row, head, batch],
+        box_extents: [BOX_COLS, shape.box_rows, 1, 1, 1],
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dropout::Dropout;
-    use crate::problem::{Causal, Layout, Problem};
+    use crate::problem::{Causal, Features, Layout, Problem};
     use std::ffi::c_void;
 
     fn call(batch_size: i64, num_heads_kv: i64, seqlen_k: i64) -> Call {
@@ -96,6 +157,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec8,
         };
         let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];
@@ -112,11 +174,17 @@ mod tests {
     #[test]
     fn extents_and_byte_strides_are_in_the_order_of_tma() {
         let [q, k, v, dout] = tensors(&call(3, 2, 400), &BOXES).unwrap();
-        assert_eq!((q.address, q.extents, q.box_extents), (0x10000, [128, 300, 8, 3], [64, 80, 1, 1]));
-        assert_eq!(q.strides, [8 * 272, 272, 300 * 8 * 272]);
-        assert_eq!((k.address, k.extents, k.box_extents), (0x20000, [128, 400, 2, 3], [64, 176, 1, 1]));
-        assert_eq!((v.address, v.extents, v.strides[1]), (0x30000, [40, 400, 2, 3], 96));
-        assert_eq!((dout.address, dout.extents, dout.box_extents), (0x50000, [40, 300, 8, 3], q.box_extents));
+        assert_eq!((q.address, q.rank, q.box_extents[..4].to_vec()), (0x10000, 4, vec![64, 80, 1, 1]));
+        assert_eq!((&q.extents[..4], &q.strides[..3]), (&[128, 300, 8, 3][..], &[8 * 272, 272, 300 * 8 * 272][..]));
+        assert_eq!(
+            (k.address, &k.extents[..4], &k.box_extents[..4]),
+            (0x20000, &[128, 400, 2, 3][..], &[64, 176, 1, 1][..])
+        );
+        assert_eq!((v.address, &v.extents[..4], v.strides[1]), (0x30000, &[40, 400, 2, 3][..], 96));
+        assert_eq!(
+            (dout.address, &dout.extents[..4], dout.box_extents),
+            (0x50000, &[40, 300, 8, 3][..], q.box_extents)
+        );
     }
 
     #[test]
@@ -132,7 +200,44 @@ mod tests {
     fn a_stride_that_is_never_taken_may_be_anything() {
         let mut call = call(1, 1, 400);
         (call.k.stride_batch, call.k.stride_head) = (7, i64::MAX / 4);
-        assert_eq!(tensors(&call, &BOXES).unwrap()[1].strides, [272, 256, 256]);
+        assert_eq!(tensors(&call, &BOXES).unwrap()[1].strides[..3], [272, 256, 256]);
+    }
+
+    /// Of 3 sequences, 1000 rows of queries end to end and up to 400 keys each in a batch.
+    fn own_lengths() -> Call {
+        let mut call = call(3, 2, 400);
+        call.problem.features.varlen = Some(Varlen { total_q: Some(1000), total_k: None });
+        call
+    }
+
+    /// Where TMA finds the first column of a row, or None where it lies outside, given its coordinates after the column's.
+    fn found(tensor: &Tensor, at: [i64; 4]) -> Option<u64> {
+        let extents = &tensor.extents[1..];
+        let is_inside = at.iter().zip(extents).all(|(at, extent)| (0..*extent as i64).contains(at));
+        let places = at.iter().zip(tensor.strides).map(|(at, stride)| (*at as u64).wrapping_mul(stride));
+        is_inside.then(|| places.fold(tensor.address, u64::wrapping_add))
+    }
+
+    #[test]
+    fn rows_of_a_sequence_are_found_and_those_behind_it_lie_outside() {
+        let call = own_lengths();
+        let [q, k, ..] = tensors(&call, &BOXES).unwrap();
+        assert_eq!((q.rank, k.rank), (5, 5));
+        // As device/tma_sm90.cuh has it.
+        for (start, length) in [(0, 300), (0, 1), (700, 300), (999, 1), (437, 80), (500, 0)] {
+            for row in [0, 1, 79, 80, 255, 299, 300, 310] {
+                let place = call.q.data as u64 + (start + row) as u64 * 8 * 272 + 5 * 272;
+                let at = [row + 300 - length, start + length, 5, 0];
+                assert_eq!(found(&q, at), (row < length).then_some(place), "queries {start}+{length}, {row}");
+            }
+        }
+        for (batch, length) in [(0, 400), (2, 400), (2, 17), (1, 0)] {
+            for row in [0, 16, 17, 399, 400, 500] {
+                let place = call.k.data as u64 + (batch * call.k.stride_batch * 2 + row * 2 * 272 + 272) as u64;
+                let at = [row + 400 - length, length, 1, batch];
+                assert_eq!(found(&k, at), (row < length).then_some(place), "keys {batch} {length}, {row}");
+            }
+        }
     }
 
     #[test]
@@ -140,11 +245,11 @@ mod tests {
         let mut no_keys = call(2, 2, 0);
         (no_keys.k, no_keys.v) = (NOWHERE, NOWHERE);
         let [q, k, v, _] = tensors(&no_keys, &BOXES).unwrap();
-        assert!(k == q && v == q && q.extents.iter().all(|extent| *extent > 0));
+        assert!(k == q && v == q && q.extents[..q.rank].iter().all(|extent| *extent > 0));
         let mut no_queries = call(2, 2, 400);
         no_queries.problem.seqlen_q = 0;
         (no_queries.q, no_queries.dout) = (NOWHERE, NOWHERE);
         let [q, k, _, dout] = tensors(&no_queries, &BOXES).unwrap();
-        assert!(q == k && dout == k && k.extents.iter().all(|extent| *extent > 0));
+        assert!(q == k && dout == k && k.extents[..k.rank].iter().all(|extent| *extent > 0));
     }
 }

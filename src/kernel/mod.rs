@@ -11,6 +11,7 @@ pub mod geometry;
 mod gpu;
 mod launch;
 mod launch_maps;
+pub mod merge;
 mod modules;
 mod params;
 pub mod render;
@@ -23,6 +24,7 @@ pub use compile::Compiled;
 pub use geometry::KernelSpec;
 pub use gpu::Gpu;
 pub use launch::Executable;
+pub use merge::Merger;
 pub use params::KernelParams;
 
 use crate::config::Config;

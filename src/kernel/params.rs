@@ -2,7 +2,8 @@
 //!
 //! Both sides assert its size and the test below its offsets, so a field added on one side alone fails to build.
 
-use crate::call::{Call, TensorRef};
+use crate::call::{Call, ScoresRef, TensorRef};
+use crate::problem::Problem;
 
 /// A (batch, seqlen, heads, dim) view as kernels see it: the twin of `TensorRef` in CUDA.
 type View = TensorRef;
@@ -18,13 +19,16 @@ pub struct KernelParams {
     pub dq: View,
     pub dk: View,
     pub dv: View,
-    /// fp32 (batch, heads_q, seqlen_q), natural log; NULL where the caller does not want it.
+    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end to end. NULL where
+    /// the caller does not want it.
     pub lse: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): lse * log2(e); +inf for rows without keys and past seqlen_q.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows), (heads_q, workspace_rows_of_head) where q holds sequences end
+    /// to end: lse * log2(e); +inf for rows without keys and past a sequence's last.
     pub lse_log2: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows): rowsum(dO * O); 0 past seqlen_q.
+    /// Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
     pub delta: *mut f32,
-    /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; at most workspace_rows x workspace_cols a head.
+    /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; of the same rows, at most
+    /// workspace_cols each.
     pub dq_accum: *mut f32,
     /// Workspace, what `templates/device/turns.cuh` counts; NULL where the pass is not deterministic.
     pub turns: *mut u32,
@@ -39,8 +43,9 @@ pub struct KernelParams {
     pub group_size: i32,
     pub seqlen_q: i32,
     pub seqlen_k: i32,
-    /// Row i sees keys j <= i + causal_shift (causal kernels only).
-    pub causal_shift: i32,
+    /// Row i sees keys j <= i + right_shift (causal kernels only). Of sequences of their own lengths, besides their
+    /// alignment's.
+    pub right_shift: i32,
     /// No block of a multiple of 16 rows up to 128 that holds a query reaches past them.
     pub workspace_rows: i32,
     pub softmax_scale: f32,
@@ -50,15 +55,54 @@ pub struct KernelParams {
     pub dropout_threshold: u32,
     /// 1 / probability of keeping
     pub dropout_keep_scale: f32,
+    pub bias: ScoresRef,
+    /// fp32, added to.
+    pub dbias: ScoresRef,
+    /// Bytes.
+    pub mask: ScoresRef,
+    pub alibi_slopes: *const f32,
+    pub alibi_stride_batch: i64,
+    pub sinks: *const f32,
+    pub dsinks: *mut f32,
+    /// In the layout of lse.
+    pub dlse: *const f32,
+    pub cu_seqlens_q: *const i32,
+    pub cu_seqlens_k: *const i32,
+    pub seqused_q: *const i32,
+    pub seqused_k: *const i32,
+    /// Workspace rows of a query head, over all sequences.
+    pub workspace_rows_of_head: i64,
+    /// Rows of lse of a query head where q holds sequences end to end.
+    pub total_q: i64,
+    /// softmax_scale / softcap
+    pub softcap_factor: f32,
+    /// softcap * log2(e)
+    pub softcap_log2: f32,
+    /// Row i sees keys j >= i + left_shift (kernels with a window only). As right_shift.
+    pub left_shift: i32,
+    /// Whether each sequence's last query and key are on its diagonal, else its first.
+    pub aligns_ends: i32,
+    /// int32 (batch, blocks), what `templates/device/key_pages.cuh` reads.
+    pub block_table: *const i32,
+    pub block_table_stride: i64,
+    /// Workspace, what `templates/device/partials.cuh` says.
+    pub partial_o: *mut f32,
+    pub partial_lse: *mut f32,
+    /// How many the launch cuts the keys into.
+    pub num_splits: i32,
+    /// Batch entries of k and v, where they are pages.
+    pub num_pages: i32,
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 376;
+pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
+    /// Unsplit.
     pub fn new(call: &Call) -> Self {
         let p = &call.problem;
-        let heads_rows = (p.batch_size * p.num_heads_q * p.workspace_rows()) as usize;
+        let heads_rows = (p.num_heads_q * p.workspace_rows_of_head()) as usize;
+        let features = &call.features;
         let workspace = call.workspace.cast::<f32>();
         let at = |index: usize| if workspace.is_null() { workspace } else { workspace.wrapping_add(index) };
         KernelParams {
@@ -88,12 +132,94 @@ impl KernelParams {
             group_size: p.group_size() as i32,
             seqlen_q: p.seqlen_q as i32,
             seqlen_k: p.seqlen_k as i32,
-            causal_shift: p.causal.shift(p.seqlen_q, p.seqlen_k) as i32,
+            right_shift: shift(p, p.right_shift()),
             workspace_rows: p.workspace_rows() as i32,
             softmax_scale: call.softmax_scale,
             softmax_scale_log2: call.softmax_scale * std::f32::consts::LOG2_E,
             dropout_threshold: call.dropout.threshold(),
             dropout_keep_scale: call.dropout.keep_scale(),
+            bias: features.bias,
+            dbias: features.dbias,
+            mask: features.mask,
+            alibi_slopes: features.alibi_slopes,
+            alibi_stride_batch: features.alibi_stride_batch,
+            sinks: features.sinks,
+            dsinks: features.dsinks,
+            dlse: features.dlse,
+            cu_seqlens_q: features.cu_seqlens_q,
+            cu_seqlens_k: features.cu_seqlens_k,
+            seqused_q: features.seqused_q,
+            seqused_k: features.seqused_k,
+            workspace_rows_of_head: p.workspace_rows_of_head(),
+            total_q: p.features.varlen.and_then(|varlen| varlen.total_q).unwrap_or(0),
+            softcap_factor: if features.softcap > 0.0 { call.softmax_scale / features.softcap } else { 0.0 },
+            softcap_log2: features.softcap * std::f32::consts::LOG2_E,
+            left_shift: shift(p, p.left_shift()),
+            aligns_ends: p.aligns_ends().into(),
+            block_table: features.block_table,
+            block_table_stride: features.block_table_stride,
+            partial_o: std::ptr::null_mut(),
+            partial_lse: std::ptr::null_mut(),
+            num_splits: 1,
+            num_pages: features.num_pages as i32,
         }
+    }
+
+    /// With the keys cut into so many, at most the problem's `max_splits`, whose partial states lie in the call's
+    /// workspace.
+    pub fn with_splits(self, call: &Call, num_splits: u32) -> Self {
+        let p = &call.problem;
+        let partial_o = call.workspace.cast::<f32>();
+        let partial_lse = partial_o.wrapping_add(num_splits as usize * (p.query_rows() * p.partial_cols()) as usize);
+        match num_splits {
+            ..=1 => self,
+            _ => KernelParams { partial_o, partial_lse, num_splits: num_splits as i32, ..self },
+        }
+    }
+}
+
+/// A diagonal's offset, as far as it makes a difference: a row and an offset then add up within int32. What comes on
+/// top of a sequence's own seqlen_k - seqlen_q makes one from -seqlen_k to seqlen_q.
+fn shift(problem: &Problem, keys: Option<i64>) -> i32 {
+    let (lowest, highest) = match problem.features.varlen.is_some() && problem.aligns_ends() {
+        true => (-problem.seqlen_k, problem.seqlen_q),
+        false => (-problem.seqlen_q, problem.seqlen_k),
+    };
+    keys.unwrap_or(0).clamp(lowest, highest) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{Causal, Dtype, Features, Layout, Pass, Varlen, Window};
+
+    #[test]
+    fn a_window_far_wider_than_the_queries_is_held_to_what_makes_a_difference() {
+        let window = Window { left: Some(100), ..Window::default() };
+        let decode = Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Bf16,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: 1,
+            seqlen_k: 1000,
+            head_dim: 64,
+            head_dim_v: 64,
+            causal: Causal::None,
+            dropout: false,
+            deterministic: false,
+            features: Features { window, ..Features::NONE },
+            layout: Layout::Vec8,
+        };
+        let left = |problem: &Problem| shift(problem, problem.left_shift());
+        assert_eq!(left(&decode), 899);
+        // The device adds a sequence's seqlen_k - seqlen_q.
+        let varlen = Features { window, varlen: Some(Varlen::default()), ..Features::NONE };
+        assert_eq!(left(&Problem { features: varlen, ..decode }), -100);
+        let top_left = Features { window: Window { top_left: true, ..window }, ..varlen };
+        assert_eq!(left(&Problem { features: top_left, ..decode }), -1);
+        let all = Features { window: Window { left: Some(1 << 30), ..window }, ..varlen };
+        assert_eq!(left(&Problem { features: all, ..decode }), -1000);
     }
 }

@@ -4,12 +4,13 @@
 //! depends on nothing but the values that the template uses, so kernels that do not depend on a knob are shared by
 //! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
 
-use super::geometry;
 use super::sources::{Sources, embedded, overridden};
-use crate::config::Config;
+use super::{geometry, merge};
+use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
-use crate::problem::{Causal, Dtype, Problem};
+use crate::merge::MergeClass;
+use crate::problem::{Dtype, MAX_SPLITS, Problem};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -67,15 +68,32 @@ impl Renderer {
 
     /// One kernel's text, of `templates/<template>.cu.tera`. A name that the template uses and the values lack is an error: to Tera it is merely false.
     pub fn render(&self, problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
-        let values = values(problem, config, template, arch)?;
+        let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
+        self.fill(template, &values(problem, config, template, arch)?, config.family, &knobs, arch)
+    }
+
+    /// The text of the kernel that merges partial results.
+    pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
+        self.fill(merge::TEMPLATE, &merge_values(class)?, merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
+    }
+
+    fn fill(
+        &self,
+        template: &str,
+        values: &BTreeMap<String, Value>,
+        family: Family,
+        knobs: &[&str],
+        arch: Arch,
+    ) -> Result<String> {
         let used = self.names(template)?;
         let unknown: Vec<&str> = used.iter().filter(|name| !values.contains_key(**name)).copied().collect();
         if !unknown.is_empty() {
             return Err(Error::new(
                 Status::InvalidArgument,
                 format!(
-                    "{template}{SUFFIX} uses {}, which neither the problem nor the config ({config}) gives",
-                    unknown.join(", ")
+                    "{template}{SUFFIX} uses {}, which neither the problem nor the config ({}) gives",
+                    unknown.join(", "),
+                    knobs.join(", ")
                 ),
             ));
         }
@@ -90,7 +108,7 @@ impl Renderer {
         let filled = self.tera.render(&format!("{template}{SUFFIX}"), &context).map_err(template_error)?;
         let mut spliced = Vec::new();
         let body = self.splice(&filled, &mut spliced)?;
-        Ok(header(template, config, arch, &values, &used, &spliced) + &body)
+        Ok(header(template, (family, knobs), arch, values, &used, &spliced) + &body)
     }
 
     /// The names that a template uses, of values and knobs.
@@ -145,7 +163,25 @@ impl std::fmt::Display for Value {
 }
 
 /// The problem class as templates see it, in the order of the header comment.
-const CLASS: [&str; 7] = ["dtype", "head_dim", "head_dim_v", "is_causal", "has_dropout", "is_deterministic", "vec"];
+pub const CLASS: [&str; 17] = [
+    "dtype",
+    "head_dim",
+    "head_dim_v",
+    "is_causal",
+    "has_dropout",
+    "is_deterministic",
+    "has_window",
+    "has_softcap",
+    "has_alibi",
+    "has_bias",
+    "has_dbias",
+    "has_mask",
+    "has_sinks",
+    "has_dlse",
+    "is_varlen",
+    "page_size",
+    "vec",
+];
 
 fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
     if problem.dtype == Dtype::Fp32 {
@@ -154,13 +190,24 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     let Arch::Sm(major, minor) = arch else {
         return Err(Error::invalid("the architecture is cpu; a kernel is rendered for sm_80, sm_90, …"));
     };
+    let features = &problem.features;
     let class = [
         Value::Name(problem.dtype.name().to_owned()),
         Value::Integer(problem.head_dim as u32),
         Value::Integer(problem.head_dim_v as u32),
-        Value::Flag(problem.causal != Causal::None),
+        Value::Flag(problem.right_shift().is_some()),
         Value::Flag(problem.dropout),
         Value::Flag(problem.deterministic),
+        Value::Flag(problem.left_shift().is_some()),
+        Value::Flag(features.softcap),
+        Value::Flag(features.alibi),
+        Value::Flag(features.bias),
+        Value::Flag(features.dbias),
+        Value::Flag(features.mask),
+        Value::Flag(features.sinks),
+        Value::Flag(features.dlse),
+        Value::Flag(features.varlen.is_some()),
+        Value::Integer(features.paged.unwrap_or(0) as u32),
         Value::Integer(problem.layout.elements() as u32),
     ];
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
@@ -169,6 +216,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
+    values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(config.family)));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
     let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
@@ -189,10 +237,26 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     Ok(values)
 }
 
+/// The one thing besides the class of the output that its kernel depends on.
+const PARTIALS_ARE_FP32: &str = "partials_are_fp32";
+
+fn merge_values(class: &MergeClass) -> Result<BTreeMap<String, Value>> {
+    if class.dtype == Dtype::Fp32 {
+        return Err(Error::unsupported("dtype is fp32; the GPU kernels give fp16 and bf16"));
+    }
+    let values = [
+        ("dtype", Value::Name(class.dtype.name().to_owned())),
+        ("vec", Value::Integer(class.layout.elements() as u32)),
+        (PARTIALS_ARE_FP32, Value::Flag(class.partial_dtype == Dtype::Fp32)),
+        ("threads", Value::Integer(merge::THREADS)),
+    ];
+    Ok(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
 /// The comment on top: only what the text depends on, so that equal kernels stay equal texts.
 fn header(
     template: &str,
-    config: &Config,
+    (family, knobs): (Family, &[&str]),
     arch: Arch,
     values: &BTreeMap<String, Value>,
     used: &BTreeSet<&str>,
@@ -210,9 +274,9 @@ fn header(
          // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
         problem = list(&mut CLASS.into_iter()).trim_start(),
-        family = config.family.name(),
-        suffix = config.family.target_suffix(),
-        knobs = list(&mut config.knobs.keys().map(String::as_str)),
+        family = family.name(),
+        suffix = family.target_suffix(),
+        knobs = list(&mut knobs.iter().copied()),
     )
 }
 

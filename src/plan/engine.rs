@@ -7,6 +7,7 @@ use super::key::{self, Class};
 use super::loaded::{Loaded, Plan, Turns};
 use super::lookup::{self, Choice, Known, Source};
 use super::machine::Machine;
+use super::mergers::Mergers;
 use super::record::{self, Record};
 use super::shipped;
 use super::store::Store;
@@ -53,6 +54,7 @@ pub struct Engine {
     machine: Machine,
     known: ArcSwap<Known>,
     loaded: Loaded,
+    mergers: Mergers,
     preparing: Turns<Problem>,
     building: Turns<(Class, Config)>,
     /// Measurements side by side would disturb each other.
@@ -77,6 +79,7 @@ impl Engine {
             machine,
             known: ArcSwap::from_pointee(known),
             loaded: Loaded::default(),
+            mergers: Mergers::default(),
             preparing: Turns::default(),
             building: Turns::default(),
             measuring: Mutex::new(()),
@@ -87,6 +90,10 @@ impl Engine {
 
     pub fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    pub fn mergers(&self) -> &Mergers {
+        &self.mergers
     }
 
     /// Whether this backend does the problem. Compiles nothing.
@@ -215,6 +222,12 @@ impl Engine {
                 key::record_key(problem)
             )));
         }
+        if problem.features.paged.is_some() {
+            return Err(Error::unsupported(format!(
+                "{}: paged keys are not tuned yet; they run the heuristic's config",
+                key::record_key(problem)
+            )));
+        }
         self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let _known = Measuring::begin(&self.measured_by);
@@ -306,7 +319,11 @@ impl Engine {
 
     /// Whether the policy is to measure rather than to take this choice.
     fn wants_tuning(&self, problem: &Problem, choice: &Choice) -> bool {
-        self.options.policy == Policy::Tune && !choice.is_exact && !problem.deterministic && !self.is_sealed()
+        self.options.policy == Policy::Tune
+            && !choice.is_exact
+            && !problem.deterministic
+            && problem.features.paged.is_none()
+            && !self.is_sealed()
     }
 
     /// Tunes if the policy says so, then builds the best choice that builds.

@@ -2,11 +2,12 @@
 //!
 //! `v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096`: what stands before `gqa` is the
 //! class and must match exactly, since an executable is built for it; the rest is the shape, in buckets, and may be
-//! answered by the nearest. A new field of Problem belongs here, with a new version, but for `deterministic`: such problems
-//! have no records. Not the cubin's key: that is a hash of the rendered text.
+//! answered by the nearest. Features follow the class, and a window's sides the shape, where there are any:
+//! `… vec8 window softcap gqa4 … sk4096 l1024`. A new field of Problem belongs here, with a new version, but for
+//! `deterministic`: such problems have no records. Not the cubin's key: that is a hash of the rendered text.
 
 use crate::device::{Arch, Device};
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use std::fmt;
 
 /// Changes when a key's meaning does; records of another version are ignored.
@@ -19,10 +20,14 @@ pub struct Class {
     pub dtype: Dtype,
     pub head_dim: i64,
     pub head_dim_v: i64,
-    /// Either alignment: the diagonal's offset is a launch parameter.
+    /// Either alignment, and any window to the right: the diagonal's offset is a launch parameter.
     pub is_causal: bool,
+    /// Any window to the left, likewise.
+    pub has_window: bool,
     pub dropout: bool,
     pub deterministic: bool,
+    /// Without a window, and without how many rows sequences of their own lengths have.
+    pub features: Features,
     pub layout: Layout,
 }
 
@@ -33,9 +38,15 @@ impl Class {
             dtype: problem.dtype,
             head_dim: problem.head_dim,
             head_dim_v: problem.head_dim_v,
-            is_causal: problem.causal != Causal::None,
+            is_causal: problem.right_shift().is_some(),
+            has_window: problem.left_shift().is_some(),
             dropout: problem.dropout,
             deterministic: problem.deterministic,
+            features: Features {
+                window: Window::default(),
+                varlen: problem.features.varlen.map(|_| Varlen::default()),
+                ..problem.features
+            },
             layout: problem.layout,
         }
     }
@@ -45,7 +56,7 @@ impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} {} d{} dv{} {} {} vec{}{}",
+            "{} {} d{} dv{} {} {} vec{}",
             match self.pass {
                 Pass::Forward => "forward",
                 Pass::Backward => "backward",
@@ -55,22 +66,41 @@ impl fmt::Display for Class {
             self.head_dim_v,
             if self.is_causal { "causal" } else { "full" },
             if self.dropout { "dropout" } else { "nodropout" },
-            self.layout.elements(),
-            if self.deterministic { " deterministic" } else { "" }
-        )
+            self.layout.elements()
+        )?;
+        // A feature without a name here would share its records with those that lack it.
+        let Features { window: _, softcap, alibi, bias, dbias, mask, sinks, dlse, varlen, paged } = self.features;
+        let names = [
+            (self.deterministic, "deterministic"),
+            (self.has_window, "window"),
+            (softcap, "softcap"),
+            (alibi, "alibi"),
+            (bias, "bias"),
+            (dbias, "dbias"),
+            (mask, "mask"),
+            (sinks, "sinks"),
+            (dlse, "dlse"),
+            (varlen.is_some(), "varlen"),
+        ];
+        names.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, name)| write!(f, " {name}"))?;
+        paged.map_or(Ok(()), |page_size| write!(f, " page{page_size}"))
     }
 }
 
 /// The key of a problem's record.
 pub fn record_key(problem: &Problem) -> String {
+    let Window { left, right, .. } = problem.features.window;
+    let side = |name, side: Option<i64>| side.map_or(String::new(), |keys| format!(" {name}{}", bucket(keys)));
     format!(
-        "{VERSION} {} gqa{} b{} hq{} sq{} sk{}",
+        "{VERSION} {} gqa{} b{} hq{} sq{} sk{}{}{}",
         Class::of(problem),
         bucket(problem.group_size()),
         bucket(problem.batch_size),
         bucket(problem.num_heads_q),
         bucket(problem.seqlen_q),
-        bucket(problem.seqlen_k)
+        bucket(problem.seqlen_k),
+        side("l", left),
+        side("r", right)
     )
 }
 
@@ -86,6 +116,15 @@ pub fn canonical(problem: &Problem) -> Problem {
         seqlen_q: bucket(problem.seqlen_q),
         seqlen_k: bucket(problem.seqlen_k),
         causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
+        features: Features {
+            window: Window {
+                left: problem.features.window.left.map(bucket),
+                right: problem.features.window.right.map(bucket),
+                top_left: false,
+            },
+            varlen: problem.features.varlen.map(|_| Varlen::default()),
+            ..problem.features
+        },
         ..*problem
     };
     // At the far end of the ranges a bucket may be too large to be a problem.
@@ -107,16 +146,34 @@ fn bucket(size: i64) -> i64 {
 }
 
 /// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q)
-/// and of both lengths. The group size counts a quarter: it changes what is shared in the cache, not the work.
+/// and of both lengths. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
+/// Backward it counts whole: a tile of keys does its group's heads one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();
     let parallelism = |p: &Problem| log(p.batch_size) + log(p.num_heads_q);
-    let group = 0.25 * (log(a.group_size()) - log(b.group_size()));
-    [parallelism(a) - parallelism(b), log(a.seqlen_q) - log(b.seqlen_q), log(a.seqlen_k) - log(b.seqlen_k), group]
-        .iter()
-        .map(|d| d * d)
-        .sum::<f64>()
-        .sqrt()
+    let weight = if a.pass == Pass::Forward { 0.25 } else { 1.0 };
+    let group = weight * (log(a.group_size()) - log(b.group_size()));
+    // A window counts as the share of the keys that it leaves.
+    let window = log(seen(a)) - log(a.seqlen_k) - log(seen(b)) + log(b.seqlen_k);
+    [
+        parallelism(a) - parallelism(b),
+        log(a.seqlen_q) - log(b.seqlen_q),
+        log(a.seqlen_k) - log(b.seqlen_k),
+        group,
+        window,
+    ]
+    .iter()
+    .map(|d| d * d)
+    .sum::<f64>()
+    .sqrt()
+}
+
+/// Keys that a window lets a row see, at most.
+fn seen(problem: &Problem) -> i64 {
+    let Window { left, right, .. } = problem.features.window;
+    let side = |keys: Option<i64>| keys.unwrap_or(problem.seqlen_k);
+    let right = if problem.causal == Causal::None { side(right) } else { 0 };
+    (side(left) + right).min(problem.seqlen_k)
 }
 
 /// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts of a GPU (MIG), and
@@ -160,6 +217,7 @@ mod tests {
         causal: Causal::BottomRight,
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout: Layout::Vec8,
     };
 
@@ -197,24 +255,59 @@ mod tests {
             Problem { deterministic: true, ..LLAMA },
             Problem { layout: Layout::Vec4, ..LLAMA },
         ];
+        let none = Features::NONE;
+        let features = [
+            Features { window: Window { left: Some(100), ..Window::default() }, ..none },
+            Features { softcap: true, ..none },
+            Features { alibi: true, ..none },
+            Features { bias: true, ..none },
+            Features { dbias: true, ..none },
+            Features { mask: true, ..none },
+            Features { sinks: true, ..none },
+            Features { dlse: true, ..none },
+            Features { varlen: Some(Varlen::default()), ..none },
+            Features { paged: Some(16), ..none },
+        ];
+        let others = others.into_iter().chain(features.map(|features| Problem { features, ..LLAMA }));
         for other in others {
             assert_ne!(record_key(&LLAMA), record_key(&other), "{other:?}");
             assert_ne!(Class::of(&LLAMA), Class::of(&other), "{other:?}");
         }
         // A runtime shift: the same executable, the same record.
         assert_eq!(record_key(&LLAMA), record_key(&Problem { causal: Causal::TopLeft, ..LLAMA }));
+        let window = |top_left| Problem {
+            causal: Causal::None,
+            features: Features { window: Window { left: Some(100), right: Some(20), top_left }, ..none },
+            ..LLAMA
+        };
+        assert_eq!(record_key(&window(false)), record_key(&window(true)));
+        assert_eq!(canonical(&window(false)), canonical(&window(true)));
     }
 
     #[test]
     fn the_canonical_problem_has_the_same_key_and_is_its_own() {
+        let window = |left, right| Window { left, right, top_left: false };
+        let packed = |total_q, total_k| Features { varlen: Some(Varlen { total_q, total_k }), ..Features::NONE };
+        let features = [
+            (Causal::BottomRight, Features::NONE),
+            (Causal::BottomRight, Features { window: window(Some(4001), None), ..Features::NONE }),
+            (Causal::None, Features { window: window(Some(70), Some(9)), ..Features::NONE }),
+            (Causal::None, Features { window: window(None, Some(900)), ..Features::NONE }),
+            (Causal::BottomRight, packed(None, None)),
+            (Causal::None, packed(Some(70_001), Some(80_003))),
+            (Causal::BottomRight, Features { window: window(Some(300), None), ..packed(Some(70_001), None) }),
+        ];
         for (heads, kv, seqlen) in [(28, 4, 1000), (71, 1, 4097), (12, 12, 77), (40, 10, 1)] {
-            let problem =
-                Problem { num_heads_q: heads, num_heads_kv: kv, seqlen_q: seqlen, seqlen_k: 2 * seqlen, ..LLAMA };
-            let canonical = canonical(&problem);
-            canonical.validate().unwrap();
-            assert_eq!(super::canonical(&canonical), canonical);
-            assert_eq!(Class::of(&canonical), Class::of(&problem));
-            assert!(distance(&problem, &canonical) < 0.8, "{problem:?}");
+            for (causal, features) in features {
+                let sizes = Problem { num_heads_q: heads, num_heads_kv: kv, seqlen_q: seqlen, ..LLAMA };
+                let problem = Problem { seqlen_k: 2 * seqlen, causal, features, ..sizes };
+                let canonical = canonical(&problem);
+                canonical.validate().unwrap();
+                assert_eq!(super::canonical(&canonical), canonical);
+                assert_eq!(record_key(&canonical), record_key(&problem));
+                assert_eq!(Class::of(&canonical), Class::of(&problem));
+                assert!(distance(&problem, &canonical) < 0.8, "{problem:?}");
+            }
         }
     }
 

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::backend::Backend;
     use crate::cpu::Cpu;
-    use crate::problem::{Causal, Dtype, Layout, Pass};
+    use crate::problem::{Causal, Dtype, Features, Layout, Pass};
     use crate::tune::space;
 
     #[test]
@@ -175,6 +175,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec8,
         };
         let backend = Backend::Cpu(Cpu::new(1).unwrap());

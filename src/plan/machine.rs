@@ -207,7 +207,7 @@ fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a
 mod tests {
     use super::*;
     use crate::config::{Config, Family};
-    use crate::problem::{Causal, Dtype, Layout, Pass};
+    use crate::problem::{Causal, Dtype, Features, Layout, Pass};
     use crate::tune::{Outcome, Timed, space};
 
     const PROBLEM: Problem = Problem {
@@ -223,6 +223,7 @@ mod tests {
         causal: Causal::None,
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout: Layout::Vec8,
     };
 

@@ -1,13 +1,16 @@
 //! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or with given values.
 //!
 //! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the problem's layout class
-//! says. Both the timing runs and the check use it, on any backend.
+//! says; of problems whose sequences lie end to end, packed (total, heads, dim). Both the timing runs and the check use
+//! it, on any backend.
 
+use super::features::{FeatureBuffers, feature_bytes};
+use super::lengths::Lengths;
 use crate::backend::{Backend, Memory};
 use crate::call::{Call, TensorRef};
 use crate::dropout::{Dropout, philox4x32_10};
 use crate::error::Result;
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem};
+use crate::problem::{Dtype, Layout, Pass, Problem};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +54,8 @@ pub struct Shape {
 impl Shape {
     pub fn of(problem: &Problem, tensor: Tensor) -> Shape {
         let (seqlen, heads, dim) = extents(problem, tensor);
-        Shape {
-            rows: (problem.batch_size * seqlen * heads) as usize,
-            dim: dim as usize,
-            pitch: pitch(dim, problem.layout) as usize,
-        }
+        let positions = total(problem, tensor).unwrap_or(problem.batch_size * seqlen);
+        Shape { rows: (positions * heads) as usize, dim: dim as usize, pitch: pitch(dim, problem.layout) as usize }
     }
 
     const fn elements(&self) -> usize {
@@ -73,6 +73,17 @@ fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64) {
     }
 }
 
+/// Whether the tensor has a row for each query, else for each key.
+const fn is_of_queries(tensor: Tensor) -> bool {
+    matches!(tensor, Tensor::Q | Tensor::Out | Tensor::Dout | Tensor::Dq)
+}
+
+/// Positions of a tensor that holds sequences end to end.
+fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
+    let varlen = problem.features.varlen?;
+    if is_of_queries(tensor) { varlen.total_q } else { varlen.total_k }
+}
+
 /// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed where 8-element ones
 /// would be misaligned.
 fn pitch(dim: i64, layout: Layout) -> i64 {
@@ -86,13 +97,15 @@ pub struct Arena {
     /// In the order of `tensors(pass)`.
     tensors: Vec<Memory>,
     lse: Memory,
+    lengths: Lengths,
+    features: FeatureBuffers,
     /// Held for `call.workspace`.
     _workspace: Memory,
 }
 
 impl Arena {
     /// Buffers as the allocator gives them.
-    pub fn new(backend: &Backend, problem: &Problem, dropout: Dropout) -> Result<Arena> {
+    pub fn new(backend: &Backend, problem: &Problem, dropout: Dropout, lengths: Lengths) -> Result<Arena> {
         let element = problem.dtype.bytes();
         let allocate = |bytes: usize| backend.allocate(bytes.max(SMALLEST));
         let tensors: Vec<Memory> = tensors(problem.pass)
@@ -101,6 +114,7 @@ impl Arena {
             .collect::<Result<_>>()?;
         let lse = allocate(lse_rows(problem) * 4)?;
         let workspace = allocate(problem.workspace_bytes())?;
+        let features = FeatureBuffers::new(backend, problem, &lengths)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
                 let (seqlen, heads, dim) = extents(problem, tensor);
@@ -121,14 +135,15 @@ impl Arena {
             dq: view(Tensor::Dq),
             dk: view(Tensor::Dk),
             dv: view(Tensor::Dv),
+            features: features.args(),
             workspace: if problem.workspace_bytes() == 0 { std::ptr::null_mut() } else { workspace.address() },
         };
-        Ok(Arena { call, tensors, lse, _workspace: workspace })
+        Ok(Arena { call, tensors, lse, lengths, features, _workspace: workspace })
     }
 
     /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any content.
     pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
-        let arena = Arena::new(backend, problem, dropout)?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::even(problem))?;
         let pool = encode(&normals(POOL, seed), problem.dtype);
         for (at, tensor) in tensors(problem.pass).iter().enumerate() {
             if outputs(problem.pass).contains(tensor) {
@@ -156,38 +171,78 @@ impl Arena {
         &self.call
     }
 
+    pub fn features(&self) -> &FeatureBuffers {
+        &self.features
+    }
+
+    /// Whether a sequence uses each position of the tensor.
+    fn used(&self, tensor: Tensor) -> Vec<bool> {
+        let problem = &self.call.problem;
+        let lengths = if is_of_queries(tensor) { &self.lengths.q } else { &self.lengths.k };
+        Lengths::used(lengths, extents(problem, tensor).0, total(problem, tensor))
+    }
+
+    /// The same of each row of the LSE.
+    fn used_lse(&self) -> Vec<bool> {
+        let (used, problem) = (self.used(Tensor::Q), &self.call.problem);
+        // Each head has all positions in turn, or those of one batch entry.
+        let entry = if total(problem, Tensor::Q).is_some() { used.len() } else { problem.seqlen_q as usize };
+        let heads = problem.num_heads_q as usize;
+        used.chunks(entry.max(1)).flat_map(|positions| positions.repeat(heads)).collect()
+    }
+
     /// Fills a tensor with NaN, gaps between rows included: what is read but not written shows.
     pub fn poison(&self, backend: &Backend, tensor: Tensor) -> Result<()> {
         let shape = Shape::of(&self.call.problem, tensor);
         backend.upload(self.memory(tensor), &vec![NAN_BYTE; shape.elements() * self.call.problem.dtype.bytes()])
     }
 
-    /// Writes rows of `dim` values each, with NaN in the gaps between them.
+    /// Writes rows of `dim` values each, with NaN in the gaps between them and in the rows that no sequence uses.
     pub fn write(&self, backend: &Backend, tensor: Tensor, values: &[f32]) -> Result<()> {
         let shape = Shape::of(&self.call.problem, tensor);
         let mut spaced = vec![f32::NAN; shape.elements()];
-        for (to, from) in spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim)) {
+        let rows = spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim));
+        for ((to, from), _) in rows.zip(self.used_rows(tensor)).filter(|(_, is_used)| *is_used) {
             to[..shape.dim].copy_from_slice(from);
         }
         backend.upload(self.memory(tensor), &encode(&spaced, self.call.problem.dtype))
     }
 
+    /// The rows; one that no sequence uses as 0, unless what `poison` left there was overwritten.
     pub fn read(&self, backend: &Backend, tensor: Tensor) -> Result<Vec<f32>> {
         let shape = Shape::of(&self.call.problem, tensor);
         let mut bytes = vec![0; shape.elements() * self.call.problem.dtype.bytes()];
         backend.download(self.memory(tensor), &mut bytes)?;
         let spaced = decode(&bytes, self.call.problem.dtype);
-        Ok(spaced.chunks_exact(shape.pitch).flat_map(|row| &row[..shape.dim]).copied().collect())
+        let mut values: Vec<f32> =
+            spaced.chunks_exact(shape.pitch).flat_map(|row| &row[..shape.dim]).copied().collect();
+        for (row, is_used) in values.chunks_exact_mut(shape.dim).zip(self.used_rows(tensor)) {
+            if !is_used && row.iter().all(|x| x.is_nan()) {
+                row.fill(0.0);
+            }
+        }
+        Ok(values)
     }
 
+    /// Of each row (position, head) of the tensor.
+    fn used_rows(&self, tensor: Tensor) -> impl Iterator<Item = bool> + use<> {
+        let heads = extents(&self.call.problem, tensor).1 as usize;
+        self.used(tensor).into_iter().flat_map(move |is_used| std::iter::repeat_n(is_used, heads))
+    }
+
+    /// With NaN in the rows that no sequence uses.
     pub fn write_lse(&self, backend: &Backend, values: &[f32]) -> Result<()> {
-        backend.upload(&self.lse, &encode(values, Dtype::Fp32))
+        let used = values.iter().zip(self.used_lse()).map(|(lse, is_used)| if is_used { *lse } else { f32::NAN });
+        backend.upload(&self.lse, &encode(&used.collect::<Vec<_>>(), Dtype::Fp32))
     }
 
+    /// A row that no sequence uses as -inf, unless a NaN that stood there was overwritten.
     pub fn read_lse(&self, backend: &Backend) -> Result<Vec<f32>> {
         let mut bytes = vec![0; lse_rows(&self.call.problem) * 4];
         backend.download(&self.lse, &mut bytes)?;
-        Ok(decode(&bytes, Dtype::Fp32))
+        let unless_unused =
+            |(lse, is_used): (f32, bool)| if !is_used && lse.is_nan() { f32::NEG_INFINITY } else { lse };
+        Ok(decode(&bytes, Dtype::Fp32).into_iter().zip(self.used_lse()).map(unless_unused).collect())
     }
 
     fn memory(&self, tensor: Tensor) -> &Memory {
@@ -199,7 +254,7 @@ impl Arena {
 /// Bytes of one arena, the workspace included.
 pub fn arena_bytes(problem: &Problem) -> usize {
     let tensors = tensors(problem.pass).iter().map(|t| Shape::of(problem, *t).elements() * problem.dtype.bytes());
-    tensors.sum::<usize>() + lse_rows(problem) * 4 + problem.workspace_bytes()
+    tensors.sum::<usize>() + lse_rows(problem) * 4 + feature_bytes(problem) + problem.workspace_bytes()
 }
 
 /// A tensor of no element still has an address.
@@ -210,16 +265,22 @@ const NAN_BYTE: u8 = 0xff;
 const POOL: usize = 1_048_573;
 
 pub fn lse_rows(problem: &Problem) -> usize {
-    (problem.batch_size * problem.num_heads_q * problem.seqlen_q) as usize
+    let positions = total(problem, Tensor::Q).unwrap_or(problem.batch_size * problem.seqlen_q);
+    (problem.num_heads_q * positions) as usize
 }
 
-/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for s normal.
+/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for s normal. As if all
+/// sequences were the longest, and without what else makes a score.
 fn expected_lse(problem: &Problem) -> Vec<f32> {
-    let shift = problem.causal.shift(problem.seqlen_q, problem.seqlen_k);
+    // Of sequences of their own lengths the problem's diagonals are without their alignment's shift.
+    let ends = match problem.features.varlen.is_some() && problem.aligns_ends() {
+        true => problem.seqlen_k - problem.seqlen_q,
+        false => 0,
+    };
     let row = |i: i64| {
-        let visible =
-            if problem.causal == Causal::None { problem.seqlen_k } else { (i + shift + 1).min(problem.seqlen_k) };
-        if visible <= 0 { f32::NEG_INFINITY } else { (visible as f32).ln() + 0.5 }
+        let end = problem.right_shift().map_or(problem.seqlen_k, |shift| (i + ends + shift + 1).min(problem.seqlen_k));
+        let begin = problem.left_shift().map_or(0, |shift| (i + ends + shift).max(0));
+        if end <= begin { f32::NEG_INFINITY } else { ((end - begin) as f32).ln() + 0.5 }
     };
     let rows: Vec<f32> = (0..problem.seqlen_q).map(row).collect();
     rows.iter().cycle().take(lse_rows(problem)).copied().collect()
@@ -263,6 +324,7 @@ pub fn rounded(values: &[f32], dtype: Dtype) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Causal, Features, Varlen, Window};
 
     #[test]
     fn the_pitch_is_of_the_layout_class_and_no_wider() {
@@ -273,6 +335,29 @@ mod tests {
                 assert_eq!(Layout::widest([pitch]), layout, "{dim} {layout:?}: {pitch}");
             }
         }
+    }
+
+    #[test]
+    fn rows_see_as_many_keys_whoever_says_the_lengths() {
+        let equal = Problem {
+            pass: Pass::Backward,
+            dtype: Dtype::Bf16,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: 10,
+            seqlen_k: 100,
+            head_dim: 64,
+            head_dim_v: 64,
+            causal: Causal::BottomRight,
+            dropout: false,
+            deterministic: false,
+            features: Features { window: Window { left: Some(40), ..Window::default() }, ..Features::NONE },
+            layout: Layout::Vec8,
+        };
+        let varlen = Features { varlen: Some(Varlen::default()), ..equal.features };
+        assert_eq!(expected_lse(&Problem { features: varlen, ..equal }), expected_lse(&equal));
+        assert!(expected_lse(&equal).iter().all(|lse| *lse == 41f32.ln() + 0.5));
     }
 
     #[test]

@@ -5,17 +5,20 @@
 //! reference gets the same rounded inputs, so that only the candidate's own arithmetic differs.
 
 use super::arena::{self, Arena, Tensor};
+use super::features::FeatureGradient;
+use super::lengths::{Lengths, RAGGED};
 use super::space;
 use crate::backend::{Backend, Executable};
 use crate::cpu::Cpu;
 use crate::dropout::Dropout;
 use crate::error::Result;
-use crate::problem::{Dtype, Pass, Problem};
+use crate::problem::{Dtype, Features, Pass, Problem, Varlen, Window};
 
 /// One reduced problem with its inputs and what must come out.
 struct Case {
     arena: Arena,
     expected: Vec<(Tensor, Vec<f32>)>,
+    expected_gradients: Vec<FeatureGradient>,
     /// Forward only.
     expected_lse: Option<Vec<f32>>,
 }
@@ -38,20 +41,24 @@ impl Check {
         let mut worst = 0.0;
         for case in &self.cases {
             let problem = &case.arena.call().problem;
-            for tensor in arena::outputs(problem.pass) {
-                case.arena.poison(backend, *tensor)?;
-            }
-            if case.expected_lse.is_some() {
-                case.arena.write_lse(backend, &vec![f32::NAN; arena::lse_rows(problem)])?;
-            }
+            poison_outputs(&case.arena, backend)?;
             executable.launch(case.arena.call(), backend.stream())?;
             backend.synchronize()?;
+            let features = case.arena.features().read_gradients(backend)?;
+            let of_features = features.iter().zip(&case.expected_gradients);
+            let mut errors: Vec<(String, f64)> = of_features
+                .map(|(actual, expected)| {
+                    (expected.name.to_owned(), row_error(&actual.values, &expected.values, expected.dim))
+                })
+                .collect();
             for (tensor, expected) in &case.expected {
                 let dim = arena::Shape::of(problem, *tensor).dim;
-                let error = row_error(&case.arena.read(backend, *tensor)?, expected, dim);
+                errors.push((format!("{tensor:?}"), row_error(&case.arena.read(backend, *tensor)?, expected, dim)));
+            }
+            for (name, error) in errors {
                 if error.is_nan() || error > bound(self.dtype) {
                     return Ok(Err(format!(
-                        "{tensor:?} is off by {error:.1e} at seqlen_q {} and seqlen_k {}; {:.1e} is allowed",
+                        "{name} is off by {error:.1e} at seqlen_q {} and seqlen_k {}; {:.1e} is allowed",
                         problem.seqlen_q,
                         problem.seqlen_k,
                         bound(self.dtype)
@@ -71,18 +78,48 @@ impl Check {
 }
 
 /// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to 256; in the second
-/// the queries outnumber the keys, so that with bottom-right causality the first rows see none.
+/// the queries outnumber the keys, so that with bottom-right causality the first rows see none. Few queries stay as
+/// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits.
 fn reduced(problem: &Problem) -> [Problem; 2] {
+    let is_decoding = problem.pass == Pass::Forward && problem.packed_rows() <= 64;
     // One group per key-value head stays one; of larger groups three heads show every sharing.
-    let group_size = problem.group_size().min(3);
-    [(293, 549), (421, 171)].map(|(seqlen_q, seqlen_k)| Problem {
-        batch_size: 2,
-        num_heads_kv: 2,
-        num_heads_q: 2 * group_size,
-        seqlen_q,
-        seqlen_k,
-        ..*problem
+    let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
+    let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
+    let of = &problem.features;
+    let batch_size = if of.varlen.is_some() { RAGGED as i64 } else { 2 };
+    let window = Window {
+        left: of.window.left.map(|keys| keys.min(130)),
+        right: of.window.right.map(|keys| keys.min(70)),
+        ..of.window
+    };
+    [(queries(293), 549), (queries(421), 171)].map(|(seqlen_q, seqlen_k)| {
+        let padded = Problem {
+            batch_size,
+            num_heads_kv: 2,
+            num_heads_q: 2 * group_size,
+            seqlen_q,
+            seqlen_k,
+            features: Features { window, ..*of },
+            ..*problem
+        };
+        let Lengths { q, k } = Lengths::ragged(&padded);
+        // Some rows follow the last sequence.
+        let total = |of: Option<i64>, lengths: &[i64]| of.map(|_| lengths.iter().sum::<i64>() + 3);
+        let varlen = of.varlen.map(|of| Varlen { total_q: total(of.total_q, &q), total_k: total(of.total_k, &k) });
+        Problem { features: Features { varlen, ..padded.features }, ..padded }
     })
+}
+
+/// What is read of them but was not written shows.
+fn poison_outputs(arena: &Arena, backend: &Backend) -> Result<()> {
+    let problem = &arena.call().problem;
+    for tensor in arena::outputs(problem.pass) {
+        arena.poison(backend, *tensor)?;
+    }
+    if problem.pass == Pass::Forward {
+        arena.write_lse(backend, &vec![f32::NAN; arena::lse_rows(problem)])?;
+    }
+    arena.features().clear_gradients(backend)
 }
 
 impl Case {
@@ -95,30 +132,37 @@ impl Case {
             let shape = arena::Shape::of(problem, tensor);
             arena::rounded(&arena::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
         };
-        let arena = Arena::new(backend, problem, dropout)?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem))?;
         let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
-        let forward = Problem { pass: Pass::Forward, dtype: Dtype::Fp32, ..*problem };
-        let (mut outputs, lse) = reference(oracle, &forward, dropout, &inputs, None)?;
-        let mut expected_lse = Some(lse);
+        // The gradients' features are the backward pass's alone.
+        let features = Features { dbias: false, dlse: false, ..problem.features };
+        let forward = Problem { pass: Pass::Forward, dtype: Dtype::Fp32, features, ..*problem };
+        let mut expected = reference(oracle, &forward, dropout, &inputs, None)?;
         if problem.pass == Pass::Backward {
             // Both get the output as the dtype holds it: its rounding is the caller's, not the candidate's.
-            let (_, out) = outputs.swap_remove(0);
+            let (_, out) = expected.outputs.swap_remove(0);
             inputs.push((Tensor::Out, arena::rounded(&out, problem.dtype)));
             inputs.push((Tensor::Dout, random(Tensor::Dout)));
-            let backward = Problem { pass: Pass::Backward, ..forward };
-            let lse = expected_lse.take();
-            outputs = reference(oracle, &backward, dropout, &inputs, lse.as_deref())?.0;
-            arena.write_lse(backend, lse.as_deref().unwrap_or_default())?;
+            let backward = Problem { dtype: Dtype::Fp32, ..*problem };
+            let lse = expected.lse;
+            expected = reference(oracle, &backward, dropout, &inputs, Some(&lse))?;
+            arena.write_lse(backend, &lse)?;
         }
         for (tensor, values) in &inputs {
             arena.write(backend, *tensor, values)?;
         }
-        Ok(Case { arena, expected: outputs, expected_lse })
+        let Reference { outputs, gradients, lse } = expected;
+        let expected_lse = (problem.pass == Pass::Forward).then_some(lse);
+        Ok(Case { arena, expected: outputs, expected_gradients: gradients, expected_lse })
     }
 }
 
-/// Outputs and LSE of the CPU backend's default config.
-type Reference = (Vec<(Tensor, Vec<f32>)>, Vec<f32>);
+/// What comes out of the CPU backend's default config, and the LSE.
+struct Reference {
+    outputs: Vec<(Tensor, Vec<f32>)>,
+    gradients: Vec<FeatureGradient>,
+    lse: Vec<f32>,
+}
 
 fn reference(
     oracle: &Backend,
@@ -127,10 +171,11 @@ fn reference(
     inputs: &[(Tensor, Vec<f32>)],
     lse: Option<&[f32]>,
 ) -> Result<Reference> {
-    let arena = Arena::new(oracle, problem, dropout)?;
+    let arena = Arena::new(oracle, problem, dropout, Lengths::ragged(problem))?;
     for (tensor, values) in inputs {
         arena.write(oracle, *tensor, values)?;
     }
+    poison_outputs(&arena, oracle)?;
     if let Some(lse) = lse {
         arena.write_lse(oracle, lse)?;
     }
@@ -138,7 +183,8 @@ fn reference(
     executable.launch(arena.call(), oracle.stream())?;
     let outputs = arena::outputs(problem.pass);
     let outputs = outputs.iter().map(|t| Ok((*t, arena.read(oracle, *t)?))).collect::<Result<_>>()?;
-    Ok((outputs, arena.read_lse(oracle)?))
+    let gradients = arena.features().read_gradients(oracle)?;
+    Ok(Reference { outputs, gradients, lse: arena.read_lse(oracle)? })
 }
 
 /// Four roundings of the dtype: P (or dS) and the output are rounded once each, at most u relative, and a row of
@@ -183,6 +229,7 @@ fn largest(errors: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Causal, Layout};
 
     #[test]
     fn a_nan_anywhere_is_an_error() {
@@ -192,6 +239,45 @@ mod tests {
             actual[at] = f32::NAN;
             assert!(row_error(&actual, &expected, 64).is_nan());
             assert!(lse_error(&actual, &expected).is_nan());
+        }
+    }
+
+    #[test]
+    fn the_cpu_in_bf16_passes_with_every_feature() {
+        let features = Features {
+            window: Window { left: Some(4096), right: Some(100), top_left: false },
+            softcap: true,
+            alibi: true,
+            bias: true,
+            mask: true,
+            sinks: true,
+            varlen: Some(Varlen { total_q: Some(8192), total_k: None }),
+            ..Features::NONE
+        };
+        let of_gradients = Features { dbias: true, dlse: true, ..features };
+        let cpu = Backend::Cpu(Cpu::new(2).unwrap());
+        for (pass, features) in [(Pass::Forward, features), (Pass::Backward, of_gradients)] {
+            let problem = Problem {
+                pass,
+                dtype: Dtype::Bf16,
+                batch_size: 3,
+                num_heads_q: 4,
+                num_heads_kv: 2,
+                seqlen_q: 4096,
+                seqlen_k: 4096,
+                head_dim: 64,
+                head_dim_v: 64,
+                causal: Causal::None,
+                dropout: false,
+                deterministic: false,
+                features,
+                layout: Layout::Vec4,
+            };
+            problem.validate().unwrap();
+            let check = Check::new(&cpu, &problem).unwrap();
+            let executable = cpu.build(&problem, &space::heuristic(&problem, cpu.device())).unwrap();
+            let error = check.run(&cpu, &executable).unwrap().unwrap();
+            assert!(error > 0.0 && error < bound(Dtype::Bf16), "{pass:?}: {error}");
         }
     }
 

@@ -6,6 +6,8 @@
 mod arena;
 mod check;
 mod contest;
+mod features;
+mod lengths;
 mod rig;
 mod search;
 pub mod space;

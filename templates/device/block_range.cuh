@@ -2,28 +2,37 @@
 
 struct BlockRange {
     int begin;       // first block that holds a visible pair
-    int full_begin;  // blocks [full_begin, full_end) are visible as a whole
+    int full_begin;  // blocks [full_begin, full_end) are visible as a whole; there may be none, and then either may lie outside
     int full_end;
     int end;         // one past the last block that holds a visible pair
 };
 
 // Key blocks that query rows [row, row + rows) meet.
 template <int kBlockN>
-__device__ __forceinline__ BlockRange key_blocks(int row, int rows, const KernelParams& params) {
-    const int last_row = min(row + rows, params.seqlen_q) - 1;
-    const int seen_by_last = max(0, key_end(last_row, params));   // key_end does not decrease with the row
-    const int seen_by_all = max(0, key_end(row, params));
-    return {0, 0, seen_by_all / kBlockN, (seen_by_last + kBlockN - 1) / kBlockN};
+__device__ __forceinline__ BlockRange key_blocks(int row, int rows, const Sequence& sequence) {
+    const int last_row = min(row + rows, sequence.seqlen_q) - 1;
+    const int seen_by_last = max(0, key_end(last_row, sequence));   // neither end decreases with the row
+    const int seen_by_all = max(0, key_end(row, sequence));
+    const int end = (seen_by_last + kBlockN - 1) / kBlockN;
+    if (!kHasWindow) return {0, 0, seen_by_all / kBlockN, end};
+    const int begin = min(end, key_begin(row, sequence) / kBlockN);
+    const int full_begin = (key_begin(last_row, sequence) + kBlockN - 1) / kBlockN;
+    return {begin, full_begin, seen_by_all / kBlockN, end};
 }
 
 // Query blocks that keys [key, key + keys) meet. Rows past seqlen_q need no mask where K is finite: they are loaded as zeros.
 template <int kBlockM>
-__device__ __forceinline__ BlockRange query_blocks(int key, int keys, const KernelParams& params) {
-    const int end = (params.seqlen_q + kBlockM - 1) / kBlockM;
-    if (!kIsCausal) return {0, 0, end, end};
-    // Row i sees key j iff i >= j - causal_shift.
-    const int first_row = max(0, key - params.causal_shift);
-    const int first_full_row = max(0, key + keys - 1 - params.causal_shift);
-    const int begin = min(end, first_row / kBlockM);
-    return {begin, min(end, (first_full_row + kBlockM - 1) / kBlockM), end, end};
+__device__ __forceinline__ BlockRange query_blocks(int key, int keys, const Sequence& sequence) {
+    int end = (sequence.seqlen_q + kBlockM - 1) / kBlockM;
+    if (!kIsCausal && !kHasWindow) return {0, 0, end, end};
+    int begin = 0, full_begin = 0;
+    if (kIsCausal) {
+        // Row i sees key j if i >= j - right_shift.
+        begin = min(end, max(0, key - sequence.right_shift) / kBlockM);
+        full_begin = min(end, (max(0, key + keys - 1 - sequence.right_shift) + kBlockM - 1) / kBlockM);
+    }
+    if (!kHasWindow) return {begin, full_begin, end, end};
+    // And if i <= j - left_shift.
+    end = max(begin, min(end, (max(0, key + keys - sequence.left_shift) + kBlockM - 1) / kBlockM));
+    return {begin, full_begin, min(end, max(0, key + 1 - sequence.left_shift) / kBlockM), end};
 }

@@ -44,9 +44,14 @@ __device__ __forceinline__ void bulk_copy_in(uint32 to, uint32 from, uint32 byte
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 // A box to the same place of both blocks; each one's `barrier` counts the bytes that it gets.
-__device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
-                 :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier), "h"(uint16(3)) : "memory");
+__device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
+    if constexpr (kIsVarlen) {
+        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(barrier), "h"(uint16(3)) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(barrier), "h"(uint16(3)) : "memory");
+    }
 }
 
 // TileSlots for a cluster: the producer of rank 0 passes tiles on to both blocks. What it waits for before it uses a slot anew
@@ -61,6 +66,7 @@ struct ClusterTileSlots {
         barrier_wait(own.empty(turn), TileSlots::parity(turn) ^ 1);
         #pragma unroll
         for (int to = 0; to < 2; ++to) {
+            // Without the first block, which consumers of the backward pass have no use for.
             asm volatile("st.shared::cluster.v4.s32 [%0], {%1, %2, %3, %4};" :: "r"(address_in(to, own.place(turn))), "r"(tile.first), "r"(tile.head), "r"(tile.batch), "r"(tile.blocks) : "memory");
             barrier_arrive_written_in(address_in(to, own.full(turn)));
         }

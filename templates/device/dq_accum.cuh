@@ -1,6 +1,6 @@
 // The fp32 accumulator of dQ: its order in memory, adding to it and reading it back.
 //
-// Per (batch, head_q): [row / kDqTileRows][column / kDqTileCols][128], the 128 floats of one tile of an accumulator in an
+// Per head_q and workspace row: [row / kDqTileRows][column / kDqTileCols][128], the 128 floats of one tile of an accumulator in an
 // order that makes a warp's addition one contiguous access. A kernel that computes dQ holds tiles of 16 rows and 8 columns,
 // one that computes its transpose (kDqTransposed) of 8 rows and 16 columns. From sm_90 on four floats of a lane are added at
 // once (PTX ISA 8.1, "red.global.add.v4.f32"); before, one component of all lanes at a time.
@@ -9,16 +9,16 @@ constexpr bool kVectorRed = kArch >= 90;
 constexpr int kDqTileRows = kDqTransposed ? 8 : 16, kDqTileCols = kDqTransposed ? 16 : 8;
 constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // column tiles
 
-// The number of the tile of rows that begins at `row`, over all heads.
-__device__ __forceinline__ int64 dq_row_tile(const KernelParams& params, int64 batch_head, int row) {
-    return batch_head * (params.workspace_rows / kDqTileRows) + row / kDqTileRows;
-}
+// The number of the tile of rows that begins at a row of the workspace (Sequence::workspace_row and a row of the sequence): a shift, unsigned.
+__device__ __forceinline__ int64 dq_row_tile(int64 workspace_row) { return uint64(workspace_row) / kDqTileRows; }
 // Where its tiles lie, in floats.
-__device__ __forceinline__ int64 dq_accum_offset(const KernelParams& params, int64 batch_head, int row) {
-    return dq_row_tile(params, batch_head, row) * (kDqTiles * 128);
+__device__ __forceinline__ int64 dq_accum_offset(int64 workspace_row) { return dq_row_tile(workspace_row) * (kDqTiles * 128); }
+__device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 workspace_row, int column_tile) {
+    return params.dq_accum + dq_accum_offset(workspace_row) + column_tile * 128;
 }
-__device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 batch_head, int row, int column_tile) {
-    return params.dq_accum + dq_accum_offset(params, batch_head, row) + column_tile * 128;
+// The same by the number of the tile of rows.
+__device__ __forceinline__ float* dq_accum_at(const KernelParams& params, int64 row_tile, int column_tile) {
+    return params.dq_accum + row_tile * (kDqTiles * 128) + column_tile * 128;
 }
 
 // Adds a lane's four floats at once.

@@ -9,23 +9,51 @@ struct TensorView {
     int64 stride_batch, stride_seqlen, stride_head;
 };
 
+// A (batch, heads_q, seqlen_q, seqlen_k) view of something that there is one of for each score; a stride is 0 where it is the same.
+struct ScoresView {
+    void* data;
+    int64 stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k;
+};
+
 struct KernelParams {
     TensorView q, k, v, out, dout, dq, dk, dv;
-    float* lse;          // (batch, heads_q, seqlen_q), natural log; may be null forward
-    float* lse_log2;     // workspace (batch, heads_q, workspace_rows); +inf for rows without keys and past seqlen_q
-    float* delta;        // workspace (batch, heads_q, workspace_rows): rowsum(dO * O), 0 past seqlen_q
-    float* dq_accum;     // workspace, fp32 in the order of device/dq_accum.cuh
-    uint32* turns;       // workspace, what device/turns.cuh counts; null where the pass is not deterministic
+    float* lse;          // (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log; may be null forward
+    // Workspace (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q, workspace_rows_of_head).
+    float* lse_log2;     // +inf for rows without keys and past a sequence's last
+    float* delta;        // rowsum(dO * O) - dlse; 0 past a sequence's last row
+    float* dq_accum;     // of the same rows, in the order of device/dq_accum.cuh
+    uint32* turns;       // what device/turns.cuh counts; null where the pass is not deterministic
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
     uint64 dropout_seed, dropout_offset;
     int batch_size, num_heads_q, num_heads_kv, group_size;
     int seqlen_q, seqlen_k;
-    int causal_shift;    // row i sees keys j <= i + causal_shift
+    int right_shift;     // row i sees keys j <= i + right_shift; device/sequence.cuh adds what sequences of their own lengths need
     int workspace_rows;  // no block of a multiple of 16 rows up to 128 reaches past them
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
     uint32 dropout_threshold;  // 16-bit draws below it are dropped
     float dropout_keep_scale;  // 1 / probability of keeping
+    ScoresView bias;           // 16-bit, as kIsBf16 says
+    ScoresView dbias;          // fp32, added to
+    ScoresView mask;           // bytes; 0 hides the key
+    const float* alibi_slopes;  // of batch b and query head h at b * alibi_stride_batch + h
+    int64 alibi_stride_batch;
+    const float* sinks;        // (heads_q)
+    float* dsinks;             // (heads_q)
+    const float* dlse;         // in the layout of lse
+    const int *cu_seqlens_q, *cu_seqlens_k;  // (batch + 1), may be null
+    const int *seqused_q, *seqused_k;        // (batch), may be null
+    int64 workspace_rows_of_head;  // over all sequences
+    int64 total_q;             // rows of lse of a head where q holds sequences end to end
+    float softcap_factor;      // softmax_scale / softcap
+    float softcap_log2;        // softcap * log2(e)
+    int left_shift;            // row i sees keys j >= i + left_shift; as right_shift
+    int aligns_ends;           // whether a sequence's last query and key are on its diagonal, else its first
+    const int* block_table;    // (batch, blocks): the pages of each sequence, as device/key_pages.cuh says
+    int64 block_table_stride;  // from one sequence's to the next
+    float *partial_o, *partial_lse;  // workspace, what device/partials.cuh says
+    int num_splits;            // of the keys
+    int num_pages;             // batch entries of k and v, where they are pages
 };
-static_assert(sizeof(KernelParams) == 376, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40, "KernelParams differs from src/kernel/params.rs");

@@ -67,8 +67,6 @@ struct OnlineSoftmax {
     // Sum over the whole row; the lanes of a quad agree afterwards.
     __device__ __forceinline__ float total(int m, int r) const { return quad_sum(row_sum[m][r]); }
 
-    // Natural log of the sum of exp(score * scale); -inf for a row without keys, NaN where a score was NaN.
-    __device__ __forceinline__ float lse(int m, int r, float total, float scale_log2) const {
-        return total == 0.f ? -infinity() : (reference(row_max[m][r]) * scale_log2 + log2_approx(total)) * kLn2;
-    }
+    // What the row's scores were lowered by, in log2 units.
+    __device__ __forceinline__ float reference_log2(int m, int r, float scale_log2) const { return reference(row_max[m][r]) * scale_log2; }
 };

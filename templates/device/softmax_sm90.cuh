@@ -45,6 +45,9 @@ struct RowSoftmax {
         }
     }
 
+    // Whether a row's sum is out of bounds, of which a lane has a quarter.
+    __device__ __forceinline__ bool is_spoiled(int r) const { return sum[r] > kLargestSum / 4; }
+
     __device__ __forceinline__ void move_reference(int r, float to) {
         factor[r] = exp2_approx(reference[r] - (to == -infinity() ? 0.f : to));
         reference[r] = to;
@@ -66,7 +69,12 @@ struct RowSoftmax {
         pending = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
         if (pending) {
             #pragma unroll
-            for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r]));
+            for (int r = 0; r < 2; ++r) {
+                // Under a window blocks that are searched follow those that are not.
+                const bool was_spoiled = kStaleMax && kHasWindow && is_spoiled(r);
+                move_reference(r, fmaxf(reference[r], found[r]));
+                if (was_spoiled) sum[r] = infinity();
+            }
         }
         weigh(s, scale_log2, lowered_by(0), lowered_by(1));
     }
@@ -78,10 +86,10 @@ struct RowSoftmax {
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const bool is_spoiled = sum[r] > kLargestSum / 4;  // a lane has a quarter of the row
+                const bool was_spoiled = is_spoiled(r);
                 // Held below 2^127, so that an infinite sum leaves the other lanes' reference finite.
                 move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(quad_max(sum[r])))));
-                if (is_spoiled) sum[r] = infinity();
+                if (was_spoiled) sum[r] = infinity();
             }
         }
         weigh(s, scale_log2, reference[0], reference[1]);

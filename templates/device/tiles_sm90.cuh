@@ -3,14 +3,18 @@
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
 // heads first.
 //
-// Which: every n-th tile, of n blocks or clusters. Under a causal mask tiles differ in length, and one takes the next tile that nobody
-// has taken, by a counter in device memory. The last block of threads to finish sets the counter back to zero, as the next
-// launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every n-th tile.
+// Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask or a window, of sequences of their own
+// lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
+// counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every
+// n-th tile. The order has as many tiles of each sequence as the longest may have; those past its end are stepped over.
 
 struct Tile {
     int first;     // query row, in the backward pass key, that it starts with; negative: no tile is left
     int head, batch;
-    int blocks;    // blocks that the producer loads for it
+    int blocks;    // blocks that the producer loads for it; kPastEnd: there is no such tile
+    int begin;     // forward: the first of them; 0 without a window
+
+    static constexpr int kPastEnd = -1;
 };
 
 // Tiles of some rows (or keys) of all heads, in the order in which they are started.
@@ -37,10 +41,14 @@ struct QueryTiles {
         : order(uint32(params.seqlen_q + kBlockM - 1) / kBlockM, params.batch_size * params.num_heads_q,
                 float(params.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (!order.has(index)) return {-1, 0, 0, 0};
+        if (!order.has(index)) return {-1, 0, 0, 0, 0};
         const TileOrder::Place place = order.at(index);
         const int row = int(kIsCausal ? order.tiles_per_head - 1 - place.turn : place.turn) * kBlockM;
-        return {row, int(place.batch_head % params.num_heads_q), int(place.batch_head / params.num_heads_q), key_blocks<kBlockN>(row, kBlockM, params).end};
+        const int head = int(place.batch_head % params.num_heads_q), batch = int(place.batch_head / params.num_heads_q);
+        const Sequence sequence(params, batch);
+        if (kIsVarlen && row >= sequence.seqlen_q) return {row, head, batch, Tile::kPastEnd, 0};
+        const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
+        return {row, head, batch, range.end - range.begin, range.begin};
     }
 };
 
@@ -51,11 +59,14 @@ struct KeyTiles {
         : order(uint32(params.seqlen_k + kBlockN - 1) / kBlockN, params.batch_size * params.num_heads_kv,
                 float(params.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (!order.has(index)) return {-1, 0, 0, 0};
+        if (!order.has(index)) return {-1, 0, 0, 0, 0};
         const TileOrder::Place place = order.at(index);
         const int key = int(place.turn) * kBlockN;
-        const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, params.seqlen_k - key), params);
-        return {key, int(place.batch_head % params.num_heads_kv), int(place.batch_head / params.num_heads_kv), (range.end - range.begin) * params.group_size};
+        const int head = int(place.batch_head % params.num_heads_kv), batch = int(place.batch_head / params.num_heads_kv);
+        const Sequence sequence(params, batch);
+        if (kIsVarlen && key >= sequence.seqlen_k) return {key, head, batch, Tile::kPastEnd, 0};
+        const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
+        return {key, head, batch, (range.end - range.begin) * params.group_size, 0};
     }
 };
 
@@ -63,12 +74,13 @@ struct KeyTiles {
 // one's before, so there are more than two.
 struct TileSlots {
     static constexpr int kSlots = 4;
-    static constexpr int kBytes = kSlots * (16 + 8 + 8);
+    static constexpr int kTileBytes = kHasWindow ? 32 : 16;
+    static constexpr int kBytes = kSlots * (kTileBytes + 8 + 8);
     uint32 base;  // tiles, full barriers, empty barriers
 
-    __device__ __forceinline__ uint32 place(uint32 turn) const { return base + turn % kSlots * 16; }
-    __device__ __forceinline__ uint32 full(uint32 turn) const { return base + kSlots * 16 + turn % kSlots * 8; }
-    __device__ __forceinline__ uint32 empty(uint32 turn) const { return base + kSlots * 24 + turn % kSlots * 8; }
+    __device__ __forceinline__ uint32 place(uint32 turn) const { return base + turn % kSlots * kTileBytes; }
+    __device__ __forceinline__ uint32 full(uint32 turn) const { return base + kSlots * kTileBytes + turn % kSlots * 8; }
+    __device__ __forceinline__ uint32 empty(uint32 turn) const { return base + kSlots * (kTileBytes + 8) + turn % kSlots * 8; }
     static __device__ __forceinline__ uint32 parity(uint32 turn) { return turn / kSlots & 1; }
 
     __device__ __forceinline__ void init(int consumer_warps) const {
@@ -77,12 +89,15 @@ struct TileSlots {
     __device__ __forceinline__ void put(uint32 turn, const Tile& tile) const {
         barrier_wait(empty(turn), parity(turn) ^ 1);
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" :: "r"(place(turn)), "r"(tile.first), "r"(tile.head), "r"(tile.batch), "r"(tile.blocks) : "memory");
+        if constexpr (kHasWindow) asm volatile("st.shared.s32 [%0], %1;" :: "r"(place(turn) + 16), "r"(tile.begin) : "memory");
         barrier_arrive(full(turn));
     }
     __device__ __forceinline__ Tile get(uint32 turn) const {
         Tile tile;
         barrier_wait(full(turn), parity(turn));
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.first), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.blocks) : "r"(place(turn)) : "memory");
+        tile.begin = 0;
+        if constexpr (kHasWindow) asm volatile("ld.shared.s32 %0, [%1];" : "=r"(tile.begin) : "r"(place(turn) + 16) : "memory");
         return tile;
     }
     // By each consumer warp.
@@ -103,14 +118,20 @@ struct TileFeed {
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
-    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter) : params(params), tiles(params), counter(kIsCausal || kByTicket ? counter : nullptr) {
+    static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen;
+    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
+        : params(params), tiles(params), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
         draw();
         if (kByTicket && counter) advance();
     }
     __device__ __forceinline__ void draw() {
         if (counter) drawn = (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u);
     }
-    __device__ __forceinline__ Tile tile() const { return tiles.at(index, params); }
+    __device__ __forceinline__ Tile tile() {
+        Tile tile = tiles.at(index, params);
+        while (kIsVarlen && tile.blocks == Tile::kPastEnd) advance(), tile = tiles.at(index, params);
+        return tile;
+    }
     __device__ __forceinline__ void advance() {
         if (counter) {
             index = drawn;

@@ -1,6 +1,13 @@
-// Tensor copies by the copy engine (PTX ISA, "cp.async.bulk.tensor"). Maps are rank 4 (dim, seqlen, head, batch), made by
-// src/cuda/tensor_map.rs; a box is 64 columns of some rows, stored as rows of 128 bytes with the 128-byte swizzle. What
-// lies outside the tensor arrives as zeros and counts as copied, and is never written.
+// Tensor copies by the copy engine (PTX ISA, "cp.async.bulk.tensor"). Maps are made by src/kernel/launch_maps.rs; a box is 64 columns
+// of some rows, stored as rows of 128 bytes with the 128-byte swizzle. What lies outside the tensor arrives as zeros and counts as
+// copied, and is never written.
+//
+// Maps are rank 4 (dim, seqlen, head, batch) or, where sequences have their own lengths (kIsVarlen), rank 5 (dim, row, end, head, batch),
+// so that what lies outside the sequence lies outside the tensor, too. Both row and end then go on by a row; there are seqlen of the
+// first, the longest that a sequence may be. A sequence's row i is row i + seqlen - length, which is inside for i < length alone, and
+// its end the row behind its last one; the map begins seqlen rows before the tensor, so that they meet at the row that is meant.
+
+#include "device/sequence.cuh"
 
 struct alignas(64) TensorMap { uint64 opaque[16]; };
 
@@ -10,9 +17,29 @@ constexpr int kBoxRowBytes = 128;
 __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
-__device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-                 :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
+
+// Where a map has the rows of a sequence.
+struct MapRows {
+    int batch;
+    int shift, end;  // kIsVarlen
+};
+__device__ __forceinline__ MapRows map_rows_q(const KernelParams& params, const Sequence& sequence) {
+    if (!kIsVarlen) return {sequence.batch, 0, 0};
+    return {params.cu_seqlens_q ? 0 : sequence.batch, params.seqlen_q - sequence.seqlen_q, int(sequence.offset_q) + sequence.seqlen_q};
+}
+__device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const Sequence& sequence) {
+    if (!kIsVarlen) return {sequence.batch, 0, 0};
+    return {params.cu_seqlens_k ? 0 : sequence.batch, params.seqlen_k - sequence.seqlen_k, int(sequence.offset_k) + sequence.seqlen_k};
+}
+
+__device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
+    if constexpr (kIsVarlen) {
+        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(barrier) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(barrier) : "memory");
+    }
 }
 // Contiguous bytes, a multiple of 16 and so aligned.
 __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 bytes, uint32 barrier) {
@@ -20,9 +47,14 @@ __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 by
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
 }
 // Of one thread: copies in the order of issue, grouped by each commit.
-__device__ __forceinline__ void tma_store(const TensorMap& map, uint32 from, int col, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
-                 :: "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(from) : "memory");
+__device__ __forceinline__ void tma_store(const TensorMap& map, uint32 from, int col, int row, int head, const MapRows& rows) {
+    if constexpr (kIsVarlen) {
+        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];"
+                     :: "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(from) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+                     :: "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(from) : "memory");
+    }
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until this thread's stores have read shared memory.

@@ -1,8 +1,8 @@
 // Turns: tiles of keys add to the same rows of dQ in the order of their keys, so that every run gives the same bits.
 //
 // Of each query head, a counter for each block of query rows says how many additions are done. Who is about to add waits for
-// those of all tiles before its own, and ends its turn when its own have arrived. "All tiles before" is their number: a block that a
-// tile of keys meets is met by every tile before it, under either mask (device/block_range.cuh).
+// those of all tiles before its own, and ends its turn when its own have arrived. "All tiles before" is their number: of the tiles before
+// one that meets a block of rows, those meet it too that are not before the first key that the block sees (turns_before).
 //
 // Nobody waits for ever: a block of threads draws its tiles by ticket while it runs, its first one too, and a head's tiles ascend with the
 // tickets. So whoever holds the lowest tile that is not done has nothing before it to do, and no tile before it to wait
@@ -26,4 +26,10 @@ __device__ __forceinline__ void wait_for_turn(const uint32* counter, uint32 addi
 // By one thread, after a barrier with those that have added: waits until what they added has arrived.
 __device__ __forceinline__ void end_turn(uint32* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(__cvta_generic_to_global(counter)) : "memory");
+}
+
+// How many tiles of kBlockN keys before the one that begins at `key` meet the block of query rows that begins at `row`.
+template <int kBlockN>
+__device__ __forceinline__ int turns_before(int key, int row, const Sequence& sequence) {
+    return key / kBlockN - (kHasWindow ? key_begin(row, sequence) / kBlockN : 0);
 }

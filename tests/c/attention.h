@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct Shape {
@@ -83,8 +84,8 @@ static inline Attention make_attention(Shape s, uint32_t seed) {
   f->v = packed(a.data[V], s.seqlen_k, s.num_heads_kv, s.head_dim_v);
   f->out = packed(a.data[OUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
   f->lse = a.data[LSE];
-  /* The header promises that the backward params begin with the forward's. */
-  memcpy(g, f, sizeof *f);
+  /* Up to lse both structs have the same fields. */
+  memcpy(g, f, offsetof(flashtune_forward_params, features));
   g->struct_size = sizeof *g;
   g->dout = packed(a.data[DOUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
   g->dq = packed(a.data[DQ], s.seqlen_q, s.num_heads_q, s.head_dim);

@@ -12,11 +12,20 @@ static uint64_t workspace_bytes;
 static const Shape shape = {2, 4, 2, 5, 7, 8, 4, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
 static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
+/* Data of features, of shape: 2 batch entries, 4 heads, 5 queries, 7 keys. */
+static float slopes[8], scores[2 * 4 * 5 * 7], score_gradients[2 * 4 * 5 * 7], sinks[4], sink_gradients[4];
+static const uint8_t shown[7];
+static const int32_t begins[3] = {0, 3, 8}, used[2] = {5, 0};
+
 static void nothing_written(const flashtune_plan_info *info, uint64_t bytes) {
   static const int outputs[] = {OUT, LSE, DQ, DK, DV};
   for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
     for (int64_t j = 0; j < a.count[outputs[i]]; j++)
       CHECK(a.data[outputs[i]][j] == CANARY, "a failed call wrote buffer %d", outputs[i]);
+  for (size_t i = 0; i < sizeof score_gradients / sizeof *score_gradients; i++)
+    CHECK(score_gradients[i] == CANARY, "a failed call wrote dbias");
+  for (size_t i = 0; i < sizeof sink_gradients / sizeof *sink_gradients; i++)
+    CHECK(sink_gradients[i] == CANARY, "a failed call wrote dsinks");
   check_guards(&a);
   CHECK(bytes == 77, "a failed call wrote bytes");
   CHECK(info->source == -5 && info->kernel[0] == 'x' && info->measured_us == 3.0, "a failed call wrote info");
@@ -147,11 +156,12 @@ static void struct_sizes(void) {
   } newer;
   FORWARD_REFUSED("struct_size is 0", p.struct_size = 0);
   FORWARD_REFUSED("struct_size is 8", p.struct_size = 8);
-  FORWARD_REFUSED("struct_size", p.struct_size = sizeof p - 1);
+  /* The first release's params end before features. */
+  FORWARD_REFUSED("struct_size", p.struct_size = offsetof(flashtune_forward_params, features) - 1);
   FORWARD_REFUSED("struct_size is 16385", p.struct_size = 16385);
   FORWARD_REFUSED("struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
   BACKWARD_REFUSED("struct_size is 0", p.struct_size = 0);
-  BACKWARD_REFUSED("struct_size", p.struct_size = sizeof(flashtune_forward_params));
+  BACKWARD_REFUSED("struct_size", p.struct_size = offsetof(flashtune_backward_params, deterministic) - 1);
   BACKWARD_REFUSED("struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
 
   memset(&newer, 0, sizeof newer);
@@ -166,6 +176,10 @@ static void struct_sizes(void) {
   older.struct_size = offsetof(flashtune_backward_params, deterministic);
   older.deterministic = 2;
   OK(flashtune_backward_supported(context, &older));
+  flashtune_forward_params before_features = a.forward;
+  before_features.struct_size = offsetof(flashtune_forward_params, features);
+  before_features.features = ~(uint64_t)0;
+  OK(flashtune_forward_supported(context, &before_features));
 
   flashtune_plan_info info = canary_info();
   info.struct_size = 16;
@@ -278,6 +292,120 @@ static void overlapping(void) {
   OK(flashtune_forward_supported(context, &p));
 }
 
+static flashtune_scores_tensor whole(void *data) {
+  flashtune_scores_tensor tensor = {data, 4 * 5 * 7, 5 * 7, 7, 1};
+  return tensor;
+}
+
+#define ASK(name) p.features |= FLASHTUNE_FEATURE_##name
+
+static void windows_and_caps(void) {
+  BOTH_REFUSED("window is 3", p.window = 3);
+  BOTH_REFUSED("window is -1", p.window = -1);
+  BOTH_REFUSED("window_left is -2; it must be from 0 to",
+               p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT; p.window_left = -2);
+  BOTH_REFUSED("window_right is 9223372036854775807", p.causal = 0; p.window = FLASHTUNE_WINDOW_TOP_LEFT;
+               p.window_right = INT64_MAX);
+  BOTH_REFUSED("window_left is 4, and window FLASHTUNE_WINDOW_NONE", p.window_left = 4);
+  BOTH_REFUSED("window_right is -7, and window FLASHTUNE_WINDOW_NONE", p.window_right = -7);
+  BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT);
+  BOTH_REFUSED("the window aligns to the bottom right and causal to the top left", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT;
+               p.causal = FLASHTUNE_CAUSAL_TOP_LEFT);
+  BOTH_REFUSED("window_right is 1, and causal hides", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT; p.window_right = 1);
+  BOTH_REFUSED("softcap is -1", p.softcap = -1.0f);
+  BOTH_REFUSED("softcap is NaN", p.softcap = NAN);
+  BOTH_REFUSED("softcap is inf", p.softcap = INFINITY);
+}
+
+static void features_and_their_bits(void) {
+  BOTH_REFUSED("features is 0x800: 0x800 is no FLASHTUNE_FEATURE_*", p.features = 1 << 11);
+  BACKWARD_REFUSED("0x400 is no FLASHTUNE_FEATURE_* of the backward pass", ASK(PAGED));
+  BOTH_REFUSED("0x8000000000000000 is no", p.features = (uint64_t)1 << 63 | FLASHTUNE_FEATURE_MASK);
+  FORWARD_REFUSED("0x100 is no FLASHTUNE_FEATURE_* of the forward pass", ASK(BIAS); ASK(DBIAS));
+  FORWARD_REFUSED("0x200 is no FLASHTUNE_FEATURE_* of the forward pass", ASK(DLSE));
+  BACKWARD_REFUSED("dbias is asked for without a bias", ASK(DBIAS));
+  /* A pointer without its bit. */
+  BOTH_REFUSED("features has no FLASHTUNE_FEATURE_ALIBI", p.alibi_slopes = slopes);
+  BOTH_REFUSED("bias.data is", p.bias = whole(scores));
+  BOTH_REFUSED("mask.data is", p.mask.data = (void *)shown);
+  BOTH_REFUSED("features has no FLASHTUNE_FEATURE_SINKS", p.sinks = sinks);
+  BOTH_REFUSED("cu_seqlens_q is", p.cu_seqlens_q = begins);
+  BOTH_REFUSED("cu_seqlens_k is", p.cu_seqlens_k = begins);
+  BOTH_REFUSED("seqused_q is", p.seqused_q = used);
+  BOTH_REFUSED("seqused_k is", p.seqused_k = used);
+  BOTH_REFUSED("total_q is 10; it must be 0", p.total_q = 10);
+  BOTH_REFUSED("total_k is 1; it must be 0", p.total_k = 1);
+  BACKWARD_REFUSED("dbias.data is", ASK(BIAS); p.bias = whole(scores); p.dbias = whole(score_gradients));
+  BACKWARD_REFUSED("dsinks is", p.dsinks = sink_gradients);
+  BACKWARD_REFUSED("dlse is", p.dlse = (const float *)p.lse);
+  /* A bit without its pointer. */
+  FORWARD_NEEDS("alibi_slopes is NULL; it must point to 4 fp32 values", ASK(ALIBI));
+  FORWARD_NEEDS("bias.data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = (2, 4, 5, 7) fp32", ASK(BIAS));
+  FORWARD_NEEDS("mask.data is NULL", ASK(MASK));
+  FORWARD_NEEDS("sinks is NULL", ASK(SINKS));
+  FORWARD_NEEDS("cu_seqlens_q is NULL; it must point to 3 int32 values", ASK(CU_SEQLENS_Q); p.total_q = 10);
+  FORWARD_NEEDS("cu_seqlens_k is NULL", ASK(CU_SEQLENS_K); p.total_k = 14);
+  FORWARD_NEEDS("seqused_q is NULL; it must point to 2 int32 values", ASK(SEQUSED_Q));
+  FORWARD_NEEDS("seqused_k is NULL", ASK(SEQUSED_K));
+  BACKWARD_NEEDS("dbias.data is NULL", ASK(BIAS); ASK(DBIAS); p.bias = whole(scores));
+  BACKWARD_NEEDS("dlse is NULL; it must point to 40 fp32 values", ASK(DLSE));
+}
+
+static void feature_data(void) {
+  BOTH_REFUSED("alibi_stride_batch is -1", ASK(ALIBI); p.alibi_stride_batch = -1);
+  BOTH_REFUSED("alibi_slopes at", ASK(ALIBI); p.alibi_slopes = slopes; p.alibi_stride_batch = INT64_MAX);
+  BOTH_REFUSED("alibi_slopes is", ASK(ALIBI); p.alibi_slopes = shifted(slopes, 1));
+  BOTH_REFUSED("aligned to 4 bytes", ASK(SINKS); p.sinks = shifted(sinks, 2));
+  BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted((void *)used, 3));
+  BOTH_REFUSED("bias.stride_seqlen_q is -7", ASK(BIAS); p.bias = whole(scores); p.bias.stride_seqlen_q = -7);
+  BOTH_REFUSED("mask.stride_batch is -1", ASK(MASK); p.mask.stride_batch = -1);
+  BOTH_REFUSED("bias at", ASK(BIAS); p.bias = whole(scores); p.bias.stride_head = INT64_MAX);
+  BOTH_REFUSED("aligned to the 4 bytes of one fp32 element", ASK(BIAS); p.bias = whole(shifted(scores, 2)));
+  BOTH_REFUSED("total_q is -1", ASK(CU_SEQLENS_Q); p.total_q = -1);
+  BOTH_REFUSED("total_k is 2147483647; it must be from 0 to 2147479552", ASK(CU_SEQLENS_K); p.total_k = INT32_MAX);
+  BOTH_REFUSED("overflows", ASK(CU_SEQLENS_Q); p.total_q = 1 << 29; p.batch_size = 1;
+               p.num_heads_q = p.num_heads_kv = INT32_MAX);
+  FORWARD_REFUSED("out overlaps bias", ASK(BIAS); p.bias = whole(p.out.data); p.bias.stride_batch = 0);
+  FORWARD_REFUSED("out overlaps sinks", ASK(SINKS); p.sinks = (float *)p.out.data + 8);
+  FORWARD_REFUSED("lse overlaps seqused_q", ASK(SEQUSED_Q); p.seqused_q = (const int32_t *)p.lse);
+  BACKWARD_REFUSED("dq overlaps dlse", ASK(DLSE); p.dlse = p.dq.data);
+  BACKWARD_REFUSED("dbias overlaps bias", ASK(BIAS); ASK(DBIAS); p.bias = p.dbias = whole(scores));
+#define ASK_DBIAS ASK(BIAS); ASK(DBIAS); p.bias = whole(scores)
+  BACKWARD_REFUSED("dk overlaps dbias", ASK_DBIAS; p.dbias = whole((float *)p.dk.data - 30));
+  BACKWARD_REFUSED("dsinks overlaps sinks", ASK(SINKS); p.sinks = p.dsinks = sinks);
+  BACKWARD_REFUSED("dq overlaps dsinks", ASK(SINKS); p.sinks = sinks; p.dsinks = (float *)p.dq.data + 4);
+  BACKWARD_REFUSED("dbias is written", ASK_DBIAS; p.dbias = whole(score_gradients);
+                   p.dbias.stride_seqlen_q = 6);
+  /* A sum is no overlap, but has no fixed order. */
+  flashtune_backward_params p = a.backward;
+  ASK_DBIAS;
+  p.dbias = whole(score_gradients);
+  p.dbias.stride_head = 0;
+  OK(flashtune_backward_supported(context, &p));
+  p.deterministic = 1;
+  backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic 1");
+  p.dbias = whole(score_gradients);
+  OK(flashtune_backward_supported(context, &p));
+}
+
+/* On the host lengths can be read, and a launch does. */
+static void lengths(void) {
+  static const int32_t from_one[3] = {1, 3, 8}, falling[3] = {0, 4, 3}, long_one[3] = {0, 2, 8}, many[3] = {0, 5, 11};
+  static const int32_t negative[2] = {5, -1}, past_its_end[2] = {4, 0};
+#define PACKED(array) ASK(CU_SEQLENS_Q); p.total_q = 10; p.cu_seqlens_q = array
+  FORWARD_NEEDS("cu_seqlens_q[0] is 1; it must be 0", PACKED(from_one));
+  FORWARD_NEEDS("cu_seqlens_q[2] is 3; it must be at least the one before it, 4", PACKED(falling));
+  FORWARD_NEEDS("cu_seqlens_q makes sequence 1 6 rows long; it must be at most seqlen_q, which is 5", PACKED(long_one));
+  FORWARD_NEEDS("cu_seqlens_q[2] is 11", PACKED(many));
+  FORWARD_NEEDS("cu_seqlens_k[0] is 1", ASK(CU_SEQLENS_K); p.total_k = 14; p.cu_seqlens_k = from_one);
+  FORWARD_NEEDS("seqused_q[1] is -1; it must be from 0 to the sequence's length, 5", ASK(SEQUSED_Q);
+                p.seqused_q = negative);
+  FORWARD_NEEDS("seqused_q[0] is 4; it must be from 0 to the sequence's length, 3", PACKED(begins); ASK(SEQUSED_Q);
+                p.seqused_q = past_its_end);
+  BACKWARD_NEEDS("seqused_k[1] is -1; it must be from 0 to the sequence's length, 7", ASK(SEQUSED_K);
+                 p.seqused_k = negative);
+}
+
 static void workspaces(void) {
   const flashtune_backward_params *p = &a.backward;
   const int32_t small = FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL;
@@ -331,6 +459,8 @@ int main(void) {
   context = cpu_context("");
   a = make_attention(shape, 1);
   reset_outputs(&a);
+  for (size_t i = 0; i < sizeof score_gradients / sizeof *score_gradients; i++) score_gradients[i] = CANARY;
+  for (size_t i = 0; i < sizeof sink_gradients / sizeof *sink_gradients; i++) sink_gradients[i] = CANARY;
   OK(flashtune_backward_workspace_size(context, &a.backward, &workspace_bytes));
   workspace = make_workspace(workspace_bytes + 256);
   nulls();
@@ -340,6 +470,10 @@ int main(void) {
   strides();
   misaligned();
   overlapping();
+  windows_and_caps();
+  features_and_their_bits();
+  feature_data();
+  lengths();
   workspaces();
   autotune_params();
   record_files();

@@ -32,8 +32,8 @@
 #define FAILS(call, expected, word)                                                  \
   do {                                                                               \
     int32_t status_ = (call);                                                        \
-    CHECK(status_ == (expected), "%s instead of %s: %s", flashtune_status_string(status_), \
-          flashtune_status_string(expected), flashtune_last_error());                \
+    CHECK(status_ == (expected), "%s instead of %s for '%s': %s", flashtune_status_string(status_), \
+          flashtune_status_string(expected), (word), flashtune_last_error());        \
     CHECK(strstr(flashtune_last_error(), (word)) != NULL, "no '%s' in: %s", (word),  \
           flashtune_last_error());                                                   \
   } while (0)

@@ -140,6 +140,70 @@ static void deterministic_backward(flashtune_context *context) {
   free_attention(&a);
 }
 
+static void forward_and_backward(flashtune_context *context, Attention *a) {
+  uint64_t bytes = 0;
+  reset_outputs(a);
+  OK(flashtune_forward(context, &a->forward, NULL, 0, NULL));
+  OK(flashtune_backward_workspace_size(context, &a->backward, &bytes));
+  void *workspace = make_workspace(bytes);
+  OK(flashtune_backward(context, &a->backward, workspace, bytes, NULL));
+  free(workspace);
+  check_guards(a);
+}
+
+/* A packed batch is its sequences end to end; only lse then lies by heads. What no sequence uses stays as it is. */
+static void sequences_end_to_end(flashtune_context *context) {
+  enum { B = 2, H = 4, SQ = 33, SK = 40 };
+  static const int32_t begins_q[B + 1] = {0, SQ, B * SQ}, begins_k[B + 1] = {0, SK, B * SK}, used_k[B] = {SK, 0};
+  Shape shape = {B, H, 2, SQ, SK, 16, 24, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
+  Attention a = make_attention(shape, 17);
+  double *results[BUFFERS];
+  reference(&a, results);
+#define SET(field, value) a.forward.field = a.backward.field = (value)
+  SET(features, FLASHTUNE_FEATURE_CU_SEQLENS_Q | FLASHTUNE_FEATURE_CU_SEQLENS_K);
+  SET(cu_seqlens_q, begins_q);
+  SET(cu_seqlens_k, begins_k);
+  SET(total_q, B * SQ);
+  SET(total_k, B * SK);
+  SET(q.stride_batch, 1);
+  forward_and_backward(context, &a);
+  check_close(&a, results, OUT, OUT);
+  check_close(&a, results, DQ, DV);
+  for (int b = 0; b < B; b++)
+    for (int h = 0; h < H; h++)
+      for (int i = 0; i < SQ; i++) {
+        double got = a.data[LSE][(h * B + b) * SQ + i], want = results[LSE][(b * H + h) * SQ + i];
+        CHECK(fabs(got - want) <= 1e-5, "lse of %d, %d, %d is %g instead of %g", b, h, i, got, want);
+      }
+
+  SET(features, a.forward.features | FLASHTUNE_FEATURE_SEQUSED_K);
+  SET(seqused_k, used_k);
+  forward_and_backward(context, &a);
+  for (int64_t i = 0; i < a.count[DK]; i++)
+    CHECK((a.data[DK][i] == CANARY) == (i >= a.count[DK] / B), "dk at %ld is %g", (long)i, a.data[DK][i]);
+  for (int64_t i = a.count[OUT] / B; i < a.count[OUT]; i++) CHECK(a.data[OUT][i] == 0, "out is %g", a.data[OUT][i]);
+  free_reference(results);
+  free_attention(&a);
+}
+
+/* On a GPU one query over many keys has its keys split, and their partial results in a workspace; never on the CPU. */
+static void one_query_needs_no_workspace(flashtune_context *context) {
+  Shape shape = {1, 2, 2, 1, 256, 64, 64, FLASHTUNE_CAUSAL_NONE};
+  Attention a = make_attention(shape, 5);
+  const uint16_t one = 0x3f80; /* in bf16 */
+  for (int64_t i = 0; i < a.count[V]; i++) memcpy((char *)a.data[V] + 2 * i, &one, 2);
+  memset(a.data[Q], 0, (size_t)a.count[Q] * 2);
+  memset(a.data[K], 0, (size_t)a.count[K] * 2);
+  a.forward.dtype = FLASHTUNE_DTYPE_BF16;
+  uint64_t bytes = 77;
+  OK(flashtune_forward_workspace_size(context, &a.forward, &bytes));
+  CHECK(bytes == 0, "%llu bytes", (unsigned long long)bytes);
+  OK(flashtune_forward(context, &a.forward, NULL, 0, NULL));
+  for (int64_t i = 0; i < a.count[OUT]; i++)
+    CHECK(memcmp((char *)a.data[OUT] + 2 * i, &one, 2) == 0, "out of V = 1 is not 1 at %ld", (long)i);
+  free_attention(&a);
+}
+
 int main(void) {
   flashtune_context *context = cpu_context("");
   shapes(context);
@@ -147,6 +211,8 @@ int main(void) {
   packed_and_transposed(context);
   dropout_is_a_function_of_its_seed(context);
   deterministic_backward(context);
+  sequences_end_to_end(context);
+  one_query_needs_no_workspace(context);
   OK(flashtune_context_destroy(context));
   return 0;
 }

@@ -8,11 +8,12 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
-enum { PARAMS_BYTES = 376, MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
+// PARAMS_BYTES comes from the command line: the size of KernelParams.
+enum { MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
 
 struct fake_launch {
     uint64_t function, stream, context;
-    uint32_t grid[3], block[3], smem_bytes, reserved;
+    uint32_t grid[3], block[3], smem_bytes, overlaps; // overlaps: it may start while the launch before it ends
     uint8_t params[PARAMS_BYTES];
     uint64_t maps[MAPS][16], counter; // of kernels of the sm90 family
 };
@@ -121,7 +122,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_
 int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED_CONTEXT; (void)function; *value = attribute == 4 ? setting("FAKE_REGISTERS", 96) : attribute == 8 ? 49152 : 0; return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { NEED_CONTEXT; (void)function; return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
 
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem, void *stream, void **params, void **extra) {
+static int record(unsigned overlaps, void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem, void *stream, void **params, void **extra) {
     NEED_CONTEXT;
     if (extra || !gx || !gy || !gz) return INVALID_VALUE;
     int64_t index = __atomic_fetch_add(&fake_state.launches, 1, __ATOMIC_SEQ_CST);
@@ -133,10 +134,22 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     memcpy(launch->grid, grid, sizeof grid);
     memcpy(launch->block, block, sizeof block);
     launch->smem_bytes = smem;
+    launch->overlaps = overlaps;
     memcpy(launch->params, params[0], PARAMS_BYTES);
     if ((uintptr_t)function & SM90) {
         for (int i = 0; i < MAPS; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
         memcpy(&launch->counter, params[1 + MAPS], sizeof launch->counter);
     }
     return SUCCESS;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem, void *stream, void **params, void **extra) {
+    return record(0, function, gx, gy, gz, bx, by, bz, smem, stream, params, extra);
+}
+// As cuda.h has them.
+struct launch_attribute { int id; char pad[4]; union { int value; char all[64]; } value; };
+struct launch_config { unsigned gx, gy, gz, bx, by, bz, smem; void *stream; struct launch_attribute *attributes; unsigned count; };
+int cuLaunchKernelEx(const struct launch_config *config, void *function, void **params, void **extra) {
+    const int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+    if (config->count != 1 || config->attributes->id != PROGRAMMATIC_STREAM_SERIALIZATION || config->attributes->value.value != 1) return INVALID_VALUE;
+    return record(1, function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->smem, config->stream, params, extra);
 }

@@ -9,7 +9,7 @@ use flashtune::device::Arch;
 use flashtune::kernel::compile::{Compiled, options};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::{KernelParams, render_pass};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use libloading::os::unix::Library;
 use std::alloc::{GlobalAlloc, System};
 use std::ffi::c_void;
@@ -54,7 +54,8 @@ pub struct FakeLaunch {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub smem_bytes: u32,
-    reserved: u32,
+    /// 1 where it may start while the launch before it ends.
+    pub overlaps: u32,
     pub params: [u8; PARAMS_BYTES],
     /// What kernels of the sm90 family get beside; zeros for others. A map's words are what it was encoded from.
     pub maps: [[u64; 16]; 4],
@@ -138,6 +139,7 @@ pub const PROBLEM: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    features: Features::NONE,
     layout: Layout::Vec8,
 };
 
@@ -157,6 +159,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
         .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(folder.path().join("libcuda.so.1"))
+        .arg(format!("-DPARAMS_BYTES={PARAMS_BYTES}"))
         .arg(source)
         .status()
         .expect("the tests need a C compiler");

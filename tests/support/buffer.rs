@@ -1,39 +1,44 @@
 //! Buffers on a backend's device with traps: NaN where nothing may be read, canaries where nothing may be written.
 //!
-//! An input's gaps and surroundings hold NaN, so that a stray read shows in the results. An output is poisoned whole
-//! with a pattern; what comes back must have changed exactly in its rows.
+//! An input's gaps and surroundings hold NaN, and so do rows that its sequences do not use, so that a stray read shows in
+//! the results. An output is poisoned whole with a pattern; what comes back must have changed exactly in its used rows.
 
-use super::case::Shape;
+use super::case::{Case, Kind, Shape};
 use flashtune::backend::{Backend, Memory};
 use flashtune::call::TensorRef;
 use flashtune::problem::Dtype;
 use half::{bf16, f16};
 
 /// Elements after the last row (or array element) that are watched too: more than any vector access or tile row.
-const GUARD: usize = 1024;
+pub const GUARD: usize = 1024;
 /// Every byte of a poisoned output: as fp16, bf16 or fp32 a NaN with a payload that no arithmetic produces.
-const CANARY: u8 = 0xff;
+pub const CANARY: u8 = 0xff;
 
 pub struct Buffer {
     memory: Memory,
     shape: Shape,
     dtype: Dtype,
+    /// Of each row in order.
+    used: Vec<bool>,
 }
 
 impl Buffer {
-    pub fn input(backend: &Backend, shape: Shape, dtype: Dtype, values: &[f32]) -> Buffer {
+    pub fn input(backend: &Backend, case: &Case, kind: Kind, values: &[f32]) -> Buffer {
+        let (shape, dtype, used) = (case.shape_in_memory(kind), case.dtype, case.used(kind));
         let mut bytes = encode(dtype, f32::NAN).repeat(shape.span() + GUARD);
         let size = dtype.bytes();
-        for (row, values) in shape.rows().zip(values.chunks(shape.dim as usize)) {
+        let rows = case.rows_in_memory(kind).into_iter().zip(values.chunks(shape.dim as usize));
+        for (row, values) in rows.filter_map(|(row, values)| Some((row?, values))) {
             let encoded: Vec<u8> = values.iter().flat_map(|value| encode(dtype, *value)).collect();
             bytes[row * size..][..encoded.len()].copy_from_slice(&encoded);
         }
-        Buffer { memory: upload(backend, &bytes), shape, dtype }
+        Buffer { memory: upload(backend, &bytes), shape, dtype, used }
     }
 
-    pub fn output(backend: &Backend, shape: Shape, dtype: Dtype) -> Buffer {
+    pub fn output(backend: &Backend, case: &Case, kind: Kind) -> Buffer {
+        let (shape, dtype, used) = (case.shape(kind), case.dtype, case.used(kind));
         let bytes = vec![CANARY; (shape.span() + GUARD) * dtype.bytes()];
-        Buffer { memory: upload(backend, &bytes), shape, dtype }
+        Buffer { memory: upload(backend, &bytes), shape, dtype, used }
     }
 
     pub fn view(&self) -> TensorRef {
@@ -42,13 +47,17 @@ impl Buffer {
         TensorRef { data, stride_batch, stride_seqlen, stride_head }
     }
 
-    /// The rows in order; panics if anything but the rows has changed, or a row was not written.
+    /// The rows in order, 0 in those that are not used; panics if anything but used rows has changed, or one was not written.
     pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
         let size = self.dtype.bytes();
         let mut bytes = download(backend, &self.memory);
         let row_bytes = self.shape.dim as usize * size;
         let mut values = Vec::with_capacity(self.shape.elements());
-        for row in self.shape.rows() {
+        for (row, is_used) in self.shape.rows().zip(&self.used) {
+            if !is_used {
+                values.extend(std::iter::repeat_n(0.0, self.shape.dim as usize));
+                continue;
+            }
             let row = &mut bytes[row * size..][..row_bytes];
             for element in row.chunks(size) {
                 assert!(element.iter().any(|byte| *byte != CANARY), "{name}: an element was not written");
@@ -62,7 +71,7 @@ impl Buffer {
     }
 }
 
-/// A contiguous fp32 array (LSE) or raw bytes (workspace) between two guards.
+/// A contiguous array of fp32 or int32 (LSE, lengths) or raw bytes (workspace) between two guards.
 pub struct Array {
     memory: Memory,
     bytes: usize,
@@ -78,8 +87,16 @@ impl Array {
     }
 
     pub fn input(backend: &Backend, values: &[f32]) -> Array {
-        let mut bytes = vec![CANARY; values.len() * 4 + 2 * ARRAY_GUARD];
-        let encoded: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Array::of_words(backend, values.iter().map(|value| value.to_le_bytes()))
+    }
+
+    pub fn input_int32(backend: &Backend, values: &[i32]) -> Array {
+        Array::of_words(backend, values.iter().map(|value| value.to_le_bytes()))
+    }
+
+    fn of_words(backend: &Backend, words: impl Iterator<Item = [u8; 4]>) -> Array {
+        let encoded: Vec<u8> = words.flatten().collect();
+        let mut bytes = vec![CANARY; encoded.len() + 2 * ARRAY_GUARD];
         bytes[ARRAY_GUARD..][..encoded.len()].copy_from_slice(&encoded);
         Array { memory: upload(backend, &bytes), bytes: encoded.len() }
     }
@@ -88,16 +105,17 @@ impl Array {
         self.memory.address().wrapping_byte_add(ARRAY_GUARD)
     }
 
-    /// The floats, every one of which must have been written, after checking the guards.
-    pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
+    /// The floats, every one of which must have been written, after checking the guards. Of those that are not `used`, where
+    /// that is given, none may have been, and they are -inf here.
+    pub fn read_output(&self, backend: &Backend, name: &str, used: Option<&[bool]>) -> Vec<f32> {
         let bytes = self.check_guards(backend, name);
-        bytes[ARRAY_GUARD..][..self.bytes]
-            .chunks(4)
-            .map(|element| {
-                assert!(element.iter().any(|byte| *byte != CANARY), "{name}: an element was not written");
-                decode(Dtype::Fp32, element)
-            })
-            .collect()
+        let elements = bytes[ARRAY_GUARD..][..self.bytes].chunks(4).enumerate();
+        let read = |(at, element): (usize, &[u8])| {
+            let (is_written, is_used) = (element.iter().any(|byte| *byte != CANARY), used.is_none_or(|used| used[at]));
+            assert_eq!(is_written, is_used, "{name}[{at}]: whether it was written, and whether it is used");
+            if is_used { decode(Dtype::Fp32, element) } else { f32::NEG_INFINITY }
+        };
+        elements.map(read).collect()
     }
 
     pub fn check_guards(&self, backend: &Backend, name: &str) -> Vec<u8> {
@@ -114,19 +132,19 @@ pub fn upload_u64(backend: &Backend, value: u64) -> Memory {
     upload(backend, &value.to_le_bytes())
 }
 
-fn upload(backend: &Backend, bytes: &[u8]) -> Memory {
+pub fn upload(backend: &Backend, bytes: &[u8]) -> Memory {
     let memory = backend.allocate(bytes.len()).expect("memory for a test");
     backend.upload(&memory, bytes).expect("upload");
     memory
 }
 
-fn download(backend: &Backend, memory: &Memory) -> Vec<u8> {
+pub fn download(backend: &Backend, memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.bytes()];
     backend.download(memory, &mut bytes).expect("download");
     bytes
 }
 
-fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
+pub fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
     match dtype {
         Dtype::Fp16 => f16::from_f32(value).to_le_bytes().to_vec(),
         Dtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),

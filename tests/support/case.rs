@@ -3,6 +3,9 @@
 //! A failing test prints the line; `FLASHTUNE_TEST_CASE="…line…"` runs that case alone (see `shapes`). It holds no
 //! values: `Data` makes them from the seed, rounded to the dtype, so that the reference sees what the kernels see.
 
+use super::extras::Extras;
+use super::lengths::Side;
+use super::per_score::PerScore;
 use flashtune::dropout::{Dropout, DropoutMask};
 use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use half::{bf16, f16};
@@ -89,6 +92,7 @@ pub struct Case {
     /// Of the backward pass.
     pub deterministic: bool,
     pub strides: Strides,
+    pub extras: Extras,
     /// Of the values, and of the dropout mask.
     pub seed: u64,
 }
@@ -110,6 +114,7 @@ impl Case {
             dropout_p: 0.0,
             deterministic: false,
             strides: Strides::Bshd,
+            extras: Extras::default(),
             seed: 1,
         }
     }
@@ -120,7 +125,7 @@ impl Case {
             Pass::Backward => &[Kind::Q, Kind::K, Kind::V, Kind::Out, Kind::Dout, Kind::Dq, Kind::Dk, Kind::Dv],
         };
         let layout = Layout::widest(kinds.iter().flat_map(|kind| {
-            let shape = self.shape(*kind);
+            let shape = self.shape_in_memory(*kind);
             [shape.dim, shape.lead, shape.stride_batch, shape.stride_seqlen, shape.stride_head]
         }));
         Problem {
@@ -136,6 +141,7 @@ impl Case {
             causal: self.causal,
             dropout: self.dropout_p > 0.0,
             deterministic: self.deterministic && pass == Pass::Backward,
+            features: self.extras.features(pass, self.totals()),
             layout,
         }
     }
@@ -151,22 +157,38 @@ impl Case {
         DropoutMask::new(dropout.seed, dropout.offset, head, dropout.threshold())
     }
 
-    /// How many keys the row sees, by the definition in the documentation and nothing else.
-    pub fn visible_keys(&self, row: usize) -> usize {
-        let sees = |key: &i64| match self.causal {
+    /// Whether the row sees the key by causal and window, in a sequence of these lengths: by the definition in the
+    /// documentation and nothing else.
+    pub fn sees(&self, [seqlen_q, seqlen_k]: [usize; 2], row: usize, key: usize) -> bool {
+        let (row, key, ends) = (row as i64, key as i64, seqlen_k as i64 - seqlen_q as i64);
+        let window = &self.extras.window;
+        let diagonal = row + if window.top_left { 0 } else { ends };
+        let by_causal = match self.causal {
             Causal::None => true,
-            Causal::TopLeft => *key <= row as i64,
-            Causal::BottomRight => *key <= row as i64 + self.seqlen_k - self.seqlen_q,
+            Causal::TopLeft => key <= row,
+            Causal::BottomRight => key <= row + ends,
         };
-        (0..self.seqlen_k).filter(sees).count()
+        by_causal
+            && window.left.is_none_or(|left| key >= diagonal - left)
+            && window.right.is_none_or(|right| key <= diagonal + right)
     }
 
     pub fn shape(&self, kind: Kind) -> Shape {
-        let (seqlen, heads, dim) = match kind {
-            Kind::Q | Kind::Dq => (self.seqlen_q, self.num_heads_q, self.head_dim),
-            Kind::K | Kind::Dk => (self.seqlen_k, self.num_heads_kv, self.head_dim),
-            Kind::V | Kind::Dv => (self.seqlen_k, self.num_heads_kv, self.head_dim_v),
-            Kind::Out | Kind::Dout => (self.seqlen_q, self.num_heads_q, self.head_dim_v),
+        let side = Side::of(kind);
+        let (batch, seqlen) = match self.is_packed(side) {
+            true => (1, self.total(side)),
+            false => (self.batch_size, self.seqlen(side)),
+        };
+        self.laid_out(kind, batch, seqlen)
+    }
+
+    /// A tensor of the kind, with so many rows.
+    pub fn laid_out(&self, kind: Kind, batch: i64, seqlen: i64) -> Shape {
+        let (heads, dim) = match kind {
+            Kind::Q | Kind::Dq => (self.num_heads_q, self.head_dim),
+            Kind::K | Kind::Dk => (self.num_heads_kv, self.head_dim),
+            Kind::V | Kind::Dv => (self.num_heads_kv, self.head_dim_v),
+            Kind::Out | Kind::Dout => (self.num_heads_q, self.head_dim_v),
         };
         let gap = kind as i64 % 3 + 1;
         let (lead, stride_head, stride_seqlen, stride_batch) = match self.strides {
@@ -183,17 +205,27 @@ impl Case {
                 (unit * (2 * gap - 1), head, row, seqlen * row + unit * gap)
             }
         };
-        Shape { batch: self.batch_size, seqlen, heads, dim, lead, stride_batch, stride_seqlen, stride_head }
+        Shape { batch, seqlen, heads, dim, lead, stride_batch, stride_seqlen, stride_head }
     }
 }
 
-/// Values of the inputs, (batch, seqlen, heads, dim) packed, already rounded to the dtype.
+/// Values of the inputs, packed in the order of their dimensions, already rounded to the dtype. What the case's extras do not
+/// ask for is empty.
 #[derive(Clone)]
 pub struct Data {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub dout: Vec<f32>,
+    /// (batch, heads_q) or (heads_q)
+    pub alibi: Vec<f32>,
+    /// As `PerScore` has it.
+    pub bias: Vec<f32>,
+    /// What is there before.
+    pub dbias: Vec<f32>,
+    pub mask: Vec<u8>,
+    pub sinks: Vec<f32>,
+    pub dlse: Vec<f32>,
 }
 
 impl Data {
@@ -201,7 +233,41 @@ impl Data {
         let mut random = Random::new(case.seed);
         let mut tensor =
             |kind| (0..case.shape(kind).elements()).map(|_| round_to(case.dtype, random.normal())).collect();
-        Data { q: tensor(Kind::Q), k: tensor(Kind::K), v: tensor(Kind::V), dout: tensor(Kind::Dout) }
+        let (q, k, v, dout) = (tensor(Kind::Q), tensor(Kind::K), tensor(Kind::V), tensor(Kind::Dout));
+        let extras = &case.extras;
+        let batches_of_slopes = extras.alibi.map_or(0, |spread| if spread.batch { case.batch_size } else { 1 });
+        let alibi = (0..batches_of_slopes * case.num_heads_q).map(|_| random.pick(&[0.5, 0.25, 0.1, 0.03, 0.004]));
+        let alibi = alibi.collect();
+        let bias_shape = extras.bias.map(|spread| PerScore::new(case, spread));
+        let mut bias = vec![0.0; bias_shape.map_or(0, |shape| shape.len())];
+        for row in bias.chunks_mut(bias_shape.map_or(1, |shape| shape.extents[3].max(1))) {
+            // Some rows hide all of their keys.
+            let hides_all = random.between(0, 15) == 0;
+            for bias in row {
+                let (is_hidden, value) = (random.between(0, 31) == 0, random.normal());
+                *bias = if hides_all || is_hidden { f32::NEG_INFINITY } else { round_to(case.dtype, value) };
+            }
+        }
+        // Small, so that adding to it rounds no more than the sums themselves.
+        let dbias = if extras.dbias { bias.iter().map(|_| random.normal() / 64.0).collect() } else { Vec::new() };
+        let mask_shape = extras.mask.map(|spread| PerScore::new(case, spread));
+        let mut mask = vec![0; mask_shape.map_or(0, |shape| shape.len())];
+        for row in mask.chunks_mut(mask_shape.map_or(1, |shape| shape.extents[3].max(1))) {
+            let hides_all = random.between(0, 15) == 0;
+            row.iter_mut().for_each(|byte| *byte = random.pick(&[0, 1, 2, 255]));
+            if hides_all {
+                row.fill(0);
+            }
+        }
+        let heads_of_sinks = if extras.sinks { case.num_heads_q } else { 0 };
+        // Some take nothing.
+        let mut sink = || match random.between(0, 5) {
+            0 => f32::NEG_INFINITY,
+            _ => 2.0 * random.normal(),
+        };
+        let sinks = (0..heads_of_sinks).map(|_| sink()).collect();
+        let dlse = (0..if extras.dlse { case.lse_len() } else { 0 }).map(|_| random.normal()).collect();
+        Data { q, k, v, dout, alibi, bias, dbias, mask, sinks, dlse }
     }
 }
 
@@ -249,7 +315,7 @@ impl fmt::Display for Case {
         write!(
             f,
             "dtype={} batch={} heads_q={} heads_kv={} seqlen_q={} seqlen_k={} head_dim={} head_dim_v={} \
-             causal={:?} scale={} dropout={} deterministic={} strides={:?} seed={}",
+             causal={:?} scale={} dropout={} deterministic={} strides={:?} seed={}{}",
             self.dtype.name(),
             self.batch_size,
             self.num_heads_q,
@@ -263,7 +329,8 @@ impl fmt::Display for Case {
             self.dropout_p,
             self.deterministic,
             self.strides,
-            self.seed
+            self.seed,
+            self.extras
         )
     }
 }
@@ -296,6 +363,7 @@ impl FromStr for Case {
             dropout_p: real("dropout")?,
             deterministic: text("deterministic")?.parse().map_err(|error| format!("deterministic: {error}"))?,
             strides: ALL_STRIDES[named("strides", &ALL_STRIDES.map(|strides| format!("{strides:?}")))?],
+            extras: Extras::parse(&fields)?,
             seed: text("seed")?.parse().map_err(|error| format!("seed: {error}"))?,
         })
     }

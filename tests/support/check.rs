@@ -1,10 +1,14 @@
 //! One case on one backend with one config, both passes, judged by the error rule.
 
 use super::case::{Case, Data};
-use super::error_rule::{Rule, compare, compare_lse};
+use super::error_rule::{Rule, compare, compare_lse, step};
 use super::reference::{self, Results};
 use super::subject::{Forward, Gradients, Subject};
 use flashtune::config::Config;
+use flashtune::problem::Dtype;
+
+/// What the sum of many roundings stays below.
+const SIX_DEVIATIONS: f64 = 6.0;
 
 /// A case with its data and both references, made once for all configs.
 pub struct Prepared {
@@ -30,17 +34,23 @@ impl Prepared {
     }
 
     pub fn judge_forward(&self, got: &Forward) -> Result<(), String> {
-        let rule = Rule { dtype: self.case.dtype, factor: 2.0, terms: 0.0 };
+        let rule = Rule { dtype: self.case.dtype, factor: 2.0, terms: 0.0, of_inputs: 0.0 };
         compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score)?;
         compare("out", &got.out, &self.exact.out, &self.naive.out, rule)
     }
 
     pub fn judge_backward(&self, got: &Gradients) -> Result<(), String> {
-        let rule = |terms| Rule { dtype: self.case.dtype, factor: 3.0, terms };
+        let rule = |terms| Rule { dtype: self.case.dtype, factor: 3.0, terms, of_inputs: 0.0 };
         let (exact, naive, magnitudes) = (&self.exact, &self.naive, &self.exact.magnitudes);
         compare("dv", &got.dv, &exact.dv, &naive.dv, rule(magnitudes.dv))?;
         compare("dk", &got.dk, &exact.dk, &naive.dk, rule(magnitudes.dk))?;
-        compare("dq", &got.dq, &exact.dq, &naive.dq, rule(magnitudes.dq))
+        compare("dq", &got.dq, &exact.dq, &naive.dq, rule(magnitudes.dq))?;
+        // Both are fp32 whatever the dtype. Each head's sink has one gradient, and O rounded to the dtype is all its error.
+        let fp32 = |terms| Rule { dtype: Dtype::Fp32, ..rule(terms) };
+        compare("dbias", &got.dbias, &exact.dbias, &naive.dbias, fp32(magnitudes.dbias))?;
+        let of_inputs = SIX_DEVIATIONS * step(self.case.dtype, 1.0) / 2.0 * magnitudes.dsinks_of_out;
+        let of_sinks = Rule { of_inputs, ..fp32(magnitudes.dsinks) };
+        compare("dsinks", &got.dsinks, &exact.dsinks, &naive.dsinks, of_sinks)
     }
 
     /// Runs the forward pass and judges it; panics with the line that reproduces the case.

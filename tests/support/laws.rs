@@ -2,10 +2,14 @@
 
 use super::buffer::Buffer;
 use super::case::{Case, Data, Kind, Random, Strides};
+use super::check::Prepared;
 use super::error_rule::agree;
+use super::extras::{Extras, Sides, Spread};
+use super::lengths::{Rows, Side};
 use super::subject::{Forward, Subject};
+use flashtune::backend::Backend;
 use flashtune::call::TensorRef;
-use flashtune::problem::{Causal, Dtype, Pass};
+use flashtune::problem::{Causal, Dtype, Pass, Window};
 
 pub type Law = fn(&Subject, Dtype);
 
@@ -22,6 +26,10 @@ pub const ALL: &[(&str, Law)] = &[
     ("no_keys_at_all_is_an_empty_softmax", no_keys_at_all_is_an_empty_softmax),
     ("nan_reaches_exactly_what_depends_on_it", nan_reaches_exactly_what_depends_on_it),
     ("configs_agree_within_rounding", configs_agree_within_rounding),
+    ("extras_that_change_nothing_change_nothing", extras_that_change_nothing_change_nothing),
+    ("a_bias_that_says_causal_is_causal", a_bias_that_says_causal_is_causal),
+    ("a_sink_is_a_key_of_no_value", a_sink_is_a_key_of_no_value),
+    ("sequences_end_to_end_are_one_call_each", sequences_end_to_end_are_one_call_each),
 ];
 
 /// A grouped, masked problem that has tails in every dimension.
@@ -90,7 +98,8 @@ pub fn a_causal_row_is_the_unmasked_row_of_its_prefix(subject: &Subject, dtype: 
         let prefix = Case { causal: Causal::None, seqlen_q: 1, seqlen_k: row as i64 + 1, ..causal.clone() };
         let of = |values: &[f32]| values[..(row + 1) * 48].to_vec();
         let own = data.q[row * 48..][..48].to_vec();
-        let alone = forward(subject, &prefix, &Data { q: own, k: of(&data.k), v: of(&data.v), dout: vec![0.0; 48] });
+        let of_prefix = Data { q: own, k: of(&data.k), v: of(&data.v), ..Data::random(&prefix) };
+        let alone = forward(subject, &prefix, &of_prefix);
         agree(&format!("row {row}"), &whole.out[row * 48..][..48], &alone.out, dtype, 2.0);
         agree(&format!("lse {row}"), &whole.lse[row..][..1], &alone.lse, Dtype::Fp32, 1.0);
     }
@@ -130,11 +139,11 @@ pub fn keys_of_stride_0_are_keys_repeated(subject: &Subject, dtype: Dtype) {
     let keys = Data::random(&one).k;
     let repeated: Vec<f32> = keys.chunks(64).flat_map(|row| row.repeat(2)).collect();
     let data = Data { k: repeated.repeat(2), ..Data::random(&case) };
-    let buffer = Buffer::input(&subject.backend, one.shape(Kind::K), dtype, &keys);
+    let buffer = Buffer::input(&subject.backend, &one, Kind::K, &keys);
     let view = TensorRef { stride_batch: 0, stride_head: 0, ..buffer.view() };
     let config = subject.heuristic(&case, Pass::Forward);
     let (broadcast, copied) =
-        (subject.forward_with_k(&case, &data, Some(view), &config), subject.forward(&case, &data, &config));
+        (subject.forward_with(&case, &data, |call| call.k = view, &config), subject.forward(&case, &data, &config));
     assert!(broadcast.out == copied.out && broadcast.lse == copied.lse);
 }
 
@@ -288,6 +297,151 @@ pub fn configs_agree_within_rounding(subject: &Subject, dtype: Dtype) {
             agree(&format!("dq, {config}"), &gradients.dq, &other.dq, dtype, 2.0);
             agree(&format!("dk, {config}"), &gradients.dk, &other.dk, dtype, 2.0);
             agree(&format!("dv, {config}"), &gradients.dv, &other.dv, dtype, 2.0);
+        }
+    }
+}
+
+/// A window as wide as the keys, a softcap far above the scores, slopes and biases of 0, a mask of ones, sinks of -inf.
+pub fn extras_that_change_nothing_change_nothing(subject: &Subject, dtype: Dtype) {
+    // A GPU's tanh is off by 2^-23 of the cap, a score of 5 by 5^3 / 3 cap^2.
+    let softcap = if dtype == Dtype::Fp32 { 1e5 } else { 1e3 };
+    let all = Some(500);
+    let of_scores = Some(Spread::of("hqk"));
+    let idle = [
+        Extras { window: Window { left: all, right: all, top_left: false }, ..Extras::default() },
+        Extras { softcap, ..Extras::default() },
+        Extras { alibi: Some(Spread::of("h")), ..Extras::default() },
+        Extras { bias: of_scores, dbias: true, ..Extras::default() },
+        Extras { mask: of_scores, ..Extras::default() },
+        Extras { sinks: true, ..Extras::default() },
+    ];
+    let plain = usual(dtype);
+    let of_plain = Data::random(&plain);
+    let expected = forward(subject, &plain, &of_plain);
+    let config = |case: &Case| subject.heuristic(case, Pass::Backward);
+    let gradients = subject.backward(&plain, &of_plain, &expected, &config(&plain));
+    for extras in idle {
+        let case = Case { extras, ..plain.clone() };
+        let mut data = Data::random(&case);
+        data.alibi.fill(0.0);
+        data.bias.fill(0.0);
+        data.mask.fill(1);
+        data.sinks.fill(f32::NEG_INFINITY);
+        let got = forward(subject, &case, &data);
+        let name = |tensor| format!("{tensor}, {case}");
+        agree(&name("out"), &got.out, &expected.out, dtype, 2.0);
+        agree(&name("lse"), &got.lse, &expected.lse, Dtype::Fp32, 2.0);
+        let others = subject.backward(&case, &data, &got, &config(&case));
+        agree(&name("dq"), &others.dq, &gradients.dq, dtype, 2.0);
+        agree(&name("dk"), &others.dk, &gradients.dk, dtype, 2.0);
+        agree(&name("dv"), &others.dv, &gradients.dv, dtype, 2.0);
+        assert!(others.dsinks.iter().all(|dsink| *dsink == 0.0), "{}", name("dsinks"));
+    }
+}
+
+pub fn a_bias_that_says_causal_is_causal(subject: &Subject, dtype: Dtype) {
+    for causal in [Causal::TopLeft, Causal::BottomRight] {
+        let causal = Case { causal, seqlen_q: 141, seqlen_k: 75, ..usual(dtype) };
+        let extras = Extras { bias: Some(Spread::of("qk")), ..Extras::default() };
+        let case = Case { causal: Causal::None, extras, ..causal.clone() };
+        let mut data = Data::random(&case);
+        for (at, bias) in data.bias.iter_mut().enumerate() {
+            let is_seen = causal.sees([141, 75], at / 75, at % 75);
+            *bias = if is_seen { 0.0 } else { f32::NEG_INFINITY };
+        }
+        let prepared = Prepared::with(&causal, data.clone());
+        let got = forward(subject, &case, &data);
+        prepared.judge_forward(&got).unwrap_or_else(|reason| panic!("{reason}\n  {case}"));
+        let gradients = subject.backward(&case, &data, &got, &subject.heuristic(&case, Pass::Backward));
+        prepared.judge_backward(&gradients).unwrap_or_else(|reason| panic!("{reason}\n  {case}"));
+    }
+}
+
+/// A key whose V is 0 and whose score is the sink's: in every row, by K and a first column of Q that is 1.
+pub fn a_sink_is_a_key_of_no_value(subject: &Subject, dtype: Dtype) {
+    let sink = 1.5;
+    let with_key = Case { strides: Strides::Bshd, softmax_scale: 0.125, ..Case::plain(dtype, 130, 64) };
+    let case = Case { seqlen_k: 129, extras: Extras { sinks: true, ..Extras::default() }, ..with_key.clone() };
+    let mut of_key = Data::random(&with_key);
+    of_key.q.iter_mut().step_by(64).for_each(|q| *q = 1.0);
+    of_key.k[129 * 64..].fill(0.0);
+    of_key.k[129 * 64] = sink / case.softmax_scale;
+    of_key.v[129 * 64..].fill(0.0);
+    let data = Data {
+        k: of_key.k[..129 * 64].to_vec(),
+        v: of_key.v[..129 * 64].to_vec(),
+        sinks: vec![sink],
+        ..of_key.clone()
+    };
+    let (one, other) = (forward(subject, &case, &data), forward(subject, &with_key, &of_key));
+    agree("out", &one.out, &other.out, dtype, 2.0);
+    agree("lse", &one.lse, &other.lse, Dtype::Fp32, 2.0);
+    let gradients = subject.backward(&case, &data, &one, &subject.heuristic(&case, Pass::Backward));
+    let of_key = subject.backward(&with_key, &of_key, &other, &subject.heuristic(&with_key, Pass::Backward));
+    agree("dk", &gradients.dk, &of_key.dk[..129 * 64], dtype, 2.0);
+    agree("dv", &gradients.dv, &of_key.dv[..129 * 64], dtype, 2.0);
+    assert!(gradients.dsinks[0] != 0.0, "else this shows nothing");
+}
+
+/// The same bits on the CPU.
+pub fn sequences_end_to_end_are_one_call_each(subject: &Subject, dtype: Dtype) {
+    let is_exact = matches!(subject.backend, Backend::Cpu(_));
+    for (causal, window) in [(Causal::None, None), (Causal::BottomRight, Some(40)), (Causal::TopLeft, None)] {
+        let case = Case {
+            batch_size: 6,
+            causal,
+            seed: 3,
+            strides: Strides::Bshd,
+            extras: Extras {
+                window: Window { left: window, ..Window::default() },
+                cu_seqlens: Sides::BOTH,
+                seqused: Sides { q: false, k: true },
+                alibi: Some(Spread::of("h")),
+                ..Extras::default()
+            },
+            ..usual(dtype)
+        };
+        let data = Data::random(&case);
+        let configs = [Pass::Forward, Pass::Backward].map(|pass| subject.heuristic(&case, pass));
+        let whole = subject.forward(&case, &data, &configs[0]);
+        let gradients = subject.backward(&case, &data, &whole, &configs[1]);
+        for (batch, (q, k)) in case.rows(Side::Q).into_iter().zip(case.rows(Side::K)).enumerate() {
+            if q.used == 0 {
+                continue;
+            }
+            let of = |values: &[f32], heads: i64, dim: i64, rows: Rows| {
+                let row = (heads * dim) as usize;
+                values[rows.begin * row..(rows.begin + rows.used) * row].to_vec()
+            };
+            let (heads_q, heads_kv, dim) = (case.num_heads_q, case.num_heads_kv, case.head_dim);
+            let alone = Case {
+                batch_size: 1,
+                seqlen_q: q.used as i64,
+                seqlen_k: k.used as i64,
+                extras: Extras { cu_seqlens: Sides::default(), seqused: Sides::default(), ..case.extras },
+                ..case.clone()
+            };
+            let of_alone = Data {
+                q: of(&data.q, heads_q, dim, q),
+                k: of(&data.k, heads_kv, dim, k),
+                v: of(&data.v, heads_kv, dim, k),
+                dout: of(&data.dout, heads_q, dim, q),
+                ..data.clone()
+            };
+            let got = subject.forward(&alone, &of_alone, &configs[0]);
+            let lse: Vec<f32> = (0..heads_q as usize)
+                .flat_map(|head| whole.lse[case.lse_begin(batch, head)..][..q.used].to_vec())
+                .collect();
+            let same = |name: &str, one: &[f32], other: &[f32], dtype| match is_exact {
+                true => assert!(one == other, "{name} of sequence {batch}, {case}"),
+                false => agree(name, one, other, dtype, 2.0),
+            };
+            same("out", &got.out, &of(&whole.out, heads_q, dim, q), dtype);
+            same("lse", &got.lse, &lse, Dtype::Fp32);
+            let alone = subject.backward(&alone, &of_alone, &got, &configs[1]);
+            same("dq", &alone.dq, &of(&gradients.dq, heads_q, dim, q), dtype);
+            same("dk", &alone.dk, &of(&gradients.dk, heads_kv, dim, k), dtype);
+            same("dv", &alone.dv, &of(&gradients.dv, heads_kv, dim, k), dtype);
         }
     }
 }

@@ -5,6 +5,8 @@
 //! tiles, no online softmax, no code shared with the library but the dropout mask's definition.
 
 use super::case::{Case, Data, Kind, round_to};
+use super::lengths::{Rows, Side};
+use super::per_score::PerScore;
 use super::subject::{Forward, Gradients};
 use rayon::prelude::*;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
@@ -23,6 +25,7 @@ pub trait Real:
     fn of(value: f64) -> Self;
     fn wide(self) -> f64;
     fn exp(self) -> Self;
+    fn tanh(self) -> Self;
 }
 
 impl Real for f64 {
@@ -34,6 +37,9 @@ impl Real for f64 {
     }
     fn exp(self) -> f64 {
         self.exp()
+    }
+    fn tanh(self) -> f64 {
+        self.tanh()
     }
 }
 
@@ -47,6 +53,9 @@ impl Real for f32 {
     fn exp(self) -> f32 {
         self.exp()
     }
+    fn tanh(self) -> f32 {
+        self.tanh()
+    }
 }
 
 /// Results of either arithmetic, in the layouts of `Forward` and `Gradients`.
@@ -57,18 +66,26 @@ pub struct Results {
     pub dq: Vec<f64>,
     pub dk: Vec<f64>,
     pub dv: Vec<f64>,
+    /// What was there before included; empty where it is not wanted.
+    pub dbias: Vec<f64>,
+    /// Empty where there are no sinks.
+    pub dsinks: Vec<f64>,
     pub magnitudes: Magnitudes,
 }
 
 /// How large the summands are of which results are made: what cancels leaves the rounding of what cancelled.
 #[derive(Clone, Copy, Default)]
 pub struct Magnitudes {
-    /// max of |scale| * sum |q k|, over all scores
+    /// max of |scale| * sum |q k|, over all scores, and of what else makes a score
     pub score: f64,
-    /// max over elements of the sums that make dQ, dK, dV with every term made positive
+    /// max over elements of the sums that make dQ, dK, dV and the others with every term made positive
     pub dq: f64,
     pub dk: f64,
     pub dv: f64,
+    pub dbias: f64,
+    pub dsinks: f64,
+    /// Standard deviation of a sink's gradient for an error of 1 in each element of O, relative: sqrt(sum (p_sink dO O)^2)
+    pub dsinks_of_out: f64,
 }
 
 impl Results {
@@ -80,7 +97,13 @@ impl Results {
 
     pub fn gradients(&self) -> Gradients {
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
-        Gradients { dq: narrow(&self.dq), dk: narrow(&self.dk), dv: narrow(&self.dv) }
+        Gradients {
+            dq: narrow(&self.dq),
+            dk: narrow(&self.dk),
+            dv: narrow(&self.dv),
+            dbias: narrow(&self.dbias),
+            dsinks: narrow(&self.dsinks),
+        }
     }
 }
 
@@ -97,12 +120,17 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
     let all = (0..case.batch_size as usize * heads).into_par_iter();
     let of_heads: Vec<Head<R>> = all.map(|index| Head::new(case, data, index / heads, index % heads, round)).collect();
     let zeros = |kind| vec![0.0; case.shape(kind).elements()];
+    let bias = case.extras.bias.filter(|_| case.extras.dbias).map(|spread| PerScore::new(case, spread));
+    let mut dbias_terms = vec![0.0; data.dbias.len()];
+    let mut dsinks_terms = vec![[0.0; 2]; data.sinks.len()];
     let mut results = Results {
         out: zeros(Kind::Out),
-        lse: Vec::new(),
+        lse: vec![f64::NEG_INFINITY; case.lse_len()],
         dq: zeros(Kind::Dq),
         dk: zeros(Kind::Dk),
         dv: zeros(Kind::Dv),
+        dbias: data.dbias.iter().map(|before| f64::from(*before)).collect(),
+        dsinks: vec![0.0; data.sinks.len()],
         magnitudes: Magnitudes::default(),
     };
     for (index, head) in of_heads.iter().enumerate() {
@@ -116,7 +144,20 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
         add(Kind::Dq, &mut results.dq, head_q, &head.dq);
         add(Kind::Dk, &mut results.dk, head_kv, &head.dk);
         add(Kind::Dv, &mut results.dv, head_kv, &head.dv);
-        results.lse.extend(head.lse.iter().map(|lse| lse.wide()));
+        let lse_begin = case.lse_begin(batch, head_q);
+        head.lse.iter().enumerate().for_each(|(row, lse)| results.lse[lse_begin + row] = lse.wide());
+        if let Some(bias) = &bias {
+            for (row, key, dscore, term) in &head.dscores {
+                let at = bias.index([batch, head_q, *row, *key]);
+                results.dbias[at] += dscore.wide();
+                dbias_terms[at] += term;
+            }
+        }
+        if case.extras.sinks {
+            results.dsinks[head_q] += head.dsink.wide();
+            let terms = &mut dsinks_terms[head_q];
+            *terms = [terms[0] + head.magnitudes.dsinks, terms[1] + head.magnitudes.dsinks_of_out.powi(2)];
+        }
         let max = &mut results.magnitudes;
         let group = (case.num_heads_q / case.num_heads_kv) as f64;
         max.score = max.score.max(head.magnitudes.score);
@@ -124,17 +165,91 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
         max.dk = max.dk.max(group * head.magnitudes.dk);
         max.dv = max.dv.max(group * head.magnitudes.dv);
     }
+    results.magnitudes.dbias = dbias_terms.into_iter().fold(0.0, f64::max);
+    for [terms, of_out] in dsinks_terms {
+        let max = &mut results.magnitudes;
+        (max.dsinks, max.dsinks_of_out) = (max.dsinks.max(terms), max.dsinks_of_out.max(of_out.sqrt()));
+    }
     for values in [&mut results.out, &mut results.dq, &mut results.dk, &mut results.dv] {
         values.iter_mut().for_each(|value| *value = round(R::of(*value)).wide());
     }
     results
 }
 
-/// Packed index of each element of one head's (seqlen, dim) matrix.
+/// Packed index of each element of one head's matrix of a sequence's used rows.
 fn places(case: &Case, kind: Kind, batch: usize, head: usize) -> impl Iterator<Item = usize> + use<> {
     let shape = case.shape(kind);
     let (seqlen, heads, dim) = (shape.seqlen as usize, shape.heads as usize, shape.dim as usize);
-    (0..seqlen).flat_map(move |s| (0..dim).map(move |c| ((batch * seqlen + s) * heads + head) * dim + c))
+    let Rows { entry, begin, used, .. } = case.rows(Side::of(kind))[batch];
+    let first = entry * seqlen + begin;
+    (first..first + used).flat_map(move |row| (0..dim).map(move |c| (row * heads + head) * dim + c))
+}
+
+/// What makes the scores of one head besides Q K^T, by the definitions.
+struct Modifier<'a> {
+    case: &'a Case,
+    data: &'a Data,
+    batch: usize,
+    head: usize,
+    seqlen_q: usize,
+    seqlen_k: usize,
+    bias: Option<PerScore>,
+    mask: Option<PerScore>,
+}
+
+impl<'a> Modifier<'a> {
+    fn new(case: &'a Case, data: &'a Data, batch: usize, head: usize) -> Self {
+        let per_score = |spread: Option<_>| spread.map(|spread| PerScore::new(case, spread));
+        Modifier {
+            case,
+            data,
+            batch,
+            head,
+            seqlen_q: case.rows(Side::Q)[batch].used,
+            seqlen_k: case.rows(Side::K)[batch].used,
+            bias: per_score(case.extras.bias),
+            mask: per_score(case.extras.mask),
+        }
+    }
+
+    fn hides(&self, row: usize, key: usize) -> bool {
+        let place = [self.batch, self.head, row, key];
+        !self.case.sees([self.seqlen_q, self.seqlen_k], row, key)
+            || self.mask.is_some_and(|mask| self.data.mask[mask.index(place)] == 0)
+    }
+
+    /// The score after all but the hiding, and what its gradient is multiplied with on the way back.
+    fn apply<R: Real>(&self, score: R, row: usize, key: usize, round: &dyn Fn(R) -> R) -> (R, R) {
+        let (mut score, mut slope) = (score, R::of(1.0));
+        if self.case.extras.softcap != 0.0 {
+            let cap = R::of(f64::from(self.case.extras.softcap));
+            let tanh = round(round(score / cap).tanh());
+            (score, slope) = (round(cap * tanh), round(R::of(1.0) - round(tanh * tanh)));
+        }
+        for added in [self.alibi(row, key), self.bias(row, key)].into_iter().flatten() {
+            score = round(score + round(R::of(added)));
+        }
+        (score, slope)
+    }
+
+    fn alibi(&self, row: usize, key: usize) -> Option<f64> {
+        let spread = self.case.extras.alibi?;
+        let batch = if spread.batch { self.batch } else { 0 };
+        let slope = f64::from(self.data.alibi[batch * self.case.num_heads_q as usize + self.head]);
+        let distance = (row + self.seqlen_k) as f64 - (self.seqlen_q + key) as f64;
+        Some(-slope * distance.abs())
+    }
+
+    fn bias(&self, row: usize, key: usize) -> Option<f64> {
+        let shape = self.bias.as_ref()?;
+        Some(f64::from(self.data.bias[shape.index([self.batch, self.head, row, key])]))
+    }
+
+    /// Of what makes a score besides Q K^T; infinities, which leave nothing to round, do not count.
+    fn magnitude(&self, row: usize, key: usize) -> f64 {
+        let terms = [Some(f64::from(self.case.extras.softcap)), self.alibi(row, key), self.bias(row, key)];
+        terms.into_iter().flatten().map(f64::abs).filter(|term| term.is_finite()).sum()
+    }
 }
 
 /// One query head: its results, dK and dV being its share of its group's.
@@ -144,6 +259,9 @@ struct Head<R> {
     dq: Vec<R>,
     dk: Vec<R>,
     dv: Vec<R>,
+    /// Row, key and gradient of each score, with the magnitude of its terms; empty where no dbias is wanted.
+    dscores: Vec<(usize, usize, R, f64)>,
+    dsink: R,
     magnitudes: Magnitudes,
 }
 
@@ -151,7 +269,8 @@ impl<R: Real> Head<R> {
     fn new(case: &Case, data: &Data, batch: usize, head: usize, round: &(dyn Fn(R) -> R + Sync)) -> Self {
         let zero = R::of(0.0);
         let (dim, dim_v) = (case.head_dim as usize, case.head_dim_v as usize);
-        let (seqlen_q, seqlen_k) = (case.seqlen_q as usize, case.seqlen_k as usize);
+        let modifier = Modifier::new(case, data, batch, head);
+        let (seqlen_q, seqlen_k) = (modifier.seqlen_q, modifier.seqlen_k);
         let head_kv = head / (case.num_heads_q / case.num_heads_kv) as usize;
         let gather = |kind, values: &[f32], head| -> Vec<R> {
             places(case, kind, batch, head).map(|at| R::of(f64::from(values[at]))).collect()
@@ -169,6 +288,8 @@ impl<R: Real> Head<R> {
             Some(mask) if mask.keeps(row as u32, key as u32) => keep_scale,
             Some(_) => zero,
         };
+        let sink = data.sinks.get(head).map(|sink| R::of(f64::from(*sink)));
+        let lse_begin = case.lse_begin(batch, head);
 
         let mut this = Head {
             out: vec![zero; seqlen_q * dim_v],
@@ -176,52 +297,75 @@ impl<R: Real> Head<R> {
             dq: vec![zero; seqlen_q * dim],
             dk: vec![zero; seqlen_k * dim],
             dv: vec![zero; seqlen_k * dim_v],
+            dscores: Vec::new(),
+            dsink: zero,
             magnitudes: Magnitudes::default(),
         };
         // Sums of magnitudes, per element of dK and dV and per row of dQ.
         let (mut dk_terms, mut dv_terms) = (vec![0.0; seqlen_k], vec![0.0; seqlen_k]);
         for row in 0..seqlen_q {
-            // A row that sees no key keeps O = 0, LSE = -inf and gives no gradient.
-            let keys = case.visible_keys(row);
-            if keys == 0 {
-                continue;
-            }
+            let keys: Vec<usize> = (0..seqlen_k).filter(|key| !modifier.hides(row, *key)).collect();
             let q = &q[row * dim..][..dim];
             let dout = &dout[row * dim_v..][..dim_v];
-            let mut scores = vec![zero; keys];
+            let dlse = data.dlse.get(lse_begin + row).map_or(zero, |dlse| R::of(f64::from(*dlse)));
+            let mut scores = vec![zero; seqlen_k];
             products(q, &k_transposed, seqlen_k, &mut scores);
-            scores.iter_mut().for_each(|score| *score = round(scale * round(*score)));
+            let (scores, slopes): (Vec<R>, Vec<R>) =
+                keys.iter().map(|key| modifier.apply(round(scale * round(scores[*key])), row, *key, round)).unzip();
             let top = scores.iter().fold(R::of(f64::NEG_INFINITY), |top, s| if *s > top { *s } else { top });
+            // A row that sees no key, or only scores of -inf, keeps O = 0 and gives no gradient, but that of its LSE to the sink.
+            if top.wide() == f64::NEG_INFINITY && !scores.iter().any(|score| score.wide().is_nan()) {
+                if let Some(sink) = sink.filter(|sink| sink.wide() > f64::NEG_INFINITY) {
+                    this.lse[row] = sink;
+                    this.dsink += dlse;
+                    this.magnitudes.dsinks += dlse.wide().abs();
+                }
+                continue;
+            }
+            let top = sink.map_or(top, |sink| if sink > top { sink } else { top });
             let weights: Vec<R> = scores.iter().map(|score| (*score - top).exp()).collect();
-            let sum = weights.iter().fold(zero, |sum, weight| sum + *weight);
+            let sum_of_keys = weights.iter().fold(zero, |sum, weight| sum + *weight);
+            let sum = sink.map_or(sum_of_keys, |sink| sum_of_keys + (sink - top).exp());
             this.lse[row] = R::of(top.wide() + sum.wide().ln());
             let weights: Vec<R> = weights.iter().map(|weight| round(*weight / sum)).collect();
-            let kept: Vec<R> = (0..keys).map(|key| round(weights[key] * keeps(row, key))).collect();
+            let kept: Vec<R> =
+                weights.iter().zip(&keys).map(|(weight, key)| round(*weight * keeps(row, *key))).collect();
             let out = &mut this.out[row * dim_v..][..dim_v];
-            kept.iter().zip(v.chunks(dim_v)).for_each(|(weight, v)| add_scaled(out, *weight, v));
+            kept.iter().zip(&keys).for_each(|(weight, key)| add_scaled(out, *weight, &v[key * dim_v..][..dim_v]));
 
-            let mut dweights = vec![zero; keys];
+            let mut dweights = vec![zero; seqlen_k];
             products(dout, &v_transposed, seqlen_k, &mut dweights);
             // delta from the stored O, as the backward pass has it.
-            let delta = dout.iter().zip(&*out).fold(zero, |sum, (dout, out)| sum + *dout * round(*out));
+            let delta = dout.iter().zip(&*out).fold(zero, |sum, (dout, out)| sum + *dout * round(*out)) - dlse;
+            if let Some(sink) = sink {
+                let weight = (sink - top).exp() / sum;
+                this.dsink += zero - weight * delta;
+                let terms = dout.iter().zip(&*out).map(|(dout, out)| weight.wide() * dout.wide() * out.wide());
+                let of_row = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term.abs(), squares + term * term]);
+                this.magnitudes.dsinks += of_row[0] + weight.wide() * dlse.wide().abs();
+                this.magnitudes.dsinks_of_out = this.magnitudes.dsinks_of_out.hypot(of_row[1].sqrt());
+            }
             let dq = &mut this.dq[row * dim..][..dim];
             let mut dq_terms = 0.0;
-            for key in 0..keys {
+            for (at, key) in keys.iter().copied().enumerate() {
                 let dweight = round(round(dweights[key]) * keeps(row, key));
-                let dscore = round(weights[key] * (dweight - delta));
+                let dscore = round(weights[at] * (dweight - delta));
+                let term = weights[at].wide() * (dweight.wide().abs() + delta.wide().abs());
+                if case.extras.dbias {
+                    this.dscores.push((row, key, dscore, term));
+                }
+                let dscore = round(dscore * slopes[at]);
                 add_scaled(dq, scale * dscore, &k[key * dim..][..dim]);
                 add_scaled(&mut this.dk[key * dim..][..dim], scale * dscore, q);
-                add_scaled(&mut this.dv[key * dim_v..][..dim_v], kept[key], dout);
-                let term = (scale * weights[key]).wide().abs() * (dweight.wide().abs() + delta.wide().abs());
+                add_scaled(&mut this.dv[key * dim_v..][..dim_v], kept[at], dout);
+                let term = scale.wide().abs() * term;
                 dq_terms += term * largest(&k[key * dim..][..dim]);
                 dk_terms[key] += term * largest(q);
-                dv_terms[key] += kept[key].wide() * largest(dout);
+                dv_terms[key] += kept[at].wide() * largest(dout);
+                let products = q.iter().zip(&k[key * dim..][..dim]).map(|(q, k)| (q.wide() * k.wide()).abs());
+                let score = products.sum::<f64>() * scale.wide().abs() + modifier.magnitude(row, key);
+                this.magnitudes.score = this.magnitudes.score.max(score);
             }
-            let score_terms = (0..keys).map(|key| {
-                let terms = q.iter().zip(&k[key * dim..][..dim]).map(|(q, k)| (q.wide() * k.wide()).abs());
-                terms.sum::<f64>() * f64::from(case.softmax_scale).abs()
-            });
-            this.magnitudes.score = score_terms.fold(this.magnitudes.score, f64::max);
             this.magnitudes.dq = this.magnitudes.dq.max(dq_terms);
         }
         this.magnitudes.dk = dk_terms.into_iter().fold(0.0, f64::max);
@@ -232,7 +376,7 @@ impl<R: Real> Head<R> {
 
 /// `sums[j] += sum over c of row[c] * transposed[c, j]`, for the first keys; `pitch` keys in a row of `transposed`.
 fn products<R: Real>(row: &[R], transposed: &[R], pitch: usize, sums: &mut [R]) {
-    row.iter().zip(transposed.chunks(pitch)).for_each(|(factor, column)| add_scaled(sums, *factor, column));
+    row.iter().zip(transposed.chunks(pitch.max(1))).for_each(|(factor, column)| add_scaled(sums, *factor, column));
 }
 
 fn add_scaled<R: Real>(sums: &mut [R], factor: R, values: &[R]) {

@@ -3,7 +3,8 @@
 //! `FLASHTUNE_TEST_CASE="…"` (the line that a failure prints) replaces all of them by that one.
 
 use super::case::{ALL_STRIDES, Case, Random, Strides};
-use flashtune::problem::{Causal, Dtype};
+use super::extras::{Extras, Sides, Spread};
+use flashtune::problem::{Causal, Dtype, Window};
 
 /// Head dims that models use, those between the widths of matrix instructions, and the smallest.
 const HEAD_DIMS: [i64; 16] = [64, 128, 32, 40, 72, 80, 96, 112, 16, 256, 8, 160, 1, 33, 192, 4];
@@ -50,6 +51,7 @@ pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
                 // Under one mask at each edge.
                 deterministic: (index + 2 * mask) % 3 == 1,
                 strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
+                extras: Extras::default(),
                 seed: 1000 * tile as u64 + 10 * index as u64 + mask as u64,
             }
         })
@@ -88,9 +90,140 @@ fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
         softmax_scale: (head_dim as f32).powf(-0.5) * random.pick(&[1.0, 1.0, 0.3, 2.0, -0.5]),
         dropout_p: random.pick(&[0.0, 0.0, 0.1, 0.5]),
         strides: random.pick(&ALL_STRIDES),
+        extras: Extras::default(),
         deterministic: random.pick(&[false, false, true]),
         seed,
     }
+}
+
+/// `count` problems from a seed with random combinations of all that a case may ask besides plain attention.
+pub fn with_extras(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
+    let of = |seed| {
+        let case = random_case(dtypes, max_seqlen, seed);
+        // Head dims that more than one problem has: a GPU's kernels are built for each.
+        let dim = [64, 128, 40, 192][seed as usize % 4];
+        let (head_dim, head_dim_v) = (dim, if seed % 8 == 5 { 72 } else { dim });
+        Case { head_dim, head_dim_v, softmax_scale: (dim as f32).powf(-0.5), extras: random_extras(&case), ..case }
+    };
+    only_the_given((seed..seed + count).map(of).collect())
+}
+
+fn random_extras(case: &Case) -> Extras {
+    let mut random = Random::new(case.seed ^ 0xfea7);
+    let lengths = [0, 1, 7, 64, case.seqlen_k / 2, case.seqlen_k];
+    let (left, right) = (one_or_none(&mut random, &lengths), one_or_none(&mut random, &lengths));
+    let window = match case.causal {
+        Causal::None => Window { left, right, top_left: (left, right) != (None, None) && random.pick(&[true, false]) },
+        causal => Window { left, right: None, top_left: left.is_some() && causal == Causal::TopLeft },
+    };
+    let of_scores = ["bhqk", "hqk", "qk", "bqk", "bhk", "bk", "hk", "k"].map(Spread::of);
+    let bias = one_or_none(&mut random, &of_scores);
+    let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
+    let is_varlen = random.pick(&[false, false, true]);
+    Extras {
+        window,
+        softcap: random.pick(&[0.0, 0.0, 2.0, 30.0]),
+        alibi: one_or_none(&mut random, &["h", "bh"].map(Spread::of)),
+        bias,
+        dbias: bias.is_some() && random.pick(&[true, true, false]),
+        mask: one_or_none(&mut random, &of_scores),
+        sinks: random.pick(&[true, false, false]),
+        dlse: random.pick(&[true, false, false]),
+        cu_seqlens: if is_varlen { random.pick(&sides) } else { Sides::default() },
+        seqused: if is_varlen { random.pick(&sides) } else { Sides::default() },
+        page_size: None,
+    }
+}
+
+/// None more often than not.
+fn one_or_none<T: Clone>(random: &mut Random, of: &[T]) -> Option<T> {
+    let one = random.pick(of);
+    random.pick(&[None, None, None, Some(one.clone()), Some(one)])
+}
+
+/// Windows, softcap and ALiBi, each on and off, on pairs of lengths that FlashAttention's tests have.
+pub fn grid_of_extras(dtypes: &[Dtype]) -> Vec<Case> {
+    let lengths = [(113, 203), (128, 217), (108, 256), (64, 128), (256, 512), (1023, 1024), (1, 339)];
+    let of = |turn: usize, (seqlen_q, seqlen_k): (i64, i64), switches: usize| {
+        let is_on = |bit: usize| switches >> bit & 1 == 1;
+        let causal = MASKS[turn % 3];
+        let right = if causal == Causal::None { Some(seqlen_k / 8) } else { None };
+        let window = Window { left: Some(seqlen_k / 5), right, top_left: causal == Causal::TopLeft };
+        Case {
+            num_heads_q: 2,
+            num_heads_kv: 1 + turn as i64 % 2,
+            seqlen_k,
+            causal,
+            dropout_p: if turn % 5 == 4 { 0.17 } else { 0.0 },
+            deterministic: turn % 4 == 3,
+            seed: 170 + turn as u64,
+            extras: Extras {
+                window: if is_on(0) { window } else { Window::default() },
+                softcap: if is_on(1) { 15.0 } else { 0.0 },
+                alibi: is_on(2).then_some(Spread::of("h")),
+                ..Extras::default()
+            },
+            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, [64, 128][turn / 3 % 2])
+        }
+    };
+    let pairs = lengths.iter().flat_map(|lengths| (0..8).map(move |switches| (*lengths, switches)));
+    // The longest only with all of them.
+    let pairs = pairs.filter(|((seqlen_q, _), switches)| *seqlen_q < 1000 || *switches == 7);
+    only_the_given(pairs.enumerate().map(|(turn, (lengths, switches))| of(turn, lengths, switches)).collect())
+}
+
+/// Sequences of their own lengths, in every way to say them, each with another mask: among them empty ones.
+pub fn of_own_lengths(dtypes: &[Dtype]) -> Vec<Case> {
+    let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
+    let pairs = sides.iter().flat_map(|cu_seqlens| sides.iter().map(move |seqused| (*cu_seqlens, *seqused)));
+    let of = |(turn, (cu_seqlens, seqused)): (usize, (Sides, Sides))| Case {
+        batch_size: 5,
+        num_heads_q: 4,
+        num_heads_kv: 2,
+        seqlen_k: [150, 200, 333][turn % 3],
+        causal: MASKS[turn % 3],
+        dropout_p: if turn % 4 == 2 { 0.2 } else { 0.0 },
+        deterministic: turn % 4 == 1,
+        strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
+        seed: 230 + turn as u64,
+        extras: Extras { cu_seqlens, seqused, ..Extras::default() },
+        ..Case::plain(dtypes[turn % dtypes.len()], [270, 150, 200, 64][turn % 4], if turn % 2 == 0 { 64 } else { 128 })
+    };
+    let varlen = pairs.filter(|(cu_seqlens, seqused)| cu_seqlens.any() || seqused.any());
+    only_the_given(varlen.enumerate().map(of).collect())
+}
+
+/// Keys in pages of every kind of size, as few or as many to a query as there may be, with random combinations of all else that
+/// a case may ask forward.
+pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
+    let of = |seed| {
+        let case = random_case(dtypes, max_seqlen, seed);
+        let mut random = Random::new(seed ^ 0x9a6ed);
+        let dim = [64, 128, 40, 192][seed as usize % 4];
+        let case = Case {
+            head_dim: dim,
+            head_dim_v: if seed % 8 == 5 { 72 } else { dim },
+            softmax_scale: (dim as f32).powf(-0.5),
+            seqlen_q: random.pick(&[1, 1, 2, 5, case.seqlen_q]),
+            dropout_p: 0.0,
+            deterministic: false,
+            ..case
+        };
+        let extras = random_extras(&case);
+        let seqused_k = random.pick(&[true, true, false]);
+        Case {
+            extras: Extras {
+                dbias: false,
+                dlse: false,
+                cu_seqlens: Sides { k: false, ..extras.cu_seqlens },
+                seqused: Sides { k: seqused_k, ..extras.seqused },
+                page_size: Some(random.pick(&[1, 3, 16, 16, 64, 100, 256])),
+                ..extras
+            },
+            ..case
+        }
+    };
+    only_the_given((seed..seed + count).map(of).collect())
 }
 
 /// Small tensors of each memory layout, for what depends on strides alone.

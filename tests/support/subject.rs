@@ -5,8 +5,9 @@
 
 use super::buffer::{Array, Buffer, upload_u64};
 use super::case::{Case, Data, Kind, Random};
+use super::extra_buffers::ExtraBuffers;
 use flashtune::backend::{Backend, Executable, Memory};
-use flashtune::call::{Call, TensorRef};
+use flashtune::call::Call;
 use flashtune::config::Config;
 use flashtune::plan::key::Class;
 use flashtune::problem::{Dtype, Pass, Problem};
@@ -21,7 +22,7 @@ pub struct Subject {
     built: Mutex<HashMap<String, Arc<Executable>>>,
 }
 
-/// What the forward pass returns, (batch, seqlen, heads, dim) and (batch, heads, seqlen).
+/// What the forward pass returns, (batch, seqlen, heads, dim) and (batch, heads, seqlen); 0 and -inf in rows that are not used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward {
     pub out: Vec<f32>,
@@ -33,6 +34,10 @@ pub struct Gradients {
     pub dq: Vec<f32>,
     pub dk: Vec<f32>,
     pub dv: Vec<f32>,
+    /// Empty where it is not wanted.
+    pub dbias: Vec<f32>,
+    /// Empty where there are no sinks.
+    pub dsinks: Vec<f32>,
 }
 
 impl Subject {
@@ -105,36 +110,42 @@ impl Subject {
     }
 
     pub fn forward(&self, case: &Case, data: &Data, config: &Config) -> Forward {
-        self.forward_with_k(case, data, None, config)
+        self.forward_with(case, data, |_| (), config)
     }
 
-    /// Forward with K somewhere else than in a buffer of the case.
-    pub fn forward_with_k(&self, case: &Case, data: &Data, k: Option<TensorRef>, config: &Config) -> Forward {
+    /// Forward with something else than the buffers of the case.
+    pub fn forward_with(&self, case: &Case, data: &Data, change: impl Fn(&mut Call), config: &Config) -> Forward {
         let problem = case.problem(Pass::Forward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
-        let out = Buffer::output(&self.backend, case.shape(Kind::Out), case.dtype);
-        let rows = (case.batch_size * case.num_heads_q * case.seqlen_q) as usize;
-        let lse = Array::output(&self.backend, rows * 4);
+        let out = Buffer::output(&self.backend, case, Kind::Out);
+        let extras = ExtraBuffers::new(&self.backend, case, data, None);
+        let lse = Array::output(&self.backend, case.lse_len() * 4);
         let workspace = Array::output(&self.backend, problem.workspace_bytes());
-        let call = Call {
-            k: k.unwrap_or(buffers[1].view()),
+        let mut call = Call {
             out: out.view(),
             lse: lse.address().cast(),
+            features: extras.args(case),
             workspace: workspace.address(),
             ..call(case, problem, &buffers)
         };
+        change(&mut call);
         self.launch(case, &call, config);
         workspace.check_guards(&self.backend, "workspace");
-        Forward { out: out.read_output(&self.backend, "out"), lse: lse.read_output(&self.backend, "lse") }
+        Forward {
+            out: out.read_output(&self.backend, "out"),
+            lse: lse.read_output(&self.backend, "lse", Some(&case.used_lse())),
+        }
     }
 
     /// O alone, with a NULL for LSE.
     pub fn forward_without_lse(&self, case: &Case, data: &Data, config: &Config) -> Vec<f32> {
         let problem = case.problem(Pass::Forward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
-        let out = Buffer::output(&self.backend, case.shape(Kind::Out), case.dtype);
+        let out = Buffer::output(&self.backend, case, Kind::Out);
         let workspace = Array::output(&self.backend, problem.workspace_bytes());
-        let call = Call { out: out.view(), workspace: workspace.address(), ..call(case, problem, &buffers) };
+        let extras = ExtraBuffers::new(&self.backend, case, data, None);
+        let (features, workspace) = (extras.args(case), workspace.address());
+        let call = Call { out: out.view(), features, workspace, ..call(case, problem, &buffers) };
         self.launch(case, &call, config);
         out.read_output(&self.backend, "out")
     }
@@ -143,9 +154,12 @@ impl Subject {
     pub fn backward(&self, case: &Case, data: &Data, forward: &Forward, config: &Config) -> Gradients {
         let problem = case.problem(Pass::Backward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V, Kind::Dout]);
-        let out = Buffer::input(&self.backend, case.shape(Kind::Out), case.dtype, &forward.out);
-        let lse = Array::input(&self.backend, &forward.lse);
-        let output = |kind| Buffer::output(&self.backend, case.shape(kind), case.dtype);
+        let out = Buffer::input(&self.backend, case, Kind::Out, &forward.out);
+        let lse_of_row = |(lse, is_used): (&f32, bool)| if is_used { *lse } else { f32::NAN };
+        let lse: Vec<f32> = forward.lse.iter().zip(case.used_lse()).map(lse_of_row).collect();
+        let lse = Array::input(&self.backend, &lse);
+        let extras = ExtraBuffers::new(&self.backend, case, data, Some(&forward.lse));
+        let output = |kind| Buffer::output(&self.backend, case, kind);
         let (dq, dk, dv) = (output(Kind::Dq), output(Kind::Dk), output(Kind::Dv));
         let workspace = Array::output(&self.backend, problem.workspace_bytes());
         let call = Call {
@@ -155,6 +169,7 @@ impl Subject {
             dq: dq.view(),
             dk: dk.view(),
             dv: dv.view(),
+            features: extras.args(case),
             workspace: workspace.address(),
             ..call(case, problem, &buffers)
         };
@@ -165,6 +180,8 @@ impl Subject {
             dq: dq.read_output(&self.backend, "dq"),
             dk: dk.read_output(&self.backend, "dk"),
             dv: dv.read_output(&self.backend, "dv"),
+            dbias: extras.read_dbias(&self.backend),
+            dsinks: extras.read_dsinks(&self.backend),
         }
     }
 
@@ -175,7 +192,7 @@ impl Subject {
             Kind::V => &data.v,
             _ => &data.dout,
         };
-        kinds.iter().map(|kind| Buffer::input(&self.backend, case.shape(*kind), case.dtype, values(kind))).collect()
+        kinds.iter().map(|kind| Buffer::input(&self.backend, case, *kind, values(kind))).collect()
     }
 
     /// Seed and offset go by value for even seeds and through device memory for odd ones.

@@ -3,7 +3,7 @@
     out = flashtune.attention(q, k, v, causal=True)      # (batch, seqlen, heads, dim), NumPy or torch
 """
 
-from ._attention import attention, attention_backward, attention_forward
+from ._attention import attention, attention_backward, attention_forward, attention_kvcache, attention_varlen, merge
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._planning import autotune, export_records, import_records, plan_info, prepare
 from ._version import __version__
@@ -16,9 +16,12 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_kvcache",
+    "attention_varlen",
     "autotune",
     "export_records",
     "import_records",
+    "merge",
     "plan_info",
     "prepare",
 ]

@@ -6,11 +6,12 @@ handed in, which is when its module is already loaded.
 
 import sys
 
-from ._errors import InvalidArgumentError
+from . import _call, _features
+from ._errors import InvalidArgumentError, UnsupportedError
 
 
-def module_of(q):
-    """`_torch` or `_numpy`, whichever knows arrays like q."""
+def module_of(q, name="q"):
+    """`_torch` or `_numpy`, whichever knows arrays like q, which messages call `name`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from . import _torch
@@ -21,12 +22,13 @@ def module_of(q):
         from . import _numpy
 
         return _numpy
-    raise TypeError(f"q is a {type(q).__name__}; it must be a NumPy array or a torch tensor")
+    raise TypeError(f"{name} is a {type(q).__name__}; it must be a NumPy array or a torch tensor")
 
 
 def attention(
-    q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False
-):
+    q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+):  # fmt: skip
     """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
 
     q is (batch, seqlen_q, heads_q, dim), k (batch, seqlen_k, heads_kv, dim), v (batch, seqlen_k, heads_kv, dim_v), with
@@ -38,28 +40,114 @@ def attention(
     seed: an int, a pair (seed, offset), or for torch an int64 tensor (seed, offset) on q's device that is read when the
         kernels run. None draws one from torch's default generator of the device, or NumPy's global one.
     deterministic: True gives gradients of the same bits at every run, which costs time; the output always has them.
-    return_lse: returns (out, lse), lse being fp32 (batch, heads_q, seqlen_q), in natural log; it carries no gradient.
+    return_lse: returns (out, lse), lse being fp32 (batch, heads_q, seqlen_q), in natural log; it carries a gradient.
+
+    window: (left, right), how many keys before and after its diagonal a query sees, None or -1 for all of that side. The
+        diagonal is that of causal, without it the bottom right one; with causal right is 0 or None.
+    softcap: scores s become softcap * tanh(s / softcap) before anything is added; 0 means none.
+    alibi_slopes: fp32 (heads_q) or (batch, heads_q); -slope * |i + seqlen_k - seqlen_q - j| is added to scores. No gradient.
+    bias: of q's dtype, broadcast to (batch, heads_q, seqlen_q, seqlen_k), added to scores. Its gradient needs memory of its
+        own size in fp32. With deterministic it must not be broadcast where it has a gradient.
+    mask: of bool, broadcast as bias; False hides a key.
+    sinks: (heads_q), each head's score to no key, which takes its share of the softmax and is part of lse; fp32, for torch
+        any floating point dtype.
     """
-    return module_of(q).attention(q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks)
+    return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
-def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None):
-    """(out, lse), without autograd. With dropout a seed is needed, since the backward pass needs the same."""
+def attention_varlen(
+    q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
+    causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+):  # fmt: skip
+    """`attention` of sequences of their own lengths; each sequence's result is what it would be alone.
+
+    cu_seqlens_q: int32 (batch + 1) on q's device, from 0 and not decreasing: q is (total_q, heads_q, dim), and sequence b its
+        rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]; so are out and its gradients, and lse is (heads_q, total_q). None: q is
+        (batch, seqlen_q, heads_q, dim).
+    cu_seqlens_k: the same of k and v.
+    seqused_q, seqused_k: int32 (batch), how many rows of each sequence are used, from its first on; None: all. In rows that
+        are not used out and gradients are 0 and lse -infinity.
+    max_seqlen_q, max_seqlen_k: with cu_seqlens an upper bound of the lengths. None, possible where the host can read lengths,
+        takes the longest. bias and mask are broadcast to (batch, heads_q, max_seqlen_q, max_seqlen_k).
+    """
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths)
+    return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
+
+
+def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, **features):
+    """(out, lse), without autograd. With dropout a seed is needed, since the backward pass needs the same.
+
+    features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, and `attention_kvcache`'s
+    block_table.
+    """
     _need_seed(dropout_p, seed)
-    return module_of(q).attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
+    opts = _call.options(causal, softmax_scale, dropout_p)
+    return module_of(q).attention_forward(q, k, v, opts, seed, features_of(features))
+
+
+def attention_kvcache(
+    q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None,
+    cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+):  # fmt: skip
+    """`attention_varlen` over the keys of a cache, without autograd; made for few queries over many keys.
+
+    k_cache, v_cache: (batch, max_seqlen, heads_kv, dim), of which each sequence uses its first seqused_k keys. With block_table
+        (num_pages, page_size, heads_kv, dim).
+    block_table: int32 (batch, pages) on q's device: sequence b has its keys from i * page_size on in page block_table[b, i].
+        Entries past a sequence's length are not read.
+    max_seqlen_k: with block_table an upper bound of the lengths; None: what its pages hold. Work is laid out for it.
+    """
+    opts = _call.options(causal, softmax_scale, 0.0)
+    lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths)
+    out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)
+    return (out, lse) if return_lse else out
+
+
+def merge(outs, lses, *, dtype=None):
+    """(out, lse) of attention over all keys from those over parts of them, without autograd: each part weighs by its lse.
+
+    outs: a sequence or a stack of outputs, each (batch, seqlen, heads, dim) with an lse (batch, heads, seqlen), or, of sequences
+        end to end, (total, heads, dim) with (heads, total). lses: likewise.
+    dtype: of out; None: that of outs, which may also be fp32.
+    """
+    first = outs if hasattr(outs, "shape") else outs[0]
+    return module_of(first, "outs").merge(outs, lses, dtype)
 
 
 def attention_backward(
-    dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False
-):
-    """(dq, dk, dv) from what `attention_forward` took and returned, under the same keyword arguments.
+    dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False,
+    dlse=None, need_dbias=True, **features,
+):  # fmt: skip
+    """(dq, dk, dv) from what `attention_forward` took and returned, under the same keyword arguments; with bias or sinks
+    (dq, dk, dv, dbias, dsinks), the last two in fp32 and None where there is none.
 
     deterministic: True gives the same bits at every run, which costs time.
+    dlse: the gradient of lse, in its shape; None where nothing depends on it.
+    need_dbias: False leaves out the bias's gradient.
     """
     _need_seed(dropout_p, seed)
-    return module_of(q).attention_backward(
-        dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed, deterministic
-    )
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    features = features_of(features)
+    if features is not None and features.block_table is not None:
+        raise UnsupportedError("block_table is given; there is no backward pass over pages")
+    gradients = module_of(q).attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
+    has_more = features is not None and (features.bias is not None or features.sinks is not None)
+    return gradients if has_more else gradients[:3]
+
+
+def features_of(keywords):
+    """Features of keyword arguments by their names."""
+    unknown = set(keywords) - set(_features.Features._fields)
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    return _features.of(*_features.Features(**keywords))
 
 
 def _need_seed(dropout_p, seed):

@@ -23,8 +23,11 @@ _CAUSAL = {
 }
 _FORWARD_BYTES = ctypes.sizeof(_structs.ForwardParams)
 _BACKWARD_BYTES = ctypes.sizeof(_structs.BackwardParams)
-_pack_forward = _structs.packer(_structs.ForwardParams).pack
-_pack_backward = _structs.packer(_structs.BackwardParams).pack
+_pack_forward = _structs.packer(_structs.PROBLEM).pack
+_pack_backward = _structs.packer(_structs.PROBLEM + _structs.GRADIENTS).pack
+NO_FEATURES = bytes(_structs.packer(_structs.FEATURES).size)
+NO_PAGES = bytes(_structs.packer(_structs.PAGES).size)
+NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
 
 def options(causal, softmax_scale, dropout_p, deterministic=False):
@@ -81,23 +84,28 @@ def integer_seed(seed):
     return None
 
 
-def forward(dtype, opts, dims, seed, q, k, v, out, lse):
-    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head)."""
+def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES):
+    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head); features and
+    pages are packed already."""
     causal, scale, p, _ = opts  # the forward pass always is deterministic
     try:
-        return _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
+        packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
+        return packed + features + pages
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 
 
-def backward(dtype, opts, dims, seed, q, k, v, out, lse, dout, dq, dk, dv):
+def backward(
+    dtype, opts, dims, seed, q, k, v, out, lse, dout, dq, dk, dv,
+    features=NO_FEATURES, feature_gradients=NO_FEATURE_GRADIENTS,
+):  # fmt: skip
     """Packed `flashtune_backward_params`."""
     causal, scale, p, deterministic = opts
     try:
         return _pack_backward(
             _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv,
             deterministic, 0,
-        )  # fmt: skip
+        ) + features + feature_gradients  # fmt: skip
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 

@@ -57,6 +57,8 @@ class Context:
         self.forward = Pass(lib, self.handle, "forward")
         self.backward = Pass(lib, self.handle, "backward")
 
+    def merge(self, params, stream):
+        check(self._lib.flashtune_merge(self.handle, params, stream))
 
     def autotune(self, params):
         check(self._lib.flashtune_autotune(self.handle, byref(params)))

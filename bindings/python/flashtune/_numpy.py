@@ -1,8 +1,10 @@
 """Attention on NumPy arrays, by the CPU backend: fp32, fp16, and bf16 as `ml_dtypes.bfloat16`."""
 
+import sys
+
 import numpy as np
 
-from . import _call
+from . import _call, _features, _merge
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -10,51 +12,87 @@ from ._errors import InvalidArgumentError
 _ALIGNMENT = 256
 
 
-def attention(q, k, v, causal, softmax_scale, dropout_p, seed, deterministic, return_lse):
-    """out or (out, lse). There are no gradients here that `deterministic` could be about; it is only checked."""
-    _call.options(causal, softmax_scale, dropout_p, deterministic)
-    out, lse = attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed)
+def attention(q, k, v, opts, seed, return_lse, features):
+    """out or (out, lse). There are no gradients here that deterministic could be about; it is only checked."""
+    out, lse = attention_forward(q, k, v, opts, seed, features)
     return (out, lse) if return_lse else out
 
 
-def attention_forward(q, k, v, causal, softmax_scale, dropout_p, seed):
+def attention_forward(q, k, v, opts, seed, features):
     """(out, lse)"""
-    opts = _call.options(causal, softmax_scale, dropout_p)
     number, (q, k, v) = _inputs(q=q, k=k, v=v)
-    dims = _call.sizes(q.shape, k.shape, v.shape)
-    batch_size, num_heads_q, _, seqlen_q, _, _, head_dim_v = dims
-    out = np.empty((batch_size, seqlen_q, num_heads_q, head_dim_v), q.dtype)
-    lse = np.empty((batch_size, num_heads_q, seqlen_q), np.float32)
+    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
+    packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    pages, _table = _features.pack_pages(features, k, q, _this)
+    # Rows that no sequence uses are not written.
+    has_unused = features is not None and features.may_leave_queries()
+    out = (np.zeros if has_unused else np.empty)((*q.shape[:-1], dims[-1]), q.dtype)
+    lse_shape = _features.lse_shape(features, q.shape, dims)
+    lse = np.full(lse_shape, -np.inf, np.float32) if has_unused else np.empty(lse_shape, np.float32)
+    seed = resolve_seed(seed, opts[2])
     params = _call.forward(
-        number, opts, dims, resolve_seed(seed, dropout_p), _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data
+        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages
     )
     _launch(context(CPU).forward, params)
     return out, lse
 
 
-def attention_backward(dout, q, k, v, out, lse, causal, softmax_scale, dropout_p, seed, deterministic):
-    """(dq, dk, dv)"""
-    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
+    """(dq, dk, dv, dbias, dsinks), the last two None where there is nothing that they could be of."""
     number, (q, k, v, out, dout) = _inputs(q=q, k=k, v=v, out=out, dout=dout)
-    dims = _call.sizes(q.shape, k.shape, v.shape)
-    batch_size, num_heads_q, _, seqlen_q, _, _, head_dim_v = dims
-    _call.expect_shape("out", out.shape, (batch_size, seqlen_q, num_heads_q, head_dim_v))
+    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
+    shape = _features.lse_shape(features, q.shape, dims)
+    _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
     _call.expect_shape("dout", dout.shape, out.shape)
-    _call.expect_shape("lse", np.shape(lse), (batch_size, num_heads_q, seqlen_q))
+    _call.expect_shape("lse", np.shape(lse), shape)
     lse = np.ascontiguousarray(lse, np.float32)
-    dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
+    if dlse is not None:
+        _call.expect_shape("dlse", np.shape(dlse), shape)
+        dlse = np.ascontiguousarray(dlse, np.float32)
+    packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    has_lengths = features is not None and features.has_lengths()
+    dq, dk, dv = ((np.zeros if has_lengths else np.empty)(x.shape, x.dtype) for x in (q, k, v))
+    dbias = dsinks = None
+    dbias_ref, dsinks_address = _features.NO_SCORES, 0
+    if features is not None and features.bias is not None and need_dbias:
+        dbias = np.zeros(features.bias.shape, np.float32)
+        dbias_ref = _scores_ref(np.broadcast_to(dbias, (dims[0], dims[1], dims[3], dims[4])))
+    if features is not None and features.sinks is not None:
+        dsinks = np.zeros(dims[1], np.float32)
+        dsinks_address = dsinks.ctypes.data
+    dlse_address = 0 if dlse is None else dlse.ctypes.data
+    packed = _features.with_gradients(
+        packed, dbias_ref, dsinks_address, dlse_address, dbias is not None, dlse is not None
+    )
     params = _call.backward(
-        number, opts, dims, resolve_seed(seed, dropout_p), _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data,
-        _ref(dout), _ref(dq), _ref(dk), _ref(dv),
+        number, opts, dims, resolve_seed(seed, opts[2]), _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data,
+        _ref(dout), _ref(dq), _ref(dk), _ref(dv), *packed,
     )  # fmt: skip
     _launch(context(CPU).backward, params)
-    return dq, dk, dv
+    return dq, dk, dv, dbias, dsinks
 
 
-def describe(q, k, v):
-    """(device, dtype number, sizes, tensor refs of q, k, v) for the calls that read no data."""
+def merge(outs, lses, dtype):
+    """(out, lse)"""
+    outs, lses = (x if isinstance(x, np.ndarray) else np.stack(x) for x in (outs, lses))
+    dtype = outs.dtype if dtype is None else np.dtype(dtype)
+    sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
+    outs, lses = np.ascontiguousarray(outs), np.ascontiguousarray(lses, np.float32)
+    numbers = [_call.DTYPES.get(kind.name, 0) for kind in (dtype, outs.dtype)]
+    out, lse = np.empty(outs.shape[1:], dtype), np.empty(lse_shape, np.float32)
+    of_outs = (len(outs), outs.ctypes.data, outs.strides[0] // outs.itemsize, *_ref(outs[0])[1:]) if len(outs) else (0,) * 6
+    of_lses = (lses.ctypes.data, lses.strides[0] // 4)
+    context(CPU).merge(_merge.pack(*numbers, sizes, of_outs, of_lses, _ref(out), lse.ctypes.data), None)
+    return out, lse
+
+
+def describe(q, k, v, opts, features):
+    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages) for the calls that read no data."""
     number, arrays = _inputs(q=q, k=k, v=v)
-    return CPU, number, _call.sizes(*(x.shape for x in arrays)), [_ref(x) for x in arrays]
+    dims = _features.sizes(features, *(x.shape for x in arrays), _this, arrays[0])
+    packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
+    pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
+    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages
 
 
 def resolve_seed(seed, dropout_p):
@@ -69,12 +107,48 @@ def resolve_seed(seed, dropout_p):
     return (*pair, 0, 0)
 
 
+def vector(name, array, kind, q):
+    """(the array, its address): contiguous, of the dtype `kind`."""
+    expect_array(name, array)
+    if array.dtype != np.dtype(kind):
+        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {kind}")
+    array = np.ascontiguousarray(array)
+    return array, array.ctypes.data
+
+
+def scores(name, array, shape, q):
+    """(the array, its ref): broadcast to one element for each score."""
+    expect_array(name, array)
+    allowed = (q.dtype,) if name == "bias" else (np.dtype(bool), np.dtype(np.uint8))
+    if array.dtype not in allowed:
+        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, allowed))}")
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides) or array.ctypes.data % array.itemsize:
+        array = np.ascontiguousarray(array)
+    try:
+        return array, _scores_ref(np.broadcast_to(array, shape))
+    except ValueError:
+        raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape}") from None
+
+
+def longest(name, cu_seqlens, q):
+    """The longest sequence."""
+    return int(np.diff(cu_seqlens).max(initial=0))
+
+
+def expect_array(name, array):
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array, as q is")
+
+
+def _scores_ref(array):
+    return (array.ctypes.data, *(stride // array.itemsize for stride in array.strides))
+
+
 def _inputs(**arrays):
     """The dtype's number, and the arrays in a form that strides can express, copied only where they are not."""
     dtype = arrays["q"].dtype
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array, as q is")
+        expect_array(name, array)
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
     number = _call.DTYPES.get(dtype.name)
@@ -85,22 +159,23 @@ def _inputs(**arrays):
 
 def _expressible(array):
     """Whether the last dim is contiguous and every stride a nonnegative number of elements."""
-    if array.ndim != 4:
+    if array.ndim not in (3, 4):
         return True
     size = array.itemsize
     return (
-        array.strides[3] == size
+        array.strides[-1] == size
         and all(stride >= 0 and stride % size == 0 for stride in array.strides)
         and array.ctypes.data % size == 0
     )
 
 
 def _ref(array):
+    """(address, stride_batch, stride_seqlen, stride_head); the rows of sequences end to end have no batch."""
     size = array.itemsize
-    strides = array.strides
-    if len(strides) != 4:
+    if array.ndim not in (3, 4):
         return _call.NULL
-    return (array.ctypes.data, strides[0] // size, strides[1] // size, strides[2] // size)
+    *batch, seqlen, head, _ = (stride // size for stride in array.strides)
+    return (array.ctypes.data, *(batch or (0,)), seqlen, head)
 
 
 def _launch(run, params):
@@ -111,3 +186,6 @@ def _launch(run, params):
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     address = memory.ctypes.data
     run.launch(params, address + -address % _ALIGNMENT, size, None)
+
+
+_this = sys.modules[__name__]

@@ -5,8 +5,8 @@ Arrays are handed in for their shapes, strides, dtype and device; no data is rea
 
 import ctypes
 
-from . import _call, _structs
-from ._attention import module_of
+from . import _call, _features, _structs
+from ._attention import features_of, module_of
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -20,35 +20,40 @@ _SOURCES = {
 }
 
 
-def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False):
+def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, **features):
     """Looks up, compiles and loads what a call on such arrays launches, so that no later call waits for it.
 
-    The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or one call before.
+    The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or
+    one call before. features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on; of the
+    backward pass also need_dbias (True: the bias has a gradient) and need_dlse (False: lse has none).
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, **features)
     _pass(device, backward).prepare(params)
 
 
-def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False):
-    """What a call on such arrays runs and why, as a dict; prepares it where that is still to do.
+def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, **features):
+    """What a call on such arrays runs and why, as a dict; prepares it where that is still to do. Arguments as of `prepare`.
 
     kernel, config and reason are text; source is pinned, process, machine, shipped, nearest-gpu or heuristic;
     registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured.
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, **features)
     info = _pass(device, backward).plan_info(params)
     values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
     values["source"] = _SOURCES.get(info.source, f"source {info.source}")
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
 
 
-def autotune(q, k, v, *, causal=False, dropout_p=0.0, backward=False, time_limit=0.0, retune=False, progress=None):
+def autotune(
+    q, k, v, *, causal=False, dropout_p=0.0, backward=False, time_limit=0.0, retune=False, progress=None, **features
+):
     """Measures the candidates for such arrays on their device, keeps the winner, and returns its `plan_info`.
 
     time_limit is in seconds (0: the library's default). progress is called with a dict (phase, done, total, failed,
     best_config, best_us) and stops the run by returning True. What has a record is measured again only with `retune`.
+    features are those of `prepare`.
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, **features)
     raised = []
 
     def report(seen, _user):
@@ -83,7 +88,7 @@ def autotune(q, k, v, *, causal=False, dropout_p=0.0, backward=False, time_limit
     finally:
         if raised:
             raise raised[0]
-    return plan_info(q, k, v, causal=causal, dropout_p=dropout_p, backward=backward)
+    return plan_info(q, k, v, causal=causal, dropout_p=dropout_p, backward=backward, **features)
 
 
 def export_records(path, device=None):
@@ -100,17 +105,20 @@ def _pass(device, backward):
     return context(device).backward if backward else context(device).forward
 
 
-def _describe(q, k, v, causal, dropout_p, backward, deterministic=False):
-    device, dtype, sizes, (q_ref, k_ref, v_ref) = module_of(q).describe(q, k, v)
+def _describe(
+    q, k, v, causal, dropout_p, backward, deterministic=False, *, need_dbias=True, need_dlse=False, **features
+):
     opts = _call.options(causal, None, dropout_p, deterministic)
+    features = features_of(features)
+    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages = module_of(q).describe(q, k, v, opts, features)
     if deterministic and not backward:
         raise InvalidArgumentError("deterministic is True and backward False; a forward pass always is: leave it out")
-    seed = _call.NO_SEED
+    seed, null = _call.NO_SEED, _call.NULL
     # Outputs, which do not exist yet, stand as packed and unplaced.
     if backward:
-        null = _call.NULL
-        gradients = (null, null, null, null)
-        params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, *gradients)
+        wants_dbias = need_dbias and features is not None and features.bias is not None
+        more = _features.with_gradients(packed, _features.NO_SCORES, 0, 0, wants_dbias, need_dlse)
+        params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, null, null, null, null, *more)
     else:
-        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, _call.NULL, 0)
+        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages)
     return device, params

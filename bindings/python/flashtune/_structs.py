@@ -11,6 +11,10 @@ from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int6
 BACKEND_CUDA, BACKEND_CPU = 1, 2
 DTYPE_FP16, DTYPE_BF16, DTYPE_FP32 = 1, 2, 3
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = 0, 1, 2
+WINDOW_NONE, WINDOW_BOTTOM_RIGHT, WINDOW_TOP_LEFT = 0, 1, 2
+FEATURE_ALIBI, FEATURE_BIAS, FEATURE_MASK, FEATURE_SINKS = 1, 2, 4, 8
+FEATURE_CU_SEQLENS_Q, FEATURE_CU_SEQLENS_K, FEATURE_SEQUSED_Q, FEATURE_SEQUSED_K = 16, 32, 64, 128
+FEATURE_DBIAS, FEATURE_DLSE, FEATURE_PAGED = 256, 512, 1024
 SOURCE_PINNED, SOURCE_PROCESS, SOURCE_MACHINE, SOURCE_SHIPPED, SOURCE_NEAREST_GPU, SOURCE_HEURISTIC = 1, 2, 3, 4, 5, 6
 
 
@@ -23,8 +27,19 @@ class Tensor(ctypes.Structure):
     ]
 
 
-# What both passes' params open with today; each grows at its own end.
-_PROBLEM = [
+class ScoresTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("stride_batch", c_int64),
+        ("stride_head", c_int64),
+        ("stride_seqlen_q", c_int64),
+        ("stride_seqlen_k", c_int64),
+    ]
+
+
+# Params in the parts that are packed apart: what both passes open with, the backward pass's own, the features, which both
+# have and most calls do not use, and what each has of them alone.
+PROBLEM = [
     ("struct_size", c_uint64),
     ("dtype", c_int32),
     ("causal", c_int32),
@@ -47,20 +62,69 @@ _PROBLEM = [
     ("out", Tensor),
     ("lse", c_void_p),
 ]
+GRADIENTS = [
+    ("dout", Tensor),
+    ("dq", Tensor),
+    ("dk", Tensor),
+    ("dv", Tensor),
+    ("deterministic", c_int32),
+    ("reserved", c_int32),
+]
+FEATURES = [
+    ("features", c_uint64),
+    ("window", c_int32),
+    ("softcap", c_float),
+    ("window_left", c_int64),
+    ("window_right", c_int64),
+    ("alibi_slopes", c_void_p),
+    ("alibi_stride_batch", c_int64),
+    ("bias", ScoresTensor),
+    ("mask", ScoresTensor),
+    ("sinks", c_void_p),
+    ("cu_seqlens_q", c_void_p),
+    ("cu_seqlens_k", c_void_p),
+    ("seqused_q", c_void_p),
+    ("seqused_k", c_void_p),
+    ("total_q", c_int64),
+    ("total_k", c_int64),
+]
+FEATURE_GRADIENTS = [
+    ("dbias", ScoresTensor),
+    ("dsinks", c_void_p),
+    ("dlse", c_void_p),
+]
+PAGES = [
+    ("block_table", c_void_p),
+    ("block_table_stride", c_int64),
+    ("page_size", c_int64),
+    ("num_pages", c_int64),
+]
 
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = _PROBLEM
+    _fields_ = PROBLEM + FEATURES + PAGES
 
 
 class BackwardParams(ctypes.Structure):
-    _fields_ = _PROBLEM + [
-        ("dout", Tensor),
-        ("dq", Tensor),
-        ("dk", Tensor),
-        ("dv", Tensor),
-        ("deterministic", c_int32),
-        ("reserved", c_int32),
+    _fields_ = PROBLEM + GRADIENTS + FEATURES + FEATURE_GRADIENTS
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("dtype", c_int32),
+        ("partial_dtype", c_int32),
+        ("num_partials", c_int64),
+        ("batch_size", c_int64),
+        ("seqlen", c_int64),
+        ("num_heads", c_int64),
+        ("head_dim_v", c_int64),
+        ("partial_out", Tensor),
+        ("partial_out_stride", c_int64),
+        ("partial_lse", c_void_p),
+        ("partial_lse_stride", c_int64),
+        ("out", Tensor),
+        ("lse", c_void_p),
     ]
 
 
@@ -124,16 +188,16 @@ class PlanInfo(ctypes.Structure):
 _FORMATS = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_float: "f", c_double: "d", c_void_p: "P"}
 
 
-def _format(structure):
-    return "".join(_FORMATS.get(kind) or _format(kind) for _, kind in structure._fields_)
+def _format(fields):
+    return "".join(_FORMATS.get(kind) or _format(kind._fields_) for _, kind in fields)
 
 
-def packer(structure):
-    """A `struct.Struct` of the same layout.
+def packer(fields):
+    """A `struct.Struct` of these fields of a params struct, the size of which is a multiple of 8.
 
     One `pack` fills all fields in the time that ctypes takes for three, and the bytes it returns belong to one call,
-    so threads share nothing. "0Q" pads the tail to the alignment of the widest member.
+    so threads share nothing.
     """
-    packed = struct.Struct("@" + _format(structure) + "0Q")
-    assert packed.size == ctypes.sizeof(structure)
+    packed = struct.Struct("@" + _format(fields))
+    assert packed.size % 8 == 0
     return packed

@@ -1,4 +1,4 @@
-"""The fixed-length calls of the flash-attn 2.8 package under the same names, arguments and defaults.
+"""The calls of the flash-attn 2.8 package for training, prefill and decoding under the same names, arguments and defaults.
 
 Its users change one import:  from flashtune.flash_attn_interface import flash_attn_func
 An argument that flashtune does not do yet raises NotImplementedError with the argument's name; none is ignored.
@@ -6,10 +6,18 @@ An argument that flashtune does not do yet raises NotImplementedError with the a
 
 import torch
 
-from . import _call, _torch
+from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd
 from ._errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"]
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
 
 
 def flash_attn_func(
@@ -27,16 +35,14 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen, heads, dim) over k and v (batch, seqlen_k, heads_kv, dim).
 
-    causal aligns the mask to the bottom right corner. deterministic gives the gradients the same bits at every run.
-    return_attn_probs returns (out, softmax_lse, None): the matrix of probabilities, which flash-attn hands out for its
-    own tests, is never formed here.
+    causal aligns the mask to the bottom right corner. window_size is (left, right) in keys, -1 for all of that side; causal
+    hides what is right of the diagonal whatever it says. alibi_slopes is fp32 (heads) or (batch, heads). deterministic gives
+    the gradients the same bits at every run. return_attn_probs returns (out, softmax_lse, None): the matrix of probabilities,
+    which flash-attn hands out for its own tests, is never formed here.
     """
     _expect_tensors(q=q, k=k, v=v)
-    _refuse(window_size, softcap, alibi_slopes)
-    result = _torch.attention(
-        q, k, v, bool(causal), softmax_scale, dropout_p, None, bool(deterministic), return_attn_probs
-    )
-    return (*result, None) if return_attn_probs else result
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(q, k, v, options)
 
 
 def flash_attn_kvpacked_func(
@@ -53,9 +59,9 @@ def flash_attn_kvpacked_func(
 ):
     """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim), and so their gradients."""
     _expect_tensors(q=q, kv=kv)
-    _refuse(window_size, softcap, alibi_slopes)
-    _expect_packed("kv", kv, 2)
-    return _packed(q, kv, dropout_p, softmax_scale, causal, deterministic, return_attn_probs)
+    _expect_packed("kv", kv, 2, "batch, seqlen")
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend_packed(q, kv, options)
 
 
 def flash_attn_qkvpacked_func(
@@ -71,16 +77,171 @@ def flash_attn_qkvpacked_func(
 ):
     """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim), and so their gradients."""
     _expect_tensors(qkv=qkv)
-    _refuse(window_size, softcap, alibi_slopes)
-    _expect_packed("qkv", qkv, 3)
-    return _packed(None, qkv, dropout_p, softmax_scale, causal, deterministic, return_attn_probs)
+    _expect_packed("qkv", qkv, 3, "batch, seqlen")
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend_packed(None, qkv, options)
 
 
-def _packed(q, packed, dropout_p, softmax_scale, causal, deterministic, return_attn_probs):
-    opts = _call.options(bool(causal), softmax_scale, dropout_p, bool(deterministic))
-    seed = _torch.resolve_seed(None, dropout_p, packed)
-    result = _torch.PackedAttention.apply(q, packed, opts, seed, return_attn_probs)
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """`flash_attn_func` of sequences that lie end to end: q (total_q, heads, dim), k and v (total_k, heads_kv, dim).
+
+    cu_seqlens_q and cu_seqlens_k are int32 (batch + 1), where each sequence begins; max_seqlen_q and max_seqlen_k bounds of the
+    lengths. softmax_lse is (heads, total_q). With block_table k and v are (num_pages, page_size, heads_kv, dim), cu_seqlens_k says
+    but how long sequences are, and there are neither gradients nor dropout.
+    """
+    _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if block_table is not None:
+        if dropout_p:
+            raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; with pages nothing may be dropped")
+        out, lse = _attention.attention_kvcache(
+            q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff(), max_seqlen_k=int(max_seqlen_k),
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q), causal=bool(causal), softmax_scale=softmax_scale,
+            return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+        return (out, lse, None) if return_attn_probs else out
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, int(max_seqlen_q), int(max_seqlen_k))
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(q, k, v, options, lengths)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, heads_kv, dim), and so their gradients."""
+    _expect_tensors(q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _expect_packed("kv", kv, 2, "total")
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, int(max_seqlen_q), int(max_seqlen_k))
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend_packed(q, kv, options, lengths)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, dim), and so their gradients."""
+    _expect_tensors(qkv=qkv, cu_seqlens=cu_seqlens)
+    _expect_packed("qkv", qkv, 3, "total")
+    lengths = (cu_seqlens, cu_seqlens, None, None, int(max_seqlen), int(max_seqlen))
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend_packed(None, qkv, options, lengths)
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Attention of q (batch, seqlen_q, heads, dim) over k_cache and v_cache (batch, seqlen_cache, heads_kv, dim), of which each
+    sequence uses its first cache_seqlens keys; with block_table (num_pages, page_size, heads_kv, dim), pages of any size.
+
+    k and v (batch, seqlen_new, heads_kv, dim) are first written into the cache behind cache_seqlens, an int or int32 (batch), and
+    are seen like the rest. causal aligns to the bottom right corner of each sequence. Nothing waits for the device. There is no
+    gradient. num_splits must be 0: the keys are split as the config says.
+    """
+    unsupported = {
+        "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
+    }  # fmt: skip
+    for name, given in unsupported.items():
+        if given is not None:
+            raise UnsupportedError(f"{name} is given; it is not supported yet")
+    if num_splits != 0:
+        raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config says how keys are split")
+    _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    seqused_k = cache_seqlens
+    if k is not None or v is not None:
+        seqused_k = _kvcache.append(k_cache, v_cache, k, v, cache_seqlens, block_table)
+    return _attention.attention_kvcache(
+        q, k_cache, v_cache, block_table=block_table, seqused_k=seqused_k, causal=bool(causal), softmax_scale=softmax_scale,
+        return_lse=return_softmax_lse, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+
+
+_NO_LENGTHS = (None,) * 6
+
+
+def _attend(q, k, v, options, lengths=_NO_LENGTHS):
+    return_attn_probs = options[-1]
+    opts, features = _taken(options, lengths)
+    result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
+
+
+def _attend_packed(q, packed, options, lengths=_NO_LENGTHS):
+    return_attn_probs = options[-1]
+    opts, features = _taken(options, lengths)
+    seed = _torch.resolve_seed(None, opts[2], packed)
+    result = _torch_autograd.packed_attention(q, packed, opts, seed, return_attn_probs, features)
+    return (*result, None) if return_attn_probs else result
+
+
+def _taken(options, lengths):
+    """(opts, features) of flash-attn's arguments."""
+    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, _ = options
+    opts = _call.options(bool(causal), softmax_scale, dropout_p, bool(deterministic))
+    return opts, _features.of(_window(window_size, causal), softcap, alibi_slopes, None, None, None, *lengths)
+
+
+def _window(window_size, causal):
+    left, right = (max(-1, side) for side in window_size)
+    return left, -1 if causal else right
 
 
 def _expect_tensors(**tensors):
@@ -89,16 +250,7 @@ def _expect_tensors(**tensors):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
 
 
-def _expect_packed(name, tensor, count):
-    if tensor.dim() != 5 or tensor.shape[2] != count:
-        found = tuple(tensor.shape)
-        raise InvalidArgumentError(f"{name} has shape {found}; it must be (batch, seqlen, {count}, heads, dim)")
-
-
-def _refuse(window_size, softcap, alibi_slopes):
-    if tuple(window_size) != (-1, -1):
-        raise UnsupportedError(f"window_size is {tuple(window_size)}; sliding windows are not supported yet")
-    if softcap:
-        raise UnsupportedError(f"softcap is {softcap}; a soft cap is not supported yet")
-    if alibi_slopes is not None:
-        raise UnsupportedError("alibi_slopes is given; ALiBi is not supported yet")
+def _expect_packed(name, tensor, count, rows):
+    expected = f"({rows}, {count}, heads, dim)"
+    if tensor.dim() != expected.count(",") + 1 or tensor.shape[-3] != count:
+        raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be {expected}")

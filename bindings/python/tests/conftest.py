@@ -32,7 +32,14 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-_NEEDS_TORCH = {"test_torch.py", "test_flash_attn_interface.py", "test_gpu.py", "test_training.py"}
+_NEEDS_TORCH = {
+    "test_flash_attn_interface.py",
+    "test_gpu.py",
+    "test_kvcache.py",
+    "test_torch.py",
+    "test_torch_features.py",
+    "test_training.py",
+}
 
 
 def _has_torch():

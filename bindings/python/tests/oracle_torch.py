@@ -6,15 +6,31 @@ from judge import assert_close
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def plain(q, k, v, causal=False, softmax_scale=None, keep=None):
+def plain(
+    q, k, v, bias=None, sinks=None, causal=False, softmax_scale=None, keep=None, window=None, softcap=0.0, alibi_slopes=None,
+    mask=None, return_lse=False,
+):  # fmt: skip
     """Every product and the weights in the inputs' dtype. `keep` multiplies the weights: the dropout mask, scaled."""
     q, k, v = _by_head(q, k, v)
-    seen = _seen(q.shape[2], k.shape[2], causal, q.device)
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    seen = _seen(seqlen_q, seqlen_k, causal, q.device, window)
+    seen = seen if mask is None else seen & mask
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    scores = (q @ k.transpose(2, 3) * scale).masked_fill(~seen, torch.finfo(q.dtype).min)
+    scores = q @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        rows, keys = torch.arange(seqlen_q, device=q.device)[:, None], torch.arange(seqlen_k, device=q.device)
+        scores = scores - alibi_slopes.to(q.dtype)[..., None, None] * (rows + seqlen_k - seqlen_q - keys).abs()
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~seen, torch.finfo(q.dtype).min)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
     # A row that sees nothing has equal scores; the product makes its weights 0 and keeps its gradients finite.
-    weights = scores.softmax(-1) * seen
-    return ((weights if keep is None else weights * keep) @ v).transpose(1, 2)
+    weights = scores.softmax(-1)[..., :seqlen_k] * seen
+    out = ((weights if keep is None else weights * keep) @ v).transpose(1, 2)
+    return (out, scores.logsumexp(-1)) if return_lse else out
 
 
 def math_backend(q, k, v, causal=False, softmax_scale=None):
@@ -31,11 +47,18 @@ def _by_head(q, k, v):
     return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
 
-def _seen(seqlen_q, seqlen_k, causal, device):
-    if not causal:
-        return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
-    shift = 0 if causal == "top-left" else seqlen_k - seqlen_q
-    return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(shift)
+def _seen(seqlen_q, seqlen_k, causal, device, window=None):
+    rows, keys = torch.arange(seqlen_q, device=device)[:, None], torch.arange(seqlen_k, device=device)
+    after = keys - rows - (0 if causal == "top-left" else seqlen_k - seqlen_q)
+    left, right = window or (-1, -1)
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    if causal:
+        seen &= after <= 0
+    if right >= 0:
+        seen &= after <= right
+    if left >= 0:
+        seen &= after >= -left
+    return seen
 
 
 def with_gradients(function, tensors, dout, **options):

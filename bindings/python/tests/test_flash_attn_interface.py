@@ -20,18 +20,26 @@ OPTIONS = [
 ]
 
 
+LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+
+
 @pytest.mark.parametrize(
     "name, tensors",
     [
         ("flash_attn_func", ["q", "k", "v"]),
         ("flash_attn_kvpacked_func", ["q", "kv"]),
         ("flash_attn_qkvpacked_func", ["qkv"]),
+        ("flash_attn_varlen_func", ["q", "k", "v", *LENGTHS]),
+        ("flash_attn_varlen_kvpacked_func", ["q", "kv", *LENGTHS]),
+        ("flash_attn_varlen_qkvpacked_func", ["qkv", "cu_seqlens", "max_seqlen"]),
     ],
 )
 def test_signatures_are_those_of_flash_attn(name, tensors):
     parameters = inspect.signature(getattr(interface, name)).parameters.values()
     assert all(parameter.kind == parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
     expected = [(tensor, inspect.Parameter.empty) for tensor in tensors] + OPTIONS
+    if name == "flash_attn_varlen_func":
+        expected += [("block_table", None)]
     assert [(parameter.name, parameter.default) for parameter in parameters] == expected
 
 
@@ -85,19 +93,83 @@ def test_return_attn_probs_returns_lse_and_no_matrix():
     assert torch.equal(packed[0], out) and torch.equal(packed[1], lse) and packed[2] is None
 
 
+SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
+
+
 @pytest.mark.parametrize(
-    "option, value",
-    [("window_size", (128, 0)), ("window_size", [-1, 0]), ("softcap", 30.0), ("alibi_slopes", torch.ones(2))],
+    "options, meaning",
+    [
+        (dict(window_size=(16, 0)), dict(window=(16, 0))),
+        (dict(window_size=[-1, 5]), dict(window=(-1, 5))),
+        # What is right of the diagonal causal hides, whatever the window says.
+        (dict(window_size=(16, 5), causal=True), dict(window=(16, -1), causal=True)),
+        (dict(softcap=1.5), dict(softcap=1.5)),
+        (dict(alibi_slopes=SLOPES, causal=True), dict(alibi_slopes=SLOPES, causal=True)),
+        (dict(alibi_slopes=SLOPES.expand(2, 4), softcap=2.0), dict(alibi_slopes=SLOPES, softcap=2.0)),
+    ],
+    ids=str,
 )
-def test_what_is_not_done_yet_is_refused_by_name(option, value):
-    q = torch.ones(1, 4, 2, 8)
-    for call in (
-        lambda **options: interface.flash_attn_func(q, q, q, **options),
-        lambda **options: interface.flash_attn_kvpacked_func(q, torch.stack([q, q], 2), **options),
-        lambda **options: interface.flash_attn_qkvpacked_func(torch.stack([q, q, q], 2), **options),
-    ):
-        with pytest.raises(NotImplementedError, match=option):
-            call(**{option: value})
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_windows_caps_and_slopes_mean_what_they_do_in_flash_attn(device, dtype, options, meaning):
+    options, meaning = ({name: _on(device, value) for name, value in some.items()} for some in (options, meaning))
+    *tensors, dout = random((2, 65, 4, 64), (2, 130, 2, 64), (2, 130, 2, 64), (2, 65, 4, 64), dtype=dtype, device=device)
+    judge(lambda q, k, v: interface.flash_attn_func(q, k, v, **options), tensors, dout, **meaning)
+
+
+def _on(device, value):
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_varlen_calls_do_each_sequence_alone(device, dtype):
+    lengths_q, lengths_k = [13, 0, 61, 30], [40, 17, 83, 0]
+    begins_q, begins_k = (
+        torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    )
+    q, kv, dout = random((104, 4, 64), (140, 2, 2, 64), (104, 4, 64), dtype=dtype, device=device)
+    options = dict(causal=True, window_size=(20, 0), softcap=2.0, alibi_slopes=SLOPES.to(device))
+    arguments = (begins_q, begins_k, max(lengths_q), max(lengths_k))
+
+    def of(call, leaves):
+        leaves = [x.detach().clone().requires_grad_() for x in leaves]
+        out = call(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, dout)]
+
+    separate = of(lambda *qkv: interface.flash_attn_varlen_func(*qkv, *arguments, **options), [q, *kv.unbind(1)])
+    packed = of(lambda *qkv: interface.flash_attn_varlen_kvpacked_func(*qkv, *arguments, **options), [q, kv])
+    one_by_one = [torch.zeros_like(x) for x in separate]
+    for start, end, start_k, end_k in zip(begins_q, begins_q[1:], begins_k, begins_k[1:]):
+        rows, keys = slice(int(start), int(end)), slice(int(start_k), int(end_k))
+        leaves = [x.detach().clone()[None].requires_grad_() for x in (q[rows], *kv[keys].unbind(1))]
+        out = interface.flash_attn_func(*leaves, **options)
+        for whole, place, part in zip(
+            one_by_one, (rows, rows, keys, keys), (out, *torch.autograd.grad(out, leaves, dout[None, rows]))
+        ):
+            whole[place] = part[0].detach()
+    unpacked = [*packed[:2], *packed[2].unbind(1)]
+    # On a GPU kernels for other lengths sum in another order, and products are rounded to 16 bits.
+    tolerance = {} if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    for of_separate, of_packed, wanted in zip(separate, unpacked, one_by_one, strict=True):
+        torch.testing.assert_close(of_separate, wanted, **tolerance)
+        torch.testing.assert_close(of_packed, of_separate, **tolerance)
+
+    qkv = torch.stack([q, *(x.repeat_interleave(2, 1)[:104] for x in kv.unbind(1))], 1)
+    leaf = qkv.clone().requires_grad_()
+    out, lse, matrix = interface.flash_attn_varlen_qkvpacked_func(leaf, begins_q, 61, **options, return_attn_probs=True)
+    assert lse.shape == (4, 104) and matrix is None
+    (gradient,) = torch.autograd.grad(out, leaf, dout)
+    leaves = [x.clone().requires_grad_() for x in qkv.unbind(1)]
+    expected = interface.flash_attn_varlen_func(*leaves, begins_q, begins_q, 61, 61, **options)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(gradient, torch.stack(torch.autograd.grad(expected, leaves, dout), 1))
+
+
+def test_pages_and_dropout_are_refused_together():
+    q, begins = torch.ones(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        pages, table = torch.ones(1, 4, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
+        interface.flash_attn_varlen_func(q, pages, pages, begins, begins, 4, 4, 0.1, block_table=table)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -25,7 +25,7 @@ def test_the_gpus_mask_is_the_documented_one():
     q, k, v = uniform()
     seed = (1 << 50 | 3, 1 << 40 | 9)
     out = flashtune.attention(q, k, v, dropout_p=0.5, seed=seed)
-    kept = torch.from_numpy(oracle.mask(1, 2, SEQLEN, SEQLEN, 0.5, *seed))
+    kept = torch.from_numpy(oracle.kept(1, 2, SEQLEN, SEQLEN, 0.5, *seed))
     assert torch.equal(out.cpu().transpose(1, 2) != 0, kept)
 
 

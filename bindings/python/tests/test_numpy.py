@@ -92,7 +92,7 @@ def test_the_mask_shows_when_scores_are_equal_and_v_is_the_identity():
     zeros = np.zeros((1, seqlen, 1, 8), np.float32)
     identity = np.eye(seqlen, dtype=np.float32).reshape(1, seqlen, 1, seqlen)
     out = flashtune.attention(zeros, zeros, identity, dropout_p=0.5, seed=(3, 1 << 35))
-    kept = oracle.mask(1, 1, seqlen, seqlen, 0.5, 3, 1 << 35)[0, 0]
+    kept = oracle.kept(1, 1, seqlen, seqlen, 0.5, 3, 1 << 35)[0, 0]
     assert ((out[0, :, 0, :] != 0) == kept).all()
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import pytest
 
 
 def test_philox_gives_the_published_vectors():
@@ -11,17 +12,31 @@ def test_philox_gives_the_published_vectors():
     assert [int(word[0]) for word in words] == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-def test_gradients_agree_with_finite_differences():
+@pytest.mark.parametrize("has_features", [False, True])
+def test_gradients_agree_with_finite_differences(has_features):
     generator = np.random.default_rng(1)
     q, k, v = (generator.standard_normal(shape) for shape in ((1, 3, 2, 2), (1, 4, 1, 2), (1, 4, 1, 3)))
-    dout = generator.standard_normal((1, 3, 2, 3))
+    dout, dlse = generator.standard_normal((1, 3, 2, 3)), generator.standard_normal((1, 2, 3))
     options = dict(causal=True, dropout_p=0.3, seed=(5, 9))
-    result = oracle.attention(q, k, v, dout, **options)
-    for tensor, gradient in ((q, result.dq), (k, result.dk), (v, result.dv)):
+    if has_features:
+        bias, sinks, slopes = (generator.standard_normal(shape) for shape in ((1, 2, 1, 4), (2,), (2,)))
+        options |= dict(window=(2, None), softcap=1.5, alibi_slopes=slopes, bias=bias, sinks=sinks)
+    else:
+        dlse = dlse * 0
+    result = oracle.attention(q, k, v, dout, dlse=dlse, **options)
+
+    def loss():
+        result = oracle.attention(q, k, v, **options)
+        return (result.out * dout).sum() + (result.lse * dlse).sum()
+
+    checked = [(q, result.dq), (k, result.dk), (v, result.dv)]
+    if has_features:
+        checked += [(bias, result.dbias), (sinks, result.dsinks)]
+    for tensor, gradient in checked:
         for index in np.ndindex(tensor.shape):
             value, ends = tensor[index], []
             for step in (1e-6, -1e-6):
                 tensor[index] = value + step
-                ends.append((oracle.attention(q, k, v, **options).out * dout).sum())
+                ends.append(loss())
             tensor[index] = value
             assert abs((ends[0] - ends[1]) / 2e-6 - gradient[index]) < 1e-7

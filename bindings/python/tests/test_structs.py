@@ -13,14 +13,17 @@ HEADER = Path(__file__).resolve().parents[3] / "include" / "flashtune.h"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 STRUCTS = {
     "flashtune_tensor": _structs.Tensor,
+    "flashtune_scores_tensor": _structs.ScoresTensor,
     "flashtune_forward_params": _structs.ForwardParams,
     "flashtune_backward_params": _structs.BackwardParams,
+    "flashtune_merge_params": _structs.MergeParams,
     "flashtune_context_options": _structs.ContextOptions,
     "flashtune_progress": _structs.Progress,
     "flashtune_autotune_params": _structs.AutotuneParams,
     "flashtune_plan_info": _structs.PlanInfo,
 }
-CONSTANTS = [name for name in dir(_structs) if name.startswith(("BACKEND_", "CAUSAL_", "DTYPE_", "SOURCE_"))]
+PREFIXES = ("BACKEND_", "CAUSAL_", "DTYPE_", "FEATURE_", "SOURCE_", "WINDOW_")
+CONSTANTS = [name for name in dir(_structs) if name.startswith(PREFIXES) and name != "FEATURE_GRADIENTS"]
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
@@ -48,18 +51,23 @@ def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
     assert found == expected
 
 
-@pytest.mark.parametrize("structure", [_structs.ForwardParams, _structs.BackwardParams])
-def test_packed_bytes_are_the_struct(structure):
-    values = []
+@pytest.mark.parametrize(
+    "structure, parts",
+    [
+        (_structs.ForwardParams, [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES]),
+        (
+            _structs.BackwardParams,
+            [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS],
+        ),
+    ],
+)
+def test_packed_parts_are_the_struct(structure, parts):
+    def count(fields):
+        return sum(count(kind._fields_) if issubclass(kind, ctypes.Structure) else 1 for _, kind in fields)
 
-    def number(structure):
-        for _, kind in structure._fields_:
-            if issubclass(kind, ctypes.Structure):
-                number(kind)
-            else:
-                values.append(len(values) + 1)
-
-    number(structure)
+    counter = iter(range(1, 1000))
+    values = [[next(counter) for _ in range(count(fields))] for fields in parts]
+    packed = b"".join(_structs.packer(fields).pack(*numbers) for fields, numbers in zip(parts, values))
     read = []
 
     def collect(instance):
@@ -70,6 +78,6 @@ def test_packed_bytes_are_the_struct(structure):
             else:
                 read.append(value)
 
-    packed = _structs.packer(structure).pack(*values)
+    assert len(packed) == ctypes.sizeof(structure)
     collect(structure.from_buffer_copy(packed))
-    assert read == values
+    assert read == sum(values, [])

@@ -59,7 +59,7 @@ def test_dropout_drops_the_documented_elements_in_both_passes(device, dtype):
     problem = (2, 4, 2, 100, 90, 64, 64, True)
     *tensors, dout = inputs(problem, dtype, device)
     seed, p = (1 << 45 | 77, 1 << 33 | 5), 0.25
-    keep = oracle.mask(2, 4, 100, 90, p, *seed) * oracle.keep_scale(p)
+    keep = oracle.kept(2, 4, 100, 90, p, *seed) * oracle.keep_scale(p)
     # fp64 holds the scale exactly; the naive version rounds it with the weights.
     keep = torch.from_numpy(keep).to(device)
     judge(
@@ -109,13 +109,21 @@ def test_manual_seed_reproduces_output_and_gradients(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_lse_is_the_logsumexp_and_carries_no_gradient(device):
+def test_lse_is_the_logsumexp_and_carries_a_gradient(device):
     q, k, v, _ = inputs(PROBLEMS[1], working_dtype(device), device)
     out, lse = flashtune.attention(q.requires_grad_(), k, v, return_lse=True)
-    assert out.requires_grad and not lse.requires_grad and lse.dtype == torch.float32
+    assert lse.dtype == torch.float32
+    exact = q.detach().double().requires_grad_()
     keys = k.repeat_interleave(4, 2).double()
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.detach().double(), keys) * q.shape[-1] ** -0.5
+    scores = torch.einsum("bqhd,bkhd->bhqk", exact, keys) * q.shape[-1] ** -0.5
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(lse.sum(), q, retain_graph=True)
+    (expected,) = torch.autograd.grad(scores.logsumexp(-1).sum(), exact)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-2, atol=2e-3)
+    # Of both outputs it is the sum.
+    (of_out,) = torch.autograd.grad(out.float().sum(), q, retain_graph=True)
+    (of_both,) = torch.autograd.grad(out.float().sum() + lse.sum(), q)
+    torch.testing.assert_close(of_both, of_out + gradient, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("device", DEVICES)

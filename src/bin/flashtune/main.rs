@@ -5,6 +5,7 @@
 mod autotune;
 mod bench;
 mod device;
+mod features;
 mod info;
 mod presets;
 mod problems;

@@ -2,7 +2,7 @@
 //!
 //! Data only. A preset gives its problems in both passes, except shapes of one query, which have no backward pass.
 
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 
 struct Preset {
     name: &'static str,
@@ -122,6 +122,7 @@ fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool)
         causal: if causal { Causal::BottomRight } else { Causal::None },
         dropout: false,
         deterministic: false,
+        features: Features::NONE,
         layout: Layout::widest([head_dim]),
     }
 }

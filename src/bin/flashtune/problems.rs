@@ -1,10 +1,11 @@
 //! Problems as the user writes them: a preset, a file of JSON lines, or options of the command line.
 
+use crate::features::FeatureArgs;
 use crate::presets;
 use crate::{Failure, usage};
 use clap::ValueEnum;
 use flashtune::plan::key;
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::path::Path;
@@ -34,12 +35,46 @@ struct Line {
     dropout: Option<bool>,
     /// The widest that the head dims allow.
     layout: Option<Layout>,
+    /// No window.
+    window_left: Option<i64>,
+    window_right: Option<i64>,
+    /// false, as all that follow
+    #[serde(default)]
+    softcap: bool,
+    #[serde(default)]
+    alibi: bool,
+    #[serde(default)]
+    bias: bool,
+    /// Of the backward pass.
+    #[serde(default)]
+    dbias: bool,
+    #[serde(default)]
+    mask: bool,
+    #[serde(default)]
+    sinks: bool,
+    /// Of the backward pass.
+    #[serde(default)]
+    dlse: bool,
+    #[serde(default)]
+    varlen: bool,
 }
 
 impl Line {
     fn problems(self) -> Vec<Problem> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
-        let of_pass = |pass| Problem {
+        let features = FeatureArgs {
+            window_left: self.window_left,
+            window_right: self.window_right,
+            softcap: self.softcap,
+            alibi: self.alibi,
+            bias: self.bias,
+            dbias: self.dbias,
+            mask: self.mask,
+            sinks: self.sinks,
+            dlse: self.dlse,
+            varlen: self.varlen,
+        };
+        let plain = |pass| Problem {
             pass,
             dtype: self.dtype.unwrap_or(Dtype::Bf16),
             batch_size: self.batch_size.unwrap_or(1),
@@ -52,8 +87,10 @@ impl Line {
             causal: self.causal.unwrap_or(Causal::None),
             dropout: self.dropout.unwrap_or(false),
             deterministic: false,
+            features: Features::NONE,
             layout: self.layout.unwrap_or(Layout::widest([self.head_dim, head_dim_v])),
         };
+        let of_pass = |pass| features.on(plain(pass));
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
@@ -138,6 +175,8 @@ pub struct ClassArgs {
     /// Backward: the same bits at every run
     #[arg(long)]
     pub deterministic: bool,
+    #[command(flatten)]
+    pub features: FeatureArgs,
 }
 
 impl ClassArgs {
@@ -158,8 +197,10 @@ impl ClassArgs {
             causal: if self.causal { Causal::BottomRight } else { Causal::None },
             dropout: self.dropout,
             deterministic: self.deterministic,
+            features: Features::NONE,
             layout: Layout::widest([self.head_dim, head_dim_v]),
         };
+        let problem = self.features.on(problem);
         problem.validate().map_err(usage)?;
         Ok(problem)
     }

@@ -101,7 +101,7 @@ mod tests {
     use super::super::{candidates, check};
     use super::*;
     use crate::device::Arch;
-    use crate::problem::{Dtype, Layout};
+    use crate::problem::{Dtype, Features, Layout};
 
     fn device(sm_count: u32, l2_bytes: u64) -> Device {
         Device {
@@ -133,6 +133,7 @@ mod tests {
             causal,
             dropout: true,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec1,
         }
     }

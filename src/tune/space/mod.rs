@@ -5,6 +5,7 @@
 //! that a kernel relies on is asserted once more in its template. Nothing here measures or remembers.
 
 mod cpu;
+mod decode;
 mod gpu;
 mod sm80;
 mod sm90;
@@ -36,10 +37,15 @@ pub const MAX_CANDIDATES: usize = 64;
 
 /// The families that do a problem on a device, the preferred one first.
 pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
-    match device.arch {
-        Arch::Cpu => &[Family::Cpu],
-        Arch::Sm(9, 0) if sm90::refusal(problem).is_none() => &[Family::Sm90, Family::Sm80],
-        Arch::Sm(..) => &[Family::Sm80],
+    let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
+    match (device.arch, decode::serves(problem)) {
+        (Arch::Cpu, _) => &[Family::Cpu],
+        // No other reads pages.
+        (Arch::Sm(..), true) if problem.features.paged.is_some() => &[Family::Decode],
+        (Arch::Sm(..), true) if is_sm90 => &[Family::Decode, Family::Sm90, Family::Sm80],
+        (Arch::Sm(..), true) => &[Family::Decode, Family::Sm80],
+        (Arch::Sm(..), false) if is_sm90 => &[Family::Sm90, Family::Sm80],
+        (Arch::Sm(..), false) => &[Family::Sm80],
     }
 }
 
@@ -58,6 +64,7 @@ pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
         Family::Cpu => cpu::knobs(pass),
         Family::Sm80 => sm80::knobs(pass),
         Family::Sm90 => sm90::knobs(pass),
+        Family::Decode => decode::knobs(),
     }
 }
 
@@ -67,6 +74,7 @@ pub fn constraints(family: Family, pass: Pass) -> &'static [Constraint] {
         Family::Cpu => cpu::constraints(pass),
         Family::Sm80 => sm80::constraints(pass),
         Family::Sm90 => sm90::constraints(pass),
+        Family::Decode => decode::constraints(),
     }
 }
 
@@ -171,7 +179,7 @@ fn differences(a: &Config, b: &Config) -> usize {
 /// Bytes of registers that the family's main kernel for a problem may spill beside others that spill none.
 pub fn tolerated_spills(problem: &Problem, family: Family) -> u32 {
     match family {
-        Family::Cpu | Family::Sm80 => 0,
+        Family::Cpu | Family::Sm80 | Family::Decode => 0,
         Family::Sm90 => sm90::tolerated_spills(problem),
     }
 }
@@ -224,6 +232,7 @@ fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Co
         Family::Cpu => Some(cpu::heuristic(problem, device)),
         Family::Sm80 => Some(sm80::heuristic(problem, device)),
         Family::Sm90 => sm90::heuristic(problem, device),
+        Family::Decode => Some(decode::heuristic(problem, device)),
     }
 }
 
@@ -233,6 +242,7 @@ fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         Family::Cpu => cpu::cost(problem, config, device),
         Family::Sm80 => sm80::cost(problem, config, device),
         Family::Sm90 => sm90::cost(problem, config, device),
+        Family::Decode => decode::cost(problem, config, device),
     }
 }
 

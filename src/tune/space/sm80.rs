@@ -5,7 +5,7 @@ use super::gpu::{GRID, SHARED_MEMORY};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
-use crate::problem::{Causal, Layout, Pass, Problem};
+use crate::problem::{Causal, Features, Layout, Pass, Problem, Window};
 
 const FORWARD: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a tile", values: &[16, 32, 64, 128, 192] },
@@ -183,10 +183,14 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
         _ if device.smem_per_block > 128 << 10 => 256,
         _ => 128,
     };
-    let (is_causal, dropout) = (problem.causal != Causal::None, problem.dropout);
+    let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
+    // What a row's end, a lane's addresses or another copy of the loop keeps in registers; a softcap alone does not.
+    let needs_registers = problem.left_shift().is_some()
+        || Features { window: Window::default(), softcap: features.softcap && dropout, ..*features } != Features::NONE;
     let config = |block_m, block_n, num_warps, num_stages, recompute_offsets, ctas_per_sm| {
         let tile = [("block_m", block_m), ("block_n", block_n), ("block_dim_v", slice), ("num_warps", num_warps)];
-        let order = [("longest_first", u32::from(is_causal)), ("recompute_offsets", recompute_offsets)];
+        let longest_first = u32::from(problem.causal != Causal::None);
+        let order = [("longest_first", longest_first), ("recompute_offsets", recompute_offsets)];
         let flow = [("num_stages", num_stages), ("q_in_regs", 0), ("lazy_log2", 8), ("ctas_per_sm", ctas_per_sm)];
         Config::new(Family::Sm80, tile.into_iter().chain(order).chain(flow))
     };
@@ -194,7 +198,10 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
     // Four warps of 32 rows each: the keys of a block, the stages, and whether offsets are recomputed.
     let (block_n, num_stages, recompute_offsets) = match problem.head_dim_v {
         dim_v if problem.head_dim > dim_v.max(128) => (32, 2, 1),
+        ..=72 if features.bias => (32, 2, 1),
         ..=72 => (64, 2, 1),
+        73..=80 if needs_registers => (48, 2, 1),
+        81..=128 if needs_registers => (32, 2, 1),
         73..=80 if !dropout => (64, 2, 1),
         73..=80 => (48, 2, 1),
         81..=112 if is_causal && dropout => (32, 2, 1),
@@ -206,14 +213,16 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
         _ => (48, 2, 1),
     };
     let mut configs = Vec::new();
-    if problem.head_dim <= 64 {
+    // The loads of a bias are the compiler's to move, and take what registers they find.
+    if problem.head_dim <= 64 && !features.bias {
         configs.push(config(128, 64, 4, 2, 1, 2).with("q_in_regs", 1));
     }
-    // Past 128, masks and dropout leave no room for 32 rows.
-    if problem.head_dim_v <= 128 || !is_causal && !dropout {
+    // Past 128, masks, dropout and what else there may be leave no room for 32 rows.
+    let widest = if features.bias { 80 } else { 128 };
+    if problem.head_dim_v <= widest || !is_causal && !dropout && features.is_none() {
         configs.push(config(128, block_n, 4, num_stages, recompute_offsets, 2));
     }
-    if problem.head_dim_v <= 128 {
+    if problem.head_dim_v <= widest {
         configs.push(config(128, block_n, 4, 1, recompute_offsets, 2));
         configs.push(config(128, 32, 4, 1, 1, 2));
     }
@@ -228,10 +237,18 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
     configs
 }
 
+/// Whether rows see keys up to a diagonal or from one on, so that blocks beside it go through a copy of the loop with a
+/// mask.
+fn masks(problem: &Problem) -> bool {
+    problem.right_shift().is_some() || problem.left_shift().is_some()
+}
+
 fn known_backward(problem: &Problem) -> Vec<Config> {
-    let (is_causal, dropout) = (problem.causal != Causal::None, problem.dropout);
+    let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
+    let (softcap, bias, varlen) = (features.softcap, features.bias, features.varlen.is_some());
+    let (modifies_scores, window) = (features.modifies_scores(), problem.left_shift().is_some());
     // Groups of query heads make few, long tiles.
-    let few_tiles = is_causal && problem.group_size() > 1;
+    let few_tiles = problem.causal != Causal::None && problem.group_size() > 1;
     // And tiles of one head wait for one another where they take turns.
     let longest_first = u32::from(few_tiles || problem.deterministic);
     let config = |block_m, block_n, num_warps, num_stages, [sdp, dkv, dq]: [u32; 3], ctas_per_sm, recompute_offsets| {
@@ -243,24 +260,31 @@ fn known_backward(problem: &Problem) -> Vec<Config> {
     let first = match problem.head_dim.max(problem.head_dim_v) {
         // Narrow loads need more addresses.
         ..=64 if matches!(problem.layout, Layout::Vec1 | Layout::Vec2) => config(64, 64, 8, 2, [4, 2, 2], 1, 1),
-        ..=64 if dropout => config(64, 64, 4, 2, [2, 2, 2], 2, 1),
+        ..=64 if dropout || modifies_scores || varlen => config(64, 64, 4, 2, [2, 2, 2], 2, 1),
         ..=56 => config(64, 96, 4, 2, [2, 2, 2], 2, 1),
         57..=64 => config(64, 96, 4, 2, [2, 2, 2], 2, u32::from(!few_tiles)),
+        65..=128 if dropout && (bias || softcap) => config(64, 96, 8, 2, [4, 2, 2], 1, 1),
+        113..=128 if bias => config(64, 96, 8, 2, [4, 2, 2], 1, 1),
         65..=80 if !dropout => config(128, 128, 8, 2, [2, 4, 4], 1, 1),
         65..=96 if !dropout => config(64, 128, 8, 2, [2, 4, 2], 1, 1),
         65..=96 => config(64, 128, 8, 2, [2, 4, 4], 1, 1),
         97..=112 => config(64, 128, 8, 2, [2, 2, 2], 1, 1),
-        113..=128 if dropout || few_tiles => config(64, 128, 8, 2, [2, 2, 2], 1, 0),
+        113..=128 if dropout || few_tiles || softcap || varlen || window => config(64, 128, 8, 2, [2, 2, 2], 1, 0),
         113..=128 => config(64, 128, 8, 2, [2, 4, 2], 1, 1),
-        129..=160 if !dropout => config(32, 64, 4, 2, [2, 1, 1], 2, 1),
-        129..=192 if !dropout && problem.head_dim_v > 128 => config(64, 96, 8, 2, [4, 2, 1], 1, 1),
+        129..=160 if !dropout && features.is_none() => config(32, 64, 4, 2, [2, 1, 1], 2, 1),
+        129..=192 if !dropout && features.is_none() && problem.head_dim_v > 128 => {
+            config(64, 96, 8, 2, [4, 2, 1], 1, 1)
+        }
         129..=192 => config(64, 64, 8, 2, [4, 2, 1], 1, 1),
-        193..=256 if is_causal && !dropout => config(64, 64, 8, 2, [4, 2, 1], 1, 0),
+        193..=256 if varlen && !dropout && !modifies_scores => config(64, 64, 8, 2, [4, 2, 1], 1, 1),
+        193..=256 if is_causal && !dropout && !modifies_scores => config(64, 64, 8, 2, [4, 2, 1], 1, 0),
         193..=256 => config(64, 64, 8, 2, [2, 1, 1], 1, 1),
-        _ => config(32, 32, 8, 2, [2, 1, 1], 1, u32::from(!few_tiles)),
+        _ => config(32, 32, 8, 2, [2, 1, 1], 1, u32::from(!few_tiles || varlen)),
     };
-    vec![
-        first,
+    // Where two stages do not fit, and the next tile would spill.
+    let keeps_tile = (window || varlen && (129..=256).contains(&problem.head_dim)) && !modifies_scores;
+    let one_stage = keeps_tile.then(|| first.clone().with("num_stages", 1));
+    let others = [
         config(64, 128, 8, 1, [2, 4, 2], 1, 1),
         config(64, 64, 8, 2, [4, 2, 2], 1, 1),
         config(64, 64, 8, 1, [4, 2, 2], 1, 1),
@@ -268,7 +292,8 @@ fn known_backward(problem: &Problem) -> Vec<Config> {
         config(32, 32, 4, 1, [2, 2, 2], 1, u32::from(dropout)),
         config(32, 32, 8, 1, [2, 1, 1], 1, 0),
         config(16, 16, 8, 1, [1, 1, 1], 1, 1),
-    ]
+    ];
+    [first].into_iter().chain(one_stage).chain(others).collect()
 }
 
 /// Expected cost of a config, only to order candidates: shared-memory fragment loads per product, which share the
@@ -311,7 +336,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 mod tests {
     use super::super::check;
     use super::*;
-    use crate::problem::Dtype;
+    use crate::problem::{Dtype, Varlen};
 
     /// Shared memory per block and per SM as the CUDA programming guide's table of technical specifications has them.
     fn device(arch: Arch, smem_per_block: u32, smem_per_sm: u32, threads_per_sm: u32) -> Device {
@@ -353,6 +378,7 @@ mod tests {
             causal,
             dropout: false,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec1,
         }
     }
@@ -364,9 +390,15 @@ mod tests {
                 for (pass, causal) in
                     [(Pass::Forward, Causal::None), (Pass::Forward, Causal::TopLeft), (Pass::Backward, Causal::None)]
                 {
-                    let problem = problem(pass, head_dim, head_dim_v, causal);
-                    let config = heuristic(&problem, &device);
-                    assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);
+                    let plain = problem(pass, head_dim, head_dim_v, causal);
+                    let window = Window { left: Some(100), ..Window::default() };
+                    let sliding = Features { window, varlen: Some(Varlen::default()), ..Features::NONE };
+                    let biased = Features { bias: true, softcap: true, sinks: true, ..Features::NONE };
+                    for features in [Features::NONE, sliding, biased] {
+                        let problem = Problem { features, ..plain };
+                        let config = heuristic(&problem, &device);
+                        assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);
+                    }
                 }
             }
         }

@@ -7,7 +7,7 @@ use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{Causal, Problem};
+use crate::problem::Problem;
 
 pub const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 48, 64, 80, 96, 112, 128] },
@@ -65,7 +65,15 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 /// `tests/kernel_matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
 /// does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
+    let features = &problem.features;
+    // What goes with each score takes an address and a bound of its own; that of a bias in both directions the most.
+    let looks_up_twice = features.dbias || (features.bias && features.softcap);
     let (rows, [num_stages, kv_stages, v_regs]) = match (problem.head_dim.max(problem.head_dim_v), problem.dropout) {
+        (..=64, _) if looks_up_twice => (64, [2, 2, 0]),
+        (65..=128, _) if looks_up_twice => (32, [2, 1, 0]),
+        (..=64, _) if features.modifies_scores() => (96, [2, 2, 0]),
+        (65..=128, false) if features.modifies_scores() => (64, [2, 1, 0]),
+        (129.., _) if features.modifies_scores() => (48, [1, 1, 0]),
         (..=64, false) => (128, [2, 2, 0]),
         (..=64, true) => (96, [2, 2, 0]),
         (65..=96, false) => (96, [2, 1, 0]),
@@ -76,8 +84,10 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    // Tiles of one head wait for one another where they take turns: the more heads are walked together the less.
-    let group_mb = if problem.seqlen_q < LONG && !problem.deterministic { 16 } else { 0 };
+    // Tiles of one head wait for one another where they take turns: the more heads are walked together the less. And
+    // where a causal tile is as long as all heads of its group, the long ones must not come last.
+    let walks_all = problem.deterministic || (problem.right_shift().is_some() && problem.group_size() > 1);
+    let group_mb = if problem.seqlen_q < LONG && !walks_all { 16 } else { 0 };
     let config = |(block_m, kv_stages, v_regs)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
         let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
@@ -98,8 +108,8 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let heads = (problem.batch_size * problem.num_heads_kv) as f64;
     let tiles = heads * (problem.seqlen_k as f64 / get("block_n")).ceil();
     let waves = (tiles / f64::from(device.sm_count)).max(1e-3);
-    // Causal tiles are of every length and fill the gaps of the last wave.
-    let last_wave = if problem.causal != Causal::None { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
+    // Tiles of every length, as causal ones are, fill the gaps of the last wave.
+    let last_wave = if geometry::tiles_differ(problem) { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
     // Barriers, statistics and the addition of dQ come once a block.
     let per_block = 45.0 / get("block_m");
     let is_wide = geometry::sm90_is_wide(problem);

@@ -6,7 +6,7 @@ use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{Causal, Dtype, Problem};
+use crate::problem::{Dtype, Problem};
 
 pub const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a tile, 64 per consumer warpgroup", values: &[64, 128, 192, 256] },
@@ -26,8 +26,8 @@ pub const KNOBS: &[Knob] = &[
 pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "stale_max",
-        reason: "weights of a stale maximum leave fp16's range, bf16 has fp32's; and the path behind it draws no dropout mask",
-        holds: |p, c, _| c.get("stale_max") == 0 || (p.dtype == Dtype::Bf16 && !p.dropout),
+        reason: "weights of a stale maximum leave fp16's range, bf16 has fp32's; and the path behind it draws no dropout mask and takes scores as they are",
+        holds: |p, c, _| c.get("stale_max") == 0 || may_be_stale(p),
     },
     Constraint {
         name: "stages",
@@ -36,8 +36,8 @@ pub const CONSTRAINTS: &[Constraint] = &[
     },
     Constraint {
         name: "group_mb",
-        reason: "without a causal mask all tiles are equally long, and few heads at a time hit L2 best",
-        holds: |p, c, _| c.get("group_mb") == 1 || p.causal != Causal::None,
+        reason: "without a mask or lengths that make tiles differ, few heads at a time hit L2 best",
+        holds: |p, c, _| c.get("group_mb") == 1 || geometry::tiles_differ(p),
     },
     Constraint {
         name: "tma_store",
@@ -59,17 +59,29 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
     dim_v / 2 + config.get("block_n") / 2 + config.get("block_n") / 4 + 28
 }
 
+fn may_be_stale(problem: &Problem) -> bool {
+    problem.dtype == Dtype::Bf16 && !problem.dropout && !problem.features.modifies_scores()
+}
+
 /// Whether a warpgroup's O takes no more room than its Q.
 fn fits_q_slot(problem: &Problem) -> bool {
     geometry::boxed_tile_bytes(64, problem.head_dim_v) <= geometry::boxed_tile_bytes(64, problem.head_dim)
 }
 
 /// Rows, keys, and K, V and Q stages that won on an H200 where tiles abound (DESIGN.md, tuning log); with dropout, of those
-/// whose consumers spill nothing.
+/// and with what else takes registers, of those whose consumers spill nothing.
 fn of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
-    let is_causal = problem.causal != Causal::None;
+    let is_causal = problem.right_shift().is_some();
     let drops_full = problem.dropout && !is_causal;
+    let features = &problem.features;
+    let modifies = features.modifies_scores();
+    let takes_more = modifies || features.varlen.is_some() || problem.left_shift().is_some();
     match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
+        65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
+        129..=160 if takes_more => (128, 64, [3, 3, 1]),
+        161..=224 if modifies => (128, 64, [3, 3, 1]),
+        225.. if modifies => (128, 64, [3, 2, 1]),
         ..=56 if drops_full => (256, 48, [4, 4, 2]),
         ..=64 => (256, 64, [4, 4, 2]),
         65..=128 if drops_full => (128, 128, [2, 2, 1]),
@@ -96,14 +108,14 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         ..=128 => (64, [4, 4, 2]),
         _ => (64, [3, 2, 1]),
     };
-    let is_causal = problem.causal != Causal::None;
+    let tiles_differ = geometry::tiles_differ(problem);
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
         let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem));
         // Short sequences fit L2 in groups of heads; of long ones a single head fills it.
-        let group_mb = if !is_causal { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
-        let stale_max = u32::from(problem.dtype == Dtype::Bf16 && !problem.dropout);
+        let group_mb = if !tiles_differ { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
+        let stale_max = u32::from(may_be_stale(problem));
         let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
         Config::new(Family::Sm90, tile.into_iter().chain(stages).chain(flow))
     };
@@ -119,12 +131,12 @@ const LONG: i64 = 4096;
 /// showed of each choice.
 pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let get = |knob| f64::from(config.get(knob));
-    let (is_causal, seqlen_k) = (problem.causal != Causal::None, (problem.seqlen_k as f64).max(1.0));
+    let (tiles_differ, seqlen_k) = (geometry::tiles_differ(problem), (problem.seqlen_k as f64).max(1.0));
     let heads = (problem.batch_size * problem.num_heads_q) as f64;
     let tiles = heads * (problem.seqlen_q as f64 / get("block_m")).ceil();
     let waves = (tiles / f64::from(device.sm_count)).max(1e-3);
-    // Causal tiles are of every length and fill the gaps of the last wave.
-    let last_wave = if is_causal { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
+    // Tiles of every length, as causal ones are, fill the gaps of the last wave.
+    let last_wave = if tiles_differ { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
     // A search for the maximum, votes and barriers come once a block.
     let per_block = if config.get("stale_max") == 1 { 4.0 } else { 17.0 } / get("block_n");
     let few_consumers = [0.2, 0.08, 0.01, 0.0][(config.get("block_m") / 64).clamp(1, 4) as usize - 1];
@@ -137,7 +149,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let prologue = 60.0 / get("q_stages") / seqlen_k;
     let epilogue = 60.0 * (1.0 - get("tma_store")) / seqlen_k;
     let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
-    let order = if is_causal { order } else { 0.0 };
+    let order = if tiles_differ { order } else { 0.0 };
     work * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue + epilogue)
 }
 
@@ -145,7 +157,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 mod tests {
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
-    use crate::problem::Pass;
+    use crate::problem::{Features, Pass, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
@@ -185,6 +197,10 @@ mod tests {
         let breaks = |problem: &Problem, knob, value| broken(problem, &good.clone().with(knob, value)).unwrap();
         assert_eq!(breaks(&Problem { dtype: Dtype::Fp16, ..problem }, "stale_max", 1), "stale_max");
         assert_eq!(breaks(&Problem { dropout: true, ..problem }, "stale_max", 1), "stale_max");
+        let capped = Problem { features: Features { softcap: true, ..Features::NONE }, ..problem };
+        assert_eq!(breaks(&capped, "stale_max", 1), "stale_max");
+        let window = Features { window: Window { left: Some(9), ..Window::default() }, ..Features::NONE };
+        assert_eq!(broken(&Problem { features: window, ..problem }, &good.clone().with("group_mb", 16)), None);
         assert_eq!(breaks(&problem, "group_mb", 16), "group_mb");
         assert_eq!(breaks(&problem, "k_stages", 1), "stages");
         assert_eq!(breaks(&problem, "k_stages", 4), "stages");

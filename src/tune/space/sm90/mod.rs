@@ -33,6 +33,8 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
+    } else if problem.features.varlen.is_some() {
+        Some("its maps of sequences of their own lengths begin before the tensor, where TMA may find no memory mapped")
     } else {
         None
     }
@@ -44,6 +46,9 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
 /// That it is not the consumers who spill, a total cannot tell: tests/kernel_matrix.rs looks at the instructions.
 pub fn tolerated_spills(problem: &Problem) -> u32 {
     match problem.pass {
+        // Bias, mask and the bias's gradient are looked up for each score, and what waits for that may wait on the
+        // stack.
+        Pass::Backward if problem.features.modifies_scores() => 640,
         Pass::Backward if geometry::sm90_is_wide(problem) => 304,
         Pass::Backward if problem.deterministic => 224,
         _ => 192,
@@ -78,7 +83,7 @@ mod tests {
     use super::*;
     use crate::config::Family;
     use crate::device::Arch;
-    use crate::problem::{Causal, Dtype};
+    use crate::problem::{Causal, Dtype, Features, Varlen, Window};
     use std::collections::BTreeSet;
 
     pub fn h200() -> Device {
@@ -99,6 +104,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            features: Features::NONE,
             layout: Layout::Vec8,
         }
     }
@@ -114,10 +120,30 @@ mod tests {
         for pass in [Pass::Forward, Pass::Backward] {
             let dims = (8..=256).step_by(8).flat_map(|d| [(d, d), (d, 256), (d, 8), (256, d)]);
             for (head_dim, head_dim_v) in dims {
-                for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (64, 9000), (4096, 0), (1 << 20, 1 << 20)] {
+                for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (65, 9000), (4096, 0), (1 << 20, 1 << 20)] {
                     for (dtype, causal) in [(Dtype::Bf16, Causal::None), (Dtype::Fp16, Causal::BottomRight)] {
                         let plain = problem(pass, head_dim, head_dim_v);
                         let problem = Problem { seqlen_q, seqlen_k, dtype, causal, ..plain };
+                        let config = heuristic(&problem, &h200());
+                        let checked = check(&problem, &config, &h200());
+                        assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_heuristic_is_of_the_family_with_any_features() {
+        let window = Features { window: Window { left: Some(256), ..Window::default() }, ..Features::NONE };
+        let scores = Features { softcap: true, alibi: true, bias: true, mask: true, sinks: true, ..window };
+        for head_dim in (8..=256).step_by(8) {
+            for pass in [Pass::Forward, Pass::Backward] {
+                let gradients = pass == Pass::Backward;
+                let all = Features { dbias: gradients, dlse: gradients, ..scores };
+                for features in [window, scores, all] {
+                    for dropout in [false, true] {
+                        let problem = Problem { features, dropout, ..problem(pass, head_dim, head_dim) };
                         let config = heuristic(&problem, &h200());
                         let checked = check(&problem, &config, &h200());
                         assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
@@ -134,8 +160,10 @@ mod tests {
             let plain = problem(pass, 64, 64);
             assert_eq!(families(&problem(pass, 256, 256), &h200()), [Family::Sm90, Family::Sm80]);
             let config = heuristic(&plain, &h200());
+            let lengths = Features { varlen: Some(Varlen::default()), ..Features::NONE };
             let others = [
                 (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
+                (Problem { features: lengths, ..plain }, h200(), "begin before the tensor"),
                 (problem(pass, 264, 64), h200(), "end at 256"),
                 (problem(pass, 64, 264), h200(), "end at 256"),
                 (plain, typical(Arch::Sm(10, 0)), ""),

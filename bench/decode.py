@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Times few queries against long K and V beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
+
+"paged16" and "paged64" are flashtune's flash_attn_with_kvcache on the same K and V as pages of so many keys, in random order.
+Caches are cold: before each call a buffer larger than L2 is read, and the call waits behind it in the stream. "launched" is
+the call as it is, "graph" the same captured into a CUDA graph. Host time counts in neither, save where a call's is longer than
+that reading; in a graph there is less time between the kernels of a call.
+
+Prints the microseconds of each, then for each of flashtune's the TB/s of K and V, its share of the rate at which a
+device-to-device copy read and wrote at the start of the run ("x copy"), and the speed over the rivals'; then the geometric
+means, also those of large cells alone (K and V of 512 MiB and more).
+"""
+
+import argparse
+import json
+import math
+import time
+
+import decode_cases
+import machine
+import peers
+import report
+import torch
+from timing import captured, round_robin, round_robin_cold
+
+HOWS = ("launched", "graph")
+RIVALS = ("cudnn", "fa2")
+PAGE_SIZES = {"paged16": 16, "paged64": 64}
+OURS = ("flashtune", *PAGE_SIZES)
+# A peer may copy K and V, and beyond this time only grows in proportion.
+SHARE_OF_MEMORY = 1 / 8
+COPY_BYTES = 1 << 30
+
+
+def copy_rate():
+    """Bytes a second that a copy on the device reads and writes together."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    (seconds,) = round_robin([lambda: target.copy_(source)])
+    return 2 * COPY_BYTES / seconds
+
+
+def load(names):
+    """{peer: a function (q, k, v, causal) -> a call of it} of those that are here, and a reason for each that is not."""
+    found, missing = peers.load([name for name in names if name not in PAGE_SIZES])
+    loaded = {name: contiguous(attend) for name, attend in found.items()}
+    for name in names:
+        if name in PAGE_SIZES:
+            try:
+                loaded[name] = paged(PAGE_SIZES[name])
+            except ImportError as error:
+                missing[name] = report.reason(error)
+    return loaded, missing
+
+
+def contiguous(attend):
+    return lambda q, k, v, causal: lambda: attend(q, k, v, causal, 0.0)
+
+
+def paged(page_size):
+    from flashtune.flash_attn_interface import flash_attn_with_kvcache
+
+    def call_on(q, k, v, causal):
+        batch, keys = k.shape[:2]
+        pages = batch * keys // page_size
+        k_pages, v_pages = (x.view(pages, page_size, *x.shape[2:]) for x in (k, v))
+        table = torch.randperm(pages, dtype=torch.int32, device=k.device).view(batch, -1)
+        lengths = torch.full((batch,), keys, dtype=torch.int32, device=k.device)
+        return lambda: flash_attn_with_kvcache(
+            q, k_pages, v_pages, cache_seqlens=lengths, block_table=table, causal=causal
+        )
+
+    return call_on
+
+
+def tensors(case):
+    generator = torch.Generator("cuda").manual_seed(case["keys"] + case["head_dim"])
+
+    def tensor(seqlen, heads):
+        shape = (case["batch"], seqlen, heads, case["head_dim"])
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+
+    keys, heads_kv = case["keys"], case["heads_kv"]
+    return tensor(case["queries"], case["heads"]), tensor(keys, heads_kv), tensor(keys, heads_kv)
+
+
+def measure(case, loaded, tune):
+    """{how: {peer: seconds}} and {peer: reason} of those that cannot do it."""
+    q, k, v = tensors(case)
+    # A single query sees all keys, causal or not.
+    causal = case["queries"] > 1
+    if tune:
+        import flashtune
+
+        flashtune.autotune(q, k, v, causal=causal)
+    ready, refused = {how: {} for how in HOWS}, {}
+    for name, call_on in loaded.items():
+        try:
+            call = call_on(q, k, v, causal)
+            call()
+            torch.cuda.synchronize()
+        except Exception as error:
+            refused[name] = report.reason(error)
+            continue
+        ready["launched"][name] = call
+        try:
+            ready["graph"][name] = captured(call)
+        except Exception as error:
+            refused[f"{name} in a graph"] = report.reason(error)
+    times = {how: dict(zip(calls, round_robin_cold(list(calls.values())))) for how, calls in ready.items()}
+    return times, refused
+
+
+def rows_of(suite, case, times, refused, copied):
+    moved = decode_cases.kv_bytes(case)
+    for how, seconds in times.items():
+        row = dict(suite=suite, **case, kv_bytes=moved, how=how, refused=refused)
+        row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
+        row["tbps"] = {peer: moved / time / 1e12 for peer, time in seconds.items()}
+        # The copy is a rival that moves the same bytes.
+        others = {"copy": moved / copied, **{rival: seconds[rival] for rival in RIVALS if rival in seconds}}
+        row["ratio"] = {
+            ours: {rival: time / seconds[ours] for rival, time in others.items()} for ours in OURS if ours in seconds
+        }
+        yield row
+
+
+def show(row, names):
+    times = "".join(f"{row['us'][name]:11.1f}" if name in row["us"] else f"{'-':>11}" for name in names)
+    print(f"{row['suite']:9}{decode_cases.label(row):32}{row['how']:9}{times}", flush=True)
+    for ours, ratios in row["ratio"].items():
+        over = "".join(f"  {ratio:.2f} x {rival}" for rival, ratio in ratios.items())
+        print(f"{'':9}{ours:>32}: {row['tbps'][ours]:.2f} TB/s{over}", flush=True)
+
+
+def summary(rows):
+    """One entry for each suite and its large cells, way to call, one of ours, and rival or the copy."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["suite"], row["how"]), []).append(row)
+        if row["kv_bytes"] >= decode_cases.LARGE_BYTES:
+            groups.setdefault((f"{row['suite']} large", row["how"]), []).append(row)
+    found = []
+    for (suite, how), members in groups.items():
+        for ours in OURS:
+            for rival in ("copy", *RIVALS):
+                cells = [row for row in members if rival in row["ratio"].get(ours, {})]
+                if not cells:
+                    continue
+                entry = dict(suite=suite, how=how, ours=ours, rival=rival)
+                entry.update(
+                    report.mean_and_least(
+                        cells, lambda row, ours=ours, rival=rival: row["ratio"][ours][rival], decode_cases.label
+                    )
+                )
+                found.append(entry)
+    return found
+
+
+def main():
+    names = [*RIVALS, *OURS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", default="one,several", help="of one, several (4 and 16 queries)")
+    parser.add_argument("--peers", default=",".join(names), help=f"of {', '.join(names)}, fa4")
+    parser.add_argument("--quick", action="store_true", help="a few cells of each suite")
+    parser.add_argument("--tune", action="store_true", help="autotune each problem first, but not its pages")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
+    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
+    arguments = parser.parse_args()
+    suites = arguments.suites.split(",")
+    if not set(suites) <= {"one", "several"}:
+        parser.error(f"--suites is {arguments.suites}; it must be of one, several")
+
+    measured_on = machine.describe()
+    most_bytes = torch.cuda.get_device_properties(0).total_memory * SHARE_OF_MEMORY
+    chosen = decode_cases.suites(arguments.quick, most_bytes)
+    loaded, missing = load(arguments.peers.split(","))
+    for name, why in missing.items():
+        print(f"peer {name} is not here: {why}")
+    copied = copy_rate()
+    print(f"a device-to-device copy moves {copied / 1e12:.2f} TB/s; no K and V past {most_bytes / 2**30:.1f} GiB")
+    print(f"{'suite':9}{'problem, us':32}{'how':9}" + "".join(f"{name:>11}" for name in loaded))
+
+    began, rows, skipped = time.monotonic(), [], 0
+    for suite in suites:
+        for case in chosen[suite]:
+            if time.monotonic() - began > arguments.deadline:
+                skipped += 1
+                continue
+            times, refused = measure(case, loaded, arguments.tune)
+            for row in rows_of(suite, case, times, refused, copied):
+                rows.append(row)
+                show(row, loaded)
+            if arguments.json:
+                with open(arguments.json, "w") as file:
+                    results = dict(machine=measured_on, copy_tbps=copied / 1e12, rows=rows, summary=summary(rows))
+                    json.dump(results, file, indent=1)
+            torch.cuda.empty_cache()
+
+    print(f"\n{'suite':15}{'how':10}{'who':11}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    for entry in summary(rows):
+        print(
+            f"{entry['suite']:15}{entry['how']:10}{entry['ours']:11}{entry['rival']:8}{entry['geometric_mean']:15.3f}"
+            f"{entry['min']:7.2f}  {entry['min_cell']} ({entry['cells']})"
+        )
+    for line in report.refusals(rows, decode_cases.label):
+        print(line)
+    if skipped:
+        print(f"{skipped} cells were not started before the deadline")
+
+
+if __name__ == "__main__":
+    main()

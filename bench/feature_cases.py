@@ -1,0 +1,120 @@
+"""The problems of bench/features.py: suites of (name, a function that makes the calls to compare). The first call of each is
+the one that the others are beside. Tensors are made only when their turn comes; all bf16."""
+
+import functools
+import itertools
+import random
+from typing import NamedTuple
+
+import torch
+
+WIDTH = 2048
+MEAN_LENGTH = 2048
+# The dense batch's length is a multiple of this, so that its tiles are full.
+DENSE_STEP = 128
+
+
+class Variant(NamedTuple):
+    name: str
+    qkv: tuple
+    # Keyword arguments of flashtune.attention_varlen.
+    options: dict
+    # Pairs of a query and a key that see each other, over all heads and sequences.
+    pairs: int
+
+
+def inputs(*shape):
+    generator = torch.Generator("cuda").manual_seed(shape[-1])
+    options = dict(device="cuda", dtype=torch.bfloat16, generator=generator, requires_grad=True)
+    return tuple(torch.randn(shape, **options) for _ in range(3))
+
+
+def pairs(seqlen, causal, window_left=None):
+    """Of one head and one sequence; window_left, which needs causal, is how many keys before its own a query sees."""
+    if not causal:
+        return seqlen**2
+    left = seqlen - 1 if window_left is None else min(window_left, seqlen - 1)
+    # The first left + 1 queries see 1, 2, … keys, the others left + 1.
+    return (left + 1) * (left + 2) // 2 + (seqlen - left - 1) * (left + 1)
+
+
+def window(quick):
+    seqlen, heads = 16384, 16
+
+    def make():
+        qkv = inputs(1, seqlen, heads, 128)
+        variants = [Variant("causal", qkv, dict(causal=True), heads * pairs(seqlen, True))]
+        for left in (256,) if quick else (256, 1024, 4096):
+            options = dict(causal=True, window=(left, 0))
+            variants.append(Variant(f"window {left}", qkv, options, heads * pairs(seqlen, True, left)))
+        return variants
+
+    yield f"b1 h{heads} s{seqlen} d128", make
+
+
+def varlen(quick):
+    axes = ((128,), (8,), (True,)) if quick else ((64, 128), (8, 16), (False, True))
+    for head_dim, sequences, causal in itertools.product(*axes):
+        mask = "causal" if causal else "full"
+        name = f"{sequences} x {MEAN_LENGTH} h{WIDTH // head_dim} d{head_dim} {mask}"
+        yield name, functools.partial(ragged_and_dense, head_dim, sequences, causal)
+
+
+def ragged_and_dense(head_dim, sequences, causal):
+    heads = WIDTH // head_dim
+    lengths = ragged_lengths(sequences)
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
+    options = dict(causal=causal, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+    options.update(max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
+    # FLOP go with the square of a length.
+    root_mean_square = (sum(length**2 for length in lengths) / sequences) ** 0.5
+    seqlen = round(root_mean_square / DENSE_STEP) * DENSE_STEP
+    dense_pairs = heads * sequences * pairs(seqlen, causal)
+    ragged_pairs = heads * sum(pairs(length, causal) for length in lengths)
+    return [
+        Variant("dense", inputs(sequences, seqlen, heads, head_dim), dict(causal=causal), dense_pairs),
+        Variant("ragged", inputs(sum(lengths), heads, head_dim), options, ragged_pairs),
+    ]
+
+
+def ragged_lengths(sequences):
+    """Uniform from 1 to twice the mean, in pairs that add up to that, so that the mean is exact."""
+    draw = random.Random(sequences)
+    halves = [draw.randint(1, 2 * MEAN_LENGTH - 1) for _ in range(sequences // 2)]
+    lengths = [length for half in halves for length in (half, 2 * MEAN_LENGTH - half)]
+    draw.shuffle(lengths)
+    return lengths
+
+
+def scores(quick):
+    batch, seqlen, heads = 4, 4096, 16
+
+    def make():
+        qkv, visible = inputs(batch, seqlen, heads, 128), batch * heads * pairs(seqlen, True)
+        features = score_features(batch, seqlen, heads)
+        if quick:
+            features = {name: features[name] for name in ("softcap", "bias")}
+        # Pairs that a mask hides are counted: kernels do not skip them one by one.
+        options = {"plain": {}, **features}
+        return [Variant(name, qkv, dict(causal=True, **of_feature), visible) for name, of_feature in options.items()]
+
+    yield f"b{batch} h{heads} s{seqlen} d128 causal", make
+
+
+def score_features(batch, seqlen, heads):
+    """{name: keyword arguments}; a bias for each head, a mask for each sequence that hides a tenth of all pairs."""
+    generator = torch.Generator("cuda").manual_seed(seqlen)
+    slopes = [2 ** (-8 * (head + 1) / heads) for head in range(heads)]
+    bias = torch.randn(1, heads, seqlen, seqlen, device="cuda", dtype=torch.bfloat16, generator=generator)
+    mask = torch.rand(batch, 1, seqlen, seqlen, device="cuda", generator=generator) > 0.1
+    return {
+        "softcap": dict(softcap=30.0),
+        "alibi": dict(alibi_slopes=torch.tensor(slopes, device="cuda")),
+        "bias": dict(bias=bias),
+        "bias, learnt": dict(bias=bias.clone().requires_grad_()),
+        "mask": dict(mask=mask),
+        "sinks": dict(sinks=torch.randn(heads, device="cuda", generator=generator).requires_grad_()),
+    }
+
+
+SUITES = {"window": window, "varlen": varlen, "scores": scores}

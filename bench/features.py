@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Times what flashtune's features cost, each beside the call without it, taking turns on one GPU, in both passes.
+
+window: causal with a window of so many keys to the left, beside all of causal.
+varlen: sequences of their own lengths end to end, beside a dense batch of as many sequences with about the same FLOP.
+scores: what is done to scores or hides them, each alone, beside plain causal.
+
+TFLOP/s count the pairs of a query and a key that causal, window and lengths let see each other. "time" and "rate" are a
+call's time and TFLOP/s over those of the call that it is beside. Backward goes through autograd; the bias has a gradient
+where it is said to be learnt, the sinks always.
+"""
+
+import argparse
+import json
+import math
+import time
+
+import cases
+import feature_cases
+import flashtune
+import machine
+import report
+import torch
+from timing import round_robin
+
+PASSES = ("forward", "backward")
+
+
+def tune(variant):
+    bias = variant.options.get("bias")
+    flashtune.autotune(*variant.qkv, **variant.options)
+    flashtune.autotune(
+        *variant.qkv, backward=True, need_dbias=bias is not None and bias.requires_grad, **variant.options
+    )
+
+
+def attend(variant):
+    # Without lengths this is flashtune.attention.
+    return flashtune.attention_varlen(*variant.qkv, **variant.options)
+
+
+def backward_of(variant):
+    """A function that runs the backward pass alone."""
+    inputs = (*variant.qkv, *variant.options.values())
+    learnt = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    out = attend(variant)
+    dout = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, learnt, dout, retain_graph=True)
+
+
+def measure(variants, tune_first):
+    """{pass: {variant: seconds}} and {variant: reason} of those that do not run."""
+    runs, refused = {name: {} for name in PASSES}, {}
+    for variant in variants:
+        try:
+            if tune_first:
+                tune(variant)
+            backward = backward_of(variant)
+            backward()
+            torch.cuda.synchronize()
+        except Exception as error:
+            refused[variant.name] = report.reason(error)
+            continue
+        runs["forward"][variant.name] = lambda variant=variant: attend(variant)
+        runs["backward"][variant.name] = backward
+    times = {}
+    for name, functions in runs.items():
+        with torch.set_grad_enabled(name == "backward"):
+            times[name] = dict(zip(functions, round_robin(list(functions.values()))))
+    return times, refused
+
+
+def flops(variant, backward):
+    return cases.work(variant.pairs, variant.qkv[0].shape[-1], backward)
+
+
+def over(values, beside):
+    """Each value over that of `beside`; nothing where there is none."""
+    return {name: value / values[beside] for name, value in values.items()} if beside in values else {}
+
+
+def rows_of(suite, problem, variants, times, refused):
+    beside = variants[0].name
+    for name, seconds in times.items():
+        row = dict(suite=suite, problem=problem, refused=refused)
+        row["pass"] = name
+        row["us"] = {variant: time * 1e6 for variant, time in seconds.items()}
+        row["tflops"] = {
+            variant.name: flops(variant, name == "backward") / seconds[variant.name] / 1e12
+            for variant in variants
+            if variant.name in seconds
+        }
+        row["time"], row["rate"] = over(row["us"], beside), over(row["tflops"], beside)
+        yield row
+
+
+def show(row):
+    for variant, us in row["us"].items():
+        ratios = "".join(f"{row[of][variant]:8.2f}" if variant in row[of] else f"{'-':>8}" for of in ("time", "rate"))
+        print(
+            f"{row['suite']:8}{row['problem']:36}{variant:14}{row['pass']:9}{us:11.1f}{row['tflops'][variant]:9.0f}{ratios}",
+            flush=True,
+        )
+
+
+def problem_of(row):
+    return row["problem"]
+
+
+def summary(rows):
+    """One entry of the rate for each suite, variant and pass of several problems."""
+    groups = {}
+    for row in rows:
+        for variant in list(row["rate"])[1:]:
+            groups.setdefault((row["suite"], variant, row["pass"]), []).append(row)
+    found = []
+    for (suite, variant, name), members in groups.items():
+        if len(members) > 1:
+            entry = dict(suite=suite, variant=variant)
+            entry["pass"] = name
+            entry.update(report.mean_and_least(members, lambda row, variant=variant: row["rate"][variant], problem_of))
+            found.append(entry)
+    return found
+
+
+def main():
+    suites = feature_cases.SUITES
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", default=",".join(suites), help=f"of {', '.join(suites)}")
+    parser.add_argument("--quick", action="store_true", help="a few calls of each suite")
+    parser.add_argument("--tune", action="store_true", help="autotune each call first")
+    parser.add_argument(
+        "--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
+    arguments = parser.parse_args()
+    chosen = arguments.suites.split(",")
+    if not set(chosen) <= set(suites):
+        parser.error(f"--suites is {arguments.suites}; it must be of {', '.join(suites)}")
+
+    measured_on = machine.describe()
+    print(f"{'suite':8}{'problem':36}{'call':14}{'pass':9}{'us':>11}{'TFLOP/s':>9}{'time':>8}{'rate':>8}")
+    began, rows, skipped = time.monotonic(), [], 0
+    for suite in chosen:
+        for problem, make in suites[suite](arguments.quick):
+            if time.monotonic() - began > arguments.deadline:
+                skipped += 1
+                continue
+            variants = make()
+            for row in rows_of(suite, problem, variants, *measure(variants, arguments.tune)):
+                rows.append(row)
+                show(row)
+            if arguments.json:
+                with open(arguments.json, "w") as file:
+                    json.dump(dict(machine=measured_on, rows=rows, summary=summary(rows)), file, indent=1)
+            del variants
+            torch.cuda.empty_cache()
+
+    for entry in summary(rows):
+        print(
+            f"{entry['suite']} {entry['variant']} {entry['pass']}: rate {entry['geometric_mean']:.3f} in the geometric mean,"
+            f" {entry['min']:.2f} at least: {entry['min_cell']} ({entry['cells']})"
+        )
+    for line in report.refusals(rows, problem_of):
+        print(line)
+    if skipped:
+        print(f"{skipped} problems were not started before the deadline")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""What a call asks beyond softmax(scale * q k^T) v: windows, caps, what is added to scores, sequences of their own lengths.
+
+From the caller's arguments to the features part of a params struct. It knows shapes; whose arrays they are it leaves to
+the array library's module, `lib`: `expect_array` knows its arrays, `vector` and `scores` give what can be packed, `longest`
+reads lengths where the host can. Where nothing is asked there is no Features, and nothing here runs.
+"""
+
+import numbers
+import operator
+import struct
+from typing import Any, NamedTuple
+
+from . import _call, _structs
+from ._errors import InvalidArgumentError
+
+NO_SCORES = (0, 0, 0, 0, 0)
+"""An absent tensor of scores: (address, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k)."""
+
+_pack = _structs.packer(_structs.FEATURES).pack
+_pack_pages = _structs.packer(_structs.PAGES).pack
+_pack_gradients = _structs.packer(_structs.FEATURE_GRADIENTS).pack
+
+
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+"""The arrays that say how long sequences are."""
+
+
+class Features(NamedTuple):
+    """As the caller gave them; None where not given."""
+
+    window: Any = None
+    softcap: float = 0.0
+    alibi_slopes: Any = None
+    bias: Any = None
+    mask: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    seqused_q: Any = None
+    seqused_k: Any = None
+    max_seqlen_q: Any = None
+    max_seqlen_k: Any = None
+    block_table: Any = None
+
+    def has_lengths(self):
+        return any(getattr(self, name) is not None for name in LENGTHS)
+
+    def may_leave_queries(self):
+        """Whether there may be rows of q that no sequence uses."""
+        return self.cu_seqlens_q is not None or self.seqused_q is not None
+
+
+def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths):
+    """Features, or None where nothing is asked. `lengths` are the last seven, of which the block table may be left out."""
+    arrays = (alibi_slopes, bias, mask, sinks, *lengths)
+    if window is not None:
+        window = _window(window)
+    if window is None and softcap == 0 and all(array is None for array in arrays):
+        return None
+    if not isinstance(softcap, numbers.Real) or not softcap >= 0:
+        raise InvalidArgumentError(f"softcap is {softcap!r}; it must be a number and not negative (0 means none)")
+    return Features(window, softcap, *arrays)
+
+
+def _window(window):
+    """(left, right), with -1 for all keys; None where both are."""
+    try:
+        left, right = (-1 if side is None else side for side in window)
+    except (TypeError, ValueError):
+        left = right = "?"
+    if not all(isinstance(side, int) and side >= -1 for side in (left, right)):
+        raise InvalidArgumentError(
+            f"window is {window!r}; it must be (left, right), numbers of keys, with None or -1 for all of that side"
+        )
+    return None if left == right == -1 else (left, right)
+
+
+def sizes(features, q, k, v, lib, array):
+    """The params' seven sizes. `array` is q itself, whose library and device lengths must have."""
+    if features is None or not (features.has_lengths() or features.block_table is not None):
+        if features is not None:
+            _refuse_bound("q", features.max_seqlen_q)
+            _refuse_bound("k", features.max_seqlen_k)
+        return _call.sizes(q, k, v)
+    for name in LENGTHS:
+        if getattr(features, name) is not None:
+            lib.expect_array(name, getattr(features, name))
+    cu_seqlens_q, cu_seqlens_k, block_table = features.cu_seqlens_q, features.cu_seqlens_k, features.block_table
+    batch_q, rows_q, num_heads_q, head_dim = _rows("q", q, cu_seqlens_q)
+    batch_k, rows_k, num_heads_kv, head_dim_k = _rows("k", k, cu_seqlens_k)
+    batch_v, rows_v, num_heads_v, head_dim_v = _rows("v", v, cu_seqlens_k)
+    if head_dim_k != head_dim:
+        raise InvalidArgumentError(f"k has shape {tuple(k)}; its dim must be that of q, {tuple(q)}")
+    if batch_v != batch_k or rows_v != rows_k or num_heads_v != num_heads_kv:
+        raise InvalidArgumentError(f"v has shape {tuple(v)}; but for dim it must be that of k, {tuple(k)}")
+    batches = [
+        ("cu_seqlens_q", _length(cu_seqlens_q, -1)),
+        ("cu_seqlens_k", _length(cu_seqlens_k, -1)),
+        ("seqused_q", _length(features.seqused_q)),
+        ("seqused_k", _length(features.seqused_k)),
+        ("q", batch_q),
+        ("k", batch_k) if block_table is None else ("block_table", _expect_table(block_table, cu_seqlens_k, lib)),
+    ]
+    batches = [(name, batch) for name, batch in batches if batch is not None]
+    first, batch_size = batches[0]
+    for name, batch in batches:
+        if batch != batch_size or batch < 0:
+            raise InvalidArgumentError(f"{name} is of {batch} sequences and {first} of {batch_size}; they must agree")
+    seqlen_q = _longest("q", features.max_seqlen_q, cu_seqlens_q, rows_q, lib, array)
+    if block_table is None:
+        seqlen_k = _longest("k", features.max_seqlen_k, cu_seqlens_k, rows_k, lib, array)
+    else:
+        seqlen_k = _longest_in_pages(features.max_seqlen_k, block_table, rows_k)
+    return batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v
+
+
+def _rows(name, shape, cu_seqlens):
+    """(batch or None, rows, heads, dim)"""
+    if len(shape) != (4 if cu_seqlens is None else 3):
+        expected = "(batch, seqlen, heads, dim)" if cu_seqlens is None else "(total, heads, dim), by its cu_seqlens"
+        raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be {expected}")
+    return tuple(shape) if cu_seqlens is None else (None, *shape)
+
+
+def _length(array, more=0):
+    return None if array is None else (array.shape[0] if len(array.shape) else 0) + more
+
+
+def _longest(side, given, cu_seqlens, rows, lib, array):
+    if cu_seqlens is None:
+        _refuse_bound(side, given)
+        return rows
+    if given is None:
+        return lib.longest(f"cu_seqlens_{side}", cu_seqlens, array)
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise InvalidArgumentError(f"max_seqlen_{side} is {given!r}; it must be an int, no sequence being longer") from None
+
+
+def _expect_table(block_table, cu_seqlens_k, lib):
+    """Its number of sequences."""
+    lib.expect_array("block_table", block_table)
+    if cu_seqlens_k is not None:
+        raise InvalidArgumentError("block_table and cu_seqlens_k are both given; with pages seqused_k says how long sequences are")
+    if len(block_table.shape) != 2:
+        raise InvalidArgumentError(f"block_table has shape {tuple(block_table.shape)}; it must be (batch, pages)")
+    return block_table.shape[0]
+
+
+def _longest_in_pages(given, block_table, page_size):
+    most = block_table.shape[1] * page_size
+    if given is not None and given > most:
+        pages = f"{block_table.shape[1]} pages of {page_size}"
+        raise InvalidArgumentError(f"max_seqlen_k is {given}; it must be at most {most}, what {pages} keys of block_table hold")
+    return most if given is None else given
+
+
+def _refuse_bound(side, given):
+    if given is not None:
+        raise InvalidArgumentError(
+            f"max_seqlen_{side} is given without cu_seqlens_{side}; leave it out, since the shape of {side} says it"
+        )
+
+
+def lse_shape(features, q, dims):
+    """(heads_q, total_q) where q holds sequences end to end, else (batch, heads_q, seqlen_q)."""
+    batch_size, num_heads_q, _, seqlen_q, *_ = dims
+    if features is None or features.cu_seqlens_q is None:
+        return (batch_size, num_heads_q, seqlen_q)
+    return (num_heads_q, q[0])
+
+
+def pack(features, opts, dims, q, k, lib):
+    """(the packed features, what must live until the launch). q and k are the arrays."""
+    if features is None:
+        return _call.NO_FEATURES, ()
+    batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
+    bits, kept = 0, []
+
+    def vector(name, kind, bit, *shapes):
+        nonlocal bits
+        array = getattr(features, name)
+        if array is None:
+            return 0, 0
+        bits |= bit
+        array, address = lib.vector(name, array, kind, q)
+        if tuple(array.shape) not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise InvalidArgumentError(f"{name} has shape {tuple(array.shape)}; it must be {expected}")
+        kept.append(array)
+        return address, array.shape[-1] if len(array.shape) == 2 else 0
+
+    def scores(name, bit):
+        nonlocal bits
+        array = getattr(features, name)
+        if array is None:
+            return NO_SCORES
+        bits |= bit
+        array, ref = lib.scores(name, array, (batch_size, num_heads_q, seqlen_q, seqlen_k), q)
+        kept.append(array)
+        return ref
+
+    alibi = vector("alibi_slopes", "float32", _structs.FEATURE_ALIBI, (num_heads_q,), (batch_size, num_heads_q))
+    bias, mask = scores("bias", _structs.FEATURE_BIAS), scores("mask", _structs.FEATURE_MASK)
+    sinks, _ = vector("sinks", "float32", _structs.FEATURE_SINKS, (num_heads_q,))
+    lengths = [
+        vector("cu_seqlens_q", "int32", _structs.FEATURE_CU_SEQLENS_Q, (batch_size + 1,)),
+        vector("cu_seqlens_k", "int32", _structs.FEATURE_CU_SEQLENS_K, (batch_size + 1,)),
+        vector("seqused_q", "int32", _structs.FEATURE_SEQUSED_Q, (batch_size,)),
+        vector("seqused_k", "int32", _structs.FEATURE_SEQUSED_K, (batch_size,)),
+    ]
+    if features.block_table is not None:
+        bits |= _structs.FEATURE_PAGED
+    total_q = 0 if features.cu_seqlens_q is None else q.shape[0]
+    total_k = 0 if features.cu_seqlens_k is None else k.shape[0]
+    number, left, right = _structs.WINDOW_NONE, 0, 0
+    if features.window is not None:
+        is_top_left = opts[0] == _structs.CAUSAL_TOP_LEFT
+        number = _structs.WINDOW_TOP_LEFT if is_top_left else _structs.WINDOW_BOTTOM_RIGHT
+        left, right = features.window
+    try:
+        packed = _pack(
+            bits, number, features.softcap, left, right, *alibi, *bias, *mask, sinks,
+            *(address for address, _ in lengths), total_q, total_k,
+        )  # fmt: skip
+    except (struct.error, OverflowError) as error:
+        message = f"softcap {features.softcap!r} and window {features.window!r} must be numbers that the library takes: {error}"
+        raise InvalidArgumentError(message) from None
+    return packed, kept
+
+
+def pack_pages(features, k, q, lib):
+    """(the packed pages part of a forward pass, what must live until the launch). q and k are the arrays."""
+    if features is None or features.block_table is None:
+        return _call.NO_PAGES, ()
+    table, address = lib.vector("block_table", features.block_table, "int32", q)
+    num_pages, page_size = k.shape[:2]
+    return _pack_pages(address, table.shape[1], page_size, num_pages), (table,)
+
+
+def with_gradients(packed, dbias, dsinks, dlse, wants_dbias, wants_dlse):
+    """(features, feature gradients) of the backward pass: `packed` with the bits of the gradients that are wanted. `dbias`
+    is as `NO_SCORES`, the others addresses."""
+    more = wants_dbias * _structs.FEATURE_DBIAS | wants_dlse * _structs.FEATURE_DLSE
+    if more:
+        (bits,) = struct.unpack_from("@Q", packed)
+        packed = struct.pack("@Q", bits | more) + packed[8:]
+    return packed, _pack_gradients(*dbias, dsinks, dlse)

@@ -1,0 +1,38 @@
+"""Merging partial results of attention over parts of the keys: shapes checked against each other, params packed.
+
+Knows shapes and strides; whose arrays they are it leaves to the array library's module.
+"""
+
+import ctypes
+import struct
+
+from . import _call, _structs
+from ._errors import InvalidArgumentError
+
+_BYTES = ctypes.sizeof(_structs.MergeParams)
+_pack = _structs.packer(_structs.MergeParams._fields_).pack
+
+
+def shapes(outs, lses):
+    """((batch, seqlen, heads, dim), shape of an lse) from the shapes of all partials, one behind the other."""
+    partials, *shape = outs
+    expected = "(partials, batch, seqlen, heads, dim) or, of sequences end to end, (partials, total, heads, dim)"
+    if len(shape) not in (3, 4):
+        raise InvalidArgumentError(f"outs has shape {tuple(outs)}; it must be {expected}")
+    batch, seqlen, heads, dim = shape if len(shape) == 4 else (1, *shape)
+    of_lse = (batch, heads, seqlen) if len(shape) == 4 else (heads, seqlen)
+    _call.expect_shape("lses", lses, (partials, *of_lse))
+    return (batch, seqlen, heads, dim), of_lse
+
+
+def pack(dtype, partial_dtype, sizes, outs, lses, out, lse):
+    """Packed `flashtune_merge_params`. outs is (partials, address, stride_partial, stride_batch, stride_seqlen, stride_head), lses
+    (address, stride_partial), out as tensors are, lse an address."""
+    partials, address, stride_partial, *strides = outs
+    batch, seqlen, heads, dim = sizes
+    try:
+        return _pack(
+            _BYTES, dtype, partial_dtype, partials, batch, seqlen, heads, dim, address, *strides, stride_partial, *lses, *out, lse
+        )
+    except struct.error as error:
+        raise InvalidArgumentError(f"outs has sizes or strides that the library does not take: {error}") from None

@@ -1,0 +1,228 @@
+"""Launches on torch tensors: outputs and workspace from torch's allocator on the current stream, arguments as addresses."""
+
+import sys
+
+import torch
+
+from . import _call, _features, _merge
+from ._context import CPU, context
+from ._errors import InvalidArgumentError, UnsupportedError
+
+_NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
+_FLOAT32 = torch.float32
+# What the library asks of a workspace's address; torch's CPU allocator promises less, its CUDA allocator more.
+_ALIGNMENT = 256
+
+if hasattr(torch._C, "_cuda_getCurrentRawStream"):
+    # A tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
+    _current_stream = torch._C._cuda_getCurrentRawStream
+else:
+
+    def _current_stream(device):
+        return torch.cuda.current_stream(device).cuda_stream
+
+
+def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
+    """(out, lse or None). `seed` is what `resolve_seed` returned."""
+    device, number = _check_same(q, q.dtype, k=k, v=v)
+    q, k, v = _expressible(q), _expressible(k), _expressible(v)
+    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
+    packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    pages, _table = _features.pack_pages(features, k, q, _this)
+    has_unused = features is not None and features.may_leave_queries()
+    out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
+    lse = None
+    if want_lse:
+        shape = _features.lse_shape(features, q.shape, dims)
+        lse = q.new_full(shape, -torch.inf, dtype=_FLOAT32) if has_unused else q.new_empty(shape, dtype=_FLOAT32)
+    params = _call.forward(
+        number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr() if want_lse else 0,
+        packed, pages,
+    )  # fmt: skip
+    _launch(context(device).forward, params, q, device)
+    return out, lse
+
+
+def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradients=None, dlse=None, need_dbias=True):
+    """(dq, dk, dv, dbias, dsinks), the first three written into `gradients` where given."""
+    device, number = _check_same(q, q.dtype, k=k, v=v, out=out, dout=dout)
+    q, k, v, out, dout = _expressible(q), _expressible(k), _expressible(v), _expressible(out), _expressible(dout)
+    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
+    shape = _features.lse_shape(features, q.shape, dims)
+    _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
+    _call.expect_shape("dout", dout.shape, (*q.shape[:-1], dims[-1]))
+    lse = _like_lse("lse", lse, shape, q)
+    dlse = None if dlse is None else _like_lse("dlse", dlse, shape, q)
+    packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    has_lengths = features is not None and features.has_lengths()
+    if gradients is None:
+        gradients = [_output(x, x.shape, has_lengths) for x in (q, k, v)]
+    elif has_lengths:
+        gradients = [gradient.zero_() for gradient in gradients]
+    dq, dk, dv = gradients
+    dbias = dsinks = None
+    more = ()
+    if features is not None or dlse is not None:
+        dbias, dsinks, more = _feature_gradients(packed, features, dims, q, dlse, need_dbias)
+    params = _call.backward(
+        number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr(),
+        ref(dout), ref(dq), ref(dk), ref(dv), *more,
+    )  # fmt: skip
+    _launch(context(device).backward, params, q, device)
+    return dq, dk, dv, dbias, dsinks
+
+
+def _output(like, shape, has_unused_rows):
+    """Rows that no sequence uses are not written: they hold 0."""
+    return like.new_zeros(shape) if has_unused_rows else like.new_empty(shape)
+
+
+def _like_lse(name, tensor, shape, q):
+    _call.expect_shape(name, tensor.shape, shape)
+    if tensor.dtype != _FLOAT32 or tensor.device != q.device:
+        raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.float32 on {q.device}")
+    return tensor.contiguous()
+
+
+def _feature_gradients(packed, features, dims, q, dlse, need_dbias):
+    """(dbias, dsinks, both features parts of the params)"""
+    dbias = dsinks = None
+    dbias_ref = _features.NO_SCORES
+    if features is not None and features.bias is not None and need_dbias:
+        dbias = q.new_zeros(features.bias.shape, dtype=_FLOAT32)
+        batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
+        dbias_ref = _scores_ref(dbias.expand(batch_size, num_heads_q, seqlen_q, seqlen_k))
+    if features is not None and features.sinks is not None:
+        dsinks = q.new_zeros(features.sinks.shape, dtype=_FLOAT32)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (dsinks, dlse)]
+    more = _features.with_gradients(packed, dbias_ref, *addresses, dbias is not None, dlse is not None)
+    return dbias, dsinks, more
+
+
+def merge(outs, lses, dtype):
+    """(out, lse) without autograd."""
+    with torch.no_grad():
+        outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(tuple(x)) for x in (outs, lses))
+        dtype = outs.dtype if dtype is None else dtype
+        sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
+        device, partial_number = _check_same(outs, outs.dtype)
+        number = _NUMBERS.get(dtype)
+        if number is None:
+            raise InvalidArgumentError(f"dtype is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
+        lses = _like_lse("lses", lses, lses.shape, outs)
+        outs = outs if outs.stride(-1) == 1 else outs.contiguous()
+        out, lse = outs.new_empty(outs.shape[1:], dtype=dtype), outs.new_empty(lse_shape, dtype=_FLOAT32)
+        strides = outs.stride()[1:-1] if outs.dim() == 5 else (0, *outs.stride()[1:-1])
+        of_outs = (len(outs), outs.data_ptr(), outs.stride(0), *strides)
+        of_lses = (lses.data_ptr(), lses.stride(0))
+        params = _merge.pack(number, partial_number, sizes, of_outs, of_lses, ref(out), lse.data_ptr())
+        context(device).merge(params, None if device == CPU else _current_stream(device))
+    return out, lse
+
+
+def describe(q, k, v, opts, features):
+    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages) for the calls that read no data."""
+    for name, tensor in (("k", k), ("v", v)):
+        expect_array(name, tensor)
+    device, number = _check_same(q, q.dtype, k=k, v=v)
+    tensors = [_expressible(x) for x in (q, k, v)]
+    dims = _features.sizes(features, *(x.shape for x in tensors), _this, q)
+    packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
+    pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
+    return device, number, dims, [ref(x) for x in tensors], packed, pages
+
+
+def vector(name, tensor, kind, q):
+    """(the tensor, its address): contiguous, of the dtype `kind`, on q's device."""
+    expect_array(name, tensor)
+    if tensor.dtype != getattr(torch, kind) or tensor.device != q.device:
+        raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.{kind} on {q.device}")
+    tensor = tensor.contiguous()
+    return tensor, tensor.data_ptr()
+
+
+def scores(name, tensor, shape, q):
+    """(the tensor, its ref): broadcast to one element for each score."""
+    expect_array(name, tensor)
+    allowed = (q.dtype,) if name == "bias" else (torch.bool, torch.uint8)
+    if tensor.dtype not in allowed or tensor.device != q.device:
+        expected = " or ".join(map(str, allowed))
+        raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected} on {q.device}")
+    try:
+        return tensor, _scores_ref(tensor.expand(shape))
+    except RuntimeError:
+        raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must broadcast to {shape}") from None
+
+
+def longest(name, cu_seqlens, q):
+    """The longest sequence, where the host can read it."""
+    if cu_seqlens.device.type != "cpu":
+        side = name[-1]
+        raise InvalidArgumentError(f"max_seqlen_{side} is None; with {name} on {cu_seqlens.device} it must be given")
+    lengths = cu_seqlens.diff()
+    return int(lengths.max()) if lengths.numel() else 0
+
+
+def _scores_ref(tensor):
+    return (tensor.data_ptr(), *tensor.stride())
+
+
+def _seed_fields(seed):
+    if seed is None:
+        return _call.NO_SEED
+    if isinstance(seed, torch.Tensor):
+        address = seed.data_ptr()
+        return (0, 0, address, address + 8)
+    return (*seed, 0, 0)
+
+
+def expect_array(name, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as q is")
+
+
+def _check_same(q, dtype, **others):
+    """(device, dtype number) of q, once all others are known to agree."""
+    device = q.device
+    for name, tensor in others.items():
+        if tensor.dtype != dtype or tensor.device != device:
+            expected = f"{dtype} on {device}, as q is"
+            raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")
+    number = _NUMBERS.get(dtype)
+    if number is None:
+        raise InvalidArgumentError(f"q is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
+    if device.type == "cuda":
+        return device.index, number
+    if device.type == "cpu":
+        return CPU, number
+    raise UnsupportedError(f"q is on {device}; flashtune runs on cuda and cpu tensors")
+
+
+def _expressible(tensor):
+    """The tensor, or a copy where its last dim is not contiguous."""
+    return tensor if tensor.dim() not in (3, 4) or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def ref(tensor):
+    """(address, stride_batch, stride_seqlen, stride_head); the rows of sequences end to end have no batch."""
+    strides = tensor.stride()
+    if len(strides) == 3:
+        return (tensor.data_ptr(), 0, strides[0], strides[1])
+    return (tensor.data_ptr(), *strides[:3])
+
+
+def _launch(run, params, q, device):
+    size = run.workspace_bytes(params)
+    if device == CPU:
+        if not size:
+            return run.launch(params, None, 0, None)
+        memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+        address = memory.data_ptr()
+        return run.launch(params, address + -address % _ALIGNMENT, size, None)
+    if not size:
+        return run.launch(params, None, 0, _current_stream(device))
+    memory = torch.empty(size, dtype=torch.uint8, device=q.device)
+    return run.launch(params, memory.data_ptr(), size, _current_stream(device))
+
+
+_this = sys.modules[__name__]

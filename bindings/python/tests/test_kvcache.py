@@ -1,0 +1,167 @@
+"""flash-attn's call for decoding, on torch tensors: against plain attention over each sequence's keys, with NaN in the rest of
+the cache. The same tests on the CPU and on a GPU."""
+
+import pytest
+import torch
+from flashtune import flash_attn_interface as interface
+from judge import assert_close
+from oracle_torch import plain, random
+from test_torch import DEVICES, TYPED_DEVICES, working_dtype
+
+BATCH, HEADS, HEADS_KV, DIM, CACHED = 3, 8, 2, 64, 160
+SEQLENS = [101, 0, 144]
+SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.0])
+
+
+class Cache:
+    """A cache of SEQLENS keys for each sequence, in a row or in pages of `page_size`; what holds no key is NaN."""
+
+    def __init__(self, page_size, dtype, device):
+        self.page_size = page_size
+        rows = random(*[(BATCH, CACHED, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=5)
+        self.seqlens = torch.tensor(SEQLENS, dtype=torch.int32, device=device)
+        for b, length in enumerate(SEQLENS):
+            for x in rows:
+                x[b, length:] = torch.nan
+        self.table = None
+        self.k, self.v = rows
+        if page_size is not None:
+            pages = -(-CACHED // page_size)
+            order = torch.randperm(BATCH * pages + 1, generator=torch.Generator().manual_seed(3))
+            self.table = order[: BATCH * pages].view(BATCH, pages).to(device, torch.int32)
+            self.k, self.v = (self._in_pages(x, len(order)) for x in rows)
+
+    def _in_pages(self, rows, num_pages):
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, 0, 0, -CACHED % self.page_size), value=torch.nan)
+        cache = padded.new_full((num_pages, self.page_size, HEADS_KV, DIM), torch.nan)
+        cache[self.table.long()] = padded.view(BATCH, -1, self.page_size, HEADS_KV, DIM)
+        return cache
+
+    def keys(self, b, length):
+        """(k, v) of one sequence, in a row."""
+        if self.table is None:
+            return [x[b : b + 1, :length] for x in (self.k, self.v)]
+        return [x[self.table[b].long()].flatten(0, 1)[None, :length] for x in (self.k, self.v)]
+
+
+def assert_attends(out, q, cache, lengths, **options):
+    dtype = str(q.dtype).removeprefix("torch.")
+    for b, length in enumerate(lengths):
+        one = q[b : b + 1], *cache.keys(b, length)
+        naive, exact = plain(*one, **options), plain(*(x.double() for x in one), **options)
+        assert_close(f"out of {b}", *(x.double().cpu().numpy() for x in (out[b : b + 1], naive, exact)), dtype)
+
+
+def assert_same(out, expected):
+    """Where two kernels may have done it; weights are rounded to the dtype, so that the error is one of the whole row."""
+    tolerance = 1e-5 if out.dtype == torch.float32 else 0.03
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [None, 1, 16, 100])
+@pytest.mark.parametrize("seqlen_q", [1, 5])
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_decoding_sees_the_keys_of_each_sequence(device, dtype, seqlen_q, page_size):
+    cache = Cache(page_size, dtype, device)
+    (q,) = random((BATCH, seqlen_q, HEADS, DIM), dtype=dtype, device=device)
+    out, lse = interface.flash_attn_with_kvcache(
+        q, cache.k, cache.v, cache_seqlens=cache.seqlens, block_table=cache.table, causal=True, return_softmax_lse=True
+    )
+    assert lse.shape == (BATCH, HEADS, seqlen_q) and torch.isneginf(lse[1]).all()
+    assert_attends(out, q, cache, SEQLENS, causal=True)
+
+
+@pytest.mark.parametrize(
+    "options, meaning",
+    [
+        (dict(window_size=(40, 0)), dict(window=(40, 0))),
+        (dict(window_size=(30, 5), causal=True), dict(window=(30, -1), causal=True)),
+        (dict(softcap=1.5, softmax_scale=0.2), dict(softcap=1.5, softmax_scale=0.2)),
+        (dict(alibi_slopes=SLOPES), dict(alibi_slopes=SLOPES)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_options_mean_what_they_do_in_flash_attn(device, options, meaning):
+    dtype = working_dtype(device)
+    cache = Cache(16, dtype, device)
+    (q,) = random((BATCH, 2, HEADS, DIM), dtype=dtype, device=device)
+    options, meaning = (
+        {name: value.to(device) if name == "alibi_slopes" else value for name, value in some.items()} for some in (options, meaning)
+    )
+    arguments = dict(cache_seqlens=cache.seqlens, block_table=cache.table)
+    assert_attends(interface.flash_attn_with_kvcache(q, cache.k, cache.v, **arguments, **options), q, cache, SEQLENS, **meaning)
+
+
+@pytest.mark.parametrize("page_size", [None, 16, 100])
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_keys_go_behind_those_of_the_cache_and_are_seen(device, page_size):
+    dtype = working_dtype(device)
+    cache = Cache(page_size, dtype, device)
+    q, k, v = random((BATCH, 3, HEADS, DIM), *[(BATCH, 3, HEADS_KV, DIM)] * 2, dtype=dtype, device=device)
+    before = [x.clone() for x in (cache.k, cache.v)]
+    out = interface.flash_attn_with_kvcache(
+        q, cache.k, cache.v, k, v, cache_seqlens=cache.seqlens, block_table=cache.table, causal=True
+    )
+    lengths = [length + 3 for length in SEQLENS]
+    for b, length in enumerate(lengths):
+        for rows, new in zip(cache.keys(b, length), (k, v)):
+            assert torch.equal(rows[0, -3:], new[b])
+    # Nothing else of it has changed.
+    for now, then in zip((cache.k, cache.v), before):
+        assert (now.isnan() != then.isnan()).any((-1, -2)).sum() == BATCH * 3
+    assert_attends(out, q, cache, lengths, causal=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_length_may_be_an_int_and_none_is_all_of_the_cache(device):
+    dtype = working_dtype(device)
+    q, k, v = random((BATCH, 1, HEADS, DIM), *[(BATCH, 90, HEADS_KV, DIM)] * 2, dtype=dtype, device=device)
+    attend = interface.flash_attn_with_kvcache
+    assert_same(attend(q, k, v), interface.flash_attn_func(q, k, v))
+    assert_same(attend(q, k, v, cache_seqlens=33), interface.flash_attn_func(q, k[:, :33], v[:, :33]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_varlen_calls_read_pages(device):
+    dtype = working_dtype(device)
+    cache = Cache(16, dtype, device)
+    begins_q = torch.tensor([0, 4, 5, 9], dtype=torch.int32, device=device)
+    begins_k = torch.tensor([0, 101, 101, 245], dtype=torch.int32, device=device)
+    (q,) = random((9, HEADS, DIM), dtype=dtype, device=device)
+    out = interface.flash_attn_varlen_func(q, cache.k, cache.v, begins_q, begins_k, 4, 144, causal=True, block_table=cache.table)
+    for b, length in enumerate(SEQLENS):
+        rows = slice(int(begins_q[b]), int(begins_q[b + 1]))
+        alone = interface.flash_attn_func(q[None, rows], *cache.keys(b, length), causal=True)[0]
+        assert_same(out[rows], alone)
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        (dict(rotary_cos=torch.ones(4, 4)), "rotary_cos"),
+        (dict(cache_batch_idx=torch.zeros(3, dtype=torch.int32)), "cache_batch_idx"),
+        (dict(cache_leftpad=torch.zeros(3, dtype=torch.int32)), "cache_leftpad"),
+        (dict(num_splits=4), "num_splits is 4"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(options, name):
+    q = torch.ones(BATCH, 1, 2, 8)
+    with pytest.raises(NotImplementedError, match=name):
+        interface.flash_attn_with_kvcache(q, q, q, **options)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(k=(BATCH, 1, 2, 8)), "v is None; k, v and cache_seqlens must be given together"),
+        (dict(k=(BATCH, 1, 2, 8), v=(BATCH, 1, 2, 8)), "cache_seqlens is None"),
+        (dict(k=(BATCH, 1, 2, 8), v=(BATCH, 2, 2, 8), cache_seqlens=4), "v has shape"),
+        (dict(k=(BATCH, 1, 1, 8), v=(BATCH, 1, 2, 8), cache_seqlens=4), "k has shape"),
+    ],
+)
+def test_new_keys_that_do_not_fit_are_refused(arguments, message):
+    q, cache = torch.ones(BATCH, 1, 2, 8), torch.ones(BATCH, 16, 2, 8)
+    arguments = {name: torch.ones(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
+    with pytest.raises(ValueError, match=message):
+        interface.flash_attn_with_kvcache(q, cache, cache, **arguments)

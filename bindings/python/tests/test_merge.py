@@ -1,0 +1,80 @@
+"""Merging partial results, on NumPy arrays and, where there is PyTorch, on its tensors: attention over parts of the keys gives
+attention over all of them."""
+
+import flashtune
+import numpy as np
+import pytest
+from flashtune import InvalidArgumentError
+
+DEVICES = ["numpy", "cpu", pytest.param("cuda", marks=pytest.mark.needs_gpu)]
+
+
+def arrays(kind, *shapes):
+    """Normal arrays: fp32 on the host, bf16 on a GPU, and the tolerance that this asks for."""
+    random = np.random.default_rng(4)
+    made = [random.standard_normal(shape, np.float32) for shape in shapes]
+    if kind == "numpy":
+        return made, 1e-5
+    torch = pytest.importorskip("torch")
+    made = [torch.from_numpy(x) for x in made]
+    return (made, 1e-5) if kind == "cpu" else ([x.to("cuda", torch.bfloat16) for x in made], 0.03)
+
+
+def on_host(x):
+    return x if isinstance(x, np.ndarray) else x.float().cpu().numpy()
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_halves_of_the_keys_merge_into_attention_over_all_of_them(kind):
+    (q, k, v), tolerance = arrays(kind, (2, 3, 4, 40), (2, 90, 2, 40), (2, 90, 2, 40))
+    parts = [slice(0, 30), slice(30, 31), slice(31, 90)]
+    partials = [flashtune.attention_forward(q, k[:, part], v[:, part]) for part in parts]
+    out, lse = flashtune.merge(*zip(*partials))
+    expected, expected_lse = flashtune.attention_forward(q, k, v)
+    assert out.dtype == q.dtype and out.shape == expected.shape
+    np.testing.assert_allclose(on_host(out), on_host(expected), atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(on_host(lse), on_host(expected_lse), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_stacks_of_sequences_end_to_end_merge_and_what_saw_nothing_is_left_out(kind):
+    (outs, lses), tolerance = arrays(kind, (3, 7, 2, 5), (3, 2, 7))
+    lses = lses.astype(np.float32) if kind == "numpy" else lses.float()
+    nothing = float("-inf")
+    lses[1] = lses[:, :, 4] = nothing
+    outs[1] = float("nan")
+    out, lse = flashtune.merge(outs, lses)
+    weights = np.exp(on_host(lses)[[0, 2]]).transpose(0, 2, 1)[..., None]
+    total = weights.sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = (weights * on_host(outs)[[0, 2]]).sum(0) / total
+        expected[4] = 0
+        np.testing.assert_allclose(on_host(lse), np.log(total[..., 0]).T, atol=1e-4)
+    np.testing.assert_allclose(on_host(out), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_partials_of_fp32_give_the_dtype_that_is_asked_for():
+    random = np.random.default_rng(6)
+    outs, lses = random.standard_normal((2, 1, 5, 2, 8), np.float32), random.standard_normal((2, 1, 2, 5), np.float32)
+    out, _ = flashtune.merge(outs, lses, dtype=np.float16)
+    assert out.dtype == np.float16
+    np.testing.assert_allclose(out, flashtune.merge(outs, lses)[0], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "outs, lses, message",
+    [
+        ((2, 5, 8), (2, 5), "outs has shape (2, 5, 8)"),
+        ((2, 1, 5, 2, 8), (2, 1, 5, 2), "lses has shape (2, 1, 5, 2); it must be (2, 1, 2, 5)"),
+        ((0, 1, 5, 2, 8), (0, 1, 2, 5), "num_partials is 0"),
+    ],
+)
+def test_partials_that_do_not_fit_are_refused(outs, lses, message):
+    with pytest.raises(InvalidArgumentError) as caught:
+        flashtune.merge(np.zeros(outs, np.float32), np.zeros(lses, np.float32))
+    assert message in str(caught.value)
+
+
+def test_what_is_no_array_is_refused():
+    with pytest.raises(TypeError, match="outs is a list"):
+        flashtune.merge([[1.0]], [[1.0]])

@@ -1,0 +1,161 @@
+"""What goes beyond plain attention, on torch tensors: gradients of all that learns; the same tests on the CPU and on a GPU."""
+
+import flashtune
+import pytest
+import torch
+from oracle_torch import judge, plain, random, with_gradients
+from test_torch import DEVICES, TYPED_DEVICES, working_dtype
+
+BATCH, HEADS, SEQLEN_Q, SEQLEN_K = 2, 4, 100, 130
+SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
+
+
+def inputs(dtype, device, *more, seed=0):
+    shapes = [(BATCH, rows, heads, 64) for rows, heads in ((SEQLEN_Q, HEADS), (SEQLEN_K, 2), (SEQLEN_K, 2), (SEQLEN_Q, HEADS))]
+    return random(*shapes, *more, dtype=dtype, device=device, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "shape", [(BATCH, HEADS, SEQLEN_Q, SEQLEN_K), (1, HEADS, SEQLEN_Q, SEQLEN_K), (SEQLEN_K,), (BATCH, 1, 1, SEQLEN_K)], ids=str
+)
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_a_bias_gets_its_gradient_summed_where_it_is_broadcast(device, dtype, shape):
+    q, k, v, dout, bias = inputs(dtype, device, shape)
+
+    def attend(q, k, v, bias):
+        return flashtune.attention(q, k, v, bias=bias, causal=True)
+
+    judge(attend, (q, k, v, bias), dout, names=("q", "k", "v", "bias"), causal=True)
+
+
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_all_features_at_once_with_gradients_of_all_that_learns(device, dtype):
+    q, k, v, dout, bias, sinks = inputs(dtype, device, (1, HEADS, SEQLEN_Q, SEQLEN_K), (HEADS,))
+    generator = torch.Generator().manual_seed(2)
+    mask = (torch.rand(BATCH, 1, SEQLEN_Q, SEQLEN_K, generator=generator) < 0.8).to(device)
+    options = dict(window=(40, 12), softcap=2.0, alibi_slopes=SLOPES.to(device), mask=mask)
+
+    def attend(q, k, v, bias, sinks):
+        return flashtune.attention(q, k, v, bias=bias, sinks=sinks, **options)
+
+    judge(attend, (q, k, v, bias, sinks), dout, names=("q", "k", "v", "bias", "sinks"), **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_what_learns_gets_a_gradient(device):
+    q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
+    expected = with_gradients(plain, [x.double() for x in (q, k, v, bias, sinks)], dout)
+    for index in (3, 4):
+        tensors = [q, k, v, bias, sinks]
+        tensors[index] = tensors[index].clone().requires_grad_()
+        out = flashtune.attention(*tensors[:3], bias=tensors[3], sinks=tensors[4])
+        out.backward(dout)
+        assert [x.grad is not None for x in tensors] == [i == index for i in range(5)]
+        assert _largest_error(tensors[index].grad, expected[index + 1]) < _allowed(q.dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lse_of_a_sink_and_a_bias_carries_a_gradient_to_both(device):
+    q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
+    (dlse,) = random((BATCH, HEADS, SEQLEN_Q), dtype=torch.float32, device=device, seed=9)
+
+    def gradients(function, dtype):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, bias, sinks)]
+        out, lse = function(*leaves)
+        return torch.autograd.grad((out, lse), leaves, (dout.to(out.dtype), dlse.to(lse.dtype)))
+
+    actual = gradients(lambda q, k, v, b, s: flashtune.attention(q, k, v, bias=b, sinks=s, return_lse=True), q.dtype)
+    exact = gradients(lambda *tensors: plain(*tensors, return_lse=True), torch.float64)
+    for gradient, wanted in zip(actual, exact):
+        assert _largest_error(gradient, wanted) < _allowed(q.dtype)
+
+
+def _largest_error(actual, exact):
+    """Of the largest exact value: of all zeros it is 1."""
+    return (actual.double() - exact).abs().max() / exact.abs().max()
+
+
+def _allowed(dtype):
+    return 1e-4 if dtype == torch.float32 else 3e-2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sequences_of_their_own_lengths_leave_unused_rows_at_zero(device):
+    q, k, v, dout = inputs(working_dtype(device), device)
+    used_q = torch.tensor([37, 100], dtype=torch.int32, device=device)
+    used_k = torch.tensor([130, 5], dtype=torch.int32, device=device)
+    for tensor, used in ((q, used_q), (k, used_k), (v, used_k), (dout, used_q)):
+        for b in range(BATCH):
+            tensor[b, int(used[b]) :] = float("nan")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = flashtune.attention_varlen(*leaves, seqused_q=used_q, seqused_k=used_k, causal=True, return_lse=True)
+    gradients = torch.autograd.grad(out, leaves, dout)
+    # By other kernels, which round elsewhere.
+    close = {} if q.dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    for b in range(BATCH):
+        rows, keys = int(used_q[b]), int(used_k[b])
+        alone = [x.detach()[b : b + 1, :count].clone().requires_grad_() for x, count in zip((q, k, v), (rows, keys, keys))]
+        expected = flashtune.attention(*alone, causal=True)
+        torch.testing.assert_close(out[b, :rows], expected[0], **close)
+        assert torch.count_nonzero(out[b, rows:]) == 0 and lse[b, :, rows:].isneginf().all()
+        for gradient, wanted in zip(gradients, torch.autograd.grad(expected, alone, dout[b : b + 1, :rows])):
+            torch.testing.assert_close(gradient[b, : wanted.shape[1]], wanted[0], **close)
+            assert torch.count_nonzero(gradient[b, wanted.shape[1] :]) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_torch_compile_traces_features_without_a_break(device):
+    q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (1, HEADS, SEQLEN_Q, SEQLEN_K), (HEADS,))
+    slopes = SLOPES.to(device)
+
+    def layer(q, k, v, bias, sinks):
+        out, lse = flashtune.attention(
+            q * 2, k, v, window=(30, 9), softcap=3.0, alibi_slopes=slopes, bias=bias, sinks=sinks, return_lse=True
+        )
+        return out * lse.mean().to(out.dtype)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    tensors = (q, k, v, bias, sinks)
+    for actual, wanted in zip(with_gradients(compiled, tensors, dout), with_gradients(layer, tensors, dout)):
+        torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_torch_compile_traces_sequences_end_to_end(device):
+    q, k, v, dout = (x[0] for x in inputs(working_dtype(device), device))
+    begins_q, begins_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 60, 100], [0, 77, 130]))
+
+    def layer(q, k, v):
+        lengths = dict(cu_seqlens_q=begins_q, cu_seqlens_k=begins_k, max_seqlen_q=60, max_seqlen_k=77)
+        return flashtune.attention_varlen(q, k, v, causal=True, **lengths)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for actual, wanted in zip(with_gradients(compiled, (q, k, v), dout), with_gradients(layer, (q, k, v), dout)):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize(
+    "change, exception, words",
+    [
+        (dict(bias=[[1.0]]), TypeError, "bias is a list"),
+        (dict(bias=torch.ones(4, 4, dtype=torch.float64)), ValueError, "bias is torch.float64 on cpu"),
+        (dict(bias=torch.ones(4, 5)), ValueError, "bias has shape"),
+        (dict(mask=torch.ones(4, 4)), ValueError, "mask is torch.float32 on cpu; it must be torch.bool or torch.uint8"),
+        (dict(sinks=torch.ones(3)), ValueError, "sinks has shape"),
+        (dict(alibi_slopes=torch.ones(2, dtype=torch.float16)), ValueError, "alibi_slopes is torch.float16"),
+        (dict(window="all"), ValueError, "window is 'all'"),
+    ],
+)
+def test_a_wrong_feature_is_named(change, exception, words):
+    ones = torch.ones(1, 4, 2, 8)
+    with pytest.raises(exception, match=words):
+        flashtune.attention(ones, ones, ones, **change)
+
+
+@pytest.mark.needs_gpu
+def test_lengths_on_a_gpu_need_a_bound_and_cannot_be_on_the_host():
+    q, begins = torch.ones(4, 2, 64, dtype=torch.float16, device="cuda"), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match="max_seqlen_q is None"):
+        flashtune.attention_varlen(q, q, q, cu_seqlens_q=begins.cuda(), cu_seqlens_k=begins.cuda())
+    with pytest.raises(ValueError, match="cu_seqlens_q is torch.int32 on cpu"):
+        flashtune.attention_varlen(q, q, q, cu_seqlens_q=begins, cu_seqlens_k=begins, max_seqlen_q=4, max_seqlen_k=4)

@@ -1,0 +1,63 @@
+//! A problem's features as the user asks for them, in an option or a line of a problem file.
+
+use flashtune::problem::{Causal, Features, Pass, Problem, Varlen, Window};
+
+#[derive(Clone, Copy, Default, clap::Args)]
+pub struct FeatureArgs {
+    /// Keys before its diagonal that a query sees; all if not given
+    #[arg(long, value_name = "N")]
+    pub window_left: Option<i64>,
+    /// Keys after its diagonal that a query sees; all if not given
+    #[arg(long, value_name = "N")]
+    pub window_right: Option<i64>,
+    /// A soft cap of the scores
+    #[arg(long)]
+    pub softcap: bool,
+    /// ALiBi slopes
+    #[arg(long)]
+    pub alibi: bool,
+    /// A tensor that is added to the scores
+    #[arg(long)]
+    pub bias: bool,
+    /// Backward: the gradient of the bias
+    #[arg(long)]
+    pub dbias: bool,
+    /// A tensor that says which keys are seen
+    #[arg(long)]
+    pub mask: bool,
+    /// A score of each head to no key
+    #[arg(long)]
+    pub sinks: bool,
+    /// Backward: a gradient into the LSE
+    #[arg(long)]
+    pub dlse: bool,
+    /// Sequences end to end, each as long as the longest
+    #[arg(long)]
+    pub varlen: bool,
+}
+
+impl FeatureArgs {
+    /// The problem with these features; what belongs to the backward pass only there.
+    pub fn on(self, problem: Problem) -> Problem {
+        let is_backward = problem.pass == Pass::Backward;
+        let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
+        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k: total(problem.seqlen_k) };
+        let window = match (self.window_left, self.window_right) {
+            (None, None) => Window::default(),
+            (left, right) => Window { left, right, top_left: problem.causal == Causal::TopLeft },
+        };
+        let features = Features {
+            window,
+            softcap: self.softcap,
+            alibi: self.alibi,
+            bias: self.bias,
+            dbias: self.dbias && is_backward,
+            mask: self.mask,
+            sinks: self.sinks,
+            dlse: self.dlse && is_backward,
+            varlen: self.varlen.then_some(varlen),
+            ..Features::NONE
+        };
+        Problem { features, ..problem }
+    }
+}

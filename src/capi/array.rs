@@ -1,0 +1,70 @@
+//! Array: a vector of numbers among a call's arguments, with what the problem says of its length. Checks of pointer and
+//! extent.
+
+use super::overlap::{Footprint, overflows};
+use super::sized::address;
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use std::ffi::c_void;
+
+/// Numbers in rows, one for each batch entry or one in all.
+pub struct Array {
+    pub name: &'static str,
+    pub type_name: &'static str,
+    pub pointer: *const c_void,
+    /// In a row.
+    pub elements: i64,
+    /// Of an element, and its alignment.
+    bytes: i64,
+    /// (rows, elements from one to the next)
+    rows: (i64, i64),
+}
+
+/// What arrays hold.
+pub trait Value {
+    const NAME: &'static str;
+}
+impl Value for f32 {
+    const NAME: &'static str = "fp32";
+}
+impl Value for i32 {
+    const NAME: &'static str = "int32";
+}
+impl Value for u64 {
+    const NAME: &'static str = "uint64";
+}
+
+impl Array {
+    pub fn new<T: Value>(name: &'static str, pointer: *const T, elements: i64) -> Array {
+        let bytes = size_of::<T>() as i64;
+        Array { name, type_name: T::NAME, pointer: pointer.cast(), elements, bytes, rows: (1, 0) }
+    }
+
+    /// One row for each batch entry, `stride` elements apart; of 0 one for all.
+    pub fn of_batch(self, problem: &Problem, stride: i64) -> Array {
+        let rows = if stride == 0 { 1 } else { problem.batch_size };
+        Array { rows: (rows.max(1), stride), ..self }
+    }
+
+    /// So many rows, and elements from one to the next.
+    pub fn in_rows(self, rows: (i64, i64)) -> Array {
+        Array { rows, ..self }
+    }
+
+    /// Its bytes, where it is there.
+    pub fn check(&self) -> Result<Option<Footprint>> {
+        if self.pointer.is_null() || self.elements == 0 {
+            return Ok(None);
+        }
+        let (name, start, bytes) = (self.name, self.pointer as u64, self.bytes);
+        if !start.is_multiple_of(bytes as u64) {
+            let pointer = address(self.pointer);
+            return Err(Error::invalid(format!("{name} is {pointer}; it must be aligned to {bytes} bytes")));
+        }
+        let dims = [self.rows, (1, 0), (1, 0), (1, 0)];
+        Footprint::strided(name, start, self.elements * bytes, bytes, dims).map(Some).map_err(|extent| {
+            let ((rows, apart), at) = (self.rows, address(self.pointer));
+            overflows(&format!("{name} at {at} with {rows} rows {apart} elements apart"), extent)
+        })
+    }
+}

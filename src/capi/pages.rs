@@ -1,0 +1,84 @@
+//! PageInputs: the table that says in which pages of k and v a sequence's keys are, with what the problem says of its
+//! size. Which pages it names can be read on a CPU context alone; on a GPU kernels hold them to what there is.
+
+use super::array::Array;
+use super::operand::Data;
+use super::types::flashtune_forward_params;
+use crate::error::{Error, Result};
+use crate::problem::{MAX_SEQLEN, Problem};
+
+/// The fields of the same names, unchecked.
+pub struct PageInputs {
+    pub block_table: *const i32,
+    pub block_table_stride: i64,
+    pub page_size: i64,
+    pub num_pages: i64,
+}
+
+impl From<&flashtune_forward_params> for PageInputs {
+    fn from(params: &flashtune_forward_params) -> PageInputs {
+        PageInputs {
+            block_table: params.block_table,
+            block_table_stride: params.block_table_stride,
+            page_size: params.page_size,
+            num_pages: params.num_pages,
+        }
+    }
+}
+
+impl PageInputs {
+    /// Of a pass that has none.
+    pub const NONE: PageInputs =
+        PageInputs { block_table: std::ptr::null(), block_table_stride: 0, page_size: 0, num_pages: 0 };
+
+    /// Of a call that asks for pages.
+    pub fn page_size(&self) -> Result<i64> {
+        let range = |name: &str, value: i64, highest: i64| match (1..=highest).contains(&value) {
+            true => Ok(value),
+            false => Err(Error::invalid(format!(
+                "{name} is {value}; it must be from 1 to {highest}, since features has FLASHTUNE_FEATURE_PAGED"
+            ))),
+        };
+        range("num_pages", self.num_pages, i32::MAX as i64)?;
+        range("page_size", self.page_size, MAX_SEQLEN)
+    }
+
+    /// The table of a problem; without pages it has no element.
+    pub fn table(&self, problem: &Problem, data: Data) -> Result<Array> {
+        let Some(page_size) = problem.features.paged else { return Ok(Array::new("block_table", self.block_table, 0)) };
+        let pages = (problem.seqlen_k + page_size - 1) / page_size;
+        let stride = self.block_table_stride;
+        // NULL with a stride of 0 says nothing of a layout.
+        let is_unplaced = self.block_table.is_null() && stride == 0 && data == Data::Optional;
+        if stride < pages && problem.batch_size > 1 && !is_unplaced {
+            return Err(Error::invalid(format!(
+                "block_table_stride is {stride}; it must be at least {pages}, the pages of {page_size} keys that seqlen_k, which is {}, takes",
+                problem.seqlen_k
+            )));
+        }
+        Ok(Array::new("block_table", self.block_table, pages).of_batch(problem, stride.max(1)))
+    }
+
+    /// Checks that what is read of the table names pages that there are.
+    ///
+    /// # Safety
+    /// After `table` has been checked and the lengths of `seqused_k`, which may be NULL: both are readable host memory.
+    pub unsafe fn check_entries(&self, problem: &Problem, seqused_k: *const i32) -> Result<()> {
+        for b in 0..problem.batch_size {
+            // SAFETY: one of batch_size values.
+            let used = |b: i64| i64::from(unsafe { *seqused_k.offset(b as isize) });
+            let length = if seqused_k.is_null() { problem.seqlen_k } else { used(b) };
+            for i in 0..(length + self.page_size - 1) / self.page_size {
+                // SAFETY: within the sequence's row of the table.
+                let page = unsafe { *self.block_table.offset((b * self.block_table_stride + i) as isize) };
+                if !(0..self.num_pages).contains(&i64::from(page)) {
+                    return Err(Error::invalid(format!(
+                        "block_table[{b}][{i}] is {page}; it must be from 0 to num_pages - 1, which is {}",
+                        self.num_pages - 1
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}

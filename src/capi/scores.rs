@@ -1,0 +1,126 @@
+//! ScoresOperand: a tensor with one element for each score, with what the problem says of its shape. Checks of pointer,
+//! strides and extent.
+
+use super::operand::{Access, Data};
+use super::overlap::{Footprint, overflows};
+use super::sized::address;
+use super::types::flashtune_scores_tensor;
+use crate::call::ScoresRef;
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+
+/// As the strides' names end.
+const DIMS: [&str; 4] = ["batch", "head", "seqlen_q", "seqlen_k"];
+
+#[derive(Clone, Copy, Debug)]
+pub struct ScoresOperand {
+    name: &'static str,
+    view: ScoresRef,
+    pub access: Access,
+    /// (batch_size, num_heads_q, seqlen_q, seqlen_k)
+    sizes: [i64; 4],
+    element: i64,
+    /// As messages name the element.
+    element_name: &'static str,
+}
+
+impl From<flashtune_scores_tensor> for ScoresRef {
+    fn from(tensor: flashtune_scores_tensor) -> ScoresRef {
+        ScoresRef {
+            data: tensor.data,
+            stride_batch: tensor.stride_batch,
+            stride_head: tensor.stride_head,
+            stride_seqlen_q: tensor.stride_seqlen_q,
+            stride_seqlen_k: tensor.stride_seqlen_k,
+        }
+    }
+}
+
+impl ScoresOperand {
+    /// A tensor of an already validated problem; its element as (bytes, name).
+    pub fn new(
+        name: &'static str,
+        access: Access,
+        tensor: flashtune_scores_tensor,
+        problem: &Problem,
+        (element, element_name): (usize, &'static str),
+    ) -> Self {
+        let sizes = [problem.batch_size, problem.num_heads_q, problem.seqlen_q, problem.seqlen_k];
+        ScoresOperand { name, view: tensor.into(), access, sizes, element: element as i64, element_name }
+    }
+
+    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
+    pub fn check(&self, data: Data) -> Result<Option<Footprint>> {
+        if let Some((dim, stride)) = DIMS.iter().zip(self.strides()).find(|(_, stride)| *stride < 0) {
+            return Err(self.wrong(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
+        }
+        if self.sizes.contains(&0) {
+            return Ok(None);
+        }
+        if self.view.data.is_null() && data == Data::Required {
+            return Err(self.wrong(format!(
+                ".data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = {} {} elements, since features asks for it",
+                tuple(self.sizes),
+                self.element_name
+            )));
+        }
+        let footprint = self.footprint()?;
+        if !footprint.start.is_multiple_of(self.element as u64) {
+            return Err(self.wrong(format!(
+                ".data is {}; it must be aligned to the {} bytes of one {} element",
+                address(self.view.data),
+                self.element,
+                self.element_name
+            )));
+        }
+        if self.access == Access::Written && !self.is_unplaced() && footprint.overlaps_itself() {
+            return Err(self.wrong(format!(
+                " is written, but its strides (batch, head, seqlen_q, seqlen_k) = {} put several of its {} elements in one place; sorted by size, each stride that is not 0 must reach past all below it",
+                tuple(self.strides()),
+                tuple(self.sizes)
+            )));
+        }
+        Ok((!self.view.data.is_null()).then_some(footprint))
+    }
+
+    /// The first dimension along which several elements are one, so that a gradient is summed.
+    pub fn summed_dim(&self) -> Option<&'static str> {
+        let mut dims = DIMS.into_iter().zip(self.sizes).zip(self.strides());
+        dims.find(|((_, count), stride)| *count > 1 && *stride == 0 && !self.is_unplaced()).map(|((name, _), _)| name)
+    }
+
+    /// NULL with all strides 0 says nothing of a layout.
+    fn is_unplaced(&self) -> bool {
+        self.view.data.is_null() && self.strides() == [0; 4]
+    }
+
+    fn strides(&self) -> [i64; 4] {
+        let view = &self.view;
+        [view.stride_batch, view.stride_head, view.stride_seqlen_q, view.stride_seqlen_k]
+    }
+
+    fn footprint(&self) -> Result<Footprint> {
+        // A dimension of stride 0 touches nothing new.
+        let entries = |(count, stride)| if stride == 0 { (1, 0) } else { (count, stride) };
+        let [batch, head, seqlen_q, seqlen_k] = std::array::from_fn(|i| entries((self.sizes[i], self.strides()[i])));
+        // Contiguous keys are rows: fewer dimensions to search.
+        let (row, seqlen_k) = if seqlen_k.1 == 1 { (seqlen_k.0, (1, 0)) } else { (1, seqlen_k) };
+        let dims = [batch, head, seqlen_q, seqlen_k];
+        Footprint::strided(self.name, self.view.data as u64, row * self.element, self.element, dims).map_err(|extent| {
+            let (name, at) = (self.name, address(self.view.data));
+            let (strides, sizes) = (tuple(self.strides()), tuple(self.sizes));
+            overflows(
+                &format!("{name} at {at} with strides (batch, head, seqlen_q, seqlen_k) = {strides} and sizes {sizes}"),
+                extent,
+            )
+        })
+    }
+
+    fn wrong(&self, what: String) -> Error {
+        Error::invalid(format!("{}{what}", self.name))
+    }
+}
+
+fn tuple([a, b, c, d]: [i64; 4]) -> String {
+    format!("({a}, {b}, {c}, {d})")
+}

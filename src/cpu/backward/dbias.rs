@@ -1,0 +1,98 @@
+//! The gradient of the bias: the score gradients of every tile, added to what the caller has there.
+//!
+//! A phase of its own, which makes each tile once more: where the bias is the same along a dimension, tiles of many
+//! heads and blocks add to one element, and a task has all tiles of its elements. So no two tasks meet, and the order
+//! of the sums does not depend on the number of threads.
+
+use super::tiles::{ScoresAre, Tiles, scratch_floats};
+use crate::call::Call;
+use crate::cpu::element::Element;
+use crate::cpu::scores::{Along, Line, Scores};
+use crate::cpu::sequence::Sequence;
+use crate::cpu::workers::Workers;
+use crate::error::Result;
+use std::ops::Range;
+
+/// A dimension of the bias in entries, heads or blocks.
+#[derive(Clone, Copy)]
+struct Dimension {
+    size: usize,
+    is_summed: bool,
+}
+
+impl Dimension {
+    fn new(size: usize, stride: i64) -> Dimension {
+        Dimension { size, is_summed: stride == 0 }
+    }
+
+    /// Tasks along it.
+    fn tasks(&self) -> usize {
+        if self.is_summed { self.size.min(1) } else { self.size }
+    }
+
+    /// What the task does of it.
+    fn of_task(&self, task: usize) -> Range<usize> {
+        if self.is_summed { 0..self.size } else { task..task + 1 }
+    }
+}
+
+pub fn run<E: Element>(tiles: &Tiles<E>, call: &Call, workers: &Workers) -> Result<()> {
+    let (problem, view) = (&call.problem, &call.features.dbias);
+    let dbias = Scores::<f32>::new(view);
+    let blocks = |length: i64, block: usize| (length as usize).div_ceil(block);
+    let dimensions = [
+        Dimension::new(problem.batch_size as usize, view.stride_batch),
+        Dimension::new(problem.num_heads_q as usize, view.stride_head),
+        Dimension::new(blocks(problem.seqlen_k, tiles.blocks.n), view.stride_seqlen_k),
+        Dimension::new(blocks(problem.seqlen_q, tiles.blocks.m), view.stride_seqlen_q),
+    ];
+    let tasks = dimensions.iter().map(Dimension::tasks).product();
+    workers.for_each(tasks, scratch_floats(problem, tiles.blocks), |mut task, scratch| {
+        let [batches, heads, key_blocks, query_blocks] = dimensions.map(|dimension| {
+            let index = task % dimension.tasks();
+            task /= dimension.tasks();
+            dimension.of_task(index)
+        });
+        for batch in batches {
+            let sequence = tiles.sequences.of(batch);
+            for head in heads.clone() {
+                for key_block in key_blocks.clone() {
+                    add_tiles(tiles, &sequence, head, key_block, query_blocks.clone(), &dbias, scratch);
+                }
+            }
+        }
+    })
+}
+
+/// Adds the tiles of a key block with some query blocks.
+fn add_tiles<E: Element>(
+    tiles: &Tiles<E>,
+    sequence: &Sequence,
+    head: usize,
+    key_block: usize,
+    query_blocks: Range<usize>,
+    dbias: &Scores<f32>,
+    mut scratch: &mut [f32],
+) {
+    let (m, n) = (tiles.blocks.m, tiles.blocks.n);
+    let first_key = key_block * n;
+    if first_key >= sequence.seqlen_k {
+        return;
+    }
+    let keys = tiles.load_keys(sequence, head / tiles.group_size, first_key, &mut scratch);
+    let mut queries = tiles.query_tile(scratch);
+    let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
+    let begin = query_blocks.start.max(seen_by.start / m);
+    for block in begin..query_blocks.end.min(seen_by.end.div_ceil(m)) {
+        tiles.load_queries(sequence, head, block * m, &mut queries);
+        tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Modified);
+        for row in 0..queries.rows {
+            let line = Line { head, row: queries.first + row, key: first_key, along: Along::Keys };
+            let (first, stride) = dbias.line(sequence.batch, line);
+            for (key, gradient) in queries.gradients[row * n..][..keys.keys].iter().enumerate() {
+                // SAFETY: an element of a row and key of this sequence, which no other task has.
+                unsafe { *first.wrapping_offset(key as isize * stride) += gradient };
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The backward pass: the tiles of `tiles`, and what each adds to dQ, dK and dV.
+//!
+//! Two schedules with the same sums in the same order, hence the same bits. *Whole heads*: one task per (batch, kv
+//! head) makes each tile once and adds dQ up in the workspace. *Split*: tasks per (kv head, key block) for dK and dV,
+//! then per (head, query block) for dQ, which make each tile twice but keep many threads busy with few heads.
+
+mod dbias;
+mod statistics;
+mod tiles;
+mod workspace;
+
+use super::Blocks;
+use super::element::{Element, Tensor};
+use super::matmul::{Into, Matrix, multiply};
+use super::sequence::Sequence;
+use super::vector::Level;
+use super::workers::{Workers, take};
+use crate::call::Call;
+use crate::error::Result;
+use crate::problem::Problem;
+use statistics::Statistics;
+use std::slice::from_raw_parts_mut;
+use tiles::{KeyTile, QueryTile, ScoresAre, Tiles};
+
+/// Floats of scratch that any task of `run` takes.
+pub fn scratch_floats(problem: &Problem, blocks: Blocks) -> usize {
+    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
+    let accumulators = blocks.n * (dim + dim_v) + blocks.m * problem.workspace_cols() as usize;
+    let of_tiles = accumulators + tiles::scratch_floats(problem, blocks);
+    of_tiles.max(statistics::scratch_floats(blocks.m, dim_v))
+}
+
+pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Workers) -> Result<()> {
+    let problem = &call.problem;
+    let pass = Backward::<E>::new(call, blocks, level);
+    let heads = problem.num_heads_q as usize;
+    let (batches, kv_heads) = (problem.batch_size as usize, problem.num_heads_kv as usize);
+    let floats = scratch_floats(problem, blocks);
+    let query_blocks = (problem.seqlen_q as usize).div_ceil(blocks.m);
+    let key_blocks = (problem.seqlen_k as usize).div_ceil(blocks.n);
+
+    let statistics = Statistics::<E>::new(call, level);
+    workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
+        let (head, block) = (task / query_blocks, task % query_blocks);
+        statistics.rows(head / heads, head % heads, block * blocks.m, blocks.m, scratch);
+    })?;
+    if statistics.wants_dsinks() {
+        workers.for_each(heads, 0, |head, _| statistics.dsink(head))?;
+    }
+    if problem.features.dbias {
+        dbias::run(&pass.tiles, call, workers)?;
+    }
+
+    // Five products a tile on as many threads as there are heads, or seven on all of them. Either gives the same bits.
+    let kv_tasks = batches * kv_heads;
+    let whole_heads = 5 * kv_tasks.div_ceil(workers.count()) * workers.count() <= 7 * kv_tasks;
+    if whole_heads {
+        return workers.for_each(kv_tasks, floats, |task, scratch| {
+            let (batch, kv_head) = (task / kv_heads, task % kv_heads);
+            for block in 0..key_blocks {
+                pass.key_block(batch, kv_head, block * blocks.n, true, scratch);
+            }
+            for head in kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize {
+                pass.store_accumulated_dq(batch, head);
+            }
+        });
+    }
+    workers.for_each(kv_tasks * key_blocks, floats, |task, scratch| {
+        let (head, block) = (task / key_blocks, task % key_blocks);
+        pass.key_block(head / kv_heads, head % kv_heads, block * blocks.n, false, scratch);
+    })?;
+    workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
+        let (head, block) = (task / query_blocks, task % query_blocks);
+        pass.query_block(head / heads, head % heads, block * blocks.m, scratch);
+    })
+}
+
+struct Backward<E> {
+    tiles: Tiles<E>,
+    softmax_scale: f32,
+    dq: Tensor<E>,
+    dk: Tensor<E>,
+    dv: Tensor<E>,
+}
+
+impl<E: Element> Backward<E> {
+    fn new(call: &Call, blocks: Blocks, level: Level) -> Self {
+        let (dim, dim_v) = (call.problem.head_dim as usize, call.problem.head_dim_v as usize);
+        Backward {
+            tiles: Tiles::new(call, blocks, level),
+            softmax_scale: call.softmax_scale,
+            dq: Tensor::new(&call.dq, dim),
+            dk: Tensor::new(&call.dk, dim),
+            dv: Tensor::new(&call.dv, dim_v),
+        }
+    }
+
+    /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its part of their dQ.
+    fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, accumulate_dq: bool, mut scratch: &mut [f32]) {
+        let Tiles { dim, dim_v, group_size, blocks: Blocks { m, n }, .. } = self.tiles;
+        let sequence = &self.tiles.sequences.of(batch);
+        if first_key >= sequence.seqlen_k {
+            return;
+        }
+        let acc_dk = take(&mut scratch, dim * n);
+        let acc_dv = take(&mut scratch, dim_v * n);
+        let keys = self.tiles.load_keys(sequence, kv_head, first_key, &mut scratch);
+        let mut queries = self.tiles.query_tile(scratch);
+        let mut into = Into::Overwrite;
+        let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
+        for head in kv_head * group_size..(kv_head + 1) * group_size {
+            for first_row in (seen_by.start / m * m..seen_by.end).step_by(m) {
+                self.tiles.load_queries(sequence, head, first_row, &mut queries);
+                self.tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Products);
+                let rows = queries.rows;
+                let weights = Matrix::columns(queries.weights, n);
+                let gradients = Matrix::columns(queries.gradients, n);
+                let dout = Matrix::rows(queries.dout, dim_v);
+                let q = Matrix::rows(queries.q, dim);
+                multiply([keys.padded_keys, dim_v, rows], acc_dv, n, into, weights, dout, 1.0);
+                multiply([keys.padded_keys, dim, rows], acc_dk, n, into, gradients, q, 1.0);
+                into = Into::Add;
+                if accumulate_dq {
+                    // SAFETY: in this schedule all tiles of a head belong to one task.
+                    let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, rows) };
+                    self.add_dq(sequence, &keys, &queries, acc_dq);
+                }
+            }
+        }
+        if into == Into::Overwrite {
+            acc_dk.fill(0.0);
+            acc_dv.fill(0.0);
+        }
+        let (dk, dv) = (self.dk.head(sequence.place_k, kv_head), self.dv.head(sequence.place_k, kv_head));
+        // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and they are of this task's
+        // block.
+        unsafe {
+            dk.store_transposed(first_key, keys.keys, acc_dk, n, self.softmax_scale);
+            dv.store_transposed(first_key, keys.keys, acc_dv, n, self.tiles.keep_scale());
+        }
+    }
+
+    /// dQ of a query block, all tiles made anew.
+    fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
+        let Tiles { padded_dim, group_size, blocks: Blocks { m, n }, .. } = self.tiles;
+        let sequence = &self.tiles.sequences.of(batch);
+        if first_row >= sequence.seqlen_q {
+            return;
+        }
+        let rows = m.min(sequence.seqlen_q - first_row);
+        let acc_dq = take(&mut scratch, rows * padded_dim);
+        let seen = sequence.mask.keys_of_block(first_row..first_row + rows);
+        for first_key in (seen.start / n * n..seen.end).step_by(n) {
+            let mut scratch = &mut *scratch;
+            let keys = self.tiles.load_keys(sequence, head / group_size, first_key, &mut scratch);
+            let mut queries = self.tiles.query_tile(scratch);
+            self.tiles.load_queries(sequence, head, first_row, &mut queries);
+            self.tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Products);
+            self.add_dq(sequence, &keys, &queries, acc_dq);
+        }
+        self.store_dq(sequence, head, first_row, rows, acc_dq);
+    }
+
+    /// Adds the tile's part to a dQ accumulator, which the first key block that any of its rows sees begins.
+    fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
+        let Tiles { padded_dim, blocks: Blocks { n, .. }, .. } = self.tiles;
+        let begin = sequence.mask.keys_of(tile.first).start / n * n;
+        let into = if keys.first == begin { Into::Overwrite } else { Into::Add };
+        let k = Matrix::columns(keys.k, padded_dim);
+        let gradients = Matrix::columns(tile.gradients, n);
+        multiply([padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients, 1.0);
+    }
+
+    /// The dQ accumulator of some rows of a head.
+    ///
+    /// # Safety
+    /// All tiles of the head must belong to the calling task.
+    #[allow(clippy::mut_from_ref)] // the slice is the workspace's memory, not part of `self`
+    unsafe fn accumulated_dq(&self, sequence: &Sequence, head: usize, first_row: usize, rows: usize) -> &mut [f32] {
+        let row = self.tiles.sequences.workspace_row(sequence, head) + first_row;
+        let data = self.tiles.workspace.dq_accum(row);
+        // SAFETY: within `Problem::workspace_bytes`; the rest is the caller's promise.
+        unsafe { from_raw_parts_mut(data, rows * self.tiles.padded_dim) }
+    }
+
+    fn store_accumulated_dq(&self, batch: usize, head: usize) {
+        let (sequence, block_m) = (self.tiles.sequences.of(batch), self.tiles.blocks.m);
+        for first_row in (0..sequence.seqlen_q).step_by(block_m) {
+            let rows = block_m.min(sequence.seqlen_q - first_row);
+            // SAFETY: in this schedule all tiles of a head belong to one task, which has made them all.
+            let acc_dq = unsafe { self.accumulated_dq(&sequence, head, first_row, rows) };
+            self.store_dq(&sequence, head, first_row, rows, acc_dq);
+        }
+    }
+
+    /// Scales and stores dQ. A row that sees no key gets 0; its accumulator may hold anything.
+    fn store_dq(&self, sequence: &Sequence, head: usize, first_row: usize, rows: usize, acc_dq: &mut [f32]) {
+        let dq = self.dq.head(sequence.place_q, head);
+        for (row, acc) in (first_row..first_row + rows).zip(acc_dq.chunks_exact_mut(self.tiles.padded_dim)) {
+            match sequence.mask.keys_of(row).is_empty() {
+                true => acc.fill(0.0),
+                false => acc.iter_mut().for_each(|x| *x *= self.softmax_scale),
+            }
+            // SAFETY: the sequence has this row, in an output that this launch alone writes, and it is of this task's
+            // part.
+            unsafe { dq.store(row, &acc[..self.tiles.dim]) };
+        }
+    }
+}

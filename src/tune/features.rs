@@ -1,0 +1,188 @@
+//! The device buffers of what a problem asks beyond plain attention, with values that every backend holds exactly.
+//!
+//! Values are the same for equal problems but for the dtype, so that a candidate and its reference get the same.
+
+use super::arena::{decode, encode, lse_rows, normals};
+use super::lengths::Lengths;
+use crate::backend::{Backend, Memory};
+use crate::call::{FeatureArgs, ScoresRef};
+use crate::error::Result;
+use crate::problem::{Dtype, Pass, Problem};
+use std::ffi::c_void;
+
+/// Low enough that it bends the scores of normal Q and K.
+const SOFTCAP: f32 = 4.0;
+/// A bias or mask takes at most this many bytes of a problem whose own tensors may be much smaller; else it is the same
+/// for all heads, or for all rows.
+const MAX_BYTES: i64 = 256 << 20;
+/// Random values per tensor, a prime; they recur.
+const POOL: usize = 65_537;
+
+pub struct FeatureBuffers {
+    args: FeatureArgs,
+    dbias: Option<Memory>,
+    dsinks: Option<Memory>,
+    shape: ScoresShape,
+    heads: usize,
+    /// Held for the args.
+    _inputs: Vec<Memory>,
+}
+
+/// What the pass adds up of its features: rows of `dim` fp32.
+pub struct FeatureGradient {
+    pub name: &'static str,
+    pub dim: usize,
+    pub values: Vec<f32>,
+}
+
+/// A tensor of something for each score, the same for all batch entries.
+#[derive(Clone, Copy)]
+struct ScoresShape {
+    heads: i64,
+    rows: i64,
+    keys: i64,
+}
+
+impl ScoresShape {
+    /// Counted in fp32, so that bias, mask and dbias are alike.
+    fn of(problem: &Problem) -> ScoresShape {
+        let Problem { num_heads_q, seqlen_q, seqlen_k, .. } = *problem;
+        let [heads, rows] = [[num_heads_q, seqlen_q], [1, seqlen_q], [1, 1]]
+            .into_iter()
+            .find(|[heads, rows]| 4 * heads * rows * seqlen_k <= MAX_BYTES)
+            .unwrap_or([1, 1]);
+        ScoresShape { heads, rows, keys: seqlen_k }
+    }
+
+    fn elements(&self) -> usize {
+        (self.heads * self.rows * self.keys) as usize
+    }
+
+    fn view(&self, data: *mut c_void) -> ScoresRef {
+        ScoresRef {
+            data,
+            stride_batch: 0,
+            stride_head: if self.heads == 1 { 0 } else { self.rows * self.keys },
+            stride_seqlen_q: if self.rows == 1 { 0 } else { self.keys },
+            stride_seqlen_k: 1,
+        }
+    }
+}
+
+impl FeatureBuffers {
+    pub fn new(backend: &Backend, problem: &Problem, lengths: &Lengths) -> Result<FeatureBuffers> {
+        let of = &problem.features;
+        let shape = ScoresShape::of(problem);
+        let heads = problem.num_heads_q as usize;
+        let mut inputs = Vec::new();
+        let mut upload = |is_on: bool, bytes: &dyn Fn() -> Vec<u8>| -> Result<*mut c_void> {
+            if !is_on {
+                return Ok(std::ptr::null_mut());
+            }
+            let bytes = bytes();
+            let memory = backend.allocate(bytes.len().max(1))?;
+            backend.upload(&memory, &bytes)?;
+            inputs.push(memory);
+            Ok(inputs[inputs.len() - 1].address())
+        };
+        let pool = |seed| normals(POOL, seed);
+        let fp32 = |count: usize, seed| encode(&recurring(&pool(seed), count), Dtype::Fp32);
+        // The slopes of the ALiBi paper, from one head's to the next; the entries of a batch share them.
+        let slopes = || {
+            encode(&(1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect::<Vec<_>>(), Dtype::Fp32)
+        };
+        let alibi_slopes = upload(of.alibi, &slopes)?.cast();
+        // Multiples of 1/8, which every dtype holds.
+        let eighths =
+            || recurring(&pool(31).iter().map(|x| (8.0 * x).round() / 8.0).collect::<Vec<_>>(), shape.elements());
+        let bias = upload(of.bias, &|| encode(&eighths(), problem.dtype))?;
+        // One key of eight is hidden.
+        let bytes = || recurring(&pool(32).iter().map(|x| u8::from(*x > -1.15)).collect::<Vec<_>>(), shape.elements());
+        let mask = upload(of.mask, &bytes)?;
+        let sinks = upload(of.sinks, &|| fp32(heads, 33))?.cast();
+        let dlse = upload(of.dlse, &|| fp32(lse_rows(problem), 34))?.cast();
+        let varlen = of.varlen.unwrap_or_default();
+        let mut upload_lengths = |total: Option<i64>, lengths: &[i64]| -> Result<[*const i32; 2]> {
+            let ends = || {
+                lengths.iter().scan(0, |end, length| {
+                    *end += length;
+                    Some(*end)
+                })
+            };
+            let cu_seqlens = || int32(std::iter::once(0).chain(ends()));
+            let cu_seqlens = upload(total.is_some(), &cu_seqlens)?;
+            let seqused = upload(of.varlen.is_some() && total.is_none(), &|| int32(lengths.iter().copied()))?;
+            Ok([cu_seqlens, seqused].map(|array| array.cast_const().cast()))
+        };
+        let [cu_seqlens_q, seqused_q] = upload_lengths(varlen.total_q, &lengths.q)?;
+        let [cu_seqlens_k, seqused_k] = upload_lengths(varlen.total_k, &lengths.k)?;
+        let output = |is_on: bool, elements: usize| -> Result<Option<Memory>> {
+            is_on.then(|| backend.allocate((4 * elements).max(1))).transpose()
+        };
+        let dbias = output(of.dbias, shape.elements())?;
+        let dsinks = output(of.sinks && problem.pass == Pass::Backward, heads)?;
+        let view = |data: *mut c_void| if data.is_null() { ScoresRef::NULL } else { shape.view(data) };
+        let args = FeatureArgs {
+            softcap: if of.softcap { SOFTCAP } else { 0.0 },
+            alibi_slopes,
+            alibi_stride_batch: 0,
+            bias: view(bias),
+            dbias: dbias.as_ref().map_or(ScoresRef::NULL, |memory| shape.view(memory.address())),
+            mask: view(mask),
+            sinks,
+            dsinks: dsinks.as_ref().map_or(std::ptr::null_mut(), |memory| memory.address().cast()),
+            dlse,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
+            ..FeatureArgs::NONE
+        };
+        Ok(FeatureBuffers { args, dbias, dsinks, shape, heads, _inputs: inputs })
+    }
+
+    pub fn args(&self) -> FeatureArgs {
+        self.args
+    }
+
+    /// Zeros where is added to, NaN where is written.
+    pub fn clear_gradients(&self, backend: &Backend) -> Result<()> {
+        if let Some(dbias) = &self.dbias {
+            backend.upload(dbias, &vec![0; 4 * self.shape.elements()])?;
+        }
+        match &self.dsinks {
+            Some(dsinks) => backend.upload(dsinks, &encode(&vec![f32::NAN; self.heads], Dtype::Fp32)),
+            None => Ok(()),
+        }
+    }
+
+    pub fn read_gradients(&self, backend: &Backend) -> Result<Vec<FeatureGradient>> {
+        let read = |name, memory: &Memory, elements: usize, dim| {
+            let mut bytes = vec![0; 4 * elements];
+            backend.download(memory, &mut bytes)?;
+            Ok(FeatureGradient { name, dim, values: decode(&bytes, Dtype::Fp32) })
+        };
+        let dbias =
+            self.dbias.iter().map(|dbias| read("dbias", dbias, self.shape.elements(), self.shape.keys as usize));
+        let dsinks = self.dsinks.iter().map(|dsinks| read("dsinks", dsinks, self.heads, self.heads));
+        dbias.chain(dsinks).collect()
+    }
+}
+
+/// Bytes that the features of a problem take, beside which lengths are nothing.
+pub fn feature_bytes(problem: &Problem) -> usize {
+    let (of, elements) = (&problem.features, ScoresShape::of(problem).elements());
+    let bias = if of.bias { elements * problem.dtype.bytes() } else { 0 };
+    let dbias = if of.dbias { 4 * elements } else { 0 };
+    let mask = if of.mask { elements } else { 0 };
+    let dlse = if of.dlse { 4 * lse_rows(problem) } else { 0 };
+    bias + dbias + mask + dlse
+}
+
+fn int32(values: impl Iterator<Item = i64>) -> Vec<u8> {
+    values.flat_map(|value| (value as i32).to_le_bytes()).collect()
+}
+
+fn recurring<T: Copy>(pool: &[T], count: usize) -> Vec<T> {
+    pool.iter().copied().cycle().take(count).collect()
+}

@@ -1,0 +1,338 @@
+//! The decode family's space: few query rows over many keys, bound by the reading of K and V, so what counts are the
+//! bytes in flight on each SM and that all SMs have an equal share. Constraints stand here with their reason and once
+//! more as static asserts in `templates/decode.cu.tera`.
+
+use super::gpu::{GRID, SHARED_MEMORY};
+use super::{Constraint, Knob};
+use crate::config::{Config, Family};
+use crate::device::Device;
+use crate::kernel::geometry;
+use crate::problem::{Dtype, Layout, Pass, Problem};
+
+const KNOBS: &[Knob] = &[
+    Knob { name: "block_m", meaning: "packed query rows of a tile", values: &[16, 32, 64] },
+    Knob { name: "block_n", meaning: "keys of a team's block", values: &[16, 32, 64] },
+    Knob { name: "num_warps", meaning: "warps of a block of threads", values: &[1, 2, 4, 8] },
+    Knob { name: "warps_m", meaning: "a team's warps along its rows", values: &[1, 2, 4] },
+    Knob { name: "warps_v", meaning: "a team's warps along V's columns", values: &[1, 2] },
+    Knob { name: "num_stages", meaning: "key blocks of a team's ring", values: &[2, 3, 4, 6, 8] },
+    Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM", values: &[1, 2, 3] },
+    Knob { name: "num_splits", meaning: "splits of the keys, each for its own blocks of threads", values: SPLITS },
+];
+
+const SPLITS: &[u32] = &[1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
+
+const CONSTRAINTS: &[Constraint] = &[
+    Constraint {
+        name: "whole_teams",
+        reason: "a block of threads is whole teams of warps_m x warps_v warps",
+        holds: |_, c, _| c.get("num_warps") % geometry::decode_team(c) == 0,
+    },
+    Constraint {
+        name: "whole_tiles",
+        reason: "a warp owns whole 16-row tiles",
+        holds: |_, c, _| c.get("block_m") % (16 * c.get("warps_m")) == 0,
+    },
+    Constraint {
+        name: "rows_in_use",
+        reason: "a tile of twice the rows there are computes the same as the next smaller one, in more memory",
+        holds: |p, c, _| c.get("block_m") == 16 || i64::from(c.get("block_m")) < 2 * p.packed_rows(),
+    },
+    Constraint {
+        name: "splits_in_use",
+        reason: "more splits than the workspace has room for are not made",
+        holds: |p, c, _| i64::from(c.get("num_splits")) <= p.max_splits(),
+    },
+    Constraint {
+        name: "threads",
+        reason: "the blocks that share an SM must fit its threads",
+        holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
+    },
+    Constraint {
+        name: "registers",
+        reason: "fragments of O, S and Q, the addresses of copies and 60 more must fit a thread's registers, or they spill",
+        holds: |p, c, d| registers(p, c) <= register_budget(c, d),
+    },
+    SHARED_MEMORY,
+    GRID,
+];
+
+/// Whether this family does a problem, and is preferred for it: its queries fit one tile, and the keys are many to each
+/// of them, so that reading them is what takes the time. With pages it is the only one.
+pub fn serves(problem: &Problem) -> bool {
+    let is_decoding = problem.pass == Pass::Forward && problem.dtype != Dtype::Fp32 && !problem.dropout;
+    let is_few =
+        (1..=MAX_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q;
+    is_decoding && (problem.features.paged.is_some() || is_few)
+}
+
+/// Rows of the largest tile.
+const MAX_ROWS: i64 = 64;
+/// With fewer, tiles of queries of a short sequence are what the other families are made for.
+const KEYS_OF_A_QUERY: i64 = 4;
+
+pub fn knobs() -> &'static [Knob] {
+    KNOBS
+}
+
+pub fn constraints() -> &'static [Constraint] {
+    CONSTRAINTS
+}
+
+/// As NVRTC 13.0 compiles them: what spills has more than this counts.
+fn registers(problem: &Problem, config: &Config) -> u32 {
+    let get = |knob| config.get(knob);
+    let tiles = get("block_m") / (16 * get("warps_m"));
+    let cols = geometry::decode_cols(problem, config) / get("warps_v");
+    let (o, q) = (tiles * cols / 2, tiles * (problem.head_dim as u32).div_ceil(16) * 4);
+    // Else Q is loaded at each use.
+    let q = if q + o <= 128 { q } else { 0 };
+    let chunks = (problem.head_dim as u32).div_ceil(problem.layout.elements() as u32);
+    let copies = match problem.layout {
+        Layout::Vec8 => (get("block_n") * chunks).div_ceil(32 * geometry::decode_team(config)),
+        // Narrower ones are not all unrolled.
+        _ => 8,
+    };
+    let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
+    o + tiles * get("block_n") / 2 + q + 2 * copies + of_rows + 60
+}
+
+/// Whether there are pages, or what belongs to each row's head and position.
+fn needs_more_addresses(problem: &Problem) -> bool {
+    problem.features.modifies_scores() || problem.features.paged.is_some()
+}
+
+/// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
+fn register_budget(config: &Config, device: &Device) -> u32 {
+    let threads = config.get("num_warps") * 32 * config.get("ctas_per_sm");
+    (device.registers_per_sm / threads.max(1) / 8 * 8).min(255)
+}
+
+/// The first of a list of tiles, most bytes in flight first, that passes every constraint, with the splits that fill
+/// the device.
+pub fn heuristic(problem: &Problem, device: &Device) -> Config {
+    let tiles = tiles(problem);
+    let fits = tiles.iter().find(|config| super::check(problem, config, device).is_ok());
+    let tile = fits.or(tiles.last()).expect("the list is not empty").clone();
+    let splits = SPLITS.iter().copied().filter(|splits| i64::from(*splits) <= worthwhile_splits(problem, &tile));
+    // Beyond what fills the device, splits only cost: the fewest that come near the best.
+    let best = splits.clone().map(|splits| balance(problem, &tile, splits, device)).fold(0.0, f64::max);
+    let chosen = splits.into_iter().find(|splits| balance(problem, &tile, *splits, device) >= 0.95 * best);
+    tile.with("num_splits", chosen.unwrap_or(1))
+}
+
+/// Unsplit.
+fn tiles(problem: &Problem) -> Vec<Config> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    let block_m = match problem.packed_rows() {
+        ..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
+    };
+    // Rows that a warp's registers hold of O.
+    let warp_rows = if dim <= 128 && !needs_more_addresses(problem) { 32 } else { 16 };
+    let warps_m = (block_m / warp_rows).max(1);
+    // O of 16 rows, and beside it what scores are modified with, as far as a warp's registers hold it.
+    let most_cols = if problem.features.modifies_scores() { 192 } else { 256 };
+    let warps_v = if problem.head_dim_v > most_cols { 2 } else { 1 };
+    let block_n = match dim {
+        ..=32 => 64,
+        33..=64 => 32,
+        _ => 16,
+    };
+    let config = |block_m, block_n, num_warps, warps_m, num_stages, ctas_per_sm| {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("num_warps", num_warps), ("warps_m", warps_m)];
+        let flow = [("num_stages", num_stages), ("ctas_per_sm", ctas_per_sm), ("warps_v", warps_v), ("num_splits", 1)];
+        Config::new(Family::Decode, tile.into_iter().chain(flow))
+    };
+    let flows = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
+    let mut configs = Vec::new();
+    for num_warps in [8, 4, 2] {
+        let teams = num_warps / (warps_m * warps_v).min(num_warps);
+        if teams > 4 || num_warps % (warps_m * warps_v) != 0 {
+            continue;
+        }
+        // A team of several warps has larger blocks for as many copies of each.
+        let block_n = if warps_m * warps_v > 1 && dim <= 256 { (2 * block_n).min(32) } else { block_n };
+        configs.extend(flows.map(|(stages, ctas)| config(block_m, block_n, num_warps, warps_m, stages, ctas)));
+    }
+    configs.extend([config(16, 16, 2, 1, 3, 1), config(16, 16, warps_v, 1, 2, 1)]);
+    configs
+}
+
+/// Splits that leave every team at least two blocks of keys.
+fn worthwhile_splits(problem: &Problem, config: &Config) -> i64 {
+    let teams = config.get("num_warps") / geometry::decode_team(config);
+    (problem.seqlen_k / i64::from(2 * teams * config.get("block_n"))).clamp(1, problem.max_splits())
+}
+
+/// The share of the device that has something to do, in the mean over the waves of blocks of threads: up to 1.
+fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device) -> f64 {
+    let tiles = (problem.packed_rows() as f64 / f64::from(config.get("block_m"))).ceil();
+    let blocks = tiles * (problem.batch_size * problem.num_heads_kv) as f64 * f64::from(num_splits);
+    let places = f64::from(device.sm_count * config.get("ctas_per_sm").max(1));
+    blocks / ((blocks / places).ceil() * places).max(1.0)
+}
+
+/// Expected cost of a config, only to order candidates: the time that memory takes, longer where too little is in
+/// flight to cover its latency or SMs are idle, and what splits and teams cost beside it.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let team = f64::from(geometry::decode_team(config));
+    let stage = f64::from(geometry::decode_stage_bytes(problem, config));
+    let in_flight = get("ctas_per_sm") * get("num_warps") / team * (get("num_stages") - 1.0) * stage;
+    let latency = (f64::from(ENOUGH_IN_FLIGHT) / in_flight).max(1.0);
+    let few_warps = (8.0 / (get("num_warps") * get("ctas_per_sm")) - 1.0).max(0.0);
+    let re_read = (problem.packed_rows() as f64 / get("block_m")).ceil() - 1.0;
+    let idle_rows = get("block_m") / problem.packed_rows().max(16) as f64 - 1.0;
+    let splits = (get("num_splits") / worthwhile_splits(problem, config) as f64 - 1.0).max(0.0);
+    let share = balance(problem, config, config.get("num_splits"), device).max(1e-3);
+    latency / share
+        + 0.1 * few_warps
+        + 0.3 * re_read
+        + 0.05 * idle_rows.max(0.0)
+        + 0.02 * (team - 1.0)
+        + 0.2 * splits
+        + 0.001 * get("num_splits")
+}
+
+/// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for about a microsecond, over
+/// 132 SMs.
+const ENOUGH_IN_FLIGHT: u32 = 40 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::{candidates, check, families, first_candidates};
+    use super::*;
+    use crate::device::Arch;
+    use crate::problem::{Causal, Features, MAX_SPLITS};
+
+    fn devices() -> [Device; 4] {
+        [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())
+    }
+
+    fn problem(batch_size: i64, group_size: i64, seqlen_q: i64, seqlen_k: i64, head_dim: i64) -> Problem {
+        Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Bf16,
+            batch_size,
+            num_heads_q: 8 * group_size,
+            num_heads_kv: 8,
+            seqlen_q,
+            seqlen_k,
+            head_dim,
+            head_dim_v: head_dim,
+            causal: Causal::BottomRight,
+            dropout: false,
+            deterministic: false,
+            features: Features::NONE,
+            layout: Layout::widest([head_dim]),
+        }
+    }
+
+    #[test]
+    fn the_heuristic_fits_every_head_dim_on_every_device() {
+        for device in devices() {
+            for (head_dim, head_dim_v) in (1..=512).flat_map(|d| [(d, d), (d, 512), (d, 1), (d, 513 - d)]) {
+                for (group_size, seqlen_q) in [(1, 1), (8, 1), (4, 8), (1, 33), (64, 1)] {
+                    for features in [Features::NONE, Features { paged: Some(16), ..Features::NONE }] {
+                        let plain = problem(3, group_size, seqlen_q, 5000, head_dim);
+                        let layout = Layout::widest([head_dim, head_dim_v]);
+                        let problem = Problem { head_dim_v, layout, features, ..plain };
+                        let config = heuristic(&problem, &device);
+                        assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_is_preferred_for_few_queries_over_many_keys_alone() {
+        for device in devices() {
+            let first = |problem: &Problem| families(problem, &device)[0];
+            assert_eq!(first(&problem(1, 4, 1, 8192, 128)), Family::Decode);
+            assert_eq!(first(&problem(1, 4, 16, 8192, 128)), Family::Decode);
+            let others = [
+                problem(1, 4, 17, 8192, 128),
+                problem(1, 1, 64, 64, 128),
+                problem(1, 1, 0, 64, 128),
+                Problem { dropout: true, ..problem(1, 4, 1, 8192, 128) },
+                Problem { pass: Pass::Backward, ..problem(1, 4, 1, 8192, 128) },
+            ];
+            for other in others {
+                assert!(!families(&other, &device).contains(&Family::Decode), "{other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_have_no_other_family_however_many_queries_there_are() {
+        for device in devices() {
+            for seqlen_q in [0, 1, 4096] {
+                let features = Features { paged: Some(16), ..Features::NONE };
+                let problem = Problem { features, ..problem(2, 4, seqlen_q, 4096, 128) };
+                assert_eq!(families(&problem, &device), [Family::Decode]);
+                assert_eq!(check(&problem, &heuristic(&problem, &device), &device), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn splits_fill_the_device_and_stop_there() {
+        let [_, _, h200, _] = devices();
+        let splits = |batch_size, seqlen_k| {
+            let problem = problem(batch_size, 4, 1, seqlen_k, 128);
+            let config = heuristic(&problem, &h200);
+            (config.get("num_splits"), balance(&problem, &config, config.get("num_splits"), &h200))
+        };
+        // Two blocks of threads on each of 132 SMs, eight heads.
+        assert_eq!(splits(1, 8192).0, 32);
+        assert!(splits(1, 8192).1 > 0.9);
+        // A batch that fills it alone is not split, and no split is without a block of keys for each warp.
+        assert_eq!(splits(32, 8192).0, 1);
+        assert_eq!(splits(1, 64).0, 1);
+        assert!(splits(1, 1024).0 <= 8);
+    }
+
+    #[test]
+    fn no_candidate_has_more_splits_than_the_workspace_has_room_for() {
+        let [_, _, h200, _] = devices();
+        for (batch_size, seqlen_k) in [(1, 100), (1, 100_000), (8, 4096), (200, 4096), (300, 4096)] {
+            let problem = problem(batch_size, 4, 1, seqlen_k, 128);
+            let most = candidates(&problem, &h200).iter().map(|config| i64::from(config.get("num_splits"))).max();
+            assert!(most.unwrap().max(1) <= problem.max_splits() && problem.max_splits() <= MAX_SPLITS);
+            assert_eq!(problem.workspace_bytes() == 0, problem.max_splits() == 1);
+        }
+        assert!(SPLITS.contains(&(MAX_SPLITS as u32)));
+    }
+
+    #[test]
+    fn each_constraint_refuses_what_it_names() {
+        let [_, _, h200, _] = devices();
+        let problem = problem(1, 8, 1, 8192, 128);
+        let good = heuristic(&problem, &h200);
+        let broken = [
+            ("whole_teams", good.clone().with("num_warps", 2).with("warps_m", 4)),
+            ("whole_tiles", good.clone().with("warps_m", 2)),
+            ("rows_in_use", good.clone().with("block_m", 32)),
+            ("registers", good.clone().with("num_warps", 8).with("ctas_per_sm", 3)),
+            ("shared_memory", good.clone().with("num_stages", 8)),
+        ];
+        for (name, config) in broken {
+            let error = check(&problem, &config, &h200).unwrap_err();
+            assert!(error.contains(&format!("breaks {name}:")), "{name}: {error}");
+        }
+        let short = Problem { seqlen_k: 127, ..problem };
+        assert!(check(&short, &good.with("num_splits", 2), &h200).unwrap_err().contains("breaks splits_in_use:"));
+    }
+
+    #[test]
+    fn the_heuristic_is_the_first_of_several_candidates() {
+        let [_, _, h200, _] = devices();
+        let problem = problem(1, 4, 1, 8192, 128);
+        let first = first_candidates(&problem, &h200);
+        assert_eq!(first[0], heuristic(&problem, &h200));
+        assert!(first.iter().filter(|config| config.family == Family::Decode).count() > 8);
+    }
+}

@@ -1,0 +1,95 @@
+//! What a launch of the decode family hands to the driver, by the stand-in of `fake_driver`.
+
+mod fake_driver;
+
+use fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake};
+use flashtune::call::{Call, TensorRef};
+use flashtune::config::{Config, Family};
+use flashtune::device::{Arch, Device};
+use flashtune::dropout::Dropout;
+use flashtune::kernel::{Executable, Gpu, KernelParams};
+use flashtune::problem::Problem;
+use flashtune::tune::space::heuristic;
+use std::ffi::c_void;
+use std::mem::offset_of;
+
+/// 2 positions of 4 heads are 8 rows of each of 2 x 2 key-value heads.
+const DECODE: Problem = Problem { seqlen_q: 2, seqlen_k: 4096, ..PROBLEM };
+const WORKSPACE: usize = 0xa00000;
+
+fn config(num_splits: u32) -> Config {
+    let config = heuristic(&DECODE, &Device::typical(Arch::Sm(9, 0)).unwrap());
+    assert_eq!(config.family, Family::Decode);
+    config.with("num_splits", num_splits)
+}
+
+fn build(config: &Config) -> (Gpu, Executable) {
+    let folder = tempfile::tempdir().unwrap();
+    fill_cache_with(folder.path(), &DECODE, config, "sm_90");
+    let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
+    let executable = gpu.build(&DECODE, config).unwrap();
+    (gpu, executable)
+}
+
+fn call(problem: Problem) -> Call {
+    let of_queries = |address: usize| TensorRef::packed(address as *mut c_void, problem.seqlen_q, 8, 128);
+    let of_keys = |address: usize| TensorRef::packed(address as *mut c_void, problem.seqlen_k, 2, 128);
+    let inputs = [of_queries(0x10000), of_keys(0x20000), of_keys(0x30000)];
+    Call {
+        out: of_queries(0x40000),
+        workspace: WORKSPACE as *mut c_void,
+        ..Call::of_inputs(problem, 0.125, Dropout::NONE, inputs)
+    }
+}
+
+fn word(params: &[u8; PARAMS_BYTES], offset: usize) -> u64 {
+    u64::from_le_bytes(params[offset..offset + 8].try_into().unwrap())
+}
+
+#[test]
+fn split_keys_leave_partial_states_in_the_workspace_and_a_second_kernel_merges_them() {
+    let name = "split_keys_leave_partial_states_in_the_workspace_and_a_second_kernel_merges_them";
+    with_fake(name, |fake| {
+        let (_gpu, executable) = build(&config(5));
+        assert_eq!(executable.kernel_name(), "flashtune_decode");
+        executable.launch(&call(DECODE), std::ptr::null_mut()).unwrap();
+        let [main, combine] = [0, 1].map(|index| fake.state().launch[index]);
+        assert_eq!(fake.state().launches, 2);
+        // A tile for each key-value head, splits across; then a block of threads for each of 2 x 8 x 2 query rows.
+        assert_eq!((main.grid, combine.grid), ([4, 5, 1], [32, 1, 1]));
+        assert!(main.params == combine.params);
+        assert_eq!(word(&main.params, offset_of!(KernelParams, partial_o)), WORKSPACE as u64);
+        let lse = word(&main.params, offset_of!(KernelParams, partial_lse));
+        assert_eq!(lse, (WORKSPACE + 5 * 32 * 128 * 4) as u64);
+        assert!(lse + 5 * 32 * 4 <= (WORKSPACE + DECODE.workspace_bytes()) as u64);
+        assert_eq!(word(&main.params, offset_of!(KernelParams, num_splits)), 5);
+    });
+}
+
+#[test]
+fn one_split_is_one_kernel_without_a_workspace() {
+    with_fake("one_split_is_one_kernel_without_a_workspace", |fake| {
+        let (_gpu, executable) = build(&config(1));
+        executable.launch(&Call { workspace: std::ptr::null_mut(), ..call(DECODE) }, std::ptr::null_mut()).unwrap();
+        let main = fake.state().launch[0];
+        assert_eq!((fake.state().launches, main.grid), (1, [4, 1, 1]));
+        assert_eq!(word(&main.params, offset_of!(KernelParams, partial_o)), 0);
+    });
+}
+
+#[test]
+fn a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits() {
+    let name = "a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits";
+    with_fake(name, |fake| {
+        let (_gpu, executable) = build(&config(5));
+        // 64 keys a split at least, and a share of what all heads may have.
+        let short = Problem { seqlen_k: 200, ..DECODE };
+        let single = Problem { seqlen_k: 100, ..DECODE };
+        assert_eq!((short.max_splits(), single.max_splits(), single.workspace_bytes()), (3, 1, 0));
+        executable.launch(&call(short), std::ptr::null_mut()).unwrap();
+        executable.launch(&Call { workspace: std::ptr::null_mut(), ..call(single) }, std::ptr::null_mut()).unwrap();
+        let grids = [0, 1, 2].map(|index| fake.state().launch[index].grid);
+        assert_eq!((fake.state().launches, grids), (3, [[4, 3, 1], [32, 1, 1], [4, 1, 1]]));
+        assert_eq!(word(&fake.state().launch[0].params, offset_of!(KernelParams, num_splits)), 3);
+    });
+}

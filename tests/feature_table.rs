@@ -1,0 +1,235 @@
+//! README's table of what runs where, made of what runs: every feature is asked of every backend and kernel family in both passes.
+//!
+//! What a GPU family takes is rendered, must differ from the kernel without the feature, and is compiled by NVRTC; what the CPU
+//! takes is run and judged by the error rule. Without NVRTC nothing is compiled, loudly; `FLASHTUNE_REQUIRE_NVRTC=1` makes
+//! that a failure. A family that lacks what another has fails the test unless `feature_list` says why.
+
+mod feature_list;
+#[allow(dead_code)] // The source tree is all that is looked for here.
+mod library;
+mod nvrtc;
+mod support;
+
+use feature_list::{Feature, LACKS, features};
+use flashtune::config::{Config, Family};
+use flashtune::device::{Arch, Device};
+use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::render_pass;
+use flashtune::problem::{Causal, Features, Pass, Problem, Window};
+use flashtune::tune::space;
+use nvrtc::nvrtc;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use support::case::Case;
+use support::check::Prepared;
+use support::subject::Subject;
+
+/// A backend or family in a pass, on a device that it is made for, with lengths for which it is the preferred one.
+struct Column {
+    pass: Pass,
+    family: Family,
+    arch: Arch,
+    lengths: (i64, i64),
+}
+
+const fn column(pass: Pass, family: Family, arch: Arch, lengths: (i64, i64)) -> Column {
+    Column { pass, family, arch, lengths }
+}
+
+/// A few tiles of the CPU's, which the reference does as well.
+const SHORT: (i64, i64) = (70, 130);
+const MANY: (i64, i64) = (4000, 4000);
+const FEW_QUERIES: (i64, i64) = (4, 4000);
+
+const COLUMNS: [Column; 7] = [
+    column(Pass::Forward, Family::Cpu, Arch::Cpu, SHORT),
+    column(Pass::Forward, Family::Sm80, Arch::Sm(8, 0), MANY),
+    column(Pass::Forward, Family::Sm90, Arch::Sm(9, 0), MANY),
+    column(Pass::Forward, Family::Decode, Arch::Sm(8, 0), FEW_QUERIES),
+    column(Pass::Backward, Family::Cpu, Arch::Cpu, SHORT),
+    column(Pass::Backward, Family::Sm80, Arch::Sm(8, 0), MANY),
+    column(Pass::Backward, Family::Sm90, Arch::Sm(9, 0), MANY),
+];
+
+/// What the library answers.
+#[allow(clippy::large_enum_variant)] // there is one table, of a few hundred cells
+enum Cell {
+    /// It is no question of this pass.
+    Meaningless,
+    Lacks,
+    Has(Case, Problem, Config),
+}
+
+impl Cell {
+    fn of(feature: &Feature, column: &Column, device: &Device) -> Cell {
+        if !feature.belongs_to(column.pass) {
+            return Cell::Meaningless;
+        }
+        let case = feature.case(column.lengths);
+        let problem = case.problem(column.pass);
+        let configs = match space::supported(&problem, device) {
+            Ok(()) => space::heuristics(&problem, device),
+            Err(_) => Vec::new(),
+        };
+        let takes = |config: &Config| space::check(&problem, config, device).is_ok() && (feature.has)(config);
+        match configs.into_iter().find(|config| config.family == column.family && takes(config)) {
+            Some(config) => Cell::Has(case, problem, config),
+            None => Cell::Lacks,
+        }
+    }
+
+    /// With the space that goes before it.
+    fn text(&self) -> &'static str {
+        match self {
+            Cell::Meaningless => "",
+            Cell::Lacks => " no",
+            Cell::Has(..) => " yes",
+        }
+    }
+}
+
+/// The same problem without what a kernel is rendered with or without. A bias stays where its gradient is in question.
+fn without_features(problem: &Problem) -> Problem {
+    let features = Features { bias: problem.features.dbias, ..Features::NONE };
+    Problem { causal: Causal::None, dropout: false, deterministic: false, features, ..*problem }
+}
+
+fn device(arch: Arch, cpu: &Subject) -> Device {
+    Device::typical(arch).unwrap_or_else(|| cpu.backend.device().clone())
+}
+
+/// A row for each feature, a cell for each column.
+fn table(cpu: &Subject) -> Vec<(Feature, Vec<Cell>)> {
+    let devices = COLUMNS.map(|column| device(column.arch, cpu));
+    let row = |feature: Feature| {
+        let cells = COLUMNS.iter().zip(&devices).map(|(column, device)| Cell::of(&feature, column, device)).collect();
+        (feature, cells)
+    };
+    features().into_iter().map(row).collect()
+}
+
+/// What the CPU says that it does, it does right.
+fn run_on_cpu(cpu: &Subject, case: &Case, problem: &Problem, config: &Config) {
+    assert_eq!(case.problem(problem.pass), *problem, "the case of the tests cannot say what the problem does");
+    let prepared = Prepared::new(case);
+    let forward = prepared.forward(cpu, &cpu.heuristic(case, Pass::Forward));
+    if problem.pass == Pass::Backward {
+        prepared.backward(cpu, &forward, config);
+    }
+}
+
+/// The texts of the kernels that a GPU runs, which a feature must not leave as they are without it.
+fn kernels(problem: &Problem, config: &Config, arch: Arch) -> Vec<(&'static str, String)> {
+    let texts = |problem: &Problem| -> Vec<(&'static str, String)> {
+        let rendered = render_pass(problem, config, arch).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
+        rendered.into_iter().map(|(spec, text)| (spec.template, text)).collect()
+    };
+    let (with, plain) = (texts(problem), without_features(problem));
+    assert!(*problem == plain || with != texts(&plain), "{config} leaves it out without a word: {problem:?}");
+    with
+}
+
+/// README's part: the table, and the reason of every lack.
+fn rendered(table: &[(Feature, Vec<Cell>)]) -> String {
+    let heading = |pass: Pass| if pass == Pass::Forward { "forward" } else { "backward" };
+    let columns = COLUMNS.iter().map(|column| format!(" {}: {} |", heading(column.pass), column.family.name()));
+    let mut text = format!("| |{}\n|---|{}\n", columns.collect::<String>(), "---|".repeat(COLUMNS.len()));
+    for (feature, cells) in table {
+        let cells: String = cells.iter().map(|cell| format!("{} |", cell.text())).collect();
+        text += &format!("| {} |{cells}\n", feature.name);
+    }
+    text += "\n";
+    for lack in LACKS {
+        let families: Vec<&str> = lack.families.iter().map(|family| family.name()).collect();
+        text += &format!("- {}: not by {}, since {}.\n", lack.feature, families.join(", "), lack.reason);
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- begin of the table that tests/feature_table.rs makes -->\n";
+const END: &str = "<!-- end of the table -->\n";
+
+#[test]
+fn readme_says_what_runs_where() {
+    let cpu = Subject::cpu(2);
+    let table = table(&cpu);
+    let mut to_compile = BTreeMap::new();
+    for (column, cell) in table.iter().flat_map(|(_, cells)| COLUMNS.iter().zip(cells)) {
+        match cell {
+            Cell::Has(case, problem, config) if column.family == Family::Cpu => run_on_cpu(&cpu, case, problem, config),
+            Cell::Has(_, problem, config) => {
+                for (template, text) in kernels(problem, config, column.arch) {
+                    to_compile.insert(text, (template, column));
+                }
+            }
+            Cell::Meaningless | Cell::Lacks => {}
+        }
+    }
+    if let Some(nvrtc) = nvrtc() {
+        let complaint = |(text, (template, column)): (&String, &(&str, &Column))| {
+            let target = target(column.arch, column.family, nvrtc).unwrap();
+            compile(nvrtc, template, text, &target).err().map(|error| error.to_string())
+        };
+        let complaints: Vec<String> = to_compile.par_iter().filter_map(complaint).collect();
+        assert!(
+            complaints.is_empty(),
+            "{} of {} kernels:\n{}",
+            complaints.len(),
+            to_compile.len(),
+            complaints.join("\n")
+        );
+    }
+
+    let path = library::root().join("README.md");
+    let readme = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = readme.split_once(BEGIN).unwrap_or_else(|| panic!("README.md has no line {BEGIN}"));
+    let (committed, after) = rest.split_once(END).unwrap_or_else(|| panic!("README.md has no line {END}"));
+    let made = rendered(&table);
+    if std::env::var_os("FLASHTUNE_UPDATE_README").is_some_and(|value| value == "1") {
+        return std::fs::write(&path, [before, BEGIN, &made, END, after].concat()).unwrap();
+    }
+    let drift = made.lines().zip(committed.lines()).find(|(new, old)| new != old);
+    assert!(
+        committed == made,
+        "README.md's table is not what runs; first difference: {drift:?}\nFLASHTUNE_UPDATE_README=1 cargo test --test feature_table makes it anew"
+    );
+}
+
+#[test]
+fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
+    let mut lacking = BTreeSet::new();
+    for (feature, cells) in table(&Subject::cpu(1)) {
+        for (column, cell) in COLUMNS.iter().zip(&cells) {
+            if matches!(cell, Cell::Lacks) {
+                lacking.insert((feature.name, column.family));
+            }
+        }
+    }
+    let listed = LACKS.iter().flat_map(|lack| lack.families.iter().map(|family| (lack.feature, *family))).collect();
+    let (unlisted, idle): (Vec<_>, Vec<_>) =
+        (lacking.difference(&listed).collect(), listed.difference(&lacking).collect());
+    assert!(unlisted.is_empty(), "lacking, and not listed with a reason in tests/feature_list: {unlisted:?}");
+    assert!(idle.is_empty(), "listed in tests/feature_list, and not lacking: {idle:?}");
+}
+
+/// Destructured without `..`, so that a new field does not compile until it is asked about here.
+#[test]
+fn every_feature_of_a_problem_has_its_row() {
+    let rows = features();
+    let asked = |pass: Pass| {
+        let rows = rows.iter().filter(move |row| row.belongs_to(pass));
+        rows.map(move |row| row.case(SHORT).problem(pass))
+    };
+    let problems: Vec<Problem> = asked(Pass::Forward).chain(asked(Pass::Backward)).collect();
+    let is_asked = |features: &Features| {
+        let Features { window, softcap, alibi, bias, dbias, mask, sinks, dlse, varlen, paged } = *features;
+        let window = window != Window::default();
+        [window, softcap, alibi, bias, dbias, mask, sinks, dlse, varlen.is_some(), paged.is_some()]
+    };
+    let all = problems.iter().map(|problem| is_asked(&problem.features));
+    let all = all.reduce(|all, row| std::array::from_fn(|field| all[field] || row[field])).unwrap();
+    assert_eq!(all, [true; 10], "in the order of the fields above");
+    let any = |is_on: fn(&Problem) -> bool| problems.iter().any(is_on);
+    assert!(any(|problem| problem.dropout) && any(|problem| problem.deterministic));
+    assert!(any(|problem| problem.causal == Causal::BottomRight) && any(|problem| problem.causal == Causal::TopLeft));
+}

@@ -1,0 +1,35 @@
+//! The merging kernel by NVRTC and without a GPU: that it compiles for every class, cleanly and without a stack. Without NVRTC the
+//! test says so and passes.
+
+mod nvrtc;
+
+use flashtune::device::Arch;
+use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::merge::FAMILY;
+use flashtune::kernel::render::Renderer;
+use flashtune::kernel::sources::embedded;
+use flashtune::merge::MergeClass;
+use flashtune::problem::{Dtype, Layout};
+use nvrtc::nvrtc;
+use rayon::prelude::*;
+
+#[test]
+fn every_class_compiles_without_a_stack() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let renderer = Renderer::new(embedded()).unwrap();
+    let mut classes = Vec::new();
+    for dtype in [Dtype::Fp16, Dtype::Bf16] {
+        for partial_dtype in [dtype, Dtype::Fp32] {
+            let layouts = [Layout::Vec4, Layout::Vec2, Layout::Vec1];
+            classes.extend(layouts.map(|layout| MergeClass { dtype, partial_dtype, layout }));
+        }
+    }
+    classes.par_iter().for_each(|class| {
+        for arch in [Arch::Sm(8, 0), Arch::Sm(9, 0)] {
+            let text = renderer.render_merge(class, arch).unwrap();
+            let compiled = compile(nvrtc, "merge", &text, &target(arch, FAMILY, nvrtc).unwrap()).unwrap();
+            let stack = compiled.resources["flashtune_merge"].stack_bytes;
+            assert_eq!((stack, compiled.log.as_str()), (0, ""), "{class} for {arch}");
+        }
+    });
+}

@@ -1,0 +1,92 @@
+//! Keys in pages, on the CPU and, where there is one, on a GPU: against the reference, against the same keys without pages, and
+//! with traps wherever a page holds no key.
+
+mod support;
+
+use flashtune::call::Call;
+use flashtune::problem::{Dtype, Pass};
+use rayon::prelude::*;
+use support::buffer::Array;
+use support::case::{Case, Data};
+use support::check::Prepared;
+use support::extras::{Extras, Sides};
+use support::shapes;
+use support::subject::Subject;
+
+/// The backends that there are.
+fn subjects() -> Vec<Subject> {
+    [Subject::cpu(2)].into_iter().chain(Subject::gpu()).collect()
+}
+
+fn without_pages(case: &Case) -> Case {
+    Case { extras: Extras { page_size: None, ..case.extras }, ..case.clone() }
+}
+
+/// Decoding with a key-value head for four query heads, and lengths of their own.
+fn decode(dtype: Dtype, page_size: i64) -> Case {
+    Case {
+        batch_size: 3,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_k: 700,
+        extras: Extras { seqused: Sides { q: false, k: true }, page_size: Some(page_size), ..Extras::default() },
+        ..Case::plain(dtype, 1, 64)
+    }
+}
+
+#[test]
+fn paged_keys_give_what_the_reference_gives() {
+    for subject in subjects() {
+        let cases = shapes::paged(subject.dtypes(), 60, 300, 4000);
+        cases.par_iter().for_each(|case| {
+            let prepared = Prepared::new(case);
+            for config in subject.configs(case, Pass::Forward, 1) {
+                prepared.forward(&subject, &config);
+            }
+        });
+    }
+}
+
+#[test]
+fn pages_change_no_bit_of_the_result() {
+    for subject in subjects() {
+        for case in [1, 3, 16, 64, 100, 1000].map(|page_size| decode(subject.dtypes()[0], page_size)) {
+            let (data, contiguous) = (Data::random(&case), without_pages(&case));
+            let config = subject.heuristic(&case, Pass::Forward);
+            let expected = subject.forward(&contiguous, &data, &config);
+            assert!(subject.forward(&case, &data, &config) == expected, "{case}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_splits_gives_what_the_reference_gives() {
+    let Some(subject) = Subject::gpu() else { return };
+    for dtype in subject.dtypes() {
+        let prepared = Prepared::new(&decode(*dtype, 16));
+        let config = subject.heuristic(&prepared.case, Pass::Forward);
+        for num_splits in [1, 2, 3, 5, 8, 10] {
+            prepared.forward(&subject, &config.clone().with("num_splits", num_splits));
+        }
+    }
+}
+
+/// What only the device knows may be wrong there; nothing outside of the pages is read then.
+#[test]
+fn an_entry_that_names_no_page_is_taken_for_the_last_one() {
+    let Some(subject) = Subject::gpu() else { return };
+    let paged = decode(Dtype::Bf16, 16);
+    let case = Case { extras: Extras { seqused: Sides::default(), ..paged.extras }, ..paged };
+    let data = Data::random(&case);
+    let config = subject.heuristic(&case, Pass::Forward);
+    for wrong in [i32::MAX, -1] {
+        let mut table = case.block_table();
+        table[0] = wrong;
+        let table = Array::input_int32(&subject.backend, &table);
+        let with_table = |call: &mut Call| call.features.block_table = table.address().cast_const().cast();
+        let got = subject.forward_with(&case, &data, with_table, &config);
+        let (first, others) = got.out.split_at((case.num_heads_q * case.head_dim_v) as usize);
+        // The last page is nobody's and holds NaN.
+        assert!(first.iter().all(|x| x.is_nan()) && others.iter().all(|x| x.is_finite()), "{wrong}");
+    }
+}

@@ -1,0 +1,110 @@
+//! The buffers of a case's extras on a backend's device, and the arguments that a launch gets of them.
+
+use super::buffer::{Array, CANARY, encode};
+use super::case::{Case, Data};
+use super::lengths::Side;
+use super::per_score::{PerScore, PerScoreBuffer};
+use flashtune::backend::Backend;
+use flashtune::call::{FeatureArgs, ScoresRef};
+
+pub struct ExtraBuffers {
+    alibi: Option<Array>,
+    bias: Option<PerScoreBuffer>,
+    dbias: Option<PerScoreBuffer>,
+    mask: Option<PerScoreBuffer>,
+    sinks: Option<Array>,
+    dsinks: Option<Array>,
+    dlse: Option<Array>,
+    /// cu_seqlens of q and of k, then seqused.
+    lengths: [Option<Array>; 4],
+    block_table: Option<Array>,
+}
+
+impl ExtraBuffers {
+    /// Of a backward pass with what the forward pass gave as LSE, else of a forward pass.
+    pub fn new(backend: &Backend, case: &Case, data: &Data, lse: Option<&[f32]>) -> ExtraBuffers {
+        let extras = &case.extras;
+        let is_backward = lse.is_some();
+        let bias = extras.bias.map(|spread| {
+            let shape = PerScore::new(case, spread);
+            let needed = shape.needed(case, data);
+            let values = data.bias.iter().zip(needed).map(|(value, is_needed)| is_needed.then_some(*value));
+            PerScoreBuffer::new(backend, shape, &encode(case.dtype, f32::NAN), values, |value| {
+                encode(case.dtype, value)
+            })
+        });
+        let dbias = extras.bias.filter(|_| extras.dbias && is_backward).map(|spread| {
+            let before = data.dbias.iter().copied().map(Some);
+            PerScoreBuffer::new(backend, PerScore::new(case, spread), &[CANARY; 4], before, |value: f32| {
+                value.to_le_bytes().to_vec()
+            })
+        });
+        let mask = extras.mask.map(|spread| {
+            let bytes = data.mask.iter().copied().map(Some);
+            PerScoreBuffer::new(backend, PerScore::new(case, spread), &[0], bytes, |byte: u8| vec![byte])
+        });
+        let used_dlse = || -> Vec<f32> {
+            // What comes into the LSE of a row that sees nothing goes nowhere.
+            let goes_on = case
+                .used_lse()
+                .into_iter()
+                .zip(lse.unwrap_or(&[]))
+                .map(|(is_used, lse)| is_used && *lse > f32::NEG_INFINITY);
+            let of_row = |(value, goes_on): (&f32, bool)| if goes_on { *value } else { f32::NAN };
+            data.dlse.iter().zip(goes_on).map(of_row).collect()
+        };
+        let lengths = [
+            extras.cu_seqlens.q.then(|| case.cu_seqlens(Side::Q)),
+            extras.cu_seqlens.k.then(|| case.cu_seqlens(Side::K)),
+            extras.seqused.q.then(|| case.seqused(Side::Q)),
+            extras.seqused.k.then(|| case.seqused(Side::K)),
+        ];
+        ExtraBuffers {
+            alibi: extras.alibi.map(|_| Array::input(backend, &data.alibi)),
+            bias,
+            dbias,
+            mask,
+            sinks: extras.sinks.then(|| Array::input(backend, &data.sinks)),
+            dsinks: (extras.sinks && is_backward).then(|| Array::output(backend, data.sinks.len() * 4)),
+            dlse: (extras.dlse && is_backward).then(|| Array::input(backend, &used_dlse())),
+            block_table: extras.page_size.map(|_| Array::input_int32(backend, &case.block_table())),
+            lengths: lengths.map(|lengths| lengths.map(|lengths| Array::input_int32(backend, &lengths))),
+        }
+    }
+
+    pub fn args(&self, case: &Case) -> FeatureArgs {
+        let address = |array: &Option<Array>| array.as_ref().map_or(std::ptr::null_mut(), Array::address);
+        let view = |buffer: &Option<PerScoreBuffer>| buffer.as_ref().map_or(ScoresRef::NULL, PerScoreBuffer::view);
+        let alibi_of_batch = case.extras.alibi.is_some_and(|spread| spread.batch);
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] =
+            self.lengths.each_ref().map(|array| address(array).cast_const().cast());
+        FeatureArgs {
+            softcap: case.extras.softcap,
+            alibi_slopes: address(&self.alibi).cast(),
+            alibi_stride_batch: if alibi_of_batch { case.num_heads_q } else { 0 },
+            bias: view(&self.bias),
+            dbias: view(&self.dbias),
+            mask: view(&self.mask),
+            sinks: address(&self.sinks).cast(),
+            dsinks: address(&self.dsinks).cast(),
+            dlse: address(&self.dlse).cast(),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
+            block_table: address(&self.block_table).cast_const().cast(),
+            block_table_stride: case.block_table_stride(),
+            num_pages: case.num_pages(),
+        }
+    }
+
+    /// What is there and what was added to it; empty where it is not wanted.
+    pub fn read_dbias(&self, backend: &Backend) -> Vec<f32> {
+        self.dbias.as_ref().map_or(Vec::new(), |dbias| dbias.read_fp32(backend, "dbias"))
+    }
+
+    /// Empty where there are no sinks.
+    pub fn read_dsinks(&self, backend: &Backend) -> Vec<f32> {
+        self.dsinks.as_ref().map_or(Vec::new(), |dsinks| dsinks.read_output(backend, "dsinks", None))
+    }
+}

@@ -1,0 +1,159 @@
+//! Extras: what a case asks beyond softmax(scale * Q K^T) V, and its part of the case's line, where defaults are left out.
+
+use flashtune::problem::{Features, Pass, Varlen, Window};
+use std::collections::HashMap;
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Extras {
+    pub window: Window,
+    /// 0: none.
+    pub softcap: f32,
+    /// Slopes of each head, and of each batch entry too.
+    pub alibi: Option<Spread>,
+    pub bias: Option<Spread>,
+    /// Backward: its gradient, spread likewise.
+    pub dbias: bool,
+    pub mask: Option<Spread>,
+    pub sinks: bool,
+    pub dlse: bool,
+    /// Which tensors hold sequences end to end.
+    pub cu_seqlens: Sides,
+    /// In which tensors only the first rows of each sequence are used.
+    pub seqused: Sides,
+    /// Forward: keys are in pages of so many.
+    pub page_size: Option<i64>,
+}
+
+/// Along which dimensions a (batch, heads_q, seqlen_q, seqlen_k) tensor has values of their own; along the others its stride is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    pub batch: bool,
+    pub head: bool,
+    pub row: bool,
+    pub key: bool,
+}
+
+impl Spread {
+    /// By the letters b, h, q and k.
+    pub const fn of(letters: &str) -> Spread {
+        let mut spread = Spread { batch: false, head: false, row: false, key: false };
+        let mut at = 0;
+        while at < letters.len() {
+            match letters.as_bytes()[at] {
+                b'b' => spread.batch = true,
+                b'h' => spread.head = true,
+                b'q' => spread.row = true,
+                b'k' => spread.key = true,
+                _ => panic!("a spread is of the letters b, h, q and k"),
+            }
+            at += 1;
+        }
+        spread
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letters = [(self.batch, 'b'), (self.head, 'h'), (self.row, 'q'), (self.key, 'k')];
+        letters.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, letter)| write!(f, "{letter}"))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sides {
+    /// q and its like.
+    pub q: bool,
+    /// k and its like.
+    pub k: bool,
+}
+
+impl Sides {
+    pub const BOTH: Sides = Sides { q: true, k: true };
+
+    pub fn any(&self) -> bool {
+        self.q || self.k
+    }
+}
+
+impl Extras {
+    pub fn is_varlen(&self) -> bool {
+        self.cu_seqlens.any() || self.seqused.any()
+    }
+
+    pub fn features(&self, pass: Pass, totals: Varlen) -> Features {
+        let is_backward = pass == Pass::Backward;
+        Features {
+            window: self.window,
+            softcap: self.softcap != 0.0,
+            alibi: self.alibi.is_some(),
+            bias: self.bias.is_some(),
+            dbias: self.dbias && is_backward,
+            mask: self.mask.is_some(),
+            sinks: self.sinks,
+            dlse: self.dlse && is_backward,
+            varlen: self.is_varlen().then_some(totals),
+            paged: self.page_size,
+        }
+    }
+
+    /// From the fields of a case's line.
+    pub fn parse(fields: &HashMap<&str, &str>) -> Result<Extras, String> {
+        let number = |name: &str| match fields.get(name) {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|error| format!("{name}: {error}")),
+        };
+        let flag = |name: &str| fields.get(name).is_some_and(|text| *text == "true");
+        let spread = |name: &str| fields.get(name).map(|letters| Spread::of(letters));
+        let sides = |name: &str| {
+            let has = |side| fields.get(name).is_some_and(|text| text.contains(side));
+            Sides { q: has('q'), k: has('k') }
+        };
+        let softcap = fields.get("softcap").map_or(Ok(0.0), |text| text.parse());
+        Ok(Extras {
+            window: Window {
+                left: number("window_left")?,
+                right: number("window_right")?,
+                top_left: flag("window_top_left"),
+            },
+            softcap: softcap.map_err(|error| format!("softcap: {error}"))?,
+            alibi: spread("alibi"),
+            bias: spread("bias"),
+            dbias: flag("dbias"),
+            mask: spread("mask"),
+            sinks: flag("sinks"),
+            dlse: flag("dlse"),
+            cu_seqlens: sides("cu_seqlens"),
+            seqused: sides("seqused"),
+            page_size: number("page_size")?,
+        })
+    }
+}
+
+impl fmt::Display for Extras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers =
+            [("window_left", self.window.left), ("window_right", self.window.right), ("page_size", self.page_size)];
+        for (name, keys) in numbers {
+            keys.iter().try_for_each(|keys| write!(f, " {name}={keys}"))?;
+        }
+        if self.softcap != 0.0 {
+            write!(f, " softcap={}", self.softcap)?;
+        }
+        for (name, spread) in [("alibi", self.alibi), ("bias", self.bias), ("mask", self.mask)] {
+            spread.iter().try_for_each(|spread| write!(f, " {name}={spread}"))?;
+        }
+        for (name, sides) in [("cu_seqlens", self.cu_seqlens), ("seqused", self.seqused)] {
+            if sides.any() {
+                write!(f, " {name}={}{}", if sides.q { "q" } else { "" }, if sides.k { "k" } else { "" })?;
+            }
+        }
+        let flags = [
+            ("window_top_left", self.window.top_left),
+            ("dbias", self.dbias),
+            ("sinks", self.sinks),
+            ("dlse", self.dlse),
+        ];
+        flags.iter().filter(|(_, is_on)| *is_on).try_for_each(|(name, _)| write!(f, " {name}=true"))
+    }
+}

@@ -1,0 +1,68 @@
+//! Pages: where the keys of a case lie that has them in pages, made from the case's seed. Values stay in the order of sequences,
+//! so that the reference knows nothing of pages.
+
+use super::case::{Case, Kind, Random, Shape};
+use super::lengths::Side;
+
+/// In the place of entries that nobody may read: no page.
+const NO_PAGE: i32 = i32::MIN;
+
+impl Case {
+    /// Entries of a sequence's row of the block table.
+    pub fn pages_of_a_sequence(&self) -> i64 {
+        self.extras.page_size.map_or(0, |page_size| (self.seqlen_k + page_size - 1) / page_size)
+    }
+
+    /// More than sequences have. The last one is nobody's: a kernel that takes a wrong entry for it reads NaN.
+    pub fn num_pages(&self) -> i64 {
+        self.batch_size * self.pages_of_a_sequence() + 2
+    }
+
+    /// Elements from one sequence's row of the table to the next.
+    pub fn block_table_stride(&self) -> i64 {
+        self.pages_of_a_sequence() + self.seed as i64 % 3
+    }
+
+    /// Pages in no order, with what is no page past each sequence's used keys.
+    pub fn block_table(&self) -> Vec<i32> {
+        let mut pages: Vec<i32> = (0..self.num_pages() as i32 - 1).collect();
+        let mut random = Random::new(self.seed ^ 0x9a6e);
+        for at in (1..pages.len()).rev() {
+            pages.swap(at, random.between(0, at as i64) as usize);
+        }
+        let page_size = self.extras.page_size.expect("a case with pages") as usize;
+        let mut table = vec![NO_PAGE; (self.batch_size * self.block_table_stride()) as usize];
+        let mut next = pages.into_iter();
+        let rows = self.rows(Side::K);
+        for (row, rows) in table.chunks_mut(self.block_table_stride().max(1) as usize).zip(rows) {
+            row.iter_mut().zip(next.by_ref()).take(rows.used.div_ceil(page_size)).for_each(|(to, page)| *to = page);
+        }
+        table
+    }
+
+    /// The tensor as it lies in memory: of keys in pages (num_pages, page_size, heads, dim).
+    pub fn shape_in_memory(&self, kind: Kind) -> Shape {
+        match (self.extras.page_size, Side::of(kind)) {
+            (Some(page_size), Side::K) => self.laid_out(kind, self.num_pages(), page_size),
+            _ => self.shape(kind),
+        }
+    }
+
+    /// Buffer index of each used row (batch, position, head) in order, and None for those that are not.
+    pub fn rows_in_memory(&self, kind: Kind) -> Vec<Option<usize>> {
+        let used = self.used(kind);
+        let (page_size, shape) = match (self.extras.page_size, Side::of(kind)) {
+            (Some(page_size), Side::K) => (page_size, self.shape_in_memory(kind)),
+            _ => return self.shape(kind).rows().zip(used).map(|(row, is_used)| is_used.then_some(row)).collect(),
+        };
+        let table = self.block_table();
+        let place = |b: i64, s: i64, h: i64| {
+            let page = i64::from(table[(b * self.block_table_stride() + s / page_size) as usize]);
+            let in_page = s % page_size * shape.stride_seqlen + h * shape.stride_head;
+            (shape.lead + page * shape.stride_batch + in_page) as usize
+        };
+        let of_sequence = |b| (0..self.seqlen_k).flat_map(move |s| (0..self.num_heads_kv).map(move |h| (b, s, h)));
+        let rows = (0..self.batch_size).flat_map(of_sequence).zip(used);
+        rows.map(|((b, s, h), is_used)| is_used.then(|| place(b, s, h))).collect()
+    }
+}
