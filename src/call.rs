@@ -9,6 +9,10 @@ use std::ffi::c_void;
 /// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
 pub type Stream = *mut c_void;
 
+/// How many rows the tensor maps of sequences of their own lengths have, and how many elements those may be apart.
+pub const MAX_MAP_ROWS: i64 = 1 << 30;
+pub const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
+
 /// A (batch, seqlen, heads, dim) view. Strides in elements; the last dim is contiguous.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -26,6 +30,31 @@ impl TensorRef {
     /// A packed (batch, seqlen, heads, dim) tensor.
     pub fn packed(data: *mut c_void, seqlen: i64, heads: i64, dim: i64) -> Self {
         TensorRef { data, stride_batch: seqlen * heads * dim, stride_seqlen: heads * dim, stride_head: dim }
+    }
+
+    /// Elements from one row to the next of a (batch_size, seqlen, ..) view, which are those from one sequence to the next where each
+    /// has a single row.
+    pub const fn row_stride(&self, batch_size: i64, seqlen: i64) -> i64 {
+        match (batch_size, seqlen) {
+            (_, 2..) => self.stride_seqlen,
+            (2.., _) => self.stride_batch,
+            _ => 0,
+        }
+    }
+
+    /// How many rows of the tensor lie from one sequence's first to the next's; None where that is no whole number, or where there are
+    /// more rows or longer ones than `MAX_MAP_ROWS` and `MAX_MAP_ROW_STRIDE`. Tensor maps of sequences of their own lengths need it.
+    pub fn rows_between(&self, batch_size: i64, seqlen: i64) -> Option<i64> {
+        let row = self.row_stride(batch_size, seqlen);
+        if seqlen > MAX_MAP_ROWS || row > MAX_MAP_ROW_STRIDE {
+            return None;
+        }
+        if batch_size <= 1 || self.stride_batch == 0 {
+            return Some(0);
+        }
+        let rows = self.stride_batch.checked_div(row).filter(|rows| rows * row == self.stride_batch)?;
+        let all = rows.checked_mul(batch_size - 1)?.checked_add(seqlen)?;
+        (all <= MAX_MAP_ROWS).then_some(rows)
     }
 }
 

@@ -147,6 +147,7 @@ fn check(
     memory: Memory,
 ) -> Result<(Call, Touched)> {
     let (softmax_scale, dropout) = inputs.scalars()?;
+    let widest = |operands: &[Operand]| Layout::widest(operands.iter().flat_map(Operand::layout_quantities));
     let mut touched = Touched::default();
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
@@ -158,7 +159,11 @@ fn check(
     inputs.features.check(&problem, data, &mut |access, footprint| touched.add(access, [footprint]))?;
     problem.layout = match memory {
         Memory::Host => Layout::widest([problem.head_dim, problem.head_dim_v]),
-        Memory::Device => Layout::widest(operands.iter().flat_map(Operand::layout_quantities)),
+        // What TMA's maps cannot be of counts as narrower than what they can.
+        Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
+            widest(operands).max(Layout::Vec4)
+        }
+        Memory::Device => widest(operands),
     };
     let call = Call::of_inputs(problem, softmax_scale, dropout, [TensorRef::NULL; 3]);
     Ok((Call { features: inputs.features.args(), ..call }, touched))

@@ -26,13 +26,13 @@ pub enum Element {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     pub element: Element,
-    /// A multiple of 16. No memory need be there: only elements inside that a copy asks for are looked at.
+    /// A multiple of 16, in mapped memory: a copy may end in an illegal address where it is not, wherever the box lies.
     pub address: u64,
     /// How many dimensions there are; what the arrays hold beyond them is ignored.
     pub rank: usize,
     /// From 1 to 2^32 each.
     pub extents: [u64; MAX_RANK],
-    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`. Two may be the same.
+    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`. Places are added up modulo 2^64.
     pub strides: [u64; MAX_RANK - 1],
     /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box that lie outside of the
     /// tensor arrive as zeros.

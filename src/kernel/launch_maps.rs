@@ -4,12 +4,13 @@
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
 //!
 //! Sequences of their own lengths end where only the device knows, and what lies behind must neither be loaded nor stored, which
-//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/tma_sm90.cuh): the first is as long
-//! as a sequence may be, and a kernel shifts the sequence's last row to that dimension's last; the second is where the
-//! sequence ends in the tensor. What the two are too far together the map's address is too low.
+//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/tma_sm90.cuh): of the first, which has
+//! `MAX_MAP_ROWS`, a kernel takes the last as the sequence's last row; the second is where the sequence ends in the tensor. What
+//! the two are too far together a third dimension takes back, with a stride that wraps around 2^64: a lower address would do the
+//! same, but TMA wants the map's address in mapped memory. The idea is of Triton's and quack's ragged descriptors.
 
 use super::geometry::Boxes;
-use crate::call::{Call, TensorRef};
+use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;
 use crate::cuda::tensor_map::{Element, MAX_RANK, Tensor, TensorMap};
 use crate::error::{Error, Result};
@@ -54,11 +55,7 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let of_queries = |view, dim| of(view, Shape::new(p, dim, p.seqlen_q, total_q, p.num_heads_q, boxes.query_rows));
     let of_keys = |view, dim| of(view, Shape::new(p, dim, p.seqlen_k, total_k, p.num_heads_kv, boxes.key_rows));
     let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
-    let o = match p.pass {
-        Pass::Forward => &call.out,
-        Pass::Backward => &call.dout,
-    };
-    let (v, o) = (of_keys(&call.v, p.head_dim_v), of_queries(o, p.head_dim_v));
+    let (v, o) = (of_keys(&call.v, p.head_dim_v), of_queries(o(call), p.head_dim_v));
     // Nothing is loaded of a tensor without rows, whose view may hold anything; but a map has no extent of 0.
     Ok(match (p.seqlen_q, p.seqlen_k) {
         (_, 0) => [q, q, q, o],
@@ -67,12 +64,31 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     })
 }
 
+/// How many rows lie between the first rows of sequences of their own lengths that do not lie end to end: in Q, K, V and O or dO. 0
+/// where nothing is counted by them.
+pub fn rows_between(call: &Call) -> [i32; 4] {
+    let p = &call.problem;
+    let Some(Varlen { total_q, total_k }) = p.features.varlen else { return [0; 4] };
+    let of = |view: &TensorRef, seqlen, total: Option<i64>| match total {
+        Some(_) => 0,
+        None => view.rows_between(p.batch_size, seqlen).unwrap_or(0) as i32,
+    };
+    let (of_queries, of_keys) = (|view| of(view, p.seqlen_q, total_q), |view| of(view, p.seqlen_k, total_k));
+    [of_queries(&call.q), of_keys(&call.k), of_keys(&call.v), of_queries(o(call))]
+}
+
+/// O, in the backward pass dO.
+fn o(call: &Call) -> &TensorRef {
+    match call.problem.pass {
+        Pass::Forward => &call.out,
+        Pass::Backward => &call.dout,
+    }
+}
+
 /// What a view's numbers are of, and the rows of a box.
 struct Shape {
     dim: i64,
-    /// The longest that a sequence may be.
-    seqlen: i64,
-    /// All rows that follow one another: of a sequence, or of all where they lie end to end.
+    /// Of a sequence at most; of all of them where they lie end to end.
     rows: i64,
     heads: i64,
     batch_size: i64,
@@ -82,51 +98,44 @@ struct Shape {
 impl Shape {
     fn new(p: &Problem, dim: i64, seqlen: i64, total: Option<i64>, heads: i64, box_rows: u32) -> Shape {
         let batch_size = if total.is_some() { 1 } else { p.batch_size };
-        Shape { dim, seqlen, rows: total.unwrap_or(seqlen), heads, batch_size, box_rows }
+        Shape { dim, rows: total.unwrap_or(seqlen), heads, batch_size, box_rows }
     }
 
-    /// Of rows, heads and the batch, in bytes. A dimension of one entry never takes its stride, which may be anything in the view: it
-    /// gets a row's bytes.
-    fn strides(&self, view: &TensorRef) -> [u64; 3] {
-        let stride = |count: i64, given: i64| 2 * if count > 1 { given } else { self.dim } as u64;
-        [
-            stride(self.rows, view.stride_seqlen),
-            stride(self.heads, view.stride_head),
-            stride(self.batch_size, view.stride_batch),
-        ]
+    /// In bytes. A dimension of one entry never takes its stride, which may be anything in the view: it gets a row's bytes.
+    fn stride(&self, count: i64, given: i64) -> u64 {
+        2 * if count > 1 { given } else { self.dim } as u64
     }
 }
 
 /// (dim, seqlen, head, batch)
 fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
-    let [row, head, batch] = shape.strides(view);
+    let row = shape.stride(shape.rows, view.stride_seqlen);
+    let head = shape.stride(shape.heads, view.stride_head);
+    let batch = shape.stride(shape.batch_size, view.stride_batch);
     Tensor {
         element,
         address: view.data as u64,
         rank: 4,
-        extents: [shape.dim as u64, shape.seqlen as u64, shape.heads as u64, shape.batch_size as u64, 0],
+        extents: [shape.dim as u64, shape.rows as u64, shape.heads as u64, shape.batch_size as u64, 0],
         strides: [row, head, batch, 0],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 0],
     }
 }
 
-/// (dim, row, end, head, batch), of which the kernel takes row i of a sequence at i + seqlen - length, and its end behind its
-/// last row.
+/// (dim, row, back, end, head). Extents are no larger than what kernels ask for.
 fn of_own_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
-    let [row, head, batch] = shape.strides(view);
+    /// So many steps of MAX_MAP_ROWS bytes are none, modulo 2^64.
+    const WHOLE_TURN: u64 = 1 << 34;
+    const { assert!((MAX_MAP_ROWS as u64).wrapping_mul(WHOLE_TURN) == 0) };
+    let rows_between = view.rows_between(shape.batch_size, shape.rows).unwrap_or(0);
+    let rows = (shape.batch_size - 1) * rows_between + shape.rows;
+    let row = shape.stride(rows, view.row_stride(shape.batch_size, shape.rows));
     Tensor {
         element,
-        // Modulo 2^64, as TMA adds up.
-        address: (view.data as u64).wrapping_sub((shape.seqlen as u64).wrapping_mul(row)),
+        address: view.data as u64,
         rank: MAX_RANK,
-        extents: [
-            shape.dim as u64,
-            shape.seqlen as u64,
-            shape.rows as u64 + 1,
-            shape.heads as u64,
-            shape.batch_size as u64,
-        ],
-        strides: [row, row, head, batch],
+        extents: [shape.dim as u64, MAX_MAP_ROWS as u64, MAX_MAP_ROWS as u64 + 1, rows as u64 + 1, shape.heads as u64],
+        strides: [row, WHOLE_TURN - row, row, shape.stride(shape.heads, view.stride_head)],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 1],
     }
 }
@@ -223,21 +232,35 @@ mod tests {
         let call = own_lengths();
         let [q, k, ..] = tensors(&call, &BOXES).unwrap();
         assert_eq!((q.rank, k.rank), (5, 5));
+        let rows_between = rows_between(&call);
+        assert_eq!(rows_between, [0, 300, 300, 0]);
         // As device/tma_sm90.cuh has it.
+        let at = |row: i64, length: i64, start: i64, head: i64| {
+            [row + MAX_MAP_ROWS - length, MAX_MAP_ROWS, start + length, head]
+        };
         for (start, length) in [(0, 300), (0, 1), (700, 300), (999, 1), (437, 80), (500, 0)] {
             for row in [0, 1, 79, 80, 255, 299, 300, 310] {
                 let place = call.q.data as u64 + (start + row) as u64 * 8 * 272 + 5 * 272;
-                let at = [row + 300 - length, start + length, 5, 0];
-                assert_eq!(found(&q, at), (row < length).then_some(place), "queries {start}+{length}, {row}");
+                let found = found(&q, at(row, length, start, 5));
+                assert_eq!(found, (row < length).then_some(place), "queries {start}+{length}, {row}");
             }
         }
         for (batch, length) in [(0, 400), (2, 400), (2, 17), (1, 0)] {
             for row in [0, 16, 17, 399, 400, 500] {
+                let start = batch * i64::from(rows_between[1]);
                 let place = call.k.data as u64 + (batch * call.k.stride_batch * 2 + row * 2 * 272 + 272) as u64;
-                let at = [row + 400 - length, length, 1, batch];
-                assert_eq!(found(&k, at), (row < length).then_some(place), "keys {batch} {length}, {row}");
+                let found = found(&k, at(row, length, start, 1));
+                assert_eq!(found, (row < length).then_some(place), "keys {batch} {length}, {row}");
             }
         }
+    }
+
+    #[test]
+    fn a_sequence_of_one_row_goes_on_by_the_batchs_stride() {
+        let mut call = own_lengths();
+        (call.problem.seqlen_k, call.k.stride_seqlen, call.k.stride_batch) = (1, 7, 2000);
+        let [_, k, ..] = tensors(&call, &BOXES).unwrap();
+        assert_eq!((k.strides[0], k.extents[3], rows_between(&call)[1]), (4000, 4, 1));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Both sides assert its size and the test below its offsets, so a field added on one side alone fails to build.
 
+use super::launch_maps;
 use crate::call::{Call, ScoresRef, TensorRef};
 use crate::problem::Problem;
 
@@ -92,9 +93,12 @@ pub struct KernelParams {
     pub num_splits: i32,
     /// Batch entries of k and v, where they are pages.
     pub num_pages: i32,
+    /// Rows from one sequence to the next where sequences of their own lengths are padded, as sm90's maps count them:
+    /// `LaunchMaps::rows_between`.
+    pub map_rows: [i32; 4],
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40;
+pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
@@ -162,6 +166,7 @@ impl KernelParams {
             partial_lse: std::ptr::null_mut(),
             num_splits: 1,
             num_pages: features.num_pages as i32,
+            map_rows: launch_maps::rows_between(call),
         }
     }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ void bulk_copy_in(uint32 to, uint32 from, uint32 byte
 __device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
         asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;"
-                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(barrier), "h"(uint16(3)) : "memory");
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(kMapRows), "r"(rows.end), "r"(head), "r"(barrier), "h"(uint16(3)) : "memory");
     } else {
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
                      :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(barrier), "h"(uint16(3)) : "memory");

@@ -55,5 +55,7 @@ struct KernelParams {
     float *partial_o, *partial_lse;  // workspace, what device/partials.cuh says
     int num_splits;            // of the keys
     int num_pages;             // batch entries of k and v, where they are pages
+    // Rows from one sequence to the next in q, k, v and out (forward) or dout (backward), where those are padded (device/tma_sm90.cuh).
+    int map_rows_q, map_rows_k, map_rows_v, map_rows_o;
 };
-static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16, "KernelParams differs from src/kernel/params.rs");

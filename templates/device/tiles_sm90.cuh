@@ -6,27 +6,29 @@
 // Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask or a window, of sequences of their own
 // lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
 // counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every
-// n-th tile. The order has as many tiles of each sequence as the longest may have; those past its end are stepped over.
+// n-th tile.
+//
+// Sequences of their own lengths come one after the other, each with the tiles that it has. How many that are is in device memory, so
+// whoever asks remembers where he is, and asks in rising order.
 
 struct Tile {
     int first;     // query row, in the backward pass key, that it starts with; negative: no tile is left
     int head, batch;
-    int blocks;    // blocks that the producer loads for it; kPastEnd: there is no such tile
+    int blocks;    // blocks that the producer loads for it
     int begin;     // forward: the first of them; 0 without a window
-
-    static constexpr int kPastEnd = -1;
 };
 
-// Tiles of some rows (or keys) of all heads, in the order in which they are started.
+// Tiles of some rows (or keys) of heads of one length, in the order in which they are started.
 struct TileOrder {
     uint32 tiles_per_head, num_heads, group_heads;
 
     // `head_bytes` is what a head's tiles share.
-    __device__ __forceinline__ TileOrder(uint32 tiles_per_head, uint32 num_heads, float head_bytes) : tiles_per_head(tiles_per_head), num_heads(num_heads) {
+    __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes)
+        : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
         group_heads = kGroupMb == 0 ? num_heads : uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
     }
     struct Place { uint32 turn, batch_head; };  // turn: of its head's tiles
-    __device__ __forceinline__ bool has(uint32 index) const { return index < tiles_per_head * num_heads; }
+    __device__ __forceinline__ uint32 tiles() const { return tiles_per_head * num_heads; }
     __device__ __forceinline__ Place at(uint32 index) const {
         const uint32 group = index / (tiles_per_head * group_heads), within = index % (tiles_per_head * group_heads);
         const uint32 heads = min(group_heads, num_heads - group * group_heads);
@@ -36,37 +38,58 @@ struct TileOrder {
 
 // Tiles of kBlockM query rows, the forward pass's. The last rows see most keys.
 struct QueryTiles {
-    TileOrder order;
-    __device__ __forceinline__ QueryTiles(const KernelParams& params)
-        : order(uint32(params.seqlen_q + kBlockM - 1) / kBlockM, params.batch_size * params.num_heads_q,
-                float(params.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size)) {}
-    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (!order.has(index)) return {-1, 0, 0, 0, 0};
-        const TileOrder::Place place = order.at(index);
-        const int row = int(kIsCausal ? order.tiles_per_head - 1 - place.turn : place.turn) * kBlockM;
-        const int head = int(place.batch_head % params.num_heads_q), batch = int(place.batch_head / params.num_heads_q);
-        const Sequence sequence(params, batch);
-        if (kIsVarlen && row >= sequence.seqlen_q) return {row, head, batch, Tile::kPastEnd, 0};
-        const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
+    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences) {
+        return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
+                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size));
+    }
+    static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
+    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 turn, int head, int batch, const KernelParams& params) {
+        const int row = int(kIsCausal ? order.tiles_per_head - 1 - turn : turn) * kBlockM;
+        const BlockRange range = key_blocks<kBlockN>(row, kBlockM, Sequence(params, batch));
         return {row, head, batch, range.end - range.begin, range.begin};
     }
 };
 
 // Tiles of kBlockN keys, the backward pass's. The first keys are seen by most rows.
 struct KeyTiles {
-    TileOrder order;
-    __device__ __forceinline__ KeyTiles(const KernelParams& params)
-        : order(uint32(params.seqlen_k + kBlockN - 1) / kBlockN, params.batch_size * params.num_heads_kv,
-                float(params.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size)) {}
-    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (!order.has(index)) return {-1, 0, 0, 0, 0};
-        const TileOrder::Place place = order.at(index);
-        const int key = int(place.turn) * kBlockN;
-        const int head = int(place.batch_head % params.num_heads_kv), batch = int(place.batch_head / params.num_heads_kv);
+    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences) {
+        return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
+                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size));
+    }
+    static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
+    static __device__ __forceinline__ Tile at(const TileOrder&, uint32 turn, int head, int batch, const KernelParams& params) {
+        const int key = int(turn) * kBlockN;
         const Sequence sequence(params, batch);
-        if (kIsVarlen && key >= sequence.seqlen_k) return {key, head, batch, Tile::kPastEnd, 0};
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
         return {key, head, batch, (range.end - range.begin) * params.group_size, 0};
+    }
+};
+
+// All tiles of a launch by their index.
+template <typename Tiles, bool kOfItsOwn>
+struct TileList {
+    const TileOrder order;
+    __device__ __forceinline__ TileList(const KernelParams& params) : order(Tiles::order(params, Sequence(params, 0), params.batch_size)) {}
+    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
+        if (index >= order.tiles()) return {-1, 0, 0, 0, 0};
+        const TileOrder::Place place = order.at(index);
+        return Tiles::at(order, place.turn, int(place.batch_head % Tiles::heads(params)), int(place.batch_head / Tiles::heads(params)), params);
+    }
+};
+template <typename Tiles>
+struct TileList<Tiles, true> {
+    TileOrder order;    // of the sequence `batch`
+    int batch = 0;
+    uint32 begin = 0;   // its first tile's index
+    __device__ __forceinline__ TileList(const KernelParams& params) : order(Tiles::order(params, Sequence(params, 0), 1)) {}
+    __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {
+        while (index - begin >= order.tiles()) {
+            begin += order.tiles();
+            if (++batch >= params.batch_size) return {-1, 0, 0, 0, 0};
+            order = Tiles::order(params, Sequence(params, batch), 1);
+        }
+        const TileOrder::Place place = order.at(index - begin);
+        return Tiles::at(order, place.turn, int(place.batch_head), batch, params);
     }
 };
 
@@ -112,7 +135,7 @@ struct TileSlots {
 template <typename Tiles, int kBlocks = 1, bool kByTicket = false>
 struct TileFeed {
     const KernelParams& params;
-    const Tiles tiles;
+    TileList<Tiles, kIsVarlen> tiles;
     uint32* const counter;
     uint32 index = blockIdx.x / kBlocks;
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
@@ -127,11 +150,7 @@ struct TileFeed {
     __device__ __forceinline__ void draw() {
         if (counter) drawn = (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u);
     }
-    __device__ __forceinline__ Tile tile() {
-        Tile tile = tiles.at(index, params);
-        while (kIsVarlen && tile.blocks == Tile::kPastEnd) advance(), tile = tiles.at(index, params);
-        return tile;
-    }
+    __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
     __device__ __forceinline__ void advance() {
         if (counter) {
             index = drawn;

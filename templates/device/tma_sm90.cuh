@@ -2,10 +2,11 @@
 // of some rows, stored as rows of 128 bytes with the 128-byte swizzle. What lies outside the tensor arrives as zeros and counts as
 // copied, and is never written.
 //
-// Maps are rank 4 (dim, seqlen, head, batch) or, where sequences have their own lengths (kIsVarlen), rank 5 (dim, row, end, head, batch),
-// so that what lies outside the sequence lies outside the tensor, too. Both row and end then go on by a row; there are seqlen of the
-// first, the longest that a sequence may be. A sequence's row i is row i + seqlen - length, which is inside for i < length alone, and
-// its end the row behind its last one; the map begins seqlen rows before the tensor, so that they meet at the row that is meant.
+// Maps are rank 4 (dim, seqlen, head, batch) or, where sequences have their own lengths (kIsVarlen), rank 5 (dim, row, back, end, head), so
+// that what lies outside the sequence lies outside the tensor, too. There are kMapRows of the first rows: a sequence's row i is row
+// i + kMapRows - length of them, which is inside for i < length alone. `end`, the row behind the sequence's last one counted from the
+// tensor's first, goes on by rows, too; and kMapRows steps of `back` go back by kMapRows rows, modulo 2^64, so that the three meet at
+// the row that is meant.
 
 #include "device/sequence.cuh"
 
@@ -18,24 +19,29 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
+constexpr int kMapRows = 1 << 30;  // as src/kernel/launch_maps.rs has it
+
 // Where a map has the rows of a sequence.
 struct MapRows {
     int batch;
     int shift, end;  // kIsVarlen
 };
-__device__ __forceinline__ MapRows map_rows_q(const KernelParams& params, const Sequence& sequence) {
+// `rows_between` is how many rows lie from one sequence's first to the next's in the tensor, where they do not lie end to end.
+__device__ __forceinline__ MapRows map_rows_q(const KernelParams& params, const Sequence& sequence, int rows_between) {
     if (!kIsVarlen) return {sequence.batch, 0, 0};
-    return {params.cu_seqlens_q ? 0 : sequence.batch, params.seqlen_q - sequence.seqlen_q, int(sequence.offset_q) + sequence.seqlen_q};
+    const int start = params.cu_seqlens_q ? int(sequence.offset_q) : sequence.batch * rows_between;
+    return {0, kMapRows - sequence.seqlen_q, start + sequence.seqlen_q};
 }
-__device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const Sequence& sequence) {
+__device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const Sequence& sequence, int rows_between) {
     if (!kIsVarlen) return {sequence.batch, 0, 0};
-    return {params.cu_seqlens_k ? 0 : sequence.batch, params.seqlen_k - sequence.seqlen_k, int(sequence.offset_k) + sequence.seqlen_k};
+    const int start = params.cu_seqlens_k ? int(sequence.offset_k) : sequence.batch * rows_between;
+    return {0, kMapRows - sequence.seqlen_k, start + sequence.seqlen_k};
 }
 
 __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
         asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
-                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(barrier) : "memory");
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(kMapRows), "r"(rows.end), "r"(head), "r"(barrier) : "memory");
     } else {
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                      :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(barrier) : "memory");
@@ -50,7 +56,7 @@ __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 by
 __device__ __forceinline__ void tma_store(const TensorMap& map, uint32 from, int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
         asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];"
-                     :: "l"(&map), "r"(col), "r"(row + rows.shift), "r"(rows.end), "r"(head), "r"(rows.batch), "r"(from) : "memory");
+                     :: "l"(&map), "r"(col), "r"(row + rows.shift), "r"(kMapRows), "r"(rows.end), "r"(head), "r"(from) : "memory");
     } else {
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
                      :: "l"(&map), "r"(col), "r"(row), "r"(head), "r"(rows.batch), "r"(from) : "memory");

@@ -88,12 +88,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-/// DESIGN.md, tuning log: what is left of it.
-const TMA_LENGTHS: &str = "its TMA maps of such sequences begin before the tensor, where no memory may be mapped";
-
-pub const LACKS: [Lack; 9] = [
-    lack(&[Family::Sm90], "sequences end to end (`cu_seqlens`)", TMA_LENGTHS),
-    lack(&[Family::Sm90], "padded sequences (`seqused`)", TMA_LENGTHS),
+pub const LACKS: [Lack; 7] = [
     lack(&[Family::Decode], "dropout", "nothing is dropped while decoding"),
     lack(&[Family::Sm80, Family::Sm90], "paged KV", "they take their keys from where strides say"),
     lack(

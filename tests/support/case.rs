@@ -124,10 +124,16 @@ impl Case {
             Pass::Forward => &[Kind::Q, Kind::K, Kind::V, Kind::Out],
             Pass::Backward => &[Kind::Q, Kind::K, Kind::V, Kind::Out, Kind::Dout, Kind::Dq, Kind::Dk, Kind::Dv],
         };
-        let layout = Layout::widest(kinds.iter().flat_map(|kind| {
-            let shape = self.shape_in_memory(*kind);
-            [shape.dim, shape.lead, shape.stride_batch, shape.stride_seqlen, shape.stride_head]
-        }));
+        let shapes = || kinds.iter().map(|kind| self.shape_in_memory(*kind));
+        let widest = Layout::widest(
+            shapes().flat_map(|of| [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head]),
+        );
+        // As the C face has it of sequences of their own lengths.
+        let is_uneven = |of: Shape| of.batch > 1 && of.seqlen > 1 && of.stride_batch % of.stride_seqlen != 0;
+        let layout = match self.extras.is_varlen() && shapes().any(is_uneven) {
+            true => widest.max(Layout::Vec4),
+            false => widest,
+        };
         Problem {
             pass,
             dtype: self.dtype,

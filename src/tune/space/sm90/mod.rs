@@ -33,8 +33,6 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
-    } else if problem.features.varlen.is_some() {
-        Some("its maps of sequences of their own lengths begin before the tensor, where TMA may find no memory mapped")
     } else {
         None
     }
@@ -42,13 +40,14 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
 
 /// Bytes that a kernel may spill and still be tried. The one thread of the producer that works, and mostly waits, has 24
 /// to 56 registers; what it lacks of them, some 170 bytes, 210 where it draws tickets, and 290 where it serves a cluster,
-/// costs the consumers nothing.
+/// costs the consumers nothing. Where sequences have their own lengths it also keeps track of where each one's tiles and rows begin.
 /// That it is not the consumers who spill, a total cannot tell: tests/kernel_matrix.rs looks at the instructions.
 pub fn tolerated_spills(problem: &Problem) -> u32 {
     match problem.pass {
         // Bias, mask and the bias's gradient are looked up for each score, and what waits for that may wait on the
         // stack.
         Pass::Backward if problem.features.modifies_scores() => 640,
+        _ if problem.features.varlen.is_some() => 448,
         Pass::Backward if geometry::sm90_is_wide(problem) => 304,
         Pass::Backward if problem.deterministic => 224,
         _ => 192,
@@ -136,12 +135,13 @@ mod tests {
     #[test]
     fn the_heuristic_is_of_the_family_with_any_features() {
         let window = Features { window: Window { left: Some(256), ..Window::default() }, ..Features::NONE };
+        let lengths = Features { varlen: Some(Varlen::default()), ..window };
         let scores = Features { softcap: true, alibi: true, bias: true, mask: true, sinks: true, ..window };
         for head_dim in (8..=256).step_by(8) {
             for pass in [Pass::Forward, Pass::Backward] {
                 let gradients = pass == Pass::Backward;
-                let all = Features { dbias: gradients, dlse: gradients, ..scores };
-                for features in [window, scores, all] {
+                let all = Features { dbias: gradients, dlse: gradients, varlen: lengths.varlen, ..scores };
+                for features in [window, lengths, scores, all] {
                     for dropout in [false, true] {
                         let problem = Problem { features, dropout, ..problem(pass, head_dim, head_dim) };
                         let config = heuristic(&problem, &h200());
@@ -160,10 +160,8 @@ mod tests {
             let plain = problem(pass, 64, 64);
             assert_eq!(families(&problem(pass, 256, 256), &h200()), [Family::Sm90, Family::Sm80]);
             let config = heuristic(&plain, &h200());
-            let lengths = Features { varlen: Some(Varlen::default()), ..Features::NONE };
             let others = [
                 (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
-                (Problem { features: lengths, ..plain }, h200(), "begin before the tensor"),
                 (problem(pass, 264, 64), h200(), "end at 256"),
                 (problem(pass, 64, 264), h200(), "end at 256"),
                 (plain, typical(Arch::Sm(10, 0)), ""),
