@@ -6,13 +6,9 @@ the grid over the best of those and FlashAttention-3 by the table in envelope.py
 through autograd; "call" is flashtune_backward alone, as C callers use it, and enters no ratio. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
 """
 
-import argparse
-import json
-import math
-import time
-
 import cases
 import envelope
+import loop
 import machine
 import peers
 import report
@@ -117,20 +113,11 @@ def summary(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", default="grid,gqa,heads,dropout", help="of grid, gqa, heads, dropout")
+    suites = cases.suites()
+    parser = loop.parser(__doc__, suites, "autotune each problem first")
     parser.add_argument("--peers", default=",".join(peers.NAMES), help=f"of {', '.join(peers.NAMES)}, math")
     parser.add_argument("--passes", default=",".join(PASSES), help=f"of {', '.join(PASSES)}")
-    parser.add_argument("--quick", action="store_true", help="a few cells of each suite")
-    parser.add_argument("--tune", action="store_true", help="autotune each problem first")
-    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
-    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
     arguments = parser.parse_args()
-    chosen = cases.suites(arguments.quick)
-    unknown = [name for name in arguments.suites.split(",") if name not in chosen]
-    if unknown:
-        parser.error(f"no suite is called {unknown[0]}; there are {', '.join(chosen)}")
-
     passes = arguments.passes.split(",")
     if not set(passes) <= set(PASSES):
         parser.error(f"--passes is {arguments.passes}; it must be of {', '.join(PASSES)}")
@@ -146,20 +133,17 @@ def main():
     columns = [*names, *(f"x {rival}" for rival in RIVALS)]
     print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{column:>11}" for column in columns))
 
-    began, rows, skipped = time.monotonic(), [], 0
-    for suite in arguments.suites.split(","):
-        for case in chosen[suite]:
-            if time.monotonic() - began > arguments.deadline:
-                skipped += 1
-                continue
-            times, refused = measure(case, attends, arguments.tune, passes)
-            for row in rows_of(suite, case, times, refused):
-                rows.append(row)
-                show(row, names)
-            if arguments.json:
-                with open(arguments.json, "w") as file:
-                    json.dump(dict(machine=measured_on, rows=rows, summary=summary(rows)), file, indent=1)
-            torch.cuda.empty_cache()
+    def rows_of_case(suite, case):
+        for row in rows_of(suite, case, *measure(case, attends, arguments.tune, passes)):
+            show(row, names)
+            yield row
+
+    def results(rows):
+        return dict(machine=measured_on, rows=rows, summary=summary(rows))
+
+    chosen = cases.suites(arguments.quick)
+    problems = [(suite, case) for suite in arguments.suites for case in chosen[suite]]
+    rows, skipped = loop.run(problems, rows_of_case, results, arguments)
 
     print(f"\n{'suite':14}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
@@ -167,10 +151,7 @@ def main():
             f"{entry['suite']:14}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
             f"  {entry['min_cell']} ({entry['cells']})"
         )
-    for line in report.refusals(rows, cases.label):
-        print(line)
-    if skipped:
-        print(f"{skipped} cells were not started before the deadline")
+    report.show_gaps(rows, cases.label, skipped)
 
 
 if __name__ == "__main__":

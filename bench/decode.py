@@ -11,12 +11,8 @@ device-to-device copy read and wrote at the start of the run ("x copy"), and the
 means, also those of large cells alone (K and V of 512 MiB and more).
 """
 
-import argparse
-import json
-import math
-import time
-
 import decode_cases
+import loop
 import machine
 import peers
 import report
@@ -159,21 +155,12 @@ def summary(rows):
 
 def main():
     names = [*RIVALS, *OURS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", default="one,several", help="of one, several (4 and 16 queries)")
+    parser = loop.parser(__doc__, decode_cases.SUITES, "autotune each problem first, but not its pages")
     parser.add_argument("--peers", default=",".join(names), help=f"of {', '.join(names)}, fa4")
-    parser.add_argument("--quick", action="store_true", help="a few cells of each suite")
-    parser.add_argument("--tune", action="store_true", help="autotune each problem first, but not its pages")
-    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no cell after this")
-    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
     arguments = parser.parse_args()
-    suites = arguments.suites.split(",")
-    if not set(suites) <= {"one", "several"}:
-        parser.error(f"--suites is {arguments.suites}; it must be of one, several")
 
     measured_on = machine.describe()
     most_bytes = torch.cuda.get_device_properties(0).total_memory * SHARE_OF_MEMORY
-    chosen = decode_cases.suites(arguments.quick, most_bytes)
     loaded, missing = load(arguments.peers.split(","))
     for name, why in missing.items():
         print(f"peer {name} is not here: {why}")
@@ -181,21 +168,17 @@ def main():
     print(f"a device-to-device copy moves {copied / 1e12:.2f} TB/s; no K and V past {most_bytes / 2**30:.1f} GiB")
     print(f"{'suite':9}{'problem, us':32}{'how':9}" + "".join(f"{name:>11}" for name in loaded))
 
-    began, rows, skipped = time.monotonic(), [], 0
-    for suite in suites:
-        for case in chosen[suite]:
-            if time.monotonic() - began > arguments.deadline:
-                skipped += 1
-                continue
-            times, refused = measure(case, loaded, arguments.tune)
-            for row in rows_of(suite, case, times, refused, copied):
-                rows.append(row)
-                show(row, loaded)
-            if arguments.json:
-                with open(arguments.json, "w") as file:
-                    results = dict(machine=measured_on, copy_tbps=copied / 1e12, rows=rows, summary=summary(rows))
-                    json.dump(results, file, indent=1)
-            torch.cuda.empty_cache()
+    def rows_of_case(suite, case):
+        for row in rows_of(suite, case, *measure(case, loaded, arguments.tune), copied):
+            show(row, loaded)
+            yield row
+
+    def results(rows):
+        return dict(machine=measured_on, copy_tbps=copied / 1e12, rows=rows, summary=summary(rows))
+
+    chosen = decode_cases.suites(arguments.quick, most_bytes)
+    problems = [(suite, case) for suite in arguments.suites for case in chosen[suite]]
+    rows, skipped = loop.run(problems, rows_of_case, results, arguments)
 
     print(f"\n{'suite':15}{'how':10}{'who':11}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
@@ -203,10 +186,7 @@ def main():
             f"{entry['suite']:15}{entry['how']:10}{entry['ours']:11}{entry['rival']:8}{entry['geometric_mean']:15.3f}"
             f"{entry['min']:7.2f}  {entry['min_cell']} ({entry['cells']})"
         )
-    for line in report.refusals(rows, decode_cases.label):
-        print(line)
-    if skipped:
-        print(f"{skipped} cells were not started before the deadline")
+    report.show_gaps(rows, decode_cases.label, skipped)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ in plain decoding; "several" has 4 or 16, as in speculative decoding, causal to 
 HEADS = ((32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256))
 """(heads, heads_kv, head_dim)"""
 
+SUITES = ("one", "several")
+
 # From here on K and V stream for so long (0.1 ms at 5 TB/s) that what a call costs at its ends hardly counts.
 LARGE_BYTES = 512 << 20
 

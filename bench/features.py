@@ -10,14 +10,10 @@ call's time and TFLOP/s over those of the call that it is beside. Backward goes 
 where it is said to be learnt, the sinks always.
 """
 
-import argparse
-import json
-import math
-import time
-
 import cases
 import feature_cases
 import flashtune
+import loop
 import machine
 import report
 import torch
@@ -125,46 +121,29 @@ def summary(rows):
 
 def main():
     suites = feature_cases.SUITES
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", default=",".join(suites), help=f"of {', '.join(suites)}")
-    parser.add_argument("--quick", action="store_true", help="a few calls of each suite")
-    parser.add_argument("--tune", action="store_true", help="autotune each call first")
-    parser.add_argument(
-        "--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
-    arguments = parser.parse_args()
-    chosen = arguments.suites.split(",")
-    if not set(chosen) <= set(suites):
-        parser.error(f"--suites is {arguments.suites}; it must be of {', '.join(suites)}")
+    arguments = loop.parser(__doc__, suites, "autotune each call first").parse_args()
 
     measured_on = machine.describe()
     print(f"{'suite':8}{'problem':36}{'call':14}{'pass':9}{'us':>11}{'TFLOP/s':>9}{'time':>8}{'rate':>8}")
-    began, rows, skipped = time.monotonic(), [], 0
-    for suite in chosen:
-        for problem, make in suites[suite](arguments.quick):
-            if time.monotonic() - began > arguments.deadline:
-                skipped += 1
-                continue
-            variants = make()
-            for row in rows_of(suite, problem, variants, *measure(variants, arguments.tune)):
-                rows.append(row)
-                show(row)
-            if arguments.json:
-                with open(arguments.json, "w") as file:
-                    json.dump(dict(machine=measured_on, rows=rows, summary=summary(rows)), file, indent=1)
-            del variants
-            torch.cuda.empty_cache()
+
+    def rows_of_problem(suite, problem, make):
+        variants = make()
+        for row in rows_of(suite, problem, variants, *measure(variants, arguments.tune)):
+            show(row)
+            yield row
+
+    def results(rows):
+        return dict(machine=measured_on, rows=rows, summary=summary(rows))
+
+    problems = [(suite, *problem) for suite in arguments.suites for problem in suites[suite](arguments.quick)]
+    rows, skipped = loop.run(problems, rows_of_problem, results, arguments)
 
     for entry in summary(rows):
         print(
             f"{entry['suite']} {entry['variant']} {entry['pass']}: rate {entry['geometric_mean']:.3f} in the geometric mean,"
             f" {entry['min']:.2f} at least: {entry['min_cell']} ({entry['cells']})"
         )
-    for line in report.refusals(rows, problem_of):
-        print(line)
-    if skipped:
-        print(f"{skipped} problems were not started before the deadline")
+    report.show_gaps(rows, problem_of, skipped)
 
 
 if __name__ == "__main__":

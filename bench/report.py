@@ -16,10 +16,14 @@ def reason(error):
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
-def refusals(rows, label):
-    """A line for each reason why a peer has no time: the peer, the reason, and the problem where it came first."""
+def show_gaps(rows, label, skipped):
+    """Prints a line for each reason why somebody has no time (who, the reason, and the problem where it came first), and how
+    many problems were skipped."""
     first = {}
     for row in rows:
         for name, why in row["refused"].items():
             first.setdefault((name, why), label(row))
-    return [f"{name} cannot do {problem}: {why}" for (name, why), problem in first.items()]
+    for (name, why), problem in first.items():
+        print(f"{name} cannot do {problem}: {why}")
+    if skipped:
+        print(f"{skipped} problems were not started before the deadline")
