@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Times flashtune beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
 
-Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's, cuDNN's and FA4's, and on
-the grid over the best of those and FlashAttention-3 by the table in envelope.py; then the geometric means. All backward passes go
-through autograd; "call" is flashtune_backward alone, as C callers use it, and enters no ratio. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
+Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's, cuDNN's and FA4's, over that
+of the best peer measured in this run, and on the grid over the best of cuDNN, FlashAttention-3 and -4 by the table in
+envelope.py; then the geometric means. All backward passes go through autograd; "call" is flashtune_backward alone, as C callers
+use it, and enters no ratio. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
 """
 
 import cases
@@ -15,8 +16,8 @@ import report
 import torch
 from timing import round_robin
 
-PASSES = ("forward", "backward")
-RIVALS = ("fa2", "cudnn", "fa4", "envelope")
+RIVALS = ("fa2", "cudnn", "fa4", "best", "envelope")
+OURS = ("flashtune", "call")
 
 
 def tensors(case):
@@ -29,41 +30,55 @@ def tensors(case):
     return tensor(case["heads"]), tensor(case["heads_kv"]), tensor(case["heads_kv"])
 
 
-def measure(case, attends, tune, passes):
-    """{pass: {peer: seconds}} and {peer: reason} of those that cannot do it."""
-    q, k, v = tensors(case)
-    options = (case["causal"], case["dropout_p"])
-    if tune:
-        import flashtune
+def forward_of(attend, inputs, options):
+    """A function that runs the forward pass, which has run once."""
 
-        for name in passes:
-            flashtune.autotune(q, k, v, causal=case["causal"], dropout_p=case["dropout_p"], backward=name == "backward")
-    runs, refused = {name: {} for name in passes}, {}
-    for name, attend in attends.items():
-        try:
-            backward = "backward" in passes
-            leaves = [x.detach().clone().requires_grad_(backward) for x in (q, k, v)]
-            out = attend(*leaves, *options)
-            dout = torch.randn_like(out)
-            if backward:
-                torch.autograd.grad(out, leaves, dout, retain_graph=True)
-            torch.cuda.synchronize()
-        except Exception as error:
-            refused[name] = report.reason(error)
-            continue
-        if "forward" in passes:
-            runs["forward"][name] = lambda attend=attend: attend(q, k, v, *options)
-        if backward:
-            runs["backward"][name] = lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(
-                out, leaves, dout, retain_graph=True
-            )
-            if name == "flashtune":
-                # Beside it what a C caller pays: no autograd, no allocation.
-                runs["backward"]["call"] = peers.flashtune_backward_call(q, k, v, *options, dout)
-    times = {}
-    for name, functions in runs.items():
+    def forward():
+        return attend(*inputs, *options)
+
+    with torch.no_grad():
+        forward()
+    torch.cuda.synchronize()
+    return forward
+
+
+def backward_of(attend, inputs, options):
+    """A function that runs the backward pass alone, which has run once."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = attend(*leaves, *options)
+    dout = torch.randn_like(out)
+
+    def backward():
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    backward()
+    torch.cuda.synchronize()
+    return backward
+
+
+PASSES = {"forward": forward_of, "backward": backward_of}
+
+
+def measure(case, attends, tune, passes):
+    """{pass: {peer: seconds}} and {peer and pass: reason} of those that cannot do it."""
+    inputs, options = tensors(case), (case["causal"], case["dropout_p"])
+    times, refused = {}, {}
+    for name in passes:
+        if tune:
+            import flashtune
+
+            flashtune.autotune(*inputs, causal=options[0], dropout_p=options[1], backward=name == "backward")
+        runs = {}
+        for peer, attend in attends.items():
+            try:
+                runs[peer] = PASSES[name](attend, inputs, options)
+            except Exception as error:
+                refused[f"{peer} {name}"] = report.reason(error)
+        if name == "backward" and "flashtune" in runs:
+            # Beside it what a C caller pays: no autograd, no allocation.
+            runs["call"] = peers.flashtune_backward_call(*inputs, *options, torch.randn_like(inputs[0]))
         with torch.set_grad_enabled(name == "backward"):
-            times[name] = dict(zip(functions, round_robin(list(functions.values()))))
+            times[name] = dict(zip(runs, round_robin(list(runs.values()))))
     return times, refused
 
 
@@ -73,10 +88,13 @@ def rows_of(suite, case, times, refused):
         row["pass"] = name
         row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
         row["tflops"] = {peer: cases.flops(case, name == "backward") / time / 1e12 for peer, time in seconds.items()}
+        others = {peer: time for peer, time in seconds.items() if peer not in OURS}
+        if others:
+            others["best"] = min(others.values())
         row["ratio"] = {
-            rival: seconds[rival] / seconds["flashtune"]
+            rival: others[rival] / seconds["flashtune"]
             for rival in RIVALS
-            if rival in seconds and "flashtune" in seconds
+            if rival in others and "flashtune" in seconds
         }
         best_peer = envelope.over_cudnn(name, case) if suite == "grid" else None
         if best_peer and "cudnn" in row["ratio"]:

@@ -46,7 +46,8 @@ def grid(results):
 def draw(name, rows, machine):
     """The SVG of one pass."""
     lengths = sorted({row["seqlen"] for row in rows})
-    peers = list(dict.fromkeys(peer for row in rows for peer in row["tflops"]))
+    # The bare call of flashtune's, without autograd, is no peer's.
+    peers = [peer for peer in dict.fromkeys(peer for row in rows for peer in row["tflops"]) if peer != "call"]
     dims = sorted({row["head_dim"] for row in rows})
     masks = (False, True)
     top = 1.05 * max(rate for row in rows for rate in row["tflops"].values())
