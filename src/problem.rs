@@ -66,6 +66,20 @@ pub struct Window {
     pub top_left: bool,
 }
 
+impl Window {
+    /// A window of a causal problem has causal's diagonal.
+    pub fn check_corner(&self, causal: Causal) -> Result<()> {
+        let (of_window, of_causal) = match (self.top_left, causal) {
+            (false, Causal::TopLeft) => ("bottom right", "top left"),
+            (true, Causal::BottomRight) => ("top left", "bottom right"),
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!(
+            "the window aligns to the {of_window} and causal to the {of_causal}; both must align to the same corner"
+        )))
+    }
+}
+
 /// Which tensors hold sequences of their own lengths end to end, (total, heads, dim), and how many rows those have;
 /// None: (batch, seqlen, heads, dim), of which each sequence uses its first rows. Lengths are in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -296,14 +310,7 @@ impl Problem {
                     "window_right is {right}, and causal hides every key after the diagonal; with causal leave it out"
                 )));
             }
-            if window.top_left != (self.causal == Causal::TopLeft) {
-                let corners = ["bottom right", "top left"];
-                let (of_window, of_causal) = if window.top_left { (1, 0) } else { (0, 1) };
-                return Err(Error::invalid(format!(
-                    "the window aligns to the {} and causal to the {}; both must align to the same corner",
-                    corners[of_window], corners[of_causal]
-                )));
-            }
+            window.check_corner(self.causal)?;
         }
         if window != Window::default() && self.seqlen_q + self.seqlen_k > MAX_SEQLEN {
             return Err(Error::invalid(format!(

@@ -4,10 +4,12 @@
 
 use super::array::Array;
 use super::inputs::Inputs;
-use super::operand::{Access, Data, Operand};
+use super::operand::{Access, Data, Operand, Rows};
 use super::overlap::Footprint;
 use super::sized::flag;
+use super::touched::Touched;
 use super::types::*;
+use crate::backend::Backend;
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
@@ -34,12 +36,13 @@ pub enum Memory {
     Host,
 }
 
-/// What a call reads and writes. At most q, k, v, out, dout, lse, two dropout words and ten of the features; dq, dk,
-/// dv, dbias and dsinks.
-#[derive(Default)]
-struct Touched {
-    read: Footprints<18>,
-    written: Footprints<5>,
+impl Memory {
+    pub fn of(backend: &Backend) -> Memory {
+        match backend {
+            Backend::Cuda(_) => Memory::Device,
+            Backend::Cpu(_) => Memory::Host,
+        }
+    }
 }
 
 pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) -> Result<Checked> {
@@ -101,8 +104,7 @@ impl Checked {
             return Err(Error::new(Status::WorkspaceTooSmall, message));
         }
         let footprint = Footprint::contiguous("workspace", workspace as u64, needed as i64);
-        let Touched { read, written } = &self.touched;
-        read.iter().chain(written.iter()).try_for_each(|tensor| refuse_overlap(&footprint, tensor))?;
+        self.touched.refuse_overlap_with(&footprint)?;
         self.call.workspace = workspace;
         Ok(())
     }
@@ -113,7 +115,7 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
         None => rows_of_keys(name, Access::Read, problem, dim, tensor),
         Some(page_size) => {
             let pages = [inputs.features.pages.num_pages, page_size, problem.num_heads_kv, dim];
-            Operand::new(name, Access::Read, tensor, pages, problem.dtype)
+            Operand::new(name, Access::Read, tensor, pages, problem.dtype).with_rows(Rows::InPages)
         }
     };
     [
@@ -125,17 +127,30 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
 
 fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_q);
-    Operand::new(name, access, tensor, rows(p, p.seqlen_q, total, p.num_heads_q, dim), p.dtype)
+    rows(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim])
 }
 
 fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_k);
-    Operand::new(name, access, tensor, rows(p, p.seqlen_k, total, p.num_heads_kv, dim), p.dtype)
+    rows(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
 }
 
 /// (batch_size, seqlen, heads, dim); sequences end to end are one batch entry, or none of none.
-fn rows(p: &Problem, seqlen: i64, total: Option<i64>, heads: i64, dim: i64) -> [i64; 4] {
-    total.map_or([p.batch_size, seqlen, heads, dim], |total| [p.batch_size.min(1), total, heads, dim])
+fn rows(
+    name: &'static str,
+    access: Access,
+    tensor: &flashtune_tensor,
+    p: &Problem,
+    (seqlen, total): (i64, Option<i64>),
+    [heads, dim]: [i64; 2],
+) -> Operand {
+    match total {
+        None => Operand::new(name, access, tensor, [p.batch_size, seqlen, heads, dim], p.dtype),
+        Some(total) => {
+            let sizes = [p.batch_size.min(1), total, heads, dim];
+            Operand::new(name, access, tensor, sizes, p.dtype).with_rows(Rows::EndToEnd)
+        }
+    }
 }
 
 /// What both passes have: each tensor and feature alone, and the layout class. The call has all but its tensors.
@@ -194,58 +209,6 @@ fn lse(problem: &Problem, lse: *const f32, data: Data) -> Result<Option<Footprin
 fn dropout_words(dropout: &Dropout) -> [Array; 2] {
     let word = |name, pointer: *const u64| Array::new(name, pointer, 1);
     [word("dropout_seed_ptr", dropout.seed_ptr), word("dropout_offset_ptr", dropout.offset_ptr)]
-}
-
-impl Touched {
-    fn add(&mut self, access: Access, more: impl IntoIterator<Item = Footprint>) {
-        match access {
-            Access::Read => self.read.extend(more),
-            Access::Written => self.written.extend(more),
-        }
-    }
-
-    fn refuse_overlaps(&self) -> Result<()> {
-        let Touched { read, written } = self;
-        for (index, output) in written.iter().enumerate() {
-            read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
-    match output.touches(other) {
-        false => Ok(()),
-        true => Err(Error::invalid(format!(
-            "{} overlaps {}: {output} and {other} share bytes; what a call writes must share none with its other tensors",
-            output.name, other.name
-        ))),
-    }
-}
-
-/// Up to N footprints, without the heap: a launch allocates nothing.
-struct Footprints<const N: usize> {
-    items: [Option<Footprint>; N],
-    count: usize,
-}
-
-impl<const N: usize> Default for Footprints<N> {
-    fn default() -> Self {
-        Footprints { items: [None; N], count: 0 }
-    }
-}
-
-impl<const N: usize> Footprints<N> {
-    fn extend(&mut self, more: impl IntoIterator<Item = Footprint>) {
-        for item in more {
-            self.items[self.count] = Some(item);
-            self.count += 1;
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Footprint> {
-        self.items.iter().flatten()
-    }
 }
 
 #[cfg(test)]

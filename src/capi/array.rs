@@ -51,6 +51,14 @@ impl Array {
         Array { rows, ..self }
     }
 
+    /// How many elements there are, for a message.
+    pub fn shape(&self) -> String {
+        match self.rows.0 {
+            1 => self.elements.to_string(),
+            rows => format!("({rows}, {})", self.elements),
+        }
+    }
+
     /// Its bytes, where it is there.
     pub fn check(&self) -> Result<Option<Footprint>> {
         if self.pointer.is_null() || self.elements == 0 {

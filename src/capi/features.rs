@@ -212,10 +212,10 @@ impl FeatureInputs {
         let keys = |side: i64| (side != -1).then_some(side);
         // No key after the diagonal is what causal says, too.
         let right = keys(self.window_right).filter(|keys| causal == Causal::None || *keys != 0);
-        Ok(match (keys(self.window_left), right) {
-            (None, None) => Window::default(),
-            (left, right) => Window { left, right, top_left },
-        })
+        let window = Window { left: keys(self.window_left), right, top_left };
+        // Also of one that hides nothing.
+        window.check_corner(causal)?;
+        Ok(if (window.left, window.right) == (None, None) { Window::default() } else { window })
     }
 
     /// Checks all that takes data; `touch` gets the bytes of each that is there.
@@ -242,7 +242,10 @@ impl FeatureInputs {
             if array.pointer.is_null() && array.elements > 0 && data == Data::Required {
                 return Err(Error::invalid(format!(
                     "{} is NULL; it must point to {} {} values, since features has {}",
-                    array.name, array.elements, array.type_name, bit.1
+                    array.name,
+                    array.shape(),
+                    array.type_name,
+                    bit.1
                 )));
             }
             array.check()?.into_iter().for_each(|bytes| touch(Access::Read, bytes));

@@ -66,16 +66,7 @@ take_inputs_from!(flashtune_backward_params);
 
 impl Inputs {
     pub fn problem(&self, pass: Pass, deterministic: bool) -> Result<Problem> {
-        let dtype = match self.dtype {
-            FLASHTUNE_DTYPE_FP16 => Dtype::Fp16,
-            FLASHTUNE_DTYPE_BF16 => Dtype::Bf16,
-            FLASHTUNE_DTYPE_FP32 => Dtype::Fp32,
-            other => {
-                return Err(Error::invalid(format!(
-                    "dtype is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
-                )));
-            }
-        };
+        let dtype = dtype("dtype", self.dtype)?;
         let causal = match self.causal {
             FLASHTUNE_CAUSAL_NONE => Causal::None,
             FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
@@ -138,5 +129,17 @@ impl Inputs {
             },
         };
         Ok((softmax_scale, dropout))
+    }
+}
+
+/// What a field of this name and number says.
+pub fn dtype(name: &str, number: i32) -> Result<Dtype> {
+    match number {
+        FLASHTUNE_DTYPE_FP16 => Ok(Dtype::Fp16),
+        FLASHTUNE_DTYPE_BF16 => Ok(Dtype::Bf16),
+        FLASHTUNE_DTYPE_FP32 => Ok(Dtype::Fp32),
+        other => Err(Error::invalid(format!(
+            "{name} is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
+        ))),
     }
 }

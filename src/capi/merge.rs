@@ -1,14 +1,16 @@
 //! Merging partial results: the params as C sees them, their checks, and the functions.
 
-use super::args::{Memory, refuse_overlap};
+use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
+use super::inputs::dtype;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
 use super::panic_boundary::enter;
 use super::sized::{self, SizedStruct};
+use super::touched::Touched;
 use super::types::*;
-use crate::backend::{Backend, Merger};
+use crate::backend::Merger;
 use crate::error::{Error, Result, Status};
 use crate::merge::{Merge, MergeClass};
 use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
@@ -110,11 +112,7 @@ unsafe fn asked<'a>(
     let context = unsafe { flashtune_context::of(context)? };
     // SAFETY: by the caller's promise.
     let params = unsafe { sized::read("params", params)? };
-    let memory = match context.engine.backend() {
-        Backend::Cuda(_) => Memory::Device,
-        Backend::Cpu(_) => Memory::Host,
-    };
-    Ok((context, check(&params, data, memory)?))
+    Ok((context, check(&params, data, Memory::of(context.engine.backend()))?))
 }
 
 /// What is there, or new where it may be made: not in a sealed context, not while `stream` captures.
@@ -139,8 +137,8 @@ fn merger(context: &flashtune_context, class: &MergeClass, stream: Option<*mut c
 }
 
 fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<Merge> {
+    let partial_dtype = dtype("partial_dtype", params.partial_dtype)?;
     let dtype = dtype("dtype", params.dtype)?;
-    let partial_dtype = self::dtype("partial_dtype", params.partial_dtype)?;
     if partial_dtype != dtype && partial_dtype != Dtype::Fp32 {
         return Err(Error::invalid(format!(
             "partial_dtype is {} and dtype {}; it must be FLASHTUNE_DTYPE_FP32 (3) or dtype",
@@ -177,14 +175,12 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
     let mut partial_out =
         Operand::new("partial_out", Access::Read, &params.partial_out, sizes, partial_dtype).repeated(partials);
     let mut out = Operand::new("out", Access::Written, &params.out, sizes, dtype);
-    let read = [partial_out.check(data)?, partial_lses(params, rows as i64, data)?];
-    let lse = Array::new("lse", params.lse.cast_const(), rows as i64).check()?;
-    let written = [out.check(data)?, lse];
-    for (index, output) in written.iter().enumerate() {
-        let others = read.iter().chain(&written[index + 1..]).flatten();
-        let pairs = others.filter_map(|other| Some((output.as_ref()?, other)));
-        pairs.into_iter().try_for_each(|(output, other)| refuse_overlap(output, other))?;
-    }
+    let mut touched = Touched::default();
+    touched.add(Access::Read, partial_out.check(data)?);
+    touched.add(Access::Read, partial_lses(params, rows as i64, data)?);
+    touched.add(Access::Written, out.check(data)?);
+    touched.add(Access::Written, Array::new("lse", params.lse.cast_const(), rows as i64).check()?);
+    touched.refuse_overlaps()?;
     let layout = match memory {
         Memory::Host => Layout::Vec1,
         // A lane loads at most four elements, 16 bytes of an fp32 partial.
@@ -217,15 +213,4 @@ fn partial_lses(params: &flashtune_merge_params, rows: i64, data: Data) -> Resul
     }
     let partials = (params.num_partials, params.partial_lse_stride);
     Array::new("partial_lse", params.partial_lse, rows).in_rows(partials).check()
-}
-
-fn dtype(name: &str, number: i32) -> Result<Dtype> {
-    match number {
-        FLASHTUNE_DTYPE_FP16 => Ok(Dtype::Fp16),
-        FLASHTUNE_DTYPE_BF16 => Ok(Dtype::Bf16),
-        FLASHTUNE_DTYPE_FP32 => Ok(Dtype::Fp32),
-        other => Err(Error::invalid(format!(
-            "{name} is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
-        ))),
-    }
 }

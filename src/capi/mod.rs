@@ -35,3 +35,4 @@ mod pass;
 mod scores;
 mod sized;
 mod text;
+mod touched;

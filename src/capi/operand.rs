@@ -21,11 +21,23 @@ pub enum Access {
     Written,
 }
 
+/// What the first two dimensions of a tensor are, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// (batch, seqlen)
+    OfBatch,
+    /// One of all sequences' rows, whose batch stride nobody looks at.
+    EndToEnd,
+    /// (pages, page size)
+    InPages,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     pub name: &'static str,
     pub tensor: TensorRef,
     pub access: Access,
+    rows: Rows,
     batch_size: i64,
     seqlen: i64,
     heads: i64,
@@ -50,7 +62,13 @@ impl Operand {
             stride_seqlen: tensor.stride_seqlen,
             stride_head: tensor.stride_head,
         };
-        Operand { name, tensor, access, batch_size, seqlen, heads, dim, dtype, copies: (1, 0) }
+        let (rows, copies) = (Rows::OfBatch, (1, 0));
+        Operand { name, tensor, access, rows, batch_size, seqlen, heads, dim, dtype, copies }
+    }
+
+    /// The same tensor, whose first two dimensions are these.
+    pub fn with_rows(self, rows: Rows) -> Self {
+        Operand { rows, ..self }
     }
 
     /// So many of them, and elements from one to the next.
@@ -71,11 +89,8 @@ impl Operand {
         if t.data.is_null() {
             if data == Data::Required {
                 return Err(self.wrong(format!(
-                    ".data is NULL; it must point to (batch, seqlen, heads, dim) = ({}, {}, {}, {}) {} elements",
-                    self.batch_size,
-                    self.seqlen,
-                    self.heads,
-                    self.dim,
+                    ".data is NULL; it must point to {} {} elements",
+                    self.sizes(),
                     self.dtype.name()
                 )));
             }
@@ -94,14 +109,9 @@ impl Operand {
         }
         if self.access == Access::Written && footprint.overlaps_itself() {
             return Err(self.wrong(format!(
-                " is written, but its strides (batch {}, seqlen {}, head {}) put several of its ({}, {}, {}, {}) elements in one place; sorted by size, each stride of a dimension longer than 1 must reach past all below it",
-                self.tensor.stride_batch,
-                self.tensor.stride_seqlen,
-                self.tensor.stride_head,
-                self.batch_size,
-                self.seqlen,
-                self.heads,
-                self.dim
+                " is written, but its strides {} put several of its {} elements in one place; sorted by size, each stride of a dimension longer than 1 must reach past all below it",
+                self.strides(),
+                self.sizes()
             )));
         }
         Ok((!self.tensor.data.is_null()).then_some(footprint))
@@ -143,12 +153,27 @@ impl Operand {
         let start = self.tensor.data as u64;
         Footprint::strided(self.name, start, self.dim * element, element, [batch, seqlen, head, self.copies]).map_err(
             |extent| {
-                let strides = format!("(batch {}, seqlen {}, head {})", batch.1, seqlen.1, head.1);
-                let sizes = format!("({}, {}, {}, {})", batch.0, seqlen.0, head.0, self.dim);
-                let (name, at) = (self.name, address(self.tensor.data));
+                let (name, at, strides, sizes) = (self.name, address(self.tensor.data), self.strides(), self.sizes());
                 overflows(&format!("{name} at {at} with strides {strides} and sizes {sizes}"), extent)
             },
         )
+    }
+
+    fn sizes(&self) -> String {
+        let Operand { batch_size, seqlen, heads, dim, .. } = self;
+        match self.rows {
+            Rows::OfBatch => format!("(batch, seqlen, heads, dim) = ({batch_size}, {seqlen}, {heads}, {dim})"),
+            Rows::EndToEnd => format!("(total, heads, dim) = ({seqlen}, {heads}, {dim})"),
+            Rows::InPages => format!("(pages, page_size, heads, dim) = ({batch_size}, {seqlen}, {heads}, {dim})"),
+        }
+    }
+
+    fn strides(&self) -> String {
+        let TensorRef { stride_batch, stride_seqlen, stride_head, .. } = self.tensor;
+        match self.rows {
+            Rows::EndToEnd => format!("(seqlen {stride_seqlen}, head {stride_head})"),
+            _ => format!("(batch {stride_batch}, seqlen {stride_seqlen}, head {stride_head})"),
+        }
     }
 
     fn wrong(&self, what: String) -> Error {

@@ -6,10 +6,10 @@ use super::context::flashtune_context;
 use super::operand::Data;
 use super::plan_info::flashtune_plan_info;
 use super::{panic_boundary, sized};
-use crate::backend::{Backend, Stream};
+use crate::backend::Stream;
 use crate::error::{Error, Result, Status};
 use crate::plan::Plan;
-use crate::problem::Problem;
+use crate::problem::{Problem, Varlen};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -30,11 +30,7 @@ pub unsafe fn checked<P: Params>(
 ) -> Result<Checked> {
     // SAFETY: by the caller's promise.
     let params = unsafe { sized::read(argument, params)? };
-    let memory = match context.engine.backend() {
-        Backend::Cuda(_) => Memory::Device,
-        Backend::Cpu(_) => Memory::Host,
-    };
-    params.check(data, memory)
+    params.check(data, Memory::of(context.engine.backend()))
 }
 
 /// # Safety
@@ -112,10 +108,16 @@ pub unsafe fn plan_info<P: Params>(
 pub fn refuse_empty(problem: &Problem) -> Result<()> {
     match problem.is_empty() {
         false => Ok(()),
-        true => Err(Error::invalid(format!(
-            "batch_size is {}, seqlen_q {} and seqlen_k {}: this pass has nothing to do, and so no plan; it needs a batch and an output that are not empty",
-            problem.batch_size, problem.seqlen_q, problem.seqlen_k
-        ))),
+        true => {
+            // Tensors without a row have made the longest length 0.
+            let Varlen { total_q, total_k } = problem.features.varlen.unwrap_or_default();
+            let q = if total_q == Some(0) { "total_q" } else { "seqlen_q" };
+            let k = if total_k == Some(0) { "total_k" } else { "seqlen_k" };
+            Err(Error::invalid(format!(
+                "batch_size is {}, {q} {} and {k} {}: this pass has nothing to do, and so no plan; it needs a batch and an output that are not empty",
+                problem.batch_size, problem.seqlen_q, problem.seqlen_k
+            )))
+        }
     }
 }
 

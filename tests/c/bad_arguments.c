@@ -311,6 +311,13 @@ static void windows_and_caps(void) {
   BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT);
   BOTH_REFUSED("the window aligns to the bottom right and causal to the top left", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT;
                p.causal = FLASHTUNE_CAUSAL_TOP_LEFT);
+  /* Also where it hides no more than causal does. */
+  BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT;
+               p.window_left = -1; p.window_right = 0);
+  BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT;
+               p.window_left = p.window_right = -1);
+  BOTH_REFUSED("the window aligns to the bottom right and causal to the top left", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT;
+               p.causal = FLASHTUNE_CAUSAL_TOP_LEFT; p.window_left = -1);
   BOTH_REFUSED("window_right is 1, and causal hides", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT; p.window_right = 1);
   BOTH_REFUSED("softcap is -1", p.softcap = -1.0f);
   BOTH_REFUSED("softcap is NaN", p.softcap = NAN);
@@ -340,6 +347,7 @@ static void features_and_their_bits(void) {
   BACKWARD_REFUSED("dlse is", p.dlse = (const float *)p.lse);
   /* A bit without its pointer. */
   FORWARD_NEEDS("alibi_slopes is NULL; it must point to 4 fp32 values", ASK(ALIBI));
+  FORWARD_NEEDS("alibi_slopes is NULL; it must point to (2, 4) fp32 values", ASK(ALIBI); p.alibi_stride_batch = 4);
   FORWARD_NEEDS("bias.data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = (2, 4, 5, 7) fp32", ASK(BIAS));
   FORWARD_NEEDS("mask.data is NULL", ASK(MASK));
   FORWARD_NEEDS("sinks is NULL", ASK(SINKS));
@@ -404,6 +412,17 @@ static void lengths(void) {
                 p.seqused_q = past_its_end);
   BACKWARD_NEEDS("seqused_k[1] is -1; it must be from 0 to the sequence's length, 7", ASK(SEQUSED_K);
                  p.seqused_k = negative);
+  /* Tensors of sequences end to end have no batch dimension. */
+  FORWARD_NEEDS("q.data is NULL; it must point to (total, heads, dim) = (10, 4, 8) fp32", PACKED(begins); p.q.data = NULL);
+  FORWARD_REFUSED("out is written, but its strides (seqlen 0, head 4) put several of its (total, heads, dim) = (10, 4, 4)",
+                  PACKED(begins); p.out.stride_seqlen = 0);
+  FORWARD_REFUSED("with strides (seqlen 9223372036854775807, head", PACKED(begins); p.q.stride_seqlen = INT64_MAX);
+  /* Without a row there is no plan. */
+  flashtune_plan_info info = {.struct_size = sizeof info};
+  flashtune_forward_params p = a.forward;
+  PACKED(begins);
+  p.total_q = 0;
+  FAILS(flashtune_forward_plan_info(context, &p, &info), invalid, "batch_size is 2, total_q 0 and seqlen_k 7");
 }
 
 static void workspaces(void) {

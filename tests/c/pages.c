@@ -50,7 +50,8 @@ static void bad_arguments(void) {
   REFUSED("k and v are paged and dropout_p is not 0", p.dropout_p = 0.5f);
   REFUSED("out overlaps block_table", p.block_table = p.out.data);
   REFUSED("k.stride_batch is -48", p.k.stride_batch = -48);
-  NEEDS("block_table is NULL; it must point to 3 int32 values", p.block_table = NULL);
+  NEEDS("k.data is NULL; it must point to (pages, page_size, heads, dim) = (7, 3, 2, 8) fp32", p.k.data = NULL);
+  NEEDS("block_table is NULL; it must point to (2, 3) int32 values", p.block_table = NULL);
   NEEDS("block_table[0][2] is -1; it must be from 0 to num_pages - 1, which is 6", p.block_table = below);
   NEEDS("block_table[1][0] is 7", p.block_table = above);
   /* There is no backward pass. */

@@ -1,0 +1,69 @@
+//! Touched: the bytes that a call reads and writes, and that what it writes shares none with the others.
+
+use super::operand::Access;
+use super::overlap::Footprint;
+use crate::error::{Error, Result};
+
+/// At most q, k, v, out, dout, lse, two dropout words and ten of the features; dq, dk, dv, dbias and dsinks.
+#[derive(Default)]
+pub struct Touched {
+    read: Footprints<18>,
+    written: Footprints<5>,
+}
+
+impl Touched {
+    pub fn add(&mut self, access: Access, more: impl IntoIterator<Item = Footprint>) {
+        match access {
+            Access::Read => self.read.extend(more),
+            Access::Written => self.written.extend(more),
+        }
+    }
+
+    pub fn refuse_overlaps(&self) -> Result<()> {
+        let Touched { read, written } = self;
+        for (index, output) in written.iter().enumerate() {
+            read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
+        }
+        Ok(())
+    }
+
+    /// Of something more that is written.
+    pub fn refuse_overlap_with(&self, output: &Footprint) -> Result<()> {
+        self.read.iter().chain(self.written.iter()).try_for_each(|other| refuse_overlap(output, other))
+    }
+}
+
+fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
+    match output.touches(other) {
+        false => Ok(()),
+        true => Err(Error::invalid(format!(
+            "{} overlaps {}: {output} and {other} share bytes; what a call writes must share none with its other tensors",
+            output.name, other.name
+        ))),
+    }
+}
+
+/// Up to N footprints, without the heap: a launch allocates nothing.
+struct Footprints<const N: usize> {
+    items: [Option<Footprint>; N],
+    count: usize,
+}
+
+impl<const N: usize> Default for Footprints<N> {
+    fn default() -> Self {
+        Footprints { items: [None; N], count: 0 }
+    }
+}
+
+impl<const N: usize> Footprints<N> {
+    fn extend(&mut self, more: impl IntoIterator<Item = Footprint>) {
+        for item in more {
+            self.items[self.count] = Some(item);
+            self.count += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Footprint> {
+        self.items.iter().flatten()
+    }
+}
