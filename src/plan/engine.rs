@@ -101,14 +101,13 @@ impl Engine {
         space::supported(problem, self.backend.device())
     }
 
-    /// The problem's plan, if it is there or follows, in memory alone, from what is loaded. Takes no lock.
+    /// The plan of a validated problem, if it is there or follows, in memory alone, from what is loaded. Takes no lock.
     pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
         if !self.loaded.pinned.is_empty()
             && let Some(plan) = self.loaded.pinned.get(problem)
         {
             return Some(plan);
         }
-        problem.validate().ok()?;
         let canonical = key::canonical(problem);
         if let Some(plan) = self.loaded.plans.get(&canonical) {
             return Some(plan);
@@ -142,11 +141,10 @@ impl Engine {
         self.is_sealed().then(|| self.any_loaded(canonical)).flatten()
     }
 
-    /// For a call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
+    /// For a validated call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
     /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work. None
     /// for a deterministic problem, whose result may not depend on what came before.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
-        problem.validate().ok()?;
         if problem.deterministic {
             return None;
         }
@@ -169,10 +167,10 @@ impl Engine {
 
     /// The problem's plan; looks up or tunes, and builds, where it is not there yet.
     pub fn prepare(&self, problem: &Problem) -> Result<Arc<Plan>> {
+        self.supported(problem)?;
         if let Some(plan) = self.prepared(problem) {
             return Ok(plan);
         }
-        self.supported(problem)?;
         self.refuse_if_sealed(problem)?;
         if self.options.policy == Policy::Tune {
             // Also where it would only build: a thread that prepares the same problem may be waiting to measure it.
@@ -216,17 +214,8 @@ impl Engine {
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
-        if problem.deterministic {
-            return Err(Error::invalid(format!(
-                "{}: a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic",
-                key::record_key(problem)
-            )));
-        }
-        if problem.features.paged.is_some() {
-            return Err(Error::unsupported(format!(
-                "{}: paged keys are not tuned yet; they run the heuristic's config",
-                key::record_key(problem)
-            )));
+        if let Some((status, why)) = untuned(problem) {
+            return Err(Error::new(status, format!("{}: {why}", key::record_key(problem))));
         }
         self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -319,11 +308,7 @@ impl Engine {
 
     /// Whether the policy is to measure rather than to take this choice.
     fn wants_tuning(&self, problem: &Problem, choice: &Choice) -> bool {
-        self.options.policy == Policy::Tune
-            && !choice.is_exact
-            && !problem.deterministic
-            && problem.features.paged.is_none()
-            && !self.is_sealed()
+        self.options.policy == Policy::Tune && !choice.is_exact && untuned(problem).is_none() && !self.is_sealed()
     }
 
     /// Tunes if the policy says so, then builds the best choice that builds.
@@ -516,6 +501,18 @@ impl<'a> Measuring<'a> {
 impl Drop for Measuring<'_> {
     fn drop(&mut self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Why a problem is never measured, but always runs the heuristic's config.
+fn untuned(problem: &Problem) -> Option<(Status, &'static str)> {
+    if problem.deterministic {
+        let why = "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic";
+        Some((Status::InvalidArgument, why))
+    } else if problem.features.paged.is_some() {
+        Some((Status::Unsupported, "paged keys are not tuned yet; they run the heuristic's config"))
+    } else {
+        None
     }
 }
 
