@@ -85,6 +85,11 @@ fn bad_usage_is_2_and_failure_is_1() {
             &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "264", "--family", "sm90"],
             "served by sm80",
         ),
+        (
+            &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--page-size", "16"],
+            "there is no backward pass of pages",
+        ),
+        (&["render-merge", "--arch", "sm_90", "--dtype", "fp32"], "dtype is fp32"),
     ] {
         let output = run(folder.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
@@ -336,6 +341,21 @@ fn render_prints_one_self_contained_text_per_kernel() {
         stdout(&run(folder.path(), &args))
     };
     assert_ne!(with("num_stages=1"), with("num_stages=2"));
+}
+
+#[test]
+fn render_prints_kernels_of_few_queries_of_pages_and_of_merging() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |args: &str| stdout(&run(folder.path(), &args.split(' ').collect::<Vec<_>>()));
+    const FORWARD: &str = "render --arch sm_90 --pass forward --head-dim 64";
+    let few = of(&format!("{FORWARD} --seqlen-q 1 --seqlen-k 8192 --num-heads-kv 4"));
+    assert!(few.contains("flashtune_decode(") && few.contains("flashtune_combine("), "{few}");
+    let paged = of(&format!("{FORWARD} --page-size 16"));
+    assert!(paged.contains("flashtune_decode(") && paged.contains("kPageSize = 16;"), "{paged}");
+    let narrow = of(&format!("{FORWARD} --layout vec2"));
+    assert!(narrow.contains("flashtune_sm80_forward(") && narrow.contains("kVec = 2;"), "{narrow}");
+    let merge = of("render-merge --arch sm_90 --dtype fp16 --partials-are-fp32");
+    assert!(merge.contains("flashtune_merge(") && merge.contains("partials_are_fp32=true"), "{merge}");
 }
 
 #[test]

@@ -33,6 +33,7 @@ use crate::cuda::driver::Driver;
 use crate::cuda::nvrtc::Nvrtc;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
+use crate::merge::MergeClass;
 use crate::problem::Problem;
 use render::Renderer;
 
@@ -87,6 +88,11 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
         }
     }
     kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, spec.template, arch)?))).collect()
+}
+
+/// The text of the kernel that merges partial results.
+pub fn render_merge(class: &MergeClass, arch: Arch) -> Result<String> {
+    Renderer::shared()?.render_merge(class, arch)
 }
 
 /// Stands for the template files in use, overrides included.

@@ -1,7 +1,7 @@
 //! `flashtune bench`: the time of the plan that a problem gets, beside what the heuristic's would take.
 
 use crate::device::DeviceArg;
-use crate::problems::{self, ClassArgs};
+use crate::problems::{self, ClassArgs, ShapeArgs};
 use crate::{Failure, print_json};
 use flashtune::config::Config;
 use flashtune::plan::{Engine, key};
@@ -31,18 +31,8 @@ enum What {
     Problem {
         #[command(flatten)]
         class: ClassArgs,
-        #[arg(long, default_value = "1")]
-        batch_size: i64,
-        #[arg(long, default_value = "16")]
-        num_heads_q: i64,
-        /// As many as num_heads_q, if not given
-        #[arg(long)]
-        num_heads_kv: Option<i64>,
-        #[arg(long, default_value = "1024")]
-        seqlen_q: i64,
-        /// As long as seqlen_q, if not given
-        #[arg(long)]
-        seqlen_k: Option<i64>,
+        #[command(flatten)]
+        shape: ShapeArgs,
     },
     /// The problems of a preset
     Preset { names: Vec<String> },
@@ -64,11 +54,7 @@ struct Timing {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let problems = match &args.what {
-        What::Problem { class, batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k } => {
-            let num_heads_kv = num_heads_kv.unwrap_or(*num_heads_q);
-            let seqlen_k = seqlen_k.unwrap_or(*seqlen_q);
-            vec![class.problem((*batch_size, *num_heads_q, num_heads_kv, *seqlen_q, seqlen_k))?]
-        }
+        What::Problem { class, shape } => vec![class.problem(shape, 1024)?],
         What::Preset { names } => problems::collect(names, None)?,
         What::File { file } => problems::collect(&[], Some(file))?,
     };

@@ -35,6 +35,8 @@ enum Command {
     Info(info::Args),
     /// Print or compile the kernels of a problem; no GPU is needed
     Render(render::Args),
+    /// Print the kernel that merges partial results
+    RenderMerge(render::MergeArgs),
     /// List, exchange and check records
     Records(records::Args),
     /// Time the plan of a problem
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Command::Autotune(args) => autotune::run(args),
         Command::Info(args) => info::run(args),
         Command::Render(args) => render::run(args),
+        Command::RenderMerge(args) => render::run_merge(args),
         Command::Records(args) => records::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Worker(args) => worker::run(args),

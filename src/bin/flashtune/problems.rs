@@ -155,6 +155,43 @@ impl From<DtypeArg> for Dtype {
     }
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+pub enum LayoutArg {
+    Vec8,
+    Vec4,
+    Vec2,
+    Vec1,
+}
+
+impl From<LayoutArg> for Layout {
+    fn from(layout: LayoutArg) -> Layout {
+        match layout {
+            LayoutArg::Vec8 => Layout::Vec8,
+            LayoutArg::Vec4 => Layout::Vec4,
+            LayoutArg::Vec2 => Layout::Vec2,
+            LayoutArg::Vec1 => Layout::Vec1,
+        }
+    }
+}
+
+/// The shape of a problem, by options.
+#[derive(clap::Args)]
+pub struct ShapeArgs {
+    #[arg(long, value_name = "N", default_value = "1")]
+    batch_size: i64,
+    #[arg(long, value_name = "N", default_value = "16")]
+    num_heads_q: i64,
+    /// As many as num_heads_q, if not given
+    #[arg(long, value_name = "N")]
+    num_heads_kv: Option<i64>,
+    /// 1024, of `render` 4096, if not given
+    #[arg(long, value_name = "N")]
+    seqlen_q: Option<i64>,
+    /// As long as seqlen_q, if not given
+    #[arg(long, value_name = "N")]
+    seqlen_k: Option<i64>,
+}
+
 /// The class of a problem, by options.
 #[derive(clap::Args)]
 pub struct ClassArgs {
@@ -180,18 +217,19 @@ pub struct ClassArgs {
 }
 
 impl ClassArgs {
-    /// A problem of this class: (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k) make its shape.
-    pub fn problem(&self, shape: (i64, i64, i64, i64, i64)) -> Result<Problem, Failure> {
-        let (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k) = shape;
+    /// A problem of this class and shape, and of this seqlen_q where the shape has none.
+    pub fn problem(&self, shape: &ShapeArgs, seqlen_q: i64) -> Result<Problem, Failure> {
+        let &ShapeArgs { batch_size, num_heads_q, .. } = shape;
+        let seqlen_q = shape.seqlen_q.unwrap_or(seqlen_q);
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let problem = Problem {
             pass: self.pass.into(),
             dtype: self.dtype.into(),
             batch_size,
             num_heads_q,
-            num_heads_kv,
+            num_heads_kv: shape.num_heads_kv.unwrap_or(num_heads_q),
             seqlen_q,
-            seqlen_k,
+            seqlen_k: shape.seqlen_k.unwrap_or(seqlen_q),
             head_dim: self.head_dim,
             head_dim_v,
             causal: if self.causal { Causal::BottomRight } else { Causal::None },

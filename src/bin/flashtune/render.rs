@@ -1,11 +1,13 @@
-//! `flashtune render`: the kernels of a problem as text, or compiled with what they use. No GPU is needed.
+//! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge`: the
+//! kernel that merges partial results. No GPU is needed.
 
-use crate::problems::ClassArgs;
+use crate::problems::{ClassArgs, DtypeArg, LayoutArg, ShapeArgs};
 use crate::{Failure, print_json, usage};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::kernel;
-use flashtune::problem::Problem;
+use flashtune::merge::MergeClass;
+use flashtune::problem::{Dtype, Features, Layout, Problem};
 use flashtune::tune::space;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,17 @@ pub struct Args {
     arch: Arch,
     #[command(flatten)]
     class: ClassArgs,
-    /// The kernel family, where several serve: sm90 or sm80 on sm_90 [default: the preferred one]
+    /// By it the heuristic chooses family and config; the text depends on those alone
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Forward: keys in pages of so many
+    #[arg(long, value_name = "N")]
+    page_size: Option<i64>,
+    /// The widest access that tensors allow [default: the widest that the head dims do]
+    #[arg(long, value_enum)]
+    layout: Option<LayoutArg>,
+    /// The kernel family, where several serve: sm90 or sm80 on sm_90, decode too where queries are few [default: the
+    /// preferred one]
     #[arg(long)]
     family: Option<String>,
     /// Knobs that differ from the heuristic's config
@@ -31,8 +43,19 @@ pub struct Args {
     json: bool,
 }
 
-/// A shape that every config of a class serves: the text does not depend on it.
-const SHAPE: (i64, i64, i64, i64, i64) = (1, 16, 16, 4096, 4096);
+#[derive(clap::Args)]
+pub struct MergeArgs {
+    #[arg(long)]
+    arch: Arch,
+    #[arg(long, value_enum, default_value = "bf16")]
+    dtype: DtypeArg,
+    /// The partial outputs are fp32, not of dtype
+    #[arg(long)]
+    partials_are_fp32: bool,
+    /// The widest access that tensors allow, at most vec4
+    #[arg(long, value_enum, default_value = "vec4")]
+    layout: LayoutArg,
+}
 
 #[derive(Serialize)]
 struct Used {
@@ -47,7 +70,9 @@ struct Used {
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let problem = args.class.problem(SHAPE)?;
+    let plain = args.class.problem(&args.shape, 4096)?;
+    let layout = args.layout.map_or(plain.layout, |layout| plain.layout.max(layout.into()));
+    let problem = Problem { features: Features { paged: args.page_size, ..plain.features }, layout, ..plain };
     let device = Device::typical(args.arch)
         .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
     space::supported(&problem, &device).map_err(usage)?;
@@ -61,6 +86,15 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
         Some(path) => compile(&problem, &config, args.arch, path, args.json),
     }
+}
+
+pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
+    let dtype: Dtype = args.dtype.into();
+    let partial_dtype = if args.partials_are_fp32 { Dtype::Fp32 } else { dtype };
+    // A lane loads at most four elements.
+    let layout = Layout::from(args.layout).max(Layout::Vec4);
+    print!("{}", kernel::render_merge(&MergeClass { dtype, partial_dtype, layout }, args.arch).map_err(usage)?);
+    Ok(())
 }
 
 /// The heuristic's config, of the given family.
