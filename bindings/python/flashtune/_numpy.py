@@ -78,7 +78,7 @@ def merge(outs, lses, dtype):
     dtype = outs.dtype if dtype is None else np.dtype(dtype)
     sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
     outs, lses = np.ascontiguousarray(outs), np.ascontiguousarray(lses, np.float32)
-    numbers = [_call.DTYPES.get(kind.name, 0) for kind in (dtype, outs.dtype)]
+    numbers = _number("dtype", dtype), _number("outs", outs.dtype)
     out, lse = np.empty(outs.shape[1:], dtype), np.empty(lse_shape, np.float32)
     of_outs = (len(outs), outs.ctypes.data, outs.strides[0] // outs.itemsize, *_ref(outs[0])[1:]) if len(outs) else (0,) * 6
     of_lses = (lses.ctypes.data, lses.strides[0] // 4)
@@ -151,10 +151,14 @@ def _inputs(**arrays):
         expect_array(name, array)
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
+    return _number("q", dtype), [x if _expressible(x) else np.ascontiguousarray(x) for x in arrays.values()]
+
+
+def _number(name, dtype):
     number = _call.DTYPES.get(dtype.name)
     if number is None or not dtype.isnative:
-        raise InvalidArgumentError(f"q is {dtype}; it must be float16, float32 or ml_dtypes.bfloat16")
-    return number, [x if _expressible(x) else np.ascontiguousarray(x) for x in arrays.values()]
+        raise InvalidArgumentError(f"{name} is {dtype}; it must be float16, float32 or ml_dtypes.bfloat16")
+    return number
 
 
 def _expressible(array):

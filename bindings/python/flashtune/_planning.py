@@ -25,7 +25,8 @@ def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, determinist
 
     The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or
     one call before. features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on; of the
-    backward pass also need_dbias (True: the bias has a gradient) and need_dlse (False: lse has none).
+    forward pass also block_table, with k and v in pages; of the backward pass also need_dbias (True: the bias has a gradient) and
+    need_dlse (False: lse has none).
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, **features)
     _pass(device, backward).prepare(params)

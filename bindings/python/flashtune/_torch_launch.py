@@ -105,10 +105,8 @@ def merge(outs, lses, dtype):
         outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(tuple(x)) for x in (outs, lses))
         dtype = outs.dtype if dtype is None else dtype
         sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
-        device, partial_number = _check_same(outs, outs.dtype)
-        number = _NUMBERS.get(dtype)
-        if number is None:
-            raise InvalidArgumentError(f"dtype is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
+        device, partial_number = _place("outs", outs)
+        number = _number("dtype", dtype)
         lses = _like_lse("lses", lses, lses.shape, outs)
         outs = outs if outs.stride(-1) == 1 else outs.contiguous()
         out, lse = outs.new_empty(outs.shape[1:], dtype=dtype), outs.new_empty(lse_shape, dtype=_FLOAT32)
@@ -188,14 +186,24 @@ def _check_same(q, dtype, **others):
         if tensor.dtype != dtype or tensor.device != device:
             expected = f"{dtype} on {device}, as q is"
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")
-    number = _NUMBERS.get(dtype)
-    if number is None:
-        raise InvalidArgumentError(f"q is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
+    return _place("q", q)
+
+
+def _place(name, tensor):
+    """(device, dtype number) of a tensor."""
+    device, number = tensor.device, _number(name, tensor.dtype)
     if device.type == "cuda":
         return device.index, number
     if device.type == "cpu":
         return CPU, number
-    raise UnsupportedError(f"q is on {device}; flashtune runs on cuda and cpu tensors")
+    raise UnsupportedError(f"{name} is on {device}; flashtune runs on cuda and cpu tensors")
+
+
+def _number(name, dtype):
+    number = _NUMBERS.get(dtype)
+    if number is None:
+        raise InvalidArgumentError(f"{name} is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
+    return number
 
 
 def _expressible(tensor):

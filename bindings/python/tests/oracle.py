@@ -42,9 +42,9 @@ def attention(
         scores = scores - slopes[:, :, None, None] * distance.astype(work)
     if bias is not None:
         scores = scores + bias.astype(work)
-    seen = _seen(seqlen_q, seqlen_k, causal, window)
-    seen = np.broadcast_to(seen if mask is None else seen & (mask != 0), scores.shape)
-    scores = np.where(seen, scores, work(-np.inf))
+    visible = seen(seqlen_q, seqlen_k, causal, window)
+    visible = np.broadcast_to(visible if mask is None else visible & (mask != 0), scores.shape)
+    scores = np.where(visible, scores, work(-np.inf))
     sink = work(-np.inf) if sinks is None else sinks.astype(work)[None, :, None, None]
     top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
     top = np.where(np.isneginf(top), work(0), top)
@@ -131,18 +131,19 @@ def _summed(gradient, shape):
     return gradient.sum(axes, keepdims=True)
 
 
-def _seen(seqlen_q, seqlen_k, causal, window):
+def seen(seqlen_q, seqlen_k, causal, window=None):
+    """True where a row sees a key by causal and window: (seqlen_q, seqlen_k)."""
     rows, keys = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :]
     after = keys - rows - (0 if causal == "top-left" else seqlen_k - seqlen_q)
     left, right = (-1 if side is None else side for side in window or (-1, -1))
-    seen = np.ones((seqlen_q, seqlen_k), bool)
+    visible = np.ones((seqlen_q, seqlen_k), bool)
     if causal:
-        seen &= after <= 0
+        visible &= after <= 0
     if right >= 0:
-        seen &= after <= right
+        visible &= after <= right
     if left >= 0:
-        seen &= after >= -left
-    return seen
+        visible &= after >= -left
+    return visible
 
 
 def threshold(dropout_p):

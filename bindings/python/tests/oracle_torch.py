@@ -1,5 +1,6 @@
 """Attention written down plainly in torch operations, differentiable, in whatever dtype its inputs have."""
 
+import oracle
 import torch
 import torch.nn.functional as F
 from judge import assert_close
@@ -13,7 +14,7 @@ def plain(
     """Every product and the weights in the inputs' dtype. `keep` multiplies the weights: the dropout mask, scaled."""
     q, k, v = _by_head(q, k, v)
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    seen = _seen(seqlen_q, seqlen_k, causal, q.device, window)
+    seen = torch.from_numpy(oracle.seen(seqlen_q, seqlen_k, causal, window)).to(q.device)
     seen = seen if mask is None else seen & mask
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = q @ k.transpose(2, 3) * scale
@@ -36,7 +37,7 @@ def plain(
 def math_backend(q, k, v, causal=False, softmax_scale=None):
     """torch's own SDPA by its math backend."""
     q, k, v = _by_head(q, k, v)
-    seen = _seen(q.shape[2], k.shape[2], causal, q.device)
+    seen = torch.from_numpy(oracle.seen(q.shape[2], k.shape[2], causal)).to(q.device)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=softmax_scale).transpose(1, 2)
 
@@ -45,20 +46,6 @@ def _by_head(q, k, v):
     group = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-
-
-def _seen(seqlen_q, seqlen_k, causal, device, window=None):
-    rows, keys = torch.arange(seqlen_q, device=device)[:, None], torch.arange(seqlen_k, device=device)
-    after = keys - rows - (0 if causal == "top-left" else seqlen_k - seqlen_q)
-    left, right = window or (-1, -1)
-    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
-    if causal:
-        seen &= after <= 0
-    if right >= 0:
-        seen &= after <= right
-    if left >= 0:
-        seen &= after >= -left
-    return seen
 
 
 def with_gradients(function, tensors, dout, **options):

@@ -75,6 +75,17 @@ def test_partials_that_do_not_fit_are_refused(outs, lses, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "cpu"])
+def test_a_dtype_that_does_not_fit_is_named(kind):
+    (outs, lses), _ = arrays(kind, (2, 1, 5, 2, 8), (2, 1, 2, 5))
+    module = np if kind == "numpy" else pytest.importorskip("torch")
+    wide = outs.astype(np.float64) if kind == "numpy" else outs.double()
+    with pytest.raises(InvalidArgumentError, match=r"^outs is (torch\.)?float64; it must be"):
+        flashtune.merge(wide, lses, dtype=module.float16)
+    with pytest.raises(InvalidArgumentError, match=r"^dtype is (torch\.)?int32; it must be"):
+        flashtune.merge(outs, lses, dtype=module.int32)
+
+
 def test_what_is_no_array_is_refused():
     with pytest.raises(TypeError, match="outs is a list"):
         flashtune.merge([[1.0]], [[1.0]])

@@ -75,6 +75,7 @@ def test_plans_are_prepared_for_pages():
         (dict(block_table=np.full((4, 6), 99, np.int32)), "block_table[0][0] is 99"),
         (dict(max_seqlen_k=97), "max_seqlen_k is 97; it must be at most 96"),
         (dict(max_seqlen_k=30), "seqused_k[0] is 37"),
+        (dict(max_seqlen_k=36.5), "max_seqlen_k is 36.5; it must be an int"),
     ],
     ids=str,
 )
