@@ -6,6 +6,7 @@ use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
 use support::case::Case;
 use support::check::Prepared;
+use support::grid;
 use support::shapes;
 use support::subject::Subject;
 
@@ -53,8 +54,8 @@ fn gradients_are_right_with_random_extras() {
 }
 
 #[test]
-fn gradients_are_right_on_a_grid_of_windows_softcaps_and_slopes() {
-    run(shapes::grid_of_extras(Subject::cpu(1).dtypes()));
+fn gradients_are_right_on_the_grid_of_flash_attention() {
+    run(grid::thinned(Subject::cpu(1).dtypes(), &grid::LENGTHS[..4], &grid::HEAD_DIMS));
 }
 
 #[test]

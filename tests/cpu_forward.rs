@@ -7,6 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
 use support::case::{Case, Data};
 use support::check::Prepared;
+use support::grid;
 use support::scores;
 use support::shapes;
 use support::subject::Subject;
@@ -115,5 +116,22 @@ fn a_case_is_reproduced_from_its_line() {
     let dtypes = Subject::cpu(1).dtypes();
     for case in shapes::random(dtypes, 20, 200, 77).into_iter().chain(shapes::with_extras(dtypes, 60, 200, 77)) {
         assert_eq!(case.to_string().parse::<Case>().as_ref(), Ok(&case));
+    }
+}
+
+#[test]
+fn each_head_dim_of_the_grid_meets_all_lengths_and_both_states_of_each_switch() {
+    let cases = grid::thinned(Subject::cpu(1).dtypes(), &grid::LENGTHS, &grid::HEAD_DIMS);
+    let meets = |dim: i64, other: &dyn Fn(&Case) -> bool| cases.iter().any(|case| case.head_dim == dim && other(case));
+    for dim in grid::HEAD_DIMS {
+        for lengths in grid::LENGTHS {
+            assert!(meets(dim, &|case| (case.seqlen_q, case.seqlen_k) == lengths), "{dim}, {lengths:?}");
+        }
+        for state in [false, true] {
+            assert!(meets(dim, &|case| (case.extras.softcap != 0.0) == state), "{dim}, softcap {state}");
+            assert!(meets(dim, &|case| (case.extras.window.left.is_some()) == state), "{dim}, window {state}");
+            assert!(meets(dim, &|case| case.extras.alibi.is_some() == state), "{dim}, ALiBi {state}");
+            assert!(meets(dim, &|case| case.deterministic == state), "{dim}, deterministic {state}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 use support::case::{Case, Data};
 use support::check::Prepared;
+use support::grid;
 use support::laws;
 use support::scores;
 use support::shapes;
@@ -95,9 +96,15 @@ fn gpu_is_right_with_random_extras() {
 }
 
 #[test]
-fn gpu_is_right_on_a_grid_of_windows_softcaps_and_slopes() {
+fn gpu_is_right_on_the_grid_of_flash_attention() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::grid_of_extras(subject.dtypes()), 0);
+    run(subject, &grid::thinned(subject.dtypes(), &grid::LENGTHS, &grid::HEAD_DIMS), 0);
+}
+
+#[test]
+fn gpu_is_right_on_the_long_ones_of_flash_attention() {
+    let Some(subject) = subject() else { return };
+    run(subject, &grid::thinned(subject.dtypes(), &grid::LONG, &grid::HEAD_DIMS), 0);
 }
 
 #[test]

@@ -4,12 +4,12 @@
 mod support;
 
 use flashtune::call::Call;
-use flashtune::problem::{Dtype, Pass};
+use flashtune::problem::{Causal, Dtype, Pass, Window};
 use rayon::prelude::*;
 use support::buffer::Array;
 use support::case::{Case, Data};
 use support::check::Prepared;
-use support::extras::{Extras, Sides};
+use support::extras::{Extras, Sides, Spread};
 use support::shapes;
 use support::subject::Subject;
 
@@ -34,6 +34,19 @@ fn decode(dtype: Dtype, page_size: i64) -> Case {
     }
 }
 
+/// A few queries, which see different keys, with what else may be asked.
+fn several(dtype: Dtype) -> [Case; 2] {
+    let of = |causal, seqlen_q, page_size, extras: Extras| {
+        let decode = decode(dtype, page_size);
+        let extras = Extras { seqused: Sides { q: false, k: true }, page_size: Some(page_size), ..extras };
+        Case { causal, seqlen_q, extras, ..decode }
+    };
+    let window = Window { left: Some(150), ..Window::default() };
+    let of_scores = Extras { window, softcap: 15.0, alibi: Some(Spread::of("h")), ..Extras::default() };
+    let bias = Some(Spread::of("hk"));
+    [of(Causal::BottomRight, 5, 16, of_scores), of(Causal::None, 70, 100, Extras { bias, sinks: true, ..of_scores })]
+}
+
 #[test]
 fn paged_keys_give_what_the_reference_gives() {
     for subject in subjects() {
@@ -50,7 +63,8 @@ fn paged_keys_give_what_the_reference_gives() {
 #[test]
 fn pages_change_no_bit_of_the_result() {
     for subject in subjects() {
-        for case in [1, 3, 16, 64, 100, 1000].map(|page_size| decode(subject.dtypes()[0], page_size)) {
+        let one = [1, 3, 16, 64, 100, 1000].map(|page_size| decode(subject.dtypes()[0], page_size));
+        for case in one.into_iter().chain(subject.dtypes().iter().flat_map(|dtype| several(*dtype))) {
             let (data, contiguous) = (Data::random(&case), without_pages(&case));
             let config = subject.heuristic(&case, Pass::Forward);
             let expected = subject.forward(&contiguous, &data, &config);

@@ -9,6 +9,7 @@ pub mod check;
 pub mod error_rule;
 pub mod extra_buffers;
 pub mod extras;
+pub mod grid;
 pub mod laws;
 pub mod lengths;
 pub mod pages;

@@ -10,7 +10,7 @@ use flashtune::problem::{Causal, Dtype, Window};
 const HEAD_DIMS: [i64; 16] = [64, 128, 32, 40, 72, 80, 96, 112, 16, 256, 8, 160, 1, 33, 192, 4];
 /// Query heads and key-value heads: MHA, MQA, and GQA of whole and odd ratios.
 const HEADS: [(i64, i64); 6] = [(2, 2), (4, 1), (4, 2), (3, 1), (6, 2), (1, 1)];
-const MASKS: [Causal; 3] = [Causal::None, Causal::BottomRight, Causal::TopLeft];
+pub const MASKS: [Causal; 3] = [Causal::None, Causal::BottomRight, Causal::TopLeft];
 
 /// One case at each edge of a tile of `tile` rows and keys, and at the edges of the sequences themselves.
 pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
@@ -141,37 +141,6 @@ fn one_or_none<T: Clone>(random: &mut Random, of: &[T]) -> Option<T> {
     random.pick(&[None, None, None, Some(one.clone()), Some(one)])
 }
 
-/// Windows, softcap and ALiBi, each on and off, on pairs of lengths that FlashAttention's tests have.
-pub fn grid_of_extras(dtypes: &[Dtype]) -> Vec<Case> {
-    let lengths = [(113, 203), (128, 217), (108, 256), (64, 128), (256, 512), (1023, 1024), (1, 339)];
-    let of = |turn: usize, (seqlen_q, seqlen_k): (i64, i64), switches: usize| {
-        let is_on = |bit: usize| switches >> bit & 1 == 1;
-        let causal = MASKS[turn % 3];
-        let right = if causal == Causal::None { Some(seqlen_k / 8) } else { None };
-        let window = Window { left: Some(seqlen_k / 5), right, top_left: causal == Causal::TopLeft };
-        Case {
-            num_heads_q: 2,
-            num_heads_kv: 1 + turn as i64 % 2,
-            seqlen_k,
-            causal,
-            dropout_p: if turn % 5 == 4 { 0.17 } else { 0.0 },
-            deterministic: turn % 4 == 3,
-            seed: 170 + turn as u64,
-            extras: Extras {
-                window: if is_on(0) { window } else { Window::default() },
-                softcap: if is_on(1) { 15.0 } else { 0.0 },
-                alibi: is_on(2).then_some(Spread::of("h")),
-                ..Extras::default()
-            },
-            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, [64, 128][turn / 3 % 2])
-        }
-    };
-    let pairs = lengths.iter().flat_map(|lengths| (0..8).map(move |switches| (*lengths, switches)));
-    // The longest only with all of them.
-    let pairs = pairs.filter(|((seqlen_q, _), switches)| *seqlen_q < 1000 || *switches == 7);
-    only_the_given(pairs.enumerate().map(|(turn, (lengths, switches))| of(turn, lengths, switches)).collect())
-}
-
 /// Sequences of their own lengths, in every way to say them, each with another mask: among them empty ones.
 pub fn of_own_lengths(dtypes: &[Dtype]) -> Vec<Case> {
     let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
@@ -258,32 +227,47 @@ pub fn long(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
+fn windowed(left: i64, right: Option<i64>) -> Extras {
+    Extras { window: Window { left: Some(left), right, top_left: false }, ..Extras::default() }
+}
+
+fn end_to_end() -> Extras {
+    Extras { cu_seqlens: Sides::BOTH, ..Extras::default() }
+}
+
 /// More tiles than any GPU has multiprocessors, many times over, each small: what persistent blocks of threads carry from
 /// one tile to the next. Tiles differ in length, end within a block or see nothing.
 pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
         batch_size: 5,
         num_heads_q: 72,
         num_heads_kv: 24,
         seqlen_k,
         causal,
         seed: 90 + turn as u64,
+        extras,
         ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
     };
+    let none = Extras::default();
     let shapes = [
-        (330, 330, 64, Causal::BottomRight),
-        (260, 200, 64, Causal::None),
-        (200, 330, 128, Causal::BottomRight),
-        (330, 130, 128, Causal::BottomRight),
-        (70, 100, 32, Causal::None),
-        (150, 150, 256, Causal::TopLeft),
+        (330, 330, 64, Causal::BottomRight, none),
+        (260, 200, 64, Causal::None, none),
+        (200, 330, 128, Causal::BottomRight, none),
+        (330, 130, 128, Causal::BottomRight, none),
+        (70, 100, 32, Causal::None, none),
+        (150, 150, 256, Causal::TopLeft, none),
+        (330, 330, 64, Causal::None, windowed(70, Some(20))),
+        (200, 330, 128, Causal::BottomRight, windowed(90, None)),
+        (330, 330, 64, Causal::BottomRight, end_to_end()),
+        (200, 330, 128, Causal::None, Extras { window: windowed(90, Some(0)).window, ..end_to_end() }),
+        (200, 200, 128, Causal::TopLeft, Extras { seqused: Sides::BOTH, ..none }),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
 /// The same of tiles of keys, which the backward pass walks over: some see no query, some end within one.
 pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
         batch_size: 2,
         num_heads_q: 60,
         num_heads_kv: 30,
@@ -292,19 +276,26 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         dropout_p: if turn == 3 || turn == 6 { 0.2 } else { 0.0 },
         deterministic: turn % 2 == 0,
         seed: 110 + turn as u64,
+        extras,
         ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
     };
+    let none = Extras::default();
     let shapes = [
-        (150, 700, 64, Causal::BottomRight),
-        (90, 600, 128, Causal::None),
-        (200, 520, 128, Causal::TopLeft),
-        (130, 640, 64, Causal::None),
-        (300, 640, 96, Causal::BottomRight),
-        (150, 400, 256, Causal::BottomRight),
-        (130, 300, 192, Causal::None),
+        (150, 700, 64, Causal::BottomRight, none),
+        (90, 600, 128, Causal::None, none),
+        (200, 520, 128, Causal::TopLeft, none),
+        (130, 640, 64, Causal::None, none),
+        (300, 640, 96, Causal::BottomRight, none),
+        (150, 400, 256, Causal::BottomRight, none),
+        (130, 300, 192, Causal::None, none),
         // Many a block of threads: their slots come round.
-        (70, 1500, 256, Causal::None),
-        (40, 2000, 64, Causal::BottomRight),
+        (70, 1500, 256, Causal::None, none),
+        (40, 2000, 64, Causal::BottomRight, none),
+        (300, 640, 64, Causal::BottomRight, windowed(150, None)),
+        (300, 640, 128, Causal::None, windowed(70, Some(20))),
+        (300, 640, 64, Causal::None, end_to_end()),
+        (300, 640, 128, Causal::BottomRight, Extras { window: windowed(150, None).window, ..end_to_end() }),
+        (150, 640, 64, Causal::TopLeft, Extras { seqused: Sides::BOTH, ..none }),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
@@ -350,7 +341,7 @@ pub fn long_deterministic(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-fn only_the_given(cases: Vec<Case>) -> Vec<Case> {
+pub fn only_the_given(cases: Vec<Case>) -> Vec<Case> {
     match std::env::var("FLASHTUNE_TEST_CASE") {
         Ok(line) => vec![line.parse().unwrap_or_else(|error| panic!("FLASHTUNE_TEST_CASE: {error}"))],
         Err(_) => cases,

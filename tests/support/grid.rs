@@ -1,0 +1,76 @@
+//! The grid that FlashAttention's tests walk, thinned: lengths, head dims, grouped heads, masks, and windows, softcap, ALiBi,
+//! dropout and deterministic each on and off. Of any two axes each value meets each value of the other at least once, in far
+//! fewer problems than the product has.
+
+use super::case::Case;
+use super::extras::{Extras, Spread};
+use super::shapes::{MASKS, only_the_given};
+use flashtune::problem::{Causal, Dtype, Window};
+use std::collections::BTreeSet;
+
+/// Of queries and of keys.
+pub const LENGTHS: [(i64, i64); 7] =
+    [(113, 203), (128, 217), (108, 256), (64, 128), (256, 512), (512, 256), (113, 211)];
+pub const LONG: [(i64, i64); 2] = [(1023, 1024), (2048, 2048)];
+pub const HEAD_DIMS: [i64; 12] = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256];
+/// MHA, MQA, GQA.
+const HEADS: [(i64, i64); 3] = [(2, 2), (2, 1), (4, 2)];
+
+/// Of these lengths and head dims, all of what else there is.
+pub fn thinned(dtypes: &[Dtype], lengths: &[(i64, i64)], head_dims: &[i64]) -> Vec<Case> {
+    let axes = [head_dims.len(), lengths.len(), MASKS.len(), HEADS.len(), dtypes.len(), 2, 2, 2, 2, 2];
+    let of = |(turn, point): (usize, Vec<usize>)| {
+        let [dim, length, mask, heads, dtype, ref switches @ ..] = point[..] else { unreachable!() };
+        let [has_window, has_softcap, has_slopes, has_dropout, deterministic] =
+            [0, 1, 2, 3, 4].map(|at| switches[at] == 1);
+        let (seqlen_q, seqlen_k) = lengths[length];
+        let causal = MASKS[mask];
+        let right = if causal == Causal::None { Some(seqlen_k / 8) } else { None };
+        let window = Window { left: Some(seqlen_k / 5), right, top_left: causal == Causal::TopLeft };
+        Case {
+            num_heads_q: HEADS[heads].0,
+            num_heads_kv: HEADS[heads].1,
+            seqlen_k,
+            causal,
+            dropout_p: if has_dropout { 0.17 } else { 0.0 },
+            deterministic,
+            seed: 170 + turn as u64,
+            extras: Extras {
+                window: if has_window { window } else { Window::default() },
+                softcap: if has_softcap { 15.0 } else { 0.0 },
+                alibi: has_slopes.then_some(Spread::of("h")),
+                ..Extras::default()
+            },
+            ..Case::plain(dtypes[dtype], seqlen_q, head_dims[dim])
+        }
+    };
+    only_the_given(covering(&axes).into_iter().enumerate().map(of).collect())
+}
+
+/// Points of a grid with axes of so many values, in which any two values of different axes meet at least once. A point begins
+/// with the first two that have not met, and takes on each other axis the value that meets most of its others anew.
+fn covering(axes: &[usize]) -> Vec<Vec<usize>> {
+    let pair = |one: (usize, usize), other: (usize, usize)| (one.min(other), one.max(other));
+    let mut missing = BTreeSet::new();
+    for (first, second) in (0..axes.len()).flat_map(|second| (0..second).map(move |first| (first, second))) {
+        let values = (0..axes[first]).flat_map(|one| (0..axes[second]).map(move |other| (one, other)));
+        missing.extend(values.map(|(one, other)| pair((first, one), (second, other))));
+    }
+    let mut points: Vec<Vec<usize>> = Vec::new();
+    while let Some((one, other)) = missing.first().copied() {
+        let mut chosen = vec![one, other];
+        for (axis, count) in axes.iter().copied().enumerate() {
+            if chosen.iter().any(|(of, _)| *of == axis) {
+                continue;
+            }
+            let anew = |value| chosen.iter().filter(|at| missing.contains(&pair(**at, (axis, value)))).count();
+            // Among equals another one each time.
+            let best = (0..count).max_by_key(|value| (anew(*value), (value + points.len()) % count));
+            chosen.push((axis, best.expect("an axis has values")));
+        }
+        chosen.sort();
+        missing.retain(|(one, other)| !(chosen.contains(one) && chosen.contains(other)));
+        points.push(chosen.into_iter().map(|(_, value)| value).collect());
+    }
+    points
+}
