@@ -1,7 +1,8 @@
 #!/bin/sh
-# Runs the benches on a GPU host from what scripts/pack_for_gpu_host.sh packed, and leaves their JSON in a folder.
+# Runs the benches on a GPU host from what scripts/pack_for_gpu_host.sh packed, and leaves their JSON in a folder. One that fails
+# or takes longer than PART_SECONDS=N (1800) is said at the end, and the others run all the same.
 # usage: scripts/bench_on_gpu_host.sh [FOLDER] [arguments of bench/attention.py]
-set -eu
+set -u
 cd "$(dirname "$0")/.."
 packed=build/gpu-host
 folder="${1:-build/bench}"
@@ -10,11 +11,25 @@ mkdir -p "$folder"
 export FLASHTUNE_LIBRARY="${FLASHTUNE_LIBRARY:-$PWD/$packed/lib/libflashtune.so}"
 export PYTHONPATH="$PWD/bindings/python${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
-python3 bench/host_time.py --json "$folder/host_time.json"
-python3 bench/cpu_vs_torch.py --json "$folder/cpu_vs_torch.json"
-python3 bench/training.py --json "$folder/training.json"
-python3 bench/memory.py --json "$folder/memory.json"
-python3 bench/features.py --json "$folder/features.json"
-python3 bench/decode.py --json "$folder/decode.json"
-python3 bench/attention.py --json "$folder/attention.json" "$@"
-python3 bench/chart.py "$folder/attention.json" "$folder/chart"
+failed=
+
+# The name of a bench, then its arguments.
+bench() {
+    name="$1"
+    shift
+    timeout "${PART_SECONDS:-1800}" python3 "bench/$name.py" --json "$folder/$name.json" "$@" ||
+        failed="$failed $name (exit status $?)"
+}
+
+bench attention "$@"
+bench decode
+bench features
+bench host_time
+bench training
+bench memory
+bench cpu_vs_torch
+if [ -f "$folder/attention.json" ]; then python3 bench/chart.py "$folder/attention.json" "$folder/chart"; fi
+if [ -n "$failed" ]; then
+    echo "FAILED:$failed"
+    exit 1
+fi

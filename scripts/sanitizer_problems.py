@@ -1,4 +1,7 @@
-"""Both passes on a few small problems that reach every edge: odd lengths and dims, GQA, masks, dropout, dtypes."""
+"""Small problems that reach every edge, in fp16 and bf16: odd lengths and dims, GQA, masks, dropout, then each feature by itself in
+both passes, decoding with and without pages, and merging. Arguments are the parts to run, all if there are none."""
+
+import sys
 
 import flashtune
 import torch
@@ -13,14 +16,102 @@ PROBLEMS = [
     (1, 1, 1, 1, 5, 3, 7, False, 0.0),
     (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than blocks of threads
 ]
+# Of the features: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim. Odd lengths, several tiles.
+FEATURED = {torch.float16: (2, 4, 2, 131, 201, 64), torch.bfloat16: (1, 2, 1, 150, 333, 128)}
 
-for dtype in (torch.float16, torch.bfloat16):
-    for batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, causal, dropout_p in PROBLEMS:
-        q = torch.randn(batch, seqlen_q, heads_q, head_dim, device="cuda", dtype=dtype, requires_grad=True)
-        k = torch.randn(batch, seqlen_k, heads_kv, head_dim, device="cuda", dtype=dtype, requires_grad=True)
-        v = torch.randn(batch, seqlen_k, heads_kv, head_dim_v, device="cuda", dtype=dtype, requires_grad=True)
-        out = flashtune.attention(q, k, v, causal=causal, dropout_p=dropout_p)
-        out.sum().backward()
-        torch.cuda.synchronize()
-        assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
-print(f"{2 * len(PROBLEMS)} problems, both passes")
+
+def tensor(*shape, dtype=torch.float32):
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def qkv(dtype, batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v):
+    shapes = (seqlen_q, heads_q, head_dim), (seqlen_k, heads_kv, head_dim), (seqlen_k, heads_kv, head_dim_v)
+    return [tensor(batch, *shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def features(dtype, batch, heads, seqlen_q, seqlen_k):
+    """Keyword arguments of flashtune.attention_varlen by what they show."""
+    return {
+        "window": dict(causal=True, window=(40, 0)),
+        "window to both sides": dict(window=(70, 20)),
+        "softcap": dict(softcap=15.0),
+        "ALiBi": dict(causal=True, alibi_slopes=torch.rand(batch, heads, device="cuda")),
+        "bias": dict(bias=tensor(1, heads, seqlen_q, seqlen_k, dtype=dtype)),
+        "bias with a gradient": dict(bias=tensor(1, heads, 1, seqlen_k, dtype=dtype).requires_grad_()),
+        "mask": dict(mask=torch.rand(batch, 1, seqlen_q, seqlen_k, device="cuda") > 0.3),
+        "sinks": dict(sinks=tensor(heads).requires_grad_()),
+        "padded": dict(seqused_q=int32(*[seqlen_q, 3][:batch]), seqused_k=int32(*[0, seqlen_k - 7][-batch:])),
+        "deterministic": dict(causal=True, deterministic=True, dropout_p=0.1),
+    }
+
+
+def end_to_end(dtype, heads_q, heads_kv, head_dim):
+    """Three sequences, one of them without queries: (q, k, v) and keyword arguments."""
+    shapes = (200, heads_q, head_dim), (333, heads_kv, head_dim), (333, heads_kv, head_dim)
+    inputs = [tensor(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+    lengths = dict(cu_seqlens_q=int32(0, 131, 131, 199), cu_seqlens_k=int32(0, 201, 240, 330))
+    return inputs, dict(causal=True, window=(60, 0), max_seqlen_q=131, max_seqlen_k=201, **lengths)
+
+
+def both_passes(inputs, **options):
+    out, lse = flashtune.attention_varlen(*inputs, return_lse=True, **options)
+    learnt = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
+    # A gradient into the LSE, too, of the rows that see a key.
+    gradients = torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), learnt)
+    torch.cuda.synchronize()
+    assert all(x.isfinite().all() for x in (out, *gradients)), options
+
+
+def decode(dtype, seqlen_q, seqlen_k, page_size):
+    """Long enough for several splits; where page_size is given, from pages in random order."""
+    batch, heads_q, heads_kv, head_dim = 2, 8, 2, 128
+    q = tensor(batch, seqlen_q, heads_q, head_dim, dtype=dtype)
+    pages = -(-seqlen_k // page_size) if page_size else 0
+    shape = (batch * pages, page_size) if page_size else (batch, seqlen_k)
+    k, v = (tensor(*shape, heads_kv, head_dim, dtype=dtype) for _ in range(2))
+    lengths = int32(seqlen_k, seqlen_k // 3)
+    table = torch.randperm(batch * pages, dtype=torch.int32, device="cuda").view(batch, pages) if page_size else None
+    out = flashtune.attention_kvcache(
+        q, k, v, block_table=table, seqused_k=lengths, causal=True, softcap=30.0, sinks=tensor(heads_q)
+    )
+    torch.cuda.synchronize()
+    assert out.isfinite().all(), (seqlen_q, page_size)
+
+
+def merge(dtype):
+    q, k, v = (x.detach() for x in qkv(dtype, 2, 4, 2, 5, 300, 72, 72))
+    parts = [flashtune.attention_forward(q, k[:, part], v[:, part]) for part in (slice(0, 101), slice(101, 300))]
+    out, lse = flashtune.merge(*zip(*parts))
+    torch.cuda.synchronize()
+    assert out.isfinite().all() and lse.isfinite().all()
+
+
+def plain(dtype):
+    for *shape, causal, dropout_p in PROBLEMS:
+        both_passes(qkv(dtype, *shape), causal=causal, dropout_p=dropout_p)
+
+
+def featured(dtype):
+    batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim = FEATURED[dtype]
+    for options in features(dtype, batch, heads_q, seqlen_q, seqlen_k).values():
+        both_passes(qkv(dtype, *FEATURED[dtype], head_dim), **options)
+    inputs, options = end_to_end(dtype, heads_q, heads_kv, head_dim)
+    both_passes(inputs, **options)
+
+
+def few_queries(dtype):
+    for seqlen_q, page_size in ((1, None), (1, 16), (5, 64), (1, 3)):
+        decode(dtype, seqlen_q, 2000, page_size)
+    merge(dtype)
+
+
+PARTS = {"plain": plain, "features": featured, "decode": few_queries}
+
+for part in sys.argv[1:] or PARTS:
+    for dtype in FEATURED:
+        PARTS[part](dtype)
+    print(f"{part}: done", flush=True)

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,8 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LIBRARY = {"darwin": "libflashtune.dylib"}.get(sys.platform, "libflashtune.so")
 MAX_LIBRARY_BYTES = 10_000_000
-# A test that takes longer than this hangs.
+# A Rust test that takes longer than this hangs, and so do the Python tests together.
 TEST_SECONDS = 900
+PYTEST_SECONDS = 1800
 
 
 class Tally:
@@ -41,8 +43,8 @@ def say(line):
     print(f"==> {line}", flush=True)
 
 
-def run(command, **environment):
-    """Runs a command in the repository with its output shown, and returns (exit status, output)."""
+def run(command, seconds=None, **environment):
+    """Runs a command in the repository with its output shown, and returns (exit status, output). It is ended after `seconds`."""
     say(" ".join(map(str, command)))
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -53,11 +55,17 @@ def run(command, **environment):
         text=True,
         errors="replace",
     )
+    end = threading.Timer(seconds, process.kill) if seconds else None
+    if end:
+        end.start()
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line)
-    return process.wait(), "".join(lines)
+    status = process.wait()
+    if end:
+        end.cancel()
+    return status, "".join(lines)
 
 
 def tests_environment():
@@ -138,7 +146,7 @@ def prebuilt_tests(tally, folder, jobs):
 def python_tests(tally, python, library, arguments):
     environment = {"FLASHTUNE_LIBRARY": str(library), **tests_environment()}
     command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "bindings/python", *arguments]
-    status, output = run(command, **environment)
+    status, output = run(command, seconds=PYTEST_SECONDS, **environment)
     last = [line for line in strip_colour(output).splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
     counts = dict.fromkeys(("passed", "failed", "error"), 0)
     for number, word in re.findall(r"(\d+) (passed|failed|error)", last[-1] if last else ""):
