@@ -65,8 +65,8 @@ def attention_varlen(
     """`attention` of sequences of their own lengths; each sequence's result is what it would be alone.
 
     cu_seqlens_q: int32 (batch + 1) on q's device, from 0 and not decreasing: q is (total_q, heads_q, dim), and sequence b its
-        rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]; so are out and its gradients, and lse is (heads_q, total_q). None: q is
-        (batch, seqlen_q, heads_q, dim).
+        rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]; so are out and its gradients, and lse is (heads_q, total_q). What torch
+        has there for rows behind the last sequence's is not set. None: q is (batch, seqlen_q, heads_q, dim).
     cu_seqlens_k: the same of k and v.
     seqused_q, seqused_k: int32 (batch), how many rows of each sequence are used, from its first on; None: all. In rows that
         are not used out and gradients are 0 and lse -infinity.

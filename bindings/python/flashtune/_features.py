@@ -49,6 +49,10 @@ class Features(NamedTuple):
         """Whether there may be rows of q that no sequence uses."""
         return self.cu_seqlens_q is not None or self.seqused_q is not None
 
+    def leaves(self, of):
+        """Whether sequences are known to leave rows of "q" or "k" unused."""
+        return getattr(self, f"seqused_{of}") is not None
+
 
 def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths):
     """Features, or None where nothing is asked. `lengths` are the last seven, of which the block table may be left out."""

@@ -29,7 +29,7 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
-    has_unused = features is not None and features.may_leave_queries()
+    has_unused = features is not None and features.leaves("q")
     out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
     lse = None
     if want_lse:
@@ -54,11 +54,11 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
     lse = _like_lse("lse", lse, shape, q)
     dlse = None if dlse is None else _like_lse("dlse", dlse, shape, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
-    has_lengths = features is not None and features.has_lengths()
+    has_unused = [features is not None and features.leaves(of) for of in "qkk"]
     if gradients is None:
-        gradients = [_output(x, x.shape, has_lengths) for x in (q, k, v)]
-    elif has_lengths:
-        gradients = [gradient.zero_() for gradient in gradients]
+        gradients = [_output(x, x.shape, unused) for x, unused in zip((q, k, v), has_unused)]
+    else:
+        gradients = [given.zero_() if unused else given for given, unused in zip(gradients, has_unused)]
     dq, dk, dv = gradients
     dbias = dsinks = None
     more = ()
@@ -73,7 +73,8 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
 
 
 def _output(like, shape, has_unused_rows):
-    """Rows that no sequence uses are not written: they hold 0."""
+    """Rows that no sequence uses are not written: they hold 0. But for those past the last of sequences end to end, if any, which hold
+    anything, as flash-attn's do: filling all rows for their sake would cost as much as a tenth of the call."""
     return like.new_zeros(shape) if has_unused_rows else like.new_empty(shape)
 
 
