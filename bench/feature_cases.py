@@ -117,4 +117,19 @@ def score_features(batch, seqlen, heads):
     }
 
 
-SUITES = {"window": window, "varlen": varlen, "scores": scores}
+def deterministic(quick):
+    tokens = 16384
+    axes = ((128,), (True,), (4096,)) if quick else ((64, 128, 256), (False, True), (1024, 4096, tokens))
+    for head_dim, causal, seqlen in itertools.product(*axes):
+        batch, heads = tokens // seqlen, WIDTH // head_dim
+        visible = batch * heads * pairs(seqlen, causal)
+
+        def make(shape=(batch, seqlen, heads, head_dim), causal=causal, visible=visible):
+            qkv = inputs(*shape)
+            options = {"default": {}, "deterministic": dict(deterministic=True)}
+            return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
+
+        yield f"b{batch} h{heads} s{seqlen} d{head_dim} {'causal' if causal else 'full'}", make
+
+
+SUITES = {"window": window, "varlen": varlen, "scores": scores, "deterministic": deterministic}

@@ -4,6 +4,7 @@
 window: causal with a window of so many keys to the left, beside all of causal.
 varlen: sequences of their own lengths end to end, beside a dense batch of as many sequences with about the same FLOP.
 scores: what is done to scores or hides them, each alone, beside plain causal.
+deterministic: a backward pass that gives the same bits at every run, beside the default (forward both are the same).
 
 TFLOP/s count the pairs of a query and a key that causal, window and lengths let see each other. "time" and "rate" are a
 call's time and TFLOP/s over those of the call that it is beside. Backward goes through autograd; the bias has a gradient
@@ -94,7 +95,7 @@ def show(row):
     for variant, us in row["us"].items():
         ratios = "".join(f"{row[of][variant]:8.2f}" if variant in row[of] else f"{'-':>8}" for of in ("time", "rate"))
         print(
-            f"{row['suite']:8}{row['problem']:36}{variant:14}{row['pass']:9}{us:11.1f}{row['tflops'][variant]:9.0f}{ratios}",
+            f"{row["suite"]:14}{row["problem"]:36}{variant:14}{row['pass']:9}{us:11.1f}{row['tflops'][variant]:9.0f}{ratios}",
             flush=True,
         )
 

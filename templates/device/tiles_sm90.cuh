@@ -50,15 +50,16 @@ struct QueryTiles {
     }
 };
 
-// Tiles of kBlockN keys, the backward pass's. The first keys are seen by most rows.
+// Tiles of kBlockN keys, the backward pass's. The first keys are seen by most rows. kLastFirst: as device/turns.cuh wants them.
+template <bool kLastFirst>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences) {
         return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
                          float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
-    static __device__ __forceinline__ Tile at(const TileOrder&, uint32 turn, int head, int batch, const KernelParams& params) {
-        const int key = int(turn) * kBlockN;
+    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 turn, int head, int batch, const KernelParams& params) {
+        const int key = int(kLastFirst ? order.tiles_per_head - 1 - turn : turn) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
         return {key, head, batch, (range.end - range.begin) * params.group_size, 0};
@@ -131,7 +132,7 @@ struct TileSlots {
 };
 
 // The producer's source of tiles: of a block of threads, or of a cluster of kBlocks of them. kByTicket: all tiles by the counter,
-// the first one too, which its owner sets to zero before the launch (device/turns.cuh says why).
+// the first one too and none ahead of time, which its owner sets to zero before the launch (device/turns.cuh says why).
 template <typename Tiles, int kBlocks = 1, bool kByTicket = false>
 struct TileFeed {
     const KernelParams& params;
@@ -144,19 +145,20 @@ struct TileFeed {
     static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen;
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
         : params(params), tiles(params), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
-        draw();
-        if (kByTicket && counter) advance();
+        if (!this->counter) return;
+        if constexpr (kByTicket) index = draw();
+        else drawn = draw();
     }
-    __device__ __forceinline__ void draw() {
-        if (counter) drawn = (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u);
-    }
+    __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
     __device__ __forceinline__ void advance() {
-        if (counter) {
-            index = drawn;
-            draw();
-        } else {
+        if (!counter) {
             index += feeds();
+        } else if constexpr (kByTicket) {
+            index = draw();
+        } else {
+            index = drawn;
+            drawn = draw();
         }
     }
     __device__ __forceinline__ void finish() const {

@@ -84,10 +84,14 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    // Tiles of one head wait for one another where they take turns: the more heads are walked together the less. And
-    // where a causal tile is as long as all heads of its group, the long ones must not come last.
-    let walks_all = problem.deterministic || (problem.right_shift().is_some() && problem.group_size() > 1);
-    let group_mb = if problem.seqlen_q < LONG && !walks_all { 16 } else { 0 };
+    let group_mb = match problem.right_shift() {
+        // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
+        _ if problem.deterministic => 16,
+        // Where a causal tile is as long as all heads of its group, the long ones must not come last.
+        Some(_) if problem.group_size() > 1 => 0,
+        _ if problem.seqlen_q < LONG => 16,
+        _ => 0,
+    };
     let config = |(block_m, kv_stages, v_regs)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
         let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
@@ -188,6 +192,6 @@ mod tests {
         assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
-        assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 0);
+        assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
     }
 }
