@@ -126,7 +126,7 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
     call.problem = *p;
     let mut times = Vec::new();
     for _ in 0..RUNS + 2 {
-        times.push(backend.time(false, &mut |stream| executable.launch(&call, stream))?);
+        times.push(backend.time(false, &mut |stream| executable.launch(&call, stream))?.time);
     }
     // The first two warm up.
     let mut times = times.split_off(2);

@@ -12,10 +12,9 @@ use crate::kernel;
 use crate::merge::{Merge, MergeClass};
 use crate::problem::Problem;
 use std::path::PathBuf;
-use std::time::Duration;
 
 pub use crate::call::Stream;
-pub use crate::kernel::Resources;
+pub use crate::kernel::{Elapsed, Resources};
 
 pub enum Backend {
     Cuda(kernel::Gpu),
@@ -133,10 +132,10 @@ impl Backend {
 
     /// Time of one run of `work` on the backend's own stream, by device events on the GPU and the monotonic clock on
     /// the CPU. With `cold` the last-level cache is overwritten first, outside the timed span.
-    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
+    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Elapsed> {
         match self {
             Backend::Cuda(gpu) => gpu.time(cold, work),
-            Backend::Cpu(cpu) => cpu.time(cold, work),
+            Backend::Cpu(cpu) => Ok(Elapsed { time: cpu.time(cold, work)?, sm_clock_hz: None }),
         }
     }
 }

@@ -65,6 +65,8 @@ pub struct Device {
     /// Last-level cache in bytes.
     pub l2_bytes: u64,
     pub memory_bytes: u64,
+    /// What the memory moves in a second by its clock and width; 0 on the CPU, and where the driver does not tell.
+    pub memory_bytes_per_second: u64,
     /// `major * 1000 + minor * 10` as the driver reports it; 0 on the CPU.
     pub driver_version: u32,
     /// (major, minor) of the NVRTC in use; (0, 0) on the CPU or where none was found.
@@ -75,15 +77,15 @@ impl Device {
     /// A well-known GPU of the architecture, for rendering and checking configs where there is none. None for those that
     /// the kernels do not run on. Limits per compute capability: CUDA programming guide, technical specifications.
     pub fn typical(arch: Arch) -> Option<Device> {
-        // Name, SMs, shared memory of an SM in KB, threads of an SM, L2 in MB.
-        let (name, sm_count, smem_kb, threads_per_sm, l2_mb) = match arch {
-            Arch::Sm(8, 0) => ("NVIDIA A100", 108, 164, 2048, 40),
-            Arch::Sm(8, 7) => ("NVIDIA Orin", 16, 164, 1536, 4),
-            Arch::Sm(8, 9) => ("NVIDIA L40S", 142, 100, 1536, 96),
-            Arch::Sm(8, _) => ("NVIDIA A10", 72, 100, 1536, 6),
-            Arch::Sm(9, _) => ("NVIDIA H200", 132, 228, 2048, 50),
-            Arch::Sm(10 | 11, _) => ("NVIDIA B200", 148, 228, 2048, 126),
-            Arch::Sm(12, _) => ("NVIDIA RTX PRO 6000", 188, 100, 1536, 128),
+        // Name, SMs, shared memory of an SM in KB, threads of an SM, L2 in MB, GB/s of memory.
+        let (name, sm_count, smem_kb, threads_per_sm, l2_mb, memory_gbs) = match arch {
+            Arch::Sm(8, 0) => ("NVIDIA A100", 108, 164, 2048, 40, 1555),
+            Arch::Sm(8, 7) => ("NVIDIA Orin", 16, 164, 1536, 4, 205),
+            Arch::Sm(8, 9) => ("NVIDIA L40S", 142, 100, 1536, 96, 864),
+            Arch::Sm(8, _) => ("NVIDIA A10", 72, 100, 1536, 6, 600),
+            Arch::Sm(9, _) => ("NVIDIA H200", 132, 228, 2048, 50, 4917),
+            Arch::Sm(10 | 11, _) => ("NVIDIA B200", 148, 228, 2048, 126, 8000),
+            Arch::Sm(12, _) => ("NVIDIA RTX PRO 6000", 188, 100, 1536, 128, 1792),
             Arch::Cpu | Arch::Sm(..) => return None,
         };
         Some(Device {
@@ -97,8 +99,21 @@ impl Device {
             threads_per_sm,
             l2_bytes: l2_mb << 20,
             memory_bytes: 16 << 30,
+            memory_bytes_per_second: memory_gbs * 1_000_000_000,
             driver_version: 0,
             nvrtc_version: (0, 0),
         })
+    }
+
+    /// Operations that the tensor cores of an SM do in a cycle at most, a multiply-add being two: dense products of 16-bit
+    /// elements summed in fp32, by the whitepapers of the architectures. 0 on the CPU.
+    pub const fn tensor_flops_per_cycle(&self) -> u32 {
+        match self.arch {
+            Arch::Sm(8, 0 | 7) => 2048,
+            Arch::Sm(8 | 12, _) => 1024,
+            Arch::Sm(9, _) => 4096,
+            Arch::Sm(10 | 11, _) => 8192,
+            Arch::Cpu | Arch::Sm(..) => 0,
+        }
     }
 }

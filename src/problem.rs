@@ -377,6 +377,17 @@ impl Problem {
         2.0 * pairs * products
     }
 
+    /// Bytes of K and V, each once; of a window those of the keys that some row sees. Of sequences of their own lengths
+    /// as `flops`.
+    pub fn key_value_bytes(&self) -> f64 {
+        let Window { left, right, .. } = self.features.window;
+        let right = if self.causal == Causal::None { right } else { Some(0) };
+        let side = |keys: Option<i64>| keys.unwrap_or(self.seqlen_k);
+        let keys = (side(left) + side(right) + self.seqlen_q).min(self.seqlen_k);
+        let elements = self.batch_size as f64 * self.num_heads_kv as f64 * keys as f64;
+        elements * (self.head_dim + self.head_dim_v) as f64 * self.dtype.bytes() as f64
+    }
+
     /// Keys that a row sees, in the mean: half of all on either side of its diagonal, or as many as a window has there;
     /// after a causal one none.
     fn keys_of_a_row(&self) -> f64 {

@@ -35,7 +35,7 @@ fn config(problem: &Problem, device: &Device, index: usize) -> Config {
 }
 
 fn record(problem: &Problem, device: &Device, index: usize) -> Arc<Record> {
-    let winner = Timed { config: config(problem, device, index), median_us: 100.0 };
+    let winner = Timed { config: config(problem, device, index), median_us: 100.0, utilisation: Some(0.7) };
     let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: Some(120.0) };
     Arc::new(Record::new(problem, device, outcome))
 }
@@ -256,12 +256,17 @@ fn lines_are_sorted_and_byte_stable() {
             let problem = Problem { batch_size: 1 << (index % 7), seqlen_q: 100 + 300 * index, ..LLAMA };
             let mut record = Record::clone(&record(&problem, &device, index as usize % 5));
             let outcome = Outcome {
-                winner: Timed { config: record.config.clone(), median_us: 1e4 / (1.0 + index as f64) },
+                winner: Timed {
+                    config: record.config.clone(),
+                    median_us: 1e4 / (1.0 + index as f64),
+                    utilisation: (index % 3 == 0).then_some(2.0 / 3.0),
+                },
                 spread: 0.1 / 3.0 * index as f64,
                 check_error: 1e-7 * index as f64 / 7.0,
                 runner_up: Some(Timed {
                     config: record.config.clone(),
                     median_us: std::f64::consts::PI * index as f64,
+                    utilisation: None,
                 }),
                 default_us: (index % 2 == 0).then_some(1.0 / 3.0),
             };

@@ -7,7 +7,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
-use flashtune::tune::{Outcome, Phase, Progress, Timed, TuneOptions, space, worker};
+use flashtune::tune::{Event, Outcome, Phase, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -52,7 +52,7 @@ fn quick() -> TuneOptions {
     TuneOptions { time_limit: Duration::from_millis(300), ..TuneOptions::default() }
 }
 
-fn go_on(_: &Progress) -> ControlFlow<()> {
+fn go_on(_: Event) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -77,8 +77,10 @@ fn what_is_tuned_is_used_and_is_there_in_the_next_process() {
     assert_eq!(engine.prepare(&SMALL).unwrap().source, Source::Heuristic);
     let mut phases = Vec::new();
     let record = engine
-        .autotune(&SMALL, &quick(), &mut |progress| {
-            phases.push(progress.phase);
+        .autotune(&SMALL, &quick(), &mut |event| {
+            if let Event::Progress(progress) = event {
+                phases.push(progress.phase);
+            }
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -93,13 +95,13 @@ fn what_is_tuned_is_used_and_is_there_in_the_next_process() {
     assert_eq!((plan.source, plan.record.as_ref()), (Source::Machine, Some(&record)));
     // A record is not measured again, unless it is asked for.
     let mut steps = 0;
-    let mut count = |_: &Progress| {
+    let mut count = |_: Event| {
         steps += 1;
         ControlFlow::Continue(())
     };
     assert_eq!(engine.autotune(&SMALL, &quick(), &mut count).unwrap(), record);
     assert_eq!(steps, 0);
-    let mut count = |_: &Progress| {
+    let mut count = |_: Event| {
         steps += 1;
         ControlFlow::Continue(())
     };
@@ -353,7 +355,7 @@ fn a_progress_callback_that_would_measure_is_refused() {
     let engine = engine_of(EngineOptions { policy: Policy::Tune, ..EngineOptions::default() });
     let far = Problem { seqlen_q: 400, seqlen_k: 400, ..SMALL };
     let mut refused = Vec::new();
-    let calls_back = &mut |_: &Progress| {
+    let calls_back = &mut |_: Event| {
         refused.push(engine.autotune(&far, &quick(), &mut go_on).unwrap_err());
         refused.push(engine.prepare(&far).err().unwrap());
         ControlFlow::Continue(())
@@ -452,7 +454,7 @@ fn records_that_the_space_does_not_accept_are_not_imported() {
     let engine = engine(folder.path());
     let file = folder.path().join("records.jsonl");
     let outcome = |config: Config| Outcome {
-        winner: Timed { config, median_us: 100.0 },
+        winner: Timed { config, median_us: 100.0, utilisation: None },
         spread: 0.01,
         check_error: 0.001,
         runner_up: None,
@@ -490,7 +492,8 @@ fn a_cancelled_run_is_resumed_by_the_next_process() {
     // candidates it began with.
     let candidates = |engine: &Engine, stops: bool| {
         let (mut total, mut turns) = (None, 0);
-        let result = engine.autotune(&slow, &options, &mut |progress| {
+        let result = engine.autotune(&slow, &options, &mut |event| {
+            let Event::Progress(progress) = event else { return ControlFlow::Continue(()) };
             match progress.phase {
                 Phase::Compile => drop(total.get_or_insert(progress.total)),
                 Phase::Measure if progress.best.is_some() => turns += 1,

@@ -4,7 +4,9 @@ use flashtune::config::{Config, Family};
 use flashtune::error::{Error, Status};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::worker;
-use flashtune::tune::{Bench, BuildObserver, Event, Fault, Outcome, Request, Trial, Verdict, Worker, search};
+use flashtune::tune::{
+    Bench, BuildObserver, Elapsed, Event, Fault, Floor, Outcome, Request, Trial, Verdict, Worker, search,
+};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -25,6 +27,9 @@ const PROBLEM: Problem = Problem {
     features: Features::NONE,
     layout: Layout::Vec8,
 };
+
+/// 40 us at the clock of `elapsed`.
+const FLOOR: Option<Floor> = Some(Floor::Cycles(40_000.0));
 
 /// Named by its block_m; block_m 64 is the default.
 fn config(block_m: u32) -> Config {
@@ -94,15 +99,20 @@ impl Bench for FakeBench {
         }
     }
 
-    fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+    fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
         self.sampled.push(config.clone());
         std::thread::sleep(self.sample_cost);
         match self.behaviours[config] {
-            Takes(us, share) => Ok(Duration::from_secs_f64(us * (1.0 + share * self.noise()) * 1e-6)),
-            Spills(us) => Ok(Duration::from_secs_f64(us * 1e-6)),
+            Takes(us, share) => Ok(elapsed(us * (1.0 + share * self.noise()))),
+            Spills(us) => Ok(elapsed(us)),
             _ => Err(Fault::Candidate("misaligned address".into())),
         }
     }
+}
+
+/// At a clock of 1 GHz.
+fn elapsed(us: f64) -> Elapsed {
+    Elapsed { time: Duration::from_secs_f64(us * 1e-6), sm_clock_hz: Some(1e9) }
 }
 
 struct Report {
@@ -131,8 +141,14 @@ impl Report {
 
 fn run_with(bench: &mut dyn Bench, candidates: &[u32], known: &[Trial], limit: Duration, steps: usize) -> Report {
     let candidates: Vec<Config> = candidates.iter().map(|block_m| config(*block_m)).collect();
-    let request =
-        Request { problem: &PROBLEM, candidates: &candidates, neighbours: &|_| Vec::new(), known, time_limit: limit };
+    let request = Request {
+        problem: &PROBLEM,
+        candidates: &candidates,
+        neighbours: &|_| Vec::new(),
+        known,
+        time_limit: limit,
+        floor: FLOOR,
+    };
     let (mut trials, mut left) = (Vec::new(), steps);
     let outcome = search(bench, &request, &mut |event| {
         if let Event::Trial(trial) = event {
@@ -164,6 +180,17 @@ fn the_fastest_right_candidate_wins() {
     let default_us = outcome.default_us.unwrap();
     assert!((99.0..101.0).contains(&default_us), "{default_us}");
     assert_eq!(report.failure(256), Some("Out is off by 3.0e-1"));
+    // Every one that was timed is told of with its share of the ceiling: 40 us of 80, of 90, of 120.
+    let u = |m| {
+        report.trials.iter().find(|trial| trial.config == config(m)).and_then(|trial| match trial.verdict {
+            Verdict::Measured { utilisation, .. } => utilisation,
+            _ => None,
+        })
+    };
+    for (block_m, share) in [(32, 0.5), (128, 0.444), (16, 0.333)] {
+        assert!((u(block_m).unwrap() - share).abs() < 0.01, "{block_m}: {:?}", u(block_m));
+    }
+    assert_eq!((outcome.winner.utilisation, u(256)), (u(32), None));
     assert!(!bench.sampled.contains(&config(256)), "what is wrong is never timed");
 }
 
@@ -196,10 +223,11 @@ fn a_drifting_clock_favours_nobody() {
         fn check(&mut self, config: &Config) -> Result<f64, Fault> {
             self.0.check(config)
         }
-        fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+        fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
             // Every run is 0.5 % slower than the one before.
             self.1 *= 1.005;
-            Ok(self.0.sample(config)?.mul_f64(self.1))
+            let Elapsed { time, sm_clock_hz } = self.0.sample(config)?;
+            Ok(Elapsed { time: time.mul_f64(self.1), sm_clock_hz })
         }
     }
     let behaviours = [(64, Takes(100.0, 0.0)), (32, Takes(90.0, 0.0)), (16, Takes(95.0, 0.0)), (8, Takes(104.0, 0.0))];
@@ -224,6 +252,7 @@ fn the_search_climbs_from_neighbour_to_neighbour() {
             neighbours: &neighbours,
             known: &[],
             time_limit: limit,
+            floor: None,
         };
         let outcome = search(&mut bench, &request, &mut |_| ControlFlow::Continue(())).unwrap();
         (outcome.winner.config.get("block_m"), bench.built.len())
@@ -293,6 +322,7 @@ fn a_late_kernel_that_does_not_spill_wins_over_those_that_do() {
         neighbours: &|_| vec![config(2)],
         known: &[],
         time_limit: Duration::from_secs(60),
+        floor: None,
     };
     let outcome = search(&mut bench, &request, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((outcome.winner.config, outcome.runner_up), (config(2), None));
@@ -357,7 +387,8 @@ fn a_default_that_does_not_compile_does_not_hold_up_the_time_limit() {
 fn a_resumed_run_does_not_repeat_failures_nor_what_was_slow() {
     let behaviours =
         [(64, Takes(100.0, 0.0)), (1, IsWrong), (2, Takes(200.0, 0.0)), (3, Takes(80.0, 0.0)), (4, Takes(90.0, 0.0))];
-    let measured = |m, median_us| Trial { config: config(m), verdict: Verdict::Measured { median_us } };
+    let measured =
+        |m, median_us| Trial { config: config(m), verdict: Verdict::Measured { median_us, utilisation: None } };
     let failed = |m| Trial { config: config(m), verdict: Verdict::Failed { reason: "before".into() } };
     let known = [failed(1), measured(2, 200.0), measured(3, 80.0), measured(64, 100.0)];
     let mut bench = FakeBench::new(&behaviours);

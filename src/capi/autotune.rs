@@ -8,7 +8,7 @@ use super::sized::{self, SizedStruct};
 use super::types::{flashtune_backward_params, flashtune_forward_params};
 use crate::error::{Error, Result};
 use crate::problem::Problem;
-use crate::tune::{Progress, TuneOptions};
+use crate::tune::{Event, Progress, TuneOptions};
 use std::ffi::{CString, c_char, c_void};
 use std::ops::ControlFlow;
 
@@ -86,8 +86,11 @@ pub unsafe extern "C" fn flashtune_autotune(
         if let Some(limit) = time_limit("params.time_limit_seconds", params.time_limit_seconds)? {
             options.time_limit = limit;
         }
-        let mut progress = |progress: &Progress| report(&params, progress);
-        context.engine.autotune(&problem, &options, &mut progress).map(drop)
+        let mut observer = |event: Event| match event {
+            Event::Progress(progress) => report(&params, &progress),
+            Event::Trial(_) => ControlFlow::Continue(()),
+        };
+        context.engine.autotune(&problem, &options, &mut observer).map(drop)
     })
 }
 

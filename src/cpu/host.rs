@@ -17,6 +17,7 @@ pub fn describe(num_threads: usize) -> Device {
         threads_per_sm: 0,
         l2_bytes: last_level_cache().unwrap_or(DEFAULT_CACHE_BYTES),
         memory_bytes: memory().unwrap_or(0),
+        memory_bytes_per_second: 0,
         driver_version: 0,
         nvrtc_version: (0, 0),
     }

@@ -41,6 +41,9 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
     // SAFETY: NUL-terminated within the array.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let mut memory_bytes = 0;
+    // Twice a clock: data goes at both of its edges. Some virtual GPUs do not tell, and nothing is chosen by it.
+    let memory_khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
+    let memory_bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
     // SAFETY: writes one size_t.
     unsafe { driver.device_total_mem(&mut memory_bytes, device) }?;
     Ok(Device {
@@ -56,6 +59,7 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
         threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
         l2_bytes: u64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         memory_bytes: memory_bytes as u64,
+        memory_bytes_per_second: 2 * 1000 * u64::from(memory_khz) * u64::from(memory_bits) / 8,
         driver_version: driver.version()?,
         nvrtc_version: (0, 0),
     })

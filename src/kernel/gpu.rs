@@ -5,6 +5,7 @@
 use super::cubin_cache::CubinCache;
 use super::geometry::{Arguments, KernelSpec};
 use super::launch::Executable;
+use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
 use super::{Merger, Nvrtc, modules, render_pass};
 use crate::call::Stream;
@@ -40,6 +41,16 @@ struct Clock {
     stop: Event,
     /// Twice the L2 cache: overwriting it leaves nothing of a kernel's inputs there.
     flush: DeviceMemory,
+    /// None where its kernel cannot be had: a time is then told without it.
+    sm_clock: Option<SmClock>,
+}
+
+/// What some work took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Elapsed {
+    pub time: Duration,
+    /// What the SMs ran at meanwhile, in the mean; None where that is not known.
+    pub sm_clock_hz: Option<f64>,
 }
 
 impl Gpu {
@@ -148,7 +159,7 @@ impl Gpu {
 
     /// Time of one run of `work` on `stream()`, between device events. With `cold` the L2 cache is overwritten first,
     /// which also keeps the device busy while `work` is enqueued, so that the host's speed is not in the span.
-    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Duration> {
+    pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Elapsed> {
         let mut guard = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let clock = match &mut *guard {
             Some(clock) => clock,
@@ -156,17 +167,25 @@ impl Gpu {
                 start: Event::new(&self.context)?,
                 stop: Event::new(&self.context)?,
                 flush: self.allocate((2 * self.device.l2_bytes as usize).max(32 << 20))?,
+                sm_clock: SmClock::new(&self.context, &self.device, &self.cubins)
+                    .inspect_err(|error| log::warn!("the SMs' clock is not known: {error}"))
+                    .ok(),
             }),
         };
         let _current = self.context.enter()?;
+        let sm_clock = clock.sm_clock.as_ref();
+        sm_clock.map_or(Ok(()), |clock| clock.clear(&self.stream))?;
         if cold {
             clock.flush.fill(0, &self.stream)?;
         }
+        sm_clock.map_or(Ok(()), |clock| clock.stamp_before(&self.stream))?;
         clock.start.record(&self.stream)?;
         work(self.stream.handle())?;
         clock.stop.record(&self.stream)?;
+        sm_clock.map_or(Ok(()), |clock| clock.stamp_after(&self.stream))?;
         clock.stop.synchronize()?;
-        clock.stop.since(&clock.start)
+        let sm_clock_hz = sm_clock.map_or(Ok(None), |clock| clock.hz(&self.stream))?;
+        Ok(Elapsed { time: clock.stop.since(&clock.start)?, sm_clock_hz })
     }
 }
 

@@ -15,6 +15,7 @@ pub mod merge;
 mod modules;
 mod params;
 pub mod render;
+pub mod sm_clock;
 pub mod sources;
 mod tile_counters;
 
@@ -22,7 +23,7 @@ pub use crate::cuda::library::{Attempt, Search};
 pub use crate::cuda::memory::DeviceMemory;
 pub use compile::Compiled;
 pub use geometry::KernelSpec;
-pub use gpu::Gpu;
+pub use gpu::{Elapsed, Gpu};
 pub use launch::Executable;
 pub use merge::Merger;
 pub use params::KernelParams;

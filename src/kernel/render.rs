@@ -5,7 +5,7 @@
 //! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
 
 use super::sources::{Sources, embedded, overridden};
-use super::{geometry, merge};
+use super::{geometry, merge, sm_clock};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
@@ -75,6 +75,12 @@ impl Renderer {
     /// The text of the kernel that merges partial results.
     pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
         self.fill(merge::TEMPLATE, &merge_values(class)?, merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
+    }
+
+    /// The text of the kernel that tells the SMs' clock.
+    pub fn render_sm_clock(&self, arch: Arch) -> Result<String> {
+        let values = [("slots".to_owned(), Value::Integer(sm_clock::SLOTS))].into();
+        self.fill(sm_clock::TEMPLATE, &values, merge::FAMILY, &["slots"], arch)
     }
 
     fn fill(

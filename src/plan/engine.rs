@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
-use crate::tune::{self, Bench, Event, Progress, Request, Rig, TuneOptions, Worker, space};
+use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions, Worker, space};
 use arc_swap::ArcSwap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -203,12 +203,7 @@ impl Engine {
 
     /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without `retune` a record of
     /// this machine for it is returned as it is.
-    pub fn autotune(
-        &self,
-        problem: &Problem,
-        options: &TuneOptions,
-        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Record> {
+    pub fn autotune(&self, problem: &Problem, options: &TuneOptions, observer: &mut Observer) -> Result<Record> {
         self.supported(problem)?;
         self.refuse_if_sealed(problem)?;
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
@@ -227,7 +222,7 @@ impl Engine {
         };
         match self.own_record(problem).filter(stands) {
             Some(record) => Ok(Record::clone(&record)),
-            None => self.tune(problem, options, progress),
+            None => self.tune(problem, options, observer),
         }
     }
 
@@ -390,12 +385,7 @@ impl Engine {
         own.find(|record| record.key == key && record.device_key() == device_key).cloned()
     }
 
-    fn tune(
-        &self,
-        problem: &Problem,
-        options: &TuneOptions,
-        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Record> {
+    fn tune(&self, problem: &Problem, options: &TuneOptions, observer: &mut Observer) -> Result<Record> {
         let device = self.backend.device();
         let id = format!("{} | {}", key::device_key(device), key::record_key(problem));
         let known = if options.retune { Vec::new() } else { self.machine.trials(&id, problem, device) };
@@ -413,19 +403,19 @@ impl Engine {
             neighbours: &neighbours,
             known: &known,
             time_limit: options.time_limit,
+            floor: Floor::of(problem, device),
         };
         let mut bench: Box<dyn Bench> = match &options.worker {
             Some(command) if !is_cpu => Box::new(Worker::new(command.clone(), problem)),
             _ => Box::new(Rig::new(&self.backend, problem)),
         };
         let mut measured = tune::measured_families(&known);
-        let outcome = tune::search(bench.as_mut(), &request, &mut |event| match event {
-            Event::Progress(step) => progress(&step),
-            Event::Trial(trial) => {
+        let outcome = tune::search(bench.as_mut(), &request, &mut |event| {
+            if let Event::Trial(trial) = event {
                 measured.extend(tune::measured_families(std::slice::from_ref(trial)));
                 self.machine.note(&id, problem, device, trial);
-                ControlFlow::Continue(())
             }
+            observer(event)
         });
         drop(bench);
         let record = match outcome {

@@ -247,7 +247,8 @@ mod tests {
     #[test]
     fn what_is_measured_has_not_failed() {
         let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
-        let works = |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0 }, ..trial.clone() };
+        let works =
+            |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0, utilisation: None }, ..trial.clone() };
         let other = failed(32, |reason| Verdict::Failed { reason });
         machine.note("id", &PROBLEM, &device, &other);
         for trial in
@@ -266,7 +267,7 @@ mod tests {
         let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
         let [sm90, sm80] = &space::heuristics(&PROBLEM, &device)[..] else { panic!("two families serve") };
         let record = |config: &Config, median_us| {
-            let winner = Timed { config: config.clone(), median_us };
+            let winner = Timed { config: config.clone(), median_us, utilisation: None };
             let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };
             Record::new(&PROBLEM, &device, outcome)
         };

@@ -28,6 +28,9 @@ pub struct Record {
     /// The winner.
     pub config: Config,
     pub median_us: f64,
+    /// The least time that the device could take over this one (`tune::utilisation`); None where that was not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilisation: Option<f64>,
     /// Half the interquartile range over the median.
     pub spread: f64,
     /// Relative error against the reference.
@@ -56,10 +59,15 @@ impl Record {
             arch: device.arch,
             sm_count: device.sm_count,
             median_us: rounded(outcome.winner.median_us),
+            utilisation: outcome.winner.utilisation.map(rounded),
             config: outcome.winner.config,
             spread: rounded(outcome.spread),
             check_error: rounded(outcome.check_error),
-            runner_up: outcome.runner_up.map(|t| Timed { median_us: rounded(t.median_us), ..t }),
+            runner_up: outcome.runner_up.map(|t| Timed {
+                median_us: rounded(t.median_us),
+                utilisation: t.utilisation.map(rounded),
+                ..t
+            }),
             default_us: outcome.default_us.map(rounded),
             problem: *problem,
             driver_version: device.driver_version,

@@ -4,7 +4,7 @@
 //! those who joined later, or when the clock was slower, are judged alike.
 
 use super::timing::{self, Samples};
-use super::{Outcome, Timed};
+use super::{Floor, Outcome, Timed};
 use crate::config::Config;
 use std::time::Duration;
 
@@ -37,15 +37,25 @@ pub struct Contender {
     pub samples: Samples,
 }
 
-#[derive(Default)]
 pub struct Contest {
     pub contenders: Vec<Contender>,
     /// Right, but too slow to be measured to the end.
     dropped: Vec<Contender>,
+    floor: Option<Floor>,
 }
 
 impl Contest {
-    /// Takes out those that do not survive the round, or may not win, and returns them with their medians.
+    pub fn new(floor: Option<Floor>) -> Contest {
+        Contest { contenders: Vec::new(), dropped: Vec::new(), floor }
+    }
+
+    pub fn timed(&self, contender: &Contender) -> Timed {
+        let Contender { config, samples, .. } = contender;
+        let utilisation = samples.utilisation(self.floor.as_ref());
+        Timed { config: config.clone(), median_us: samples.median_us(), utilisation }
+    }
+
+    /// Takes out those that do not survive the round, or may not win, and returns them with what they took.
     pub fn halve(&mut self, round: &Round) -> Vec<Timed> {
         let scores = self.scores();
         let mut sorted = scores.clone();
@@ -53,16 +63,15 @@ impl Contest {
         let best = sorted.first().copied().unwrap_or(f64::INFINITY);
         let last_kept = sorted.get(round.keep.saturating_sub(1)).copied().unwrap_or(f64::INFINITY);
         let limit = last_kept.min(round.cutoff * best);
-        let (mut timed, mut at) = (Vec::new(), 0);
+        let mut at = 0;
         let slow = self.contenders.extract_if(.., |contender| {
             let score = scores[at];
             at += 1;
             score > limit && contender.samples.count() > 0 && !contender.is_default
         });
-        for contender in slow {
-            timed.push(Timed { config: contender.config.clone(), median_us: contender.samples.median_us() });
-            self.dropped.push(contender);
-        }
+        let slow: Vec<Contender> = slow.collect();
+        let timed = slow.iter().map(|contender| self.timed(contender)).collect();
+        self.dropped.extend(slow);
         timed
     }
 
@@ -91,24 +100,24 @@ impl Contest {
             _ => best,
         };
         let winner = self.contenders.remove(winner);
-        let median_us = winner.samples.median_us();
+        let timed = self.timed(&winner);
         // The runner-up's time is told by its ratio to the winner's in the turns that both had. Who was dropped after
         // a few turns counts only where nobody lasted longer: a few turns may all have been odd.
-        let others = self.contenders.into_iter().chain(self.dropped).filter(|other| may_win(other));
+        let others = self.contenders.iter().chain(&self.dropped).filter(|other| may_win(other));
         let others = others.map(|other| {
             let was_brief = other.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum();
-            (was_brief, timing::ratio(&other.samples, &winner.samples), other.config)
+            (was_brief, timing::ratio(&other.samples, &winner.samples), other)
         });
         let runner_up = others
             .filter(|(_, ratio, _)| ratio.is_finite())
             .min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
-            .map(|(_, ratio, config)| Timed { config, median_us: median_us * ratio });
+            .map(|(_, ratio, other)| Timed { median_us: timed.median_us * ratio, ..self.timed(other) });
         Some(Outcome {
             spread: winner.samples.spread(),
             check_error: winner.check_error,
             runner_up,
             default_us,
-            winner: Timed { config: winner.config, median_us },
+            winner: timed,
         })
     }
 

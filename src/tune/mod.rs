@@ -12,11 +12,14 @@ mod rig;
 mod search;
 pub mod space;
 mod timing;
+mod utilisation;
 pub mod worker;
 
+pub use crate::backend::Elapsed;
 pub use rig::Rig;
 pub use search::{Bench, BuildObserver, Event, Fault, Observer, Request, search};
 pub use timing::Samples;
+pub use utilisation::Floor;
 pub use worker::Worker;
 
 use crate::config::{Config, Family};
@@ -90,7 +93,12 @@ pub enum Verdict {
     /// It hung, crashed or did not launch on this problem, which may be too large for it: nothing is said of others.
     FailedHere { reason: String },
     /// It is right and was slower than the best of its run, so that it was dropped or kept to the end.
-    Measured { median_us: f64 },
+    Measured {
+        median_us: f64,
+        /// `utilisation`, where it is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        utilisation: Option<f64>,
+    },
 }
 
 /// The families of what was measured. One whose candidates failed, or were out of time, was not compared with others.
@@ -104,6 +112,9 @@ pub fn measured_families(trials: &[Trial]) -> BTreeSet<Family> {
 pub struct Timed {
     pub config: Config,
     pub median_us: f64,
+    /// The least time that the device could take over this one (`utilisation`); None where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilisation: Option<f64>,
 }
 
 /// What a search found.
@@ -131,7 +142,7 @@ mod tests {
             trial(Family::Sm90, Verdict::Failed { reason: why() }),
             trial(Family::Sm90, Verdict::FailedHere { reason: why() }),
             trial(Family::Sm80, Verdict::Failed { reason: why() }),
-            trial(Family::Sm80, Verdict::Measured { median_us: 1.0 }),
+            trial(Family::Sm80, Verdict::Measured { median_us: 1.0, utilisation: None }),
         ];
         assert_eq!(measured_families(&trials), [Family::Sm80].into());
     }

@@ -6,7 +6,7 @@ use super::arena::{self, Arena};
 use super::check::Check;
 use super::search::{Bench, BuildObserver, Fault};
 use super::timing::Samples;
-use crate::backend::{Backend, Executable};
+use crate::backend::{Backend, Elapsed, Executable};
 use crate::config::Config;
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
@@ -14,7 +14,6 @@ use crate::problem::Problem;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
 
 /// Sets of buffers that runs take turns on, at most: a set that fits the last-level cache would otherwise be found
 /// there again, in part, even though the cache is overwritten in between.
@@ -129,7 +128,7 @@ impl Bench for Rig<'_> {
         check.run(self.backend, executable).map_err(blame)?.map_err(Fault::Candidate)
     }
 
-    fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+    fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
         self.ensure_built(config)?;
         self.ensure_arenas().map_err(Fault::Bench)?;
         self.turn += 1;

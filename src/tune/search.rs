@@ -7,7 +7,8 @@
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
 use super::timing::Samples;
-use super::{Outcome, Phase, Progress, Trial, Verdict, space};
+use super::{Floor, Outcome, Phase, Progress, Timed, Trial, Verdict, space};
+use crate::backend::Elapsed;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
@@ -21,7 +22,7 @@ pub trait Bench {
     /// The candidate's relative error against the reference, on a reduced problem of the same class.
     fn check(&mut self, config: &Config) -> Result<f64, Fault>;
     /// The time of one run on the problem itself, cold.
-    fn sample(&mut self, config: &Config) -> Result<Duration, Fault>;
+    fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault>;
 }
 
 /// Hears of a built candidate: its index and the bytes of registers that it spills.
@@ -51,11 +52,14 @@ pub struct Request<'a> {
     /// What earlier runs found out about these candidates on this problem.
     pub known: &'a [Trial],
     pub time_limit: Duration,
+    /// What utilisation is of; None where that is not known.
+    pub floor: Option<Floor>,
 }
 
 /// Hears of every step and every trial; `Break` stops the search, what was reported is kept.
 pub type Observer<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
 
+#[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     Progress(Progress<'a>),
     Trial(&'a Trial),
@@ -75,7 +79,7 @@ pub fn search(bench: &mut dyn Bench, request: &Request, observer: &mut Observer)
     let mut run = Run {
         request,
         observer,
-        contest: Contest::default(),
+        contest: Contest::new(request.floor),
         started: Instant::now(),
         tried: Vec::new(),
         turn: 0,
@@ -144,7 +148,7 @@ impl Run<'_, '_> {
         let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
         known.iter().filter(|trial| trial.config == *config).any(|trial| match trial.verdict {
             Verdict::Failed { .. } | Verdict::FailedHere { .. } => true,
-            Verdict::Measured { median_us } => median_us > KNOWN_SLOW * best_us,
+            Verdict::Measured { median_us, .. } => median_us > KNOWN_SLOW * best_us,
         })
     }
 
@@ -247,7 +251,7 @@ impl Run<'_, '_> {
                 self.report(Phase::Measure, done, total)?;
             }
             for dropped in self.contest.halve(round) {
-                self.report_trial(dropped.config, Verdict::Measured { median_us: dropped.median_us })?;
+                self.report_measured(dropped)?;
             }
         }
         Ok(())
@@ -279,9 +283,9 @@ impl Run<'_, '_> {
 
     fn finish(mut self) -> Result<Outcome> {
         let measured = self.contest.contenders.iter().filter(|contender| contender.samples.count() > 0);
-        let measured: Vec<_> = measured.map(|c| (c.config.clone(), c.samples.median_us())).collect();
-        for (config, median_us) in measured {
-            self.report_trial(config, Verdict::Measured { median_us })?;
+        let measured: Vec<_> = measured.map(|contender| self.contest.timed(contender)).collect();
+        for timed in measured {
+            self.report_measured(timed)?;
         }
         let why = self.first_failure.unwrap_or_else(|| "there was none to try".to_owned());
         self.contest.decide().ok_or_else(|| Error::new(Status::Unsupported, format!("no candidate works: {why}")))
@@ -300,6 +304,11 @@ impl Run<'_, '_> {
         let best = self.contest.best();
         let progress = Progress { problem: self.request.problem, phase, done, total, failed: self.failed, best };
         continue_or_cancel((self.observer)(Event::Progress(progress)))
+    }
+
+    fn report_measured(&mut self, timed: Timed) -> Result<()> {
+        let Timed { config, median_us, utilisation } = timed;
+        self.report_trial(config, Verdict::Measured { median_us, utilisation })
     }
 
     fn report_trial(&mut self, config: Config, verdict: Verdict) -> Result<()> {
@@ -335,7 +344,7 @@ fn at_this_size(fault: Fault) -> Fault {
 impl Trial {
     fn median_us(&self) -> Option<f64> {
         match self.verdict {
-            Verdict::Measured { median_us } => Some(median_us),
+            Verdict::Measured { median_us, .. } => Some(median_us),
             Verdict::Failed { .. } | Verdict::FailedHere { .. } => None,
         }
     }

@@ -2,22 +2,23 @@
 //!
 //! Pure arithmetic. How samples are taken (interleaved, cold) is `search`'s and `rig`'s.
 
-use std::time::Duration;
+use super::utilisation::Floor;
+use crate::backend::Elapsed;
 
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
-    /// Microseconds by the turn in which they were taken, ascending.
-    us: Vec<(usize, f64)>,
+    /// By the turn in which they were taken, ascending.
+    all: Vec<(usize, Elapsed)>,
 }
 
 impl Samples {
     /// Turns are counted over all candidates of a search and only grow.
-    pub fn push(&mut self, turn: usize, sample: Duration) {
-        self.us.push((turn, sample.as_secs_f64() * 1e6));
+    pub fn push(&mut self, turn: usize, sample: Elapsed) {
+        self.all.push((turn, sample));
     }
 
     pub fn count(&self) -> usize {
-        self.us.len()
+        self.all.len()
     }
 
     /// Infinite where nothing was measured, so that it is never the best.
@@ -30,9 +31,19 @@ impl Samples {
         spread(&self.values())
     }
 
-    fn values(&self) -> Vec<f64> {
-        self.us.iter().map(|(_, us)| *us).collect()
+    /// The median of what each sample is of its floor; None where no sample's is known.
+    pub fn utilisation(&self, floor: Option<&Floor>) -> Option<f64> {
+        let shares: Vec<f64> = self.all.iter().filter_map(|(_, elapsed)| floor?.over(elapsed)).collect();
+        (!shares.is_empty()).then(|| quantile(&shares, 0.5))
     }
+
+    fn values(&self) -> Vec<f64> {
+        self.all.iter().map(|(_, elapsed)| us(elapsed)).collect()
+    }
+}
+
+fn us(elapsed: &Elapsed) -> f64 {
+    elapsed.time.as_secs_f64() * 1e6
 }
 
 /// Fewer pairs than this say nothing of their spread.
@@ -48,8 +59,8 @@ pub fn ratio(a: &Samples, b: &Samples) -> f64 {
 }
 
 fn ratios(a: &Samples, b: &Samples) -> Vec<f64> {
-    let of_turn = |turn: usize| b.us.binary_search_by_key(&turn, |(turn, _)| *turn).ok().map(|at| b.us[at].1);
-    a.us.iter().filter_map(|(turn, us)| Some(us / of_turn(*turn)?)).collect()
+    let of_turn = |turn: usize| b.all.binary_search_by_key(&turn, |(turn, _)| *turn).ok().map(|at| us(&b.all[at].1));
+    a.all.iter().filter_map(|(turn, elapsed)| Some(us(elapsed) / of_turn(*turn)?)).collect()
 }
 
 /// Whether `challenger` is faster than `default` by more than the margin and twice the noise.
@@ -81,12 +92,30 @@ fn quantile(values: &[f64], q: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    fn sample(us: u64) -> Elapsed {
+        Elapsed { time: Duration::from_micros(us), sm_clock_hz: None }
+    }
 
     fn samples(us: impl IntoIterator<Item = u64>) -> Samples {
         us.into_iter().enumerate().fold(Samples::default(), |mut all, (turn, us)| {
-            all.push(turn, Duration::from_micros(us));
+            all.push(turn, sample(us));
             all
         })
+    }
+
+    #[test]
+    fn utilisation_is_of_each_samples_own_clock() {
+        // The same cycles at a clock that falls.
+        let mut all = Samples::default();
+        for (turn, ghz) in [2.0, 1.6, 1.0].into_iter().enumerate() {
+            let time = Duration::from_secs_f64(1000.0 / (ghz * 1e9));
+            all.push(turn, Elapsed { time, sm_clock_hz: Some(ghz * 1e9) });
+        }
+        assert!((all.utilisation(Some(&Floor::Cycles(700.0))).unwrap() - 0.7).abs() < 1e-3);
+        assert_eq!(all.utilisation(None), None);
+        assert_eq!(samples([100]).utilisation(Some(&Floor::Cycles(700.0))), None);
     }
 
     #[test]
@@ -124,7 +153,7 @@ mod tests {
     fn only_samples_of_the_same_turn_are_compared() {
         let mut late = Samples::default();
         // Measured while everything took twice as long, and faster than the default then.
-        (10..20).for_each(|turn| late.push(turn, Duration::from_micros(190)));
+        (10..20).for_each(|turn| late.push(turn, sample(190)));
         let default = samples((0..20).map(|turn| if turn < 10 { 100 } else { 200 }));
         assert_eq!(ratio(&late, &default), 0.95);
         assert!(beats(&late, &default));

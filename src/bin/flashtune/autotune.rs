@@ -8,7 +8,7 @@ use flashtune::device::Arch;
 use flashtune::error::Status;
 use flashtune::plan::{Engine, Record, key, record};
 use flashtune::problem::Problem;
-use flashtune::tune::{DEFAULT_TIME_LIMIT, TuneOptions, worker};
+use flashtune::tune::{DEFAULT_TIME_LIMIT, Event, Trial, TuneOptions, Verdict, worker};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,6 +38,9 @@ pub struct Args {
     /// Measure again although there is a record
     #[arg(long)]
     retune: bool,
+    /// A line for each candidate too: its time and utilisation, or why it failed
+    #[arg(long)]
+    verbose: bool,
     /// Print the records as JSON lines
     #[arg(long)]
     json: bool,
@@ -66,7 +69,15 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let device = args.device.unwrap_or_default();
     let engine = device.engine()?;
     let stop = stop_on_signal()?;
-    let mut pass = Pass { engine: &engine, device, stop, started: Instant::now(), budget, retune: args.retune };
+    let mut pass = Pass {
+        engine: &engine,
+        device,
+        stop,
+        started: Instant::now(),
+        budget,
+        retune: args.retune,
+        verbose: args.verbose,
+    };
     let display = Display::new(problems.len());
     let (mut records, mut failures, mut left) = (Vec::new(), 0, 0);
     for (index, problem) in problems.iter().enumerate() {
@@ -111,6 +122,7 @@ struct Pass<'a> {
     started: Instant,
     budget: Option<Duration>,
     retune: bool,
+    verbose: bool,
 }
 
 enum Tuned {
@@ -131,8 +143,12 @@ impl Pass<'_> {
             retune: self.retune,
             worker: self.worker(),
         };
-        let tuned = self.engine.autotune(problem, &options, &mut |progress| {
-            display.step(name, progress);
+        let tuned = self.engine.autotune(problem, &options, &mut |event| {
+            match event {
+                Event::Progress(progress) => display.step(name, &progress),
+                Event::Trial(trial) if self.verbose => display.line(&told(trial)),
+                Event::Trial(_) => {}
+            }
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         match tuned {
@@ -174,7 +190,23 @@ fn summary(name: &str, record: &Record) -> String {
         _ => String::new(),
     };
     let tflops = record.problem.flops() / record.median_us * 1e-6;
-    format!("{name}: {:.1} us, {tflops:.3} TFLOP/s{gain}, {}", record.median_us, record.config)
+    let u = utilisation(record.utilisation);
+    format!("{name}: {:.1} us, {tflops:.3} TFLOP/s{u}{gain}, {}", record.median_us, record.config)
+}
+
+fn told(trial: &Trial) -> String {
+    let config = &trial.config;
+    match &trial.verdict {
+        Verdict::Measured { median_us, utilisation: u } => {
+            format!("  {median_us:.1} us{}, {config}", utilisation(*u))
+        }
+        Verdict::Failed { reason } | Verdict::FailedHere { reason } => format!("  failed: {config}: {reason}"),
+    }
+}
+
+/// What of the device's ceiling was reached (`tune::Floor`), as a part of a line.
+pub fn utilisation(of_ceiling: Option<f64>) -> String {
+    of_ceiling.map_or(String::new(), |u| format!(", u {u:.3}"))
 }
 
 /// New records replace those of the same device and key; the others in the file stay.

@@ -1,12 +1,13 @@
 //! `flashtune bench`: the time of the plan that a problem gets, beside what the heuristic's would take.
 
+use crate::autotune::utilisation;
 use crate::device::DeviceArg;
 use crate::problems::{self, ClassArgs, ShapeArgs};
 use crate::{Failure, print_json};
 use flashtune::config::Config;
 use flashtune::plan::{Engine, key};
 use flashtune::problem::Problem;
-use flashtune::tune::{Rig, space};
+use flashtune::tune::{Floor, Rig, space};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -49,6 +50,8 @@ struct Timing {
     median_us: f64,
     spread: f64,
     tflops: f64,
+    /// Of the device's ceiling; null where that is not known.
+    utilisation: Option<f64>,
     default_us: f64,
 }
 
@@ -65,11 +68,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
             print_json(&timing)?;
         } else {
             println!(
-                "{}: {:.1} us ± {:.1} %, {:.3} TFLOP/s, default {:.1} us, {} ({})",
+                "{}: {:.1} us ± {:.1} %, {:.3} TFLOP/s{}, default {:.1} us, {} ({})",
                 timing.key,
                 timing.median_us,
                 100.0 * timing.spread,
                 timing.tflops,
+                utilisation(timing.utilisation),
                 timing.default_us,
                 timing.config,
                 timing.reason
@@ -82,6 +86,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn time(engine: &Engine, problem: &Problem, runs: usize) -> Result<Timing, Failure> {
     let plan = engine.prepare(problem)?;
     let default = space::heuristic(&key::canonical(problem), engine.backend().device());
+    let floor = Floor::of(problem, engine.backend().device());
     let mut rig = Rig::new(engine.backend(), problem);
     let samples = rig.measure(&plan.config, runs)?;
     let default_us = match plan.config == default {
@@ -96,6 +101,7 @@ fn time(engine: &Engine, problem: &Problem, runs: usize) -> Result<Timing, Failu
         median_us: samples.median_us(),
         spread: samples.spread(),
         tflops: problem.flops() / samples.median_us() * 1e-6,
+        utilisation: samples.utilisation(floor.as_ref()),
         default_us,
     })
 }

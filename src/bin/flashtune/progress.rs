@@ -45,6 +45,14 @@ impl Display {
         }
     }
 
+    /// A line above the bar.
+    pub fn line(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
     pub fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

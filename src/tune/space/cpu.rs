@@ -114,6 +114,7 @@ mod tests {
             threads_per_sm: 0,
             l2_bytes,
             memory_bytes: 0,
+            memory_bytes_per_second: 0,
             driver_version: 0,
             nvrtc_version: (0, 0),
         }

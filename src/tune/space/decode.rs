@@ -60,10 +60,20 @@ const CONSTRAINTS: &[Constraint] = &[
 /// Whether this family does a problem, and is preferred for it: its queries fit one tile, and the keys are many to each
 /// of them, so that reading them is what takes the time. With pages it is the only one.
 pub fn serves(problem: &Problem) -> bool {
-    let is_decoding = problem.pass == Pass::Forward && problem.dtype != Dtype::Fp32 && !problem.dropout;
-    let is_few =
-        (1..=MAX_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q;
-    is_decoding && (problem.features.paged.is_some() || is_few)
+    may_decode(problem) && (problem.features.paged.is_some() || has_few_queries(problem))
+}
+
+/// Whether it is the reading of keys that takes the time, with pages or without.
+pub fn is_bound_by_keys(problem: &Problem) -> bool {
+    may_decode(problem) && has_few_queries(problem)
+}
+
+fn may_decode(problem: &Problem) -> bool {
+    problem.pass == Pass::Forward && problem.dtype != Dtype::Fp32 && !problem.dropout
+}
+
+fn has_few_queries(problem: &Problem) -> bool {
+    (1..=MAX_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
 }
 
 /// Rows of the largest tile.

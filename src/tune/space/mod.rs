@@ -49,6 +49,11 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     }
 }
 
+/// Whether it is the reading of K and V that takes a problem's time on a GPU, not its products.
+pub fn is_bound_by_keys(problem: &Problem) -> bool {
+    decode::is_bound_by_keys(problem)
+}
+
 /// Why the family that was made for the device's architecture does not do a problem, in one clause; None where it does,
 /// and where there is none.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {

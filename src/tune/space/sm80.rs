@@ -350,6 +350,7 @@ mod tests {
             threads_per_sm,
             l2_bytes: 50 << 20,
             memory_bytes: 16 << 30,
+            memory_bytes_per_second: 0,
             driver_version: 13000,
             nvrtc_version: (13, 0),
         }

@@ -1,7 +1,7 @@
 //! The child's side: reads questions, answers them with a `Rig`, ends when its input ends or its device is lost.
 
 use super::{Answer, Failure, Question};
-use crate::backend::Backend;
+use crate::backend::{Backend, Elapsed};
 use crate::error::{Error, Result, Status};
 use crate::tune::rig::Rig;
 use crate::tune::search::{Bench, Fault};
@@ -45,7 +45,7 @@ pub fn serve(backend: &Backend, mut questions: impl Iterator<Item = String>, mut
             }
             Question::Sample(config) => {
                 let answer = match rig.sample(&config) {
-                    Ok(time) => Answer::Sampled { ns: time.as_nanos() as u64 },
+                    Ok(Elapsed { time, sm_clock_hz }) => Answer::Sampled { ns: time.as_nanos() as u64, sm_clock_hz },
                     Err(fault) => Answer::Failed(fail(fault)),
                 };
                 write(&mut answers, &answer)?;

@@ -58,6 +58,7 @@ enum Answer {
     },
     Sampled {
         ns: u64,
+        sm_clock_hz: Option<f64>,
     },
     Failed(Failure),
 }

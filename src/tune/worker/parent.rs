@@ -2,6 +2,7 @@
 //! replaced, and in both cases the candidate at work is the one to blame.
 
 use super::{Answer, Command, Failure, Question};
+use crate::backend::Elapsed;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
@@ -196,9 +197,9 @@ impl Bench for Worker {
         }
     }
 
-    fn sample(&mut self, config: &Config) -> Result<Duration, Fault> {
+    fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
         match self.step(&Question::Sample(config.clone()))? {
-            Answer::Sampled { ns } => Ok(Duration::from_nanos(ns)),
+            Answer::Sampled { ns, sm_clock_hz } => Ok(Elapsed { time: Duration::from_nanos(ns), sm_clock_hz }),
             other => Err(Fault::Bench(unexpected(&other))),
         }
     }

@@ -1,0 +1,109 @@
+//! SmClock: the clock that the SMs ran at while some work was done. A kernel before the work and one after it write down
+//! each SM's cycle counter and the GPU's timer.
+//!
+//! A GPU at its power limit changes its clock from kernel to kernel, faster than the driver or NVML tell: only so is it
+//! known what a kernel could have done at most (`tune::utilisation`). Measurement alone uses it, never a launch.
+
+use super::cubin_cache::CubinCache;
+use super::merge::FAMILY;
+use super::modules::{self, Loaded, Source};
+use super::render::Renderer;
+use crate::cuda::context::Context;
+use crate::cuda::memory::DeviceMemory;
+use crate::cuda::module::Function;
+use crate::cuda::stream::OwnedStream;
+use crate::device::Device;
+use crate::error::Result;
+use std::sync::Arc;
+
+/// File under `templates/`, without `.cu.tera`.
+pub const TEMPLATE: &str = "sm_clock";
+/// More than any GPU has SMs, whose numbers may have gaps.
+pub const SLOTS: u32 = 1024;
+/// A cycle count and nanoseconds, uint64 each: the twin of `Stamp` in `templates/sm_clock.cu.tera`.
+const STAMP_BYTES: usize = 16;
+
+pub(super) struct SmClock {
+    context: Arc<Context>,
+    function: Function,
+    /// Before the work, after it. A slot of zeros has no stamp.
+    stamps: [DeviceMemory; 2],
+    blocks: u32,
+    /// Keeps the module found by those who build the same text later.
+    _loaded: Arc<Loaded>,
+}
+
+impl SmClock {
+    pub fn new(context: &Arc<Context>, device: &Device, cubins: &CubinCache) -> Result<SmClock> {
+        let text = Renderer::shared()?.render_sm_clock(device.arch)?;
+        let source = Source { name: TEMPLATE, family: FAMILY, text: &text };
+        let loaded = modules::load(context, device, cubins, &source)?;
+        let function = loaded.module.function(c"flashtune_sm_clock", 0)?;
+        let stamps = || DeviceMemory::allocate(context, SLOTS as usize * STAMP_BYTES);
+        let stamps = [stamps()?, stamps()?];
+        Ok(SmClock { context: context.clone(), function, stamps, blocks: device.sm_count, _loaded: loaded })
+    }
+
+    pub fn clear(&self, stream: &OwnedStream) -> Result<()> {
+        self.stamps.iter().try_for_each(|stamps| stamps.fill(0, stream))
+    }
+
+    pub fn stamp_before(&self, stream: &OwnedStream) -> Result<()> {
+        self.stamp(&self.stamps[0], stream)
+    }
+
+    pub fn stamp_after(&self, stream: &OwnedStream) -> Result<()> {
+        self.stamp(&self.stamps[1], stream)
+    }
+
+    fn stamp(&self, stamps: &DeviceMemory, stream: &OwnedStream) -> Result<()> {
+        let current = self.context.enter()?;
+        let address = stamps.address();
+        let mut arguments = [std::ptr::from_ref(&address).cast_mut().cast()];
+        // SAFETY: the kernel takes one address, of SLOTS stamps, which live until the stream's work is done: freeing waits.
+        unsafe { self.function.launch(&current, [self.blocks, 1, 1], 1, 0, stream.handle(), false, &mut arguments) }
+    }
+
+    /// Hz between the two stamps, once all work on the stream is done; None where no SM has both.
+    pub fn hz(&self, stream: &OwnedStream) -> Result<Option<f64>> {
+        let read = |memory: &DeviceMemory| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; memory.bytes()];
+            memory.download(&mut bytes, stream)?;
+            Ok(bytes)
+        };
+        Ok(mean_hz(&read(&self.stamps[0])?, &read(&self.stamps[1])?))
+    }
+}
+
+/// The mean over the SMs that have a stamp in both.
+fn mean_hz(before: &[u8], after: &[u8]) -> Option<f64> {
+    let words = |stamp: &[u8]| {
+        let word = |at: usize| u64::from_le_bytes(stamp[at..at + 8].try_into().expect("eight bytes"));
+        [word(0), word(8)]
+    };
+    let hz: Vec<f64> = before
+        .chunks_exact(STAMP_BYTES)
+        .zip(after.chunks_exact(STAMP_BYTES))
+        .map(|(before, after)| (words(before), words(after)))
+        // The timer of some GPUs ticks once a microsecond: a short span may not have seen it move.
+        .filter(|([_, from], [_, to])| *from > 0 && to > from)
+        .map(|([from_cycle, from], [to_cycle, to])| to_cycle.wrapping_sub(from_cycle) as f64 * 1e9 / (to - from) as f64)
+        .collect();
+    (!hz.is_empty()).then(|| hz.iter().sum::<f64>() / hz.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_the_mean_over_sms_that_were_stamped_twice() {
+        let bytes =
+            |stamps: [[u64; 2]; 4]| -> Vec<u8> { stamps.into_iter().flatten().flat_map(u64::to_le_bytes).collect() };
+        // 1500 and 1700 cycles in a microsecond; an SM without a second stamp, and one without any.
+        let before = bytes([[100, 5000], [0, 5100], [7, 5000], [0, 0]]);
+        let after = bytes([[1600, 6000], [1700, 6100], [0, 0], [0, 0]]);
+        assert_eq!(mean_hz(&before, &after), Some(1.6e9));
+        assert_eq!(mean_hz(&before, &before), None);
+    }
+}
