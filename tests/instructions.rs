@@ -7,12 +7,12 @@
 mod disassembly;
 mod nvrtc;
 
-use disassembly::{consumer_spills, instructions, nvdisasm};
+use disassembly::{consumer_spill_bytes, instructions, nvdisasm};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
-use flashtune::kernel::render_pass;
+use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::space::heuristics;
@@ -24,6 +24,23 @@ use std::path::Path;
 const ARCHS: [Arch; 6] =
     [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
 
+const PLAIN: Problem = Problem {
+    pass: Pass::Forward,
+    dtype: Dtype::Bf16,
+    batch_size: 2,
+    num_heads_q: 8,
+    num_heads_kv: 2,
+    seqlen_q: 1000,
+    seqlen_k: 1000,
+    head_dim: 64,
+    head_dim_v: 64,
+    causal: Causal::None,
+    dropout: false,
+    deterministic: false,
+    features: Features::NONE,
+    layout: Layout::Vec8,
+};
+
 /// The main kernel of a pass in a heuristic's config, disassembled.
 struct Kernel {
     name: String,
@@ -32,7 +49,7 @@ struct Kernel {
     family: Family,
     instructions: BTreeSet<String>,
     /// 0 for a family without.
-    consumer_spills: usize,
+    consumer_spills: u32,
 }
 
 impl Kernel {
@@ -41,7 +58,7 @@ impl Kernel {
         let (spec, text) = kernels.iter().find(|(spec, _)| spec.is_main).unwrap();
         let compiled = compile(nvrtc, spec.template, text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
         let ordered = instructions(nvdisasm, &compiled.cubin);
-        let consumer_spills = if config.family == Family::Sm90 { consumer_spills(&ordered) } else { 0 };
+        let consumer_spills = if config.family == Family::Sm90 { consumer_spill_bytes(&ordered) } else { 0 };
         let instructions = ordered.into_iter().collect();
         let name = format!("{arch} {} {}", config.family.name(), Class::of(problem));
         Kernel { name, arch, pass: problem.pass, family: config.family, instructions, consumer_spills }
@@ -61,22 +78,7 @@ impl Kernel {
 fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement: impl Fn(&Kernel) + Sync) {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
-    let problem = |pass| Problem {
-        pass,
-        dtype,
-        batch_size: 2,
-        num_heads_q: 8,
-        num_heads_kv: 2,
-        seqlen_q: 1000,
-        seqlen_k: 1000,
-        head_dim,
-        head_dim_v: head_dim,
-        causal: Causal::None,
-        dropout: false,
-        deterministic: false,
-        features: Features::NONE,
-        layout,
-    };
+    let problem = |pass| Problem { pass, dtype, head_dim, head_dim_v: head_dim, layout, ..PLAIN };
     archs.par_iter().for_each(|arch| {
         for pass in [Pass::Forward, Pass::Backward] {
             for config in heuristics(&problem(pass), &Device::typical(*arch).unwrap()) {
@@ -143,4 +145,29 @@ fn copies_are_as_wide_as_the_layout_allows() {
             kernel.demand(false, &["LDG"], &["U16"]);
         });
     }
+}
+
+/// What a machine without nvdisasm reads of a cubin, beside nvdisasm: a flag on the stack, a window's bounds, a producer's
+/// spills alone, and none.
+#[test]
+fn the_consumers_spills_are_read_as_nvdisasm_reads_them() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let arch = Arch::Sm(9, 0);
+    let of = |pass, head_dim, causal, knobs: &[(&str, u32)]| {
+        let many = Problem { num_heads_q: 16, seqlen_q: 4096, seqlen_k: 4096, ..PLAIN };
+        let problem = Problem { pass, head_dim, head_dim_v: head_dim, causal, ..many };
+        let heuristic = heuristics(&problem, &Device::typical(arch).unwrap()).swap_remove(0);
+        let config = knobs.iter().fold(heuristic, |config, (knob, value)| config.with(knob, *value));
+        let kernels = render_pass(&problem, &config, arch).unwrap();
+        let (spec, text) = kernels.iter().find(|(spec, _)| spec.is_main).unwrap();
+        let compiled = compile(nvrtc, spec.template, text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
+        let read = sass::consumer_spill_bytes(&compiled.cubin);
+        assert_eq!(read, Some(consumer_spill_bytes(&instructions(&nvdisasm, &compiled.cubin))), "{problem:?} {config}");
+        (read.unwrap() > 0, compiled.resources[spec.entry].spill_bytes > 0)
+    };
+    assert_eq!(of(Pass::Forward, 64, Causal::BottomRight, &[]), (false, false));
+    assert_eq!(of(Pass::Forward, 160, Causal::BottomRight, &[]), (true, true));
+    assert_eq!(of(Pass::Backward, 128, Causal::None, &[]), (false, true));
+    assert_eq!(of(Pass::Backward, 128, Causal::None, &[("block_m", 80), ("v_regs", 0)]), (true, true));
 }

@@ -2,24 +2,21 @@
 //! registers, the shared memory and the spills that ptxas reports are within bounds.
 //!
 //! Configs are the heuristic's, for a typical GPU of the architecture and every family that serves there, and those of the
-//! shipped records. Of sm90's kernels only the producer may spill, which nvdisasm tells. The matrix is thinned to what
+//! shipped records. Of sm90's kernels only the producer may spill. The matrix is thinned to what
 //! two cores compile in three minutes (`is_taken`); `cargo test --test kernel_matrix -- --ignored` has no gaps. Without
-//! NVRTC or nvdisasm a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` and `FLASHTUNE_REQUIRE_NVDISASM=1` make that a
-//! failure.
+//! NVRTC a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
-mod disassembly;
 mod nvrtc;
 
-use disassembly::{consumer_spills, instructions, nvdisasm};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
-use flashtune::kernel::{KernelSpec, render_pass, sources};
+use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{record, shipped};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::{heuristics, tolerated_spills};
+use flashtune::tune::space::heuristics;
 use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,7 +94,7 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
     ((512, 512), Layout::Vec8),
 ];
 
-/// The bytes that the heuristic's main kernel may spill, with any feature; none where it is not listed.
+/// The bytes that the heuristic's mma.sync kernel may spill, with any feature; none where it is not listed.
 ///
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
@@ -116,7 +113,7 @@ const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 11] = [
     (Arch::Sm(12, 0), Pass::Backward, (256, 256), 16),
 ];
 
-/// And so many more where the pass is deterministic, by mma.sync: the turn at dQ takes two registers, which those tiles
+/// And so many more where the pass is deterministic: the turn at dQ takes two registers, which those tiles
 /// do not leave, and a few loads are nothing beside the wait.
 const TURNS_MAY_SPILL: u32 = 160;
 
@@ -128,9 +125,9 @@ const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
     (Arch::Sm(9, 0), Pass::Backward, 128, 80),
 ];
 
-/// The instructions by which the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
+/// The bytes that the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
 /// tile: 580 TFLOP/s on an H200, causal, 4096 keys, where the best tile that spills nothing did 541.
-const CONSUMERS_MAY_SPILL: [(Pass, (i64, i64), usize); 1] = [(Pass::Forward, (160, 160), 5)];
+const CONSUMERS_MAY_SPILL: [(Pass, (i64, i64), u32); 1] = [(Pass::Forward, (160, 160), 12)];
 
 /// Lengths of many tiles and of few, for which sm90's heuristic takes fewer rows.
 const MANY: i64 = 4000;
@@ -173,19 +170,13 @@ struct Kernel {
     name: String,
     registers: u32,
     shared_memory: u32,
-    spills: Spills,
-}
-
-/// What a kernel may spill: bytes in all, and instructions of sm90's consumers.
-#[derive(Clone, Copy, Default)]
-struct Spills {
-    bytes: u32,
-    of_consumers: usize,
+    /// Bytes, of sm90's kernels by the consumers.
+    may_spill: u32,
 }
 
 impl Kernel {
     /// The kernels of a pass; only the main one may spill.
-    fn of(problem: &Problem, config: &Config, device: &Device, spills: Spills) -> Vec<Kernel> {
+    fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<Kernel> {
         let rendered = render_pass(problem, config, device.arch);
         let kernel = |(spec, text): (KernelSpec, String)| Kernel {
             family: config.family,
@@ -193,7 +184,7 @@ impl Kernel {
             registers: device.registers_per_sm
                 / (spec.threads * if spec.is_main { config.get("ctas_per_sm").max(1) } else { 1 }),
             shared_memory: device.smem_per_block - spec.smem_bytes,
-            spills: if spec.is_main { spills } else { Spills::default() },
+            may_spill: if spec.is_main { may_spill } else { 0 },
             spec,
             text,
         };
@@ -219,20 +210,11 @@ impl Kernel {
         let (smem, limit) = (used.static_smem_bytes, self.shared_memory);
         demand(smem <= limit, format!("{smem} bytes of static shared memory where {limit} are left"));
         if nvrtc.version() == JUDGED_NVRTC {
-            let (spilled, allowed) = (used.spill_bytes, self.spills.bytes);
+            let of_consumers = sass::consumer_spill_bytes(&compiled.cubin);
+            let (spilled, allowed) = (self.spec.costly_spill_bytes(used.spill_bytes, of_consumers), self.may_spill);
             demand(spilled <= allowed, format!("spills {spilled} bytes, at most {allowed} are allowed"));
-            if self.spec.registers.is_some()
-                && let Some(nvdisasm) = nvdisasm(nvrtc)
-            {
-                let spills = consumer_spills(&instructions(&nvdisasm, &compiled.cubin));
-                let allowed = self.spills.of_consumers;
-                demand(
-                    spills <= allowed,
-                    format!("{spills} instructions of the consumers spill, at most {allowed} may"),
-                );
-            }
             // An array that is indexed at run time lies on the stack without being called a spill.
-            demand(spilled > 0 || used.stack_bytes == 0, format!("{} bytes of stack", used.stack_bytes));
+            demand(used.spill_bytes > 0 || used.stack_bytes == 0, format!("{} bytes of stack", used.stack_bytes));
         }
         complaints
     }
@@ -250,18 +232,18 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
         let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
         for pass in [Pass::Forward, Pass::Backward] {
             let listed = MAY_SPILL.iter().find(|(a, p, d, _)| (*a, *p, *d) == (arch, pass, dims));
-            let deterministic = deterministic && pass == Pass::Backward;
             let consumers = CONSUMERS_MAY_SPILL.iter().find(|(p, d, _)| (*p, *d) == (pass, dims));
-            let of_consumers = consumers.map_or(0, |(.., instructions)| *instructions);
+            let deterministic = deterministic && pass == Pass::Backward;
             let many = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
             // With one feature a head dim.
             let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
             for problem in [many].into_iter().chain(few) {
                 for config in heuristics(&problem, &device) {
-                    let of_turns = if deterministic && config.family == Family::Sm80 { TURNS_MAY_SPILL } else { 0 };
-                    let tolerated = of_turns + tolerated_spills(&problem, config.family);
-                    let bytes = listed.map_or(0, |(.., bytes)| *bytes) + tolerated;
-                    let new = Kernel::of(&problem, &config, &device, Spills { bytes, of_consumers });
+                    let may_spill = match config.family {
+                        Family::Sm90 => consumers.map_or(0, |(.., bytes)| *bytes),
+                        _ => listed.map_or(0, |(.., bytes)| *bytes) + if deterministic { TURNS_MAY_SPILL } else { 0 },
+                    };
+                    let new = Kernel::of(&problem, &config, &device, may_spill);
                     kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
                 }
             }
@@ -274,8 +256,7 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
                 let spills = FEATURES_MAY_SPILL.iter().find(|(a, p, d, _)| {
                     (*a, *p, *d) == (arch, problem.pass, problem.head_dim) && config.family == Family::Sm80
                 });
-                let bytes = spills.map_or(0, |(.., bytes)| *bytes) + tolerated_spills(&problem, config.family);
-                let new = Kernel::of(&problem, &config, &device, Spills { bytes, of_consumers: 0 });
+                let new = Kernel::of(&problem, &config, &device, spills.map_or(0, |(.., bytes)| *bytes));
                 kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
             }
         }
@@ -372,8 +353,7 @@ fn kernels_of_shipped_records_do_not_spill() {
         let (records, ignored) = record::read_lines(text);
         assert!(ignored.is_empty(), "{path}: {ignored:?}");
         for record in records.into_iter().filter(|record| record.config.family != Family::Cpu) {
-            let spills = Spills { bytes: tolerated_spills(&record.problem, record.config.family), ..Spills::default() };
-            let new = Kernel::of(&record.problem, &record.config, &typical(record.arch), spills);
+            let new = Kernel::of(&record.problem, &record.config, &typical(record.arch), 0);
             kernels.entry(record.arch).or_default().extend(new.into_iter().map(|k| (k.text.clone(), k)));
         }
     }

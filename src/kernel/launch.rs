@@ -62,9 +62,11 @@ impl Executable {
                 check_registers(&spec, function.registers()?)?;
                 if spec.is_main {
                     name = spec.entry;
+                    let spill_bytes = loaded.resources.get(spec.entry).map_or(0, |entry| entry.spill_bytes);
                     resources = Resources {
                         registers: function.registers()?,
-                        spill_bytes: loaded.resources.get(spec.entry).map_or(0, |entry| entry.spill_bytes),
+                        spill_bytes,
+                        costly_spill_bytes: spec.costly_spill_bytes(spill_bytes, loaded.consumer_spill_bytes),
                         smem_bytes: spec.smem_bytes + function.static_smem_bytes()?,
                         threads: spec.threads,
                     };

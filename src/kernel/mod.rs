@@ -15,6 +15,7 @@ pub mod merge;
 mod modules;
 mod params;
 pub mod render;
+pub mod sass;
 pub mod sm_clock;
 pub mod sources;
 mod tile_counters;
@@ -42,7 +43,10 @@ use render::Renderer;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Resources {
     pub registers: u32,
+    /// All that ptxas says.
     pub spill_bytes: u32,
+    /// Those that products wait for: of a kernel whose warpgroups have parts the consumers' alone (`sass`), else all.
+    pub costly_spill_bytes: u32,
     pub smem_bytes: u32,
     pub threads: u32,
 }

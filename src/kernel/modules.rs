@@ -5,7 +5,7 @@
 
 use super::compile::{EntryResources, Target, compile, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
-use super::{Compiled, Nvrtc};
+use super::{Compiled, Nvrtc, sass};
 use crate::config::Family;
 use crate::cuda::context::Context;
 use crate::cuda::module::Module;
@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 pub(super) struct Loaded {
     pub module: Arc<Module>,
     pub resources: BTreeMap<String, EntryResources>,
+    /// `sass::consumer_spill_bytes` of its cubin.
+    pub consumer_spill_bytes: Option<u32>,
 }
 
 type Slot = Arc<Mutex<Weak<Loaded>>>;
@@ -48,7 +50,8 @@ pub(super) fn load(
     }
     let compiled = cubin(device, cubins, source, &digest)?;
     let module = Module::load(context, &compiled.cubin).map_err(|error| error.context(source.name))?;
-    let fresh = Arc::new(Loaded { module, resources: compiled.resources });
+    let consumer_spill_bytes = sass::consumer_spill_bytes(&compiled.cubin);
+    let fresh = Arc::new(Loaded { module, resources: compiled.resources, consumer_spill_bytes });
     *loaded = Arc::downgrade(&fresh);
     Ok(fresh)
 }

@@ -31,7 +31,7 @@ pub const FINAL: &[Round] = &[
 pub struct Contender {
     pub config: Config,
     pub is_default: bool,
-    /// Beyond what its family may spill.
+    /// As `search` hears of them.
     pub spill_bytes: u32,
     pub check_error: f64,
     pub samples: Samples,

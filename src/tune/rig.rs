@@ -105,7 +105,7 @@ impl Bench for Rig<'_> {
             drop(sender);
             for (index, built) in receiver {
                 let result = built.map_err(blame).map(|executable| {
-                    let spills = executable.resources().spill_bytes;
+                    let spills = executable.resources().costly_spill_bytes;
                     self.executables.insert(configs[index].clone(), executable);
                     spills
                 });

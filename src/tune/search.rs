@@ -7,7 +7,7 @@
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
 use super::timing::Samples;
-use super::{Floor, Outcome, Phase, Progress, Timed, Trial, Verdict, space};
+use super::{Floor, Outcome, Phase, Progress, Timed, Trial, Verdict};
 use crate::backend::Elapsed;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
@@ -25,7 +25,8 @@ pub trait Bench {
     fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault>;
 }
 
-/// Hears of a built candidate: its index and the bytes of registers that it spills.
+/// Hears of a built candidate: its index and the bytes of registers that it spills where products wait for them
+/// (`Resources::costly_spill_bytes`).
 pub type BuildObserver<'a> = dyn FnMut(usize, Result<u32, Fault>) -> ControlFlow<()> + 'a;
 
 /// Why a step failed.
@@ -152,7 +153,7 @@ impl Run<'_, '_> {
         })
     }
 
-    /// Those to go on with, and the bytes that each spills beyond what its family may.
+    /// Those to go on with, and the bytes that each spills.
     fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<(Config, u32)>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
@@ -162,8 +163,7 @@ impl Run<'_, '_> {
             awaits_default &= index != 0;
             let step = match result {
                 Ok(bytes) => {
-                    let tolerated = space::tolerated_spills(self.request.problem, configs[index].family);
-                    spills[index] = Some(bytes.saturating_sub(tolerated));
+                    spills[index] = Some(bytes);
                     Ok(())
                 }
                 Err(fault) => self.fail(&configs[index], fault),
@@ -190,7 +190,6 @@ impl Run<'_, '_> {
         for (config, spills) in configs.into_iter().zip(spills) {
             match spills {
                 Some(bytes) if self.is_clean && bytes > 0 && !self.is_default(&config) => {
-                    let bytes = bytes + space::tolerated_spills(self.request.problem, config.family);
                     self.fail(&config, Fault::Candidate(format!("spills {bytes} bytes of registers")))?;
                 }
                 Some(bytes) => kept.push((config, bytes)),

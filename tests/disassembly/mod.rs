@@ -36,10 +36,21 @@ pub fn instructions(nvdisasm: &Path, cubin: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Loads and stores of spilled registers in an sm90 kernel's consumers: their code begins where they take more registers
+/// Bytes of registers that an sm90 kernel's consumers store and load: their code begins where they take more registers
 /// and ends where the producer gives some up.
-pub fn consumer_spills(instructions: &[String]) -> usize {
+pub fn consumer_spill_bytes(instructions: &[String]) -> u32 {
     let begin = instructions.iter().position(|name| name.starts_with("USETMAXREG.TRY_ALLOC")).expect("setmaxnreg.inc");
     let consumers = instructions[begin..].iter().take_while(|name| !name.starts_with("USETMAXREG.DEALLOC"));
-    consumers.filter(|name| ["STL", "LDL"].contains(&name.split('.').next().unwrap_or_default())).count()
+    let bytes = |name: &str| {
+        let (opcode, modifiers) = name.split_once('.').unwrap_or((name, ""));
+        let width = match modifiers.split('.').next_back().unwrap_or_default() {
+            "U8" | "S8" => 1,
+            "U16" | "S16" => 2,
+            "64" => 8,
+            "128" => 16,
+            _ => 4,
+        };
+        if ["STL", "LDL"].contains(&opcode) { width } else { 0 }
+    };
+    consumers.map(|name| bytes(name)).sum()
 }

@@ -181,14 +181,6 @@ fn differences(a: &Config, b: &Config) -> usize {
     a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }
 
-/// Bytes of registers that the family's main kernel for a problem may spill beside others that spill none.
-pub fn tolerated_spills(problem: &Problem, family: Family) -> u32 {
-    match family {
-        Family::Cpu | Family::Sm80 | Family::Decode => 0,
-        Family::Sm90 => sm90::tolerated_spills(problem),
-    }
-}
-
 /// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.
 pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
     let serving = families(problem, device);

@@ -1,7 +1,7 @@
 //! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 rows or half of their columns, of
 //! queries forward and of keys backward.
 //!
-//! Each pass has a file; which problems the family does, and what it may spill, is here. What a wrong kernel would come of
+//! Each pass has a file; which problems the family does is here. What a wrong kernel would come of
 //! is asserted once more in the templates `sm90_forward.cu.tera`, `sm90_backward.cu.tera` and `sm90_backward_wide.cu.tera`.
 
 mod backward;
@@ -10,7 +10,6 @@ mod forward;
 use super::{Constraint, Knob};
 use crate::config::Config;
 use crate::device::Device;
-use crate::kernel::geometry;
 use crate::problem::{Layout, Pass, Problem};
 
 pub fn knobs(pass: Pass) -> &'static [Knob] {
@@ -35,22 +34,6 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
     } else {
         None
-    }
-}
-
-/// Bytes that a kernel may spill and still be tried. The one thread of the producer that works, and mostly waits, has 24
-/// to 56 registers; what it lacks of them, some 170 bytes, 210 where it draws tickets, and 290 where it serves a cluster,
-/// costs the consumers nothing. Where sequences have their own lengths it also keeps track of where each one's tiles and rows begin.
-/// That it is not the consumers who spill, a total cannot tell: tests/kernel_matrix.rs looks at the instructions.
-pub fn tolerated_spills(problem: &Problem) -> u32 {
-    match problem.pass {
-        // Bias, mask and the bias's gradient are looked up for each score, and what waits for that may wait on the
-        // stack.
-        Pass::Backward if problem.features.modifies_scores() => 640,
-        _ if problem.features.varlen.is_some() => 448,
-        Pass::Backward if geometry::sm90_is_wide(problem) => 304,
-        Pass::Backward if problem.deterministic => 224,
-        _ => 192,
     }
 }
 
