@@ -1,4 +1,4 @@
-//! Problem: *what* is asked. Pass, types, shape, mask, dropout on or off, layout class.
+//! Problem: *what* is asked. Pass, types, shape, mask, dropout on or off, other features, determinism, layout class.
 //!
 //! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`) and nothing of
 //! how it is done (see `config`). Two calls with equal Problems share a plan.
@@ -208,6 +208,11 @@ impl Problem {
     /// The queries of all heads that share a key-value head.
     pub const fn packed_rows(&self) -> i64 {
         self.seqlen_q.saturating_mul(self.group_size())
+    }
+
+    /// Whether the keys may be split over blocks of threads, in pages or not: nothing is dropped or trained while decoding.
+    pub fn may_decode(&self) -> bool {
+        self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout
     }
 
     /// Row i sees keys j <= i + this; None: up to the last one. With sequences of their own lengths it is what comes on

@@ -94,7 +94,7 @@ fn a_launch_passes_grid_stream_and_params() {
             let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&params).cast::<u8>(), PARAMS_BYTES) };
             for (spec, launch) in specs.iter().zip(&fake.state().launch[first..]) {
                 assert_eq!((launch.context, launch.stream), (0x1000, 0x77));
-                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass), 132));
+                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass), 1, 132));
                 assert_eq!((launch.block, launch.smem_bytes), ([spec.threads, 1, 1], spec.smem_bytes));
                 assert!(launch.params == bytes, "params of {}", spec.entry);
             }

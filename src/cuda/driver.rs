@@ -59,12 +59,6 @@ function_table! {
         module_get_function ["cuModuleGetFunction"] (function: *mut CUfunction, module: CUmodule, name: *const c_char);
         func_get_attribute ["cuFuncGetAttribute"] (value: *mut c_int, attribute: c_int, function: CUfunction);
         func_set_attribute ["cuFuncSetAttribute"] (function: CUfunction, attribute: c_int, value: c_int);
-        launch_kernel ["cuLaunchKernel"] (
-            function: CUfunction,
-            grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-            block_x: c_uint, block_y: c_uint, block_z: c_uint,
-            smem_bytes: c_uint, stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void
-        );
         launch_kernel_ex ["cuLaunchKernelEx"] (
             config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void
         );

@@ -109,43 +109,26 @@ impl Function {
         waits: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
+        let mut may_overlap = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: smem_bytes,
+            hStream: stream.cast(),
+            attrs: &mut may_overlap,
+            numAttrs: u32::from(waits),
+        };
         let driver = self.module.context.driver();
-        if waits {
-            let mut may_overlap = CUlaunchAttribute {
-                id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                pad: [0; 4],
-                value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            };
-            let config = CUlaunchConfig {
-                gridDimX: grid[0],
-                gridDimY: grid[1],
-                gridDimZ: grid[2],
-                blockDimX: threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: smem_bytes,
-                hStream: stream.cast(),
-                attrs: &mut may_overlap,
-                numAttrs: 1,
-            };
-            // SAFETY: as below; the driver reads the config and its one attribute before it returns.
-            return unsafe { driver.launch_kernel_ex(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut()) };
-        }
-        // SAFETY: the driver copies the arguments before it returns and does not write to them; the rest is the caller's.
-        unsafe {
-            driver.launch_kernel(
-                self.raw,
-                grid[0],
-                grid[1],
-                grid[2],
-                threads,
-                1,
-                1,
-                smem_bytes,
-                stream.cast(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
+        // SAFETY: the driver reads the config and copies the arguments before it returns, and writes to neither; the rest is
+        // the caller's.
+        unsafe { driver.launch_kernel_ex(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut()) }
     }
 }

@@ -95,7 +95,7 @@ const CONVERT_ROWS: u32 = 32;
 const SINKS_THREADS: u32 = 1024;
 const SINKS_ROWS: u32 = 256;
 /// Merges partial states, a row with each block of threads.
-const COMBINE: &str = "combine";
+pub const COMBINE: &str = "combine";
 const COMBINE_THREADS: u32 = 128;
 
 /// The kernels of a pass in launch order.
@@ -252,22 +252,19 @@ pub const fn dq_transposed(family: Family) -> bool {
     matches!(family, Family::Sm90)
 }
 
-/// The launch grid of one of `kernels` on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
-pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, sm_count: u32) -> [u32; 3] {
+/// The launch grid of one of `kernels`, with the keys in so many splits, on a GPU of so many SMs; a dimension is 0 where
+/// there is nothing to launch.
+pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, num_splits: u32, sm_count: u32) -> [u32; 3] {
     let blocks = match spec.schedule {
         Schedule::OneTile => tiles(spec, problem),
         Schedule::Persistent => tiles(spec, problem).min(u64::from(sm_count)),
         Schedule::PersistentPairs => 2 * tiles(spec, problem).min(u64::from(sm_count / 2)),
     };
     let slices = match (spec.axis, config.get("block_dim_v")) {
-        (Axis::PackedRows, _) => num_splits(problem, config),
+        (Axis::PackedRows, _) => num_splits,
         (Axis::Queries, slice) if spec.is_main && slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
         _ => 1,
     };
-    // One split leaves no partial states.
-    if spec.template == COMBINE && num_splits(problem, config) == 1 {
-        return [0; 3];
-    }
     // More than 2^31 - 1 blocks is more than a grid holds: `space::check` refuses it, so this does not truncate.
     [blocks.min(i32::MAX as u64) as u32, slices, 1]
 }

@@ -113,7 +113,9 @@ impl Gpu {
                     // Once per process: a device that stays full must not fill a server's log.
                     static ONCE: Once = Once::new();
                     ONCE.call_once(|| {
-                        log::warn!("causal kernels run a fixed schedule, without tile counters: {error}")
+                        log::warn!(
+                            "kernels whose tiles differ in length, as under a causal mask or a window, run a fixed schedule, without tile counters: {error}"
+                        )
                     });
                     None
                 }

@@ -88,9 +88,14 @@ impl Executable {
         let mut follows = false;
         for kernel in &self.kernels {
             let spec = &kernel.spec;
-            let grid = geometry::grid(spec, &call.problem, &self.config, self.sm_count);
-            let is_unwanted = spec.template == geometry::SINKS && call.features.dsinks.is_null();
-            if grid.contains(&0) || is_unwanted {
+            let grid = geometry::grid(spec, &call.problem, &self.config, num_splits, self.sm_count);
+            let is_wanted = match spec.template {
+                geometry::SINKS => !call.features.dsinks.is_null(),
+                // One split leaves no partial states.
+                geometry::COMBINE => num_splits > 1,
+                _ => true,
+            };
+            if grid.contains(&0) || !is_wanted {
                 continue;
             }
             let enqueued = match spec.arguments {

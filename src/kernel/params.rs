@@ -44,8 +44,8 @@ pub struct KernelParams {
     pub group_size: i32,
     pub seqlen_q: i32,
     pub seqlen_k: i32,
-    /// Row i sees keys j <= i + right_shift (causal kernels only). Of sequences of their own lengths, besides their
-    /// alignment's.
+    /// Row i sees keys j <= i + right_shift (only kernels that are causal or have a window to the right). Of sequences of
+    /// their own lengths, besides their alignment's.
     pub right_shift: i32,
     /// No block of a multiple of 16 rows up to 128 that holds a query reaches past them.
     pub workspace_rows: i32,

@@ -3,7 +3,7 @@
 //!
 //! Known without the config, so that a caller may size it once. Where in the arrays a row lies is the backends' to say.
 
-use super::{Dtype, Pass, Problem, Varlen};
+use super::{Pass, Problem, Varlen};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use: the backward pass's delta and fp32 dQ accumulator
@@ -61,8 +61,7 @@ impl Problem {
     /// Into how many splits the keys may be cut at most, each for its own block of threads; 1: they may not. No more
     /// than what a GPU's processors need to have something to do, and not below a worthwhile number of keys each.
     pub fn max_splits(&self) -> i64 {
-        let is_decoding = self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout;
-        if !is_decoding || self.is_empty() || self.packed_rows() > SPLIT_ROWS {
+        if !self.may_decode() || self.is_empty() || self.packed_rows() > SPLIT_ROWS {
             return 1;
         }
         let of_keys = self.seqlen_k / SPLIT_KEYS;

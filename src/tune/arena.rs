@@ -10,7 +10,7 @@ use crate::backend::{Backend, Memory};
 use crate::call::{Call, TensorRef};
 use crate::dropout::{Dropout, philox4x32_10};
 use crate::error::Result;
-use crate::problem::{Dtype, Layout, Pass, Problem};
+use crate::problem::{Dtype, Features, Layout, Pass, Problem};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Arena {
             .iter()
             .map(|tensor| allocate(Shape::of(problem, *tensor).elements() * element))
             .collect::<Result<_>>()?;
-        let lse = allocate(lse_rows(problem) * 4)?;
+        let lse = allocate(problem.lse_elements() as usize * 4)?;
         let workspace = allocate(problem.workspace_bytes())?;
         let features = FeatureBuffers::new(backend, problem, &lengths)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
@@ -238,7 +238,7 @@ impl Arena {
 
     /// A row that no sequence uses as -inf, unless a NaN that stood there was overwritten.
     pub fn read_lse(&self, backend: &Backend) -> Result<Vec<f32>> {
-        let mut bytes = vec![0; lse_rows(&self.call.problem) * 4];
+        let mut bytes = vec![0; self.call.problem.lse_elements() as usize * 4];
         backend.download(&self.lse, &mut bytes)?;
         let unless_unused =
             |(lse, is_used): (f32, bool)| if !is_used && lse.is_nan() { f32::NEG_INFINITY } else { lse };
@@ -254,7 +254,7 @@ impl Arena {
 /// Bytes of one arena, the workspace included.
 pub fn arena_bytes(problem: &Problem) -> usize {
     let tensors = tensors(problem.pass).iter().map(|t| Shape::of(problem, *t).elements() * problem.dtype.bytes());
-    tensors.sum::<usize>() + lse_rows(problem) * 4 + feature_bytes(problem) + problem.workspace_bytes()
+    tensors.sum::<usize>() + problem.lse_elements() as usize * 4 + feature_bytes(problem) + problem.workspace_bytes()
 }
 
 /// A tensor of no element still has an address.
@@ -264,26 +264,17 @@ const NAN_BYTE: u8 = 0xff;
 /// Random values made per problem, a prime.
 const POOL: usize = 1_048_573;
 
-pub fn lse_rows(problem: &Problem) -> usize {
-    let positions = total(problem, Tensor::Q).unwrap_or(problem.batch_size * problem.seqlen_q);
-    (problem.num_heads_q * positions) as usize
-}
-
 /// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for s normal. As if all
 /// sequences were the longest, and without what else makes a score.
 fn expected_lse(problem: &Problem) -> Vec<f32> {
-    // Of sequences of their own lengths the problem's diagonals are without their alignment's shift.
-    let ends = match problem.features.varlen.is_some() && problem.aligns_ends() {
-        true => problem.seqlen_k - problem.seqlen_q,
-        false => 0,
-    };
+    let longest = Problem { features: Features { varlen: None, ..problem.features }, ..*problem };
     let row = |i: i64| {
-        let end = problem.right_shift().map_or(problem.seqlen_k, |shift| (i + ends + shift + 1).min(problem.seqlen_k));
-        let begin = problem.left_shift().map_or(0, |shift| (i + ends + shift).max(0));
+        let end = longest.right_shift().map_or(problem.seqlen_k, |shift| (i + shift + 1).min(problem.seqlen_k));
+        let begin = longest.left_shift().map_or(0, |shift| (i + shift).max(0));
         if end <= begin { f32::NEG_INFINITY } else { ((end - begin) as f32).ln() + 0.5 }
     };
     let rows: Vec<f32> = (0..problem.seqlen_q).map(row).collect();
-    rows.iter().cycle().take(lse_rows(problem)).copied().collect()
+    rows.iter().cycle().take(problem.lse_elements() as usize).copied().collect()
 }
 
 /// Normally distributed values, a function of the seed.
@@ -324,7 +315,7 @@ pub fn rounded(values: &[f32], dtype: Dtype) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Causal, Features, Varlen, Window};
+    use crate::problem::{Causal, Varlen, Window};
 
     #[test]
     fn the_pitch_is_of_the_layout_class_and_no_wider() {

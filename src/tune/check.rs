@@ -81,7 +81,7 @@ impl Check {
 /// the queries outnumber the keys, so that with bottom-right causality the first rows see none. Few queries stay as
 /// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits.
 fn reduced(problem: &Problem) -> [Problem; 2] {
-    let is_decoding = problem.pass == Pass::Forward && problem.packed_rows() <= 64;
+    let is_decoding = problem.may_decode() && problem.packed_rows() <= 64;
     // One group per key-value head stays one; of larger groups three heads show every sharing.
     let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
     let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
@@ -117,7 +117,7 @@ fn poison_outputs(arena: &Arena, backend: &Backend) -> Result<()> {
         arena.poison(backend, *tensor)?;
     }
     if problem.pass == Pass::Forward {
-        arena.write_lse(backend, &vec![f32::NAN; arena::lse_rows(problem)])?;
+        arena.write_lse(backend, &vec![f32::NAN; problem.lse_elements() as usize])?;
     }
     arena.features().clear_gradients(backend)
 }

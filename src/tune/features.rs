@@ -2,7 +2,7 @@
 //!
 //! Values are the same for equal problems but for the dtype, so that a candidate and its reference get the same.
 
-use super::arena::{decode, encode, lse_rows, normals};
+use super::arena::{decode, encode, normals};
 use super::lengths::Lengths;
 use crate::backend::{Backend, Memory};
 use crate::call::{FeatureArgs, ScoresRef};
@@ -100,7 +100,7 @@ impl FeatureBuffers {
         let bytes = || recurring(&pool(32).iter().map(|x| u8::from(*x > -1.15)).collect::<Vec<_>>(), shape.elements());
         let mask = upload(of.mask, &bytes)?;
         let sinks = upload(of.sinks, &|| fp32(heads, 33))?.cast();
-        let dlse = upload(of.dlse, &|| fp32(lse_rows(problem), 34))?.cast();
+        let dlse = upload(of.dlse, &|| fp32(problem.lse_elements() as usize, 34))?.cast();
         let varlen = of.varlen.unwrap_or_default();
         let mut upload_lengths = |total: Option<i64>, lengths: &[i64]| -> Result<[*const i32; 2]> {
             let ends = || {
@@ -175,7 +175,7 @@ pub fn feature_bytes(problem: &Problem) -> usize {
     let bias = if of.bias { elements * problem.dtype.bytes() } else { 0 };
     let dbias = if of.dbias { 4 * elements } else { 0 };
     let mask = if of.mask { elements } else { 0 };
-    let dlse = if of.dlse { 4 * lse_rows(problem) } else { 0 };
+    let dlse = if of.dlse { 4 * problem.lse_elements() as usize } else { 0 };
     bias + dbias + mask + dlse
 }
 

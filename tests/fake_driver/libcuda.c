@@ -142,14 +142,13 @@ static int record(unsigned overlaps, void *function, unsigned gx, unsigned gy, u
     }
     return SUCCESS;
 }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem, void *stream, void **params, void **extra) {
-    return record(0, function, gx, gy, gz, bx, by, bz, smem, stream, params, extra);
-}
 // As cuda.h has them.
 struct launch_attribute { int id; char pad[4]; union { int value; char all[64]; } value; };
 struct launch_config { unsigned gx, gy, gz, bx, by, bz, smem; void *stream; struct launch_attribute *attributes; unsigned count; };
 int cuLaunchKernelEx(const struct launch_config *config, void *function, void **params, void **extra) {
     const int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
-    if (config->count != 1 || config->attributes->id != PROGRAMMATIC_STREAM_SERIALIZATION || config->attributes->value.value != 1) return INVALID_VALUE;
-    return record(1, function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->smem, config->stream, params, extra);
+    const struct launch_attribute *attribute = config->attributes;
+    if (config->count > 1) return INVALID_VALUE;
+    if (config->count && (attribute->id != PROGRAMMATIC_STREAM_SERIALIZATION || attribute->value.value != 1)) return INVALID_VALUE;
+    return record(config->count, function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->smem, config->stream, params, extra);
 }

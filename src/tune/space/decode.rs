@@ -2,12 +2,12 @@
 //! bytes in flight on each SM and that all SMs have an equal share. Constraints stand here with their reason and once
 //! more as static asserts in `templates/decode.cu.tera`.
 
-use super::gpu::{GRID, SHARED_MEMORY};
+use super::gpu::{GRID, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{Dtype, Layout, Pass, Problem};
+use crate::problem::{Layout, Problem};
 
 const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "packed query rows of a tile", values: &[16, 32, 64] },
@@ -43,11 +43,7 @@ const CONSTRAINTS: &[Constraint] = &[
         reason: "more splits than the workspace has room for are not made",
         holds: |p, c, _| i64::from(c.get("num_splits")) <= p.max_splits(),
     },
-    Constraint {
-        name: "threads",
-        reason: "the blocks that share an SM must fit its threads",
-        holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
-    },
+    THREADS,
     Constraint {
         name: "registers",
         reason: "fragments of O, S and Q, the addresses of copies and 60 more must fit a thread's registers, or they spill",
@@ -60,16 +56,12 @@ const CONSTRAINTS: &[Constraint] = &[
 /// Whether this family does a problem, and is preferred for it: its queries fit one tile, and the keys are many to each
 /// of them, so that reading them is what takes the time. With pages it is the only one.
 pub fn serves(problem: &Problem) -> bool {
-    may_decode(problem) && (problem.features.paged.is_some() || has_few_queries(problem))
+    problem.may_decode() && (problem.features.paged.is_some() || has_few_queries(problem))
 }
 
 /// Whether it is the reading of keys that takes the time, with pages or without.
 pub fn is_bound_by_keys(problem: &Problem) -> bool {
-    may_decode(problem) && has_few_queries(problem)
-}
-
-fn may_decode(problem: &Problem) -> bool {
-    problem.pass == Pass::Forward && problem.dtype != Dtype::Fp32 && !problem.dropout
+    problem.may_decode() && has_few_queries(problem)
 }
 
 fn has_few_queries(problem: &Problem) -> bool {
@@ -110,12 +102,6 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 /// Whether there are pages, or what belongs to each row's head and position.
 fn needs_more_addresses(problem: &Problem) -> bool {
     problem.features.modifies_scores() || problem.features.paged.is_some()
-}
-
-/// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
-fn register_budget(config: &Config, device: &Device) -> u32 {
-    let threads = config.get("num_warps") * 32 * config.get("ctas_per_sm");
-    (device.registers_per_sm / threads.max(1) / 8 * 8).min(255)
 }
 
 /// The first of a list of tiles, most bytes in flight first, that passes every constraint, with the splits that fill
@@ -215,7 +201,7 @@ mod tests {
     use super::super::{candidates, check, families, first_candidates};
     use super::*;
     use crate::device::Arch;
-    use crate::problem::{Causal, Features, MAX_SPLITS};
+    use crate::problem::{Causal, Dtype, Features, MAX_SPLITS, Pass};
 
     fn devices() -> [Device; 4] {
         [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())

@@ -1,6 +1,8 @@
-//! Constraints that every GPU family has.
+//! Constraints and budgets that GPU families have in common.
 
 use super::Constraint;
+use crate::config::Config;
+use crate::device::Device;
 use crate::kernel::geometry;
 
 pub const SHARED_MEMORY: Constraint = Constraint {
@@ -19,3 +21,15 @@ pub const GRID: Constraint = Constraint {
     reason: "a grid holds 2^31 - 1 blocks in x (CUDA programming guide, technical specifications)",
     holds: |p, c, _| geometry::grids_fit(p, c),
 };
+
+pub const THREADS: Constraint = Constraint {
+    name: "threads",
+    reason: "the blocks that share an SM must fit its threads",
+    holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
+};
+
+/// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
+pub fn register_budget(config: &Config, device: &Device) -> u32 {
+    let threads = config.get("num_warps") * 32 * config.get("ctas_per_sm");
+    (device.registers_per_sm / threads.max(1) / 8 * 8).min(255)
+}

@@ -1,7 +1,7 @@
 //! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
-use super::gpu::{GRID, SHARED_MEMORY};
+use super::gpu::{GRID, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
@@ -119,14 +119,8 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
 
 const LONGEST_FIRST: Constraint = Constraint {
     name: "longest_first",
-    reason: "without a causal mask all rows are equally long, and without turns to take the order only costs L2 hits",
+    reason: "without a causal mask rows are equally long, those of a window but for the first ones, and without turns to take the order only costs L2 hits",
     holds: |p, c, _| c.get("longest_first") == 0 || p.causal != Causal::None || p.deterministic,
-};
-
-const THREADS: Constraint = Constraint {
-    name: "threads",
-    reason: "the blocks that share an SM must fit its threads",
-    holds: |_, c, d| c.get("num_warps") * 32 * c.get("ctas_per_sm") <= d.threads_per_sm,
 };
 
 /// Warps along the keys of S and dP; small tiles leave warps without a patch.
@@ -154,12 +148,6 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
         }
     };
     fragments + 40
-}
-
-/// Registers of a thread: its share of the SM's, at most the 255 that an instruction can name.
-fn register_budget(config: &Config, device: &Device) -> u32 {
-    let threads = config.get("num_warps") * 32 * config.get("ctas_per_sm");
-    (device.registers_per_sm / threads.max(1) / 8 * 8).min(255)
 }
 
 /// The first of a short list of known good configs, most demanding first, that passes every constraint. The last ones
