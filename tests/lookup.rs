@@ -3,7 +3,7 @@
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::plan::record::{Record, read_lines, write_lines};
-use flashtune::plan::{Choice, Known, Source, choices, proven};
+use flashtune::plan::{Choice, Known, Source, choices, key, proven, shipped};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::{Outcome, Timed, space};
 use std::sync::Arc;
@@ -130,6 +130,47 @@ fn the_nearest_shape_of_the_class_is_taken() {
     assert!(first(&known, &shape(1, 6000), &device).reason.contains("nearest shape"));
     let other_class = Problem { dropout: true, ..shape(1, 1024) };
     assert_eq!(first(&known, &other_class, &device).source, Source::Heuristic);
+}
+
+#[test]
+fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
+    let device = h200();
+    let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
+    let config = space::heuristic(&decode(1), &device).with("num_splits", 24);
+    let tuned = Arc::new(Record { config, ..Record::clone(&record(&decode(1), &device, 0)) });
+    let known = Known { machine: vec![tuned], ..Known::default() };
+    let splits = |batch_size| {
+        let choice = first(&known, &decode(batch_size), &device);
+        (choice.source, choice.config.get("num_splits"))
+    };
+    assert_eq!([1, 2, 4].map(splits), [24, 12, 6].map(|splits| (Source::Machine, splits)));
+}
+
+/// Each shipped record left out in turn: what its problem gets from those that are left, beside what was found for it. As
+/// a record knows its runner-up's time, it often knows what the neighbour's config costs.
+#[test]
+fn a_shipped_record_that_is_left_out_is_told_by_its_neighbours() {
+    let device = h200();
+    let shipped = shipped::EMBEDDED.iter().flat_map(|(_, text)| read_lines(text).0).map(Arc::new);
+    let records: Vec<Arc<Record>> = shipped.filter(|record| record.arch == device.arch).collect();
+    let tile = |config: &Config| (config.family, config.get("block_m"), config.get("block_n"));
+    let (mut near, mut same_tile, mut known_worse) = (0, 0, Vec::new());
+    for left_out in &records {
+        let others = records.iter().filter(|record| !Arc::ptr_eq(record, left_out)).cloned();
+        let choice = first(&Known { shipped: others.collect(), ..Known::default() }, &left_out.problem, &device);
+        // Some are the only ones of their class, or further than a lookup likes to go.
+        let Some(neighbour) = &choice.record else { continue };
+        if key::distance(&neighbour.problem, &left_out.problem) > 2.0 {
+            continue;
+        }
+        near += 1;
+        same_tile += usize::from(tile(&choice.config) == tile(&left_out.config));
+        let measured = left_out.runner_up.iter().find(|other| other.config == choice.config);
+        known_worse.extend(measured.filter(|other| other.median_us > 1.05 * left_out.median_us).map(|_| &left_out.key));
+    }
+    assert!(near > 100, "{near} records have a neighbour");
+    assert!(100 * same_tile >= 85 * near, "{same_tile} of {near} neighbours have the same tile");
+    assert!(100 * known_worse.len() <= 2 * near, "more than 5 % off: {known_worse:#?}");
 }
 
 #[test]

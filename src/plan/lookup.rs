@@ -1,7 +1,8 @@
 //! Lookup: which configs to use for a problem, best first, from what is known in memory.
 //!
 //! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
-//! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class. Every hit is
+//! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class, whose config keeps
+//! what it was tuned to but for what follows from the shape alone (`space::carried_over`). Every hit is
 //! checked against the constraints of this device; what fails is a miss. A record from before the kernel family existed
 //! that is preferred now says nothing against it and comes after the heuristic. A deterministic problem has one choice,
 //! whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
@@ -107,7 +108,7 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
     let fits = |record: &&Arc<Record>| {
         Class::of(&record.problem) == Class::of(problem)
             && passes(record)
-            && space::check(problem, &record.config, device).is_ok()
+            && space::check(problem, &config_of(record, problem), device).is_ok()
     };
     let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
         records.iter().filter(|record| record.device_key() == device_key).filter(fits).cloned().collect()
@@ -164,6 +165,14 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
     configs
 }
 
+/// The config that a record gives a problem: its own, or of a problem nearby what that makes of it.
+fn config_of(record: &Record, problem: &Problem) -> Config {
+    match record.key == key::record_key(problem) {
+        true => record.config.clone(),
+        false => space::carried_over(&record.config, &record.problem, problem),
+    }
+}
+
 fn of_record(source: Source, record: Arc<Record>, problem: &Problem) -> Choice {
     let is_exact = record.key == key::record_key(problem);
     let whose = match source {
@@ -178,7 +187,7 @@ fn of_record(source: Source, record: Arc<Record>, problem: &Problem) -> Choice {
         _ => String::new(),
     };
     Choice {
-        config: record.config.clone(),
+        config: config_of(&record, problem),
         source,
         reason: format!("{whose}{shape}; {:.1} us{against}", record.median_us),
         is_exact: is_exact && source != Source::NearestGpu,

@@ -1,7 +1,7 @@
 // Which tiles a persistent block of threads does, in which order, and how its producer tells its consumers.
 //
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
-// heads first.
+// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left.
 //
 // Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask or a window, of sequences of their own
 // lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
@@ -25,7 +25,12 @@ struct TileOrder {
     // `head_bytes` is what a head's tiles share.
     __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes)
         : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
-        group_heads = kGroupMb == 0 ? num_heads : uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
+        group_heads = num_heads;
+        if constexpr (kGroupMb > 0) {
+            const uint32 most = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
+            const uint32 groups = (num_heads + most - 1) / most;
+            group_heads = (num_heads + groups - 1) / groups;
+        }
     }
     struct Place { uint32 turn, batch_head; };  // turn: of its head's tiles
     __device__ __forceinline__ uint32 tiles() const { return tiles_per_head * num_heads; }

@@ -162,10 +162,26 @@ fn worthwhile_splits(problem: &Problem, config: &Config) -> i64 {
     (problem.seqlen_k / i64::from(2 * teams * config.get("block_n"))).clamp(1, problem.max_splits())
 }
 
+/// A config that was measured on one problem, for another: with as many splits as give the device as many blocks of
+/// threads. How many fill it follows from batch and heads, and a record's are not those of a problem nearby.
+pub fn carried_over(config: &Config, from: &Problem, to: &Problem) -> Config {
+    let blocks = |problem: &Problem| unsplit_blocks(problem, config).max(1.0);
+    let most = worthwhile_splits(to, config) as f64;
+    let wanted = (f64::from(config.get("num_splits")) * blocks(from) / blocks(to)).clamp(1.0, most);
+    let off = |splits: u32| (f64::from(splits) / wanted).ln().abs();
+    let splits = SPLITS.iter().copied().filter(|splits| f64::from(*splits) <= most);
+    let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
+    config.clone().with("num_splits", nearest.unwrap_or(1))
+}
+
+fn unsplit_blocks(problem: &Problem, config: &Config) -> f64 {
+    let tiles = (problem.packed_rows() as f64 / f64::from(config.get("block_m").max(1))).ceil();
+    tiles * (problem.batch_size * problem.num_heads_kv) as f64
+}
+
 /// The share of the device that has something to do, in the mean over the waves of blocks of threads: up to 1.
 fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device) -> f64 {
-    let tiles = (problem.packed_rows() as f64 / f64::from(config.get("block_m"))).ceil();
-    let blocks = tiles * (problem.batch_size * problem.num_heads_kv) as f64 * f64::from(num_splits);
+    let blocks = unsplit_blocks(problem, config) * f64::from(num_splits);
     let places = f64::from(device.sm_count * config.get("ctas_per_sm").max(1));
     blocks / ((blocks / places).ceil() * places).max(1.0)
 }
@@ -289,6 +305,18 @@ mod tests {
         assert_eq!(splits(32, 8192).0, 1);
         assert_eq!(splits(1, 64).0, 1);
         assert!(splits(1, 1024).0 <= 8);
+    }
+
+    #[test]
+    fn a_config_keeps_the_device_as_full_on_another_problem() {
+        let (from, [_, _, h200, _]) = (problem(2, 4, 1, 8192, 128), devices());
+        let config = heuristic(&from, &h200).with("num_splits", 16);
+        let splits = |to: &Problem| carried_over(&config, &from, to).get("num_splits");
+        let of = |batch_size, seqlen_k| splits(&problem(batch_size, 4, 1, seqlen_k, 128));
+        assert_eq!([of(2, 8192), of(1, 8192), of(4, 8192), of(64, 8192)], [16, 32, 8, 1]);
+        assert_eq!(of(2, 16384), 16, "longer keys ask for no more");
+        let short = problem(2, 4, 1, 512, 128);
+        assert_eq!(i64::from(splits(&short)), worthwhile_splits(&short, &config), "short ones have room for few");
     }
 
     #[test]

@@ -177,6 +177,15 @@ pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Co
     ranked.into_iter().map(|(_, neighbour)| neighbour).collect()
 }
 
+/// A config that was measured on one problem, as another problem of the class takes it: what follows from the shape
+/// alone is decided anew.
+pub fn carried_over(config: &Config, from: &Problem, to: &Problem) -> Config {
+    match config.family {
+        Family::Decode => decode::carried_over(config, from, to),
+        Family::Cpu | Family::Sm80 | Family::Sm90 => config.clone(),
+    }
+}
+
 fn differences(a: &Config, b: &Config) -> usize {
     a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }

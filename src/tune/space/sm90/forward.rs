@@ -113,7 +113,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
         let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem));
-        // Short sequences fit L2 in groups of heads; of long ones a single head fills it.
+        // Sequences fit L2 in groups of heads; of long ones few heads fill it.
         let group_mb = if !tiles_differ { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
         let stale_max = u32::from(may_be_stale(problem));
         let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
@@ -124,8 +124,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
-/// From this many keys on, walking all heads together loses nothing by L2 (DESIGN.md, tuning log).
-const LONG: i64 = 4096;
+/// From this many keys on, walking all heads together loses nothing by L2 (DESIGN.md, tuning log; the H200's records).
+const LONG: i64 = 8192;
 
 /// Expected time of a config over that of a perfect one, only to order candidates. The shares are what sweeps on an H200
 /// showed of each choice.
