@@ -14,7 +14,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
 use flashtune::plan::key::Class;
-use flashtune::plan::{record, shipped};
+use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristics;
 use nvrtc::nvrtc;
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// With the share of its features that each head dim is compiled with in the thinned matrix: one in so many.
 const ARCHS: [(Arch, usize); 6] = [
     (Arch::Sm(9, 0), 1),
-    (Arch::Sm(8, 0), 2),
+    (Arch::Sm(8, 0), 3),
     (Arch::Sm(8, 6), 4),
     (Arch::Sm(8, 9), 4),
     (Arch::Sm(10, 0), 4),
@@ -152,14 +152,19 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
     }
 }
 
-/// Whether the thinned matrix has a problem, given by its indices. At head dim 64 it has all of them. At the others
-/// sm_90 has every feature in one dtype; the rest take turns with the features, in the other dtype, so that together
-/// they have every feature too.
-fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize) -> bool {
-    let one_in = ARCHS[arch].1;
+/// Which of an architecture's problems are compiled, given by the indices of head dims, feature and dtype, and by how many
+/// families stand before the one whose kernel it is.
+type Selection<'a> = &'a dyn Fn(usize, usize, usize, usize) -> bool;
+
+/// The thinned matrix. sm_90 has every feature at each head dim in one dtype, at head dim 64 in both; the rest take turns
+/// with the features, in the other dtype, so that together they have every feature too. So do the kernels that run only
+/// where the preferred family's do not build, which are other architectures' first choice.
+fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, before: usize) -> bool {
+    let one_in = if before == 0 { ARCHS[arch].1 } else { 4 };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
-    let has_dtype = (head_dims / 2 + feature + usize::from(one_in == 1)) % 2 == dtype;
-    HEAD_DIMS[head_dims].0 == (64, 64) || has_feature && has_dtype
+    let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch].1 == 1)) % 2 == dtype;
+    let has_both = HEAD_DIMS[head_dims].0 == (64, 64) && ARCHS[arch].1 == 1;
+    has_feature && (has_dtype || has_both)
 }
 
 /// One text to compile, and what is demanded of it.
@@ -224,21 +229,24 @@ fn typical(arch: Arch) -> Device {
     Device::typical(arch).unwrap_or_else(|| panic!("{arch} has no typical GPU"))
 }
 
-/// The kernels of an architecture's matrix. Those whose text is the same, as the small ones' often is, count once.
-fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Kernel> {
+/// The kernels of an architecture's matrix and of the records that ship for it, by their text: those whose text is the same,
+/// as the small ones' often is, are compiled once, under a record's demands where there is one.
+fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
     let device = typical(arch);
     let mut kernels = BTreeMap::new();
-    for (d, f, t) in combinations().filter(|(d, f, t)| is_taken(*d, *f, *t)) {
+    for (d, f, t) in combinations() {
         let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
-        for pass in [Pass::Forward, Pass::Backward] {
+        // Forward, what is deterministic is not another kernel.
+        let passes = if deterministic { &[Pass::Backward][..] } else { &[Pass::Forward, Pass::Backward] };
+        for pass in passes.iter().copied() {
             let listed = MAY_SPILL.iter().find(|(a, p, d, _)| (*a, *p, *d) == (arch, pass, dims));
             let consumers = CONSUMERS_MAY_SPILL.iter().find(|(p, d, _)| (*p, *d) == (pass, dims));
-            let deterministic = deterministic && pass == Pass::Backward;
             let many = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
             // With one feature a head dim.
             let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
             for problem in [many].into_iter().chain(few) {
-                for config in heuristics(&problem, &device) {
+                let taken = heuristics(&problem, &device).into_iter().enumerate();
+                for (_, config) in taken.filter(|(before, _)| is_taken(d, f, t, *before)) {
                     let may_spill = match config.family {
                         Family::Sm90 => consumers.map_or(0, |(.., bytes)| *bytes),
                         _ => listed.map_or(0, |(.., bytes)| *bytes) + if deterministic { TURNS_MAY_SPILL } else { 0 },
@@ -261,7 +269,24 @@ fn kernels(arch: Arch, is_taken: impl Fn(usize, usize, usize) -> bool) -> Vec<Ke
             }
         }
     }
-    kernels.into_values().collect()
+    kernels.extend(of_shipped_records(arch).map(|kernel| (kernel.text.clone(), kernel)));
+    kernels
+}
+
+/// Every kernel that a record names which ships for the architecture. None spills.
+fn of_shipped_records(arch: Arch) -> impl Iterator<Item = Kernel> {
+    let records = shipped_records().into_iter().filter(move |record| record.arch == arch);
+    records.flat_map(move |record| Kernel::of(&record.problem, &record.config, &typical(arch), 0))
+}
+
+fn shipped_records() -> Vec<Record> {
+    let mut all = Vec::new();
+    for (path, text) in shipped::EMBEDDED {
+        let (records, ignored) = record::read_lines(text);
+        assert!(ignored.is_empty(), "{path}: {ignored:?}");
+        all.extend(records.into_iter().filter(|record| record.config.family != Family::Cpu));
+    }
+    all
 }
 
 /// Indices of head dims, feature and dtype.
@@ -270,20 +295,22 @@ fn combinations() -> impl Iterator<Item = (usize, usize, usize)> {
     (0..HEAD_DIMS.len()).flat_map(move |d| features.clone().map(move |(f, t)| (d, f, t)))
 }
 
-fn all_compile(kernels: &[Kernel], nvrtc: &Nvrtc, arch: Arch) {
+fn all_compile(kernels: &BTreeMap<String, Kernel>, nvrtc: &Nvrtc, arch: Arch) {
     assert_eq!(
         target(arch, Family::Sm80, nvrtc).unwrap(),
         arch.to_string(),
         "this NVRTC compiles for another one in its place"
     );
-    let complaints: Vec<String> = kernels.par_iter().flat_map_iter(|kernel| kernel.complaints(nvrtc, arch)).collect();
+    eprintln!("{arch}: {} kernels", kernels.len());
+    let all: Vec<&Kernel> = kernels.values().collect();
+    let complaints: Vec<String> = all.par_iter().flat_map_iter(|kernel| kernel.complaints(nvrtc, arch)).collect();
     assert!(complaints.is_empty(), "{} of {} kernels:\n{}", complaints.len(), kernels.len(), complaints.join("\n"));
 }
 
 fn matrix_compiles(arch: Arch) {
     let Some(nvrtc) = nvrtc() else { return };
     let a = ARCHS.iter().position(|(other, _)| *other == arch).unwrap();
-    all_compile(&kernels(arch, |d, f, t| is_taken(a, d, f, t)), nvrtc, arch);
+    all_compile(&kernels(arch, &|d, f, t, before| is_taken(a, d, f, t, before)), nvrtc, arch);
 }
 
 #[test]
@@ -321,44 +348,29 @@ fn kernels_compile_for_sm_120() {
 fn kernels_compile_for_all_without_gaps() {
     let Some(nvrtc) = nvrtc() else { return };
     for (arch, _) in ARCHS {
-        all_compile(&kernels(arch, |_, _, _| true), nvrtc, arch);
+        all_compile(&kernels(arch, &|_, _, _, _| true), nvrtc, arch);
     }
 }
 
 #[test]
 fn the_matrix_has_every_template_and_all_that_it_promises() {
-    let rendered: BTreeSet<String> = kernels(Arch::Sm(9, 0), |d, f, t| is_taken(0, d, f, t))
-        .iter()
+    let rendered: BTreeSet<String> = kernels(Arch::Sm(9, 0), &|d, f, t, before| is_taken(0, d, f, t, before))
+        .values()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
     // Those of few queries and of partial states have tests of their own: tests/decode_kernels.rs and tests/merge_kernels.rs; and the
     // clock's, tests/compile.rs.
     let elsewhere = ["combine", "decode", "merge", "sm_clock"].map(|template| format!("{template}.cu.tera"));
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
-    assert_eq!(rendered, templates.filter(|name| !elsewhere.contains(name)).collect());
+    let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
+    assert!(rendered.is_superset(&wanted), "{rendered:?} has not all of {wanted:?}");
     for (d, f, t) in combinations() {
-        let on = |arch: usize| (0..2).any(|dtype| is_taken(arch, d, f, dtype));
+        let on = |arch: usize| (0..2).any(|dtype| is_taken(arch, d, f, dtype, 0));
         let name = format!("{:?} {:?} {:?}", HEAD_DIMS[d].0, FEATURES[f], DTYPES[t]);
         assert!(on(0) && (2..ARCHS.len()).any(on), "{name}: the features on sm_90 and on another");
-        assert!((0..ARCHS.len()).any(|arch| is_taken(arch, d, f, t)), "{name}: the dtype too");
+        assert!((0..ARCHS.len()).any(|arch| is_taken(arch, d, f, t, 0)), "{name}: the dtype too");
     }
-}
-
-/// Every kernel that a shipped record names, on the architecture that it was measured on.
-#[test]
-fn kernels_of_shipped_records_do_not_spill() {
-    let Some(nvrtc) = nvrtc() else { return };
-    let mut kernels: BTreeMap<Arch, BTreeMap<String, Kernel>> = BTreeMap::new();
-    for (path, text) in shipped::EMBEDDED {
-        let (records, ignored) = record::read_lines(text);
-        assert!(ignored.is_empty(), "{path}: {ignored:?}");
-        for record in records.into_iter().filter(|record| record.config.family != Family::Cpu) {
-            let new = Kernel::of(&record.problem, &record.config, &typical(record.arch), 0);
-            kernels.entry(record.arch).or_default().extend(new.into_iter().map(|k| (k.text.clone(), k)));
-        }
-    }
-    for (arch, kernels) in kernels {
-        eprintln!("{arch}: {} kernels of shipped records", kernels.len());
-        all_compile(&kernels.into_values().collect::<Vec<_>>(), nvrtc, arch);
+    for record in shipped_records() {
+        assert!(ARCHS.iter().any(|(arch, _)| *arch == record.arch), "{} has no matrix", record.arch);
     }
 }
