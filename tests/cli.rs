@@ -259,6 +259,8 @@ fn every_preset_is_a_list_of_valid_problems() {
         "grid",
         "odd-dims",
         "dropout",
+        "decode",
+        "decode-paged",
         "all",
     ] {
         // No time: all are left, and counted.

@@ -6,7 +6,7 @@ use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
 use flashtune::tune::{Event, Outcome, Phase, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -126,6 +126,12 @@ fn both_passes_and_every_feature_can_be_tuned_on_the_cpu() {
         },
         Problem { seqlen_q: 1, dropout: true, ..SMALL },
         Problem { seqlen_k: 1, ..SMALL },
+        Problem { features: Features { paged: Some(16), ..Features::NONE }, ..SMALL },
+        Problem {
+            seqlen_q: 1,
+            features: Features { paged: Some(7), varlen: Some(Varlen::default()), ..Features::NONE },
+            ..SMALL
+        },
     ] {
         let record = engine.autotune(&problem, &quick(), &mut go_on).unwrap();
         assert_eq!(engine.prepare(&problem).unwrap().config, record.config, "{problem:?}");

@@ -499,8 +499,6 @@ fn untuned(problem: &Problem) -> Option<(Status, &'static str)> {
     if problem.deterministic {
         let why = "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic";
         Some((Status::InvalidArgument, why))
-    } else if problem.features.paged.is_some() {
-        Some((Status::Unsupported, "paged keys are not tuned yet; they run the heuristic's config"))
     } else {
         None
     }

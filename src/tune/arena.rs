@@ -1,11 +1,12 @@
 //! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or with given values.
 //!
 //! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the problem's layout class
-//! says; of problems whose sequences lie end to end, packed (total, heads, dim). Both the timing runs and the check use
-//! it, on any backend.
+//! says; of problems whose sequences lie end to end, packed (total, heads, dim); of pages, (pages, page size, heads, dim).
+//! Both the timing runs and the check use it, on any backend.
 
 use super::features::{FeatureBuffers, feature_bytes};
 use super::lengths::Lengths;
+use super::pages::Pages;
 use crate::backend::{Backend, Memory};
 use crate::call::{Call, TensorRef};
 use crate::dropout::{Dropout, philox4x32_10};
@@ -53,8 +54,8 @@ pub struct Shape {
 
 impl Shape {
     pub fn of(problem: &Problem, tensor: Tensor) -> Shape {
-        let (seqlen, heads, dim) = extents(problem, tensor);
-        let positions = total(problem, tensor).unwrap_or(problem.batch_size * seqlen);
+        let (entries, seqlen, heads, dim) = extents(problem, tensor);
+        let positions = total(problem, tensor).unwrap_or(entries * seqlen);
         Shape { rows: (positions * heads) as usize, dim: dim as usize, pitch: pitch(dim, problem.layout) as usize }
     }
 
@@ -63,13 +64,14 @@ impl Shape {
     }
 }
 
-/// (seqlen, heads, dim) of a tensor.
-fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64) {
+/// (batch entries or pages, their positions, heads, dim) of a tensor.
+fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64, i64) {
+    let (entries, seqlen_k) = Pages::of(p).map_or((p.batch_size, p.seqlen_k), |pages| (pages.count, pages.size));
     match tensor {
-        Tensor::Q | Tensor::Dq => (p.seqlen_q, p.num_heads_q, p.head_dim),
-        Tensor::K | Tensor::Dk => (p.seqlen_k, p.num_heads_kv, p.head_dim),
-        Tensor::V | Tensor::Dv => (p.seqlen_k, p.num_heads_kv, p.head_dim_v),
-        Tensor::Out | Tensor::Dout => (p.seqlen_q, p.num_heads_q, p.head_dim_v),
+        Tensor::Q | Tensor::Dq => (p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim),
+        Tensor::K | Tensor::Dk => (entries, seqlen_k, p.num_heads_kv, p.head_dim),
+        Tensor::V | Tensor::Dv => (entries, seqlen_k, p.num_heads_kv, p.head_dim_v),
+        Tensor::Out | Tensor::Dout => (p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim_v),
     }
 }
 
@@ -117,7 +119,7 @@ impl Arena {
         let features = FeatureBuffers::new(backend, problem, &lengths)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
-                let (seqlen, heads, dim) = extents(problem, tensor);
+                let (_, seqlen, heads, dim) = extents(problem, tensor);
                 TensorRef::packed(tensors[at].address(), seqlen, heads, pitch(dim, problem.layout))
             }
             None => TensorRef::NULL,
@@ -178,8 +180,11 @@ impl Arena {
     /// Whether a sequence uses each position of the tensor.
     fn used(&self, tensor: Tensor) -> Vec<bool> {
         let problem = &self.call.problem;
-        let lengths = if is_of_queries(tensor) { &self.lengths.q } else { &self.lengths.k };
-        Lengths::used(lengths, extents(problem, tensor).0, total(problem, tensor))
+        match (is_of_queries(tensor), Pages::of(problem)) {
+            (true, _) => Lengths::used(&self.lengths.q, problem.seqlen_q, total(problem, tensor)),
+            (false, None) => Lengths::used(&self.lengths.k, problem.seqlen_k, total(problem, tensor)),
+            (false, Some(pages)) => pages.used(&self.lengths.k),
+        }
     }
 
     /// The same of each row of the LSE.
@@ -226,7 +231,7 @@ impl Arena {
 
     /// Of each row (position, head) of the tensor.
     fn used_rows(&self, tensor: Tensor) -> impl Iterator<Item = bool> + use<> {
-        let heads = extents(&self.call.problem, tensor).1 as usize;
+        let heads = extents(&self.call.problem, tensor).2 as usize;
         self.used(tensor).into_iter().flat_map(move |is_used| std::iter::repeat_n(is_used, heads))
     }
 

@@ -256,7 +256,8 @@ mod tests {
         };
         let of_gradients = Features { dbias: true, dlse: true, ..features };
         let cpu = Backend::Cpu(Cpu::new(2).unwrap());
-        for (pass, features) in [(Pass::Forward, features), (Pass::Backward, of_gradients)] {
+        let of_pages = Features { paged: Some(16), ..features };
+        for (pass, features) in [(Pass::Forward, features), (Pass::Forward, of_pages), (Pass::Backward, of_gradients)] {
             let problem = Problem {
                 pass,
                 dtype: Dtype::Bf16,

@@ -4,6 +4,7 @@
 
 use super::arena::{decode, encode, normals};
 use super::lengths::Lengths;
+use super::pages::Pages;
 use crate::backend::{Backend, Memory};
 use crate::call::{FeatureArgs, ScoresRef};
 use crate::error::Result;
@@ -116,6 +117,8 @@ impl FeatureBuffers {
         };
         let [cu_seqlens_q, seqused_q] = upload_lengths(varlen.total_q, &lengths.q)?;
         let [cu_seqlens_k, seqused_k] = upload_lengths(varlen.total_k, &lengths.k)?;
+        let pages = Pages::of(problem);
+        let block_table = upload(pages.is_some(), &|| int32(pages.iter().flat_map(Pages::table)))?.cast_const().cast();
         let output = |is_on: bool, elements: usize| -> Result<Option<Memory>> {
             is_on.then(|| backend.allocate((4 * elements).max(1))).transpose()
         };
@@ -136,7 +139,9 @@ impl FeatureBuffers {
             cu_seqlens_k,
             seqused_q,
             seqused_k,
-            ..FeatureArgs::NONE
+            block_table,
+            block_table_stride: pages.as_ref().map_or(0, |pages| pages.blocks),
+            num_pages: pages.as_ref().map_or(0, |pages| pages.count),
         };
         Ok(FeatureBuffers { args, dbias, dsinks, shape, heads, _inputs: inputs })
     }

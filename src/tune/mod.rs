@@ -8,6 +8,7 @@ mod check;
 mod contest;
 mod features;
 mod lengths;
+mod pages;
 mod rig;
 mod search;
 pub mod space;

@@ -34,6 +34,9 @@ pub struct FeatureArgs {
     /// Sequences end to end, each as long as the longest
     #[arg(long)]
     pub varlen: bool,
+    /// Forward: keys of a page, where k and v are pages
+    #[arg(long, value_name = "N")]
+    pub page_size: Option<i64>,
 }
 
 impl FeatureArgs {
@@ -41,7 +44,9 @@ impl FeatureArgs {
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
-        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k: total(problem.seqlen_k) };
+        // Lengths of sequences in pages are what says how many of them are used.
+        let total_k = if self.page_size.is_some() { None } else { total(problem.seqlen_k) };
+        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k };
         let window = match (self.window_left, self.window_right) {
             (None, None) => Window::default(),
             (left, right) => Window { left, right, top_left: problem.causal == Causal::TopLeft },
@@ -56,7 +61,7 @@ impl FeatureArgs {
             sinks: self.sinks,
             dlse: self.dlse && is_backward,
             varlen: self.varlen.then_some(varlen),
-            ..Features::NONE
+            paged: self.page_size.filter(|_| !is_backward),
         };
         Problem { features, ..problem }
     }

@@ -2,7 +2,7 @@
 //!
 //! Data only. A preset gives its problems in both passes, except shapes of one query, which have no backward pass.
 
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
 
 struct Preset {
     name: &'static str,
@@ -54,11 +54,16 @@ const GRID: &str = "grid";
 const ODD_DIMS: &str = "odd-dims";
 /// Dropout at head dims 64 and 128: 4 x 16 heads x 4096.
 const DROPOUT: &str = "dropout";
+/// One query against caches of every size, as in the bench of decoding.
+const DECODE: &str = "decode";
+/// The same with keys in pages of 16 and 64 and lengths of their own, as flash-attn's `flash_attn_with_kvcache` has them.
+const DECODE_PAGED: &str = "decode-paged";
 /// All of them.
 const ALL: &str = "all";
 
 pub fn names() -> Vec<&'static str> {
-    let mut names: Vec<&str> = MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, ALL]).collect();
+    let mut names: Vec<&str> =
+        MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, ALL]).collect();
     names.dedup();
     names
 }
@@ -69,6 +74,8 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         GRID => grid(),
         ODD_DIMS => [40, 72, 80, 96, 112, 160, 192].into_iter().flat_map(|dim| wide(dim, false)).collect(),
         DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
+        DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 64], &[1024, 4096, 16384, 65536]).collect(),
+        DECODE_PAGED => decode_paged(),
         ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
         model if MODELS.iter().any(|preset| preset.name == model) => {
             MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
@@ -102,6 +109,31 @@ fn grid() -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// (num_heads_q, num_heads_kv, head_dim)
+const DECODE_HEADS: [(i64, i64, i64); 5] = [(32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256)];
+/// Larger caches run at the memory's rate whatever the config, and the nearest of these is theirs too.
+const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
+
+/// Batches and lengths a factor of four apart: what is between is within two of one of them.
+fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl Iterator<Item = Problem> {
+    let mut problems = Vec::new();
+    for (num_heads_q, num_heads_kv, head_dim) in heads {
+        for batch_size in batches {
+            for seqlen_k in lengths {
+                let query = square(*batch_size, *num_heads_q, 1, *head_dim, false);
+                problems.push(Problem { num_heads_kv: *num_heads_kv, seqlen_k: *seqlen_k, ..query });
+            }
+        }
+    }
+    problems.into_iter().filter(|problem| problem.key_value_bytes() <= LARGEST_CACHE)
+}
+
+fn decode_paged() -> Vec<Problem> {
+    let of_pages = |page_size| Features { paged: Some(page_size), varlen: Some(Varlen::default()), ..Features::NONE };
+    let problems = decode(&[DECODE_HEADS[0], DECODE_HEADS[2]], &[1, 8, 64], &[4096, 32768]);
+    problems.flat_map(|problem| [16, 64].map(|size| Problem { features: of_pages(size), ..problem })).collect()
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {

@@ -57,6 +57,8 @@ struct Line {
     dlse: bool,
     #[serde(default)]
     varlen: bool,
+    /// Not in pages. Of the forward pass.
+    page_size: Option<i64>,
 }
 
 impl Line {
@@ -73,6 +75,7 @@ impl Line {
             sinks: self.sinks,
             dlse: self.dlse,
             varlen: self.varlen,
+            page_size: self.page_size,
         };
         let plain = |pass| Problem {
             pass,
