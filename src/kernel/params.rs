@@ -94,8 +94,11 @@ pub struct KernelParams {
     /// Batch entries of k and v, where they are pages.
     pub num_pages: i32,
     /// Rows from one sequence to the next where sequences of their own lengths are padded, as sm90's maps count them:
-    /// `LaunchMaps::rows_between`.
-    pub map_rows: [i32; 4],
+    /// `launch_maps::rows_between`.
+    pub map_rows_q: i32,
+    pub map_rows_k: i32,
+    pub map_rows_v: i32,
+    pub map_rows_o: i32,
 }
 
 pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16;
@@ -107,6 +110,7 @@ impl KernelParams {
         let p = &call.problem;
         let heads_rows = (p.num_heads_q * p.workspace_rows_of_head()) as usize;
         let features = &call.features;
+        let [map_rows_q, map_rows_k, map_rows_v, map_rows_o] = launch_maps::rows_between(call);
         let workspace = call.workspace.cast::<f32>();
         let at = |index: usize| if workspace.is_null() { workspace } else { workspace.wrapping_add(index) };
         KernelParams {
@@ -166,7 +170,10 @@ impl KernelParams {
             partial_lse: std::ptr::null_mut(),
             num_splits: 1,
             num_pages: features.num_pages as i32,
-            map_rows: launch_maps::rows_between(call),
+            map_rows_q,
+            map_rows_k,
+            map_rows_v,
+            map_rows_o,
         }
     }
 
