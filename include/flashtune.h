@@ -196,7 +196,7 @@
 #define FLASHTUNE_FEATURE_BIAS 2
 
 /**
- * mask is used.
+ * mask is used, and its elements are bytes.
  */
 #define FLASHTUNE_FEATURE_MASK 4
 
@@ -239,6 +239,11 @@
  * Forward: k and v are pages: block_table, page_size and num_pages are used.
  */
 #define FLASHTUNE_FEATURE_PAGED 1024
+
+/**
+ * mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
+ */
+#define FLASHTUNE_FEATURE_MASK_BITS 2048
 
 /**
  * The config was set for this problem.
@@ -521,7 +526,12 @@ typedef struct flashtune_forward_params {
    */
   struct flashtune_scores_tensor bias;
   /**
-   * Bytes, read: 0 hides a key, anything else shows it.
+   * Read. With FLASHTUNE_FEATURE_MASK bytes: 0 hides a key, anything else shows it.
+   *
+   * With FLASHTUNE_FEATURE_MASK_BITS bits, packed along the keys, (batch_size, num_heads_q, seqlen_q,
+   * ceil(seqlen_k / 8)) bytes: key j's is bit j % 8 of byte j / 8, bit 0 being the lowest; 0 hides the key, 1 shows
+   * it. Strides are in bytes, and stride_seqlen_k is 1. Little-endian words of 32 bits are such bytes. Bits past the
+   * last key may be anything.
    */
   struct flashtune_scores_tensor mask;
   /**

@@ -91,7 +91,8 @@ pub struct FeatureArgs {
     pub bias: ScoresRef,
     /// fp32; what is there is added to.
     pub dbias: ScoresRef,
-    /// Bytes; 0 hides the key.
+    /// Bytes; 0 hides the key. Of a mask of bits strides are in bytes, that along seqlen_k 1, and key j's is bit j % 8 of
+    /// byte j / 8.
     pub mask: ScoresRef,
     /// fp32 (heads_q).
     pub sinks: *const f32,

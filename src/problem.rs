@@ -102,8 +102,11 @@ pub struct Features {
     pub bias: bool,
     /// Backward: the gradient of the bias is wanted.
     pub dbias: bool,
-    /// A tensor of bytes says which keys are seen.
+    /// A tensor says which keys are seen, by bytes or bits.
     pub mask: bool,
+    /// The mask's are bits.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mask_bits: bool,
     /// Each query head has a score to no key, which takes its share of the softmax.
     pub sinks: bool,
     /// Backward: there is a gradient into the LSE.
@@ -124,6 +127,7 @@ impl Features {
         bias: false,
         dbias: false,
         mask: false,
+        mask_bits: false,
         sinks: false,
         dlse: false,
         varlen: None,
@@ -303,7 +307,7 @@ impl Problem {
     }
 
     fn validate_features(&self) -> Result<()> {
-        let Features { window, dbias, bias, dlse, varlen, .. } = self.features;
+        let Features { window, dbias, bias, mask, mask_bits, dlse, varlen, .. } = self.features;
         for (name, side) in [("window_left", window.left), ("window_right", window.right)] {
             if let Some(keys) = side.filter(|keys| !(0..=MAX_SEQLEN).contains(keys)) {
                 return Err(Error::invalid(format!("{name} is {keys}; it must be from 0 to {MAX_SEQLEN}")));
@@ -325,6 +329,9 @@ impl Problem {
         }
         if dbias && !bias {
             return Err(Error::invalid("dbias is asked for without a bias; the gradient of a bias needs the bias"));
+        }
+        if mask_bits && !mask {
+            return Err(Error::invalid("mask_bits is true without a mask; it says what a mask's elements are"));
         }
         if self.pass == Pass::Forward && (dbias || dlse) {
             return Err(Error::invalid(

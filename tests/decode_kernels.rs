@@ -77,7 +77,8 @@ fn the_common_head_dims_compile_in_every_group_size() {
 #[test]
 fn every_feature_compiles_with_pages_of_any_size() {
     let pages = [1, 16, 256].map(|page_size| Features { paged: Some(page_size), ..PAGED });
-    let features = pages.into_iter().chain([ALL, Features { varlen: None, paged: None, ..ALL }]);
+    let bits = Features { mask_bits: true, ..ALL };
+    let features = pages.into_iter().chain([ALL, bits, Features { varlen: None, paged: None, ..ALL }]);
     all_compile(features.flat_map(|features| [64, 128, 256].map(|dim| problem(dim, 4, features))).collect());
 }
 

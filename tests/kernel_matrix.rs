@@ -57,7 +57,7 @@ fn combined_features() -> [(Problem, Arch); 6] {
     let capped = Features { window: sliding, softcap: true, varlen, ..none };
     let slopes = Features { alibi: true, varlen, sinks: true, dlse: true, ..none };
     let biased = Features { bias: true, dbias: true, sinks: true, ..none };
-    let masked = Features { window: around, mask: true, dlse: true, ..none };
+    let masked = Features { window: around, mask: true, mask_bits: true, dlse: true, ..none };
     let all = Features { window: sliding, softcap: true, alibi: true, mask: true, ..biased };
     [
         (of(64, vec8, Causal::BottomRight, false, capped), Arch::Sm(8, 0)),
@@ -65,7 +65,10 @@ fn combined_features() -> [(Problem, Arch); 6] {
         (of(128, vec8, Causal::None, true, biased), Arch::Sm(8, 9)),
         (of(256, vec8, Causal::None, false, masked), Arch::Sm(8, 0)),
         (of(96, vec8, Causal::BottomRight, true, all), Arch::Sm(12, 0)),
-        (of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, ..all }), Arch::Sm(10, 0)),
+        (
+            of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, mask_bits: true, ..all }),
+            Arch::Sm(10, 0),
+        ),
     ]
 }
 

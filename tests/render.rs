@@ -236,6 +236,7 @@ fn every_feature_makes_another_kernel() {
         (plain, with(Features { alibi: true, ..none })),
         (plain, bias),
         (plain, with(Features { mask: true, ..none })),
+        (with(Features { mask: true, ..none }), with(Features { mask: true, mask_bits: true, ..none })),
         (plain, with(Features { sinks: true, ..none })),
         (plain, with(Features { varlen: Some(Varlen::default()), ..none })),
     ];

@@ -106,9 +106,11 @@ const SEQUSED_K: Bit = (FLASHTUNE_FEATURE_SEQUSED_K, "FLASHTUNE_FEATURE_SEQUSED_
 const DBIAS: Bit = (FLASHTUNE_FEATURE_DBIAS, "FLASHTUNE_FEATURE_DBIAS");
 const DLSE: Bit = (FLASHTUNE_FEATURE_DLSE, "FLASHTUNE_FEATURE_DLSE");
 const PAGED: Bit = (FLASHTUNE_FEATURE_PAGED, "FLASHTUNE_FEATURE_PAGED");
+const MASK_BITS: Bit = (FLASHTUNE_FEATURE_MASK_BITS, "FLASHTUNE_FEATURE_MASK_BITS");
+const ANY_MASK: Bit = (MASK.0 | MASK_BITS.0, "FLASHTUNE_FEATURE_MASK or _MASK_BITS");
 
 const VARLEN: u64 = CU_SEQLENS_Q.0 | CU_SEQLENS_K.0 | SEQUSED_Q.0 | SEQUSED_K.0;
-const OF_BOTH: u64 = ALIBI.0 | BIAS.0 | MASK.0 | SINKS.0 | VARLEN;
+const OF_BOTH: u64 = ALIBI.0 | BIAS.0 | ANY_MASK.0 | SINKS.0 | VARLEN;
 const OF_FORWARD: u64 = OF_BOTH | PAGED.0;
 const OF_BACKWARD: u64 = OF_BOTH | DBIAS.0 | DLSE.0;
 
@@ -122,6 +124,12 @@ impl FeatureInputs {
                 "features is {:#x}: {:#x} is no FLASHTUNE_FEATURE_* of the {of_the_pass} pass",
                 self.features,
                 self.features & !known
+            )));
+        }
+        if self.has(MASK) && self.has(MASK_BITS) {
+            return Err(Error::invalid(format!(
+                "features is {:#x}, with {} and {}; a mask is of bytes or of bits",
+                self.features, MASK.1, MASK_BITS.1
             )));
         }
         self.refuse_unasked()?;
@@ -141,7 +149,8 @@ impl FeatureInputs {
             alibi: self.has(ALIBI),
             bias: self.has(BIAS),
             dbias: self.has(DBIAS),
-            mask: self.has(MASK),
+            mask: self.has(ANY_MASK),
+            mask_bits: self.has(MASK_BITS),
             sinks: self.has(SINKS),
             dlse: self.has(DLSE),
             varlen: (self.features & VARLEN != 0).then_some(varlen),
@@ -149,6 +158,7 @@ impl FeatureInputs {
         })
     }
 
+    /// Whether it is asked for; of several bits whether one is.
     fn has(&self, (bit, _): Bit) -> bool {
         self.features & bit != 0
     }
@@ -158,7 +168,7 @@ impl FeatureInputs {
         let pointers = [
             ("alibi_slopes", self.alibi_slopes.cast::<c_void>(), ALIBI),
             ("bias.data", self.bias.data.cast_const(), BIAS),
-            ("mask.data", self.mask.data.cast_const(), MASK),
+            ("mask.data", self.mask.data.cast_const(), ANY_MASK),
             ("sinks", self.sinks.cast(), SINKS),
             ("cu_seqlens_q", self.cu_seqlens_q.cast(), CU_SEQLENS_Q),
             ("cu_seqlens_k", self.cu_seqlens_k.cast(), CU_SEQLENS_K),
@@ -257,6 +267,7 @@ impl FeatureInputs {
         let scores = [
             (BIAS, ScoresOperand::new("bias", Access::Read, self.bias, p, element)),
             (MASK, ScoresOperand::new("mask", Access::Read, self.mask, p, (1, "one-byte"))),
+            (MASK_BITS, ScoresOperand::bits("mask", self.mask, p)),
             (DBIAS, ScoresOperand::new("dbias", Access::Written, self.dbias, p, (4, "fp32"))),
         ];
         for (bit, operand) in scores.iter().filter(|(bit, _)| self.has(*bit)) {

@@ -17,8 +17,9 @@ pub struct ScoresOperand {
     name: &'static str,
     view: ScoresRef,
     pub access: Access,
-    /// (batch_size, num_heads_q, seqlen_q, seqlen_k)
+    /// (batch_size, num_heads_q, seqlen_q, seqlen_k), of bits the bytes that hold those of all keys
     sizes: [i64; 4],
+    is_bits: bool,
     element: i64,
     /// As messages name the element.
     element_name: &'static str,
@@ -46,7 +47,15 @@ impl ScoresOperand {
         (element, element_name): (usize, &'static str),
     ) -> Self {
         let sizes = [problem.batch_size, problem.num_heads_q, problem.seqlen_q, problem.seqlen_k];
-        ScoresOperand { name, view: tensor.into(), access, sizes, element: element as i64, element_name }
+        let (view, element) = (tensor.into(), element as i64);
+        ScoresOperand { name, view, access, sizes, is_bits: false, element, element_name }
+    }
+
+    /// One whose elements are bits, eight keys to a byte; it is read.
+    pub fn bits(name: &'static str, tensor: flashtune_scores_tensor, problem: &Problem) -> Self {
+        let of_bytes = ScoresOperand::new(name, Access::Read, tensor, problem, (1, "one-byte"));
+        let [batch, head, seqlen_q, seqlen_k] = of_bytes.sizes;
+        ScoresOperand { sizes: [batch, head, seqlen_q, (seqlen_k + 7) / 8], is_bits: true, ..of_bytes }
     }
 
     /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
@@ -59,9 +68,16 @@ impl ScoresOperand {
         }
         if self.view.data.is_null() && data == Data::Required {
             return Err(self.wrong(format!(
-                ".data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = {} {} elements, since features asks for it",
+                ".data is NULL; it must point to (batch, heads_q, seqlen_q, {}) = {} {} elements, since features asks for it",
+                if self.is_bits { "ceil(seqlen_k / 8)" } else { "seqlen_k" },
                 tuple(self.sizes),
                 self.element_name
+            )));
+        }
+        if self.is_bits && self.sizes[3] > 1 && self.view.stride_seqlen_k != 1 && !self.is_unplaced() {
+            return Err(self.wrong(format!(
+                ".stride_seqlen_k is {}; of a mask of bits it must be 1, since a row's bytes follow one another",
+                self.view.stride_seqlen_k
             )));
         }
         let footprint = self.footprint()?;

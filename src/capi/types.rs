@@ -28,7 +28,7 @@ pub const FLASHTUNE_WINDOW_TOP_LEFT: i32 = 2;
 pub const FLASHTUNE_FEATURE_ALIBI: u64 = 1;
 /// bias is used.
 pub const FLASHTUNE_FEATURE_BIAS: u64 = 2;
-/// mask is used.
+/// mask is used, and its elements are bytes.
 pub const FLASHTUNE_FEATURE_MASK: u64 = 4;
 /// sinks is used, and in the backward pass dsinks where it is not NULL.
 pub const FLASHTUNE_FEATURE_SINKS: u64 = 8;
@@ -46,6 +46,8 @@ pub const FLASHTUNE_FEATURE_DBIAS: u64 = 256;
 pub const FLASHTUNE_FEATURE_DLSE: u64 = 512;
 /// Forward: k and v are pages: block_table, page_size and num_pages are used.
 pub const FLASHTUNE_FEATURE_PAGED: u64 = 1024;
+/// mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
+pub const FLASHTUNE_FEATURE_MASK_BITS: u64 = 2048;
 
 /// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score. Borrowed as
 /// flashtune_tensor, with data in the same memory and NULL in the same calls.
@@ -157,7 +159,12 @@ pub struct flashtune_forward_params {
     pub alibi_stride_batch: i64,
     /// Of dtype, read: added to the scores. -infinity hides a key.
     pub bias: flashtune_scores_tensor,
-    /// Bytes, read: 0 hides a key, anything else shows it.
+    /// Read. With FLASHTUNE_FEATURE_MASK bytes: 0 hides a key, anything else shows it.
+    ///
+    /// With FLASHTUNE_FEATURE_MASK_BITS bits, packed along the keys, (batch_size, num_heads_q, seqlen_q,
+    /// ceil(seqlen_k / 8)) bytes: key j's is bit j % 8 of byte j / 8, bit 0 being the lowest; 0 hides the key, 1 shows
+    /// it. Strides are in bytes, and stride_seqlen_k is 1. Little-endian words of 32 bits are such bytes. Bits past the
+    /// last key may be anything.
     pub mask: flashtune_scores_tensor,
     /// fp32 (num_heads_q), read: each query head's score to no key. It takes its share of the softmax and adds nothing
     /// to out, and is part of lse.

@@ -1,4 +1,5 @@
-//! What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes. Both passes call it.
+//! What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or bits. Both passes
+//! call it.
 //!
 //! It works on lines of a tile, a row or a column, so that both orientations of tiles are served. Only what the line's
 //! rows and keys see of each other is given to it: what is hidden otherwise is never read. Scores leave it in base 2.
@@ -20,7 +21,14 @@ pub struct ScoreModifier<E> {
     /// ALiBi's slopes, and elements from one batch entry's to the next.
     slopes: Option<(ReadOnly<f32>, usize)>,
     bias: Option<Scores<E>>,
-    mask: Option<Scores<u8>>,
+    mask: Option<Mask>,
+}
+
+#[derive(Clone, Copy)]
+enum Mask {
+    Bytes(Scores<u8>),
+    /// A byte has the bits of eight keys, the first one's the lowest.
+    Bits(Scores<u8>),
 }
 
 /// A line of a tile from (row, key) on.
@@ -47,7 +55,10 @@ impl<E: Element> ScoreModifier<E> {
             softcap_log2: of.softcap.then_some(args.softcap * LOG2_E),
             slopes: of.alibi.then_some((ReadOnly::new(args.alibi_slopes), args.alibi_stride_batch as usize)),
             bias: of.bias.then(|| Scores::new(&args.bias)),
-            mask: of.mask.then(|| Scores::new(&args.mask)),
+            mask: of.mask.then(|| match of.mask_bits {
+                true => Mask::Bits(Scores::new(&args.mask)),
+                false => Mask::Bytes(Scores::new(&args.mask)),
+            }),
         }
     }
 
@@ -78,13 +89,7 @@ impl<E: Element> ScoreModifier<E> {
             self.add_bias(bias, sequence.batch, line, scores);
         }
         if let Some(mask) = &self.mask {
-            let (first, stride) = mask.line(sequence.batch, line);
-            for (at, score) in scores.iter_mut().enumerate() {
-                // SAFETY: a byte of a row and key of this sequence.
-                if unsafe { first.wrapping_offset(at as isize * stride).read() } == 0 {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
+            mask.hide(sequence.batch, line, scores);
         }
     }
 
@@ -102,6 +107,37 @@ impl<E: Element> ScoreModifier<E> {
             let wide = &mut wide[..scores.len()];
             E::widen(&gathered[..scores.len()], wide);
             add_scaled(self.level, scores, LOG2_E, wide);
+        }
+    }
+}
+
+impl Mask {
+    /// Puts -inf in place of the line's scores whose keys it hides.
+    fn hide(&self, batch: usize, line: Line, scores: &mut [f32]) {
+        match self {
+            Mask::Bytes(bytes) => {
+                let (first, stride) = bytes.line(batch, line);
+                for (at, score) in scores.iter_mut().enumerate() {
+                    // SAFETY: a byte of a row and key of this sequence.
+                    if unsafe { first.wrapping_offset(at as isize * stride).read() } == 0 {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }
+            }
+            Mask::Bits(bits) => {
+                let (first, stride) = bits.line(batch, Line { key: line.key / 8, ..line });
+                let first_bit = line.key % 8;
+                for (at, score) in scores.iter_mut().enumerate() {
+                    let (byte, bit) = match line.along {
+                        Along::Rows => (at as isize * stride, first_bit),
+                        Along::Keys => (((first_bit + at) / 8) as isize, (first_bit + at) % 8),
+                    };
+                    // SAFETY: the byte of a row and key of this sequence.
+                    if unsafe { first.wrapping_offset(byte).read() } >> bit & 1 == 0 {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }
+            }
         }
     }
 }

@@ -59,7 +59,7 @@ pub struct KernelParams {
     pub bias: ScoresRef,
     /// fp32, added to.
     pub dbias: ScoresRef,
-    /// Bytes.
+    /// Bytes, or bytes of eight bits.
     pub mask: ScoresRef,
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,

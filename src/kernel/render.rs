@@ -169,7 +169,7 @@ impl std::fmt::Display for Value {
 }
 
 /// The problem class as templates see it, in the order of the header comment.
-pub const CLASS: [&str; 17] = [
+pub const CLASS: [&str; 18] = [
     "dtype",
     "head_dim",
     "head_dim_v",
@@ -182,6 +182,7 @@ pub const CLASS: [&str; 17] = [
     "has_bias",
     "has_dbias",
     "has_mask",
+    "mask_is_bits",
     "has_sinks",
     "has_dlse",
     "is_varlen",
@@ -210,6 +211,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Flag(features.bias),
         Value::Flag(features.dbias),
         Value::Flag(features.mask),
+        Value::Flag(features.mask_bits),
         Value::Flag(features.sinks),
         Value::Flag(features.dlse),
         Value::Flag(features.varlen.is_some()),

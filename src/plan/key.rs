@@ -69,7 +69,8 @@ impl fmt::Display for Class {
             self.layout.elements()
         )?;
         // A feature without a name here would share its records with those that lack it.
-        let Features { window: _, softcap, alibi, bias, dbias, mask, sinks, dlse, varlen, paged } = self.features;
+        let Features { window: _, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged } =
+            self.features;
         let names = [
             (self.deterministic, "deterministic"),
             (self.has_window, "window"),
@@ -77,7 +78,8 @@ impl fmt::Display for Class {
             (alibi, "alibi"),
             (bias, "bias"),
             (dbias, "dbias"),
-            (mask, "mask"),
+            (mask && !mask_bits, "mask"),
+            (mask_bits, "maskbits"),
             (sinks, "sinks"),
             (dlse, "dlse"),
             (varlen.is_some(), "varlen"),
@@ -263,12 +265,16 @@ mod tests {
             Features { bias: true, ..none },
             Features { dbias: true, ..none },
             Features { mask: true, ..none },
+            Features { mask: true, mask_bits: true, ..none },
             Features { sinks: true, ..none },
             Features { dlse: true, ..none },
             Features { varlen: Some(Varlen::default()), ..none },
             Features { paged: Some(16), ..none },
         ];
         let others = others.into_iter().chain(features.map(|features| Problem { features, ..LLAMA }));
+        let byte_mask = Problem { features: Features { mask: true, ..none }, ..LLAMA };
+        let bit_mask = Problem { features: Features { mask_bits: true, ..byte_mask.features }, ..LLAMA };
+        assert_ne!(record_key(&byte_mask), record_key(&bit_mask));
         for other in others {
             assert_ne!(record_key(&LLAMA), record_key(&other), "{other:?}");
             assert_ne!(Class::of(&LLAMA), Class::of(&other), "{other:?}");

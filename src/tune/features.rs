@@ -59,6 +59,11 @@ impl ScoresShape {
         (self.heads * self.rows * self.keys) as usize
     }
 
+    /// Of the bytes that hold a bit for each.
+    fn of_bits(self) -> ScoresShape {
+        ScoresShape { keys: (self.keys + 7) / 8, ..self }
+    }
+
     fn view(&self, data: *mut c_void) -> ScoresRef {
         ScoresRef {
             data,
@@ -99,7 +104,13 @@ impl FeatureBuffers {
         let bias = upload(of.bias, &|| encode(&eighths(), problem.dtype))?;
         // One key of eight is hidden.
         let bytes = || recurring(&pool(32).iter().map(|x| u8::from(*x > -1.15)).collect::<Vec<_>>(), shape.elements());
-        let mask = upload(of.mask, &bytes)?;
+        // Of bits each that is of such a byte, the first of eight in the lowest.
+        let of_byte = |shown: &[u8]| shown.iter().rev().fold(0, |bits, bit| bits << 1 | bit);
+        let bits = || {
+            let rows = bytes();
+            rows.chunks(shape.keys as usize).flat_map(|row| row.chunks(8).map(of_byte)).collect()
+        };
+        let mask = upload(of.mask, if of.mask_bits { &bits } else { &bytes })?;
         let sinks = upload(of.sinks, &|| fp32(heads, 33))?.cast();
         let dlse = upload(of.dlse, &|| fp32(problem.lse_elements() as usize, 34))?.cast();
         let varlen = of.varlen.unwrap_or_default();
@@ -124,14 +135,18 @@ impl FeatureBuffers {
         };
         let dbias = output(of.dbias, shape.elements())?;
         let dsinks = output(of.sinks && problem.pass == Pass::Backward, heads)?;
-        let view = |data: *mut c_void| if data.is_null() { ScoresRef::NULL } else { shape.view(data) };
+        let view_as = |shape: ScoresShape, data: *mut c_void| match data.is_null() {
+            true => ScoresRef::NULL,
+            false => shape.view(data),
+        };
+        let view = |data| view_as(shape, data);
         let args = FeatureArgs {
             softcap: if of.softcap { SOFTCAP } else { 0.0 },
             alibi_slopes,
             alibi_stride_batch: 0,
             bias: view(bias),
             dbias: dbias.as_ref().map_or(ScoresRef::NULL, |memory| shape.view(memory.address())),
-            mask: view(mask),
+            mask: view_as(if of.mask_bits { shape.of_bits() } else { shape }, mask),
             sinks,
             dsinks: dsinks.as_ref().map_or(std::ptr::null_mut(), |memory| memory.address().cast()),
             dlse,

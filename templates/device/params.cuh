@@ -36,7 +36,7 @@ struct KernelParams {
     float dropout_keep_scale;  // 1 / probability of keeping
     ScoresView bias;           // 16-bit, as kIsBf16 says
     ScoresView dbias;          // fp32, added to
-    ScoresView mask;           // bytes; 0 hides the key
+    ScoresView mask;           // bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the lowest
     const float* alibi_slopes;  // of batch b and query head h at b * alibi_stride_batch + h
     int64 alibi_stride_batch;
     const float* sinks;        // (heads_q)

@@ -1,4 +1,4 @@
-// What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes. Both passes and families call it.
+// What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or bits. Both passes and families call it.
 //
 // They come as raw products and leave in units of log2: log2(e) * (softcap(scale * q k) + alibi + bias), or -inf where the
 // mask hides the key. So a softmax after it has a scale of 1. What a kernel does not use is not in it.
@@ -40,15 +40,6 @@ struct ScoreModifier {
         return kHasAlibi ? slope_log2 * fabsf(float(row + sequence.seqlen_k - sequence.seqlen_q - key)) : 0.f;
     }
 
-    // Of one score.
-    __device__ __forceinline__ float modified(float product, int row, int key) const {
-        float x = capped(product) - alibi(row, key);
-        if constexpr (kHasBias) x += bias_at(row, key);
-        if constexpr (kHasMask) {
-            if (is_inside(row, key) && mask[row * params.mask.stride_seqlen_q + key * params.mask.stride_seqlen_k] == 0) x = -infinity();
-        }
-        return x;
-    }
     // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key` on.
     template <int kTiles>
     __device__ __forceinline__ void modify(float (&acc)[kTiles][4], int row, int key) const { modify_all<false>(acc, row, key); }
@@ -85,7 +76,7 @@ private:
             const int left = kTransposed ? (first_key < sequence.seqlen_k ? sequence.seqlen_q - row : 0)
                                          : (first_row < sequence.seqlen_q ? sequence.seqlen_k - key : 0);
             Walk<uint16> bias_walk(bias, params.bias, first_row, first_key, kTransposed);
-            Walk<uint8> mask_walk(mask, params.mask, first_row, first_key, kTransposed);
+            typename MaskWalkOf<kMaskIsBits, kTransposed>::Type mask_walk(mask, params.mask, first_row, first_key, kTransposed);
             #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 #pragma unroll
@@ -114,6 +105,27 @@ private:
         __device__ __forceinline__ T at(int c) const { return from[c * stride]; }
         __device__ __forceinline__ void advance() { from += 8 * stride; }
     };
+
+    // The mask's bits along a line. A byte has those of eight keys, the first one's the lowest: where the line goes along keys, all that it
+    // holds of them.
+    template <bool kTransposed>
+    struct BitWalk {
+        const uint8* from;
+        int64 stride;
+        int bit;  // of the line's first element
+
+        __device__ __forceinline__ BitWalk(const uint8* start, const ScoresView& view, int row, int key, bool)
+            : from(start + row * view.stride_seqlen_q + key / 8), stride(kTransposed ? view.stride_seqlen_q : 0), bit(key % 8) {
+            asm volatile("" : "+l"(stride));
+        }
+        __device__ __forceinline__ uint32 at(int c) const { return kTransposed ? from[c * stride] >> bit & 1 : *from >> (bit + c) & 1; }
+        __device__ __forceinline__ void advance() { from += kTransposed ? 8 * stride : 1; }
+    };
+    // Along the mask: what `at` gives is 0 where it hides the key.
+    template <bool kIsBits, bool kTransposed>
+    struct MaskWalkOf { using Type = Walk<uint8>; };
+    template <bool kTransposed>
+    struct MaskWalkOf<true, kTransposed> { using Type = BitWalk<kTransposed>; };
 
     // In log2 units.
     __device__ __forceinline__ float bias_at(int row, int key) const {

@@ -325,7 +325,8 @@ static void windows_and_caps(void) {
 }
 
 static void features_and_their_bits(void) {
-  BOTH_REFUSED("features is 0x800: 0x800 is no FLASHTUNE_FEATURE_*", p.features = 1 << 11);
+  BOTH_REFUSED("features is 0x1000: 0x1000 is no FLASHTUNE_FEATURE_*", p.features = 1 << 12);
+  BOTH_REFUSED("features is 0x804, with FLASHTUNE_FEATURE_MASK and FLASHTUNE_FEATURE_MASK_BITS", ASK(MASK); ASK(MASK_BITS));
   BACKWARD_REFUSED("0x400 is no FLASHTUNE_FEATURE_* of the backward pass", ASK(PAGED));
   BOTH_REFUSED("0x8000000000000000 is no", p.features = (uint64_t)1 << 63 | FLASHTUNE_FEATURE_MASK);
   FORWARD_REFUSED("0x100 is no FLASHTUNE_FEATURE_* of the forward pass", ASK(BIAS); ASK(DBIAS));
@@ -350,6 +351,8 @@ static void features_and_their_bits(void) {
   FORWARD_NEEDS("alibi_slopes is NULL; it must point to (2, 4) fp32 values", ASK(ALIBI); p.alibi_stride_batch = 4);
   FORWARD_NEEDS("bias.data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = (2, 4, 5, 7) fp32", ASK(BIAS));
   FORWARD_NEEDS("mask.data is NULL", ASK(MASK));
+  FORWARD_NEEDS("mask.data is NULL; it must point to (batch, heads_q, seqlen_q, ceil(seqlen_k / 8)) = (2, 4, 5, 1) one-byte",
+                ASK(MASK_BITS));
   FORWARD_NEEDS("sinks is NULL", ASK(SINKS));
   FORWARD_NEEDS("cu_seqlens_q is NULL; it must point to 3 int32 values", ASK(CU_SEQLENS_Q); p.total_q = 10);
   FORWARD_NEEDS("cu_seqlens_k is NULL", ASK(CU_SEQLENS_K); p.total_k = 14);
@@ -367,6 +370,8 @@ static void feature_data(void) {
   BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted((void *)used, 3));
   BOTH_REFUSED("bias.stride_seqlen_q is -7", ASK(BIAS); p.bias = whole(scores); p.bias.stride_seqlen_q = -7);
   BOTH_REFUSED("mask.stride_batch is -1", ASK(MASK); p.mask.stride_batch = -1);
+  FORWARD_REFUSED("mask.stride_seqlen_k is 7; of a mask of bits it must be 1", ASK(MASK_BITS); p.mask.data = (void *)shown;
+                  p.mask.stride_seqlen_k = 7; p.seqlen_k = 9);
   BOTH_REFUSED("bias at", ASK(BIAS); p.bias = whole(scores); p.bias.stride_head = INT64_MAX);
   BOTH_REFUSED("aligned to the 4 bytes of one fp32 element", ASK(BIAS); p.bias = whole(shifted(scores, 2)));
   BOTH_REFUSED("total_q is -1", ASK(CU_SEQLENS_Q); p.total_q = -1);

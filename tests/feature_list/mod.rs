@@ -54,6 +54,9 @@ pub fn features() -> Vec<Feature> {
         })
         .of_pass(Pass::Backward),
         new("mask of bytes", |case| case.extras.mask = Some(Spread::of("bqk"))),
+        new("mask of bits", |case| {
+            case.extras = Extras { mask: Some(Spread::of("bqk")), mask_bits: true, ..case.extras };
+        }),
         new("attention sinks, with their gradient", |case| case.extras.sinks = true),
         new("gradient into the LSE", |case| case.extras.dlse = true).of_pass(Pass::Backward),
         new("dropout", |case| case.dropout_p = 0.2),

@@ -40,8 +40,12 @@ impl ExtraBuffers {
             })
         });
         let mask = extras.mask.map(|spread| {
-            let bytes = data.mask.iter().copied().map(Some);
-            PerScoreBuffer::new(backend, PerScore::new(case, spread), &[0], bytes, |byte: u8| vec![byte])
+            let (shape, of_bits) = (PerScore::new(case, spread), PerScore::of_bits(case, spread));
+            let (shape, bytes) = match extras.mask_bits {
+                true => (of_bits, shape.packed_bits(case, &data.mask)),
+                false => (shape, data.mask.clone()),
+            };
+            PerScoreBuffer::new(backend, shape, &[0], bytes.into_iter().map(Some), |byte: u8| vec![byte])
         });
         let used_dlse = || -> Vec<f32> {
             // What comes into the LSE of a row that sees nothing goes nowhere.

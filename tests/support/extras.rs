@@ -15,6 +15,8 @@ pub struct Extras {
     /// Backward: its gradient, spread likewise.
     pub dbias: bool,
     pub mask: Option<Spread>,
+    /// The mask's elements are bits.
+    pub mask_bits: bool,
     pub sinks: bool,
     pub dlse: bool,
     /// Which tensors hold sequences end to end.
@@ -90,6 +92,7 @@ impl Extras {
             bias: self.bias.is_some(),
             dbias: self.dbias && is_backward,
             mask: self.mask.is_some(),
+            mask_bits: self.mask.is_some() && self.mask_bits,
             sinks: self.sinks,
             dlse: self.dlse && is_backward,
             varlen: self.is_varlen().then_some(totals),
@@ -121,6 +124,7 @@ impl Extras {
             bias: spread("bias"),
             dbias: flag("dbias"),
             mask: spread("mask"),
+            mask_bits: flag("mask_bits"),
             sinks: flag("sinks"),
             dlse: flag("dlse"),
             cu_seqlens: sides("cu_seqlens"),
@@ -150,6 +154,7 @@ impl fmt::Display for Extras {
         }
         let flags = [
             ("window_top_left", self.window.top_left),
+            ("mask_bits", self.mask_bits),
             ("dbias", self.dbias),
             ("sinks", self.sinks),
             ("dlse", self.dlse),

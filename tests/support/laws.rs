@@ -313,6 +313,7 @@ pub fn extras_that_change_nothing_change_nothing(subject: &Subject, dtype: Dtype
         Extras { alibi: Some(Spread::of("h")), ..Extras::default() },
         Extras { bias: of_scores, dbias: true, ..Extras::default() },
         Extras { mask: of_scores, ..Extras::default() },
+        Extras { mask: of_scores, mask_bits: true, ..Extras::default() },
         Extras { sinks: true, ..Extras::default() },
     ];
     let plain = usual(dtype);

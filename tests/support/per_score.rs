@@ -21,7 +21,18 @@ pub struct PerScore {
 
 impl PerScore {
     pub fn new(case: &Case, spread: Spread) -> PerScore {
-        let sizes = [case.batch_size, case.num_heads_q, case.seqlen_q, case.seqlen_k];
+        PerScore::of_keys(case, spread, case.seqlen_k)
+    }
+
+    /// Of a mask's bits the bytes, eight keys to each, also where all keys have the same.
+    pub fn of_bits(case: &Case, spread: Spread) -> PerScore {
+        let contiguous = if case.strides == Strides::OddGaps { Strides::Gaps } else { case.strides };
+        let case = Case { strides: contiguous, ..case.clone() };
+        PerScore::of_keys(&case, Spread { key: true, ..spread }, (case.seqlen_k + 7) / 8)
+    }
+
+    fn of_keys(case: &Case, spread: Spread, keys: i64) -> PerScore {
+        let sizes = [case.batch_size, case.num_heads_q, case.seqlen_q, keys];
         let own = [spread.batch, spread.head, spread.row, spread.key];
         let extents = std::array::from_fn(|at| if own[at] { sizes[at] as usize } else { 1 });
         let (gap, key_stride, lead) = match case.strides {
@@ -47,6 +58,19 @@ impl PerScore {
     /// Index into the packed values of what a score has.
     pub fn index(&self, place: [usize; 4]) -> usize {
         (0..4).fold(0, |index, at| index * self.extents[at] + if self.extents[at] == 1 { 0 } else { place[at] })
+    }
+
+    /// The bytes that `of_bits` describes, of a mask of this shape. Bits past the last key are 1.
+    pub fn packed_bits(&self, case: &Case, mask: &[u8]) -> Vec<u8> {
+        let ([batches, heads, rows, _], keys) = (self.extents, case.seqlen_k as usize);
+        let mut bytes = Vec::new();
+        for row in 0..batches * heads * rows {
+            let place = |key| [row / rows / heads, row / rows % heads, row % rows, key];
+            let shown = |key: usize| key >= keys || mask[self.index(place(key))] != 0;
+            let byte = |first| (0..8).fold(0, |byte, bit| byte | u8::from(shown(first + bit)) << bit);
+            bytes.extend((0..keys).step_by(8).map(byte));
+        }
+        bytes
     }
 
     /// Buffer index of each packed value in order.

@@ -120,13 +120,15 @@ fn random_extras(case: &Case) -> Extras {
     let bias = one_or_none(&mut random, &of_scores);
     let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
     let is_varlen = random.pick(&[false, false, true]);
+    let mask = one_or_none(&mut random, &of_scores);
     Extras {
         window,
         softcap: random.pick(&[0.0, 0.0, 2.0, 30.0]),
         alibi: one_or_none(&mut random, &["h", "bh"].map(Spread::of)),
         bias,
         dbias: bias.is_some() && random.pick(&[true, true, false]),
-        mask: one_or_none(&mut random, &of_scores),
+        mask,
+        mask_bits: mask.is_some() && case.seed % 2 == 1,
         sinks: random.pick(&[true, false, false]),
         dlse: random.pick(&[true, false, false]),
         cu_seqlens: if is_varlen { random.pick(&sides) } else { Sides::default() },

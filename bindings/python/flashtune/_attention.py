@@ -27,7 +27,7 @@ def module_of(q, name="q"):
 
 def attention(
     q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
 ):  # fmt: skip
     """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
 
@@ -51,16 +51,18 @@ def attention(
     mask: of bool, broadcast as bias; False hides a key.
     sinks: (heads_q), each head's score to no key, which takes its share of the softmax and is part of lse; fp32, for torch
         any floating point dtype.
+    mask_bits: in mask's place, uint8 (..., ceil(seqlen_k / 8)), the others broadcast: the bits of eight keys in each byte, the
+        first key's the lowest, as numpy.packbits(mask, axis=-1, bitorder="little") makes them.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits=mask_bits)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
 def attention_varlen(
     q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
     causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
 ):  # fmt: skip
     """`attention` of sequences of their own lengths; each sequence's result is what it would be alone.
 
@@ -71,11 +73,11 @@ def attention_varlen(
     seqused_q, seqused_k: int32 (batch), how many rows of each sequence are used, from its first on; None: all. In rows that
         are not used out and gradients are 0 and lse -infinity.
     max_seqlen_q, max_seqlen_k: with cu_seqlens an upper bound of the lengths. None, possible where the host can read lengths,
-        takes the longest. bias and mask are broadcast to (batch, heads_q, max_seqlen_q, max_seqlen_k).
+        takes the longest. bias and mask are broadcast to (batch, heads_q, max_seqlen_q, max_seqlen_k); mask_bits likewise.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -93,7 +95,7 @@ def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.
 def attention_kvcache(
     q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None,
     cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None,
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
 ):  # fmt: skip
     """`attention_varlen` over the keys of a cache, without autograd; made for few queries over many keys.
 
@@ -105,7 +107,7 @@ def attention_kvcache(
     """
     opts = _call.options(causal, softmax_scale, 0.0)
     lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)
     return (out, lse) if return_lse else out
 
@@ -147,7 +149,8 @@ def features_of(keywords):
     unknown = set(keywords) - set(_features.Features._fields)
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    return _features.of(*_features.Features(**keywords))
+    *others, mask_bits = _features.Features(**keywords)
+    return _features.of(*others, mask_bits=mask_bits)
 
 
 def _need_seed(dropout_p, seed):

@@ -41,6 +41,7 @@ class Features(NamedTuple):
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
     block_table: Any = None
+    mask_bits: Any = None
 
     def has_lengths(self):
         return any(getattr(self, name) is not None for name in LENGTHS)
@@ -54,16 +55,19 @@ class Features(NamedTuple):
         return getattr(self, f"seqused_{of}") is not None
 
 
-def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths):
-    """Features, or None where nothing is asked. `lengths` are the last seven, of which the block table may be left out."""
+def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths, mask_bits=None):
+    """Features, or None where nothing is asked. `lengths` are those from cu_seqlens_q on, of which the block table may be left
+    out."""
+    if mask is not None and mask_bits is not None:
+        raise InvalidArgumentError("mask and mask_bits are both given; a mask is of bytes or of bits")
     arrays = (alibi_slopes, bias, mask, sinks, *lengths)
     if window is not None:
         window = _window(window)
-    if window is None and softcap == 0 and all(array is None for array in arrays):
+    if window is None and softcap == 0 and mask_bits is None and all(array is None for array in arrays):
         return None
     if not isinstance(softcap, numbers.Real) or not softcap >= 0:
         raise InvalidArgumentError(f"softcap is {softcap!r}; it must be a number and not negative (0 means none)")
-    return Features(window, softcap, *arrays)
+    return Features(window, softcap, *arrays, mask_bits=mask_bits)
 
 
 def _window(window):
@@ -198,18 +202,22 @@ def pack(features, opts, dims, q, k, lib):
         kept.append(array)
         return address, array.shape[-1] if len(array.shape) == 2 else 0
 
-    def scores(name, bit):
+    def scores(name, bit, columns):
         nonlocal bits
         array = getattr(features, name)
         if array is None:
             return NO_SCORES
         bits |= bit
-        array, ref = lib.scores(name, array, (batch_size, num_heads_q, seqlen_q, seqlen_k), q)
+        array, ref = lib.scores(name, array, (batch_size, num_heads_q, seqlen_q, columns), q)
         kept.append(array)
         return ref
 
     alibi = vector("alibi_slopes", "float32", _structs.FEATURE_ALIBI, (num_heads_q,), (batch_size, num_heads_q))
-    bias, mask = scores("bias", _structs.FEATURE_BIAS), scores("mask", _structs.FEATURE_MASK)
+    bias = scores("bias", _structs.FEATURE_BIAS, seqlen_k)
+    if features.mask_bits is None:
+        mask = scores("mask", _structs.FEATURE_MASK, seqlen_k)
+    else:
+        mask = scores("mask_bits", _structs.FEATURE_MASK_BITS, (seqlen_k + 7) // 8)
     sinks, _ = vector("sinks", "float32", _structs.FEATURE_SINKS, (num_heads_q,))
     lengths = [
         vector("cu_seqlens_q", "int32", _structs.FEATURE_CU_SEQLENS_Q, (batch_size + 1,)),

@@ -117,11 +117,16 @@ def vector(name, array, kind, q):
 
 
 def scores(name, array, shape, q):
-    """(the array, its ref): broadcast to one element for each score."""
+    """(the array, its ref): broadcast to one element for each score; a row's bits are not broadcast."""
     expect_array(name, array)
-    allowed = (q.dtype,) if name == "bias" else (np.dtype(bool), np.dtype(np.uint8))
-    if array.dtype not in allowed:
-        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, allowed))}")
+    dtypes = {"bias": (q.dtype,), "mask": (np.dtype(bool), np.dtype(np.uint8)), "mask_bits": (np.dtype(np.uint8),)}
+    if array.dtype not in dtypes[name]:
+        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, dtypes[name]))}")
+    if name == "mask_bits":
+        if array.shape[-1:] != shape[-1:]:
+            raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape}, but for the last dim")
+        if array.strides[-1] != 1:
+            array = np.ascontiguousarray(array)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or array.ctypes.data % array.itemsize:
         array = np.ascontiguousarray(array)
     try:

@@ -141,12 +141,17 @@ def vector(name, tensor, kind, q):
 
 
 def scores(name, tensor, shape, q):
-    """(the tensor, its ref): broadcast to one element for each score."""
+    """(the tensor, its ref): broadcast to one element for each score; a row's bits are not broadcast."""
     expect_array(name, tensor)
-    allowed = (q.dtype,) if name == "bias" else (torch.bool, torch.uint8)
+    allowed = {"bias": (q.dtype,), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
     if tensor.dtype not in allowed or tensor.device != q.device:
         expected = " or ".join(map(str, allowed))
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected} on {q.device}")
+    if name == "mask_bits":
+        if tensor.shape[-1:] != shape[-1:]:
+            found = tuple(tensor.shape)
+            raise InvalidArgumentError(f"{name} has shape {found}; it must broadcast to {shape}, but for the last dim")
+        tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
     try:
         return tensor, _scores_ref(tensor.expand(shape))
     except RuntimeError:

@@ -16,13 +16,13 @@ from . import _features, _torch, _torch_launch
 @torch.library.custom_op("flashtune::attention_forward", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor], alibi_slopes: Optional[Tensor],
-    mask: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
     seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
     causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
     softcap: float, max_seqlen_q: int, max_seqlen_k: int, lse_learns: bool,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     features = _rebuilt(
-        bias, sinks, alibi_slopes, mask, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+        bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     opts = (causal, softmax_scale, dropout_p, deterministic)
@@ -30,7 +30,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, bias, sinks, alibi_slopes, mask, cu_seqlens_q, *_):
+def _(q, k, v, bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, *_):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
     return out, q.new_empty(shape, dtype=torch.float32)
@@ -40,13 +40,13 @@ def _(q, k, v, bias, sinks, alibi_slopes, mask, cu_seqlens_q, *_):
 def _backward(
     dout: Tensor, out: Tensor, lse: Tensor, dlse: Optional[Tensor], need_dbias: bool,
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor], alibi_slopes: Optional[Tensor],
-    mask: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
+    mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
     seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
     causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
     softcap: float, max_seqlen_q: int, max_seqlen_k: int,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     features = _rebuilt(
-        bias, sinks, alibi_slopes, mask, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+        bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     opts = (causal, softmax_scale, dropout_p, deterministic)
@@ -66,12 +66,13 @@ def _(dout, out, lse, dlse, need_dbias, q, k, v, bias, sinks, *_):
 
 
 def _rebuilt(
-    bias, sinks, alibi_slopes, mask, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+    bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
     window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
 ):  # fmt: skip
     longest = (None if given < 0 else given for given in (max_seqlen_q, max_seqlen_k))
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *longest)
-    return _features.of((window_left, window_right), softcap, alibi_slopes, bias, mask, sinks, *lengths)
+    of_scores = (alibi_slopes, bias, mask, sinks)
+    return _features.of((window_left, window_right), softcap, *of_scores, *lengths, mask_bits=mask_bits)
 
 
 def _save(ctx, inputs, output):
@@ -80,7 +81,7 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(*tensors_and_options[:_TENSORS], *output)
 
 
-_TENSORS = 12
+_TENSORS = 13
 
 
 def _gradients(ctx, dout, dlse):
@@ -107,7 +108,8 @@ def attention(q, k, v, opts, seed, return_lse, features):
     left, right = (-1, -1) if f.window is None else f.window
     longest = (-1 if given is None else given for given in (f.max_seqlen_q, f.max_seqlen_k))
     out, lse = _forward(
-        q, k, v, f.bias, f.sinks, f.alibi_slopes, f.mask, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k, seed,
+        q, k, v, f.bias, f.sinks, f.alibi_slopes, f.mask, f.mask_bits,
+        f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k, seed,
         causal, float(softmax_scale), float(dropout_p), deterministic, left, right, float(f.softcap), *longest, return_lse,
     )  # fmt: skip
     return (out, lse) if return_lse else out

@@ -148,6 +148,26 @@ def test_rows_that_see_nothing_give_zeros_or_the_sink(hidden):
     assert (out == 0).all() and (lse == SINKS[None, :, None]).all()
 
 
+@pytest.mark.parametrize("shape", [(2, HEADS, 61, 83), (2, 1, 61, 83), (61, 83), (HEADS, 1, 83), (83,)], ids=str)
+def test_a_mask_of_bits_gives_what_its_bytes_give(shape):
+    q, k, v, dout = tensors((2, HEADS, 2, 61, 83, 40, 24, False), F32)
+    mask = GENERATOR.random(shape) < 0.6
+    bits = np.packbits(mask, axis=-1, bitorder="little")
+    # Past the last key they may be anything.
+    bits[..., -1] |= 0xF8
+    options = dict(causal=True, softcap=3.0)
+    expected = flashtune.attention_forward(q, k, v, mask=mask, **options)
+    for kind in (bits, np.repeat(bits, 2, axis=-1)[..., ::2]):
+        actual = flashtune.attention_forward(q, k, v, mask_bits=kind, **options)
+        for one, other in zip(actual, expected):
+            np.testing.assert_array_equal(one, other)
+    for one, other in zip(
+        flashtune.attention_backward(dout, q, k, v, *expected, mask_bits=bits, **options),
+        flashtune.attention_backward(dout, q, k, v, *expected, mask=mask, **options),
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_bias_may_lie_in_memory_as_it_likes():
     q, k, v, _ = tensors((2, HEADS, 2, 61, 83, 40, 24, False), F32)
     bias = normal(83, 61, HEADS, 2)
@@ -194,6 +214,10 @@ BEGINS = np.array([0, 4, 8], np.int32)
         (dict(bias=np.ones((4, 5), np.float32)), ValueError, "bias has shape"),
         (dict(mask=np.ones((4, 4))), ValueError, "mask is float64; it must be bool or uint8"),
         (dict(mask=np.ones((3, 1, 4, 4), bool)), ValueError, "mask has shape"),
+        (dict(mask_bits=np.ones((4, 1), bool)), ValueError, "mask_bits is bool; it must be uint8"),
+        (dict(mask_bits=np.ones((4, 4), np.uint8)), ValueError, "mask_bits has shape .* but for the last dim"),
+        (dict(mask_bits=np.ones((3, 1), np.uint8)), ValueError, "mask_bits has shape .* must broadcast"),
+        (dict(mask_bits=np.uint8([[1]]), mask=np.ones(4, bool)), ValueError, "mask and mask_bits are both given"),
         (dict(sinks=np.ones((1, 2), np.float32)), ValueError, "sinks has shape"),
         (dict(sinks=np.ones(2, np.float16)), ValueError, "sinks is float16"),
     ],

@@ -42,6 +42,26 @@ def test_all_features_at_once_with_gradients_of_all_that_learns(device, dtype):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_of_bits_gives_what_its_bytes_give(device):
+    q, k, v, dout = inputs(working_dtype(device), device)
+    mask = torch.rand(BATCH, 1, SEQLEN_Q, SEQLEN_K, generator=torch.Generator().manual_seed(2)) < 0.7
+    eights = torch.nn.functional.pad(mask, (0, -SEQLEN_K % 8)).unflatten(-1, (-1, 8))
+    bits = (eights * 2 ** torch.arange(8)).sum(-1).to(torch.uint8).to(device)
+
+    def results(function, **options):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = function(*leaves, **options)
+        return (out, *torch.autograd.grad(out, leaves, dout))
+
+    compiled = torch.compile(flashtune.attention, fullgraph=True, backend="aot_eager")
+    expected = results(flashtune.attention, mask=mask.to(device))
+    for function in (flashtune.attention, compiled):
+        for actual, wanted in zip(results(function, mask_bits=bits), expected):
+            # dq is summed in any order.
+            torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_only_what_learns_gets_a_gradient(device):
     q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
     expected = with_gradients(plain, [x.double() for x in (q, k, v, bias, sinks)], dout)

@@ -22,9 +22,12 @@ pub struct FeatureArgs {
     /// Backward: the gradient of the bias
     #[arg(long)]
     pub dbias: bool,
-    /// A tensor that says which keys are seen
+    /// A tensor of bytes that says which keys are seen
     #[arg(long)]
     pub mask: bool,
+    /// A tensor of bits that says it
+    #[arg(long, conflicts_with = "mask")]
+    pub mask_bits: bool,
     /// A score of each head to no key
     #[arg(long)]
     pub sinks: bool,
@@ -57,7 +60,8 @@ impl FeatureArgs {
             alibi: self.alibi,
             bias: self.bias,
             dbias: self.dbias && is_backward,
-            mask: self.mask,
+            mask: self.mask || self.mask_bits,
+            mask_bits: self.mask_bits,
             sinks: self.sinks,
             dlse: self.dlse && is_backward,
             varlen: self.varlen.then_some(varlen),

@@ -51,6 +51,8 @@ struct Line {
     #[serde(default)]
     mask: bool,
     #[serde(default)]
+    mask_bits: bool,
+    #[serde(default)]
     sinks: bool,
     /// Of the backward pass.
     #[serde(default)]
@@ -72,6 +74,7 @@ impl Line {
             bias: self.bias,
             dbias: self.dbias,
             mask: self.mask,
+            mask_bits: self.mask_bits,
             sinks: self.sinks,
             dlse: self.dlse,
             varlen: self.varlen,
