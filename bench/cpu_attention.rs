@@ -44,6 +44,7 @@ fn main() -> Result<()> {
                 causal,
                 dropout: number("dropout", 0) != 0,
                 deterministic: false,
+                batch_invariant: false,
                 features: Features::NONE,
                 layout: Layout::Vec8,
             };

@@ -589,6 +589,26 @@ typedef struct flashtune_forward_params {
    * With block_table: pages that k and v hold, 1 to 2^31 - 1.
    */
   int64_t num_pages;
+  /**
+   * 0, or 1: a sequence's out and lse have the same bits alone and in any batch, wherever in it.
+   *
+   * That holds among calls with batch_invariant on one device by one version of this library and of NVRTC, of equal
+   * dtype, num_heads_q, num_heads_kv, head dims, causal, window with its sides, softmax_scale, softcap, features and
+   * page_size, and of data and strides that are alike multiples of 16 bytes (or of 8, 4 or 2), those of the batch
+   * with them; with lengths of their own the batch's are also whole numbers of rows, as in packed tensors. What may
+   * differ: batch_size, what other sequences are and where they lie; the longest lengths, that is seqlen_q with
+   * cu_seqlens_q or seqused_q, and seqlen_k with cu_seqlens_k or seqused_k; the totals; which pages hold a sequence's
+   * keys. A sequence's own lengths and what it reads are the same, of course.
+   *
+   * Kernels and the order of sums then follow from the above alone, and from no record and no measurement: it costs
+   * the time that a config made for the batch would save. Keys of few queries are split by each sequence's own
+   * length, but not with cu_seqlens_q or seqused_q. dropout_p must be 0.
+   */
+  int32_t batch_invariant;
+  /**
+   * 0.
+   */
+  int32_t reserved;
 } flashtune_forward_params;
 
 /**
@@ -943,8 +963,9 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
 
 /**
  * Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses: 0 on a
- * CPU context, and on a CUDA context but for few queries over many keys, whose partial results it holds. A pure
- * function of the params and the context's backend. Data pointers may be NULL. Any thread, also during stream capture.
+ * CPU context, and on a CUDA context but for few queries over many keys (with batch_invariant also over few), whose
+ * partial results it holds. A pure function of the params and the context's backend. Data pointers may be NULL. Any
+ * thread, also during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */

@@ -7,7 +7,7 @@ mod workspace;
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-pub use workspace::{MAX_SPLITS, WORKSPACE_COLS, WORKSPACE_ROWS};
+pub use workspace::{MAX_SPLITS, SPLIT_KEYS_OF_ANY_BATCH, WORKSPACE_COLS, WORKSPACE_ROWS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -87,6 +87,9 @@ impl Window {
 pub struct Varlen {
     pub total_q: Option<i64>,
     pub total_k: Option<i64>,
+    /// Each sequence uses its own number of the rows of q that it has.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub padded_q: bool,
 }
 
 /// What is asked beyond softmax(scale * Q K^T) V; all off by default. What is off is not in a kernel.
@@ -178,6 +181,8 @@ impl Layout {
 
 /// The largest head dim of either kind.
 pub const MAX_HEAD_DIM: i64 = 512;
+/// Packed rows of few queries: those of the largest tile that is made for them.
+pub const FEW_ROWS: i64 = 64;
 /// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
 /// sum of a row index and a tile, stay within int32 in kernels.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
@@ -198,6 +203,10 @@ pub struct Problem {
     /// Of the backward pass: the same bits at every run, whatever was measured. Its config is the heuristic's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
+    /// Of the forward pass: a sequence's result has the same bits alone and in any batch. Its config is the heuristic's for
+    /// what no batch changes (`plan::key::canonical`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub batch_invariant: bool,
     #[serde(default, skip_serializing_if = "Features::is_none")]
     pub features: Features,
     pub layout: Layout,
@@ -217,6 +226,18 @@ impl Problem {
     /// Whether the keys may be split over blocks of threads, in pages or not: nothing is dropped or trained while decoding.
     pub fn may_decode(&self) -> bool {
         self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout
+    }
+
+    /// Whether its result may not follow what was measured: the config is the heuristic's alone.
+    pub const fn follows_no_record(&self) -> bool {
+        self.deterministic || self.batch_invariant
+    }
+
+    /// Of a batch-invariant problem: whether it is done as few queries are, a split of the keys by each block of threads.
+    /// Only where all sequences have equally many queries, so that this is each one's own number.
+    pub fn has_few_queries(&self) -> bool {
+        let has_own_queries = self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q);
+        !has_own_queries && (1..=FEW_ROWS).contains(&self.packed_rows())
     }
 
     /// Row i sees keys j <= i + this; None: up to the last one. With sequences of their own lengths it is what comes on
@@ -285,9 +306,19 @@ impl Problem {
                 "deterministic is true in a forward pass, which always is; it must be false but in a backward pass",
             ));
         }
+        if self.batch_invariant && self.pass == Pass::Backward {
+            return Err(Error::invalid(
+                "batch_invariant is true in a backward pass; it is of the forward pass and must be false",
+            ));
+        }
+        if self.batch_invariant && self.dropout {
+            return Err(Error::invalid(
+                "batch_invariant is true and dropout_p is not 0; what is dropped depends on a sequence's place in the batch",
+            ));
+        }
         self.validate_features()?;
         let heads = self.batch_size.checked_mul(self.num_heads_q).filter(|n| *n <= i32::MAX as i64);
-        let Varlen { total_q, total_k } = self.features.varlen.unwrap_or_default();
+        let Varlen { total_q, total_k, .. } = self.features.varlen.unwrap_or_default();
         let total = total_q.max(total_k).unwrap_or(0);
         let elements = heads.and_then(|n| {
             // Twice covers both the rows of the batch and those that lie end to end.

@@ -394,6 +394,7 @@ const PROBLEM: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: true,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };

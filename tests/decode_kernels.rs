@@ -7,6 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
+use flashtune::plan::key::canonical;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristic;
 use nvrtc::nvrtc;
@@ -26,6 +27,7 @@ fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
         causal: Causal::BottomRight,
         dropout: false,
         deterministic: false,
+        batch_invariant: false,
         features,
         layout: Layout::widest([head_dim]),
     }
@@ -33,7 +35,7 @@ fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
 
 const PAGED: Features = Features { paged: Some(16), varlen: Some(VARLEN), ..Features::NONE };
 /// Lengths alone: queries and keys have a batch dimension.
-const VARLEN: Varlen = Varlen { total_q: None, total_k: None };
+const VARLEN: Varlen = Varlen { total_q: None, total_k: None, padded_q: false };
 const ALL: Features = Features {
     window: Window { left: Some(100), right: None, top_left: false },
     softcap: true,
@@ -72,6 +74,14 @@ fn all_compile(problems: Vec<Problem>) {
 fn the_common_head_dims_compile_in_every_group_size() {
     let dims = [64, 128, 256].into_iter();
     all_compile(dims.flat_map(|dim| [1, 4, 8, 32].map(|group| problem(dim, group, Features::NONE))).collect());
+}
+
+#[test]
+fn batch_invariant_kernels_compile_for_few_queries_and_for_any_number_in_pages() {
+    let of = |features: Features, seqlen_q| {
+        canonical(&Problem { batch_invariant: true, seqlen_q, ..problem(128, 4, features) })
+    };
+    all_compile(vec![of(Features::NONE, 1), of(PAGED, 16), of(PAGED, 1000)]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::dropout::Dropout;
 use flashtune::kernel::{Executable, Gpu, KernelParams};
+use flashtune::plan::key::canonical;
 use flashtune::problem::Problem;
 use flashtune::tune::space::heuristic;
 use std::ffi::c_void;
@@ -24,10 +25,14 @@ fn config(num_splits: u32) -> Config {
 }
 
 fn build(config: &Config) -> (Gpu, Executable) {
+    build_for(&DECODE, config)
+}
+
+fn build_for(problem: &Problem, config: &Config) -> (Gpu, Executable) {
     let folder = tempfile::tempdir().unwrap();
-    fill_cache_with(folder.path(), &DECODE, config, "sm_90");
+    fill_cache_with(folder.path(), problem, config, "sm_90");
     let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
-    let executable = gpu.build(&DECODE, config).unwrap();
+    let executable = gpu.build(problem, config).unwrap();
     (gpu, executable)
 }
 
@@ -91,5 +96,30 @@ fn a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits() {
         let grids = [0, 1, 2].map(|index| fake.state().launch[index].grid);
         assert_eq!((fake.state().launches, grids), (3, [[4, 3, 1], [32, 1, 1], [4, 1, 1]]));
         assert_eq!(word(&fake.state().launch[0].params, offset_of!(KernelParams, num_splits)), 3);
+    });
+}
+
+#[test]
+fn a_batch_invariant_launch_has_splits_for_the_longest_sequence_and_merges_even_a_short_one() {
+    let name = "a_batch_invariant_launch_has_splits_for_the_longest_sequence_and_merges_even_a_short_one";
+    with_fake(name, |fake| {
+        let invariant = Problem { batch_invariant: true, ..DECODE };
+        let config = heuristic(&canonical(&invariant), &Device::typical(Arch::Sm(9, 0)).unwrap());
+        assert_eq!(config.get("num_splits"), 128);
+        let (_gpu, executable) = build_for(&invariant, &config);
+        // 512 keys each, whatever the batch; what reaches into another block of keys may be one more.
+        let of = |batch_size, seqlen_k| Problem { batch_size, seqlen_k, ..invariant };
+        for (index, (problem, splits)) in
+            [(of(2, 4096), 8), (of(200, 4096), 8), (of(2, 1535), 3), (of(2, 5), 2), (of(1, 1 << 20), 128)]
+                .into_iter()
+                .enumerate()
+        {
+            executable.launch(&call(problem), std::ptr::null_mut()).unwrap();
+            let [main, combine] = [0, 1].map(|kernel| fake.state().launch[2 * index + kernel]);
+            let rows = 16 * problem.batch_size as u32;
+            assert_eq!((main.grid, combine.grid), ([2 * problem.batch_size as u32, splits, 1], [rows, 1, 1]));
+            let lse = word(&main.params, offset_of!(KernelParams, partial_lse));
+            assert!(lse + u64::from(splits * rows) * 4 <= (WORKSPACE + problem.workspace_bytes()) as u64);
+        }
     });
 }

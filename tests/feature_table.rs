@@ -231,5 +231,6 @@ fn every_feature_of_a_problem_has_its_row() {
     assert_eq!(all, [true; 11], "in the order of the fields above");
     let any = |is_on: fn(&Problem) -> bool| problems.iter().any(is_on);
     assert!(any(|problem| problem.dropout) && any(|problem| problem.deterministic));
+    assert!(any(|problem| problem.batch_invariant));
     assert!(any(|problem| problem.causal == Causal::BottomRight) && any(|problem| problem.causal == Causal::TopLeft));
 }

@@ -37,6 +37,7 @@ const PLAIN: Problem = Problem {
     causal: Causal::None,
     dropout: false,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };

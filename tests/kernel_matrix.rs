@@ -150,6 +150,7 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
         causal: Causal::None,
         dropout: false,
         deterministic: false,
+        batch_invariant: false,
         features: Features::NONE,
         layout,
     }

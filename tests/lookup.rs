@@ -4,7 +4,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::plan::record::{Record, read_lines, write_lines};
 use flashtune::plan::{Choice, Known, Source, choices, key, proven, shipped};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
 use flashtune::tune::{Outcome, Timed, space};
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ const LLAMA: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };
@@ -55,6 +56,47 @@ fn a_deterministic_problem_has_the_heuristics_config_and_no_other() {
     let [only] = &choices(&known, &deterministic, &device)[..] else { panic!("one choice") };
     assert_eq!((&only.config, only.source), (&space::heuristic(&deterministic, &device), Source::Heuristic));
     assert!(only.reason.starts_with("deterministic, whatever the records say"), "{}", only.reason);
+}
+
+/// Of few queries and of many, end to end and in pages, on every backend: no batch makes another.
+#[test]
+fn a_batch_invariant_problem_has_one_config_in_every_batch() {
+    let devices = [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)].map(|arch| Device::typical(arch).unwrap());
+    let cpu = Device { arch: Arch::Cpu, name: "cpu".into(), sm_count: 8, l2_bytes: 32 << 20, ..h200() };
+    let lengths = Some(Varlen::default());
+    let packed = Varlen { total_q: Some(5000), total_k: Some(5000), padded_q: false };
+    let forms = [
+        (Features::NONE, &[1][..]),
+        (Features::NONE, &[100, 4096, 131_072]),
+        (Features { varlen: lengths, ..Features::NONE }, &[1]),
+        (Features { varlen: lengths, paged: Some(16), ..Features::NONE }, &[1]),
+        (Features { varlen: Some(packed), ..Features::NONE }, &[1, 100, 4096, 131_072]),
+        (
+            Features { varlen: Some(Varlen { total_k: None, ..packed }), paged: Some(16), ..Features::NONE },
+            &[1, 131_072],
+        ),
+    ];
+    for device in devices.iter().chain([&cpu]) {
+        for (features, lengths_q) in &forms {
+            let of = |batch_size, seqlen_q, seqlen_k| {
+                let problem =
+                    Problem { batch_size, seqlen_q, seqlen_k, features: *features, batch_invariant: true, ..LLAMA };
+                let tuned = Problem { batch_invariant: false, ..problem };
+                let known = Known { process: vec![record(&tuned, device, 0)], ..Known::default() };
+                let [only] = &choices(&known, &key::canonical(&problem), device)[..] else { panic!("one choice") };
+                assert!(only.reason.starts_with("batch-invariant, whatever the records say"), "{}", only.reason);
+                let checked = space::check(&key::canonical(&problem), &only.config, device);
+                assert_eq!(checked, Ok(()), "{problem:?}");
+                only.config.clone()
+            };
+            let first = of(1, lengths_q[0], 1);
+            for seqlen_q in *lengths_q {
+                for (batch_size, seqlen_k) in [(1, 1), (64, 1), (1, 1000), (64, 4096), (1, 131_072), (64, 131_072)] {
+                    assert_eq!(of(batch_size, *seqlen_q, seqlen_k), first, "{} {features:?}", device.name);
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ const SMALL: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };
@@ -271,6 +272,26 @@ fn only_a_backward_pass_may_be_deterministic_and_its_workspace_has_room_for_the_
     let turns = Problem { deterministic: true, ..plain }.workspace_bytes() - plain.workspace_bytes();
     // Two heads of 96 rows, with room for 208, in tiles of 8; and the tickets.
     assert_eq!(turns, 4 * (2 * 208 / 8 + 1));
+}
+
+#[test]
+fn only_a_forward_pass_without_dropout_may_be_batch_invariant_and_nothing_tunes_it() {
+    let engine = engine_of(EngineOptions::default());
+    let invariant = Problem { batch_invariant: true, ..SMALL };
+    for (wrong, told) in [
+        (Problem { pass: Pass::Backward, ..invariant }, "batch_invariant is true in a backward pass"),
+        (Problem { dropout: true, ..invariant }, "batch_invariant is true and dropout_p is not 0"),
+    ] {
+        let error = engine.supported(&wrong).unwrap_err();
+        assert!(error.message.contains(told), "{error}");
+    }
+    let error = engine.autotune(&invariant, &quick(), &mut go_on).unwrap_err();
+    assert!(error.message.contains("batch-invariant"), "{error}");
+    let plan = engine.prepare(&invariant).unwrap();
+    // The plan of every other batch, too.
+    let other = Problem { batch_size: 7, ..invariant };
+    assert!(Arc::ptr_eq(&plan, &engine.prepared(&other).unwrap()));
+    assert!(engine.any_loaded(&invariant).is_none());
 }
 
 #[test]

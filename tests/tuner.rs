@@ -24,6 +24,7 @@ const PROBLEM: Problem = Problem {
     causal: Causal::None,
     dropout: false,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };

@@ -3,7 +3,7 @@
 //! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
 
 use super::array::Array;
-use super::inputs::Inputs;
+use super::inputs::{Asked, Inputs};
 use super::operand::{Access, Data, Operand, Rows};
 use super::overlap::Footprint;
 use super::sized::flag;
@@ -47,7 +47,8 @@ impl Memory {
 
 pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
-    let problem = inputs.problem(Pass::Forward, false)?;
+    let batch_invariant = flag(("batch_invariant", params.batch_invariant), ("reserved", params.reserved))?;
+    let problem = inputs.problem(Asked { batch_invariant, ..Asked::of(Pass::Forward) })?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
     let mut operands = [q, k, v, out];
@@ -61,7 +62,7 @@ pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) ->
 pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
     let deterministic = flag(("deterministic", params.deterministic), ("reserved", params.reserved))?;
-    let problem = inputs.problem(Pass::Backward, deterministic)?;
+    let problem = inputs.problem(Asked { deterministic, ..Asked::of(Pass::Backward) })?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
     let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!((call.q.stride_batch, call.q.stride_seqlen), (40 * 128, 128));
         assert_eq!(call.problem.layout, Layout::Vec8);
         assert_eq!(call.problem.lse_elements(), 2 * 40);
-        assert_eq!(call.problem.features.varlen, Some(Varlen { total_q: Some(40), total_k: None }));
+        assert_eq!(call.problem.features.varlen, Some(Varlen { total_q: Some(40), ..Varlen::default() }));
         let none = flashtune_forward_params { total_q: 0, ..packed };
         assert!(self::call(&none, Memory::Device).problem.is_empty());
     }

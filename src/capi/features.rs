@@ -142,6 +142,7 @@ impl FeatureInputs {
         let varlen = Varlen {
             total_q: self.has(CU_SEQLENS_Q).then_some(self.total_q),
             total_k: self.has(CU_SEQLENS_K).then_some(self.total_k),
+            padded_q: self.has(SEQUSED_Q),
         };
         Ok(Features {
             window: self.window(causal)?,

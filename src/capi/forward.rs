@@ -16,7 +16,7 @@ unsafe impl SizedStruct for flashtune_forward_params {
     const OLDEST: usize = 248;
 }
 // When the struct grows, this number does, and OLDEST stays.
-const _: () = assert!(size_of::<flashtune_forward_params>() == 464);
+const _: () = assert!(size_of::<flashtune_forward_params>() == 472);
 
 impl pass::Params for flashtune_forward_params {
     fn check(&self, data: Data, memory: Memory) -> Result<Checked> {
@@ -39,8 +39,9 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 }
 
 /// Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses: 0 on a
-/// CPU context, and on a CUDA context but for few queries over many keys, whose partial results it holds. A pure
-/// function of the params and the context's backend. Data pointers may be NULL. Any thread, also during stream capture.
+/// CPU context, and on a CUDA context but for few queries over many keys (with batch_invariant also over few), whose
+/// partial results it holds. A pure function of the params and the context's backend. Data pointers may be NULL. Any
+/// thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

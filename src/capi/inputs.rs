@@ -64,8 +64,22 @@ macro_rules! take_inputs_from {
 take_inputs_from!(flashtune_forward_params);
 take_inputs_from!(flashtune_backward_params);
 
+/// What only one pass's struct says.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    pub pass: Pass,
+    pub deterministic: bool,
+    pub batch_invariant: bool,
+}
+
+impl Asked {
+    pub fn of(pass: Pass) -> Asked {
+        Asked { pass, deterministic: false, batch_invariant: false }
+    }
+}
+
 impl Inputs {
-    pub fn problem(&self, pass: Pass, deterministic: bool) -> Result<Problem> {
+    pub fn problem(&self, Asked { pass, deterministic, batch_invariant }: Asked) -> Result<Problem> {
         let dtype = dtype("dtype", self.dtype)?;
         let causal = match self.causal {
             FLASHTUNE_CAUSAL_NONE => Causal::None,
@@ -90,13 +104,14 @@ impl Inputs {
             causal,
             dropout: self.dropout_p > 0.0,
             deterministic,
+            batch_invariant,
             features: self.features.of_problem(pass, causal)?,
             // Judged once the tensors are checked.
             layout: Layout::Vec1,
         };
         problem.validate()?;
         // Tensors without a row are sequences without one: below here a total needs no look.
-        if let Some(Varlen { total_q, total_k }) = problem.features.varlen {
+        if let Some(Varlen { total_q, total_k, .. }) = problem.features.varlen {
             problem.seqlen_q = if total_q == Some(0) { 0 } else { problem.seqlen_q };
             problem.seqlen_k = if total_k == Some(0) { 0 } else { problem.seqlen_k };
         }

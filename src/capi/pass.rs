@@ -110,7 +110,7 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
         false => Ok(()),
         true => {
             // Tensors without a row have made the longest length 0.
-            let Varlen { total_q, total_k } = problem.features.varlen.unwrap_or_default();
+            let Varlen { total_q, total_k, .. } = problem.features.varlen.unwrap_or_default();
             let q = if total_q == Some(0) { "total_q" } else { "seqlen_q" };
             let k = if total_k == Some(0) { "total_k" } else { "seqlen_k" };
             Err(Error::invalid(format!(

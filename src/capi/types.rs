@@ -199,6 +199,22 @@ pub struct flashtune_forward_params {
     pub page_size: i64,
     /// With block_table: pages that k and v hold, 1 to 2^31 - 1.
     pub num_pages: i64,
+    /// 0, or 1: a sequence's out and lse have the same bits alone and in any batch, wherever in it.
+    ///
+    /// That holds among calls with batch_invariant on one device by one version of this library and of NVRTC, of equal
+    /// dtype, num_heads_q, num_heads_kv, head dims, causal, window with its sides, softmax_scale, softcap, features and
+    /// page_size, and of data and strides that are alike multiples of 16 bytes (or of 8, 4 or 2), those of the batch
+    /// with them; with lengths of their own the batch's are also whole numbers of rows, as in packed tensors. What may
+    /// differ: batch_size, what other sequences are and where they lie; the longest lengths, that is seqlen_q with
+    /// cu_seqlens_q or seqused_q, and seqlen_k with cu_seqlens_k or seqused_k; the totals; which pages hold a sequence's
+    /// keys. A sequence's own lengths and what it reads are the same, of course.
+    ///
+    /// Kernels and the order of sums then follow from the above alone, and from no record and no measurement: it costs
+    /// the time that a config made for the batch would save. Keys of few queries are split by each sequence's own
+    /// length, but not with cu_seqlens_q or seqused_q. dropout_p must be 0.
+    pub batch_invariant: i32,
+    /// 0.
+    pub reserved: i32,
 }
 
 /// One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran

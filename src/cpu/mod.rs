@@ -196,6 +196,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: Layout::Vec8,
         };

@@ -265,7 +265,7 @@ pub fn grid(spec: &KernelSpec, problem: &Problem, config: &Config, num_splits: u
         (Axis::Queries, slice) if spec.is_main && slice > 0 => (problem.head_dim_v as u32).div_ceil(slice),
         _ => 1,
     };
-    // More than 2^31 - 1 blocks is more than a grid holds: `space::check` refuses it, so this does not truncate.
+    // More than 2^31 - 1 blocks is more than a grid holds: a launch refuses it, so this does not truncate.
     [blocks.min(i32::MAX as u64) as u32, slices, 1]
 }
 
@@ -282,7 +282,12 @@ fn tiles(spec: &KernelSpec, problem: &Problem) -> u64 {
 
 /// Whether the tiles of every kernel of the pass fit what a launch allows (2^31 - 1 blocks in x) and kernels count in.
 pub fn grids_fit(problem: &Problem, config: &Config) -> bool {
-    kernels(problem, config).iter().all(|spec| tiles(spec, problem) < i32::MAX as u64)
+    kernels(problem, config).iter().all(|spec| fits_grid(spec, problem))
+}
+
+/// The same of one kernel.
+pub fn fits_grid(spec: &KernelSpec, problem: &Problem) -> bool {
+    tiles(spec, problem) < i32::MAX as u64
 }
 
 /// Columns of a shared tile: the head dim up to a multiple of 8 (device/tile_sm80.cuh).

@@ -98,6 +98,17 @@ impl Executable {
             if grid.contains(&0) || !is_wanted {
                 continue;
             }
+            // The config was checked against a problem that stands for this one, and may be smaller.
+            if !geometry::fits_grid(spec, &call.problem) {
+                return Err(Error::unsupported(format!(
+                    "batch_size {} with num_heads_q {}, seqlen_q {} and seqlen_k {} is more tiles than a launch of {} holds; make two calls of it",
+                    call.problem.batch_size,
+                    call.problem.num_heads_q,
+                    call.problem.seqlen_q,
+                    call.problem.seqlen_k,
+                    spec.entry
+                )));
+            }
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
                 Arguments::ParamsMapsCounter { boxes, is_dynamic } => {

@@ -47,7 +47,7 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
         Dtype::Bf16 => Element::Bf16,
         Dtype::Fp32 => return Err(Error::unsupported("dtype is fp32; the GPU kernels take fp16 and bf16")),
     };
-    let Varlen { total_q, total_k } = p.features.varlen.unwrap_or_default();
+    let Varlen { total_q, total_k, .. } = p.features.varlen.unwrap_or_default();
     let of = |view: &TensorRef, shape: Shape| match p.features.varlen {
         None => of_equal_lengths(element, view, &shape),
         Some(_) => of_own_lengths(element, view, &shape),
@@ -68,7 +68,7 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
 /// where nothing is counted by them.
 pub fn rows_between(call: &Call) -> [i32; 4] {
     let p = &call.problem;
-    let Some(Varlen { total_q, total_k }) = p.features.varlen else { return [0; 4] };
+    let Some(Varlen { total_q, total_k, .. }) = p.features.varlen else { return [0; 4] };
     let of = |view: &TensorRef, seqlen, total: Option<i64>| match total {
         Some(_) => 0,
         None => view.rows_between(p.batch_size, seqlen).unwrap_or(0) as i32,
@@ -166,6 +166,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: Layout::Vec8,
         };
@@ -215,7 +216,7 @@ mod tests {
     /// Of 3 sequences, 1000 rows of queries end to end and up to 400 keys each in a batch.
     fn own_lengths() -> Call {
         let mut call = call(3, 2, 400);
-        call.problem.features.varlen = Some(Varlen { total_q: Some(1000), total_k: None });
+        call.problem.features.varlen = Some(Varlen { total_q: Some(1000), ..Varlen::default() });
         call
     }
 

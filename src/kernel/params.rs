@@ -221,6 +221,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features { window, ..Features::NONE },
             layout: Layout::Vec8,
         };

@@ -10,7 +10,7 @@ use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::merge::MergeClass;
-use crate::problem::{Dtype, MAX_SPLITS, Problem};
+use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -169,13 +169,14 @@ impl std::fmt::Display for Value {
 }
 
 /// The problem class as templates see it, in the order of the header comment.
-pub const CLASS: [&str; 18] = [
+pub const CLASS: [&str; 19] = [
     "dtype",
     "head_dim",
     "head_dim_v",
     "is_causal",
     "has_dropout",
     "is_deterministic",
+    "is_batch_invariant",
     "has_window",
     "has_softcap",
     "has_alibi",
@@ -205,6 +206,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Flag(problem.right_shift().is_some()),
         Value::Flag(problem.dropout),
         Value::Flag(problem.deterministic),
+        Value::Flag(problem.batch_invariant),
         Value::Flag(problem.left_shift().is_some()),
         Value::Flag(features.softcap),
         Value::Flag(features.alibi),
@@ -225,6 +227,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
+    values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(config.family)));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
     let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);

@@ -143,9 +143,9 @@ impl Engine {
 
     /// For a validated call that may prepare nothing (sealed context, stream capture) and has no plan: a config that was loaded
     /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work. None
-    /// for a deterministic problem, whose result may not depend on what came before.
+    /// for a deterministic or batch-invariant problem, whose result may not depend on what came before.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
-        if problem.deterministic {
+        if problem.follows_no_record() {
             return None;
         }
         let (canonical, device) = (key::canonical(problem), self.backend.device());
@@ -498,6 +498,9 @@ impl Drop for Measuring<'_> {
 fn untuned(problem: &Problem) -> Option<(Status, &'static str)> {
     if problem.deterministic {
         let why = "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic";
+        Some((Status::InvalidArgument, why))
+    } else if problem.batch_invariant {
+        let why = "a batch-invariant problem always runs the heuristic's config, and there is nothing to tune; tune it without batch_invariant";
         Some((Status::InvalidArgument, why))
     } else {
         None

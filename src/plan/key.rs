@@ -4,7 +4,7 @@
 //! class and must match exactly, since an executable is built for it; the rest is the shape, in buckets, and may be
 //! answered by the nearest. Features follow the class, and a window's sides the shape, where there are any:
 //! `… vec8 window softcap gqa4 … sk4096 l1024`. A new field of Problem belongs here, with a new version, but for
-//! `deterministic`: such problems have no records. Not the cubin's key: that is a hash of the rendered text.
+//! `deterministic` and `batch_invariant`: such problems have no records. Not the cubin's key: that is a hash of the rendered text.
 
 use crate::device::{Arch, Device};
 use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
@@ -26,6 +26,7 @@ pub struct Class {
     pub has_window: bool,
     pub dropout: bool,
     pub deterministic: bool,
+    pub batch_invariant: bool,
     /// Without a window, and without how many rows sequences of their own lengths have.
     pub features: Features,
     pub layout: Layout,
@@ -42,6 +43,7 @@ impl Class {
             has_window: problem.left_shift().is_some(),
             dropout: problem.dropout,
             deterministic: problem.deterministic,
+            batch_invariant: problem.batch_invariant,
             features: Features {
                 window: Window::default(),
                 varlen: problem.features.varlen.map(|_| Varlen::default()),
@@ -73,6 +75,7 @@ impl fmt::Display for Class {
             self.features;
         let names = [
             (self.deterministic, "deterministic"),
+            (self.batch_invariant, "batchinvariant"),
             (self.has_window, "window"),
             (softcap, "softcap"),
             (alibi, "alibi"),
@@ -110,6 +113,9 @@ pub fn record_key(problem: &Problem) -> String {
 /// the choice does not depend on which of them came first, and a sequence that grows by one token does not make a plan
 /// at each step.
 pub fn canonical(problem: &Problem) -> Problem {
+    if problem.batch_invariant {
+        return of_any_batch(problem);
+    }
     let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
     let canonical = Problem {
         batch_size: bucket(problem.batch_size),
@@ -117,20 +123,36 @@ pub fn canonical(problem: &Problem) -> Problem {
         num_heads_kv,
         seqlen_q: bucket(problem.seqlen_q),
         seqlen_k: bucket(problem.seqlen_k),
-        causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
-        features: Features {
-            window: Window {
-                left: problem.features.window.left.map(bucket),
-                right: problem.features.window.right.map(bucket),
-                top_left: false,
-            },
-            varlen: problem.features.varlen.map(|_| Varlen::default()),
-            ..problem.features
-        },
-        ..*problem
+        ..in_any_alignment(problem)
     };
     // At the far end of the ranges a bucket may be too large to be a problem.
     if canonical.validate().is_ok() { canonical } else { *problem }
+}
+
+/// Of a batch-invariant problem: the same for every batch that a sequence may be in, whose batch size, longest lengths and
+/// totals differ. How many queries there are counts where each sequence has as many.
+fn of_any_batch(problem: &Problem) -> Problem {
+    Problem {
+        batch_size: 1,
+        seqlen_q: if problem.has_few_queries() { problem.seqlen_q } else { ANY_SEQLEN },
+        seqlen_k: ANY_SEQLEN,
+        ..in_any_alignment(problem)
+    }
+}
+
+/// Long enough that one head's tiles fill a GPU, and that its keys are cut into as many splits as there may be.
+const ANY_SEQLEN: i64 = 1 << 16;
+
+/// The same for either alignment of the diagonal, and for all numbers of rows of sequences of their own lengths.
+fn in_any_alignment(problem: &Problem) -> Problem {
+    let window = &problem.features.window;
+    let window = Window { left: window.left.map(bucket), right: window.right.map(bucket), top_left: false };
+    let varlen = problem.features.varlen.map(|_| Varlen::default());
+    Problem {
+        causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
+        features: Features { window, varlen, ..problem.features },
+        ..*problem
+    }
 }
 
 /// The nearest power of two or three halves of one; 0 and 1 are themselves.
@@ -219,6 +241,7 @@ mod tests {
         causal: Causal::BottomRight,
         dropout: false,
         deterministic: false,
+        batch_invariant: false,
         features: Features::NONE,
         layout: Layout::Vec8,
     };
@@ -255,6 +278,7 @@ mod tests {
             Problem { causal: Causal::None, ..LLAMA },
             Problem { dropout: true, ..LLAMA },
             Problem { deterministic: true, ..LLAMA },
+            Problem { batch_invariant: true, ..LLAMA },
             Problem { layout: Layout::Vec4, ..LLAMA },
         ];
         let none = Features::NONE;
@@ -293,7 +317,10 @@ mod tests {
     #[test]
     fn the_canonical_problem_has_the_same_key_and_is_its_own() {
         let window = |left, right| Window { left, right, top_left: false };
-        let packed = |total_q, total_k| Features { varlen: Some(Varlen { total_q, total_k }), ..Features::NONE };
+        let packed = |total_q, total_k| {
+            let varlen = Some(Varlen { total_q, total_k, ..Varlen::default() });
+            Features { varlen, ..Features::NONE }
+        };
         let features = [
             (Causal::BottomRight, Features::NONE),
             (Causal::BottomRight, Features { window: window(Some(4001), None), ..Features::NONE }),
@@ -315,6 +342,39 @@ mod tests {
                 assert!(distance(&problem, &canonical) < 0.8, "{problem:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_batch_invariant_problem_is_the_same_in_every_batch() {
+        let paged = Features { paged: Some(16), varlen: Some(Varlen::default()), ..Features::NONE };
+        let packed = Varlen { total_q: Some(7000), total_k: Some(9000), padded_q: false };
+        let packed = Features { varlen: Some(packed), ..Features::NONE };
+        let padded = Varlen { padded_q: true, ..Varlen::default() };
+        let padded = Features { varlen: Some(padded), ..Features::NONE };
+        let own = |features, seqlen_q| Problem { batch_invariant: true, features, seqlen_q, ..LLAMA };
+        for (features, lengths_q) in [
+            // Each has as many queries, which decide with the heads: 16 x 4 are few, 17 x 4 are not.
+            (Features::NONE, &[1][..]),
+            (paged, &[16]),
+            (Features::NONE, &[17, 1000, 131_072]),
+            (paged, &[17, 1000, 131_072]),
+            // The longest of the batch.
+            (packed, &[1, 16, 17, 131_072]),
+            (padded, &[1, 16, 17, 131_072]),
+            (Features { paged: Some(16), ..padded }, &[1, 16, 17, 131_072]),
+        ] {
+            let first = canonical(&own(features, lengths_q[0]));
+            first.validate().unwrap();
+            assert_eq!(canonical(&first), first);
+            for seqlen_q in lengths_q {
+                for (batch_size, seqlen_k) in [(1, 1), (1, 131_072), (64, 1), (64, 300), (1000, 131_072)] {
+                    let problem = Problem { batch_size, seqlen_k, ..own(features, *seqlen_q) };
+                    assert_eq!(canonical(&problem), first, "{problem:?}");
+                    assert_eq!(Class::of(&problem), Class::of(&first));
+                }
+            }
+        }
+        assert_ne!(canonical(&own(Features::NONE, 1)), canonical(&own(Features::NONE, 17)));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class, whose config keeps
 //! what it was tuned to but for what follows from the shape alone (`space::carried_over`). Every hit is
 //! checked against the constraints of this device; what fails is a miss. A record from before the kernel family existed
-//! that is preferred now says nothing against it and comes after the heuristic. A deterministic problem has one choice,
-//! whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
+//! that is preferred now says nothing against it and comes after the heuristic. A deterministic or batch-invariant
+//! problem has one choice, whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
 
 use super::key::{self, Class};
 use super::record::Record;
@@ -70,7 +70,7 @@ pub struct Known {
 const NEAR: f64 = 2.0;
 
 /// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build. One alone
-/// where it is deterministic: another would give other bits.
+/// where it follows no record: another would give other bits.
 pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice> {
     let heuristics = space::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
@@ -80,8 +80,9 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
         }
         choices
     };
-    if problem.deterministic {
-        return passed_over(vec![of_heuristic(preferred, "deterministic, whatever the records say")]);
+    if problem.follows_no_record() {
+        let why = if problem.deterministic { "deterministic" } else { "batch-invariant" };
+        return passed_over(vec![of_heuristic(preferred, &format!("{why}, whatever the records say"))]);
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
     let mut choices = of_records(known, problem, device, &|record| has_tried(record));

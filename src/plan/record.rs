@@ -96,8 +96,8 @@ impl Record {
     pub fn from_line(line: &str) -> Result<Record, String> {
         let record: Record = serde_json::from_str(line).map_err(|error| error.to_string())?;
         record.problem.validate().map_err(|error| error.message)?;
-        if record.problem.deterministic {
-            return Err("its problem is deterministic, and those follow no record".to_owned());
+        if record.problem.follows_no_record() {
+            return Err("its problem is deterministic or batch-invariant, and those follow no record".to_owned());
         }
         let key = key::record_key(&record.problem);
         if record.key != key {

@@ -59,8 +59,16 @@ impl Problem {
     }
 
     /// Into how many splits the keys may be cut at most, each for its own block of threads; 1: they may not. No more
-    /// than what a GPU's processors need to have something to do, and not below a worthwhile number of keys each.
+    /// than what a GPU's processors need to have something to do, and not below a worthwhile number of keys each. Of a
+    /// batch-invariant problem as many as its longest sequence is cut into, and never a single one, so that a short
+    /// sequence, too, is always merged.
     pub fn max_splits(&self) -> i64 {
+        if self.batch_invariant {
+            let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries();
+            // What a sequence is cut by is counted in whole blocks of keys.
+            let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
+            return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };
+        }
         if !self.may_decode() || self.is_empty() || self.packed_rows() > SPLIT_ROWS {
             return 1;
         }
@@ -91,6 +99,11 @@ impl Problem {
 
 /// The most splits of keys.
 pub const MAX_SPLITS: i64 = 128;
+/// Of a batch-invariant problem each sequence is cut into as many splits as so many keys fit what its rows see of it, at
+/// least one and at most `MAX_SPLITS`: its own length alone decides.
+pub const SPLIT_KEYS_OF_ANY_BATCH: i64 = 512;
+/// The largest block of keys that splits are whole numbers of.
+const KEY_BLOCK: i64 = 64;
 /// A split has at least so many keys of the longest sequence.
 const SPLIT_KEYS: i64 = 64;
 /// The most packed rows whose keys are split: what the decode family is preferred for, and what shares a record with

@@ -348,6 +348,7 @@ mod tests {
             causal: Causal::BottomRight,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features { window: Window { left: Some(40), ..Window::default() }, ..Features::NONE },
             layout: Layout::Vec8,
         };

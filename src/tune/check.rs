@@ -105,7 +105,8 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
         let Lengths { q, k } = Lengths::ragged(&padded);
         // Some rows follow the last sequence.
         let total = |of: Option<i64>, lengths: &[i64]| of.map(|_| lengths.iter().sum::<i64>() + 3);
-        let varlen = of.varlen.map(|of| Varlen { total_q: total(of.total_q, &q), total_k: total(of.total_k, &k) });
+        let varlen =
+            of.varlen.map(|of| Varlen { total_q: total(of.total_q, &q), total_k: total(of.total_k, &k), ..of });
         Problem { features: Features { varlen, ..padded.features }, ..padded }
     })
 }
@@ -251,7 +252,7 @@ mod tests {
             bias: true,
             mask: true,
             sinks: true,
-            varlen: Some(Varlen { total_q: Some(8192), total_k: None }),
+            varlen: Some(Varlen { total_q: Some(8192), ..Varlen::default() }),
             ..Features::NONE
         };
         let of_gradients = Features { dbias: true, dlse: true, ..features };
@@ -271,6 +272,7 @@ mod tests {
                 causal: Causal::None,
                 dropout: false,
                 deterministic: false,
+                batch_invariant: false,
                 features,
                 layout: Layout::Vec4,
             };

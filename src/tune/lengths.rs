@@ -72,6 +72,7 @@ mod tests {
             causal: Causal::None,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features { varlen: Some(Varlen::default()), ..Features::NONE },
             layout: Layout::Vec8,
         };

@@ -62,6 +62,7 @@ mod tests {
         causal: Causal::None,
         dropout: false,
         deterministic: false,
+        batch_invariant: false,
         features: Features::NONE,
         layout: Layout::Vec8,
     };

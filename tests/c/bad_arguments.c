@@ -202,6 +202,9 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("dropout_p is 1", p.dropout_p = 1.0f);
   BOTH_REFUSED("dropout_p is -0.1", p.dropout_p = -0.1f);
   BOTH_REFUSED("dropout_p is inf", p.dropout_p = INFINITY);
+  FORWARD_REFUSED("batch_invariant is 2", p.batch_invariant = 2);
+  FORWARD_REFUSED("reserved is 1; it must be 0", p.reserved = 1);
+  FORWARD_REFUSED("batch_invariant is true and dropout_p is not 0", p.batch_invariant = 1; p.dropout_p = 0.5f);
   BACKWARD_REFUSED("deterministic is 2", p.deterministic = 2);
   BACKWARD_REFUSED("deterministic is -1", p.deterministic = -1);
   BACKWARD_REFUSED("reserved is 1", p.reserved = 1);

@@ -139,6 +139,7 @@ pub const PROBLEM: Problem = Problem {
     causal: Causal::BottomRight,
     dropout: false,
     deterministic: false,
+    batch_invariant: false,
     features: Features::NONE,
     layout: Layout::Vec8,
 };

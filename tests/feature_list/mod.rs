@@ -61,6 +61,7 @@ pub fn features() -> Vec<Feature> {
         new("gradient into the LSE", |case| case.extras.dlse = true).of_pass(Pass::Backward),
         new("dropout", |case| case.dropout_p = 0.2),
         new("deterministic gradients", |case| case.deterministic = true).of_pass(Pass::Backward),
+        new("batch-invariant mode", |case| case.extras.batch_invariant = true).of_pass(Pass::Forward),
         new("sequences end to end (`cu_seqlens`)", |case| case.extras.cu_seqlens = Sides::BOTH),
         new("padded sequences (`seqused`)", |case| case.extras.seqused = Sides::BOTH),
         new("paged KV", |case| case.extras.page_size = Some(16)).of_pass(Pass::Forward),

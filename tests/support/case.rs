@@ -147,6 +147,7 @@ impl Case {
             causal: self.causal,
             dropout: self.dropout_p > 0.0,
             deterministic: self.deterministic && pass == Pass::Backward,
+            batch_invariant: self.extras.batch_invariant && pass == Pass::Forward,
             features: self.extras.features(pass, self.totals()),
             layout,
         }

@@ -25,6 +25,10 @@ pub struct Extras {
     pub seqused: Sides,
     /// Forward: keys are in pages of so many.
     pub page_size: Option<i64>,
+    /// Forward.
+    pub batch_invariant: bool,
+    /// How long the one sequence is that there is, in queries and keys, where lengths are its own.
+    pub alone: Option<[i64; 2]>,
 }
 
 /// Along which dimensions a (batch, heads_q, seqlen_q, seqlen_k) tensor has values of their own; along the others its stride is 0.
@@ -130,14 +134,21 @@ impl Extras {
             cu_seqlens: sides("cu_seqlens"),
             seqused: sides("seqused"),
             page_size: number("page_size")?,
+            batch_invariant: flag("batch_invariant"),
+            alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
         })
     }
 }
 
 impl fmt::Display for Extras {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers =
-            [("window_left", self.window.left), ("window_right", self.window.right), ("page_size", self.page_size)];
+        let numbers = [
+            ("window_left", self.window.left),
+            ("window_right", self.window.right),
+            ("page_size", self.page_size),
+            ("alone_q", self.alone.map(|[q, _]| q)),
+            ("alone_k", self.alone.map(|[_, k]| k)),
+        ];
         for (name, keys) in numbers {
             keys.iter().try_for_each(|keys| write!(f, " {name}={keys}"))?;
         }
@@ -155,6 +166,7 @@ impl fmt::Display for Extras {
         let flags = [
             ("window_top_left", self.window.top_left),
             ("mask_bits", self.mask_bits),
+            ("batch_invariant", self.batch_invariant),
             ("dbias", self.dbias),
             ("sinks", self.sinks),
             ("dlse", self.dlse),

@@ -59,10 +59,15 @@ impl Case {
             1 => longest,
             _ => random.between(0, longest),
         };
+        let alone = self.extras.alone.map(|[q, k]| if side == Side::Q { q } else { k });
         let mut begin = 0;
         let of_entry = |entry| {
-            let length = if is_packed && entry > 0 { up_to(longest) } else { longest };
-            let used = if has_used { up_to(length) } else { length };
+            let length = match alone {
+                Some(alone) if is_packed => alone,
+                _ if is_packed && entry > 0 => up_to(longest),
+                _ => longest,
+            };
+            let used = if has_used { alone.unwrap_or_else(|| up_to(length)) } else { length };
             let (length, used) = (length as usize, used as usize);
             match is_packed {
                 false => Rows { entry, begin: 0, length, used },
@@ -83,7 +88,7 @@ impl Case {
 
     pub fn totals(&self) -> Varlen {
         let total = |side| self.is_packed(side).then(|| self.total(side));
-        Varlen { total_q: total(Side::Q), total_k: total(Side::K) }
+        Varlen { total_q: total(Side::Q), total_k: total(Side::K), padded_q: self.extras.seqused.q }
     }
 
     /// cu_seqlens of a side that has them.

@@ -134,6 +134,8 @@ fn random_extras(case: &Case) -> Extras {
         cu_seqlens: if is_varlen { random.pick(&sides) } else { Sides::default() },
         seqused: if is_varlen { random.pick(&sides) } else { Sides::default() },
         page_size: None,
+        batch_invariant: false,
+        alone: None,
     }
 }
 
@@ -195,6 +197,37 @@ pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Ca
         }
     };
     only_the_given((seed..seed + count).map(of).collect())
+}
+
+/// Batches whose sequences are to have the same bits alone: of few queries and of many, in every way to say lengths, each with
+/// something that moves with them.
+pub fn of_any_batch(dtypes: &[Dtype]) -> Vec<Case> {
+    let keys = Sides { q: false, k: true };
+    let none = Extras::default();
+    let window = Window { left: Some(700), ..Window::default() };
+    let forms = [
+        (150, 333, none),
+        (1, 3000, Extras { sinks: true, ..none }),
+        (5, 3000, Extras { seqused: keys, alibi: Some(Spread::of("h")), ..none }),
+        (1, 6000, Extras { seqused: keys, window, ..none }),
+        (2, 3000, Extras { seqused: keys, page_size: Some(16), softcap: 20.0, ..none }),
+        (70, 700, Extras { seqused: keys, page_size: Some(16), ..none }),
+        (70, 700, Extras { seqused: Sides::BOTH, page_size: Some(64), sinks: true, ..none }),
+        (70, 700, Extras { cu_seqlens: Sides { q: true, k: false }, seqused: keys, page_size: Some(16), ..none }),
+        (270, 333, Extras { cu_seqlens: Sides::BOTH, softcap: 20.0, ..none }),
+        (270, 333, Extras { seqused: Sides::BOTH, window: Window { left: Some(64), ..window }, ..none }),
+    ];
+    let of = |(turn, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| Case {
+        batch_size: 6,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_k,
+        causal: if turn % 3 == 2 { Causal::None } else { Causal::BottomRight },
+        seed: 500 + turn as u64,
+        extras: Extras { batch_invariant: true, ..extras },
+        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, if turn % 2 == 0 { 128 } else { 64 })
+    };
+    only_the_given(forms.into_iter().enumerate().map(of).collect())
 }
 
 /// Small tensors of each memory layout, for what depends on strides alone.

@@ -28,6 +28,7 @@ def module_of(q, name="q"):
 def attention(
     q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
+    batch_invariant=False,
 ):  # fmt: skip
     """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
 
@@ -53,8 +54,10 @@ def attention(
         any floating point dtype.
     mask_bits: in mask's place, uint8 (..., ceil(seqlen_k / 8)), the others broadcast: the bits of eight keys in each byte, the
         first key's the lowest, as numpy.packbits(mask, axis=-1, bitorder="little") makes them.
+    batch_invariant: True gives a sequence's output the same bits alone and in any batch, under what the C header's
+        batch_invariant says must be equal, which costs time; the gradients' need not. Not with dropout.
     """
-    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits=mask_bits)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
@@ -63,6 +66,7 @@ def attention_varlen(
     q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
     causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
+    batch_invariant=False,
 ):  # fmt: skip
     """`attention` of sequences of their own lengths; each sequence's result is what it would be alone.
 
@@ -75,20 +79,22 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k: with cu_seqlens an upper bound of the lengths. None, possible where the host can read lengths,
         takes the longest. bias and mask are broadcast to (batch, heads_q, max_seqlen_q, max_seqlen_k); mask_bits likewise.
     """
-    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
-def attention_forward(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, **features):
+def attention_forward(
+    q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, batch_invariant=False, **features
+):
     """(out, lse), without autograd. With dropout a seed is needed, since the backward pass needs the same.
 
     features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, and `attention_kvcache`'s
     block_table.
     """
     _need_seed(dropout_p, seed)
-    opts = _call.options(causal, softmax_scale, dropout_p)
+    opts = _call.options(causal, softmax_scale, dropout_p, False, batch_invariant)
     return module_of(q).attention_forward(q, k, v, opts, seed, features_of(features))
 
 
@@ -96,6 +102,7 @@ def attention_kvcache(
     q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None,
     cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
+    batch_invariant=False,
 ):  # fmt: skip
     """`attention_varlen` over the keys of a cache, without autograd; made for few queries over many keys.
 
@@ -105,7 +112,7 @@ def attention_kvcache(
         Entries past a sequence's length are not read.
     max_seqlen_k: with block_table an upper bound of the lengths; None: what its pages hold. Work is laid out for it.
     """
-    opts = _call.options(causal, softmax_scale, 0.0)
+    opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
     features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)

@@ -27,12 +27,13 @@ _pack_forward = _structs.packer(_structs.PROBLEM).pack
 _pack_backward = _structs.packer(_structs.PROBLEM + _structs.GRADIENTS).pack
 NO_FEATURES = bytes(_structs.packer(_structs.FEATURES).size)
 NO_PAGES = bytes(_structs.packer(_structs.PAGES).size)
+_pack_batch = _structs.packer(_structs.BATCH).pack
 NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
 
-def options(causal, softmax_scale, dropout_p, deterministic=False):
-    """(causal number, scale, p, deterministic) as the params hold them. A scale of None becomes the struct's 0:
-    1/sqrt(head_dim)."""
+def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invariant=False):
+    """(causal number, scale, p, deterministic, batch_invariant) as the params hold them. A scale of None becomes the struct's
+    0: 1/sqrt(head_dim)."""
     try:
         causal_number = _CAUSAL[causal]
     except (KeyError, TypeError):
@@ -45,9 +46,10 @@ def options(causal, softmax_scale, dropout_p, deterministic=False):
     # The library would see p rounded to fp32, so that a value just under 1 reads as 1 in its message.
     if not 0 <= dropout_p < 1:
         raise InvalidArgumentError(f"dropout_p is {dropout_p!r}, the probability of dropping; it must be in [0, 1)")
-    if not isinstance(deterministic, (bool, int)) or deterministic not in (0, 1):
-        raise InvalidArgumentError(f"deterministic is {deterministic!r}; it must be False or True")
-    return causal_number, softmax_scale, dropout_p, int(deterministic)
+    for name, flag in (("deterministic", deterministic), ("batch_invariant", batch_invariant)):
+        if not isinstance(flag, (bool, int)) or flag not in (0, 1):
+            raise InvalidArgumentError(f"{name} is {flag!r}; it must be False or True")
+    return causal_number, softmax_scale, dropout_p, int(deterministic), int(batch_invariant)
 
 
 def sizes(q, k, v):
@@ -87,10 +89,10 @@ def integer_seed(seed):
 def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES):
     """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head); features and
     pages are packed already."""
-    causal, scale, p, _ = opts  # the forward pass always is deterministic
+    causal, scale, p, _, batch_invariant = opts  # the forward pass always is deterministic
     try:
         packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
-        return packed + features + pages
+        return packed + features + pages + _pack_batch(batch_invariant, 0)
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 
@@ -100,7 +102,7 @@ def backward(
     features=NO_FEATURES, feature_gradients=NO_FEATURE_GRADIENTS,
 ):  # fmt: skip
     """Packed `flashtune_backward_params`."""
-    causal, scale, p, deterministic = opts
+    causal, scale, p, deterministic, _ = opts  # batch_invariant is the forward pass's
     try:
         return _pack_backward(
             _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv,

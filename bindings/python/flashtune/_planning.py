@@ -20,7 +20,9 @@ _SOURCES = {
 }
 
 
-def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, **features):
+def prepare(
+    q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, batch_invariant=False, **features
+):
     """Looks up, compiles and loads what a call on such arrays launches, so that no later call waits for it.
 
     The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or
@@ -28,17 +30,19 @@ def prepare(q, k, v, *, causal=False, dropout_p=0.0, backward=False, determinist
     forward pass also block_table, with k and v in pages; of the backward pass also need_dbias (True: the bias has a gradient) and
     need_dlse (False: lse has none).
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, **features)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     _pass(device, backward).prepare(params)
 
 
-def plan_info(q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, **features):
+def plan_info(
+    q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, batch_invariant=False, **features
+):
     """What a call on such arrays runs and why, as a dict; prepares it where that is still to do. Arguments as of `prepare`.
 
     kernel, config and reason are text; source is pinned, process, machine, shipped, nearest-gpu or heuristic;
     registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured.
     """
-    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, **features)
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     info = _pass(device, backward).plan_info(params)
     values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
     values["source"] = _SOURCES.get(info.source, f"source {info.source}")
@@ -107,13 +111,16 @@ def _pass(device, backward):
 
 
 def _describe(
-    q, k, v, causal, dropout_p, backward, deterministic=False, *, need_dbias=True, need_dlse=False, **features
-):
-    opts = _call.options(causal, None, dropout_p, deterministic)
+    q, k, v, causal, dropout_p, backward, deterministic=False, batch_invariant=False, *,
+    need_dbias=True, need_dlse=False, **features,
+):  # fmt: skip
+    opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
     features = features_of(features)
     device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages = module_of(q).describe(q, k, v, opts, features)
     if deterministic and not backward:
         raise InvalidArgumentError("deterministic is True and backward False; a forward pass always is: leave it out")
+    if batch_invariant and backward:
+        raise InvalidArgumentError("batch_invariant is True and backward True; it is of the forward pass: leave it out")
     seed, null = _call.NO_SEED, _call.NULL
     # Outputs, which do not exist yet, stand as packed and unplaced.
     if backward:

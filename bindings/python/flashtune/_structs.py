@@ -38,7 +38,7 @@ class ScoresTensor(ctypes.Structure):
 
 
 # Params in the parts that are packed apart: what both passes open with, the backward pass's own, the features, which both
-# have and most calls do not use, and what each has of them alone.
+# have and most calls do not use, what each has of them alone, and what is the forward pass's own.
 PROBLEM = [
     ("struct_size", c_uint64),
     ("dtype", c_int32),
@@ -99,10 +99,14 @@ PAGES = [
     ("page_size", c_int64),
     ("num_pages", c_int64),
 ]
+BATCH = [
+    ("batch_invariant", c_int32),
+    ("reserved", c_int32),
+]
 
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = PROBLEM + FEATURES + PAGES
+    _fields_ = PROBLEM + FEATURES + PAGES + BATCH
 
 
 class BackwardParams(ctypes.Structure):

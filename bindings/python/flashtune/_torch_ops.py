@@ -19,13 +19,13 @@ def _forward(
     mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
     seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
     causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
-    softcap: float, max_seqlen_q: int, max_seqlen_k: int, lse_learns: bool,
+    softcap: float, max_seqlen_q: int, max_seqlen_k: int, batch_invariant: int, lse_learns: bool,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     features = _rebuilt(
         bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    opts = (causal, softmax_scale, dropout_p, deterministic)
+    opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     return _torch_launch.launch_forward(q, k, v, opts, seed, features)
 
 
@@ -43,13 +43,13 @@ def _backward(
     mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
     seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
     causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
-    softcap: float, max_seqlen_q: int, max_seqlen_k: int,
+    softcap: float, max_seqlen_q: int, max_seqlen_k: int, batch_invariant: int,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     features = _rebuilt(
         bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    opts = (causal, softmax_scale, dropout_p, deterministic)
+    opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     dq, dk, dv, dbias, dsinks = _torch_launch.launch_backward(
         dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias
     )
@@ -99,7 +99,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 
 def attention(q, k, v, opts, seed, return_lse, features):
     """`_torch.attention` in traced code; a seed of ints becomes a tensor, which is what an operator can take."""
-    causal, softmax_scale, dropout_p, deterministic = opts
+    causal, softmax_scale, dropout_p, deterministic, batch_invariant = opts
     seed = _torch.resolve_seed(seed, dropout_p, q)
     if seed is not None and not isinstance(seed, Tensor):
         signed = [part - (1 << 64) if part >> 63 else part for part in seed]
@@ -110,6 +110,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
     out, lse = _forward(
         q, k, v, f.bias, f.sinks, f.alibi_slopes, f.mask, f.mask_bits,
         f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k, seed,
-        causal, float(softmax_scale), float(dropout_p), deterministic, left, right, float(f.softcap), *longest, return_lse,
+        causal, float(softmax_scale), float(dropout_p), deterministic, left, right, float(f.softcap), *longest,
+        batch_invariant, return_lse,
     )  # fmt: skip
     return (out, lse) if return_lse else out

@@ -37,6 +37,8 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         (dict(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
         (dict(deterministic=2), ValueError, "deterministic is 2; it must be False or True"),
         (dict(deterministic="no"), ValueError, "deterministic is 'no'"),
+        (dict(batch_invariant=2), ValueError, "batch_invariant is 2; it must be False or True"),
+        (dict(batch_invariant=True, dropout_p=0.1), ValueError, "batch_invariant is true and dropout_p is not 0"),
         (dict(dropout_p=0.1, seed=-1), ValueError, "seed is -1"),
         (dict(dropout_p=0.1, seed=1 << 64), ValueError, "seed is"),
         (dict(dropout_p=0.1, seed=1.5), ValueError, "seed is 1.5"),

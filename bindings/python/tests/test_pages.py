@@ -92,3 +92,22 @@ def test_there_is_no_backward_pass_over_pages():
     q = np.zeros((len(SEQLENS), 1, HEADS, DIM), np.float32)
     with pytest.raises(NotImplementedError, match="block_table"):
         flashtune.attention_backward(q, q, k, v, q, np.zeros((len(SEQLENS), HEADS, 1)), block_table=table)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_batch_invariant_a_sequence_has_the_same_bits_alone_and_in_a_batch(paged):
+    generator = np.random.default_rng(8)
+    q = generator.standard_normal((4, 2, 4, 16), np.float32)
+    k, v = (generator.standard_normal((4, 96, 2, 16), np.float32) for _ in range(2))
+    used = np.array([96, 5, 0, 61], np.int32)
+    cache, table = (k, v), None
+    if paged:
+        cache, table = [x.reshape(-1, 16, 2, 16) for x in (k, v)], np.arange(24, dtype=np.int32).reshape(4, 6)
+    options = dict(causal=True, batch_invariant=True, return_lse=True)
+    out, lse = flashtune.attention_kvcache(q, *cache, block_table=table, seqused_k=used, **options)
+    for b, length in enumerate(used):
+        of_one = cache if paged else [x[b : b + 1, : max(length, 1)] for x in cache]
+        table_of_one = table[b : b + 1] if paged else None
+        alone = flashtune.attention_kvcache(q[b : b + 1], *of_one, block_table=table_of_one, seqused_k=used[b : b + 1], **options)
+        np.testing.assert_array_equal(alone[0][0], out[b])
+        np.testing.assert_array_equal(alone[1][0], lse[b])

@@ -19,6 +19,14 @@ def test_plan_info_names_kernel_config_and_reason(backward, name):
     assert info["reason"] and info["source"] in ("heuristic", "shipped", "nearest-gpu", "machine", "process")
 
 
+def test_a_batch_invariant_plan_is_the_same_in_every_batch():
+    q, k, v = (np.zeros((5, 70, 4, 16), np.float32) for _ in range(3))
+    plans = [flashtune.plan_info(*(x[:count] for x in (q, k, v)), batch_invariant=True) for count in (1, 5)]
+    assert plans[0]["config"] == plans[1]["config"] and "batch-invariant" in plans[0]["reason"]
+    with pytest.raises(ValueError, match="batch_invariant is True and backward True"):
+        flashtune.prepare(q, k, v, backward=True, batch_invariant=True)
+
+
 def test_a_deterministic_plan_is_the_heuristics_whatever_was_tuned():
     q, k, v = arrays(seqlen=144)
     flashtune.autotune(q, k, v, backward=True, time_limit=5)

@@ -54,7 +54,7 @@ def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
 @pytest.mark.parametrize(
     "structure, parts",
     [
-        (_structs.ForwardParams, [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES]),
+        (_structs.ForwardParams, [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH]),
         (
             _structs.BackwardParams,
             [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS],

@@ -49,7 +49,7 @@ impl FeatureArgs {
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
         // Lengths of sequences in pages are what says how many of them are used.
         let total_k = if self.page_size.is_some() { None } else { total(problem.seqlen_k) };
-        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k };
+        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k, ..Varlen::default() };
         let window = match (self.window_left, self.window_right) {
             (None, None) => Window::default(),
             (left, right) => Window { left, right, top_left: problem.causal == Causal::TopLeft },

@@ -154,6 +154,7 @@ fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool)
         causal: if causal { Causal::BottomRight } else { Causal::None },
         dropout: false,
         deterministic: false,
+        batch_invariant: false,
         features: Features::NONE,
         layout: Layout::widest([head_dim]),
     }

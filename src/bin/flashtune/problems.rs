@@ -93,6 +93,7 @@ impl Line {
             causal: self.causal.unwrap_or(Causal::None),
             dropout: self.dropout.unwrap_or(false),
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: self.layout.unwrap_or(Layout::widest([self.head_dim, head_dim_v])),
         };
@@ -218,6 +219,9 @@ pub struct ClassArgs {
     /// Backward: the same bits at every run
     #[arg(long)]
     pub deterministic: bool,
+    /// Forward: a sequence's result has the same bits alone and in any batch
+    #[arg(long)]
+    pub batch_invariant: bool,
     #[command(flatten)]
     pub features: FeatureArgs,
 }
@@ -241,6 +245,7 @@ impl ClassArgs {
             causal: if self.causal { Causal::BottomRight } else { Causal::None },
             dropout: self.dropout,
             deterministic: self.deterministic,
+            batch_invariant: self.batch_invariant,
             features: Features::NONE,
             layout: Layout::widest([self.head_dim, head_dim_v]),
         };

@@ -134,6 +134,7 @@ mod tests {
             causal,
             dropout: true,
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: Layout::Vec1,
         }

@@ -7,7 +7,7 @@ use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{Layout, Problem};
+use crate::problem::{FEW_ROWS, Layout, MAX_SPLITS, Problem};
 
 const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "packed query rows of a tile", values: &[16, 32, 64] },
@@ -40,8 +40,8 @@ const CONSTRAINTS: &[Constraint] = &[
     },
     Constraint {
         name: "splits_in_use",
-        reason: "more splits than the workspace has room for are not made",
-        holds: |p, c, _| i64::from(c.get("num_splits")) <= p.max_splits(),
+        reason: "more splits than the workspace has room for are not made; a batch-invariant launch makes those it has room for",
+        holds: |p, c, _| i64::from(c.get("num_splits")) <= p.max_splits() || p.batch_invariant,
     },
     THREADS,
     Constraint {
@@ -65,11 +65,9 @@ pub fn is_bound_by_keys(problem: &Problem) -> bool {
 }
 
 fn has_few_queries(problem: &Problem) -> bool {
-    (1..=MAX_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
+    (1..=FEW_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
 }
 
-/// Rows of the largest tile.
-const MAX_ROWS: i64 = 64;
 /// With fewer, tiles of queries of a short sequence are what the other families are made for.
 const KEYS_OF_A_QUERY: i64 = 4;
 
@@ -110,6 +108,10 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let tiles = tiles(problem);
     let fits = tiles.iter().find(|config| super::check(problem, config, device).is_ok());
     let tile = fits.or(tiles.last()).expect("the list is not empty").clone();
+    if problem.batch_invariant {
+        // Each sequence's own length says how many of them it has.
+        return tile.with("num_splits", if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 });
+    }
     let splits = SPLITS.iter().copied().filter(|splits| i64::from(*splits) <= worthwhile_splits(problem, &tile));
     // Beyond what fills the device, splits only cost: the fewest that come near the best.
     let best = splits.clone().map(|splits| balance(problem, &tile, splits, device)).fold(0.0, f64::max);
@@ -237,6 +239,7 @@ mod tests {
             causal: Causal::BottomRight,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: Layout::widest([head_dim]),
         }

@@ -367,6 +367,7 @@ mod tests {
             causal,
             dropout: false,
             deterministic: false,
+            batch_invariant: false,
             features: Features::NONE,
             layout: Layout::Vec1,
         }
