@@ -244,6 +244,10 @@
  * mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
  */
 #define FLASHTUNE_FEATURE_MASK_BITS 2048
+/**
+ * block_mask is used.
+ */
+#define FLASHTUNE_FEATURE_BLOCK_MASK 4096
 
 /**
  * The config was set for this problem.
@@ -396,6 +400,52 @@ typedef struct flashtune_scores_tensor {
   int64_t stride_seqlen_q;
   int64_t stride_seqlen_k;
 } flashtune_scores_tensor;
+
+/**
+ * Which blocks of scores count: lists, for each block of queries, of blocks of keys, in the forward pass; in the
+ * backward pass the same transposed, for each block of keys lists of blocks of queries. A score counts if its block is
+ * listed and all else (causal, the window, mask, ...) lets it; in a full block mask is not looked at. Time is
+ * proportional to the blocks that are listed. A query without a block is one that sees no key.
+ *
+ * Of FlexAttention's BlockMask these are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices forward, and
+ * q_num_blocks, q_indices, full_q_num_blocks and full_q_indices backward.
+ *
+ * rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. A list's entries may be in any order;
+ * no block is in a row twice, neither in one list nor in both. Device memory on a CUDA context, where nobody checks
+ * it: of more than max_blocks entries the first ones are used, what is no block is passed over, and a block that is
+ * listed twice counts twice. Host memory on a CPU context, where a launch refuses what is wrong. Strides are in elements
+ * and at least 0; 0 along a dimension where lists are the same.
+ */
+typedef struct flashtune_block_mask {
+  /**
+   * Queries and keys of a block: multiples of 16 up to 2048. Multiples of 128 run fastest; a kernel is compiled for
+   * each size.
+   */
+  int64_t block_q;
+  int64_t block_k;
+  /**
+   * int32 (batch_size, num_heads_q, rows), read: how many entries of indices are used. Rows are contiguous.
+   */
+  const int32_t *num_blocks;
+  /**
+   * int32 (batch_size, num_heads_q, rows, max_blocks), read: numbers of blocks. Entries are contiguous.
+   */
+  const int32_t *indices;
+  /**
+   * The same of full blocks, in the same strides; both NULL: no block is full.
+   */
+  const int32_t *full_num_blocks;
+  const int32_t *full_indices;
+  int64_t num_blocks_stride_batch;
+  int64_t num_blocks_stride_head;
+  int64_t indices_stride_batch;
+  int64_t indices_stride_head;
+  int64_t indices_stride_row;
+  /**
+   * 0 to 2^31 - 1.
+   */
+  int64_t max_blocks;
+} flashtune_block_mask;
 
 /**
  * One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v. Set all of it to
@@ -609,6 +659,10 @@ typedef struct flashtune_forward_params {
    * 0.
    */
   int32_t reserved;
+  /**
+   * Of each block of queries the blocks of keys that it sees. Not with lengths of sequences, nor with pages.
+   */
+  struct flashtune_block_mask block_mask;
 } flashtune_forward_params;
 
 /**
@@ -744,6 +798,11 @@ typedef struct flashtune_backward_params {
    * fp32, contiguous, in the shape of lse, read: the gradient of lse.
    */
   const float *dlse;
+  /**
+   * Of each block of keys the blocks of queries that see it: the forward pass's lists transposed. On a CUDA context
+   * not with deterministic.
+   */
+  struct flashtune_block_mask block_mask;
 } flashtune_backward_params;
 
 /**

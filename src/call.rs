@@ -80,6 +80,45 @@ impl ScoresRef {
     };
 }
 
+/// The lists of a block mask. Of each row of blocks, which are of queries in the forward pass and of keys in the
+/// backward pass, the blocks of the other kind that count: those in which all else is asked, too, and full ones, in
+/// which the mask of bytes is not. int32, in any order; strides in elements, 0 where lists are the same.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct BlockLists {
+    /// (batch, heads_q, rows)
+    pub num_blocks: *const i32,
+    /// (batch, heads_q, rows, max_blocks)
+    pub indices: *const i32,
+    /// NULL, like `full_indices`: no block is full.
+    pub full_num_blocks: *const i32,
+    pub full_indices: *const i32,
+    /// Of `num_blocks` and `full_num_blocks`, whose rows are contiguous.
+    pub num_blocks_stride_batch: i64,
+    pub num_blocks_stride_head: i64,
+    /// Of `indices` and `full_indices`.
+    pub indices_stride_batch: i64,
+    pub indices_stride_head: i64,
+    pub indices_stride_row: i64,
+    /// Entries of a row of either.
+    pub max_blocks: i64,
+}
+
+impl BlockLists {
+    pub const NULL: BlockLists = BlockLists {
+        num_blocks: std::ptr::null(),
+        indices: std::ptr::null(),
+        full_num_blocks: std::ptr::null(),
+        full_indices: std::ptr::null(),
+        num_blocks_stride_batch: 0,
+        num_blocks_stride_head: 0,
+        indices_stride_batch: 0,
+        indices_stride_head: 0,
+        indices_stride_row: 0,
+        max_blocks: 0,
+    };
+}
+
 /// What the problem's features take; NULL or 0 where a feature is off.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureArgs {
@@ -113,6 +152,7 @@ pub struct FeatureArgs {
     pub block_table_stride: i64,
     /// Batch entries of k and v, where they are pages.
     pub num_pages: i64,
+    pub block_lists: BlockLists,
 }
 
 impl FeatureArgs {
@@ -133,6 +173,7 @@ impl FeatureArgs {
         block_table: std::ptr::null(),
         block_table_stride: 0,
         num_pages: 0,
+        block_lists: BlockLists::NULL,
     };
 }
 

@@ -92,6 +92,14 @@ pub struct Varlen {
     pub padded_q: bool,
 }
 
+/// The blocks of scores that lists name (`call::BlockLists`) are all that count: of so many queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockMask {
+    pub block_q: i64,
+    pub block_k: i64,
+}
+
 /// What is asked beyond softmax(scale * Q K^T) V; all off by default. What is off is not in a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -120,6 +128,8 @@ pub struct Features {
     /// sequence's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paged: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_mask: Option<BlockMask>,
 }
 
 impl Features {
@@ -135,6 +145,7 @@ impl Features {
         dlse: false,
         varlen: None,
         paged: None,
+        block_mask: None,
     };
 
     pub fn is_none(&self) -> bool {
@@ -179,6 +190,10 @@ impl Layout {
     }
 }
 
+/// Blocks of a block mask are multiples of this: the rows of the smallest tile, in both directions.
+pub const MASK_BLOCK_STEP: i64 = 16;
+/// The largest of them: a block past the last one still lies within int32.
+pub const MAX_MASK_BLOCK: i64 = 2048;
 /// The largest head dim of either kind.
 pub const MAX_HEAD_DIM: i64 = 512;
 /// Packed rows of few queries: those of the largest tile that is made for them.
@@ -225,7 +240,9 @@ impl Problem {
 
     /// Whether the keys may be split over blocks of threads, in pages or not: nothing is dropped or trained while decoding.
     pub fn may_decode(&self) -> bool {
-        self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout
+        // A tile's rows are those of several heads, whose lists of blocks differ.
+        let has_lists = self.features.block_mask.is_some();
+        self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout && !has_lists
     }
 
     /// Whether its result may not follow what was measured: the config is the heuristic's alone.
@@ -376,7 +393,25 @@ impl Problem {
                 }
             }
         }
+        self.validate_block_mask()?;
         self.validate_pages()
+    }
+
+    fn validate_block_mask(&self) -> Result<()> {
+        let Some(BlockMask { block_q, block_k }) = self.features.block_mask else { return Ok(()) };
+        for (name, size) in [("block_q", block_q), ("block_k", block_k)] {
+            if !(MASK_BLOCK_STEP..=MAX_MASK_BLOCK).contains(&size) || size % MASK_BLOCK_STEP != 0 {
+                return Err(Error::invalid(format!(
+                    "block_mask.{name} is {size}; it must be a multiple of {MASK_BLOCK_STEP} from {MASK_BLOCK_STEP} to {MAX_MASK_BLOCK}"
+                )));
+            }
+        }
+        if self.features.varlen.is_some() || self.features.paged.is_some() {
+            return Err(Error::unsupported(
+                "a block mask goes with sequences of one length alone: leave out cu_seqlens, seqused and pages, or the block mask",
+            ));
+        }
+        Ok(())
     }
 
     fn validate_pages(&self) -> Result<()> {
@@ -409,7 +444,7 @@ impl Problem {
 
     /// The multiply-adds of the products that this pass needs, counted as two operations each: two products forward,
     /// five backward; half of them when causal, as the field counts it, and of a window those that it lets be seen. Of
-    /// sequences of their own lengths as if all were the longest.
+    /// sequences of their own lengths as if all were the longest, under a block mask as if it named all blocks.
     pub fn flops(&self) -> f64 {
         let pairs = self.batch_size as f64 * self.num_heads_q as f64 * self.seqlen_q as f64 * self.keys_of_a_row();
         let (qk, v) = (self.head_dim as f64, self.head_dim_v as f64);

@@ -184,7 +184,8 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         map_rows_q,
         map_rows_k,
         map_rows_v,
-        map_rows_o
+        map_rows_o,
+        block_lists
     );
     // NVRTC has neither offsetof nor __builtin_offsetof without headers; this is what its front end makes of them.
     let assert = |class: &str, field: &str, offset: usize| {

@@ -64,6 +64,11 @@ fn gradients_are_right_for_sequences_of_their_own_lengths() {
 }
 
 #[test]
+fn both_passes_are_right_under_block_masks() {
+    run(shapes::of_blocks(Subject::cpu(1).dtypes()));
+}
+
+#[test]
 fn gradients_are_right_on_long_sequences() {
     let subject = Subject::cpu(2);
     for case in shapes::long(&[Dtype::Fp32]) {

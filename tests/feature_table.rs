@@ -222,13 +222,15 @@ fn every_feature_of_a_problem_has_its_row() {
     };
     let problems: Vec<Problem> = asked(Pass::Forward).chain(asked(Pass::Backward)).collect();
     let is_asked = |features: &Features| {
-        let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged } = *features;
+        let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask } =
+            *features;
         let window = window != Window::default();
-        [window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen.is_some(), paged.is_some()]
+        let (varlen, paged, block_mask) = (varlen.is_some(), paged.is_some(), block_mask.is_some());
+        [window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask]
     };
     let all = problems.iter().map(|problem| is_asked(&problem.features));
     let all = all.reduce(|all, row| std::array::from_fn(|field| all[field] || row[field])).unwrap();
-    assert_eq!(all, [true; 11], "in the order of the fields above");
+    assert_eq!(all, [true; 12], "in the order of the fields above");
     let any = |is_on: fn(&Problem) -> bool| problems.iter().any(is_on);
     assert!(any(|problem| problem.dropout) && any(|problem| problem.deterministic));
     assert!(any(|problem| problem.batch_invariant));

@@ -114,6 +114,12 @@ fn gpu_is_right_for_sequences_of_their_own_lengths() {
 }
 
 #[test]
+fn gpu_is_right_under_block_masks() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::of_blocks(subject.dtypes()), 1);
+}
+
+#[test]
 fn gpu_is_right_on_long_sequences() {
     let Some(subject) = subject() else { return };
     run(subject, &shapes::long(subject.dtypes()), 1);

@@ -15,7 +15,7 @@ use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristics;
 use nvrtc::nvrtc;
 use rayon::prelude::*;
@@ -43,7 +43,7 @@ const FEATURES: [(Causal, bool, bool); 6] = [
 
 /// What else is asked, in combinations that together have each feature with another at least once. Each is compiled at one head dim, on
 /// sm_90 and on one other architecture. What belongs to the backward pass is left out forward.
-fn combined_features() -> [(Problem, Arch); 6] {
+fn combined_features() -> [(Problem, Arch); 7] {
     let of = |head_dim: i64, layout, causal, dropout, features| Problem {
         causal,
         dropout,
@@ -58,12 +58,15 @@ fn combined_features() -> [(Problem, Arch); 6] {
     let slopes = Features { alibi: true, varlen, sinks: true, dlse: true, ..none };
     let biased = Features { bias: true, dbias: true, sinks: true, ..none };
     let masked = Features { window: around, mask: true, mask_bits: true, dlse: true, ..none };
+    let block_mask = Some(BlockMask { block_q: 128, block_k: 128 });
+    let listed = Features { mask: true, dlse: true, block_mask, ..none };
     let all = Features { window: sliding, softcap: true, alibi: true, mask: true, ..biased };
     [
         (of(64, vec8, Causal::BottomRight, false, capped), Arch::Sm(8, 0)),
         (of(128, vec8, Causal::BottomRight, false, slopes), Arch::Sm(8, 6)),
         (of(128, vec8, Causal::None, true, biased), Arch::Sm(8, 9)),
         (of(256, vec8, Causal::None, false, masked), Arch::Sm(8, 0)),
+        (of(64, vec8, Causal::BottomRight, false, listed), Arch::Sm(8, 0)),
         (of(96, vec8, Causal::BottomRight, true, all), Arch::Sm(12, 0)),
         (
             of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, mask_bits: true, ..all }),

@@ -8,7 +8,7 @@ use flashtune::error::Status;
 use flashtune::kernel::render::{CLASS, Renderer};
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristic;
 
 const SM90: Arch = Arch::Sm(9, 0);
@@ -241,6 +241,7 @@ fn every_feature_makes_another_kernel() {
         (with(Features { mask: true, ..none }), with(Features { mask: true, mask_bits: true, ..none })),
         (plain, with(Features { sinks: true, ..none })),
         (plain, with(Features { varlen: Some(Varlen::default()), ..none })),
+        (plain, with(Features { block_mask: Some(BlockMask { block_q: 128, block_k: 128 }), ..none })),
     ];
     let backward = [
         (plain, Problem { deterministic: true, ..plain }),

@@ -16,8 +16,8 @@ pub struct Array {
     pub elements: i64,
     /// Of an element, and its alignment.
     bytes: i64,
-    /// (rows, elements from one to the next)
-    rows: (i64, i64),
+    /// Rows, along each dimension how many and elements from one to the next.
+    dims: [(i64, i64); 3],
 }
 
 /// What arrays hold.
@@ -37,25 +37,32 @@ impl Value for u64 {
 impl Array {
     pub fn new<T: Value>(name: &'static str, pointer: *const T, elements: i64) -> Array {
         let bytes = size_of::<T>() as i64;
-        Array { name, type_name: T::NAME, pointer: pointer.cast(), elements, bytes, rows: (1, 0) }
+        Array { name, type_name: T::NAME, pointer: pointer.cast(), elements, bytes, dims: [(1, 0); 3] }
     }
 
     /// One row for each batch entry, `stride` elements apart; of 0 one for all.
     pub fn of_batch(self, problem: &Problem, stride: i64) -> Array {
         let rows = if stride == 0 { 1 } else { problem.batch_size };
-        Array { rows: (rows.max(1), stride), ..self }
+        self.in_rows((rows.max(1), stride))
     }
 
     /// So many rows, and elements from one to the next.
     pub fn in_rows(self, rows: (i64, i64)) -> Array {
-        Array { rows, ..self }
+        self.in_dims([rows, (1, 0), (1, 0)])
+    }
+
+    /// Rows along each dimension, and elements from one to the next.
+    pub fn in_dims(self, dims: [(i64, i64); 3]) -> Array {
+        Array { dims, ..self }
     }
 
     /// How many elements there are, for a message.
     pub fn shape(&self) -> String {
-        match self.rows.0 {
-            1 => self.elements.to_string(),
-            rows => format!("({rows}, {})", self.elements),
+        let rows = self.dims.iter().map(|(count, _)| *count).filter(|count| *count != 1);
+        let sizes: Vec<String> = rows.chain([self.elements]).map(|size| size.to_string()).collect();
+        match &sizes[..] {
+            [one] => one.clone(),
+            several => format!("({})", several.join(", ")),
         }
     }
 
@@ -69,10 +76,12 @@ impl Array {
             let pointer = address(self.pointer);
             return Err(Error::invalid(format!("{name} is {pointer}; it must be aligned to {bytes} bytes")));
         }
-        let dims = [self.rows, (1, 0), (1, 0), (1, 0)];
+        let [a, b, c] = self.dims;
+        let dims = [a, b, c, (1, 0)];
         Footprint::strided(name, start, self.elements * bytes, bytes, dims).map(Some).map_err(|extent| {
-            let ((rows, apart), at) = (self.rows, address(self.pointer));
-            overflows(&format!("{name} at {at} with {rows} rows {apart} elements apart"), extent)
+            let (dims, at) = (self.dims, address(self.pointer));
+            let rows: Vec<String> = dims.iter().map(|(rows, apart)| format!("{rows} {apart} elements apart")).collect();
+            overflows(&format!("{name} at {at} with rows {}", rows.join(" x ")), extent)
         })
     }
 }

@@ -2,6 +2,7 @@
 //! against pointers, the window against causal, arrays and their sizes. Lengths on the host are `lengths`'.
 
 use super::array::Array;
+use super::block_mask::BlockMaskInputs;
 use super::lengths::Lengths;
 use super::operand::{Access, Data};
 use super::overlap::Footprint;
@@ -36,6 +37,7 @@ pub struct FeatureInputs {
     dsinks: *mut f32,
     dlse: *const f32,
     pub pages: PageInputs,
+    block_mask: BlockMaskInputs,
 }
 
 const NO_SCORES: flashtune_scores_tensor = flashtune_scores_tensor {
@@ -71,6 +73,7 @@ macro_rules! take_features_from {
                     dsinks: $dsinks(params),
                     dlse: $dlse(params),
                     pages: $pages(params),
+                    block_mask: BlockMaskInputs(params.block_mask),
                 }
             }
         }
@@ -108,9 +111,10 @@ const DLSE: Bit = (FLASHTUNE_FEATURE_DLSE, "FLASHTUNE_FEATURE_DLSE");
 const PAGED: Bit = (FLASHTUNE_FEATURE_PAGED, "FLASHTUNE_FEATURE_PAGED");
 const MASK_BITS: Bit = (FLASHTUNE_FEATURE_MASK_BITS, "FLASHTUNE_FEATURE_MASK_BITS");
 const ANY_MASK: Bit = (MASK.0 | MASK_BITS.0, "FLASHTUNE_FEATURE_MASK or _MASK_BITS");
+const BLOCK_MASK: Bit = (FLASHTUNE_FEATURE_BLOCK_MASK, "FLASHTUNE_FEATURE_BLOCK_MASK");
 
 const VARLEN: u64 = CU_SEQLENS_Q.0 | CU_SEQLENS_K.0 | SEQUSED_Q.0 | SEQUSED_K.0;
-const OF_BOTH: u64 = ALIBI.0 | BIAS.0 | ANY_MASK.0 | SINKS.0 | VARLEN;
+const OF_BOTH: u64 = ALIBI.0 | BIAS.0 | ANY_MASK.0 | SINKS.0 | VARLEN | BLOCK_MASK.0;
 const OF_FORWARD: u64 = OF_BOTH | PAGED.0;
 const OF_BACKWARD: u64 = OF_BOTH | DBIAS.0 | DLSE.0;
 
@@ -156,6 +160,7 @@ impl FeatureInputs {
             dlse: self.has(DLSE),
             varlen: (self.features & VARLEN != 0).then_some(varlen),
             paged: if self.has(PAGED) { Some(self.pages.page_size()?) } else { None },
+            block_mask: self.has(BLOCK_MASK).then(|| self.block_mask.block_mask()),
         })
     }
 
@@ -180,8 +185,9 @@ impl FeatureInputs {
             ("dlse", self.dlse.cast(), DLSE),
             ("block_table", self.pages.block_table.cast(), PAGED),
         ];
+        let of_blocks = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), BLOCK_MASK));
         if let Some((name, pointer, (_, bit))) =
-            pointers.into_iter().find(|(_, pointer, bit)| !pointer.is_null() && !self.has(*bit))
+            pointers.into_iter().chain(of_blocks).find(|(_, pointer, bit)| !pointer.is_null() && !self.has(*bit))
         {
             let pointer = address(pointer);
             return Err(Error::invalid(format!("{name} is {pointer}; it must be NULL, since features has no {bit}")));
@@ -192,7 +198,8 @@ impl FeatureInputs {
             ("page_size", self.pages.page_size, PAGED),
             ("num_pages", self.pages.num_pages, PAGED),
         ];
-        for (name, size, bit) in sizes {
+        let of_blocks = self.block_mask.sizes().map(|(name, size)| (name, size, BLOCK_MASK));
+        for (name, size, bit) in sizes.into_iter().chain(of_blocks) {
             if size != 0 && !self.has(bit) {
                 return Err(Error::invalid(format!("{name} is {size}; it must be 0, since features has no {}", bit.1)));
             }
@@ -261,6 +268,7 @@ impl FeatureInputs {
             }
             array.check()?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
+        self.block_mask.check(p, data, touch)?;
         let dsinks = Array::new("dsinks", self.dsinks.cast_const(), p.num_heads_q);
         dsinks.check()?.into_iter().for_each(|bytes| touch(Access::Written, bytes));
 
@@ -282,7 +290,7 @@ impl FeatureInputs {
         Ok(())
     }
 
-    /// Checks the lengths themselves, and which pages the table names.
+    /// Checks the lengths themselves, and which pages and blocks are named.
     ///
     /// # Safety
     /// A launch on a CPU context, after `check`: what is not NULL is readable host memory of the size that the header
@@ -299,6 +307,8 @@ impl FeatureInputs {
                 unsafe { lengths.check() }
             },
         )?;
+        // SAFETY: by the caller's promise.
+        unsafe { self.block_mask.check_entries(p)? };
         // SAFETY: by the caller's promise, and the lengths are right.
         if self.has(PAGED) { unsafe { self.pages.check_entries(p, self.seqused_k) } } else { Ok(()) }
     }
@@ -321,6 +331,7 @@ impl FeatureInputs {
             block_table: self.pages.block_table,
             block_table_stride: self.pages.block_table_stride,
             num_pages: self.pages.num_pages,
+            block_lists: self.block_mask.lists(),
         }
     }
 }

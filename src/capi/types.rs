@@ -49,6 +49,45 @@ pub const FLASHTUNE_FEATURE_PAGED: u64 = 1024;
 /// mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
 pub const FLASHTUNE_FEATURE_MASK_BITS: u64 = 2048;
 
+/// block_mask is used.
+pub const FLASHTUNE_FEATURE_BLOCK_MASK: u64 = 4096;
+
+/// Which blocks of scores count: lists, for each block of queries, of blocks of keys, in the forward pass; in the
+/// backward pass the same transposed, for each block of keys lists of blocks of queries. A score counts if its block is
+/// listed and all else (causal, the window, mask, ...) lets it; in a full block mask is not looked at. Time is
+/// proportional to the blocks that are listed. A query without a block is one that sees no key.
+///
+/// Of FlexAttention's BlockMask these are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices forward, and
+/// q_num_blocks, q_indices, full_q_num_blocks and full_q_indices backward.
+///
+/// rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. A list's entries may be in any order;
+/// no block is in a row twice, neither in one list nor in both. Device memory on a CUDA context, where nobody checks
+/// it: of more than max_blocks entries the first ones are used, what is no block is passed over, and a block that is
+/// listed twice counts twice. Host memory on a CPU context, where a launch refuses what is wrong. Strides are in elements
+/// and at least 0; 0 along a dimension where lists are the same.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_block_mask {
+    /// Queries and keys of a block: multiples of 16 up to 2048. Multiples of 128 run fastest; a kernel is compiled for
+    /// each size.
+    pub block_q: i64,
+    pub block_k: i64,
+    /// int32 (batch_size, num_heads_q, rows), read: how many entries of indices are used. Rows are contiguous.
+    pub num_blocks: *const i32,
+    /// int32 (batch_size, num_heads_q, rows, max_blocks), read: numbers of blocks. Entries are contiguous.
+    pub indices: *const i32,
+    /// The same of full blocks, in the same strides; both NULL: no block is full.
+    pub full_num_blocks: *const i32,
+    pub full_indices: *const i32,
+    pub num_blocks_stride_batch: i64,
+    pub num_blocks_stride_head: i64,
+    pub indices_stride_batch: i64,
+    pub indices_stride_head: i64,
+    pub indices_stride_row: i64,
+    /// 0 to 2^31 - 1.
+    pub max_blocks: i64,
+}
+
 /// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score. Borrowed as
 /// flashtune_tensor, with data in the same memory and NULL in the same calls.
 ///
@@ -215,6 +254,8 @@ pub struct flashtune_forward_params {
     pub batch_invariant: i32,
     /// 0.
     pub reserved: i32,
+    /// Of each block of queries the blocks of keys that it sees. Not with lengths of sequences, nor with pages.
+    pub block_mask: flashtune_block_mask,
 }
 
 /// One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran
@@ -286,4 +327,7 @@ pub struct flashtune_backward_params {
     pub dsinks: *mut f32,
     /// fp32, contiguous, in the shape of lse, read: the gradient of lse.
     pub dlse: *const f32,
+    /// Of each block of keys the blocks of queries that see it: the forward pass's lists transposed. On a CUDA context
+    /// not with deterministic.
+    pub block_mask: flashtune_block_mask,
 }

@@ -8,6 +8,7 @@
 //! the product of its tile: there a NaN or inf does spread, as in every tiled implementation. Rows and keys that a
 //! sequence does not use are never read.
 
+use super::block_map::{BlockMap, Shows};
 use super::dropout::Masks;
 use super::element::{Element, Head, Tensor};
 use super::matmul::{Into, Matrix, multiply};
@@ -37,6 +38,7 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
         blocks,
         level,
         sequences: Sequences::new(call),
+        block_map: BlockMap::new(call),
         modifier: ScoreModifier::new(call, level),
         masks: Masks::new(call, level),
         heads: problem.num_heads_q as usize,
@@ -89,6 +91,7 @@ struct Forward<E> {
     blocks: Blocks,
     level: Level,
     sequences: Sequences,
+    block_map: BlockMap,
     modifier: ScoreModifier<E>,
     masks: Option<Masks>,
     heads: usize,
@@ -136,8 +139,12 @@ impl<E: Element> Forward<E> {
         let visible_keys = sequence.mask.keys_of_block(first_row..first_row + rows);
         let seen_by_all = sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end;
         let begin = visible_keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize;
+        let mut into = Into::Overwrite;
         for first_key in (begin..visible_keys.end).step_by(n) {
             let keys = n.min(visible_keys.end - first_key);
+            if !self.block_map.shows_any(batch, head, first_row..first_row + rows, first_key..first_key + keys) {
+                continue;
+            }
             // SAFETY: first_key + keys <= seqlen_k; as above.
             unsafe {
                 keys_k.load(first_key, keys, k, self.dim);
@@ -149,20 +156,21 @@ impl<E: Element> Forward<E> {
             if self.modifier.is_needed() {
                 self.modify(sequence, head, tile, scores);
             }
-            if first_key < seen_by_all.start || first_key + keys > seen_by_all.end {
-                self.hide(sequence, tile, scores);
+            let is_seen_by_all = first_key >= seen_by_all.start && first_key + keys <= seen_by_all.end;
+            if !is_seen_by_all || self.block_map.is_on() {
+                self.hide(sequence, head, tile, scores);
             }
             softmax_step(self.level, scores, m, keys, row_max, row_sum, rescale);
             if let Some(masks) = &self.masks {
                 masks.fill(batch * self.heads + head, first_row, rows, first_key, keys, keep, 1, m);
                 multiply_in_place(self.level, &mut scores[..keys * m], keep);
             }
-            let into = if first_key == begin { Into::Overwrite } else { Into::Add };
             if into == Into::Add {
                 scale_rows(self.level, acc_o, m, rescale);
             }
             let (weights, v) = (Matrix::columns(scores, m), Matrix::rows(v, self.dim_v));
             multiply([padded_rows, self.dim_v, keys], acc_o, m, into, weights, v, 1.0);
+            into = Into::Add;
         }
         let out = self.out.head(sequence.place_q, head);
         let lse_row = self.sequences.lse_row(sequence, head) + first_row;
@@ -173,21 +181,27 @@ impl<E: Element> Forward<E> {
     fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
-            if !rows.is_empty() {
-                let line =
-                    Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, along: Along::Rows };
-                self.modifier.modify(sequence, line, &mut scores[key * self.blocks.m..][rows], None);
+            let line = Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, along: Along::Rows };
+            let scores = &mut scores[key * self.blocks.m..][rows];
+            let pieces = self.block_map.pieces(sequence.batch, line, scores.len());
+            for (piece, shows) in pieces.filter(|(_, shows)| *shows != Shows::Nothing) {
+                self.modifier.modify(sequence, line.after(piece.start), shows, &mut scores[piece], None);
             }
         }
     }
 
     /// Puts -inf where a row does not see a key.
-    fn hide(&self, sequence: &Sequence, tile: Tile, scores: &mut [f32]) {
+    fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
             let scores = &mut scores[key * self.blocks.m..][..tile.rows];
             scores[..rows.start].fill(f32::NEG_INFINITY);
             scores[rows.end..].fill(f32::NEG_INFINITY);
+            let line = Line { head, row: tile.first_row, key: tile.first_key + key, along: Along::Rows };
+            let pieces = self.block_map.pieces(sequence.batch, line, tile.rows);
+            for (piece, _) in pieces.filter(|(_, shows)| *shows == Shows::Nothing) {
+                scores[piece].fill(f32::NEG_INFINITY);
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 //! It knows nothing of records, the search or C; a launch trusts its Call, as `call` says.
 
 mod backward;
+mod block_map;
 mod dropout;
 mod element;
 mod forward;

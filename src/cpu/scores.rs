@@ -4,6 +4,7 @@
 //! It works on lines of a tile, a row or a column, so that both orientations of tiles are served. Only what the line's
 //! rows and keys see of each other is given to it: what is hidden otherwise is never read. Scores leave it in base 2.
 
+use super::block_map::Shows;
 use super::element::Element;
 use super::read_only::ReadOnly;
 use super::sequence::Sequence;
@@ -46,6 +47,16 @@ pub enum Along {
     Keys,
 }
 
+impl Line {
+    /// What is left of it after so many scores.
+    pub fn after(self, scores: usize) -> Line {
+        match self.along {
+            Along::Rows => Line { row: self.row + scores, ..self },
+            Along::Keys => Line { key: self.key + scores, ..self },
+        }
+    }
+}
+
 impl<E: Element> ScoreModifier<E> {
     pub fn new(call: &Call, level: Level) -> Self {
         let (of, args) = (&call.problem.features, &call.features);
@@ -71,8 +82,16 @@ impl<E: Element> ScoreModifier<E> {
     }
 
     /// The line's products, already multiplied with `factor`, become scores. With a softcap `slopes`, where it is
-    /// given, becomes what a score's gradient is multiplied with on its way back: 1 - tanh^2.
-    pub fn modify(&self, sequence: &Sequence, line: Line, scores: &mut [f32], slopes: Option<&mut [f32]>) {
+    /// given, becomes what a score's gradient is multiplied with on its way back: 1 - tanh^2. The line lies in a block
+    /// that `shows` something.
+    pub fn modify(
+        &self,
+        sequence: &Sequence,
+        line: Line,
+        shows: Shows,
+        scores: &mut [f32],
+        slopes: Option<&mut [f32]>,
+    ) {
         match (self.softcap_log2, slopes) {
             (None, _) => {}
             (Some(softcap), None) => cap(self.level, scores, softcap),
@@ -88,7 +107,7 @@ impl<E: Element> ScoreModifier<E> {
         if let Some(bias) = &self.bias {
             self.add_bias(bias, sequence.batch, line, scores);
         }
-        if let Some(mask) = &self.mask {
+        if let Some(mask) = self.mask.as_ref().filter(|_| shows == Shows::Part) {
             mask.hide(sequence.batch, line, scores);
         }
     }

@@ -4,7 +4,7 @@
 //! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
-use crate::problem::{Pass, Problem};
+use crate::problem::{Features, Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,7 +368,8 @@ const SM90_BARRIER_BYTES: u32 = 1024;
 
 /// Whether a pass's tiles are not all equally long, so that who is done takes the next one.
 pub fn tiles_differ(problem: &Problem) -> bool {
-    problem.right_shift().is_some() || problem.left_shift().is_some() || problem.features.varlen.is_some()
+    let Features { varlen, block_mask, .. } = problem.features;
+    problem.right_shift().is_some() || problem.left_shift().is_some() || varlen.is_some() || block_mask.is_some()
 }
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.

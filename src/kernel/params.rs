@@ -3,7 +3,7 @@
 //! Both sides assert its size and the test below its offsets, so a field added on one side alone fails to build.
 
 use super::launch_maps;
-use crate::call::{Call, ScoresRef, TensorRef};
+use crate::call::{BlockLists, Call, ScoresRef, TensorRef};
 use crate::problem::Problem;
 
 /// A (batch, seqlen, heads, dim) view as kernels see it: the twin of `TensorRef` in CUDA.
@@ -99,9 +99,10 @@ pub struct KernelParams {
     pub map_rows_k: i32,
     pub map_rows_v: i32,
     pub map_rows_o: i32,
+    pub block_lists: BlockLists,
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16;
+pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
@@ -174,6 +175,7 @@ impl KernelParams {
             map_rows_k,
             map_rows_v,
             map_rows_o,
+            block_lists: features.block_lists,
         }
     }
 

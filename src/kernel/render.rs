@@ -169,7 +169,7 @@ impl std::fmt::Display for Value {
 }
 
 /// The problem class as templates see it, in the order of the header comment.
-pub const CLASS: [&str; 19] = [
+pub const CLASS: [&str; 21] = [
     "dtype",
     "head_dim",
     "head_dim_v",
@@ -188,6 +188,8 @@ pub const CLASS: [&str; 19] = [
     "has_dlse",
     "is_varlen",
     "page_size",
+    "mask_block_q",
+    "mask_block_k",
     "vec",
 ];
 
@@ -218,6 +220,8 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Flag(features.dlse),
         Value::Flag(features.varlen.is_some()),
         Value::Integer(features.paged.unwrap_or(0) as u32),
+        Value::Integer(features.block_mask.map_or(0, |mask| mask.block_q as u32)),
+        Value::Integer(features.block_mask.map_or(0, |mask| mask.block_k as u32)),
         Value::Integer(problem.layout.elements() as u32),
     ];
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();

@@ -71,8 +71,20 @@ impl fmt::Display for Class {
             self.layout.elements()
         )?;
         // A feature without a name here would share its records with those that lack it.
-        let Features { window: _, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged } =
-            self.features;
+        let Features {
+            window: _,
+            softcap,
+            alibi,
+            bias,
+            dbias,
+            mask,
+            mask_bits,
+            sinks,
+            dlse,
+            varlen,
+            paged,
+            block_mask,
+        } = self.features;
         let names = [
             (self.deterministic, "deterministic"),
             (self.batch_invariant, "batchinvariant"),
@@ -88,7 +100,8 @@ impl fmt::Display for Class {
             (varlen.is_some(), "varlen"),
         ];
         names.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, name)| write!(f, " {name}"))?;
-        paged.map_or(Ok(()), |page_size| write!(f, " page{page_size}"))
+        paged.map_or(Ok(()), |page_size| write!(f, " page{page_size}"))?;
+        block_mask.map_or(Ok(()), |mask| write!(f, " blocks{}x{}", mask.block_q, mask.block_k))
     }
 }
 

@@ -6,9 +6,9 @@ use super::arena::{decode, encode, normals};
 use super::lengths::Lengths;
 use super::pages::Pages;
 use crate::backend::{Backend, Memory};
-use crate::call::{FeatureArgs, ScoresRef};
+use crate::call::{BlockLists, FeatureArgs, ScoresRef};
 use crate::error::Result;
-use crate::problem::{Dtype, Pass, Problem};
+use crate::problem::{BlockMask, Dtype, Pass, Problem};
 use std::ffi::c_void;
 
 /// Low enough that it bends the scores of normal Q and K.
@@ -130,6 +130,25 @@ impl FeatureBuffers {
         let [cu_seqlens_k, seqused_k] = upload_lengths(varlen.total_k, &lengths.k)?;
         let pages = Pages::of(problem);
         let block_table = upload(pages.is_some(), &|| int32(pages.iter().flat_map(Pages::table)))?.cast_const().cast();
+        let block_lists = match of.block_mask {
+            None => BlockLists::NULL,
+            Some(mask) => {
+                let (lists, max_blocks) = quarter_of_blocks(problem, mask);
+                let [num_blocks, indices, full_num_blocks, full_indices] = lists;
+                let mut upload = |list: Vec<i64>| {
+                    upload(true, &|| int32(list.iter().copied())).map(|array| array.cast_const().cast())
+                };
+                BlockLists {
+                    num_blocks: upload(num_blocks)?,
+                    indices: upload(indices)?,
+                    full_num_blocks: upload(full_num_blocks)?,
+                    full_indices: upload(full_indices)?,
+                    indices_stride_row: max_blocks,
+                    max_blocks,
+                    ..BlockLists::NULL
+                }
+            }
+        };
         let output = |is_on: bool, elements: usize| -> Result<Option<Memory>> {
             is_on.then(|| backend.allocate((4 * elements).max(1))).transpose()
         };
@@ -157,6 +176,7 @@ impl FeatureBuffers {
             block_table,
             block_table_stride: pages.as_ref().map_or(0, |pages| pages.blocks),
             num_pages: pages.as_ref().map_or(0, |pages| pages.count),
+            block_lists,
         };
         Ok(FeatureBuffers { args, dbias, dsinks, shape, heads, _inputs: inputs })
     }
@@ -197,6 +217,29 @@ pub fn feature_bytes(problem: &Problem) -> usize {
     let mask = if of.mask { elements } else { 0 };
     let dlse = if of.dlse { 4 * problem.lse_elements() as usize } else { 0 };
     bias + dbias + mask + dlse
+}
+
+/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row: a quarter of the blocks,
+/// spread evenly over rows and columns, one of two of them full.
+fn quarter_of_blocks(problem: &Problem, BlockMask { block_q, block_k }: BlockMask) -> ([Vec<i64>; 4], i64) {
+    let (blocks_q, blocks_k) = ((problem.seqlen_q + block_q - 1) / block_q, (problem.seqlen_k + block_k - 1) / block_k);
+    let is_forward = problem.pass == Pass::Forward;
+    let (rows, cols) = if is_forward { (blocks_q, blocks_k) } else { (blocks_k, blocks_q) };
+    let mut lists = [(); 4].map(|()| Vec::new());
+    for row in 0..rows {
+        for is_full in [false, true] {
+            let is_listed = |col: &i64| {
+                let (q, k) = if is_forward { (row, *col) } else { (*col, row) };
+                (q + k) % 4 == 0 && ((q + k) % 8 == 0) == is_full
+            };
+            let mut listed: Vec<i64> = (0..cols).filter(is_listed).collect();
+            let at = 2 * usize::from(is_full);
+            lists[at].push(listed.len() as i64);
+            listed.resize(cols as usize, 0);
+            lists[at + 1].extend(listed);
+        }
+    }
+    (lists, cols)
 }
 
 fn int32(values: impl Iterator<Item = i64>) -> Vec<u8> {

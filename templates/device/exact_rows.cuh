@@ -22,8 +22,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     for (int r = 0; r < 2; ++r) softmax.reference[r] = -infinity(), softmax.sum[r] = 0.f;
 
     // Eight keys at a time: of the registers a main loop leaves, few are free.
-    #pragma unroll 1
-    for (int key = key_begin(row - g, sequence); key < end; key += 8) {
+    const auto add_keys = [&](int key) {
         float s[1][4] = {};
         #pragma unroll 1
         for (int col = 0; col < kHeadDim; col += 8) {
@@ -49,6 +48,18 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             const int k = key + 2 * t, col = n * 8 + g;
             mma_k8(acc_o[n], p, load_v(k, col) | load_v(k + 1, col) << 16);
         }
+    };
+    if constexpr (kHasBlockMask) {
+        const KeyList list(params, sequence, tile.head, tile.first);
+        #pragma unroll 1
+        for (int position = list.size() - 1; position >= 0; --position) {
+            const int begin = list.at(position).tile * kBlockN;
+            #pragma unroll 1
+            for (int key = begin; key < min(begin + kBlockN, end); key += 8) add_keys(key);
+        }
+    } else {
+        #pragma unroll 1
+        for (int key = key_begin(row - g, sequence); key < end; key += 8) add_keys(key);
     }
     #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = softmax.total(r);

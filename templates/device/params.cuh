@@ -15,6 +15,15 @@ struct ScoresView {
     int64 stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k;
 };
 
+// The lists of a block mask, what device/block_list.cuh reads. Rows are of blocks of queries forward, of keys backward.
+struct BlockListsView {
+    const int *num_blocks, *indices;            // (batch, heads_q, rows), (batch, heads_q, rows, max_blocks)
+    const int *full_num_blocks, *full_indices;  // the same of full blocks; may be null
+    int64 num_blocks_stride_batch, num_blocks_stride_head;
+    int64 indices_stride_batch, indices_stride_head, indices_stride_row;
+    int64 max_blocks;
+};
+
 struct KernelParams {
     TensorView q, k, v, out, dout, dq, dk, dv;
     float* lse;          // (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log; may be null forward
@@ -57,5 +66,6 @@ struct KernelParams {
     int num_pages;             // batch entries of k and v, where they are pages
     // Rows from one sequence to the next in q, k, v and out (forward) or dout (backward), where those are padded (device/tma_sm90.cuh).
     int map_rows_q, map_rows_k, map_rows_v, map_rows_o;
+    BlockListsView block_lists;
 };
-static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80, "KernelParams differs from src/kernel/params.rs");

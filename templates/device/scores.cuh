@@ -40,12 +40,12 @@ struct ScoreModifier {
         return kHasAlibi ? slope_log2 * fabsf(float(row + sequence.seqlen_k - sequence.seqlen_q - key)) : 0.f;
     }
 
-    // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key` on.
+    // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key` on. Where `is_full` the mask is not looked at.
     template <int kTiles>
-    __device__ __forceinline__ void modify(float (&acc)[kTiles][4], int row, int key) const { modify_all<false>(acc, row, key); }
+    __device__ __forceinline__ void modify(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<false>(acc, row, key, is_full); }
     // Of scores that stand transposed: a lane holds keys `key` and key + 8, of each 8 queries the two from `row` on.
     template <int kTiles>
-    __device__ __forceinline__ void modify_transposed(float (&acc)[kTiles][4], int row, int key) const { modify_all<true>(acc, row, key); }
+    __device__ __forceinline__ void modify_transposed(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<true>(acc, row, key, is_full); }
 
     // ---- backward
 
@@ -68,13 +68,15 @@ struct ScoreModifier {
 private:
     // A lane's scores stand in two lines, 8 rows (transposed: 8 keys) apart, and of each line it holds two neighbours of every 8.
     template <bool kTransposed, int kTiles>
-    __device__ __forceinline__ void modify_all(float (&acc)[kTiles][4], int row, int key) const {
+    __device__ __forceinline__ void modify_all(float (&acc)[kTiles][4], int row, int key, bool is_full) const {
         #pragma unroll
         for (int line = 0; line < 2; ++line) {
             const int first_row = row + (kTransposed ? 0 : line * 8), first_key = key + (kTransposed ? line * 8 : 0);
             // How many of the line lie within the sequence; nothing may be read past it.
             const int left = kTransposed ? (first_key < sequence.seqlen_k ? sequence.seqlen_q - row : 0)
                                          : (first_row < sequence.seqlen_q ? sequence.seqlen_k - key : 0);
+            int masked_left = left;
+            if constexpr (kHasBlockMask) masked_left = is_full ? 0 : left;
             Walk<uint16> bias_walk(bias, params.bias, first_row, first_key, kTransposed);
             typename MaskWalkOf<kMaskIsBits, kTransposed>::Type mask_walk(mask, params.mask, first_row, first_key, kTransposed);
             #pragma unroll
@@ -84,7 +86,7 @@ private:
                     float& x = acc[n][2 * line + c];
                     x = capped(x) - alibi(first_row + (kTransposed ? n * 8 + c : 0), first_key + (kTransposed ? 0 : n * 8 + c));
                     if constexpr (kHasBias) x = fmaf(n * 8 + c < left ? unpack(bias_walk.at(c)) : 0.f, kLog2E, x);
-                    if constexpr (kHasMask) x = n * 8 + c < left && mask_walk.at(c) == 0 ? -infinity() : x;
+                    if constexpr (kHasMask) x = n * 8 + c < masked_left && mask_walk.at(c) == 0 ? -infinity() : x;
                 }
                 if constexpr (kHasBias) bias_walk.advance();
                 if constexpr (kHasMask) mask_walk.advance();

@@ -70,8 +70,8 @@ struct RowSoftmax {
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Under a window blocks that are searched follow those that are not.
-                const bool was_spoiled = kStaleMax && kHasWindow && is_spoiled(r);
+                // Under a window or a block mask blocks that are searched follow those that are not.
+                const bool was_spoiled = kStaleMax && (kHasWindow || kHasBlockMask) && is_spoiled(r);
                 move_reference(r, fmaxf(reference[r], found[r]));
                 if (was_spoiled) sum[r] = infinity();
             }

@@ -3,8 +3,8 @@
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
 // heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left.
 //
-// Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask or a window, of sequences of their own
-// lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
+// Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask, a window or a block mask, of sequences of
+// their own lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
 // counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null): every
 // n-th tile.
 //
@@ -50,7 +50,9 @@ struct QueryTiles {
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 turn, int head, int batch, const KernelParams& params) {
         const int row = int(kIsCausal ? order.tiles_per_head - 1 - turn : turn) * kBlockM;
-        const BlockRange range = key_blocks<kBlockN>(row, kBlockM, Sequence(params, batch));
+        const Sequence sequence(params, batch);
+        if constexpr (kHasBlockMask) return {row, head, batch, KeyList(params, sequence, head, row).size(), 0};
+        const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
         return {row, head, batch, range.end - range.begin, range.begin};
     }
 };
@@ -67,6 +69,7 @@ struct KeyTiles {
         const int key = int(kLastFirst ? order.tiles_per_head - 1 - turn : turn) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
+        if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0};
         return {key, head, batch, (range.end - range.begin) * params.group_size, 0};
     }
 };
@@ -147,7 +150,7 @@ struct TileFeed {
     uint32 drawn;           // one ahead, so that the atomic's latency is hidden
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
-    static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen;
+    static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockMask;
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
         : params(params), tiles(params), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
         if (!this->counter) return;

@@ -433,6 +433,40 @@ static void lengths(void) {
   FAILS(flashtune_forward_plan_info(context, &p, &info), invalid, "batch_size is 2, total_q 0 and seqlen_k 7");
 }
 
+/* Blocks of 16 x 32: one of queries and one of keys. */
+static void block_masks(void) {
+  static const int32_t one[1] = {1}, none[1] = {0}, two[1] = {2}, minus[1] = {-1}, first[2] = {0, 0}, second[2] = {1, 0};
+#define BLOCKS(counts, entries) ASK(BLOCK_MASK); p.block_mask.block_q = 16; p.block_mask.block_k = 32; \
+  p.block_mask.num_blocks = counts; p.block_mask.indices = entries; p.block_mask.max_blocks = 2
+  BOTH_REFUSED("block_mask.num_blocks is", p.block_mask.num_blocks = one);
+  BOTH_REFUSED("features has no FLASHTUNE_FEATURE_BLOCK_MASK", p.block_mask.full_indices = first);
+  BOTH_REFUSED("block_mask.block_q is 64; it must be 0", p.block_mask.block_q = 64);
+  BOTH_REFUSED("block_mask.block_q is 0; it must be a multiple of 16 from 16 to 2048", ASK(BLOCK_MASK));
+  BOTH_REFUSED("block_mask.block_k is 100", BLOCKS(one, first); p.block_mask.block_k = 100);
+  BOTH_REFUSED("block_mask.block_k is 4096", BLOCKS(one, first); p.block_mask.block_k = 4096);
+  BOTH_REFUSED("block_mask.max_blocks is -1", BLOCKS(one, first); p.block_mask.max_blocks = -1);
+  BOTH_REFUSED("block_mask.indices_stride_row is -2", BLOCKS(one, first); p.block_mask.indices_stride_row = -2);
+  BOTH_REFUSED("block_mask.indices is", BLOCKS(one, shifted((void *)first, 2)));
+  BOTH_REFUSED("block_mask.num_blocks at", BLOCKS(one, first); p.block_mask.num_blocks_stride_head = INT64_MAX);
+  FORWARD_REFUSED("out overlaps block_mask.indices", BLOCKS(one, p.out.data));
+  FORWARD_NEEDS("block_mask.num_blocks is NULL", BLOCKS(NULL, first));
+  BACKWARD_NEEDS("block_mask.indices is NULL", BLOCKS(one, NULL));
+  FORWARD_NEEDS("one of block_mask.full_num_blocks and block_mask.full_indices is NULL", BLOCKS(one, first);
+                p.block_mask.full_num_blocks = none);
+  /* On the host lists can be read, and a launch does. */
+  FORWARD_NEEDS("block_mask.num_blocks[0][0][0] is -1; it must be from 0 to max_blocks, which is 2", BLOCKS(minus, first));
+  BACKWARD_NEEDS("block_mask.full_num_blocks[0][0][0] is 2; it must be from 0 to max_blocks, which is 1", BLOCKS(none, first);
+                 p.block_mask.max_blocks = 1; p.block_mask.full_num_blocks = two; p.block_mask.full_indices = first);
+  FORWARD_NEEDS("block_mask.indices[0][0][0][0] is 1; it must be from 0 to 0", BLOCKS(one, second));
+  BACKWARD_NEEDS("block_mask.indices[0][0][0][1] is 0, which the row has twice", BLOCKS(two, first));
+  FORWARD_NEEDS("block_mask.full_indices[0][0][0][0] is 0, which the row has twice", BLOCKS(one, first);
+                p.block_mask.full_num_blocks = one; p.block_mask.full_indices = first);
+  flashtune_forward_params p = a.forward;
+  BLOCKS(one, first);
+  ASK(SEQUSED_K);
+  forward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "a block mask goes with sequences of one length alone");
+}
+
 static void workspaces(void) {
   const flashtune_backward_params *p = &a.backward;
   const int32_t small = FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL;
@@ -501,6 +535,7 @@ int main(void) {
   features_and_their_bits();
   feature_data();
   lengths();
+  block_masks();
   workspaces();
   autotune_params();
   record_files();

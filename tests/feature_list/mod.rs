@@ -2,6 +2,7 @@
 //!
 //! A new feature is a line of `features`; where it is not in all families at once, a line of `LACKS`.
 
+use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Strides};
 use crate::support::extras::{Extras, Sides, Spread};
 use flashtune::config::{Config, Family};
@@ -57,6 +58,7 @@ pub fn features() -> Vec<Feature> {
         new("mask of bits", |case| {
             case.extras = Extras { mask: Some(Spread::of("bqk")), mask_bits: true, ..case.extras };
         }),
+        new("block mask", |case| case.extras.block_mask = Some(Blocks::new(128, 128))),
         new("attention sinks, with their gradient", |case| case.extras.sinks = true),
         new("gradient into the LSE", |case| case.extras.dlse = true).of_pass(Pass::Backward),
         new("dropout", |case| case.dropout_p = 0.2),
@@ -92,7 +94,8 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 7] = [
+pub const LACKS: [Lack; 8] = [
+    lack(&[Family::Decode], "block mask", "its tiles hold rows of several heads, whose lists of blocks differ"),
     lack(&[Family::Decode], "dropout", "nothing is dropped while decoding"),
     lack(&[Family::Sm80, Family::Sm90], "paged KV", "they take their keys from where strides say"),
     lack(

@@ -1,11 +1,13 @@
 //! The buffers of a case's extras on a backend's device, and the arguments that a launch gets of them.
 
+use super::blocks::ListBuffers;
 use super::buffer::{Array, CANARY, encode};
 use super::case::{Case, Data};
 use super::lengths::Side;
 use super::per_score::{PerScore, PerScoreBuffer};
 use flashtune::backend::Backend;
-use flashtune::call::{FeatureArgs, ScoresRef};
+use flashtune::call::{BlockLists, FeatureArgs, ScoresRef};
+use flashtune::problem::Pass;
 
 pub struct ExtraBuffers {
     alibi: Option<Array>,
@@ -18,6 +20,7 @@ pub struct ExtraBuffers {
     /// cu_seqlens of q and of k, then seqused.
     lengths: [Option<Array>; 4],
     block_table: Option<Array>,
+    lists: Option<ListBuffers>,
 }
 
 impl ExtraBuffers {
@@ -72,6 +75,7 @@ impl ExtraBuffers {
             dsinks: (extras.sinks && is_backward).then(|| Array::output(backend, data.sinks.len() * 4)),
             dlse: (extras.dlse && is_backward).then(|| Array::input(backend, &used_dlse())),
             block_table: extras.page_size.map(|_| Array::input_int32(backend, &case.block_table())),
+            lists: ListBuffers::new(backend, case, if is_backward { Pass::Backward } else { Pass::Forward }),
             lengths: lengths.map(|lengths| lengths.map(|lengths| Array::input_int32(backend, &lengths))),
         }
     }
@@ -99,6 +103,7 @@ impl ExtraBuffers {
             block_table: address(&self.block_table).cast_const().cast(),
             block_table_stride: case.block_table_stride(),
             num_pages: case.num_pages(),
+            block_lists: self.lists.as_ref().map_or(BlockLists::NULL, ListBuffers::args),
         }
     }
 

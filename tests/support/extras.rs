@@ -1,5 +1,6 @@
 //! Extras: what a case asks beyond softmax(scale * Q K^T) V, and its part of the case's line, where defaults are left out.
 
+use super::blocks::Blocks;
 use flashtune::problem::{Features, Pass, Varlen, Window};
 use std::collections::HashMap;
 use std::fmt;
@@ -29,6 +30,7 @@ pub struct Extras {
     pub batch_invariant: bool,
     /// How long the one sequence is that there is, in queries and keys, where lengths are its own.
     pub alone: Option<[i64; 2]>,
+    pub block_mask: Option<Blocks>,
 }
 
 /// Along which dimensions a (batch, heads_q, seqlen_q, seqlen_k) tensor has values of their own; along the others its stride is 0.
@@ -101,6 +103,7 @@ impl Extras {
             dlse: self.dlse && is_backward,
             varlen: self.is_varlen().then_some(totals),
             paged: self.page_size,
+            block_mask: self.block_mask.map(|blocks| blocks.mask()),
         }
     }
 
@@ -136,6 +139,7 @@ impl Extras {
             page_size: number("page_size")?,
             batch_invariant: flag("batch_invariant"),
             alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
+            block_mask: fields.get("block_mask").map(|text| text.parse()).transpose()?,
         })
     }
 }
@@ -163,6 +167,7 @@ impl fmt::Display for Extras {
                 write!(f, " {name}={}{}", if sides.q { "q" } else { "" }, if sides.k { "k" } else { "" })?;
             }
         }
+        self.block_mask.iter().try_for_each(|blocks| write!(f, " block_mask={blocks}"))?;
         let flags = [
             ("window_top_left", self.window.top_left),
             ("mask_bits", self.mask_bits),

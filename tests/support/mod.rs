@@ -3,6 +3,7 @@
 //! A test file takes what it needs, so each leaves other parts unused.
 #![allow(dead_code)]
 
+pub mod blocks;
 pub mod buffer;
 pub mod case;
 pub mod check;

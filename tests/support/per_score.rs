@@ -2,6 +2,7 @@
 //!
 //! Values are packed: as many along each dimension as the tensor's spread has. What no score needs is NaN.
 
+use super::blocks::{BlockMap, Shows, shows};
 use super::buffer::{CANARY, GUARD, download, upload};
 use super::case::{Case, Data, Strides};
 use super::extras::Spread;
@@ -88,7 +89,12 @@ impl PerScore {
         let mut needed = vec![false; self.len()];
         let (rows_q, rows_k) = (case.rows(Side::Q), case.rows(Side::K));
         let mask = case.extras.mask.map(|spread| PerScore::new(case, spread));
-        let is_shown = |place| mask.is_none_or(|mask| data.mask[mask.index(place)] != 0);
+        let map = BlockMap::new(case);
+        let is_shown = |place| match shows(&map, place) {
+            Shows::Nothing => false,
+            Shows::Part => mask.is_none_or(|mask| data.mask[mask.index(place)] != 0),
+            Shows::Full => true,
+        };
         for (batch, (rows_q, rows_k)) in rows_q.iter().zip(&rows_k).enumerate() {
             for (row, key) in (0..rows_q.used).flat_map(|row| (0..rows_k.used).map(move |key| (row, key))) {
                 if case.sees([rows_q.used, rows_k.used], row, key) {

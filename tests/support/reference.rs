@@ -4,6 +4,7 @@
 //! intermediate to the dtype, as unfused attention in that dtype does, and is the yardstick of the error rule. No
 //! tiles, no online softmax, no code shared with the library but the dropout mask's definition.
 
+use super::blocks::{BlockMap, Shows, shows};
 use super::case::{Case, Data, Kind, round_to};
 use super::lengths::{Rows, Side};
 use super::per_score::PerScore;
@@ -195,6 +196,7 @@ struct Modifier<'a> {
     seqlen_k: usize,
     bias: Option<PerScore>,
     mask: Option<PerScore>,
+    map: Option<BlockMap>,
 }
 
 impl<'a> Modifier<'a> {
@@ -209,13 +211,19 @@ impl<'a> Modifier<'a> {
             seqlen_k: case.rows(Side::K)[batch].used,
             bias: per_score(case.extras.bias),
             mask: per_score(case.extras.mask),
+            map: BlockMap::new(case),
         }
     }
 
     fn hides(&self, row: usize, key: usize) -> bool {
         let place = [self.batch, self.head, row, key];
+        let masks = || self.mask.is_some_and(|mask| self.data.mask[mask.index(place)] == 0);
         !self.case.sees([self.seqlen_q, self.seqlen_k], row, key)
-            || self.mask.is_some_and(|mask| self.data.mask[mask.index(place)] == 0)
+            || match shows(&self.map, place) {
+                Shows::Nothing => true,
+                Shows::Part => masks(),
+                Shows::Full => false,
+            }
     }
 
     /// The score after all but the hiding, and what its gradient is multiplied with on the way back.

@@ -2,6 +2,7 @@
 //!
 //! `FLASHTUNE_TEST_CASE="…"` (the line that a failure prints) replaces all of them by that one.
 
+use super::blocks::Blocks;
 use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
 use flashtune::problem::{Causal, Dtype, Window};
@@ -103,7 +104,10 @@ pub fn with_extras(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> 
         // Head dims that more than one problem has: a GPU's kernels are built for each.
         let dim = [64, 128, 40, 192][seed as usize % 4];
         let (head_dim, head_dim_v) = (dim, if seed % 8 == 5 { 72 } else { dim });
-        Case { head_dim, head_dim_v, softmax_scale: (dim as f32).powf(-0.5), extras: random_extras(&case), ..case }
+        let extras = random_extras(&case);
+        // GPUs do not have the two together.
+        let deterministic = case.deterministic && extras.block_mask.is_none();
+        Case { head_dim, head_dim_v, softmax_scale: (dim as f32).powf(-0.5), extras, deterministic, ..case }
     };
     only_the_given((seed..seed + count).map(of).collect())
 }
@@ -120,6 +124,8 @@ fn random_extras(case: &Case) -> Extras {
     let bias = one_or_none(&mut random, &of_scores);
     let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
     let is_varlen = random.pick(&[false, false, true]);
+    let blocks = [(128, 128), (64, 64), (16, 48)]
+        .map(|(q, k)| Blocks { of_batch: case.seed.is_multiple_of(3), ..Blocks::new(q, k) });
     let mask = one_or_none(&mut random, &of_scores);
     Extras {
         window,
@@ -136,6 +142,7 @@ fn random_extras(case: &Case) -> Extras {
         page_size: None,
         batch_invariant: false,
         alone: None,
+        block_mask: one_or_none(&mut random, &blocks).filter(|_| !is_varlen),
     }
 }
 
@@ -190,6 +197,7 @@ pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Ca
                 dlse: false,
                 cu_seqlens: Sides { k: false, ..extras.cu_seqlens },
                 seqused: Sides { k: seqused_k, ..extras.seqused },
+                block_mask: None,
                 page_size: Some(random.pick(&[1, 3, 16, 16, 64, 100, 256])),
                 ..extras
             },
@@ -228,6 +236,57 @@ pub fn of_any_batch(dtypes: &[Dtype]) -> Vec<Case> {
         ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, if turn % 2 == 0 { 128 } else { 64 })
     };
     only_the_given(forms.into_iter().enumerate().map(of).collect())
+}
+
+/// Block masks of every kind of size, with all that a case may ask beside one, for every kernel: lists of their own for batch entries and
+/// heads and shared ones, blocks that end past the sequence, and head dims of each width.
+pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(turn, (q, k, seqlen_q, seqlen_k, head_dim)): (usize, (i64, i64, i64, i64, i64))| {
+        let causal = MASKS[turn % 3];
+        let window = Window { left: Some(200), right: None, top_left: causal == Causal::TopLeft };
+        let bias = (turn % 5 == 3).then_some(Spread::of("hqk"));
+        Case {
+            batch_size: 2,
+            num_heads_q: 4,
+            num_heads_kv: [4, 2, 1][turn % 3],
+            seqlen_k,
+            causal,
+            softmax_scale: (head_dim as f32).powf(-0.5) * if turn % 4 == 3 { -1.0 } else { 1.0 },
+            dropout_p: if turn % 5 == 2 { 0.2 } else { 0.0 },
+            strides: if turn % 4 == 1 { Strides::Bhsd } else { Strides::Bshd },
+            seed: 610 + turn as u64,
+            extras: Extras {
+                block_mask: Some(Blocks { of_batch: turn % 2 == 0, of_head: turn % 3 != 1, ..Blocks::new(q, k) }),
+                window: if turn % 6 == 5 { window } else { Window::default() },
+                mask: (turn % 4 == 2).then_some(Spread::of("bqk")),
+                bias,
+                dbias: bias.is_some(),
+                softcap: if turn % 7 == 6 { 2.0 } else { 0.0 },
+                sinks: turn % 4 == 1,
+                ..Extras::default()
+            },
+            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+        }
+    };
+    let shapes = [
+        (128, 128, 512, 512, 64),
+        (128, 128, 700, 900, 128),
+        (64, 128, 300, 650, 128),
+        (128, 64, 500, 500, 64),
+        (128, 128, 400, 400, 256),
+        (256, 128, 600, 300, 96),
+        (64, 64, 333, 444, 128),
+        (128, 256, 200, 600, 192),
+        (16, 32, 100, 150, 64),
+        (48, 80, 250, 300, 40),
+        (512, 384, 700, 800, 64),
+        (128, 128, 400, 600, 160),
+        (128, 128, 400, 1000, 64),
+        (192, 128, 400, 500, 72),
+        (128, 128, 130, 700, 512),
+        (128, 128, 700, 700, 128),
+    ];
+    only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
 /// Small tensors of each memory layout, for what depends on strides alone.

@@ -4,11 +4,13 @@
 """
 
 from ._attention import attention, attention_backward, attention_forward, attention_kvcache, attention_varlen, merge
+from ._block_mask import BlockMask, block_mask
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._planning import autotune, export_records, import_records, plan_info, prepare
 from ._version import __version__
 
 __all__ = [
+    "BlockMask",
     "FlashtuneError",
     "InvalidArgumentError",
     "UnsupportedError",
@@ -19,6 +21,7 @@ __all__ = [
     "attention_kvcache",
     "attention_varlen",
     "autotune",
+    "block_mask",
     "export_records",
     "import_records",
     "merge",

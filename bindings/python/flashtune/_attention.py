@@ -28,7 +28,7 @@ def module_of(q, name="q"):
 def attention(
     q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
-    batch_invariant=False,
+    block_mask=None, batch_invariant=False,
 ):  # fmt: skip
     """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
 
@@ -54,11 +54,14 @@ def attention(
         any floating point dtype.
     mask_bits: in mask's place, uint8 (..., ceil(seqlen_k / 8)), the others broadcast: the bits of eight keys in each byte, the
         first key's the lowest, as numpy.packbits(mask, axis=-1, bitorder="little") makes them.
+    block_mask: which blocks of scores count, as `flashtune.block_mask` makes it or a FlexAttention BlockMask, whose mask_mod is
+        not called: what it hides within a block is for causal, window and mask to say. In full blocks mask is not looked at.
+        Time is proportional to the blocks. On a GPU not with deterministic, and not under torch.compile.
     batch_invariant: True gives a sequence's output the same bits alone and in any batch, under what the C header's
         batch_invariant says must be equal, which costs time; the gradients' need not. Not with dropout.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits=mask_bits)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits=mask_bits, block_mask=block_mask)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -90,8 +93,8 @@ def attention_forward(
 ):
     """(out, lse), without autograd. With dropout a seed is needed, since the backward pass needs the same.
 
-    features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, and `attention_kvcache`'s
-    block_table.
+    features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, `attention_kvcache`'s
+    block_table, and `attention`'s block_mask.
     """
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, False, batch_invariant)

@@ -7,7 +7,7 @@ ratios, layouts, devices) the library judges; here is only what a params struct 
 import ctypes
 import struct
 
-from . import _structs
+from . import _block_mask, _structs
 from ._errors import InvalidArgumentError
 
 DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
@@ -86,20 +86,20 @@ def integer_seed(seed):
     return None
 
 
-def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES):
-    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head); features and
-    pages are packed already."""
+def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE):
+    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head); features, pages
+    and the block mask are packed already."""
     causal, scale, p, _, batch_invariant = opts  # the forward pass always is deterministic
     try:
         packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
-        return packed + features + pages + _pack_batch(batch_invariant, 0)
+        return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 
 
 def backward(
     dtype, opts, dims, seed, q, k, v, out, lse, dout, dq, dk, dv,
-    features=NO_FEATURES, feature_gradients=NO_FEATURE_GRADIENTS,
+    features=NO_FEATURES, feature_gradients=NO_FEATURE_GRADIENTS, blocks=_block_mask.NONE,
 ):  # fmt: skip
     """Packed `flashtune_backward_params`."""
     causal, scale, p, deterministic, _ = opts  # batch_invariant is the forward pass's
@@ -107,7 +107,7 @@ def backward(
         return _pack_backward(
             _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv,
             deterministic, 0,
-        ) + features + feature_gradients  # fmt: skip
+        ) + features + feature_gradients + blocks  # fmt: skip
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 

@@ -42,6 +42,7 @@ class Features(NamedTuple):
     max_seqlen_k: Any = None
     block_table: Any = None
     mask_bits: Any = None
+    block_mask: Any = None
 
     def has_lengths(self):
         return any(getattr(self, name) is not None for name in LENGTHS)
@@ -55,7 +56,9 @@ class Features(NamedTuple):
         return getattr(self, f"seqused_{of}") is not None
 
 
-def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths, mask_bits=None):
+def of(
+    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths, mask_bits=None, block_mask=None
+):
     """Features, or None where nothing is asked. `lengths` are those from cu_seqlens_q on, of which the block table may be left
     out."""
     if mask is not None and mask_bits is not None:
@@ -63,11 +66,11 @@ def of(window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=
     arrays = (alibi_slopes, bias, mask, sinks, *lengths)
     if window is not None:
         window = _window(window)
-    if window is None and softcap == 0 and mask_bits is None and all(array is None for array in arrays):
+    if window is None and softcap == 0 and all(array is None for array in (*arrays, mask_bits, block_mask)):
         return None
     if not isinstance(softcap, numbers.Real) or not softcap >= 0:
         raise InvalidArgumentError(f"softcap is {softcap!r}; it must be a number and not negative (0 means none)")
-    return Features(window, softcap, *arrays, mask_bits=mask_bits)
+    return Features(window, softcap, *arrays, mask_bits=mask_bits, block_mask=block_mask)
 
 
 def _window(window):
@@ -227,6 +230,8 @@ def pack(features, opts, dims, q, k, lib):
     ]
     if features.block_table is not None:
         bits |= _structs.FEATURE_PAGED
+    if features.block_mask is not None:
+        bits |= _structs.FEATURE_BLOCK_MASK
     total_q = 0 if features.cu_seqlens_q is None else q.shape[0]
     total_k = 0 if features.cu_seqlens_k is None else k.shape[0]
     number, left, right = _structs.WINDOW_NONE, 0, 0

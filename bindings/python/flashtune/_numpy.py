@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from . import _call, _features, _merge
+from . import _block_mask, _call, _features, _merge
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -24,6 +24,7 @@ def attention_forward(q, k, v, opts, seed, features):
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
+    blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     # Rows that no sequence uses are not written.
     has_unused = features is not None and features.may_leave_queries()
     out = (np.zeros if has_unused else np.empty)((*q.shape[:-1], dims[-1]), q.dtype)
@@ -31,7 +32,7 @@ def attention_forward(q, k, v, opts, seed, features):
     lse = np.full(lse_shape, -np.inf, np.float32) if has_unused else np.empty(lse_shape, np.float32)
     seed = resolve_seed(seed, opts[2])
     params = _call.forward(
-        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages
+        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages, blocks
     )
     _launch(context(CPU).forward, params)
     return out, lse
@@ -50,6 +51,7 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
         _call.expect_shape("dlse", np.shape(dlse), shape)
         dlse = np.ascontiguousarray(dlse, np.float32)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
     has_lengths = features is not None and features.has_lengths()
     dq, dk, dv = ((np.zeros if has_lengths else np.empty)(x.shape, x.dtype) for x in (q, k, v))
     dbias = dsinks = None
@@ -66,7 +68,7 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
     )
     params = _call.backward(
         number, opts, dims, resolve_seed(seed, opts[2]), _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data,
-        _ref(dout), _ref(dq), _ref(dk), _ref(dv), *packed,
+        _ref(dout), _ref(dq), _ref(dk), _ref(dv), *packed, blocks,
     )  # fmt: skip
     _launch(context(CPU).backward, params)
     return dq, dk, dv, dbias, dsinks
@@ -86,13 +88,14 @@ def merge(outs, lses, dtype):
     return out, lse
 
 
-def describe(q, k, v, opts, features):
-    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages) for the calls that read no data."""
+def describe(q, k, v, opts, features, backward):
+    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages, packed block mask) for the calls that read no data."""
     number, arrays = _inputs(q=q, k=k, v=v)
     dims = _features.sizes(features, *(x.shape for x in arrays), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
     pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
-    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages
+    blocks, _lists = _block_mask.pack(features, dims, arrays[0], _this, backward)
+    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages, blocks
 
 
 def resolve_seed(seed, dropout_p):

@@ -116,7 +116,8 @@ def _describe(
 ):  # fmt: skip
     opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
     features = features_of(features)
-    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages = module_of(q).describe(q, k, v, opts, features)
+    described = module_of(q).describe(q, k, v, opts, features, backward)
+    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks = described
     if deterministic and not backward:
         raise InvalidArgumentError("deterministic is True and backward False; a forward pass always is: leave it out")
     if batch_invariant and backward:
@@ -126,7 +127,7 @@ def _describe(
     if backward:
         wants_dbias = need_dbias and features is not None and features.bias is not None
         more = _features.with_gradients(packed, _features.NO_SCORES, 0, 0, wants_dbias, need_dlse)
-        params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, null, null, null, null, *more)
+        params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, null, null, null, null, *more, blocks)
     else:
-        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages)
+        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages, blocks)
     return device, params

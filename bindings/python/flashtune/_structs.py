@@ -14,7 +14,7 @@ CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = 0, 1, 2
 WINDOW_NONE, WINDOW_BOTTOM_RIGHT, WINDOW_TOP_LEFT = 0, 1, 2
 FEATURE_ALIBI, FEATURE_BIAS, FEATURE_MASK, FEATURE_SINKS = 1, 2, 4, 8
 FEATURE_CU_SEQLENS_Q, FEATURE_CU_SEQLENS_K, FEATURE_SEQUSED_Q, FEATURE_SEQUSED_K = 16, 32, 64, 128
-FEATURE_DBIAS, FEATURE_DLSE, FEATURE_PAGED, FEATURE_MASK_BITS = 256, 512, 1024, 2048
+FEATURE_DBIAS, FEATURE_DLSE, FEATURE_PAGED, FEATURE_MASK_BITS, FEATURE_BLOCK_MASK = 256, 512, 1024, 2048, 4096
 SOURCE_PINNED, SOURCE_PROCESS, SOURCE_MACHINE, SOURCE_SHIPPED, SOURCE_NEAREST_GPU, SOURCE_HEURISTIC = 1, 2, 3, 4, 5, 6
 
 
@@ -34,6 +34,23 @@ class ScoresTensor(ctypes.Structure):
         ("stride_head", c_int64),
         ("stride_seqlen_q", c_int64),
         ("stride_seqlen_k", c_int64),
+    ]
+
+
+class BlockMask(ctypes.Structure):
+    _fields_ = [
+        ("block_q", c_int64),
+        ("block_k", c_int64),
+        ("num_blocks", c_void_p),
+        ("indices", c_void_p),
+        ("full_num_blocks", c_void_p),
+        ("full_indices", c_void_p),
+        ("num_blocks_stride_batch", c_int64),
+        ("num_blocks_stride_head", c_int64),
+        ("indices_stride_batch", c_int64),
+        ("indices_stride_head", c_int64),
+        ("indices_stride_row", c_int64),
+        ("max_blocks", c_int64),
     ]
 
 
@@ -104,13 +121,15 @@ BATCH = [
     ("reserved", c_int32),
 ]
 
+BLOCK_MASK = [("block_mask", BlockMask)]
+
 
 class ForwardParams(ctypes.Structure):
-    _fields_ = PROBLEM + FEATURES + PAGES + BATCH
+    _fields_ = PROBLEM + FEATURES + PAGES + BATCH + BLOCK_MASK
 
 
 class BackwardParams(ctypes.Structure):
-    _fields_ = PROBLEM + GRADIENTS + FEATURES + FEATURE_GRADIENTS
+    _fields_ = PROBLEM + GRADIENTS + FEATURES + FEATURE_GRADIENTS + BLOCK_MASK
 
 
 class MergeParams(ctypes.Structure):

@@ -7,7 +7,7 @@ graph, each replay draws a new mask, and `torch.manual_seed` reproduces it.
 import torch
 
 from . import _call, _torch_autograd
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, UnsupportedError
 from ._torch_launch import describe, launch_backward, launch_forward, merge
 
 __all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "resolve_seed"]
@@ -18,6 +18,8 @@ def attention(q, k, v, opts, seed, return_lse, features):
     _expect_tensors(k=k, v=v)
     features = _with_fp32_sinks(features)
     if torch.compiler.is_compiling():
+        if features is not None and features.block_mask is not None:
+            raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
         from . import _torch_ops
 
         return _torch_ops.attention(q, k, v, opts, seed, return_lse, features)

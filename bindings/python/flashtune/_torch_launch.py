@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from . import _call, _features, _merge
+from . import _block_mask, _call, _features, _merge
 from ._context import CPU, context
 from ._errors import InvalidArgumentError, UnsupportedError
 
@@ -29,6 +29,7 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
+    blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     has_unused = features is not None and features.leaves("q")
     out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
     lse = None
@@ -37,7 +38,7 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
         lse = q.new_full(shape, -torch.inf, dtype=_FLOAT32) if has_unused else q.new_empty(shape, dtype=_FLOAT32)
     params = _call.forward(
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr() if want_lse else 0,
-        packed, pages,
+        packed, pages, blocks,
     )  # fmt: skip
     _launch(context(device).forward, params, q, device)
     return out, lse
@@ -61,12 +62,14 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
         gradients = [given.zero_() if unused else given for given, unused in zip(gradients, has_unused)]
     dq, dk, dv = gradients
     dbias = dsinks = None
-    more = ()
+    more, blocks = (), ()
+    if features is not None and features.block_mask is not None:
+        *blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
     if features is not None or dlse is not None:
         dbias, dsinks, more = _feature_gradients(packed, features, dims, q, dlse, need_dbias)
     params = _call.backward(
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr(),
-        ref(dout), ref(dq), ref(dk), ref(dv), *more,
+        ref(dout), ref(dq), ref(dk), ref(dv), *more, *blocks,
     )  # fmt: skip
     _launch(context(device).backward, params, q, device)
     return dq, dk, dv, dbias, dsinks
@@ -119,8 +122,8 @@ def merge(outs, lses, dtype):
     return out, lse
 
 
-def describe(q, k, v, opts, features):
-    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages) for the calls that read no data."""
+def describe(q, k, v, opts, features, backward):
+    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages, packed block mask) for the calls that read no data."""
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
     device, number = _check_same(q, q.dtype, k=k, v=v)
@@ -128,7 +131,8 @@ def describe(q, k, v, opts, features):
     dims = _features.sizes(features, *(x.shape for x in tensors), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
-    return device, number, dims, [ref(x) for x in tensors], packed, pages
+    blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
+    return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks
 
 
 def vector(name, tensor, kind, q):

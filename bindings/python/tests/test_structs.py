@@ -14,6 +14,7 @@ COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or 
 STRUCTS = {
     "flashtune_tensor": _structs.Tensor,
     "flashtune_scores_tensor": _structs.ScoresTensor,
+    "flashtune_block_mask": _structs.BlockMask,
     "flashtune_forward_params": _structs.ForwardParams,
     "flashtune_backward_params": _structs.BackwardParams,
     "flashtune_merge_params": _structs.MergeParams,
@@ -54,10 +55,13 @@ def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
 @pytest.mark.parametrize(
     "structure, parts",
     [
-        (_structs.ForwardParams, [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH]),
+        (
+            _structs.ForwardParams,
+            [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH, _structs.BLOCK_MASK],
+        ),
         (
             _structs.BackwardParams,
-            [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS],
+            [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS, _structs.BLOCK_MASK],
         ),
     ],
 )

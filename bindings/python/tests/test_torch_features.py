@@ -154,6 +154,43 @@ def test_torch_compile_traces_sequences_end_to_end(device):
         torch.testing.assert_close(actual, wanted)
 
 
+@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+def test_a_block_mask_of_flex_attention_works_as_it_is_and_carries_gradients(device, dtype):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q, k, v, dout = random(*[(BATCH, 400, heads, 64) for heads in (HEADS, 2, 2, HEADS)], dtype=dtype, device=device)
+    document = (torch.arange(400, device=device) // 150).contiguous()
+
+    def mask_mod(b, h, row, key):
+        return (row >= key) & (document[row] == document[key])
+
+    block_mask = flex.create_block_mask(mask_mod, None, None, 400, 400, device=device, BLOCK_SIZE=128)
+    mask = (document[:, None] == document)[None, None]
+
+    def attend(q, k, v):
+        return flashtune.attention(q, k, v, causal=True, mask=mask, block_mask=block_mask)
+
+    judge(attend, (q, k, v), dout, names=("q", "k", "v"), causal=True, mask=mask)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_block_mask_lists_the_blocks_of_a_map_as_flex_attention_does(device):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    blocks = (torch.rand(BATCH, HEADS, 5, 7, generator=torch.Generator().manual_seed(3)) < 0.5).to(device)
+    made = flashtune.block_mask(blocks, block_size=64)
+    theirs = flex.BlockMask.from_kv_blocks(made.kv_num_blocks, made.kv_indices, BLOCK_SIZE=64)
+    assert (theirs.q_num_blocks == made.q_num_blocks).all()
+    assert (theirs.to_dense() != 0).equal(blocks)
+    listed = torch.arange(made.q_indices.shape[-1], device=device) < made.q_num_blocks[..., None]
+    assert (theirs.q_indices == made.q_indices)[listed].all()
+
+
+def test_a_block_mask_under_compile_says_what_is_missing():
+    ones, block_mask = torch.ones(1, 16, 2, 8), flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
+    compiled = torch.compile(lambda q: flashtune.attention(q, q, q, block_mask=block_mask), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="block_mask is given under torch.compile"):
+        compiled(ones)
+
+
 @pytest.mark.parametrize(
     "change, exception, words",
     [

@@ -1,6 +1,6 @@
 //! A problem's features as the user asks for them, in an option or a line of a problem file.
 
-use flashtune::problem::{Causal, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
 
 #[derive(Clone, Copy, Default, clap::Args)]
 pub struct FeatureArgs {
@@ -40,6 +40,9 @@ pub struct FeatureArgs {
     /// Forward: keys of a page, where k and v are pages
     #[arg(long, value_name = "N")]
     pub page_size: Option<i64>,
+    /// A block mask, of blocks of N queries and N keys
+    #[arg(long, value_name = "N")]
+    pub block_mask: Option<i64>,
 }
 
 impl FeatureArgs {
@@ -66,6 +69,7 @@ impl FeatureArgs {
             dlse: self.dlse && is_backward,
             varlen: self.varlen.then_some(varlen),
             paged: self.page_size.filter(|_| !is_backward),
+            block_mask: self.block_mask.map(|size| BlockMask { block_q: size, block_k: size }),
         };
         Problem { features, ..problem }
     }

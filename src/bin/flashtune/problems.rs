@@ -61,6 +61,8 @@ struct Line {
     varlen: bool,
     /// Not in pages. Of the forward pass.
     page_size: Option<i64>,
+    /// None.
+    block_mask: Option<i64>,
 }
 
 impl Line {
@@ -79,6 +81,7 @@ impl Line {
             dlse: self.dlse,
             varlen: self.varlen,
             page_size: self.page_size,
+            block_mask: self.block_mask,
         };
         let plain = |pass| Problem {
             pass,

@@ -84,6 +84,9 @@ fn add_tiles<E: Element>(
     let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
     let begin = query_blocks.start.max(seen_by.start / m);
     for block in begin..query_blocks.end.min(seen_by.end.div_ceil(m)) {
+        if !tiles.meets(sequence, head, block * m, first_key..first_key + keys.keys) {
+            continue;
+        }
         tiles.load_queries(sequence, head, block * m, &mut queries);
         tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Modified);
         for row in 0..queries.rows {

@@ -57,10 +57,12 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
     if whole_heads {
         return workers.for_each(kv_tasks, floats, |task, scratch| {
             let (batch, kv_head) = (task / kv_heads, task % kv_heads);
+            let group = kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize;
+            group.clone().for_each(|head| pass.begin_accumulated_dq(batch, head));
             for block in 0..key_blocks {
                 pass.key_block(batch, kv_head, block * blocks.n, true, scratch);
             }
-            for head in kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize {
+            for head in group {
                 pass.store_accumulated_dq(batch, head);
             }
         });
@@ -110,6 +112,9 @@ impl<E: Element> Backward<E> {
         let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
         for head in kv_head * group_size..(kv_head + 1) * group_size {
             for first_row in (seen_by.start / m * m..seen_by.end).step_by(m) {
+                if !self.tiles.meets(sequence, head, first_row, first_key..first_key + keys.keys) {
+                    continue;
+                }
                 self.tiles.load_queries(sequence, head, first_row, &mut queries);
                 self.tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Products);
                 let rows = queries.rows;
@@ -150,7 +155,13 @@ impl<E: Element> Backward<E> {
         let rows = m.min(sequence.seqlen_q - first_row);
         let acc_dq = take(&mut scratch, rows * padded_dim);
         let seen = sequence.mask.keys_of_block(first_row..first_row + rows);
+        if self.tiles.block_map.is_on() {
+            acc_dq.fill(0.0);
+        }
         for first_key in (seen.start / n * n..seen.end).step_by(n) {
+            if !self.tiles.meets(sequence, head, first_row, first_key..sequence.seqlen_k.min(first_key + n)) {
+                continue;
+            }
             let mut scratch = &mut *scratch;
             let keys = self.tiles.load_keys(sequence, head / group_size, first_key, &mut scratch);
             let mut queries = self.tiles.query_tile(scratch);
@@ -161,11 +172,12 @@ impl<E: Element> Backward<E> {
         self.store_dq(sequence, head, first_row, rows, acc_dq);
     }
 
-    /// Adds the tile's part to a dQ accumulator, which the first key block that any of its rows sees begins.
+    /// Adds the tile's part to a dQ accumulator, which the first key block that any of its rows sees begins; under a
+    /// block mask that one may be passed over, and it begins with zeros.
     fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
         let Tiles { padded_dim, blocks: Blocks { n, .. }, .. } = self.tiles;
         let begin = sequence.mask.keys_of(tile.first).start / n * n;
-        let into = if keys.first == begin { Into::Overwrite } else { Into::Add };
+        let into = if keys.first == begin && !self.tiles.block_map.is_on() { Into::Overwrite } else { Into::Add };
         let k = Matrix::columns(keys.k, padded_dim);
         let gradients = Matrix::columns(tile.gradients, n);
         multiply([padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients, 1.0);
@@ -181,6 +193,15 @@ impl<E: Element> Backward<E> {
         let data = self.tiles.workspace.dq_accum(row);
         // SAFETY: within `Problem::workspace_bytes`; the rest is the caller's promise.
         unsafe { from_raw_parts_mut(data, rows * self.tiles.padded_dim) }
+    }
+
+    /// Before any tile of the head.
+    fn begin_accumulated_dq(&self, batch: usize, head: usize) {
+        let sequence = self.tiles.sequences.of(batch);
+        if self.tiles.block_map.is_on() {
+            // SAFETY: in this schedule all tiles of a head belong to one task, which has made none yet.
+            unsafe { self.accumulated_dq(&sequence, head, 0, sequence.seqlen_q) }.fill(0.0);
+        }
     }
 
     fn store_accumulated_dq(&self, batch: usize, head: usize) {

@@ -6,6 +6,7 @@
 use super::workspace::Workspace;
 use crate::call::Call;
 use crate::cpu::Blocks;
+use crate::cpu::block_map::{BlockMap, Shows};
 use crate::cpu::dropout::Masks;
 use crate::cpu::element::{Element, Tensor};
 use crate::cpu::matmul::{Into, Matrix, multiply};
@@ -14,6 +15,7 @@ use crate::cpu::sequence::{Sequence, Sequences};
 use crate::cpu::vector::{LANES, Level, multiply_in_place, score_gradients};
 use crate::cpu::workers::take;
 use crate::problem::Problem;
+use std::ops::Range;
 use std::slice::from_raw_parts;
 
 /// Floats of scratch of a key tile and a query tile.
@@ -66,6 +68,7 @@ pub struct Tiles<E> {
     pub blocks: Blocks,
     level: Level,
     pub sequences: Sequences,
+    pub block_map: BlockMap,
     modifier: ScoreModifier<E>,
     masks: Option<Masks>,
     heads: usize,
@@ -89,6 +92,7 @@ impl<E: Element> Tiles<E> {
             blocks,
             level,
             sequences: Sequences::new(call),
+            block_map: BlockMap::new(call),
             modifier: ScoreModifier::new(call, level),
             masks: Masks::new(call, level),
             heads: problem.num_heads_q as usize,
@@ -146,6 +150,12 @@ impl<E: Element> Tiles<E> {
         }
     }
 
+    /// Whether a tile of rows that begins here and the keys have a score that may count.
+    pub fn meets(&self, sequence: &Sequence, head: usize, first_row: usize, keys: Range<usize>) -> bool {
+        let end = (first_row + self.blocks.m).min(sequence.seqlen_q);
+        self.block_map.shows_any(sequence.batch, head, first_row..end, keys)
+    }
+
     pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
         tile.first = first;
         tile.rows = self.blocks.m.min(sequence.seqlen_q - first);
@@ -188,20 +198,31 @@ impl<E: Element> Tiles<E> {
             let seen = sequence.mask.keys_of(tile.first + row);
             let in_tile = |key: usize| key.saturating_sub(keys.first).min(keys.keys);
             let seen = in_tile(seen.start)..in_tile(seen.end);
-            let mut slopes = self.modifier.has_softcap().then(|| &mut tile.slopes[row * n..][seen.clone()]);
-            if self.modifier.is_needed() && !seen.is_empty() {
-                let line = Line { head, row: tile.first + row, key: keys.first + seen.start, along: Along::Keys };
-                self.modifier.modify(sequence, line, &mut weights[seen.clone()], slopes.as_deref_mut());
-            }
-            let of_scores = &mut gradients[seen.clone()];
-            score_gradients(self.level, &mut weights[seen.clone()], of_scores, lse_log2[row], delta[row]);
-            if let (Some(slopes), ScoresAre::Products) = (slopes, scores_are) {
-                multiply_in_place(self.level, of_scores, slopes);
-            }
-            for hidden in [0..seen.start, seen.end..keys.padded_keys] {
+            let line = Line { head, row: tile.first + row, key: keys.first + seen.start, along: Along::Keys };
+            let hide = |hidden: Range<usize>, weights: &mut [f32], gradients: &mut [f32]| {
                 weights[hidden.clone()].fill(0.0);
                 gradients[hidden].fill(0.0);
+            };
+            for (piece, shows) in self.block_map.pieces(sequence.batch, line, seen.len()) {
+                let line = line.after(piece.start);
+                let piece = seen.start + piece.start..seen.start + piece.end;
+                if shows == Shows::Nothing {
+                    hide(piece, weights, gradients);
+                    continue;
+                }
+                let mut slopes = self.modifier.has_softcap().then(|| &mut tile.slopes[row * n..][piece.clone()]);
+                if self.modifier.is_needed() {
+                    let scores = &mut weights[piece.clone()];
+                    self.modifier.modify(sequence, line, shows, scores, slopes.as_deref_mut());
+                }
+                let of_scores = &mut gradients[piece.clone()];
+                score_gradients(self.level, &mut weights[piece], of_scores, lse_log2[row], delta[row]);
+                if let (Some(slopes), ScoresAre::Products) = (slopes, scores_are) {
+                    multiply_in_place(self.level, of_scores, slopes);
+                }
             }
+            hide(0..seen.start, weights, gradients);
+            hide(seen.end..keys.padded_keys, weights, gradients);
         }
         if self.masks.is_some() {
             multiply_in_place(self.level, &mut tile.weights[..rows * n], tile.keep);

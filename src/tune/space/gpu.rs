@@ -16,6 +16,15 @@ pub const SHARED_MEMORY: Constraint = Constraint {
     },
 };
 
+pub const MASK_BLOCKS: Constraint = Constraint {
+    name: "mask_blocks",
+    reason: "a tile lies within one row of the block mask's blocks, each of which is whole tiles",
+    holds: |p, c, _| {
+        let divides = |size: i64, tile| size % i64::from(c.get(tile)) == 0;
+        p.features.block_mask.is_none_or(|mask| divides(mask.block_q, "block_m") && divides(mask.block_k, "block_n"))
+    },
+};
+
 pub const GRID: Constraint = Constraint {
     name: "grid",
     reason: "a grid holds 2^31 - 1 blocks in x (CUDA programming guide, technical specifications)",

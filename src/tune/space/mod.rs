@@ -95,6 +95,11 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
         Arch::Sm(..) if problem.dtype == Dtype::Fp32 => {
             Err(Error::unsupported("dtype is fp32; on a GPU it must be fp16 or bf16 (the CPU backend does fp32)"))
         }
+        // A turn is counted by the tiles before that meet a block, which another list would have to say alike, or
+        // nobody's turn would come.
+        Arch::Sm(..) if problem.deterministic && problem.features.block_mask.is_some() => Err(Error::unsupported(
+            "deterministic is true and there is a block mask; on a GPU tiles take no turns at the blocks of lists (the CPU backend is always deterministic)",
+        )),
         Arch::Sm(..) => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
-use super::gpu::{GRID, SHARED_MEMORY, THREADS, register_budget};
+use super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
@@ -67,6 +67,7 @@ const FORWARD_CONSTRAINTS: &[Constraint] = &[
         holds: |p, c, _| c.get("q_in_regs") == 0 || p.head_dim <= 128,
     },
     LONGEST_FIRST,
+    MASK_BLOCKS,
     SHARED_MEMORY,
     THREADS,
     Constraint {
@@ -94,9 +95,10 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
     },
     Constraint {
         name: "idle_warps",
-        reason: "warps without a patch of S are worth it only where the head dim leaves no room for a larger tile",
+        reason: "warps without a patch of S are worth it only where the head dim, or the blocks of a block mask, leave no room for a larger tile",
         holds: |p, c, _| {
-            c.get("sdp_warps_m") * sdp_warps_n(c) == c.get("num_warps") || p.head_dim.max(p.head_dim_v) > 256
+            let is_small = p.head_dim.max(p.head_dim_v) > 256 || p.features.block_mask.is_some();
+            c.get("sdp_warps_m") * sdp_warps_n(c) == c.get("num_warps") || is_small
         },
     },
     Constraint {
@@ -107,6 +109,7 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
         },
     },
     LONGEST_FIRST,
+    MASK_BLOCKS,
     SHARED_MEMORY,
     THREADS,
     Constraint {
@@ -202,7 +205,8 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
     };
     let mut configs = Vec::new();
     // The loads of a bias are the compiler's to move, and take what registers they find.
-    if problem.head_dim <= 64 && !features.bias {
+    let asks_in_blocks = features.block_mask.is_some() && features.mask;
+    if problem.head_dim <= 64 && !features.bias && !asks_in_blocks {
         configs.push(config(128, 64, 4, 2, 1, 2).with("q_in_regs", 1));
     }
     // Past 128, masks, dropout and what else there may be leave no room for 32 rows.
@@ -253,6 +257,7 @@ fn known_backward(problem: &Problem) -> Vec<Config> {
         57..=64 => config(64, 96, 4, 2, [2, 2, 2], 2, u32::from(!few_tiles)),
         65..=128 if dropout && (bias || softcap) => config(64, 96, 8, 2, [4, 2, 2], 1, 1),
         113..=128 if bias => config(64, 96, 8, 2, [4, 2, 2], 1, 1),
+        113..=128 if features.block_mask.is_some() => config(64, 128, 8, 2, [2, 2, 2], 1, 1),
         65..=80 if !dropout => config(128, 128, 8, 2, [2, 4, 4], 1, 1),
         65..=96 if !dropout => config(64, 128, 8, 2, [2, 4, 2], 1, 1),
         65..=96 => config(64, 128, 8, 2, [2, 4, 4], 1, 1),
@@ -324,7 +329,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 mod tests {
     use super::super::check;
     use super::*;
-    use crate::problem::{Dtype, Varlen};
+    use crate::problem::{BlockMask, Dtype, Varlen};
 
     /// Shared memory per block and per SM as the CUDA programming guide's table of technical specifications has them.
     fn device(arch: Arch, smem_per_block: u32, smem_per_sm: u32, threads_per_sm: u32) -> Device {
@@ -384,7 +389,9 @@ mod tests {
                     let window = Window { left: Some(100), ..Window::default() };
                     let sliding = Features { window, varlen: Some(Varlen::default()), ..Features::NONE };
                     let biased = Features { bias: true, softcap: true, sinks: true, ..Features::NONE };
-                    for features in [Features::NONE, sliding, biased] {
+                    let of_blocks =
+                        |block_q, block_k| Features { block_mask: Some(BlockMask { block_q, block_k }), ..biased };
+                    for features in [Features::NONE, sliding, biased, of_blocks(128, 64), of_blocks(16, 48)] {
                         let problem = Problem { features, ..plain };
                         let config = heuristic(&problem, &device);
                         assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);

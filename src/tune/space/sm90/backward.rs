@@ -1,7 +1,7 @@
 //! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys or, past head dim 128, one half of the
 //! columns of 64 keys ("wide": `templates/sm90_backward_wide.cu.tera`).
 
-use super::super::gpu::{GRID, SHARED_MEMORY};
+use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
 use super::padded;
 use crate::config::{Config, Family};
@@ -41,6 +41,7 @@ pub const CONSTRAINTS: &[Constraint] = &[
         reason: "the first k16 step of dP overwrites it, from shared memory",
         holds: |p, c, _| i64::from(c.get("v_regs")) < (p.head_dim_v + 15) / 16,
     },
+    MASK_BLOCKS,
     SHARED_MEMORY,
     Constraint {
         name: "registers",

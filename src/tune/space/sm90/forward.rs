@@ -1,6 +1,6 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
-use super::super::gpu::{GRID, SHARED_MEMORY};
+use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
 use super::padded;
 use crate::config::{Config, Family};
@@ -44,6 +44,7 @@ pub const CONSTRAINTS: &[Constraint] = &[
         reason: "O waits in its tile's Q slot, which must be as wide, while the next tile's Q is in use: that needs two slots",
         holds: |p, c, _| c.get("tma_store") == 0 || (c.get("q_stages") == 2 && fits_q_slot(p)),
     },
+    MASK_BLOCKS,
     SHARED_MEMORY,
     Constraint {
         name: "registers",
@@ -99,11 +100,19 @@ fn of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
 /// None where nothing does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let (rows, keys, stages) = of_many(problem);
+    let modifies = problem.features.modifies_scores();
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
     let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
-    let block_m = [256, 192, 128].into_iter().filter(|block_m| *block_m <= rows).find(fills).unwrap_or(64);
+    let block_mask = problem.features.block_mask;
+    let fits =
+        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
+    let block_m = [256, 192, 128].into_iter().filter(fits).find(fills).unwrap_or(64);
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
+        // Two warpgroups have registers for more keys, and fewer barriers.
+        dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
+            (128, if dim <= 64 { [3, 3, 2] } else { [2, 2, 2] })
+        }
         _ if block_m == rows => (keys, stages),
         ..=128 => (64, [4, 4, 2]),
         _ => (64, [3, 2, 1]),

@@ -10,7 +10,7 @@ mod forward;
 use super::{Constraint, Knob};
 use crate::config::Config;
 use crate::device::Device;
-use crate::problem::{Layout, Pass, Problem};
+use crate::problem::{BlockMask, Layout, Pass, Problem};
 
 pub fn knobs(pass: Pass) -> &'static [Knob] {
     match pass {
@@ -32,8 +32,20 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
+    } else if problem.features.block_mask.is_some_and(|mask| !divides(problem.pass, mask)) {
+        Some(
+            "its tiles are of multiples of 64 queries and keys forward and of 128 keys backward, which the block mask's blocks are not",
+        )
     } else {
         None
+    }
+}
+
+/// Whether tiles of the family divide blocks of a block mask.
+fn divides(pass: Pass, BlockMask { block_q, block_k }: BlockMask) -> bool {
+    match pass {
+        Pass::Forward => block_q % 64 == 0 && block_k % 64 == 0,
+        Pass::Backward => block_k % 128 == 0,
     }
 }
 
@@ -65,7 +77,7 @@ mod tests {
     use super::*;
     use crate::config::Family;
     use crate::device::Arch;
-    use crate::problem::{Causal, Dtype, Features, Varlen, Window};
+    use crate::problem::{BlockMask, Causal, Dtype, Features, Varlen, Window};
     use std::collections::BTreeSet;
 
     pub fn h200() -> Device {
@@ -137,6 +149,25 @@ mod tests {
         }
     }
 
+    fn of_blocks(block_q: i64, block_k: i64) -> Features {
+        Features { block_mask: Some(BlockMask { block_q, block_k }), ..Features::NONE }
+    }
+
+    #[test]
+    fn the_heuristic_is_of_the_family_for_blocks_of_whole_tiles() {
+        for head_dim in (8..=256).step_by(8) {
+            for (pass, sizes) in [(Pass::Forward, (64, 64)), (Pass::Backward, (16, 128)), (Pass::Forward, (256, 128))] {
+                for mask in [false, true] {
+                    let features = Features { mask, ..of_blocks(sizes.0, sizes.1) };
+                    let problem = Problem { features, ..problem(pass, head_dim, head_dim) };
+                    let config = heuristic(&problem, &h200());
+                    let checked = check(&problem, &config, &h200());
+                    assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_it_does_not_do_is_the_other_familys() {
         let typical = |arch| Device::typical(arch).unwrap();
@@ -146,6 +177,7 @@ mod tests {
             let config = heuristic(&plain, &h200());
             let others = [
                 (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
+                (Problem { features: of_blocks(96, 96), ..plain }, h200(), "which the block mask's blocks are not"),
                 (problem(pass, 264, 64), h200(), "end at 256"),
                 (problem(pass, 64, 264), h200(), "end at 256"),
                 (plain, typical(Arch::Sm(10, 0)), ""),

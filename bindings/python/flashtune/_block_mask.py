@@ -1,0 +1,116 @@
+"""Block masks: which blocks of scores count, as lists with the names of torch's FlexAttention, and as the params have them.
+
+Any object with those attributes will do, so that a `torch.nn.attention.flex_attention.BlockMask` works as it is.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+from . import _structs
+from ._errors import InvalidArgumentError
+
+_pack = _structs.packer(_structs.BLOCK_MASK).pack
+NONE = bytes(_structs.packer(_structs.BLOCK_MASK).size)
+"""The packed part of a call without a block mask."""
+
+
+class BlockMask(NamedTuple):
+    """Of each block of queries its blocks of keys, and transposed; int32 (batch, heads, rows) and (batch, heads, rows, blocks),
+    of batch and heads 1 where lists are the same."""
+
+    BLOCK_SIZE: tuple
+    kv_num_blocks: Any
+    kv_indices: Any
+    q_num_blocks: Any
+    q_indices: Any
+    full_kv_num_blocks: Any = None
+    full_kv_indices: Any = None
+    full_q_num_blocks: Any = None
+    full_q_indices: Any = None
+
+
+def block_mask(blocks, full=None, *, block_size=128):
+    """The argument block_mask of `attention` from a dense map.
+
+    blocks: of bool, (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of those with 1 for any number of
+        either: which blocks are looked at, by causal, window and mask as ever. NumPy or torch, on the device of the call.
+    full: likewise, the blocks in which mask is not looked at; they need not be among `blocks`.
+    block_size: queries and keys of a block, or a number for both; multiples of 16, fastest of 128.
+    """
+    if full is not None and tuple(full.shape) != tuple(blocks.shape):
+        raise InvalidArgumentError(f"full has shape {tuple(full.shape)}; it must be that of blocks, {tuple(blocks.shape)}")
+    partial = blocks if full is None else blocks & ~full
+    lists = [*_lists(partial), *_lists(partial, transposed=True)]
+    if full is not None:
+        lists += [*_lists(full), *_lists(full, transposed=True)]
+    return BlockMask(_size(block_size), *lists)
+
+
+def _size(block_size):
+    return (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+
+
+def _lists(blocks, transposed=False):
+    """(num_blocks, indices) of the rows, or of the columns."""
+    if len(blocks.shape) == 2:
+        blocks = blocks[None, None]
+    if len(blocks.shape) != 4 or "bool" not in str(blocks.dtype):
+        found = f"{blocks.dtype} of shape {tuple(blocks.shape)}"
+        raise InvalidArgumentError(f"blocks is {found}; it must be of bool, (rows, columns) or (batch, heads, rows, columns)")
+    blocks = blocks.swapaxes(-1, -2) if transposed else blocks
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(blocks, numpy.ndarray):
+        order = numpy.argsort(~blocks, axis=-1, kind="stable")
+        return blocks.sum(-1).astype("int32"), order.astype("int32")
+    return blocks.sum(-1).int().contiguous(), (~blocks).int().argsort(dim=-1, stable=True).int().contiguous()
+
+
+def pack(features, dims, q, lib, backward):
+    """(the packed part of the params, what must live until the launch). q is the array."""
+    if features is None or features.block_mask is None:
+        return NONE, ()
+    mask, side = features.block_mask, "q" if backward else "kv"
+    try:
+        block_q, block_k = (int(size) for size in _size(mask.BLOCK_SIZE))
+        names = [prefix + side + suffix for prefix in ("", "full_") for suffix in ("_num_blocks", "_indices")]
+        arrays = [getattr(mask, name) for name in names]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"block_mask is {type(mask).__name__}; it must be like a FlexAttention BlockMask: {error}") from None
+    batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
+    length, size = (seqlen_k, block_k) if backward else (seqlen_q, block_q)
+    if size < 1:
+        raise InvalidArgumentError(f"block_mask.BLOCK_SIZE is {mask.BLOCK_SIZE!r}; it must be of positive numbers")
+    rows = -(-length // size)
+    kept, addresses = [], []
+    for name, array in zip(names, arrays):
+        if array is None and name.startswith("full_"):
+            addresses.append(0)
+            continue
+        if array is None:
+            raise InvalidArgumentError(f"block_mask.{name} is None; this pass needs it")
+        array, address = lib.vector(f"block_mask.{name}", array, "int32", q)
+        _expect_shape(name, array, kept, (batch_size, num_heads_q, rows))
+        kept.append(array)
+        addresses.append(address)
+    batches, heads, _, max_blocks = kept[1].shape
+
+    def strides(row):
+        return rows * row * heads if batches > 1 else 0, rows * row if heads > 1 else 0
+
+    return _pack(block_q, block_k, *addresses, *strides(1), *strides(max_blocks), max_blocks, max_blocks), kept
+
+
+def _expect_shape(name, array, before, sizes):
+    """(batch, heads, rows) of counts, and with blocks at the end of indices; lists are the same along dimensions of size 1, full ones
+    along those of the others. `before` are the arrays before this one."""
+    shape, is_indices = tuple(array.shape), name.endswith("_indices")
+    expected = tuple(before[is_indices].shape) if name.startswith("full_") else tuple(before[0].shape) if before else None
+    if expected is None:
+        fits = len(shape) == 3 and all(size in (1, whole) for size, whole in zip(shape, sizes[:2])) and shape[2] == sizes[2]
+        wanted = f"({sizes[0]} or 1, {sizes[1]} or 1, {sizes[2]})"
+    elif name.startswith("full_"):
+        fits, wanted = shape == expected, str(expected)
+    else:
+        fits, wanted = len(shape) == 4 and shape[:3] == expected, f"{str(expected)[:-1]}, blocks)"
+    if not fits:
+        raise InvalidArgumentError(f"block_mask.{name} has shape {shape}; it must be {wanted}")

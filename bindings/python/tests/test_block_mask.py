@@ -1,0 +1,97 @@
+"""Block masks on NumPy arrays by the CPU backend, against the dense mask that says the same, and what is refused."""
+
+from types import SimpleNamespace
+
+import flashtune
+import numpy as np
+import pytest
+from test_features import check, normal
+from test_numpy import DTYPES
+
+GENERATOR = np.random.default_rng(17)
+F32 = DTYPES[0]
+BATCH, HEADS, SEQLEN_Q, SEQLEN_K, BLOCK = 2, 4, 150, 200, (32, 48)
+ROWS, COLUMNS = 5, 5
+
+
+def spread(blocks):
+    """To one element for each score."""
+    return np.repeat(np.repeat(blocks, BLOCK[0], -2), BLOCK[1], -1)[..., :SEQLEN_Q, :SEQLEN_K]
+
+
+def inputs(dtype):
+    shapes = [(BATCH, SEQLEN_Q, HEADS, 40), (BATCH, SEQLEN_K, 2, 40), (BATCH, SEQLEN_K, 2, 24), (BATCH, SEQLEN_Q, HEADS, 24)]
+    return [normal(*shape).astype(dtype) for shape in shapes]
+
+
+def random_blocks(*shape):
+    return GENERATOR.random((*shape, ROWS, COLUMNS)) < 0.4
+
+
+def both_passes(q, k, v, dout, **options):
+    out, lse = flashtune.attention_forward(q, k, v, **options)
+    return out, lse, *flashtune.attention_backward(dout, q, k, v, out, lse, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("shape", [(), (1, 1), (1, HEADS), (BATCH, 1), (BATCH, HEADS)], ids=str)
+def test_a_block_mask_is_the_mask_that_it_spreads_to(shape, dtype):
+    blocks = random_blocks(*shape)
+    mask = np.broadcast_to(spread(blocks), (BATCH, HEADS, SEQLEN_Q, SEQLEN_K))
+    tensors = inputs(dtype)
+    listed = both_passes(*tensors, block_mask=flashtune.block_mask(blocks, block_size=BLOCK), causal=True)
+    dense = both_passes(*tensors, mask=mask, causal=True)
+    tolerance = 1e-5 if dtype == F32 else 2e-2
+    for one, other in zip(listed, dense):
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance)
+    # And the dense mask is what the definition says.
+    check(*tensors, dtype, mask=mask, causal=True)
+
+
+def test_the_mask_is_asked_in_the_blocks_that_are_not_full_alone():
+    blocks, full = random_blocks(1, HEADS), random_blocks(1, HEADS)
+    mask = GENERATOR.random((1, HEADS, SEQLEN_Q, SEQLEN_K)) < 0.6
+    tensors = inputs(F32)
+    block_mask = flashtune.block_mask(blocks, full, block_size=BLOCK)
+    listed = both_passes(*tensors, block_mask=block_mask, mask=mask, window=(90, 30))
+    dense = both_passes(*tensors, mask=spread(full) | (spread(blocks) & mask), window=(90, 30))
+    for one, other in zip(listed, dense):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_anything_with_the_names_of_flex_attention_will_do():
+    made = flashtune.block_mask(random_blocks(BATCH, 1), block_size=BLOCK)
+    alike = SimpleNamespace(**made._asdict(), mask_mod=None)
+    tensors = inputs(F32)
+    for one, other in zip(both_passes(*tensors, block_mask=made), both_passes(*tensors, block_mask=alike)):
+        assert (one == other).all()
+
+
+def test_rows_without_a_block_see_nothing():
+    blocks = random_blocks()
+    blocks[1] = False
+    q, k, v, dout = inputs(F32)
+    out, lse, dq, *_ = both_passes(q, k, v, dout, block_mask=flashtune.block_mask(blocks, block_size=BLOCK))
+    rows = slice(BLOCK[0], 2 * BLOCK[0])
+    assert (out[:, rows] == 0).all() and (dq[:, rows] == 0).all() and np.isneginf(lse[:, :, rows]).all()
+
+
+def test_what_is_no_block_mask_is_refused_by_its_name():
+    made = flashtune.block_mask(random_blocks(1, HEADS), block_size=BLOCK)
+    q, k, v, _ = inputs(F32)
+
+    def refused(word, block_mask, **options):
+        with pytest.raises(flashtune.InvalidArgumentError, match=word):
+            flashtune.attention(q, k, v, block_mask=block_mask, **options)
+
+    refused("block_mask is str", "causal")
+    refused("block_mask.kv_indices is None", made._replace(kv_indices=None))
+    refused("block_mask.kv_num_blocks is int64", made._replace(kv_num_blocks=made.kv_num_blocks.astype(np.int64)))
+    refused("block_mask.kv_num_blocks has shape", made._replace(kv_num_blocks=made.kv_num_blocks[:, :3]))
+    refused("block_mask.kv_indices has shape", made._replace(kv_indices=made.kv_indices[:, :1]))
+    refused("block_mask.full_kv_indices has shape", flashtune.block_mask(*[random_blocks(1, 1)] * 2, block_size=BLOCK)._replace(
+        full_kv_indices=made.kv_indices))  # fmt: skip
+    refused("block_mask.BLOCK_SIZE is", made._replace(BLOCK_SIZE=(0, 48)))
+    refused("block_mask.indices.* must be from 0 to 4", made._replace(kv_indices=made.kv_indices + 5))
+    with pytest.raises(flashtune.InvalidArgumentError, match="of bool"):
+        flashtune.block_mask(np.ones((2, 2)))
