@@ -4,8 +4,9 @@ the one that the others are beside. Tensors are made only when their turn comes;
 import functools
 import itertools
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import flashtune
 import torch
 
 WIDTH = 2048
@@ -17,10 +18,12 @@ DENSE_STEP = 128
 class Variant(NamedTuple):
     name: str
     qkv: tuple
-    # Keyword arguments of flashtune.attention_varlen.
+    # Keyword arguments of flashtune.attention_varlen, or of attention.
     options: dict
     # Pairs of a query and a key that see each other, over all heads and sequences.
     pairs: int
+    # Called with all that in the place of flashtune; None: flashtune.
+    rival: Any = None
 
 
 def inputs(*shape):
@@ -132,4 +135,52 @@ def deterministic(quick):
         yield f"b{batch} h{heads} s{seqlen} d{head_dim} {'causal' if causal else 'full'}", make
 
 
-SUITES = {"window": window, "varlen": varlen, "scores": scores, "deterministic": deterministic}
+BLOCK = 128
+
+
+def blocks(quick):
+    seqlen, heads = 16384, 16
+    for head_dim in (128,) if quick else (128, 64):
+        yield f"b1 h{heads} s{seqlen} d{head_dim}", functools.partial(listed_and_dense, seqlen, heads, head_dim, quick)
+
+
+def listed_and_dense(seqlen, heads, head_dim, quick):
+    """Random full blocks, as many in each row, the same for all heads; beside each call FlexAttention's, where there is one."""
+    qkv, rows = inputs(1, seqlen, heads, head_dim), seqlen // BLOCK
+    generator = torch.Generator("cuda").manual_seed(seqlen)
+    order = torch.rand(1, 1, rows, rows, device="cuda", generator=generator).argsort(-1)
+    variants = [Variant("dense", qkv, {}, heads * pairs(seqlen, False))]
+    flex = flex_attention()
+    for percent in (10,) if quick else (50, 25, 10, 5):
+        kept = max(1, round(rows * percent / 100))
+        full = order < kept
+        visible = heads * rows * kept * BLOCK**2
+        mask = flashtune.block_mask(torch.zeros_like(full), full, block_size=BLOCK)
+        variants.append(Variant(f"{percent} %", qkv, dict(block_mask=mask), visible))
+        if flex:
+            variants.append(Variant(f"{percent} % flex", qkv, dict(block_mask=flex_mask(mask)), visible, flex))
+    return variants
+
+
+def flex_attention():
+    """FlexAttention of (batch, seqlen, heads, dim), compiled; None where this torch has none."""
+    try:
+        from torch.nn.attention.flex_attention import flex_attention
+    except ImportError:
+        return None
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def attend(q, k, v, block_mask):
+        return compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=block_mask).transpose(1, 2)
+
+    return attend
+
+
+def flex_mask(mask):
+    from torch.nn.attention.flex_attention import BlockMask
+
+    lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK)
+
+
+SUITES = {"window": window, "varlen": varlen, "scores": scores, "deterministic": deterministic, "blocks": blocks}

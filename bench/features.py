@@ -5,6 +5,7 @@ window: causal with a window of so many keys to the left, beside all of causal.
 varlen: sequences of their own lengths end to end, beside a dense batch of as many sequences with about the same FLOP.
 scores: what is done to scores or hides them, each alone, beside plain causal.
 deterministic: a backward pass that gives the same bits at every run, beside the default (forward both are the same).
+blocks: a block mask that keeps so much of all blocks, beside all of them without one; and FlexAttention with the same.
 
 TFLOP/s count the pairs of a query and a key that causal, window and lengths let see each other. "time" and "rate" are a
 call's time and TFLOP/s over those of the call that it is beside. Backward goes through autograd; the bias has a gradient
@@ -24,6 +25,8 @@ PASSES = ("forward", "backward")
 
 
 def tune(variant):
+    if variant.rival:
+        return
     bias = variant.options.get("bias")
     flashtune.autotune(*variant.qkv, **variant.options)
     flashtune.autotune(
@@ -32,8 +35,9 @@ def tune(variant):
 
 
 def attend(variant):
-    # Without lengths this is flashtune.attention.
-    return flashtune.attention_varlen(*variant.qkv, **variant.options)
+    # Without lengths attention_varlen is attention, which alone takes a block mask.
+    call = flashtune.attention if "block_mask" in variant.options else flashtune.attention_varlen
+    return (variant.rival or call)(*variant.qkv, **variant.options)
 
 
 def backward_of(variant):

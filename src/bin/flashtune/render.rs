@@ -22,9 +22,6 @@ pub struct Args {
     /// By it the heuristic chooses family and config; the text depends on those alone
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Forward: keys in pages of so many
-    #[arg(long, value_name = "N")]
-    page_size: Option<i64>,
     /// The widest access that tensors allow [default: the widest that the head dims do]
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
@@ -72,7 +69,7 @@ struct Used {
 pub fn run(args: Args) -> Result<(), Failure> {
     let plain = args.class.problem(&args.shape, 4096)?;
     let layout = args.layout.map_or(plain.layout, |layout| plain.layout.max(layout.into()));
-    let problem = Problem { features: Features { paged: args.page_size, ..plain.features }, layout, ..plain };
+    let problem = Problem { layout, ..plain };
     let device = Device::typical(args.arch)
         .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
     space::supported(&problem, &device).map_err(usage)?;
