@@ -7,7 +7,7 @@ use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::kernel;
 use flashtune::merge::MergeClass;
-use flashtune::problem::{Dtype, Features, Layout, Problem};
+use flashtune::problem::{Dtype, Layout, Problem};
 use flashtune::tune::space;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
