@@ -160,7 +160,7 @@ impl Features {
 
 /// The widest access in elements that every row of every tensor of the call allows: the head dims, strides and
 /// base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one `cp.async`, and what TMA demands;
-/// strides that TMA cannot take for their size count as narrower.
+/// strides that TMA cannot take for their size count as narrower. Of fp32 those 16 bytes are 4 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -180,12 +180,12 @@ impl Layout {
         }
     }
 
-    /// The widest class that divides every one of `quantities`, given in elements.
-    pub fn widest(quantities: impl IntoIterator<Item = i64>) -> Layout {
+    /// The widest class of at most 16 bytes that divides every one of `quantities`, given in elements.
+    pub fn widest(dtype: Dtype, quantities: impl IntoIterator<Item = i64>) -> Layout {
         let all = quantities.into_iter().fold(0, |bits, q| bits | q);
         [Layout::Vec8, Layout::Vec4, Layout::Vec2]
             .into_iter()
-            .find(|layout| all % layout.elements() == 0)
+            .find(|layout| layout.elements() * dtype.bytes() as i64 <= 16 && all % layout.elements() == 0)
             .unwrap_or(Layout::Vec1)
     }
 }
@@ -228,6 +228,12 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Elements of an access, at most 16 bytes, also where who wrote the problem down gave it the layout of a shorter type.
+    pub const fn access_elements(&self) -> i64 {
+        let (of_layout, of_16_bytes) = (self.layout.elements(), 16 / self.dtype.bytes() as i64);
+        if of_layout < of_16_bytes { of_layout } else { of_16_bytes }
+    }
+
     /// Query heads per key-value head.
     pub const fn group_size(&self) -> i64 {
         self.num_heads_q / self.num_heads_kv

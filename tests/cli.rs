@@ -66,7 +66,10 @@ fn bad_usage_is_2_and_failure_is_1() {
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "513"], "head_dim is 513"),
         (&["render", "--arch", "sm_90", "--pass", "sideways", "--head-dim", "64"], "sideways"),
         (&["render", "--arch", "sm_75", "--pass", "forward", "--head-dim", "64"], "sm_75"),
-        (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--dtype", "fp32"], "fp16 or bf16"),
+        (
+            &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--dtype", "fp32", "--family=sm90"],
+            "served by sm80",
+        ),
         (
             &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--config", "block_m=17"],
             "block_m is 17",

@@ -29,7 +29,7 @@ fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
         deterministic: false,
         batch_invariant: false,
         features,
-        layout: Layout::widest([head_dim]),
+        layout: Layout::widest(Dtype::Bf16, [head_dim]),
     }
 }
 

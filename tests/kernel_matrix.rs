@@ -16,7 +16,7 @@ use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::heuristics;
+use flashtune::tune::space::{heuristic, heuristics};
 use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,6 +77,26 @@ fn combined_features() -> [(Problem, Arch); 7] {
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::Fp16];
 
+/// fp32, by sm80's family: each list of its heuristic at least once, on an architecture of little shared memory where it takes
+/// the last one.
+fn fp32_problems() -> [(Problem, Arch); 5] {
+    let of = |head_dim: i64, layout, causal, dropout, features| Problem {
+        causal,
+        dropout,
+        features,
+        ..problem(Pass::Backward, Dtype::Fp32, (head_dim, head_dim), layout)
+    };
+    let all = combined_features()[5].0;
+    let none = Features::NONE;
+    [
+        (of(64, Layout::Vec4, Causal::None, false, none), Arch::Sm(9, 0)),
+        (Problem { dtype: Dtype::Fp32, ..all }, Arch::Sm(9, 0)),
+        (of(128, Layout::Vec4, Causal::BottomRight, true, none), Arch::Sm(8, 0)),
+        (of(256, Layout::Vec4, Causal::None, false, none), Arch::Sm(8, 6)),
+        (Problem { deterministic: true, ..of(512, Layout::Vec4, Causal::BottomRight, false, none) }, Arch::Sm(8, 6)),
+    ]
+}
+
 /// Spills are a matter of one compiler's register allocation; this version's were looked at.
 const JUDGED_NVRTC: (u32, u32) = (13, 0);
 
@@ -129,6 +149,14 @@ const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
     (Arch::Sm(8, 9), Pass::Forward, 128, 12),
     (Arch::Sm(9, 0), Pass::Forward, 128, 72),
     (Arch::Sm(9, 0), Pass::Backward, 128, 80),
+];
+
+/// The bytes that the fp32 kernels may spill, by head dim: addresses of loads, of which there are twice as many. At 512 a block is one
+/// warp, all that 99 KB hold, and each of its threads loads 64 chunks of a tile.
+const FP32_MAY_SPILL: [(Arch, Pass, i64, u32); 3] = [
+    (Arch::Sm(8, 6), Pass::Forward, 512, 1304),
+    (Arch::Sm(9, 0), Pass::Forward, 33, 32),
+    (Arch::Sm(9, 0), Pass::Forward, 64, 8),
 ];
 
 /// The bytes that the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
@@ -348,6 +376,23 @@ fn kernels_compile_for_sm_100() {
 #[test]
 fn kernels_compile_for_sm_120() {
     matrix_compiles(Arch::Sm(12, 0));
+}
+
+#[test]
+fn kernels_of_fp32_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (backward, arch) in fp32_problems() {
+        let features = Features { dbias: false, dlse: false, ..backward.features };
+        let (forward, device) =
+            (Problem { pass: Pass::Forward, deterministic: false, features, ..backward }, typical(arch));
+        let of = |problem: Problem| {
+            let is_of = |(a, p, d, _): &&(Arch, Pass, i64, u32)| (*a, *p, *d) == (arch, problem.pass, problem.head_dim);
+            let bytes = FP32_MAY_SPILL.iter().find(is_of).map_or(0, |(.., bytes)| *bytes);
+            Kernel::of(&problem, &heuristic(&problem, &device), &device, bytes)
+        };
+        let all = [forward, backward].into_iter().flat_map(of);
+        all_compile(&all.map(|kernel| (kernel.text.clone(), kernel)).collect(), nvrtc, arch);
+    }
 }
 
 #[test]

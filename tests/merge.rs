@@ -43,7 +43,7 @@ fn merged(subject: &Subject, case: &Case, partials: &[Forward], partial_dtype: D
     let partial_lse = Array::input(backend, &partials.iter().flat_map(with_gap).collect::<Vec<_>>());
     let (out, lse) = (Buffer::output(backend, case, Kind::Out), Array::output(backend, case.lse_len() * 4));
     let quantities = [shape.lead, shape.dim, shape.stride_batch, shape.stride_seqlen, shape.stride_head, stride];
-    let layout = Layout::widest(quantities).max(Layout::Vec4);
+    let layout = Layout::widest(case.dtype, quantities).max(Layout::Vec4);
     let merge = Merge {
         class: MergeClass { dtype: case.dtype, partial_dtype, layout },
         num_partials: partials.len() as i64,

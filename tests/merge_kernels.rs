@@ -18,7 +18,7 @@ fn every_class_compiles_without_a_stack() {
     let Some(nvrtc) = nvrtc() else { return };
     let renderer = Renderer::new(embedded()).unwrap();
     let mut classes = Vec::new();
-    for dtype in [Dtype::Fp16, Dtype::Bf16] {
+    for dtype in [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32] {
         for partial_dtype in [dtype, Dtype::Fp32] {
             let layouts = [Layout::Vec4, Layout::Vec2, Layout::Vec1];
             classes.extend(layouts.map(|layout| MergeClass { dtype, partial_dtype, layout }));

@@ -50,7 +50,7 @@ fn several(dtype: Dtype) -> [Case; 2] {
 #[test]
 fn paged_keys_give_what_the_reference_gives() {
     for subject in subjects() {
-        let cases = shapes::paged(subject.dtypes(), 60, 300, 4000);
+        let cases = shapes::paged(subject.dtypes_of_pages(), 60, 300, 4000);
         cases.par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
             for config in subject.configs(case, Pass::Forward, 1) {
@@ -63,8 +63,8 @@ fn paged_keys_give_what_the_reference_gives() {
 #[test]
 fn pages_change_no_bit_of_the_result() {
     for subject in subjects() {
-        let one = [1, 3, 16, 64, 100, 1000].map(|page_size| decode(subject.dtypes()[0], page_size));
-        for case in one.into_iter().chain(subject.dtypes().iter().flat_map(|dtype| several(*dtype))) {
+        let one = [1, 3, 16, 64, 100, 1000].map(|page_size| decode(subject.dtypes_of_pages()[0], page_size));
+        for case in one.into_iter().chain(subject.dtypes_of_pages().iter().flat_map(|dtype| several(*dtype))) {
             let (data, contiguous) = (Data::random(&case), without_pages(&case));
             let config = subject.heuristic(&case, Pass::Forward);
             let expected = subject.forward(&contiguous, &data, &config);
@@ -76,7 +76,7 @@ fn pages_change_no_bit_of_the_result() {
 #[test]
 fn any_number_of_splits_gives_what_the_reference_gives() {
     let Some(subject) = Subject::gpu() else { return };
-    for dtype in subject.dtypes() {
+    for dtype in subject.dtypes_of_pages() {
         let prepared = Prepared::new(&decode(*dtype, 16));
         let config = subject.heuristic(&prepared.case, Pass::Forward);
         for num_splits in [1, 2, 3, 5, 8, 10] {

@@ -324,10 +324,10 @@ fn invalid_and_unsupported_problems_are_statuses() {
         assert_eq!(engine.prepare(&problem).err().unwrap().status, Status::InvalidArgument, "{problem:?}");
     }
     let device = Device::typical(Arch::Sm(9, 0)).unwrap();
-    assert_eq!(
-        space::supported(&Problem { dtype: Dtype::Fp32, ..SMALL }, &device).unwrap_err().status,
-        Status::Unsupported
-    );
+    let fp32 = Problem { dtype: Dtype::Fp32, ..SMALL };
+    assert!(space::supported(&fp32, &device).is_ok());
+    let pages = Problem { features: Features { paged: Some(16), ..Features::NONE }, ..fp32 };
+    assert_eq!(space::supported(&pages, &device).unwrap_err().status, Status::Unsupported);
     let turing = Device { arch: Arch::Sm(7, 5), ..device };
     assert_eq!(space::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
 }

@@ -136,10 +136,12 @@ fn a_knob_may_not_take_the_place_of_the_problem() {
 }
 
 #[test]
-fn fp32_and_the_cpu_have_no_kernel() {
-    let renderer = renderer(&[("test.cu.tera", "@{ dtype }@\n")]);
+fn fp32_but_of_sm80_and_the_cpu_have_no_kernel() {
+    let renderer = renderer(&[("test.cu.tera", "@{ dtype }@ @{ vec }@\n")]);
     let fp32 = Problem { dtype: Dtype::Fp32, ..problem() };
-    assert_eq!(renderer.render(&fp32, &config(), "test", SM90).unwrap_err().status, Status::Unsupported);
+    assert_eq!(body(&renderer.render(&fp32, &config(), "test", SM90).unwrap()), "fp32 4\n");
+    let sm90 = Config { family: Family::Sm90, ..config() };
+    assert_eq!(renderer.render(&fp32, &sm90, "test", SM90).unwrap_err().status, Status::Unsupported);
     assert!(renderer.render(&problem(), &config(), "test", Arch::Cpu).is_err());
 }
 

@@ -163,7 +163,8 @@ fn check(
     memory: Memory,
 ) -> Result<(Call, Touched)> {
     let (softmax_scale, dropout) = inputs.scalars()?;
-    let widest = |operands: &[Operand]| Layout::widest(operands.iter().flat_map(Operand::layout_quantities));
+    let widest =
+        |operands: &[Operand]| Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     let mut touched = Touched::default();
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
@@ -174,7 +175,7 @@ fn check(
     }
     inputs.features.check(&problem, data, &mut |access, footprint| touched.add(access, [footprint]))?;
     problem.layout = match memory {
-        Memory::Host => Layout::widest([problem.head_dim, problem.head_dim_v]),
+        Memory::Host => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
         // What TMA's maps cannot be of counts as narrower than what they can.
         Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
             widest(operands).max(Layout::Vec4)
@@ -276,6 +277,8 @@ mod tests {
         assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance_mut(0x30004)), Layout::Vec2);
         assert_eq!(layout(&|p| p.out.data = std::ptr::without_provenance_mut(0x40002)), Layout::Vec1);
         assert_eq!(layout(&|p| p.head_dim_v = 63), Layout::Vec1);
+        // 16 bytes are four of fp32.
+        assert_eq!(layout(&|p| p.dtype = FLASHTUNE_DTYPE_FP32), Layout::Vec4);
         // Two heads 2^40 bytes apart, farther than TMA reaches.
         assert_eq!(layout(&|p| p.k.stride_head = (1 << 39) - 8), Layout::Vec8);
         assert_eq!(layout(&|p| p.k.stride_head = 1 << 39), Layout::Vec4);

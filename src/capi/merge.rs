@@ -67,8 +67,8 @@ const _: () = assert!(size_of::<flashtune_merge_params>() == 152);
 /// enqueues, for any sizes, and data and strides of the same alignment. Data pointers may be NULL, and then count as
 /// aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (fp32 out on a GPU), NOT_PREPARED (the context is sealed), NO_COMPILER,
-/// COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
+/// OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_merge_prepare(
     context: *mut flashtune_context,
@@ -145,9 +145,6 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
             params.partial_dtype, params.dtype
         )));
     }
-    if dtype == Dtype::Fp32 && memory == Memory::Device {
-        return Err(Error::unsupported("dtype is fp32; on a GPU it must be fp16 or bf16 (the CPU backend does fp32)"));
-    }
     let flashtune_merge_params { num_partials, batch_size, seqlen, num_heads, head_dim_v, .. } = *params;
     let most = i64::from(i32::MAX);
     for (name, value, low, high) in [
@@ -185,7 +182,7 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
         Memory::Host => Layout::Vec1,
         // A lane loads at most four elements, 16 bytes of an fp32 partial.
         Memory::Device => {
-            Layout::widest(partial_out.layout_quantities().chain(out.layout_quantities())).max(Layout::Vec4)
+            Layout::widest(dtype, partial_out.layout_quantities().chain(out.layout_quantities())).max(Layout::Vec4)
         }
     };
     Ok(Merge {

@@ -4,7 +4,7 @@
 //! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
-use crate::problem::{Features, Pass, Problem};
+use crate::problem::{Dtype, Features, Pass, Problem};
 
 /// One kernel of a pass, in launch order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +237,7 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
             "flashtune_backward_convert",
             CONVERT_ROWS / 16 * 32,
             CONVERT_ROWS,
-            tile_bytes(CONVERT_ROWS, columns),
+            tile_bytes(problem.dtype, CONVERT_ROWS, columns),
         ),
     ];
     if problem.features.sinks {
@@ -295,9 +295,9 @@ const fn tile_cols(dim: i64) -> u32 {
     (dim as u32).div_ceil(8) * 8
 }
 
-/// Bytes of a shared tile of 16-bit elements: an odd number of 16-byte chunks a row (device/tile_sm80.cuh).
-pub const fn tile_bytes(rows: u32, dim: i64) -> u32 {
-    rows * ((tile_cols(dim) / 8) | 1) * 16
+/// Bytes of a shared tile: an odd number of 16-byte chunks a row (device/tile_sm80.cuh).
+pub const fn tile_bytes(dtype: Dtype, rows: u32, dim: i64) -> u32 {
+    rows * ((tile_cols(dim) * dtype.bytes() as u32 / 16) | 1) * 16
 }
 
 /// Columns of V that one block of threads does.
@@ -311,16 +311,22 @@ fn forward_dim_v(problem: &Problem, config: &Config) -> i64 {
 fn sm80_forward_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
     let dim_v = forward_dim_v(problem, config);
-    let q = tile_bytes(block_m, problem.head_dim).max(tile_bytes(block_m, dim_v));
-    q + config.get("num_stages") * (tile_bytes(block_n, problem.head_dim) + tile_bytes(block_n, dim_v))
+    let tile = |rows, dim| tile_bytes(problem.dtype, rows, dim);
+    let q = tile(block_m, problem.head_dim).max(tile(block_m, dim_v));
+    q + config.get("num_stages") * (tile(block_n, problem.head_dim) + tile(block_n, dim_v))
 }
 
 fn sm80_backward_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    let stage = tile_bytes(block_m, dim) + tile_bytes(block_m, dim_v) + block_m * 8;
-    let weights = 2 * tile_bytes(block_m, block_n as i64);
-    tile_bytes(block_n, dim) + tile_bytes(block_n, dim_v) + weights + config.get("num_stages") * stage + 256
+    let tile = |rows, dim| tile_bytes(problem.dtype, rows, dim);
+    let weights = 2 * tile(block_m, block_n as i64);
+    let of_rows = |rows| match config.get("num_stages") {
+        0 => tile(rows, dim.max(dim_v)),
+        _ => tile(rows, dim) + tile(rows, dim_v),
+    };
+    let stage = of_rows(block_m) + block_m * 8;
+    of_rows(block_n) + weights + config.get("num_stages").max(1) * stage + 256
 }
 
 /// Columns of V that a decode team's tile has: whole 8-column products for each of the warps that share them.
@@ -336,8 +342,8 @@ pub fn decode_team(config: &Config) -> u32 {
 
 /// Bytes of one key block of a decode team's ring, K and V.
 pub fn decode_stage_bytes(problem: &Problem, config: &Config) -> u32 {
-    let block_n = config.get("block_n");
-    tile_bytes(block_n, problem.head_dim) + tile_bytes(block_n, decode_cols(problem, config).into())
+    let tile = |dim| tile_bytes(problem.dtype, config.get("block_n"), dim);
+    tile(problem.head_dim) + tile(decode_cols(problem, config).into())
 }
 
 fn decode_smem(problem: &Problem, config: &Config) -> u32 {
@@ -345,7 +351,7 @@ fn decode_smem(problem: &Problem, config: &Config) -> u32 {
     let rings = teams * config.get("num_stages") * decode_stage_bytes(problem, config);
     // The teams' O, in place of the rings when they are done with: a stride of 8 words past a multiple of 32, and two more a row.
     let merged = teams * block_m * (decode_cols(problem, config).div_ceil(32) * 32 + 8 + 2) * 4;
-    (tile_bytes(block_m, problem.head_dim) + rings).max(merged)
+    (tile_bytes(problem.dtype, block_m, problem.head_dim) + rings).max(merged)
 }
 
 /// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not

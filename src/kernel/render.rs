@@ -74,7 +74,7 @@ impl Renderer {
 
     /// The text of the kernel that merges partial results.
     pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
-        self.fill(merge::TEMPLATE, &merge_values(class)?, merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
+        self.fill(merge::TEMPLATE, &merge_values(class), merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
     }
 
     /// The text of the kernel that tells the SMs' clock.
@@ -194,8 +194,11 @@ pub const CLASS: [&str; 21] = [
 ];
 
 fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
-    if problem.dtype == Dtype::Fp32 {
-        return Err(Error::unsupported("dtype is fp32; the GPU kernels take fp16 and bf16"));
+    if problem.dtype == Dtype::Fp32 && config.family != Family::Sm80 {
+        let family = config.family.name();
+        return Err(Error::unsupported(format!(
+            "dtype is fp32; {family}'s kernels take fp16 and bf16, sm80's fp32 too"
+        )));
     }
     let Arch::Sm(major, minor) = arch else {
         return Err(Error::invalid("the architecture is cpu; a kernel is rendered for sm_80, sm_90, …"));
@@ -222,10 +225,10 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         Value::Integer(features.paged.unwrap_or(0) as u32),
         Value::Integer(features.block_mask.map_or(0, |mask| mask.block_q as u32)),
         Value::Integer(features.block_mask.map_or(0, |mask| mask.block_k as u32)),
-        Value::Integer(problem.layout.elements() as u32),
+        Value::Integer(problem.access_elements() as u32),
     ];
     let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
-    // As PTX spells the dtype.
+    // As PTX spells a 16-bit dtype.
     let element = if problem.dtype == Dtype::Fp16 { "f16" } else { "bf16" };
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
@@ -255,17 +258,14 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
 /// The one thing besides the class of the output that its kernel depends on.
 const PARTIALS_ARE_FP32: &str = "partials_are_fp32";
 
-fn merge_values(class: &MergeClass) -> Result<BTreeMap<String, Value>> {
-    if class.dtype == Dtype::Fp32 {
-        return Err(Error::unsupported("dtype is fp32; the GPU kernels give fp16 and bf16"));
-    }
+fn merge_values(class: &MergeClass) -> BTreeMap<String, Value> {
     let values = [
         ("dtype", Value::Name(class.dtype.name().to_owned())),
         ("vec", Value::Integer(class.layout.elements() as u32)),
         (PARTIALS_ARE_FP32, Value::Flag(class.partial_dtype == Dtype::Fp32)),
         ("threads", Value::Integer(merge::THREADS)),
     ];
-    Ok(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// The comment on top: only what the text depends on, so that equal kernels stay equal texts.

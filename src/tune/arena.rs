@@ -56,7 +56,11 @@ impl Shape {
     pub fn of(problem: &Problem, tensor: Tensor) -> Shape {
         let (entries, seqlen, heads, dim) = extents(problem, tensor);
         let positions = total(problem, tensor).unwrap_or(entries * seqlen);
-        Shape { rows: (positions * heads) as usize, dim: dim as usize, pitch: pitch(dim, problem.layout) as usize }
+        Shape {
+            rows: (positions * heads) as usize,
+            dim: dim as usize,
+            pitch: pitch(problem.dtype, dim, problem.layout) as usize,
+        }
     }
 
     const fn elements(&self) -> usize {
@@ -88,10 +92,10 @@ fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
 
 /// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed where 8-element ones
 /// would be misaligned.
-fn pitch(dim: i64, layout: Layout) -> i64 {
+fn pitch(dtype: Dtype, dim: i64, layout: Layout) -> i64 {
     let step = layout.elements();
     let pitch = (dim + step - 1) / step * step;
-    if layout != Layout::Vec8 && pitch % (2 * step) == 0 { pitch + step } else { pitch }
+    if Layout::widest(dtype, [pitch]) < layout { pitch + step } else { pitch }
 }
 
 pub struct Arena {
@@ -120,7 +124,7 @@ impl Arena {
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
                 let (_, seqlen, heads, dim) = extents(problem, tensor);
-                TensorRef::packed(tensors[at].address(), seqlen, heads, pitch(dim, problem.layout))
+                TensorRef::packed(tensors[at].address(), seqlen, heads, pitch(problem.dtype, dim, problem.layout))
             }
             None => TensorRef::NULL,
         };
@@ -324,11 +328,13 @@ mod tests {
 
     #[test]
     fn the_pitch_is_of_the_layout_class_and_no_wider() {
-        for layout in [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1] {
+        let of_16_bits = [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1].map(|layout| (Dtype::Bf16, layout));
+        for (dtype, layout) in of_16_bits.into_iter().chain([(Dtype::Fp32, Layout::Vec4), (Dtype::Fp32, Layout::Vec1)])
+        {
             for dim in (1..=130).filter(|dim| dim % layout.elements() == 0) {
-                let pitch = pitch(dim, layout);
+                let pitch = pitch(dtype, dim, layout);
                 assert!(pitch >= dim && pitch <= dim + layout.elements(), "{dim} {layout:?}: {pitch}");
-                assert_eq!(Layout::widest([pitch]), layout, "{dim} {layout:?}: {pitch}");
+                assert_eq!(Layout::widest(dtype, [pitch]), layout, "{dim} {layout:?}: {pitch}");
             }
         }
     }

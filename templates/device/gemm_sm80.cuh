@@ -16,6 +16,8 @@ __device__ __forceinline__ uint32 lane_cols_first(uint32 tile, int lane) {
     return tile + uint32((lane % 8 + lane / 16 * 8) * Tile::kStride + lane / 8 % 2 * 8) * 2;
 }
 
+using OperandA = uint32[4];  // 16 x 16, what a lane holds
+
 // Two neighbouring 16 x 8 accumulators as one 16 x 16 A operand.
 __device__ __forceinline__ void pack_a(uint32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = pack2(left[0], left[1]);
@@ -37,6 +39,10 @@ __device__ __forceinline__ void load_a(uint32 (&a)[kM][4], uint32 tile, int k, b
         }
     }
 }
+
+// The same of a k16 step for gemm_step_trans.
+template <class Tile, int kM>
+__device__ __forceinline__ void load_a_for_trans(uint32 (&a)[kM][4], uint32 tile, int k, int lane) { load_a<Tile>(a, tile, k, false, lane); }
 
 // C += A B^T for one k-step: A in registers, B stored [n][k].
 template <class TileB, int kM, int kN>

@@ -1,7 +1,14 @@
-// 16-bit pairs, base-2 exponentials and the two infinities. Knows only kIsBf16.
+// The elements of tensors, 16-bit pairs, base-2 exponentials and the two infinities. Knows only kIsBf16 and kIsFp32.
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+
+template <bool kIs4Bytes>
+struct ElementOf { using Type = uint16; };
+template <>
+struct ElementOf<true> { using Type = float; };
+using Element = ElementOf<kIsFp32>::Type;  // of q, k, v, out, their gradients and bias
+constexpr int kElementBytes = sizeof(Element);
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
@@ -26,11 +33,13 @@ __device__ __forceinline__ float unpack(uint16 value) {
     }
 }
 
-// Flips the signs of a pair in shared memory.
+__device__ __forceinline__ float unpack(float value) { return value; }
+
+// Flips the signs of a pair, or of an fp32 element, in shared memory.
 __device__ __forceinline__ void negate_pair(uint32 address) {
     uint32 pair;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(address) : "memory");
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair ^ 0x80008000u) : "memory");
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair ^ (kIsFp32 ? 0x80000000u : 0x80008000u)) : "memory");
 }
 
 // 2^x by the special function unit: 2 ulp, -inf to 0, NaN to NaN.
@@ -40,7 +49,9 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// By the special function unit, up to 4 ulp; where tensors are fp32 to 1 ulp, since a row's LSE is in all its weights.
 __device__ __forceinline__ float log2_approx(float x) {
+    if constexpr (kIsFp32) return log2f(x);
     float y;
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

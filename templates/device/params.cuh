@@ -43,7 +43,7 @@ struct KernelParams {
     float softmax_scale_log2;  // softmax_scale * log2(e)
     uint32 dropout_threshold;  // 16-bit draws below it are dropped
     float dropout_keep_scale;  // 1 / probability of keeping
-    ScoresView bias;           // 16-bit, as kIsBf16 says
+    ScoresView bias;           // of the tensors' type
     ScoresView dbias;          // fp32, added to
     ScoresView mask;           // bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the lowest
     const float* alibi_slopes;  // of batch b and query head h at b * alibi_stride_batch + h

@@ -6,8 +6,9 @@
 constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kHasBias || kHasMask;
 
 // tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2 and rcp, which are infinite and 0
-// where they have to be, and near 0, where that cancels, its series.
+// where they have to be, and near 0, where that cancels, its series. Of fp32 tensors to 2 ulp, as a score of 20 needs it.
 __device__ __forceinline__ float tanh_exact(float x) {
+    if constexpr (kIsFp32) return tanhf(x);
     const float square = x * x, series = x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
     return fabsf(x) < 0.125f ? series : 1.f - __fdividef(2.f, exp2_approx(x * (2.f * kLog2E)) + 1.f);
 }
@@ -15,14 +16,14 @@ __device__ __forceinline__ float tanh_exact(float x) {
 struct ScoreModifier {
     const KernelParams& params;
     const Sequence& sequence;
-    const uint16* bias;       // of this batch entry and head
+    const Element* bias;      // of this batch entry and head
     const uint8* mask;
     float* dbias;
     float slope_log2;         // ALiBi's, times log2(e)
     float softcap_inverse;    // 1 / softcap_log2
 
     __device__ __forceinline__ ScoreModifier(const KernelParams& params, const Sequence& sequence, int head) : params(params), sequence(sequence) {
-        if constexpr (kHasBias) bias = static_cast<const uint16*>(params.bias.data) + place(params.bias, head);
+        if constexpr (kHasBias) bias = static_cast<const Element*>(params.bias.data) + place(params.bias, head);
         if constexpr (kHasBias) dbias = static_cast<float*>(params.dbias.data) + place(params.dbias, head);
         if constexpr (kHasMask) mask = static_cast<const uint8*>(params.mask.data) + place(params.mask, head);
         if constexpr (kHasSoftcap) softcap_inverse = 1.f / params.softcap_log2;
@@ -77,7 +78,7 @@ private:
                                          : (first_row < sequence.seqlen_q ? sequence.seqlen_k - key : 0);
             int masked_left = left;
             if constexpr (kHasBlockMask) masked_left = is_full ? 0 : left;
-            Walk<uint16> bias_walk(bias, params.bias, first_row, first_key, kTransposed);
+            Walk<Element> bias_walk(bias, params.bias, first_row, first_key, kTransposed);
             typename MaskWalkOf<kMaskIsBits, kTransposed>::Type mask_walk(mask, params.mask, first_row, first_key, kTransposed);
             #pragma unroll
             for (int n = 0; n < kTiles; ++n) {

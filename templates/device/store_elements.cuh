@@ -12,3 +12,14 @@ __device__ __forceinline__ void store_elements(uint16* to, const float (&values)
         *to = uint16(pack2(values[0], 0.f));
     }
 }
+
+template <int kVec>
+__device__ __forceinline__ void store_elements(float* to, const float (&values)[kVec]) {
+    if constexpr (kVec == 4) {
+        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
+    } else if constexpr (kVec == 2) {
+        *reinterpret_cast<float2*>(to) = make_float2(values[0], values[1]);
+    } else {
+        *to = values[0];
+    }
+}

@@ -1,4 +1,4 @@
-// Shared-memory tiles of 16-bit elements, and the asynchronous copies that fill them (PTX ISA, "cp.async").
+// Shared-memory tiles of 16-bit or fp32 elements, and the asynchronous copies that fill them (PTX ISA, "cp.async").
 //
 // A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number of 16-byte chunks:
 // eight consecutive rows then start in eight different bank groups, so ldmatrix has no conflict, and every address is
@@ -10,8 +10,9 @@ template <int kRows_, int kCols_>
 struct Tile {
     static constexpr int kRows = kRows_;
     static constexpr int kCols = round_up(kCols_, 8);        // columns that hold data or zeros
-    static constexpr int kStride = ((kCols / 8) | 1) * 8;    // elements from row to row
-    static constexpr int kBytes = kRows * kStride * 2;
+    static constexpr int kRowBytes = ((kCols * kElementBytes / 16) | 1) * 16;
+    static constexpr int kStride = kRowBytes / kElementBytes;  // elements from row to row
+    static constexpr int kBytes = kRows * kRowBytes;
 };
 
 // Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
@@ -35,7 +36,7 @@ __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_gr
 // rows_left <= 0, none: a load past the last block is a predicate, since a branch would keep ptxas from spreading the
 // copies over the products.
 template <bool kRagged, class Tile, int kVec, int kThreads>
-__device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int64 stride_row, int rows_left, int cols_left, int thread) {
+__device__ __forceinline__ void load_tile(uint32 tile, const Element* source, int64 stride_row, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
     constexpr int kTotal = Tile::kRows * kChunks;
     // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
     // registers that may spill. Which is faster depends on the tile, so it is a knob.
     if constexpr (kRecomputeOffsets) asm volatile("" : "+r"(thread));
     int row = thread / kChunks, col = thread % kChunks * kVec;
-    const uint16* from = source + row * stride_row + col;
+    const Element* from = source + row * stride_row + col;
     #pragma unroll
     for (int i = 0; i < (kTotal + kThreads - 1) / kThreads; ++i) {
         if (!kKeepsColumn && i > 0) {
@@ -55,9 +56,9 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
         }
         if (kTotal % kThreads != 0 && thread + i * kThreads >= kTotal) break;
         const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
-        const uint32 to = tile + uint32(row * Tile::kStride + col) * 2;
-        if constexpr (kVec > 1) {
-            cp_async<kVec * 2>(to, from, valid);  // no byte is read where it is not valid
+        const uint32 to = tile + uint32(row * Tile::kStride + col) * kElementBytes;
+        if constexpr (kVec * kElementBytes > 2) {
+            cp_async<kVec * kElementBytes>(to, from, valid);  // no byte is read where it is not valid
         } else {
             // Two bytes are below what cp.async moves; the store is ordered by the caller's barrier.
             const uint16 value = valid ? *from : uint16(0);
@@ -69,25 +70,25 @@ __device__ __forceinline__ void load_tile(uint32 tile, const uint16* source, int
 
 // Rows [0, rows_left) x columns [0, cols_left) of a tile to global memory, by kThreads threads (a warp or a block).
 template <int kRows, class Tile, int kVec, int kThreads>
-__device__ __forceinline__ void store_tile(uint16* target, int64 stride_row, uint32 tile, int rows_left, int cols_left, int thread) {
+__device__ __forceinline__ void store_tile(Element* target, int64 stride_row, uint32 tile, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;
     for (int index = thread; index < kRows * kChunks; index += kThreads) {
         const int row = index / kChunks, col = index % kChunks * kVec;
         if (row >= rows_left || col >= cols_left) continue;
-        const uint32 from = tile + uint32(row * Tile::kStride + col) * 2;
-        uint16* to = target + row * stride_row + col;
-        if constexpr (kVec == 8) {
+        const uint32 from = tile + uint32(row * Tile::kStride + col) * kElementBytes;
+        Element* to = target + row * stride_row + col;
+        if constexpr (kVec * kElementBytes == 16) {
             uint4 chunk;
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w) : "r"(from));
             *reinterpret_cast<uint4*>(to) = chunk;
-        } else if constexpr (kVec == 4) {
+        } else if constexpr (kVec * kElementBytes == 8) {
             uint2 chunk;
             asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(chunk.x), "=r"(chunk.y) : "r"(from));
             *reinterpret_cast<uint2*>(to) = chunk;
-        } else if constexpr (kVec == 2) {
+        } else if constexpr (kVec * kElementBytes == 4) {
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(*reinterpret_cast<uint32*>(to)) : "r"(from));
         } else {
-            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(*to) : "r"(from));
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(*reinterpret_cast<uint16*>(to)) : "r"(from));
         }
     }
 }
@@ -98,8 +99,15 @@ __device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
     for (int i = thread; i < Tile::kBytes / 4; i += kThreads) negate_pair(tile + i * 4);
 }
 
-// One packed pair into a tile, one float out of shared memory.
+// One packed pair into a tile, two neighbouring elements, one float out of shared memory.
 __device__ __forceinline__ void store_pair(uint32 to, uint32 pair) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory"); }
+__device__ __forceinline__ void store_two(uint32 to, float first, float second) {
+    if constexpr (kIsFp32) {
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+    } else {
+        store_pair(to, pack2(first, second));
+    }
+}
 __device__ __forceinline__ float load_float(uint32 from) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));

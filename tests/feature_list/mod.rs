@@ -94,7 +94,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 8] = [
+pub const LACKS: [Lack; 9] = [
     lack(&[Family::Decode], "block mask", "its tiles hold rows of several heads, whose lists of blocks differ"),
     lack(&[Family::Decode], "dropout", "nothing is dropped while decoding"),
     lack(&[Family::Sm80, Family::Sm90], "paged KV", "they take their keys from where strides say"),
@@ -106,5 +106,10 @@ pub const LACKS: [Lack; 8] = [
     lack(&[Family::Sm90], "head dims up to 512", "the N of wgmma and the registers of the backward pass end at 256"),
     lack(&[Family::Sm90], "odd head dims", "TMA copies multiples of 16 bytes"),
     lack(&[Family::Sm90], "odd strides", "TMA copies multiples of 16 bytes"),
-    lack(&[Family::Sm80, Family::Sm90, Family::Decode], "fp32", "the tensor cores' products are of 16-bit elements"),
+    lack(
+        &[Family::Sm90],
+        "fp32",
+        "wgmma reads operands of 4 bytes along the inner dimension alone, which most lie across",
+    ),
+    lack(&[Family::Decode], "fp32", "its products are of 16-bit elements"),
 ];

@@ -126,6 +126,7 @@ impl Case {
         };
         let shapes = || kinds.iter().map(|kind| self.shape_in_memory(*kind));
         let widest = Layout::widest(
+            self.dtype,
             shapes().flat_map(|of| [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head]),
         );
         // As the C face has it of sequences of their own lengths.

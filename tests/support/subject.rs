@@ -65,8 +65,16 @@ impl Subject {
 
     pub fn dtypes(&self) -> &'static [Dtype] {
         match self.backend {
-            Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16],
+            Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16, Dtype::Fp32],
             Backend::Cpu(_) => &[Dtype::Fp32, Dtype::Fp16, Dtype::Bf16],
+        }
+    }
+
+    /// Those in which it reads pages.
+    pub fn dtypes_of_pages(&self) -> &'static [Dtype] {
+        match self.backend {
+            Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16],
+            Backend::Cpu(_) => self.dtypes(),
         }
     }
 

@@ -248,6 +248,8 @@ def _expect_tensors(**tensors):
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
+        if tensor.is_cuda and tensor.dtype == torch.float32:
+            raise UnsupportedError(f"{name} is {tensor.dtype}; flash-attn's calls take 16 bits, flashtune.attention fp32 too")
 
 
 def _expect_packed(name, tensor, count, rows):

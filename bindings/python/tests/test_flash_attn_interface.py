@@ -6,7 +6,7 @@ import pytest
 import torch
 from flashtune import flash_attn_interface as interface
 from oracle_torch import judge, math_backend, plain, random
-from test_torch import TYPED_DEVICES
+from test_torch import NARROW_DEVICES
 
 OPTIONS = [
     ("dropout_p", 0.0),
@@ -49,7 +49,7 @@ SHAPES = [(2, 4, 4, 128, 128, 64), (1, 8, 2, 113, 203, 128), (1, 4, 1, 256, 128,
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
 def test_output_and_gradients_are_the_math_backends(device, dtype, shape, causal):
     batch, heads, heads_kv, seqlen_q, seqlen_k, dim = shape
     *tensors, dout = random(
@@ -61,7 +61,7 @@ def test_output_and_gradients_are_the_math_backends(device, dtype, shape, causal
     judge(lambda q, k, v: interface.flash_attn_func(q, k, v, causal=causal), tensors, dout, exact=exact, causal=causal)
 
 
-@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
 def test_packed_calls_give_packed_gradients(device, dtype):
     q, qkv, dout = random((2, 90, 4, 64), (2, 90, 3, 4, 64), (2, 90, 4, 64), dtype=dtype, device=device)
     leaf = qkv.clone().requires_grad_()
@@ -109,7 +109,7 @@ SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
     ],
     ids=str,
 )
-@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
 def test_windows_caps_and_slopes_mean_what_they_do_in_flash_attn(device, dtype, options, meaning):
     options, meaning = ({name: _on(device, value) for name, value in some.items()} for some in (options, meaning))
     *tensors, dout = random((2, 65, 4, 64), (2, 130, 2, 64), (2, 130, 2, 64), (2, 65, 4, 64), dtype=dtype, device=device)
@@ -120,7 +120,7 @@ def _on(device, value):
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
 def test_varlen_calls_do_each_sequence_alone(device, dtype):
     lengths_q, lengths_k = [13, 0, 61, 30], [40, 17, 83, 0]
     begins_q, begins_k = (
@@ -173,7 +173,7 @@ def test_pages_and_dropout_are_refused_together():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
 def test_deterministic_gradients_have_the_same_bits_at_every_run(device, dtype, causal):
     q, kv, dout = random((2, 300, 4, 64), (2, 700, 2, 2, 64), (2, 300, 4, 64), dtype=dtype, device=device)
 

@@ -107,15 +107,22 @@ def test_the_current_context_and_device_stay_as_they_were():
     before = current()
     with_gradients(flashtune.attention, tensors[:3], tensors[3])
     flashtune.plan_info(*tensors[:3])
-    with pytest.raises(NotImplementedError):
-        flashtune.attention(*(x.float() for x in tensors[:3]))
+    with pytest.raises((ValueError, NotImplementedError), match="head_dim is 513"):
+        flashtune.attention(*[torch.ones(1, 8, 1, 513, dtype=torch.float16, device="cuda")] * 3)
     assert current() == before
 
 
-def test_fp32_on_a_gpu_is_not_supported():
+def test_pages_of_fp32_on_a_gpu_are_not_supported():
+    q, pages = torch.ones(1, 1, 1, 64, device="cuda"), torch.ones(2, 16, 1, 64, device="cuda")
+    table, seqused_k = torch.tensor([[0, 1]], dtype=torch.int32).cuda(), torch.tensor([20], dtype=torch.int32).cuda()
+    with pytest.raises(NotImplementedError, match="fp32 and k and v are paged"):
+        flashtune.attention_kvcache(q, pages, pages, block_table=table, seqused_k=seqused_k)
+
+
+def test_flash_attns_calls_take_16_bits_as_flash_attn_does():
     q = torch.ones(1, 8, 1, 64, device="cuda")
-    with pytest.raises(NotImplementedError, match="fp32"):
-        flashtune.attention(q, q, q)
+    with pytest.raises(NotImplementedError, match="q is torch.float32"):
+        flash_attn_func(q, q, q)
 
 
 def test_tensors_on_two_devices_are_refused():

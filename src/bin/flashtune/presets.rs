@@ -156,7 +156,7 @@ fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool)
         deterministic: false,
         batch_invariant: false,
         features: Features::NONE,
-        layout: Layout::widest([head_dim]),
+        layout: Layout::widest(Dtype::Bf16, [head_dim]),
     }
 }
 

@@ -83,9 +83,10 @@ impl Line {
             page_size: self.page_size,
             block_mask: self.block_mask,
         };
+        let dtype = self.dtype.unwrap_or(Dtype::Bf16);
         let plain = |pass| Problem {
             pass,
-            dtype: self.dtype.unwrap_or(Dtype::Bf16),
+            dtype,
             batch_size: self.batch_size.unwrap_or(1),
             num_heads_q: self.num_heads_q,
             num_heads_kv: self.num_heads_kv.unwrap_or(self.num_heads_q),
@@ -98,7 +99,7 @@ impl Line {
             deterministic: false,
             batch_invariant: false,
             features: Features::NONE,
-            layout: self.layout.unwrap_or(Layout::widest([self.head_dim, head_dim_v])),
+            layout: self.layout.unwrap_or(Layout::widest(dtype, [self.head_dim, head_dim_v])),
         };
         let of_pass = |pass| features.on(plain(pass));
         match self.pass {
@@ -250,7 +251,7 @@ impl ClassArgs {
             deterministic: self.deterministic,
             batch_invariant: self.batch_invariant,
             features: Features::NONE,
-            layout: Layout::widest([self.head_dim, head_dim_v]),
+            layout: Layout::widest(self.dtype.into(), [self.head_dim, head_dim_v]),
         };
         let problem = self.features.on(problem);
         problem.validate().map_err(usage)?;

@@ -241,7 +241,7 @@ mod tests {
             deterministic: false,
             batch_invariant: false,
             features: Features::NONE,
-            layout: Layout::widest([head_dim]),
+            layout: Layout::widest(Dtype::Bf16, [head_dim]),
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
                 for (group_size, seqlen_q) in [(1, 1), (8, 1), (4, 8), (1, 33), (64, 1)] {
                     for features in [Features::NONE, Features { paged: Some(16), ..Features::NONE }] {
                         let plain = problem(3, group_size, seqlen_q, 5000, head_dim);
-                        let layout = Layout::widest([head_dim, head_dim_v]);
+                        let layout = Layout::widest(Dtype::Bf16, [head_dim, head_dim_v]);
                         let problem = Problem { head_dim_v, layout, features, ..plain };
                         let config = heuristic(&problem, &device);
                         assert_eq!(check(&problem, &config, &device), Ok(()), "{} {problem:?}", device.name);

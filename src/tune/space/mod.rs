@@ -8,6 +8,7 @@ mod cpu;
 mod decode;
 mod gpu;
 mod sm80;
+mod sm80_fp32;
 mod sm90;
 
 use crate::config::{Config, Family};
@@ -92,9 +93,9 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
             "{} is {}; kernels need sm_80 or later, since bf16 mma and cp.async begin there",
             device.name, device.arch
         ))),
-        Arch::Sm(..) if problem.dtype == Dtype::Fp32 => {
-            Err(Error::unsupported("dtype is fp32; on a GPU it must be fp16 or bf16 (the CPU backend does fp32)"))
-        }
+        Arch::Sm(..) if problem.dtype == Dtype::Fp32 && problem.features.paged.is_some() => Err(Error::unsupported(
+            "dtype is fp32 and k and v are paged; on a GPU pages must be of fp16 or bf16 (the CPU backend does fp32)",
+        )),
         // A turn is counted by the tiles before that meet a block, which another list would have to say alike, or
         // nobody's turn would come.
         Arch::Sm(..) if problem.deterministic && problem.features.block_mask.is_some() => Err(Error::unsupported(

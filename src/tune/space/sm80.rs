@@ -2,10 +2,10 @@
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
 use super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY, THREADS, register_budget};
-use super::{Constraint, Knob};
+use super::{Constraint, Knob, sm80_fp32};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
-use crate::problem::{Causal, Features, Layout, Pass, Problem, Window};
+use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Window};
 
 const FORWARD: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a tile", values: &[16, 32, 64, 128, 192] },
@@ -24,7 +24,11 @@ const BACKWARD: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 64, 128] },
     Knob { name: "block_n", meaning: "keys of a tile", values: &[16, 32, 64, 96, 128] },
     Knob { name: "num_warps", meaning: "warps of a block of threads", values: &[4, 8] },
-    Knob { name: "num_stages", meaning: "Q and dO blocks in flight", values: &[1, 2] },
+    Knob {
+        name: "num_stages",
+        meaning: "Q and dO blocks in flight, 0: by turns in one place, as K and V",
+        values: &[0, 1, 2],
+    },
     Knob { name: "sdp_warps_m", meaning: "warps along the rows of S and dP", values: &[1, 2, 4, 8] },
     Knob { name: "dkv_warps_n", meaning: "warps along the keys of dK and dV", values: &[1, 2, 4, 8] },
     Knob { name: "dq_warps_m", meaning: "warps along the rows of dQ", values: &[1, 2, 4, 8] },
@@ -63,8 +67,8 @@ const FORWARD_CONSTRAINTS: &[Constraint] = &[
     },
     Constraint {
         name: "q_in_registers",
-        reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O",
-        holds: |p, c, _| c.get("q_in_regs") == 0 || p.head_dim <= 128,
+        reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O, and of fp32 nothing at all",
+        holds: |p, c, _| c.get("q_in_regs") == 0 || p.head_dim <= 128 && p.dtype != Dtype::Fp32,
     },
     LONGEST_FIRST,
     MASK_BLOCKS,
@@ -97,8 +101,17 @@ const BACKWARD_CONSTRAINTS: &[Constraint] = &[
         name: "idle_warps",
         reason: "warps without a patch of S are worth it only where the head dim, or the blocks of a block mask, leave no room for a larger tile",
         holds: |p, c, _| {
-            let is_small = p.head_dim.max(p.head_dim_v) > 256 || p.features.block_mask.is_some();
+            let is_small =
+                p.head_dim.max(p.head_dim_v) * p.dtype.bytes() as i64 > 512 || p.features.block_mask.is_some();
             c.get("sdp_warps_m") * sdp_warps_n(c) == c.get("num_warps") || is_small
+        },
+    },
+    Constraint {
+        name: "turns_in_one_place",
+        reason: "loading each tile again for each product is worth it only where they do not fit together: fp32 and very wide; dV goes out through the place of Q and dO",
+        holds: |p, c, _| {
+            let is_very_wide = p.dtype == Dtype::Fp32 && p.head_dim + p.head_dim_v > 512;
+            c.get("num_stages") > 0 || is_very_wide && c.get("block_n") <= c.get("block_m")
         },
     },
     Constraint {
@@ -131,15 +144,17 @@ fn sdp_warps_n(config: &Config) -> u32 {
     (config.get("num_warps") / config.get("sdp_warps_m").max(1)).clamp(1, (config.get("block_n") / 16).max(1))
 }
 
-/// Registers that a thread of the main kernel needs at least: its fragments, and 40 for addresses and statistics.
+/// Registers that a thread of the main kernel needs at least: its fragments, and 40 for addresses and statistics. Of fp32 also what
+/// splits an operand of 16 rows, and one of 8 columns with its sum.
 fn registers(problem: &Problem, config: &Config) -> u32 {
     let get = |knob| config.get(knob);
     let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+    let (split_rows, split_cols) = if problem.dtype == Dtype::Fp32 { (16, 16) } else { (0, 0) };
     let fragments = match problem.pass {
         Pass::Forward => {
             let tiles = get("block_m") / (16 * get("num_warps"));
             let dim_v = if get("block_dim_v") == 0 { dim_v } else { dim_v.min(get("block_dim_v")) };
-            tiles * (dim_v.div_ceil(8) * 4 + get("block_n") / 2 + get("q_in_regs") * dim.div_ceil(16) * 4)
+            tiles * (dim_v.div_ceil(8) * 4 + get("block_n") / 2 + get("q_in_regs") * dim.div_ceil(16) * 4 + split_rows)
         }
         Pass::Backward => {
             let (dim, dim_v) = (dim.div_ceil(8), dim_v.div_ceil(8));
@@ -147,10 +162,15 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
             let kv = get("block_n") / get("dkv_warps_n") / 16 * (dim.div_ceil(kv_dims) + dim_v.div_ceil(kv_dims)) * 4;
             let s = get("block_m") / get("sdp_warps_m") / 16 * (get("block_n") / sdp_warps_n(config) / 8) * 4;
             let q = get("block_m") / get("dq_warps_m") / 16 * dim.div_ceil(q_dims) * 4;
-            kv + (2 * s).max(q)
+            // 16-row tiles of the product that has the most.
+            let rows_of = |rows, warps| get(rows) / get(warps) / 16;
+            let tiles = rows_of("block_m", "sdp_warps_m")
+                .max(rows_of("block_n", "dkv_warps_n"))
+                .max(rows_of("block_m", "dq_warps_m"));
+            kv + (2 * s).max(q) + tiles * split_rows
         }
     };
-    fragments + 40
+    fragments + split_cols + 40
 }
 
 /// The first of a short list of known good configs, most demanding first, that passes every constraint. The last ones
@@ -162,6 +182,7 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let configs = match problem.pass {
         Pass::Forward => known_forward(problem, device),
+        Pass::Backward if problem.dtype == Dtype::Fp32 => sm80_fp32::known_backward(problem),
         Pass::Backward => known_backward(problem),
     };
     let fits = configs.iter().find(|config| super::check(problem, config, device).is_ok());
@@ -174,6 +195,9 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
         _ if device.smem_per_block > 128 << 10 => 256,
         _ => 128,
     };
+    if problem.dtype == Dtype::Fp32 {
+        return sm80_fp32::known_forward(problem, slice);
+    }
     let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
     // What a row's end, a lane's addresses or another copy of the loop keeps in registers; a softcap alone does not.
     let needs_registers = problem.left_shift().is_some()
@@ -319,7 +343,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
             let fragments = (2.0 * loads(s) + 2.0 * loads(kv) + loads(q)) / 5.0;
             // Each key tile reads Q and dO and adds to dQ anew; each block synchronises twice.
             let traffic = 16.0 / get("block_n") + 6.0 / get("block_m");
-            let stages = if config.get("num_stages") == 1 { 0.02 } else { 0.0 };
+            let stages = [1.0, 0.02, 0.0][config.get("num_stages").min(2) as usize];
             fragments + traffic + stages + few_warps + 0.3 * pressure
         }
     }
@@ -329,7 +353,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 mod tests {
     use super::super::check;
     use super::*;
-    use crate::problem::{BlockMask, Dtype, Varlen};
+    use crate::problem::{BlockMask, Varlen};
 
     /// Shared memory per block and per SM as the CUDA programming guide's table of technical specifications has them.
     fn device(arch: Arch, smem_per_block: u32, smem_per_sm: u32, threads_per_sm: u32) -> Device {
@@ -380,12 +404,14 @@ mod tests {
 
     #[test]
     fn the_heuristic_fits_every_head_dim_on_every_device() {
-        for device in devices() {
+        for (device, dtype) in
+            devices().into_iter().flat_map(|device| [(device.clone(), Dtype::Bf16), (device, Dtype::Fp32)])
+        {
             for (head_dim, head_dim_v) in (1..=512).flat_map(|d| [(d, d), (d, 512), (d, 1), (d, 513 - d)]) {
                 for (pass, causal) in
                     [(Pass::Forward, Causal::None), (Pass::Forward, Causal::TopLeft), (Pass::Backward, Causal::None)]
                 {
-                    let plain = problem(pass, head_dim, head_dim_v, causal);
+                    let plain = Problem { dtype, ..problem(pass, head_dim, head_dim_v, causal) };
                     let window = Window { left: Some(100), ..Window::default() };
                     let sliding = Features { window, varlen: Some(Varlen::default()), ..Features::NONE };
                     let biased = Features { bias: true, softcap: true, sinks: true, ..Features::NONE };

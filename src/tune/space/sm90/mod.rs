@@ -10,7 +10,7 @@ mod forward;
 use super::{Constraint, Knob};
 use crate::config::Config;
 use crate::device::Device;
-use crate::problem::{BlockMask, Layout, Pass, Problem};
+use crate::problem::{BlockMask, Dtype, Layout, Pass, Problem};
 
 pub fn knobs(pass: Pass) -> &'static [Knob] {
     match pass {
@@ -28,7 +28,11 @@ pub fn constraints(pass: Pass) -> &'static [Constraint] {
 
 /// Why the family does not do a problem, whatever the config; None where it does.
 pub fn refusal(problem: &Problem) -> Option<&'static str> {
-    if problem.head_dim.max(problem.head_dim_v) > 256 {
+    if problem.dtype == Dtype::Fp32 {
+        Some(
+            "wgmma reads operands of 4 bytes along the inner dimension alone, and those of most products lie across it",
+        )
+    } else if problem.head_dim.max(problem.head_dim_v) > 256 {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
@@ -77,7 +81,7 @@ mod tests {
     use super::*;
     use crate::config::Family;
     use crate::device::Arch;
-    use crate::problem::{BlockMask, Causal, Dtype, Features, Varlen, Window};
+    use crate::problem::{Causal, Features, Varlen, Window};
     use std::collections::BTreeSet;
 
     pub fn h200() -> Device {
@@ -178,6 +182,7 @@ mod tests {
             let others = [
                 (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
                 (Problem { features: of_blocks(96, 96), ..plain }, h200(), "which the block mask's blocks are not"),
+                (Problem { dtype: Dtype::Fp32, ..plain }, h200(), "along the inner dimension alone"),
                 (problem(pass, 264, 64), h200(), "end at 256"),
                 (problem(pass, 64, 264), h200(), "end at 256"),
                 (plain, typical(Arch::Sm(10, 0)), ""),
