@@ -75,7 +75,7 @@ fn of_sequence(case: &Case, result: &Forward, batch: usize) -> Vec<u32> {
 #[test]
 fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
     for subject in subjects() {
-        shapes::of_any_batch(subject.dtypes()).par_iter().for_each(|case| {
+        shapes::of_any_batch(subject.dtypes(), subject.dtypes_of_pages()).par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
             let config = config(&subject, case);
             let together = prepared.forward(&subject, &config);
@@ -96,7 +96,7 @@ fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
 #[test]
 fn without_the_mode_a_batch_has_another_config() {
     let cpu = Subject::cpu(64);
-    let cases = shapes::of_any_batch(cpu.dtypes());
+    let cases = shapes::of_any_batch(cpu.dtypes(), cpu.dtypes_of_pages());
     let differs = |case: &&Case| {
         let plain = Case { extras: Extras { batch_invariant: false, ..case.extras }, ..(*case).clone() };
         let single = Case { batch_size: 1, ..plain.clone() };

@@ -155,7 +155,7 @@ const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
 /// warp, all that 99 KB hold, and each of its threads loads 64 chunks of a tile.
 const FP32_MAY_SPILL: [(Arch, Pass, i64, u32); 3] = [
     (Arch::Sm(8, 6), Pass::Forward, 512, 1304),
-    (Arch::Sm(9, 0), Pass::Forward, 33, 32),
+    (Arch::Sm(9, 0), Pass::Forward, 33, 56),
     (Arch::Sm(9, 0), Pass::Forward, 64, 8),
 ];
 
@@ -388,7 +388,8 @@ fn kernels_of_fp32_compile() {
         let of = |problem: Problem| {
             let is_of = |(a, p, d, _): &&(Arch, Pass, i64, u32)| (*a, *p, *d) == (arch, problem.pass, problem.head_dim);
             let bytes = FP32_MAY_SPILL.iter().find(is_of).map_or(0, |(.., bytes)| *bytes);
-            Kernel::of(&problem, &heuristic(&problem, &device), &device, bytes)
+            let may_spill = bytes + if problem.deterministic { TURNS_MAY_SPILL } else { 0 };
+            Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill)
         };
         let all = [forward, backward].into_iter().flat_map(of);
         all_compile(&all.map(|kernel| (kernel.text.clone(), kernel)).collect(), nvrtc, arch);

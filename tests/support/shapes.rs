@@ -209,7 +209,7 @@ pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Ca
 
 /// Batches whose sequences are to have the same bits alone: of few queries and of many, in every way to say lengths, each with
 /// something that moves with them.
-pub fn of_any_batch(dtypes: &[Dtype]) -> Vec<Case> {
+pub fn of_any_batch(dtypes: &[Dtype], of_pages: &[Dtype]) -> Vec<Case> {
     let keys = Sides { q: false, k: true };
     let none = Extras::default();
     let window = Window { left: Some(700), ..Window::default() };
@@ -225,15 +225,18 @@ pub fn of_any_batch(dtypes: &[Dtype]) -> Vec<Case> {
         (270, 333, Extras { cu_seqlens: Sides::BOTH, softcap: 20.0, ..none }),
         (270, 333, Extras { seqused: Sides::BOTH, window: Window { left: Some(64), ..window }, ..none }),
     ];
-    let of = |(turn, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| Case {
-        batch_size: 6,
-        num_heads_q: 8,
-        num_heads_kv: 2,
-        seqlen_k,
-        causal: if turn % 3 == 2 { Causal::None } else { Causal::BottomRight },
-        seed: 500 + turn as u64,
-        extras: Extras { batch_invariant: true, ..extras },
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, if turn % 2 == 0 { 128 } else { 64 })
+    let of = |(turn, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| {
+        let dtypes = if extras.page_size.is_some() { of_pages } else { dtypes };
+        Case {
+            batch_size: 6,
+            num_heads_q: 8,
+            num_heads_kv: 2,
+            seqlen_k,
+            causal: if turn % 3 == 2 { Causal::None } else { Causal::BottomRight },
+            seed: 500 + turn as u64,
+            extras: Extras { batch_invariant: true, ..extras },
+            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, if turn % 2 == 0 { 128 } else { 64 })
+        }
     };
     only_the_given(forms.into_iter().enumerate().map(of).collect())
 }

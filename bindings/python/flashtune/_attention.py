@@ -159,8 +159,8 @@ def features_of(keywords):
     unknown = set(keywords) - set(_features.Features._fields)
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    *others, mask_bits = _features.Features(**keywords)
-    return _features.of(*others, mask_bits=mask_bits)
+    *others, mask_bits, block_mask = _features.Features(**keywords)
+    return _features.of(*others, mask_bits=mask_bits, block_mask=block_mask)
 
 
 def _need_seed(dropout_p, seed):
