@@ -247,6 +247,7 @@
  * mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
  */
 #define FLASHTUNE_FEATURE_MASK_BITS 2048
+
 /**
  * block_mask is used.
  */

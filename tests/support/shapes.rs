@@ -126,13 +126,16 @@ fn random_extras(case: &Case) -> Extras {
     let is_varlen = random.pick(&[false, false, true]);
     let blocks = [(128, 128), (64, 64), (16, 48)]
         .map(|(q, k)| Blocks { of_batch: case.seed.is_multiple_of(3), ..Blocks::new(q, k) });
+    let softcap = random.pick(&[0.0, 0.0, 2.0, 30.0]);
+    let alibi = one_or_none(&mut random, &["h", "bh"].map(Spread::of));
+    let dbias = bias.is_some() && random.pick(&[true, true, false]);
     let mask = one_or_none(&mut random, &of_scores);
     Extras {
         window,
-        softcap: random.pick(&[0.0, 0.0, 2.0, 30.0]),
-        alibi: one_or_none(&mut random, &["h", "bh"].map(Spread::of)),
+        softcap,
+        alibi,
         bias,
-        dbias: bias.is_some() && random.pick(&[true, true, false]),
+        dbias,
         mask,
         mask_bits: mask.is_some() && case.seed % 2 == 1,
         sinks: random.pick(&[true, false, false]),

@@ -68,7 +68,7 @@ impl FeatureArgs {
             sinks: self.sinks,
             dlse: self.dlse && is_backward,
             varlen: self.varlen.then_some(varlen),
-            paged: self.page_size.filter(|_| !is_backward),
+            paged: self.page_size,
             block_mask: self.block_mask.map(|size| BlockMask { block_q: size, block_k: size }),
         };
         Problem { features, ..problem }

@@ -59,7 +59,7 @@ struct Line {
     dlse: bool,
     #[serde(default)]
     varlen: bool,
-    /// Not in pages. Of the forward pass.
+    /// Not in pages. There is no backward pass then.
     page_size: Option<i64>,
     /// None.
     block_mask: Option<i64>,
@@ -104,6 +104,7 @@ impl Line {
         let of_pass = |pass| features.on(plain(pass));
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
+            None if self.page_size.is_some() => vec![of_pass(Pass::Forward)],
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
         }
     }
