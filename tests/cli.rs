@@ -92,7 +92,6 @@ fn bad_usage_is_2_and_failure_is_1() {
             &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--page-size", "16"],
             "there is no backward pass of pages",
         ),
-        (&["render-merge", "--arch", "sm_90", "--dtype", "fp32"], "dtype is fp32"),
     ] {
         let output = run(folder.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));

@@ -202,7 +202,9 @@ fn gpu_survives_adversarial_scores() {
         let prepared = Prepared::with(&case, data);
         for config in one_of_each_family(subject, &case) {
             let got = subject.forward(&case, &prepared.data, &config);
-            prepared.judge_forward(&got).unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
+            prepared
+                .judge_forward_on(subject, &got)
+                .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
         }
     });
 }

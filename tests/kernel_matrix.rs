@@ -21,9 +21,10 @@ use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With the share of its features that each head dim is compiled with in the thinned matrix: one in so many.
+/// With the share of its features that each head dim's mma.sync kernels are compiled with in the thinned matrix: one in so
+/// many.
 const ARCHS: [(Arch, usize); 6] = [
-    (Arch::Sm(9, 0), 1),
+    (Arch::Sm(9, 0), 4),
     (Arch::Sm(8, 0), 3),
     (Arch::Sm(8, 6), 4),
     (Arch::Sm(8, 9), 4),
@@ -125,7 +126,8 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
 /// Tuning takes kernels that spill only where no other is right.
-const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 11] = [
+const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 12] = [
+    (Arch::Sm(8, 0), Pass::Backward, (128, 128), 8),
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
     (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
     (Arch::Sm(8, 6), Pass::Backward, (256, 256), 72),
@@ -145,7 +147,7 @@ const TURNS_MAY_SPILL: u32 = 160;
 
 /// The bytes that the mma.sync kernels of `combined_features` may spill, by head dim.
 const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
-    (Arch::Sm(8, 0), Pass::Backward, 256, 92),
+    (Arch::Sm(8, 0), Pass::Backward, 256, 96),
     (Arch::Sm(8, 9), Pass::Forward, 128, 12),
     (Arch::Sm(9, 0), Pass::Forward, 128, 72),
     (Arch::Sm(9, 0), Pass::Backward, 128, 80),
@@ -187,19 +189,18 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
     }
 }
 
-/// Which of an architecture's problems are compiled, given by the indices of head dims, feature and dtype, and by how many
-/// families stand before the one whose kernel it is.
-type Selection<'a> = &'a dyn Fn(usize, usize, usize, usize) -> bool;
+/// Which of an architecture's kernels are compiled, given by the indices of head dims, feature and dtype, and by the family.
+type Selection<'a> = &'a dyn Fn(usize, usize, usize, Family) -> bool;
 
-/// The thinned matrix. sm_90 has every feature at each head dim in one dtype, at head dim 64 in both; the rest take turns
-/// with the features, in the other dtype, so that together they have every feature too. So do the kernels that run only
-/// where the preferred family's do not build, which are other architectures' first choice.
-fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, before: usize) -> bool {
-    let one_in = if before == 0 { ARCHS[arch].1 } else { 4 };
+/// The thinned matrix. sm90's kernels have every feature at each head dim in one dtype, at head dim 64 in both. Those of
+/// mma.sync take turns with the features, so that all architectures together have every feature too, and where that is not
+/// sm_90 in the other dtype.
+fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
+    let is_sm90 = family == Family::Sm90;
+    let one_in = if is_sm90 { 1 } else { ARCHS[arch].1 };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
-    let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch].1 == 1)) % 2 == dtype;
-    let has_both = HEAD_DIMS[head_dims].0 == (64, 64) && ARCHS[arch].1 == 1;
-    has_feature && (has_dtype || has_both)
+    let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch].0 == Arch::Sm(9, 0))) % 2 == dtype;
+    has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
 }
 
 /// One text to compile, and what is demanded of it.
@@ -280,8 +281,8 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
             // With one feature a head dim.
             let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
             for problem in [many].into_iter().chain(few) {
-                let taken = heuristics(&problem, &device).into_iter().enumerate();
-                for (_, config) in taken.filter(|(before, _)| is_taken(d, f, t, *before)) {
+                let taken = heuristics(&problem, &device).into_iter().filter(|config| is_taken(d, f, t, config.family));
+                for config in taken {
                     let may_spill = match config.family {
                         Family::Sm90 => consumers.map_or(0, |(.., bytes)| *bytes),
                         _ => listed.map_or(0, |(.., bytes)| *bytes) + if deterministic { TURNS_MAY_SPILL } else { 0 },
@@ -345,7 +346,7 @@ fn all_compile(kernels: &BTreeMap<String, Kernel>, nvrtc: &Nvrtc, arch: Arch) {
 fn matrix_compiles(arch: Arch) {
     let Some(nvrtc) = nvrtc() else { return };
     let a = ARCHS.iter().position(|(other, _)| *other == arch).unwrap();
-    all_compile(&kernels(arch, &|d, f, t, before| is_taken(a, d, f, t, before)), nvrtc, arch);
+    all_compile(&kernels(arch, &|d, f, t, family| is_taken(a, d, f, t, family)), nvrtc, arch);
 }
 
 #[test]
@@ -407,7 +408,7 @@ fn kernels_compile_for_all_without_gaps() {
 
 #[test]
 fn the_matrix_has_every_template_and_all_that_it_promises() {
-    let rendered: BTreeSet<String> = kernels(Arch::Sm(9, 0), &|d, f, t, before| is_taken(0, d, f, t, before))
+    let rendered: BTreeSet<String> = kernels(Arch::Sm(9, 0), &|d, f, t, family| is_taken(0, d, f, t, family))
         .values()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
@@ -418,10 +419,14 @@ fn the_matrix_has_every_template_and_all_that_it_promises() {
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
     assert!(rendered.is_superset(&wanted), "{rendered:?} has not all of {wanted:?}");
     for (d, f, t) in combinations() {
-        let on = |arch: usize| (0..2).any(|dtype| is_taken(arch, d, f, dtype, 0));
         let name = format!("{:?} {:?} {:?}", HEAD_DIMS[d].0, FEATURES[f], DTYPES[t]);
-        assert!(on(0) && (2..ARCHS.len()).any(on), "{name}: the features on sm_90 and on another");
-        assert!((0..ARCHS.len()).any(|arch| is_taken(arch, d, f, t, 0)), "{name}: the dtype too");
+        let on = |arch: usize, dtype: usize, family| is_taken(arch, d, f, dtype, family);
+        let by_mma_sync = |dtype| (0..ARCHS.len()).any(|arch| on(arch, dtype, Family::Sm80));
+        assert!((0..2).any(by_mma_sync), "{name}: the feature by mma.sync");
+        if HEAD_DIMS[d].1 == Layout::Vec8 && HEAD_DIMS[d].0.0 <= 256 {
+            assert!((0..2).any(|dtype| on(0, dtype, Family::Sm90)), "{name}: the feature by sm90");
+            assert!(on(0, t, Family::Sm90) || by_mma_sync(t), "{name}: the dtype too");
+        }
     }
     for record in shipped_records() {
         assert!(ARCHS.iter().any(|(arch, _)| *arch == record.arch), "{} has no matrix", record.arch);

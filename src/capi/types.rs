@@ -6,10 +6,11 @@ use std::ffi::c_void;
 pub const FLASHTUNE_DTYPE_FP16: i32 = 1;
 /// bfloat16 (CUDA backend and CPU backend).
 pub const FLASHTUNE_DTYPE_BF16: i32 = 2;
-/// IEEE single precision (CUDA backend, but for pages, and CPU backend). Error rule, on both: what is off from exact attention is
-/// at most twice what plain fp32 attention, which rounds each product and sum to fp32, is off at its worst element (gradients: three
-/// times), and one rounding step; gradients also what 4 such steps come to at the magnitude of the terms that cancel in them. On a GPU
-/// products are three of tf32 each; where v or dout hold infinities, NaN may come out.
+/// IEEE single precision (CUDA backend, but for pages, and CPU backend). Error rule, on both: what is off from exact
+/// attention is at most twice what plain fp32 attention, which rounds each product and sum to fp32, is off at its worst
+/// element (gradients: three times), and one rounding step; gradients also what 4 such steps come to at the magnitude of
+/// the terms that cancel in them. On a GPU products are three of tf32 each, which keep 22 of the 24 bits: there 2^-21 of
+/// the largest element comes on top, and where v or dout hold infinities, NaN may come out.
 pub const FLASHTUNE_DTYPE_FP32: i32 = 3;
 
 /// Every query sees every key.

@@ -70,6 +70,10 @@ impl Subject {
         }
     }
 
+    pub fn is_gpu(&self) -> bool {
+        matches!(self.backend, Backend::Cuda(_))
+    }
+
     /// Those in which it reads pages.
     pub fn dtypes_of_pages(&self) -> &'static [Dtype] {
         match self.backend {
