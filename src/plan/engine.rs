@@ -209,8 +209,8 @@ impl Engine {
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
-        if let Some((status, why)) = untuned(problem) {
-            return Err(Error::new(status, format!("{}: {why}", key::record_key(problem))));
+        if let Some(why) = untuned(problem) {
+            return Err(Error::invalid(format!("{}: {why}", key::record_key(problem))));
         }
         self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -495,13 +495,15 @@ impl Drop for Measuring<'_> {
 }
 
 /// Why a problem is never measured, but always runs the heuristic's config.
-fn untuned(problem: &Problem) -> Option<(Status, &'static str)> {
+fn untuned(problem: &Problem) -> Option<&'static str> {
     if problem.deterministic {
-        let why = "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic";
-        Some((Status::InvalidArgument, why))
+        Some(
+            "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic",
+        )
     } else if problem.batch_invariant {
-        let why = "a batch-invariant problem always runs the heuristic's config, and there is nothing to tune; tune it without batch_invariant";
-        Some((Status::InvalidArgument, why))
+        Some(
+            "a batch-invariant problem always runs the heuristic's config, and there is nothing to tune; tune it without batch_invariant",
+        )
     } else {
         None
     }
