@@ -1,7 +1,10 @@
 //! The command line as its users meet it: exit codes, output for people and for programs, signals, files.
 
+use flashtune::backend::Backend;
 use flashtune::config::Config;
+use flashtune::cpu::Cpu;
 use flashtune::plan::record::read_lines;
+use flashtune::plan::{Engine, EngineOptions, Source};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::worker;
 use flashtune::tune::{Bench, Fault, Worker, space};
@@ -45,6 +48,25 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 }
 
 const SMALL: &str = r#"{"num_heads_q":2,"seqlen_q":48,"head_dim":32,"dtype":"fp32"}"#;
+
+/// The same as a call has it.
+const OF_SMALL: Problem = Problem {
+    pass: Pass::Forward,
+    dtype: Dtype::Fp32,
+    batch_size: 1,
+    num_heads_q: 2,
+    num_heads_kv: 2,
+    seqlen_q: 48,
+    seqlen_k: 48,
+    head_dim: 32,
+    head_dim_v: 32,
+    causal: Causal::None,
+    dropout: false,
+    deterministic: false,
+    batch_invariant: false,
+    features: Features::NONE,
+    layout: Layout::Vec4,
+};
 
 #[test]
 fn bad_usage_is_2_and_failure_is_1() {
@@ -194,6 +216,37 @@ fn a_line_may_ask_for_features() {
         "{forward}"
     );
     assert!(backward.contains(" window softcap alibi bias dbias mask sinks dlse varlen "), "{backward}");
+}
+
+#[test]
+fn what_is_tuned_in_another_dtype_is_what_a_call_in_that_dtype_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = SMALL.replace(r#","dtype":"fp32""#, "");
+    let wide = own.replace('}', r#","layout":"vec8"}"#);
+    let narrow = own.replace('}', r#","layout":"vec2"}"#);
+    let in_fp32 = wide.replace('}', r#","dtype":"fp32"}"#);
+    let (fp32, bf16) = (Dtype::Fp32, Dtype::Bf16);
+    for (turn, (line, option, dtype, layout)) in [
+        (own.as_str(), "--dtype=fp32", fp32, Layout::Vec4),
+        (SMALL, "--dtype=bf16", bf16, Layout::Vec8),
+        (wide.as_str(), "--dtype=fp32", fp32, Layout::Vec4),
+        (in_fp32.as_str(), "--retune", fp32, Layout::Vec4),
+        (narrow.as_str(), "--dtype=fp32", fp32, Layout::Vec2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let cache = folder.path().join(format!("cache{turn}"));
+        let problems = write(folder.path(), "problems.jsonl", line);
+        let args = ["autotune", "--device", "cpu", option, "--problems", problems.to_str().unwrap()];
+        assert!(run(&cache, &args).status.success(), "{line} {option}");
+        let options = EngineOptions { cache_dir: Some(cache), ..EngineOptions::default() };
+        let engine = Engine::new(Backend::Cpu(Cpu::new(0).unwrap()), options);
+        for pass in [Pass::Forward, Pass::Backward] {
+            let problem = Problem { pass, dtype, layout, ..OF_SMALL };
+            assert_eq!(engine.prepare(&problem).unwrap().source, Source::Machine, "{line} {option}: {problem:?}");
+        }
+    }
 }
 
 #[test]

@@ -332,6 +332,17 @@ fn record_with_another_meaning_is_ignored_as_a_whole() {
 }
 
 #[test]
+fn record_with_a_layout_that_its_dtype_does_not_allow_is_ignored() {
+    let read = |dtype, layout| {
+        let problem = Problem { dtype, layout, ..LLAMA };
+        Record::from_line(&record(&problem, &h200(), 0).to_line().unwrap())
+    };
+    assert!(read(Dtype::Fp32, Layout::Vec4).is_ok() && read(Dtype::Bf16, Layout::Vec8).is_ok());
+    let told = read(Dtype::Fp32, Layout::Vec8).unwrap_err();
+    assert_eq!(told, "its layout is vec8; of fp32 no call has more than vec4");
+}
+
+#[test]
 fn lines_are_sorted_and_byte_stable() {
     let device = h200();
     let records: Vec<Record> = (0..40)

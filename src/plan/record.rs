@@ -99,6 +99,12 @@ impl Record {
         if record.problem.follows_no_record() {
             return Err("its problem is deterministic or batch-invariant, and those follow no record".to_owned());
         }
+        let (own, most) = (record.problem.layout.elements(), record.problem.access_elements());
+        // From before a layout was at most 16 bytes of any dtype: no call would find it.
+        if own > most {
+            let dtype = record.problem.dtype.name();
+            return Err(format!("its layout is vec{own}; of {dtype} no call has more than vec{most}"));
+        }
         let key = key::record_key(&record.problem);
         if record.key != key {
             return Err(format!("its key is {:?} where this library writes {key:?}", record.key));

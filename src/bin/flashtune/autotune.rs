@@ -56,10 +56,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (true, None) => vec!["all".to_owned()],
         _ => args.presets.clone(),
     };
-    let mut problems = problems::collect(&presets, args.problems.as_deref())?;
-    if let Some(dtype) = args.dtype {
-        problems.iter_mut().for_each(|problem| problem.dtype = dtype.into());
-    }
+    let problems = problems::collect(&presets, args.problems.as_deref(), args.dtype.map(Into::into))?;
     let budget = match args.time_limit {
         None => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {

@@ -58,8 +58,8 @@ struct Timing {
 pub fn run(args: Args) -> Result<(), Failure> {
     let problems = match &args.what {
         What::Problem { class, shape } => vec![class.problem(shape, 1024)?],
-        What::Preset { names } => problems::collect(names, None)?,
-        What::File { file } => problems::collect(&[], Some(file))?,
+        What::Preset { names } => problems::collect(names, None, None)?,
+        What::File { file } => problems::collect(&[], Some(file), None)?,
     };
     let engine = args.device.unwrap_or_default().engine()?;
     for problem in &problems {

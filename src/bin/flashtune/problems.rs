@@ -33,7 +33,7 @@ struct Line {
     causal: Option<Causal>,
     /// false
     dropout: Option<bool>,
-    /// The widest that the head dims allow.
+    /// The widest that dtype and head dims allow; no wider one is taken, since no call has it.
     layout: Option<Layout>,
     /// No window.
     window_left: Option<i64>,
@@ -66,7 +66,8 @@ struct Line {
 }
 
 impl Line {
-    fn problems(self) -> Vec<Problem> {
+    /// In that dtype, or in the line's own.
+    fn problems(self, dtype: Option<Dtype>) -> Vec<Problem> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let features = FeatureArgs {
             window_left: self.window_left,
@@ -83,7 +84,8 @@ impl Line {
             page_size: self.page_size,
             block_mask: self.block_mask,
         };
-        let dtype = self.dtype.unwrap_or(Dtype::Bf16);
+        let dtype = dtype.or(self.dtype).unwrap_or(Dtype::Bf16);
+        let widest = Layout::widest(dtype, [self.head_dim, head_dim_v]);
         let plain = |pass| Problem {
             pass,
             dtype,
@@ -99,7 +101,7 @@ impl Line {
             deterministic: false,
             batch_invariant: false,
             features: Features::NONE,
-            layout: self.layout.unwrap_or(Layout::widest(dtype, [self.head_dim, head_dim_v])),
+            layout: self.layout.map_or(widest, |layout| layout.max(widest)),
         };
         let of_pass = |pass| features.on(plain(pass));
         match self.pass {
@@ -110,21 +112,27 @@ impl Line {
     }
 }
 
-/// The problems of presets and a file, each record key once.
-pub fn collect(names: &[String], file: Option<&Path>) -> Result<Vec<Problem>, Failure> {
+/// The problems of presets and a file, in that dtype or in their own, each record key once.
+pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> Result<Vec<Problem>, Failure> {
     let mut problems = Vec::new();
     for name in names {
         let of_preset = presets::problems(name).ok_or_else(|| {
             usage(format_args!("there is no preset {name:?}; they are {}", presets::names().join(", ")))
         })?;
-        problems.extend(of_preset);
+        problems.extend(of_preset.into_iter().map(|problem| match dtype {
+            Some(dtype) => {
+                let layout = Layout::widest(dtype, [problem.head_dim, problem.head_dim_v]);
+                Problem { dtype, layout, ..problem }
+            }
+            None => problem,
+        }));
     }
     if let Some(path) = file {
         let text = std::fs::read_to_string(path).map_err(|error| usage(format_args!("{}: {error}", path.display())))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let at = |error: &dyn std::fmt::Display| usage(format_args!("{}:{}: {error}", path.display(), number + 1));
             let line: Line = serde_json::from_str(line).map_err(|error| at(&error))?;
-            for problem in line.problems() {
+            for problem in line.problems(dtype) {
                 problem.validate().map_err(|error| at(&error))?;
                 problems.push(problem);
             }
