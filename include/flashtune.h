@@ -704,7 +704,8 @@ typedef struct flashtune_plan_info {
   uint32_t threads;
   /**
    * Median time in microseconds that the record holds for this config, and for the config that the heuristic would
-   * have chosen; measured at the record's shape, which may be a neighbour of this one. 0: not measured.
+   * have chosen; measured at the record's shape, which may be a neighbour of this one, as reason says. 0: not
+   * measured; so, too, where this config has other splits of the keys than the neighbour's, whose time reason has.
    */
   double measured_us;
   double default_us;

@@ -188,6 +188,43 @@ fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
     assert_eq!([1, 2, 4].map(splits), [24, 12, 6].map(|splits| (Source::Machine, splits)));
 }
 
+#[test]
+fn the_time_of_a_record_whose_splits_were_carried_over_is_told_with_its_own() {
+    let device = h200();
+    let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
+    let config = space::heuristic(&decode(1), &device).with("num_splits", 24);
+    let tuned = Arc::new(Record { config, ..Record::clone(&record(&decode(1), &device, 0)) });
+    let known = Known { machine: vec![tuned], ..Known::default() };
+    let reason = |batch_size| first(&known, &decode(batch_size), &device).reason;
+    assert!(reason(1).ends_with("machine; 100.0 us where the default took 120.0"), "{}", reason(1));
+    let of_neighbour = "; 100.0 us there with num_splits=24 where the default took 120.0";
+    assert!(reason(2).ends_with(of_neighbour), "{}", reason(2));
+}
+
+#[test]
+fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
+    let device = h200();
+    let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
+    let good = space::heuristic(&decode(1), &device);
+    // Its own shape, and one that splits are counted anew for.
+    let sources = |config: &Config| {
+        let tuned = Arc::new(Record { config: config.clone(), ..Record::clone(&record(&decode(1), &device, 0)) });
+        let known = Known { machine: vec![tuned], ..Known::default() };
+        [1, 2].map(|batch_size| first(&known, &decode(batch_size), &device).source)
+    };
+    assert_eq!(sources(&good), [Source::Machine; 2]);
+    for knob in good.knobs.keys() {
+        let mut lacking = good.clone();
+        lacking.knobs.remove(knob);
+        let odd = [0, u32::MAX].map(|value| good.clone().with(knob, value));
+        for config in odd.into_iter().chain([lacking]) {
+            assert_eq!(sources(&config), [Source::Heuristic; 2], "{config}");
+        }
+    }
+    let half_a_team = good.with("num_warps", 1).with("warps_m", 2);
+    assert_eq!(sources(&half_a_team), [Source::Heuristic; 2]);
+}
+
 /// Each shipped record left out in turn: what its problem gets from those that are left, beside what was found for it. As
 /// a record knows its runner-up's time, it often knows what the neighbour's config costs.
 #[test]

@@ -39,7 +39,8 @@ pub struct flashtune_plan_info {
     pub smem_bytes: u32,
     pub threads: u32,
     /// Median time in microseconds that the record holds for this config, and for the config that the heuristic would
-    /// have chosen; measured at the record's shape, which may be a neighbour of this one. 0: not measured.
+    /// have chosen; measured at the record's shape, which may be a neighbour of this one, as reason says. 0: not
+    /// measured; so, too, where this config has other splits of the keys than the neighbour's, whose time reason has.
     pub measured_us: f64,
     pub default_us: f64,
 }
@@ -55,6 +56,7 @@ const _: () = assert!(size_of::<flashtune_plan_info>() == 624);
 impl flashtune_plan_info {
     pub(super) fn of(plan: &Plan) -> Self {
         let resources = plan.executable.resources();
+        let measured = plan.record.as_ref().filter(|record| record.config == plan.config);
         flashtune_plan_info {
             struct_size: size_of::<Self>() as u64,
             source: match plan.source {
@@ -72,8 +74,54 @@ impl flashtune_plan_info {
             spill_bytes: resources.spill_bytes,
             smem_bytes: resources.smem_bytes,
             threads: resources.threads,
-            measured_us: plan.record.as_ref().map_or(0.0, |record| record.median_us),
-            default_us: plan.record.as_ref().and_then(|record| record.default_us).unwrap_or(0.0),
+            measured_us: measured.map_or(0.0, |record| record.median_us),
+            default_us: measured.and_then(|record| record.default_us).unwrap_or(0.0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::cpu::Cpu;
+    use crate::plan::Record;
+    use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+    use crate::tune::{Outcome, Timed, space};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_time_is_told_of_the_config_that_was_measured_alone() {
+        let problem = Problem {
+            pass: Pass::Forward,
+            dtype: Dtype::Fp32,
+            batch_size: 1,
+            num_heads_q: 1,
+            num_heads_kv: 1,
+            seqlen_q: 64,
+            seqlen_k: 64,
+            head_dim: 32,
+            head_dim_v: 32,
+            causal: Causal::None,
+            dropout: false,
+            deterministic: false,
+            batch_invariant: false,
+            features: Features::NONE,
+            layout: Layout::Vec4,
+        };
+        let backend = Backend::Cpu(Cpu::new(1).unwrap());
+        let measured = space::heuristic(&problem, backend.device());
+        let executable = Arc::new(backend.build(&problem, &measured).unwrap());
+        let winner = Timed { config: measured.clone(), median_us: 7.0, utilisation: None };
+        let outcome = Outcome { winner, spread: 0.0, check_error: 0.0, runner_up: None, default_us: Some(9.0) };
+        let record = Record::new(&problem, backend.device(), outcome);
+        let times = |config| {
+            let (record, executable) = (Some(record.clone()), Arc::clone(&executable));
+            let (source, reason) = (Source::Machine, String::new());
+            let info = flashtune_plan_info::of(&Plan { problem, config, source, reason, record, executable });
+            (info.measured_us, info.default_us)
+        };
+        assert_eq!(times(measured.clone()), (7.0, 9.0));
+        assert_eq!(times(measured.with("num_splits", 2)), (0.0, 0.0));
     }
 }

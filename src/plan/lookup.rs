@@ -187,10 +187,14 @@ fn of_record(source: Source, record: Arc<Record>, problem: &Problem) -> Choice {
         Some(default_us) if default_us > record.median_us => format!(" where the default took {default_us:.1}"),
         _ => String::new(),
     };
+    let config = config_of(&record, problem);
+    let there = if is_exact { "" } else { " there" };
+    let of_its_own = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != **value);
+    let with = of_its_own.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
     Choice {
-        config: config_of(&record, problem),
+        config,
         source,
-        reason: format!("{whose}{shape}; {:.1} us{against}", record.median_us),
+        reason: format!("{whose}{shape}; {:.1} us{there}{with}{against}", record.median_us),
         is_exact: is_exact && source != Source::NearestGpu,
         record: Some(record),
     }

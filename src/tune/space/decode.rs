@@ -160,7 +160,8 @@ fn tiles(problem: &Problem) -> Vec<Config> {
 
 /// Splits that leave every team at least two blocks of keys.
 fn worthwhile_splits(problem: &Problem, config: &Config) -> i64 {
-    let teams = config.get("num_warps") / geometry::decode_team(config);
+    // No whole team is a constraint's to refuse.
+    let teams = (config.get("num_warps") / geometry::decode_team(config)).max(1);
     (problem.seqlen_k / i64::from(2 * teams * config.get("block_n"))).clamp(1, problem.max_splits())
 }
 

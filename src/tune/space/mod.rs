@@ -184,11 +184,11 @@ pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Co
 }
 
 /// A config that was measured on one problem, as another problem of the class takes it: what follows from the shape
-/// alone is decided anew.
+/// alone is decided anew. One whose knobs are not the family's stays as it is, for `check` to refuse.
 pub fn carried_over(config: &Config, from: &Problem, to: &Problem) -> Config {
     match config.family {
-        Family::Decode => decode::carried_over(config, from, to),
-        Family::Cpu | Family::Sm80 | Family::Sm90 => config.clone(),
+        Family::Decode if check_knobs(config, to.pass).is_ok() => decode::carried_over(config, from, to),
+        Family::Cpu | Family::Sm80 | Family::Sm90 | Family::Decode => config.clone(),
     }
 }
 
@@ -209,7 +209,16 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
             names.join(", ")
         ));
     }
-    let knobs = knobs(config.family, problem.pass);
+    check_knobs(config, problem.pass)?;
+    match constraints(config.family, problem.pass).iter().find(|c| !(c.holds)(problem, config, device)) {
+        Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
+        None => Ok(()),
+    }
+}
+
+/// Whether the config has the knobs of its family's pass, each at one of its values, and no other.
+fn check_knobs(config: &Config, pass: Pass) -> Result<(), String> {
+    let knobs = knobs(config.family, pass);
     if let Some(unknown) = config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
         let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
         return Err(format!("{unknown} is no knob of {}; they are {}", config.family.name(), known.join(", ")));
@@ -223,10 +232,7 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
             Some(_) => {}
         }
     }
-    match constraints(config.family, problem.pass).iter().find(|c| !(c.holds)(problem, config, device)) {
-        Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// The config that is right for any problem without any measurement; it always passes `check`.
