@@ -6,7 +6,7 @@ use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
+use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::{Event, Outcome, Phase, Timed, TuneOptions, space, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -114,8 +114,24 @@ fn what_is_tuned_is_used_and_is_there_in_the_next_process() {
 fn both_passes_and_every_feature_can_be_tuned_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(folder.path());
-    for problem in [
-        Problem { pass: Pass::Backward, dtype: Dtype::Fp32, causal: Causal::None, ..SMALL },
+    let none = Features::NONE;
+    let of_bytes = Features { mask: true, ..none };
+    let of_blocks = |block_q, block_k| Features { block_mask: Some(BlockMask { block_q, block_k }), ..none };
+    let of_both_passes = [
+        Features { window: Window { left: Some(20), ..Window::default() }, ..none },
+        Features { softcap: true, ..none },
+        Features { alibi: true, ..none },
+        Features { bias: true, ..none },
+        of_bytes,
+        Features { mask_bits: true, ..of_bytes },
+        Features { sinks: true, ..none },
+        of_blocks(32, 48),
+        Features { varlen: Some(Varlen { total_q: Some(96), total_k: Some(96), padded_q: false }), ..none },
+    ];
+    let of_backward = [Features { bias: true, dbias: true, ..none }, Features { dlse: true, ..none }];
+    let of = |pass, features: &Features| Problem { pass, features: *features, ..SMALL };
+    let problems = [
+        Problem { pass: Pass::Backward, dtype: Dtype::Fp32, layout: Layout::Vec4, causal: Causal::None, ..SMALL },
         Problem { pass: Pass::Backward, dropout: true, num_heads_kv: 1, ..SMALL },
         Problem {
             dtype: Dtype::Fp16,
@@ -133,7 +149,10 @@ fn both_passes_and_every_feature_can_be_tuned_on_the_cpu() {
             features: Features { paged: Some(7), varlen: Some(Varlen::default()), ..Features::NONE },
             ..SMALL
         },
-    ] {
+    ];
+    let forward = of_both_passes.iter().map(|features| of(Pass::Forward, features));
+    let backward = of_both_passes.iter().chain(&of_backward).map(|features| of(Pass::Backward, features));
+    for problem in problems.into_iter().chain(forward).chain(backward) {
         let record = engine.autotune(&problem, &quick(), &mut go_on).unwrap();
         assert_eq!(engine.prepare(&problem).unwrap().config, record.config, "{problem:?}");
     }

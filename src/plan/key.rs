@@ -240,6 +240,8 @@ pub fn slug(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::BlockMask;
+    use std::collections::HashSet;
 
     pub const LLAMA: Problem = Problem {
         pass: Pass::Forward,
@@ -295,6 +297,8 @@ mod tests {
             Problem { layout: Layout::Vec4, ..LLAMA },
         ];
         let none = Features::NONE;
+        let of_blocks =
+            |block_q, block_k| Features { block_mask: Some(BlockMask { block_q, block_k }), ..Features::NONE };
         let features = [
             Features { window: Window { left: Some(100), ..Window::default() }, ..none },
             Features { softcap: true, ..none },
@@ -307,15 +311,17 @@ mod tests {
             Features { dlse: true, ..none },
             Features { varlen: Some(Varlen::default()), ..none },
             Features { paged: Some(16), ..none },
+            of_blocks(128, 128),
+            of_blocks(128, 64),
+            of_blocks(64, 128),
         ];
         let others = others.into_iter().chain(features.map(|features| Problem { features, ..LLAMA }));
-        let byte_mask = Problem { features: Features { mask: true, ..none }, ..LLAMA };
-        let bit_mask = Problem { features: Features { mask_bits: true, ..byte_mask.features }, ..LLAMA };
-        assert_ne!(record_key(&byte_mask), record_key(&bit_mask));
-        for other in others {
+        for other in others.clone() {
             assert_ne!(record_key(&LLAMA), record_key(&other), "{other:?}");
             assert_ne!(Class::of(&LLAMA), Class::of(&other), "{other:?}");
         }
+        let keys: HashSet<String> = others.clone().map(|other| record_key(&other)).collect();
+        assert_eq!(keys.len(), others.count(), "no two of them share a key");
         // A runtime shift: the same executable, the same record.
         assert_eq!(record_key(&LLAMA), record_key(&Problem { causal: Causal::TopLeft, ..LLAMA }));
         let window = |top_left| Problem {

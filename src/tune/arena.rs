@@ -4,7 +4,7 @@
 //! says; of problems whose sequences lie end to end, packed (total, heads, dim); of pages, (pages, page size, heads, dim).
 //! Both the timing runs and the check use it, on any backend.
 
-use super::features::{FeatureBuffers, feature_bytes};
+use super::features::{FeatureBuffers, Listed, feature_bytes};
 use super::lengths::Lengths;
 use super::pages::Pages;
 use crate::backend::{Backend, Memory};
@@ -111,7 +111,13 @@ pub struct Arena {
 
 impl Arena {
     /// Buffers as the allocator gives them.
-    pub fn new(backend: &Backend, problem: &Problem, dropout: Dropout, lengths: Lengths) -> Result<Arena> {
+    pub fn new(
+        backend: &Backend,
+        problem: &Problem,
+        dropout: Dropout,
+        lengths: Lengths,
+        listed: Listed,
+    ) -> Result<Arena> {
         let element = problem.dtype.bytes();
         let allocate = |bytes: usize| backend.allocate(bytes.max(SMALLEST));
         let tensors: Vec<Memory> = tensors(problem.pass)
@@ -120,7 +126,7 @@ impl Arena {
             .collect::<Result<_>>()?;
         let lse = allocate(problem.lse_elements() as usize * 4)?;
         let workspace = allocate(problem.workspace_bytes())?;
-        let features = FeatureBuffers::new(backend, problem, &lengths)?;
+        let features = FeatureBuffers::new(backend, problem, &lengths, listed)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
                 let (_, seqlen, heads, dim) = extents(problem, tensor);
@@ -149,7 +155,7 @@ impl Arena {
 
     /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any content.
     pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
-        let arena = Arena::new(backend, problem, dropout, Lengths::even(problem))?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::even(problem), Listed::Few)?;
         let pool = encode(&normals(POOL, seed), problem.dtype);
         for (at, tensor) in tensors(problem.pass).iter().enumerate() {
             if outputs(problem.pass).contains(tensor) {

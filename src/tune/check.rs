@@ -5,14 +5,14 @@
 //! reference gets the same rounded inputs, so that only the candidate's own arithmetic differs.
 
 use super::arena::{self, Arena, Tensor};
-use super::features::FeatureGradient;
+use super::features::{FeatureGradient, Listed};
 use super::lengths::{Lengths, RAGGED};
 use super::space;
 use crate::backend::{Backend, Executable};
 use crate::cpu::Cpu;
 use crate::dropout::Dropout;
 use crate::error::Result;
-use crate::problem::{Dtype, Features, Pass, Problem, Varlen, Window};
+use crate::problem::{BlockMask, Dtype, Features, Pass, Problem, Varlen, Window};
 
 /// One reduced problem with its inputs and what must come out.
 struct Case {
@@ -79,7 +79,8 @@ impl Check {
 
 /// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to 256; in the second
 /// the queries outnumber the keys, so that with bottom-right causality the first rows see none. Few queries stay as
-/// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits.
+/// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits. The
+/// first has two blocks a side of a block mask, however large they are.
 fn reduced(problem: &Problem) -> [Problem; 2] {
     let is_decoding = problem.may_decode() && problem.packed_rows() <= 64;
     // One group per key-value head stays one; of larger groups three heads show every sharing.
@@ -92,7 +93,10 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
         right: of.window.right.map(|keys| keys.min(70)),
         ..of.window
     };
-    [(queries(293), 549), (queries(421), 171)].map(|(seqlen_q, seqlen_k)| {
+    let more_than_a_block = |block: fn(BlockMask) -> i64| of.block_mask.map_or(0, |mask| block(mask) + 37);
+    let first_q = queries(293).max(more_than_a_block(|mask| mask.block_q));
+    let first_k = 549.max(more_than_a_block(|mask| mask.block_k)).max(first_q + 256);
+    [(first_q, first_k), (queries(421), 171)].map(|(seqlen_q, seqlen_k)| {
         let padded = Problem {
             batch_size,
             num_heads_kv: 2,
@@ -133,7 +137,7 @@ impl Case {
             let shape = arena::Shape::of(problem, tensor);
             arena::rounded(&arena::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
         };
-        let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem))?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
         let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
         // The gradients' features are the backward pass's alone.
         let features = Features { dbias: false, dlse: false, ..problem.features };
@@ -172,7 +176,7 @@ fn reference(
     inputs: &[(Tensor, Vec<f32>)],
     lse: Option<&[f32]>,
 ) -> Result<Reference> {
-    let arena = Arena::new(oracle, problem, dropout, Lengths::ragged(problem))?;
+    let arena = Arena::new(oracle, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
     for (tensor, values) in inputs {
         arena.write(oracle, *tensor, values)?;
     }
@@ -229,8 +233,45 @@ fn largest(errors: impl Iterator<Item = f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::features;
     use super::*;
     use crate::problem::{Causal, Layout};
+
+    const PROBLEM: Problem = Problem {
+        pass: Pass::Forward,
+        dtype: Dtype::Bf16,
+        batch_size: 3,
+        num_heads_q: 4,
+        num_heads_kv: 2,
+        seqlen_q: 4096,
+        seqlen_k: 4096,
+        head_dim: 64,
+        head_dim_v: 64,
+        causal: Causal::None,
+        dropout: false,
+        deterministic: false,
+        batch_invariant: false,
+        features: Features::NONE,
+        layout: Layout::Vec4,
+    };
+
+    #[test]
+    fn a_block_mask_of_any_block_is_checked_with_rows_of_both_kinds_and_a_hidden_block() {
+        let sizes = [16, 48, 128, 192, 256, 512, 1040, 2048];
+        for (block_q, block_k) in sizes.iter().flat_map(|q| sizes.map(|k| (*q, k))) {
+            for pass in [Pass::Forward, Pass::Backward] {
+                let mask = BlockMask { block_q, block_k };
+                let of_mask = Features { block_mask: Some(mask), ..Features::NONE };
+                let small = reduced(&Problem { pass, features: of_mask, ..PROBLEM })[0];
+                let ([partial, _, full, _], cols) = features::lists(&small, mask, Listed::Most);
+                let both = partial.iter().zip(&full).any(|(partial, full)| *partial > 0 && *full > 0);
+                assert!(both, "{pass:?} {mask:?}: no row has a block of either kind");
+                let listed = partial.iter().chain(&full).sum::<i64>();
+                assert!(listed < cols * full.len() as i64, "{pass:?} {mask:?}: no block is hidden");
+                assert!(small.seqlen_q < small.seqlen_k, "{mask:?}: the other shape has more queries than keys");
+            }
+        }
+    }
 
     #[test]
     fn a_nan_anywhere_is_an_error() {
@@ -255,27 +296,22 @@ mod tests {
             varlen: Some(Varlen { total_q: Some(8192), ..Varlen::default() }),
             ..Features::NONE
         };
-        let of_gradients = Features { dbias: true, dlse: true, ..features };
+        let of_gradients = |features| Features { dbias: true, dlse: true, ..features };
         let cpu = Backend::Cpu(Cpu::new(2).unwrap());
         let of_pages = Features { paged: Some(16), ..features };
-        for (pass, features) in [(Pass::Forward, features), (Pass::Forward, of_pages), (Pass::Backward, of_gradients)] {
-            let problem = Problem {
-                pass,
-                dtype: Dtype::Bf16,
-                batch_size: 3,
-                num_heads_q: 4,
-                num_heads_kv: 2,
-                seqlen_q: 4096,
-                seqlen_k: 4096,
-                head_dim: 64,
-                head_dim_v: 64,
-                causal: Causal::None,
-                dropout: false,
-                deterministic: false,
-                batch_invariant: false,
-                features,
-                layout: Layout::Vec4,
-            };
+        let of_bits = Features { mask_bits: true, ..features };
+        let of_blocks =
+            |block_q, block_k| Features { varlen: None, block_mask: Some(BlockMask { block_q, block_k }), ..features };
+        for (pass, features) in [
+            (Pass::Forward, features),
+            (Pass::Forward, of_pages),
+            (Pass::Forward, of_bits),
+            (Pass::Forward, of_blocks(128, 256)),
+            (Pass::Backward, of_gradients(features)),
+            (Pass::Backward, of_gradients(of_bits)),
+            (Pass::Backward, of_gradients(of_blocks(256, 48))),
+        ] {
+            let problem = Problem { pass, features, ..PROBLEM };
             problem.validate().unwrap();
             let check = Check::new(&cpu, &problem).unwrap();
             let executable = cpu.build(&problem, &space::heuristic(&problem, cpu.device())).unwrap();

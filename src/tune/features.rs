@@ -19,6 +19,16 @@ const MAX_BYTES: i64 = 256 << 20;
 /// Random values per tensor, a prime; they recur.
 const POOL: usize = 65_537;
 
+/// Which blocks of a block mask are listed.
+#[derive(Clone, Copy, Debug)]
+pub enum Listed {
+    /// One of four, every other one full; fewer where their lists would take more than `MAX_BYTES`. For timing.
+    Few,
+    /// Three of four, one of them full. Two blocks a side are enough for a row of two entries, one of each kind, and for a block
+    /// that is not listed. For the check.
+    Most,
+}
+
 pub struct FeatureBuffers {
     args: FeatureArgs,
     dbias: Option<Memory>,
@@ -76,7 +86,7 @@ impl ScoresShape {
 }
 
 impl FeatureBuffers {
-    pub fn new(backend: &Backend, problem: &Problem, lengths: &Lengths) -> Result<FeatureBuffers> {
+    pub fn new(backend: &Backend, problem: &Problem, lengths: &Lengths, listed: Listed) -> Result<FeatureBuffers> {
         let of = &problem.features;
         let shape = ScoresShape::of(problem);
         let heads = problem.num_heads_q as usize;
@@ -133,8 +143,7 @@ impl FeatureBuffers {
         let block_lists = match of.block_mask {
             None => BlockLists::NULL,
             Some(mask) => {
-                let (lists, max_blocks) = quarter_of_blocks(problem, mask);
-                let [num_blocks, indices, full_num_blocks, full_indices] = lists;
+                let ([num_blocks, indices, full_num_blocks, full_indices], max_blocks) = lists(problem, mask, listed);
                 let mut upload = |list: Vec<i64>| {
                     upload(true, &|| int32(list.iter().copied())).map(|array| array.cast_const().cast())
                 };
@@ -216,30 +225,60 @@ pub fn feature_bytes(problem: &Problem) -> usize {
     let dbias = if of.dbias { 4 * elements } else { 0 };
     let mask = if of.mask { elements } else { 0 };
     let dlse = if of.dlse { 4 * problem.lse_elements() as usize } else { 0 };
-    bias + dbias + mask + dlse
+    let lists = of.block_mask.map_or(0, |mask| {
+        let (rows, cols) = extents(problem, mask);
+        (2 * 4 * rows * (1 + max_blocks(cols, step(rows, cols, Listed::Few)))) as usize
+    });
+    bias + dbias + mask + dlse + lists
 }
 
-/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row: a quarter of the blocks,
-/// spread evenly over rows and columns, one of two of them full.
-fn quarter_of_blocks(problem: &Problem, BlockMask { block_q, block_k }: BlockMask) -> ([Vec<i64>; 4], i64) {
-    let (blocks_q, blocks_k) = ((problem.seqlen_q + block_q - 1) / block_q, (problem.seqlen_k + block_k - 1) / block_k);
-    let is_forward = problem.pass == Pass::Forward;
-    let (rows, cols) = if is_forward { (blocks_q, blocks_k) } else { (blocks_k, blocks_q) };
-    let mut lists = [(); 4].map(|()| Vec::new());
-    for row in 0..rows {
-        for is_full in [false, true] {
-            let is_listed = |col: &i64| {
-                let (q, k) = if is_forward { (row, *col) } else { (*col, row) };
-                (q + k) % 4 == 0 && ((q + k) % 8 == 0) == is_full
-            };
-            let mut listed: Vec<i64> = (0..cols).filter(is_listed).collect();
-            let at = 2 * usize::from(is_full);
-            lists[at].push(listed.len() as i64);
-            listed.resize(cols as usize, 0);
-            lists[at + 1].extend(listed);
+/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row.
+pub fn lists(problem: &Problem, mask: BlockMask, listed: Listed) -> ([Vec<i64>; 4], i64) {
+    let (rows, cols) = extents(problem, mask);
+    let step = step(rows, cols, listed);
+    let max_blocks = match listed {
+        Listed::Few => max_blocks(cols, step),
+        Listed::Most => cols,
+    };
+    let is_full = |row: i64, col: i64| {
+        let (q, k) = if problem.pass == Pass::Forward { (row, col) } else { (col, row) };
+        match (listed, (q + k) % step, (k - q).rem_euclid(step)) {
+            (Listed::Few, 0, _) | (Listed::Most, _, 0) => Some(true),
+            (Listed::Few, sum, _) => (sum == step / 2).then_some(false),
+            // A block after the diagonal: causal masks hide much of it already.
+            (Listed::Most, _, difference) => (difference != 1).then_some(false),
         }
+    };
+    let mut lists = [(); 4].map(|()| Vec::new());
+    for (row, full) in (0..rows).flat_map(|row| [(row, false), (row, true)]) {
+        // What is listed recurs after `step` columns.
+        let first = (0..step.min(cols)).filter(|col| is_full(row, *col) == Some(full));
+        let mut entries: Vec<i64> = first.flat_map(|col| (col..cols).step_by(step as usize)).collect();
+        let at = 2 * usize::from(full);
+        lists[at].push(entries.len() as i64);
+        entries.resize(max_blocks as usize, 0);
+        lists[at + 1].extend(entries);
     }
-    (lists, cols)
+    (lists, max_blocks)
+}
+
+/// Rows of lists, and how many blocks they are of.
+fn extents(problem: &Problem, BlockMask { block_q, block_k }: BlockMask) -> (i64, i64) {
+    let (q, k) = ((problem.seqlen_q + block_q - 1) / block_q, (problem.seqlen_k + block_k - 1) / block_k);
+    if problem.pass == Pass::Forward { (q, k) } else { (k, q) }
+}
+
+/// After how many blocks what is listed recurs, in both directions.
+fn step(rows: i64, cols: i64, listed: Listed) -> i64 {
+    match listed {
+        Listed::Few => ((4 * rows * cols / MAX_BYTES) as u64 + 1).next_power_of_two().max(8) as i64,
+        Listed::Most => 4,
+    }
+}
+
+/// Entries of a row of either kind, of few.
+fn max_blocks(cols: i64, step: i64) -> i64 {
+    (cols + step - 1) / step
 }
 
 fn int32(values: impl Iterator<Item = i64>) -> Vec<u8> {
