@@ -117,9 +117,12 @@ impl BlockMaskInputs {
         let Some((rows, cols)) = extents(p) else { return Ok(()) };
         let mask = &self.0;
         let heads = (0..p.batch_size).flat_map(|b| (0..p.num_heads_q).map(move |h| (b, h)));
-        // In which row each block was seen last.
-        let mut seen_in = vec![0; cols as usize];
-        for (turn, (b, h, row)) in heads.flat_map(|(b, h)| (0..rows).map(move |row| (b, h, row))).enumerate() {
+        let all_rows = heads.flat_map(|(b, h)| (0..rows).map(move |row| (b, h, row)));
+        let columns = move || (0..cols.max(1)).step_by(COLUMNS);
+        // Which of some columns a row has had: of so many at a time, so that nothing is allocated.
+        let mut seen = [0u64; COLUMNS / 64];
+        for (first_column, (b, h, row)) in all_rows.flat_map(|row| columns().map(move |column| (column, row))) {
+            seen[..(cols as usize).min(COLUMNS).div_ceil(64)].fill(0);
             let count_at = b * mask.num_blocks_stride_batch + h * mask.num_blocks_stride_head + row;
             let first = b * mask.indices_stride_batch + h * mask.indices_stride_head + row * mask.indices_stride_row;
             let lists = [("", mask.num_blocks, mask.indices), ("full_", mask.full_num_blocks, mask.full_indices)];
@@ -140,7 +143,12 @@ impl BlockMaskInputs {
                         let most = cols - 1;
                         return Err(Error::invalid(format!("{} is {block}; it must be from 0 to {most}", name())));
                     }
-                    if std::mem::replace(&mut seen_in[block as usize], turn + 1) == turn + 1 {
+                    let column = block - first_column;
+                    if !(0..COLUMNS as i64).contains(&column) {
+                        continue;
+                    }
+                    let (word, bit) = (&mut seen[column as usize / 64], 1 << (column % 64));
+                    if std::mem::replace(word, *word | bit) & bit != 0 {
                         return Err(Error::invalid(format!(
                             "{} is {block}, which the row has twice; a block must be listed once",
                             name()
@@ -152,6 +160,9 @@ impl BlockMaskInputs {
         Ok(())
     }
 }
+
+/// Columns of the lists that are looked at together; more are those of more than half a million keys.
+const COLUMNS: usize = 1 << 15;
 
 /// Rows of lists, and how many blocks they are of; None without a block mask.
 fn extents(p: &Problem) -> Option<(i64, i64)> {

@@ -81,10 +81,11 @@ pub unsafe extern "C" fn flashtune_forward_prepare(
 /// what flashtune_forward_workspace_size says; NULL where that is 0. Its contents need not be set and are not kept;
 /// two calls that may run at once must not share one.
 ///
-/// With a plan prepared, it allocates, synchronises, compiles, reads and locks nothing, and may be captured into a
-/// graph, which must not run twice at a time: not from two instances, nor as two child nodes. Without a plan it prepares
-/// first, as flashtune_forward_prepare; on a capturing stream or in a sealed context it returns NOT_PREPARED instead. out
-/// and lse must share no byte with another tensor. Any thread, several at once.
+/// With a plan prepared, it allocates, synchronises, compiles, reads and locks nothing (but for the memory that a thread
+/// of a CPU context needs for one tile, whatever the lengths), and may be captured into a graph, which must not run twice
+/// at a time: not from two instances, nor as two child nodes. Without a plan it prepares first, as
+/// flashtune_forward_prepare; on a capturing stream or in a sealed context it returns NOT_PREPARED instead. out and lse
+/// must share no byte with another tensor. Any thread, several at once.
 ///
 /// Statuses: those of flashtune_forward_prepare, WORKSPACE_TOO_SMALL.
 #[unsafe(no_mangle)]

@@ -8,7 +8,7 @@
 //! the product of its tile: there a NaN or inf does spread, as in every tiled implementation. Rows and keys that a
 //! sequence does not use are never read.
 
-use super::block_map::{BlockMap, Shows};
+use super::block_map::{BlockMap, Shows, TileBlocks};
 use super::dropout::Masks;
 use super::element::{Element, Head, Tensor};
 use super::matmul::{Into, Matrix, multiply};
@@ -139,10 +139,12 @@ impl<E: Element> Forward<E> {
         let visible_keys = sequence.mask.keys_of_block(first_row..first_row + rows);
         let seen_by_all = sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end;
         let begin = visible_keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize;
+        let mut blocks = self.block_map.table();
         let mut into = Into::Overwrite;
         for first_key in (begin..visible_keys.end).step_by(n) {
             let keys = n.min(visible_keys.end - first_key);
-            if !self.block_map.shows_any(batch, head, first_row..first_row + rows, first_key..first_key + keys) {
+            let (tile_rows, tile_keys) = (first_row..first_row + rows, first_key..first_key + keys);
+            if !self.block_map.look_up(batch, head, tile_rows, tile_keys, &mut blocks) {
                 continue;
             }
             // SAFETY: first_key + keys <= seqlen_k; as above.
@@ -154,11 +156,11 @@ impl<E: Element> Forward<E> {
             multiply([padded_rows, keys, self.dim], scores, m, Into::Overwrite, q, k, self.modifier.factor);
             let tile = Tile { first_row, rows, first_key, keys };
             if self.modifier.is_needed() {
-                self.modify(sequence, head, tile, scores);
+                self.modify(sequence, head, tile, &blocks, scores);
             }
             let is_seen_by_all = first_key >= seen_by_all.start && first_key + keys <= seen_by_all.end;
             if !is_seen_by_all || self.block_map.is_on() {
-                self.hide(sequence, head, tile, scores);
+                self.hide(sequence, head, tile, &blocks, scores);
             }
             softmax_step(self.level, scores, m, keys, row_max, row_sum, rescale);
             if let Some(masks) = &self.masks {
@@ -178,12 +180,12 @@ impl<E: Element> Forward<E> {
     }
 
     /// Puts what scores go through before the softmax on those that are seen.
-    fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, scores: &mut [f32]) {
+    fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
             let line = Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, along: Along::Rows };
             let scores = &mut scores[key * self.blocks.m..][rows];
-            let pieces = self.block_map.pieces(sequence.batch, line, scores.len());
+            let pieces = blocks.pieces(line, scores.len());
             for (piece, shows) in pieces.filter(|(_, shows)| *shows != Shows::Nothing) {
                 self.modifier.modify(sequence, line.after(piece.start), shows, &mut scores[piece], None);
             }
@@ -191,15 +193,14 @@ impl<E: Element> Forward<E> {
     }
 
     /// Puts -inf where a row does not see a key.
-    fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, scores: &mut [f32]) {
+    fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
             let scores = &mut scores[key * self.blocks.m..][..tile.rows];
             scores[..rows.start].fill(f32::NEG_INFINITY);
             scores[rows.end..].fill(f32::NEG_INFINITY);
             let line = Line { head, row: tile.first_row, key: tile.first_key + key, along: Along::Rows };
-            let pieces = self.block_map.pieces(sequence.batch, line, tile.rows);
-            for (piece, _) in pieces.filter(|(_, shows)| *shows == Shows::Nothing) {
+            for (piece, _) in blocks.pieces(line, tile.rows).filter(|(_, shows)| *shows == Shows::Nothing) {
                 scores[piece].fill(f32::NEG_INFINITY);
             }
         }

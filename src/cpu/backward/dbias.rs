@@ -81,14 +81,15 @@ fn add_tiles<E: Element>(
     }
     let keys = tiles.load_keys(sequence, head / tiles.group_size, first_key, &mut scratch);
     let mut queries = tiles.query_tile(scratch);
+    let mut blocks = tiles.block_map.table();
     let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
     let begin = query_blocks.start.max(seen_by.start / m);
     for block in begin..query_blocks.end.min(seen_by.end.div_ceil(m)) {
-        if !tiles.meets(sequence, head, block * m, first_key..first_key + keys.keys) {
+        if !tiles.meets(sequence, head, block * m, first_key..first_key + keys.keys, &mut blocks) {
             continue;
         }
         tiles.load_queries(sequence, head, block * m, &mut queries);
-        tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Modified);
+        tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Modified);
         for row in 0..queries.rows {
             let line = Line { head, row: queries.first + row, key: first_key, along: Along::Keys };
             let (first, stride) = dbias.line(sequence.batch, line);

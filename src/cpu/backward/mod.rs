@@ -108,15 +108,17 @@ impl<E: Element> Backward<E> {
         let acc_dv = take(&mut scratch, dim_v * n);
         let keys = self.tiles.load_keys(sequence, kv_head, first_key, &mut scratch);
         let mut queries = self.tiles.query_tile(scratch);
+        let mut blocks = self.tiles.block_map.table();
         let mut into = Into::Overwrite;
         let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
         for head in kv_head * group_size..(kv_head + 1) * group_size {
             for first_row in (seen_by.start / m * m..seen_by.end).step_by(m) {
-                if !self.tiles.meets(sequence, head, first_row, first_key..first_key + keys.keys) {
+                let tile_keys = first_key..first_key + keys.keys;
+                if !self.tiles.meets(sequence, head, first_row, tile_keys, &mut blocks) {
                     continue;
                 }
                 self.tiles.load_queries(sequence, head, first_row, &mut queries);
-                self.tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Products);
+                self.tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Products);
                 let rows = queries.rows;
                 let weights = Matrix::columns(queries.weights, n);
                 let gradients = Matrix::columns(queries.gradients, n);
@@ -155,18 +157,20 @@ impl<E: Element> Backward<E> {
         let rows = m.min(sequence.seqlen_q - first_row);
         let acc_dq = take(&mut scratch, rows * padded_dim);
         let seen = sequence.mask.keys_of_block(first_row..first_row + rows);
+        let mut blocks = self.tiles.block_map.table();
         if self.tiles.block_map.is_on() {
             acc_dq.fill(0.0);
         }
         for first_key in (seen.start / n * n..seen.end).step_by(n) {
-            if !self.tiles.meets(sequence, head, first_row, first_key..sequence.seqlen_k.min(first_key + n)) {
+            let tile_keys = first_key..sequence.seqlen_k.min(first_key + n);
+            if !self.tiles.meets(sequence, head, first_row, tile_keys, &mut blocks) {
                 continue;
             }
             let mut scratch = &mut *scratch;
             let keys = self.tiles.load_keys(sequence, head / group_size, first_key, &mut scratch);
             let mut queries = self.tiles.query_tile(scratch);
             self.tiles.load_queries(sequence, head, first_row, &mut queries);
-            self.tiles.fill(sequence, head, &keys, &mut queries, ScoresAre::Products);
+            self.tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Products);
             self.add_dq(sequence, &keys, &queries, acc_dq);
         }
         self.store_dq(sequence, head, first_row, rows, acc_dq);

@@ -6,7 +6,7 @@
 use super::workspace::Workspace;
 use crate::call::Call;
 use crate::cpu::Blocks;
-use crate::cpu::block_map::{BlockMap, Shows};
+use crate::cpu::block_map::{BlockMap, Shows, TileBlocks};
 use crate::cpu::dropout::Masks;
 use crate::cpu::element::{Element, Tensor};
 use crate::cpu::matmul::{Into, Matrix, multiply};
@@ -150,10 +150,17 @@ impl<E: Element> Tiles<E> {
         }
     }
 
-    /// Whether a tile of rows that begins here and the keys have a score that may count.
-    pub fn meets(&self, sequence: &Sequence, head: usize, first_row: usize, keys: Range<usize>) -> bool {
+    /// Whether a tile of rows that begins here and the keys have a score that may count; then the table is that tile's.
+    pub fn meets(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        first_row: usize,
+        keys: Range<usize>,
+        blocks: &mut TileBlocks,
+    ) -> bool {
         let end = (first_row + self.blocks.m).min(sequence.seqlen_q);
-        self.block_map.shows_any(sequence.batch, head, first_row..end, keys)
+        self.block_map.look_up(sequence.batch, head, first_row..end, keys, blocks)
     }
 
     pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
@@ -168,7 +175,15 @@ impl<E: Element> Tiles<E> {
 
     /// The weights and the score gradients of a tile. Both passes' dropout: what was dropped has weight 0 in dV, and
     /// the gradient of its weight is 0, while the weight itself stays in the score gradient.
-    pub fn fill(&self, sequence: &Sequence, head: usize, keys: &KeyTile, tile: &mut QueryTile, scores_are: ScoresAre) {
+    pub fn fill(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        keys: &KeyTile,
+        tile: &mut QueryTile,
+        blocks: &TileBlocks,
+        scores_are: ScoresAre,
+    ) {
         let n = self.blocks.n;
         let rows = tile.rows;
         let k = Matrix::columns(keys.k_transposed, n);
@@ -203,7 +218,7 @@ impl<E: Element> Tiles<E> {
                 weights[hidden.clone()].fill(0.0);
                 gradients[hidden].fill(0.0);
             };
-            for (piece, shows) in self.block_map.pieces(sequence.batch, line, seen.len()) {
+            for (piece, shows) in blocks.pieces(line, seen.len()) {
                 let line = line.after(piece.start);
                 let piece = seen.start + piece.start..seen.start + piece.end;
                 if shows == Shows::Nothing {
