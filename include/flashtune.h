@@ -546,7 +546,7 @@ typedef struct flashtune_forward_params {
   /**
    * FLASHTUNE_FEATURE_*, or-ed: which of the fields below that take data are used. Those that are must not be NULL
    * at a launch, and may be in the calls that do not touch data; those that are not must be NULL, and totals,
-   * page_size and num_pages 0.
+   * page_size, num_pages and block_mask's block_q, block_k and max_blocks 0.
    */
   uint64_t features;
   /**

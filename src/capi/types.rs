@@ -183,7 +183,7 @@ pub struct flashtune_forward_params {
     pub lse: *mut f32,
     /// FLASHTUNE_FEATURE_*, or-ed: which of the fields below that take data are used. Those that are must not be NULL
     /// at a launch, and may be in the calls that do not touch data; those that are not must be NULL, and totals,
-    /// page_size and num_pages 0.
+    /// page_size, num_pages and block_mask's block_q, block_k and max_blocks 0.
     pub features: u64,
     /// FLASHTUNE_WINDOW_*. With causal, of the same alignment, and window_right 0 or -1.
     pub window: i32,
