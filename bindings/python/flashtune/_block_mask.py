@@ -3,6 +3,7 @@
 Any object with those attributes will do, so that a `torch.nn.attention.flex_attention.BlockMask` works as it is.
 """
 
+import operator
 import sys
 from typing import Any, NamedTuple
 
@@ -37,26 +38,44 @@ def block_mask(blocks, full=None, *, block_size=128):
     full: likewise, the blocks in which mask is not looked at; they need not be among `blocks`.
     block_size: queries and keys of a block, or a number for both; multiples of 16, fastest of 128.
     """
+    size = _size(block_size)
+    _expect_blocks(blocks=blocks, full=blocks if full is None else full)
     if full is not None and tuple(full.shape) != tuple(blocks.shape):
         raise InvalidArgumentError(f"full has shape {tuple(full.shape)}; it must be that of blocks, {tuple(blocks.shape)}")
     partial = blocks if full is None else blocks & ~full
     lists = [*_lists(partial), *_lists(partial, transposed=True)]
     if full is not None:
         lists += [*_lists(full), *_lists(full, transposed=True)]
-    return BlockMask(_size(block_size), *lists)
+    return BlockMask(size, *lists)
 
 
-def _size(block_size):
-    return (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+def _size(block_size, name="block_size"):
+    """(block_q, block_k) of a pair of integers of any type, or of one for both."""
+    try:
+        return (operator.index(block_size),) * 2
+    except TypeError:
+        pass
+    try:
+        block_q, block_k = map(operator.index, block_size)
+        return block_q, block_k
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"{name} is {block_size!r}; it must be an integer, or one for queries and one for keys") from None
+
+
+def _expect_blocks(**arrays):
+    for name, blocks in arrays.items():
+        shape, dtype = tuple(getattr(blocks, "shape", ())), getattr(blocks, "dtype", None)
+        if len(shape) not in (2, 4) or "bool" not in str(dtype):
+            found = type(blocks).__name__ if dtype is None else f"{dtype} of shape {shape}"
+            raise InvalidArgumentError(
+                f"{name} is {found}; it must be a NumPy array or a torch tensor of bool, (rows, columns) or (batch, heads, rows, columns)"
+            )
 
 
 def _lists(blocks, transposed=False):
     """(num_blocks, indices) of the rows, or of the columns."""
     if len(blocks.shape) == 2:
         blocks = blocks[None, None]
-    if len(blocks.shape) != 4 or "bool" not in str(blocks.dtype):
-        found = f"{blocks.dtype} of shape {tuple(blocks.shape)}"
-        raise InvalidArgumentError(f"blocks is {found}; it must be of bool, (rows, columns) or (batch, heads, rows, columns)")
     blocks = blocks.swapaxes(-1, -2) if transposed else blocks
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(blocks, numpy.ndarray):
@@ -69,18 +88,19 @@ def pack(features, dims, q, lib, backward):
     """(the packed part of the params, what must live until the launch). q is the array."""
     if features is None or features.block_mask is None:
         return NONE, ()
-    mask, side = features.block_mask, "q" if backward else "kv"
+    mask, (side, other) = features.block_mask, ("q", "kv") if backward else ("kv", "q")
     try:
-        block_q, block_k = (int(size) for size in _size(mask.BLOCK_SIZE))
+        block_q, block_k = _size(mask.BLOCK_SIZE, "block_mask.BLOCK_SIZE")
         names = [prefix + side + suffix for prefix in ("", "full_") for suffix in ("_num_blocks", "_indices")]
         arrays = [getattr(mask, name) for name in names]
-    except (AttributeError, TypeError, ValueError) as error:
+    except AttributeError as error:
         raise InvalidArgumentError(f"block_mask is {type(mask).__name__}; it must be like a FlexAttention BlockMask: {error}") from None
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
-    length, size = (seqlen_k, block_k) if backward else (seqlen_q, block_q)
-    if size < 1:
+    if min(block_q, block_k) < 1:
         raise InvalidArgumentError(f"block_mask.BLOCK_SIZE is {mask.BLOCK_SIZE!r}; it must be of positive numbers")
-    rows = -(-length // size)
+    blocks_q, blocks_k = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
+    rows, columns = (blocks_k, blocks_q) if backward else (blocks_q, blocks_k)
+    _expect_columns(mask, f"{other}_num_blocks", columns)
     kept, addresses = [], []
     for name, array in zip(names, arrays):
         if array is None and name.startswith("full_"):
@@ -98,6 +118,13 @@ def pack(features, dims, q, lib, backward):
         return rows * row * heads if batches > 1 else 0, rows * row if heads > 1 else 0
 
     return _pack(block_q, block_k, *addresses, *strides(1), *strides(max_blocks), max_blocks, max_blocks), kept
+
+
+def _expect_columns(mask, name, columns):
+    """The lists of this pass do not say how many columns they are of; those of the other pass do, where they are there."""
+    shape = getattr(getattr(mask, name, None), "shape", None)
+    if shape is not None and tuple(shape)[-1:] != (columns,):
+        raise InvalidArgumentError(f"block_mask.{name} has shape {tuple(shape)}; it must end in {columns}, the blocks of that side")
 
 
 def _expect_shape(name, array, before, sizes):

@@ -26,9 +26,9 @@ def prepare(
     """Looks up, compiles and loads what a call on such arrays launches, so that no later call waits for it.
 
     The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or
-    one call before. features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on; of the
-    forward pass also block_table, with k and v in pages; of the backward pass also need_dbias (True: the bias has a gradient) and
-    need_dlse (False: lse has none).
+    one call before. features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, and
+    `attention`'s block_mask; of the forward pass also block_table, with k and v in pages; of the backward pass also need_dbias
+    (True: the bias has a gradient) and need_dlse (False: lse has none).
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     _pass(device, backward).prepare(params)
@@ -40,7 +40,8 @@ def plan_info(
     """What a call on such arrays runs and why, as a dict; prepares it where that is still to do. Arguments as of `prepare`.
 
     kernel, config and reason are text; source is pinned, process, machine, shipped, nearest-gpu or heuristic;
-    registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured.
+    registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured. features,
+    block_mask among them, are those of `prepare`.
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     info = _pass(device, backward).plan_info(params)
@@ -56,7 +57,7 @@ def autotune(
 
     time_limit is in seconds (0: the library's default). progress is called with a dict (phase, done, total, failed,
     best_config, best_us) and stops the run by returning True. What has a record is measured again only with `retune`.
-    features are those of `prepare`.
+    features, block_mask among them, are those of `prepare`.
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, **features)
     raised = []

@@ -25,6 +25,9 @@ def attention(q, k, v, opts, seed, return_lse, features):
         return _torch_ops.attention(q, k, v, opts, seed, return_lse, features)
     seed = resolve_seed(seed, opts[2], q)
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
+        # Only the backward pass refuses it, when the forward pass is long done.
+        if opts[3] and features is not None and features.block_mask is not None and q.device.type != "cpu":
+            raise UnsupportedError("deterministic is True and block_mask is given; on a GPU gradients do not have both")
         return _torch_autograd.attention(q, k, v, opts, seed, return_lse, features)
     out, lse = launch_forward(q, k, v, opts, seed, features, want_lse=return_lse)
     return (out, lse) if return_lse else out

@@ -10,8 +10,8 @@ from test_numpy import DTYPES
 
 GENERATOR = np.random.default_rng(17)
 F32 = DTYPES[0]
-BATCH, HEADS, SEQLEN_Q, SEQLEN_K, BLOCK = 2, 4, 150, 200, (32, 48)
-ROWS, COLUMNS = 5, 5
+BATCH, HEADS, SEQLEN_Q, SEQLEN_K, BLOCK = 2, 4, 150, 280, (32, 48)
+ROWS, COLUMNS = 5, 6
 
 
 def spread(blocks):
@@ -92,6 +92,37 @@ def test_what_is_no_block_mask_is_refused_by_its_name():
     refused("block_mask.full_kv_indices has shape", flashtune.block_mask(*[random_blocks(1, 1)] * 2, block_size=BLOCK)._replace(
         full_kv_indices=made.kv_indices))  # fmt: skip
     refused("block_mask.BLOCK_SIZE is", made._replace(BLOCK_SIZE=(0, 48)))
-    refused("block_mask.indices.* must be from 0 to 4", made._replace(kv_indices=made.kv_indices + 5))
-    with pytest.raises(flashtune.InvalidArgumentError, match="of bool"):
-        flashtune.block_mask(np.ones((2, 2)))
+    refused("block_mask.BLOCK_SIZE is", made._replace(BLOCK_SIZE=(32, 48, 64)))
+    refused("block_mask.indices.* must be from 0 to 5", made._replace(kv_indices=made.kv_indices + 6))
+    # Lists of some of the keys: the last block of them would never be seen.
+    short = flashtune.block_mask(random_blocks(1, HEADS)[..., :-1], block_size=BLOCK)
+    refused("block_mask.q_num_blocks has shape .* must end in 6", short)
+    refused("block_mask.kv_num_blocks has shape", flashtune.block_mask(random_blocks(1, HEADS)[..., :-1, :], block_size=BLOCK))
+    refused("block_mask", flashtune.block_mask(random_blocks(1, HEADS).swapaxes(-1, -2), block_size=BLOCK))
+    # The other pass's lists, where they are not there, cannot be asked.
+    flashtune.attention(q, k, v, block_mask=made._replace(q_num_blocks=None, q_indices=None))
+
+
+def test_lists_of_too_few_queries_are_refused_backward_too():
+    q, k, v, dout = inputs(F32)
+    out, lse = flashtune.attention_forward(q, k, v)
+    short = flashtune.block_mask(random_blocks(1, HEADS)[..., :-1, :], block_size=BLOCK)
+    with pytest.raises(flashtune.InvalidArgumentError, match="block_mask.kv_num_blocks has shape .* must end in 5"):
+        flashtune.attention_backward(dout, q, k, v, out, lse, block_mask=short)
+
+
+def test_a_map_is_of_bool_and_a_size_of_integers():
+    def refused(word, *arguments, **options):
+        with pytest.raises(flashtune.InvalidArgumentError, match=word):
+            flashtune.block_mask(*arguments, **options)
+
+    ones = np.ones((2, 2), bool)
+    refused("blocks is float64 of shape", np.ones((2, 2)))
+    refused("blocks is bool of shape", np.ones(4, bool))
+    refused("blocks is list", [[True]])
+    refused("full is list", ones, [[True, True], [True, True]])
+    refused("full has shape", ones, ones[:1])
+    for size in ("128", 128.0, (128,), (128, 64.0), None):
+        refused("block_size is", ones, block_size=size)
+    for size in (np.int64(128), [np.int32(128), 128], np.array([128, 128])):
+        assert flashtune.block_mask(ones, block_size=size).BLOCK_SIZE == (128, 128)

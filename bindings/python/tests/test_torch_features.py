@@ -184,6 +184,16 @@ def test_block_mask_lists_the_blocks_of_a_map_as_flex_attention_does(device):
     assert (theirs.q_indices == made.q_indices)[listed].all()
 
 
+def test_a_block_mask_is_refused_with_deterministic_on_a_gpu_before_anything_runs():
+    # Any device but the CPU is told; this one every machine has, and it has no data that could be run on.
+    block_mask = flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
+    elsewhere, here = (torch.ones(1, 16, 2, 8, device=device, requires_grad=True) for device in ("meta", "cpu"))
+    with pytest.raises(flashtune.UnsupportedError, match="deterministic is True and block_mask is given"):
+        flashtune.attention(elsewhere, elsewhere, elsewhere, deterministic=True, block_mask=block_mask)
+    flashtune.attention(here, here, here, deterministic=True, block_mask=block_mask).sum().backward()
+    assert here.grad is not None
+
+
 def test_a_block_mask_under_compile_says_what_is_missing():
     ones, block_mask = torch.ones(1, 16, 2, 8), flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
     compiled = torch.compile(lambda q: flashtune.attention(q, q, q, block_mask=block_mask), backend="eager", fullgraph=True)
