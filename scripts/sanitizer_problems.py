@@ -1,5 +1,6 @@
-"""Small problems that reach every edge, in fp16 and bf16: odd lengths and dims, GQA, masks, dropout, then each feature by itself in
-both passes, decoding with and without pages, and merging. Arguments are the parts to run, all if there are none."""
+"""Small problems that reach every edge, in fp16, bf16 and fp32: odd lengths and dims, GQA, masks, dropout, then each feature by itself
+in both passes, and what the forward pass alone has: the batch-invariant mode, decoding with and without pages (in fp32 without),
+and merging. Arguments are the parts to run, all if there are none."""
 
 import sys
 
@@ -17,7 +18,11 @@ PROBLEMS = [
     (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than blocks of threads
 ]
 # Of the features: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim. Odd lengths, several tiles.
-FEATURED = {torch.float16: (2, 4, 2, 131, 201, 64), torch.bfloat16: (1, 2, 1, 150, 333, 128)}
+FEATURED = {
+    torch.float16: (2, 4, 2, 131, 201, 64),
+    torch.bfloat16: (1, 2, 1, 150, 333, 128),
+    torch.float32: (1, 2, 1, 131, 201, 72),
+}
 
 
 def tensor(*shape, dtype=torch.float32):
@@ -34,7 +39,11 @@ def int32(*values):
 
 
 def features(dtype, batch, heads, seqlen_q, seqlen_k):
-    """Keyword arguments of flashtune.attention_varlen by what they show."""
+    """Keyword arguments of flashtune.attention_varlen, or with a block mask of flashtune.attention, by what they show."""
+    # Some rows have no block, and the last ones are not whole.
+    size = 64
+    blocks, full = (torch.rand(batch, heads, -(-seqlen_q // size), -(-seqlen_k // size), device="cuda") > 0.5 for _ in range(2))
+    blocks[:, :, 1], full[:, :, 1] = False, False
     return {
         "window": dict(causal=True, window=(40, 0)),
         "window to both sides": dict(window=(70, 20)),
@@ -43,6 +52,12 @@ def features(dtype, batch, heads, seqlen_q, seqlen_k):
         "bias": dict(bias=tensor(1, heads, seqlen_q, seqlen_k, dtype=dtype)),
         "bias with a gradient": dict(bias=tensor(1, heads, 1, seqlen_k, dtype=dtype).requires_grad_()),
         "mask": dict(mask=torch.rand(batch, 1, seqlen_q, seqlen_k, device="cuda") > 0.3),
+        "mask of bits": dict(mask_bits=torch.randint(256, (batch, 1, seqlen_q, -(-seqlen_k // 8)), dtype=torch.uint8, device="cuda")),
+        "block mask": dict(causal=True, block_mask=flashtune.block_mask(blocks, block_size=size)),
+        "block mask, some full": dict(
+            mask=torch.rand(batch, 1, seqlen_q, seqlen_k, device="cuda") > 0.3,
+            block_mask=flashtune.block_mask(blocks, full, block_size=size),
+        ),
         "sinks": dict(sinks=tensor(heads).requires_grad_()),
         "padded": dict(seqused_q=int32(*[seqlen_q, 3][:batch]), seqused_k=int32(*[0, seqlen_k - 7][-batch:])),
         "deterministic": dict(causal=True, deterministic=True, dropout_p=0.1),
@@ -50,20 +65,32 @@ def features(dtype, batch, heads, seqlen_q, seqlen_k):
 
 
 def end_to_end(dtype, heads_q, heads_kv, head_dim):
-    """Three sequences, one of them without queries: (q, k, v) and keyword arguments."""
+    """Three sequences, one of them without queries, and behind the last rows of none: (q, k, v) and keyword arguments."""
     shapes = (200, heads_q, head_dim), (333, heads_kv, head_dim), (333, heads_kv, head_dim)
     inputs = [tensor(*shape, dtype=dtype).requires_grad_() for shape in shapes]
     lengths = dict(cu_seqlens_q=int32(0, 131, 131, 199), cu_seqlens_k=int32(0, 201, 240, 330))
     return inputs, dict(causal=True, window=(60, 0), max_seqlen_q=131, max_seqlen_k=201, **lengths)
 
 
-def both_passes(inputs, **options):
-    out, lse = flashtune.attention_varlen(*inputs, return_lse=True, **options)
+def both_passes(inputs, used_q=None, used_k=None, **options):
+    """used_q, used_k: how many rows the sequences have that lie end to end; behind them nothing is written."""
+    attend = flashtune.attention if "block_mask" in options else flashtune.attention_varlen
+    out, lse = attend(*inputs, return_lse=True, **options)
+    out, lse = out[:used_q], lse[..., :used_q]
     learnt = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
     # A gradient into the LSE, too, of the rows that see a key.
-    gradients = torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), learnt)
+    dq, dk, dv, *others = torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), learnt)
     torch.cuda.synchronize()
-    assert all(x.isfinite().all() for x in (out, *gradients)), options
+    assert all(x.isfinite().all() for x in (out, dq[:used_q], dk[:used_k], dv[:used_k], *others)), options
+
+
+def batch_invariant(dtype, head_dim):
+    """Of many queries, and of few, whose keys are split."""
+    for seqlen_q in (131, 1):
+        q, k, v = (x.detach() for x in qkv(dtype, 2, 4, 2, seqlen_q, 1100, head_dim, head_dim))
+        out, lse = flashtune.attention_forward(q, k, v, causal=True, batch_invariant=True)
+        torch.cuda.synchronize()
+        assert out.isfinite().all() and lse.isfinite().all()
 
 
 def decode(dtype, seqlen_q, seqlen_k, page_size):
@@ -100,12 +127,14 @@ def featured(dtype):
     for options in features(dtype, batch, heads_q, seqlen_q, seqlen_k).values():
         both_passes(qkv(dtype, *FEATURED[dtype], head_dim), **options)
     inputs, options = end_to_end(dtype, heads_q, heads_kv, head_dim)
-    both_passes(inputs, **options)
+    both_passes(inputs, used_q=199, used_k=330, **options)
+    batch_invariant(dtype, head_dim)
 
 
 def few_queries(dtype):
     for seqlen_q, page_size in ((1, None), (1, 16), (5, 64), (1, 3)):
-        decode(dtype, seqlen_q, 2000, page_size)
+        # On a GPU pages are of fp16 or bf16.
+        decode(dtype, seqlen_q, 2000, None if dtype == torch.float32 else page_size)
     merge(dtype)
 
 

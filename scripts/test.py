@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -44,7 +45,8 @@ def say(line):
 
 
 def run(command, seconds=None, **environment):
-    """Runs a command in the repository with its output shown, and returns (exit status, output). It is ended after `seconds`."""
+    """Runs a command in the repository with its output shown, and returns (exit status, output). After `seconds` it is ended with all
+    that it started, any of which would hold its output open."""
     say(" ".join(map(str, command)))
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -54,18 +56,23 @@ def run(command, seconds=None, **environment):
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=bool(seconds),
     )
-    end = threading.Timer(seconds, process.kill) if seconds else None
+    end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL)) if seconds else None
     if end:
         end.start()
     lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    status = process.wait()
-    if end:
-        end.cancel()
-    return status, "".join(lines)
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        return process.wait(), "".join(lines)
+    finally:
+        if end:
+            end.cancel()
+            # Stopped from outside, which a session of its own does not hear of.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def tests_environment():
