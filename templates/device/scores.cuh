@@ -4,6 +4,9 @@
 // mask hides the key. So a softmax after it has a scale of 1. What a kernel does not use is not in it.
 
 constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kHasBias || kHasMask;
+// Whether the backward pass keeps the softcap's slopes of the products: found again from weights they have 16 bits and fewer, of scores
+// that ALiBi took far down.
+constexpr bool kKeepsSlopes = kIsFp32 && kHasSoftcap;
 
 // tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2 and rcp, which are infinite and 0
 // where they have to be, and near 0, where that cancels, its series. Of fp32 tensors to 2 ulp, as a score of 20 needs it.
@@ -50,7 +53,12 @@ struct ScoreModifier {
 
     // ---- backward
 
-    // What a score's gradient is multiplied with on its way through the softcap: 1 - tanh^2, found again from the weight 2^(x - lse).
+    // What a score's gradient is multiplied with on its way through the softcap: 1 - tanh^2, of its raw product.
+    __device__ __forceinline__ float softcap_slope(float product) const {
+        const float tanh = tanh_exact(product * params.softcap_factor);
+        return fmaf(-tanh, tanh, 1.f);
+    }
+    // The same, found again from the weight 2^(x - lse).
     __device__ __forceinline__ float softcap_slope(float weight, float lse_log2, int row, int key) const {
         if (!kHasSoftcap) return 1.f;
         if (!(weight > 0.f)) return 0.f;

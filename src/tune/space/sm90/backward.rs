@@ -88,6 +88,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let group_mb = match problem.right_shift() {
         // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
         _ if problem.deterministic => 16,
+        // Tiles go their own ways through the queries, which must lie in L2.
+        _ if features.block_mask.is_some() => 16,
         // Where a causal tile is as long as all heads of its group, the long ones must not come last.
         Some(_) if problem.group_size() > 1 => 0,
         _ if problem.seqlen_q < LONG => 16,

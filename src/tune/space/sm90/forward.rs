@@ -122,8 +122,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
         let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem));
-        // Sequences fit L2 in groups of heads; of long ones few heads fill it.
-        let group_mb = if !tiles_differ { 1 } else { 32 * u32::from(problem.seqlen_k < LONG) };
+        // Sequences fit L2 in groups of heads; of long ones few heads fill it, but tiles that are walked together read the
+        // same keys, if no block mask sends each its own way.
+        let group_mb = match tiles_differ {
+            false => 1,
+            true => 32 * u32::from(problem.seqlen_k < LONG || block_mask.is_some()),
+        };
         let stale_max = u32::from(may_be_stale(problem));
         let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
         Config::new(Family::Sm90, tile.into_iter().chain(stages).chain(flow))
