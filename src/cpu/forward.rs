@@ -21,7 +21,8 @@ use super::{BLOCK_STEP, Blocks};
 use crate::call::Call;
 use crate::error::Result;
 use crate::problem::Problem;
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LOG2_E;
+use std::f64::consts::LN_2;
 use std::ops::Range;
 
 /// Floats of scratch that a task of `run` takes.
@@ -265,7 +266,8 @@ impl RowEnd {
         };
         match sum == 0.0 {
             true => RowEnd { factor: 1.0, lse: f32::NEG_INFINITY },
-            false => RowEnd { factor: share / sum, lse: max * LN_2 + sum.ln() },
+            // Wide, since what rounding takes from an LSE is in all of the row's weights backward.
+            false => RowEnd { factor: share / sum, lse: (f64::from(max) * LN_2 + f64::from(sum).ln()) as f32 },
         }
     }
 }

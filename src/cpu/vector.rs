@@ -68,6 +68,12 @@ macro_rules! vectorized {
 }
 pub(super) use vectorized;
 
+/// An fp32 number and what is missing in it: one rounding of a row's LSE would be in all of the row's weights alike.
+pub fn in_two_parts(x: f64) -> [f32; 2] {
+    let high = x as f32;
+    [high, if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 }]
+}
+
 #[inline(always)]
 fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
@@ -178,10 +184,11 @@ vectorized! {
     }
 
     /// One row of the backward pass: base-2 scores become weights 2^(score - lse_log2), and the gradients of the
-    /// weights become those of the scores, weight * (gradient - delta).
-    pub fn score_gradients(scores: &mut [f32], gradients: &mut [f32], lse_log2: f32, delta: f32) {
+    /// weights become those of the scores, weight * (gradient - delta). `lse_log2` is `in_two_parts`.
+    pub fn score_gradients(scores: &mut [f32], gradients: &mut [f32], lse_log2: [f32; 2], delta: f32) {
+        let [lse, lse_rest] = lse_log2;
         for (score, gradient) in scores.iter_mut().zip(gradients) {
-            let weight = exp2::<FMA>(*score - lse_log2);
+            let weight = exp2::<FMA>(*score - lse - lse_rest);
             *score = weight;
             *gradient = weight * (*gradient - delta);
         }

@@ -2,6 +2,7 @@
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kLog2ERest = 1.925963033500011e-8f, kLn2Rest = -1.904654299957768e-9f;  // what rounding took from the two
 
 template <bool kIs4Bytes>
 struct ElementOf { using Type = uint16; };
@@ -56,6 +57,22 @@ __device__ __forceinline__ float log2_approx(float x) {
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// The natural logarithm of sum * 2^reference. Of fp32 tensors it is rounded once: what is lost of an LSE is lost of all of its row's weights.
+__device__ __forceinline__ float natural_log(float sum, float reference) {
+    if constexpr (kIsFp32) return fmaf(reference, kLn2, fmaf(reference, kLn2Rest, logf(sum)));
+    return (reference + log2_approx(sum)) * kLn2;
+}
+
+// A row's LSE as the weights of the backward pass take it, in units of log2: from the workspace, which has it in those or, of fp32 tensors, in
+// natural ones. Then it comes in two parts, since a rounding at its magnitude would be in all of the row's weights alike.
+struct Log2Lse {
+    float high, low = 0.f;
+    __device__ __forceinline__ explicit Log2Lse(float stored) : high(kIsFp32 ? stored * kLog2E : stored) {
+        if constexpr (kIsFp32) low = high == infinity() ? 0.f : fmaf(stored, kLog2E, -high) + stored * kLog2ERest;
+    }
+    static __device__ __forceinline__ float stored(float natural) { return kIsFp32 ? natural : natural * kLog2E; }
+};
 
 // Sums and maxima over the four lanes that share the rows of an mma accumulator.
 __device__ __forceinline__ float quad_max(float x) {

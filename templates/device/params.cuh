@@ -28,7 +28,7 @@ struct KernelParams {
     TensorView q, k, v, out, dout, dq, dk, dv;
     float* lse;          // (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log; may be null forward
     // Workspace (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q, workspace_rows_of_head).
-    float* lse_log2;     // +inf for rows without keys and past a sequence's last
+    float* lse_log2;     // of fp32 tensors in natural units (Log2Lse); +inf for rows without keys and past a sequence's last
     float* delta;        // rowsum(dO * O) - dlse; 0 past a sequence's last row
     float* dq_accum;     // of the same rows, in the order of device/dq_accum.cuh
     uint32* turns;       // what device/turns.cuh counts; null where the pass is not deterministic

@@ -4,8 +4,8 @@
 // mask hides the key. So a softmax after it has a scale of 1. What a kernel does not use is not in it.
 
 constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kHasBias || kHasMask;
-// Whether the backward pass keeps the softcap's slopes of the products: found again from weights they have 16 bits and fewer, of scores
-// that ALiBi took far down.
+// Whether the backward pass keeps the softcap's slopes of the products: found again from a weight they lack what rounding takes from its
+// score and its row's LSE, which a small cap makes much of.
 constexpr bool kKeepsSlopes = kIsFp32 && kHasSoftcap;
 
 // tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2 and rcp, which are infinite and 0

@@ -10,15 +10,14 @@ struct RowEnd {
 // `sum` is of 2^(score - reference), both in log2 units; 0 for a row that sees nothing.
 __device__ __forceinline__ RowEnd end_row(float sum, float reference, int head, const KernelParams& params) {
     const float keep_scale = kHasDropout ? params.dropout_keep_scale : 1.f;
-    RowEnd end = {sum == 0.f ? 0.f : keep_scale / sum, sum == 0.f ? -infinity() : (reference + log2_approx(sum)) * kLn2};
+    RowEnd end = {sum == 0.f ? 0.f : keep_scale / sum, sum == 0.f ? -infinity() : natural_log(sum, reference)};
     if constexpr (kHasSinks) {
-        const float sink = params.sinks[head] * kLog2E, keys = reference + log2_approx(sum);
+        const float sink = params.sinks[head] * kLog2E;
         if (sum == 0.f) {
             end.lse = params.sinks[head];
         } else if (sink != -infinity()) {  // nor is a NaN
-            const float top = fmaxf(keys, sink), share = exp2_approx(keys - top), both = share + exp2_approx(sink - top);
-            end.factor *= share / both;
-            end.lse = (top + log2_approx(both)) * kLn2;
+            const float top = fmaxf(reference, sink), share = exp2_approx(reference - top), both = sum * share + exp2_approx(sink - top);
+            end = {keep_scale * share / both, natural_log(both, top)};
         }
     }
     return end;

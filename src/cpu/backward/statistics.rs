@@ -7,7 +7,6 @@ use crate::cpu::element::{Element, Tensor};
 use crate::cpu::sequence::Sequences;
 use crate::cpu::vector::{Level, row_dots};
 use crate::cpu::workers::take;
-use std::f32::consts::LOG2_E;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 pub struct Statistics<E> {
@@ -71,18 +70,18 @@ impl<E: Element> Statistics<E> {
             self.out.head(sequence.place_q, head).load(first_row, rows, out, self.dim_v);
             self.dout.head(sequence.place_q, head).load(first_row, rows, dout, self.dim_v);
             let lse = from_raw_parts(self.lse.add(in_lse), rows);
-            let lse_log2 = from_raw_parts_mut(self.workspace.lse_log2(in_workspace), rows);
+            let kept_lse = from_raw_parts_mut(self.workspace.lse(in_workspace), rows);
             let delta = from_raw_parts_mut(self.workspace.delta(in_workspace), rows);
             row_dots(self.level, out, dout, self.dim_v, delta);
             if !self.dlse.is_null() {
                 let dlse = from_raw_parts(self.dlse.add(in_lse), rows);
                 delta.iter_mut().zip(dlse).for_each(|(delta, dlse)| *delta -= dlse);
             }
-            for ((lse, lse_log2), delta) in lse.iter().zip(lse_log2).zip(delta) {
+            for ((lse, kept_lse), delta) in lse.iter().zip(kept_lse).zip(delta) {
                 // A row that sees nothing gives no gradient, whatever comes into its LSE.
-                (*lse_log2, *delta) = match *lse == f32::NEG_INFINITY {
+                (*kept_lse, *delta) = match *lse == f32::NEG_INFINITY {
                     true => (f32::INFINITY, 0.0),
-                    false => (lse * LOG2_E, *delta),
+                    false => (*lse, *delta),
                 };
             }
         }
@@ -96,19 +95,19 @@ impl<E: Element> Statistics<E> {
     /// order, and wide, since terms of either sign cancel.
     pub fn dsink(&self, head: usize) {
         // SAFETY: one of heads_q floats.
-        let sink_log2 = unsafe { self.sinks.add(head).read() } * LOG2_E;
+        let sink = f64::from(unsafe { self.sinks.add(head).read() });
         let mut sum = 0.0;
         for batch in 0..self.batch_size {
             let sequence = self.sequences.of(batch);
             let first = self.sequences.workspace_row(&sequence, head);
             // SAFETY: written in an earlier phase, only read in this one.
-            let (lse_log2, delta) = unsafe {
+            let (lse, delta) = unsafe {
                 (
-                    from_raw_parts(self.workspace.lse_log2(first), sequence.seqlen_q),
+                    from_raw_parts(self.workspace.lse(first), sequence.seqlen_q),
                     from_raw_parts(self.workspace.delta(first), sequence.seqlen_q),
                 )
             };
-            let terms = lse_log2.iter().zip(delta).map(|(lse, delta)| f64::from((sink_log2 - lse).exp2() * delta));
+            let terms = lse.iter().zip(delta).map(|(lse, delta)| (sink - f64::from(*lse)).exp() * f64::from(*delta));
             sum += terms.sum::<f64>();
         }
         // SAFETY: one of heads_q floats, and this task's alone.

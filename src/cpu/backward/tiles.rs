@@ -12,9 +12,10 @@ use crate::cpu::element::{Element, Tensor};
 use crate::cpu::matmul::{Into, Matrix, multiply};
 use crate::cpu::scores::{Along, Line, ScoreModifier};
 use crate::cpu::sequence::{Sequence, Sequences};
-use crate::cpu::vector::{LANES, Level, multiply_in_place, score_gradients};
+use crate::cpu::vector::{LANES, Level, in_two_parts, multiply_in_place, score_gradients};
 use crate::cpu::workers::take;
 use crate::problem::Problem;
+use std::f64::consts::LOG2_E;
 use std::ops::Range;
 use std::slice::from_raw_parts;
 
@@ -201,13 +202,14 @@ impl<E: Element> Tiles<E> {
         }
         let first_row = self.sequences.workspace_row(sequence, head) + tile.first;
         // SAFETY: written in an earlier phase, only read in this one.
-        let (lse_log2, delta) = unsafe {
+        let (lse, delta) = unsafe {
             (
-                from_raw_parts(self.workspace.lse_log2(first_row), rows),
+                from_raw_parts(self.workspace.lse(first_row), rows),
                 from_raw_parts(self.workspace.delta(first_row), rows),
             )
         };
         for row in 0..rows {
+            let lse_log2 = in_two_parts(f64::from(lse[row]) * LOG2_E);
             let weights = &mut tile.weights[row * n..][..keys.padded_keys];
             let gradients = &mut tile.gradients[row * n..][..keys.padded_keys];
             let seen = sequence.mask.keys_of(tile.first + row);
@@ -231,7 +233,7 @@ impl<E: Element> Tiles<E> {
                     self.modifier.modify(sequence, line, shows, scores, slopes.as_deref_mut());
                 }
                 let of_scores = &mut gradients[piece.clone()];
-                score_gradients(self.level, &mut weights[piece], of_scores, lse_log2[row], delta[row]);
+                score_gradients(self.level, &mut weights[piece], of_scores, lse_log2, delta[row]);
                 if let (Some(slopes), ScoresAre::Products) = (slopes, scores_are) {
                     multiply_in_place(self.level, of_scores, slopes);
                 }

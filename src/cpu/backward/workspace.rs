@@ -27,8 +27,8 @@ impl Workspace {
         }
     }
 
-    /// +inf for a row that sees nothing, so that its weights come out as 0.
-    pub fn lse_log2(&self, row: usize) -> *mut f32 {
+    /// Natural; +inf for a row that sees nothing, so that its weights come out as 0.
+    pub fn lse(&self, row: usize) -> *mut f32 {
         self.data.wrapping_add(row)
     }
 
