@@ -203,7 +203,7 @@ fn gpu_survives_adversarial_scores() {
         for config in one_of_each_family(subject, &case) {
             let got = subject.forward(&case, &prepared.data, &config);
             prepared
-                .judge_forward_on(subject, &got)
+                .judge_forward(subject, &got)
                 .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
         }
     });

@@ -2,7 +2,7 @@
 //! registers, the shared memory and the spills that ptxas reports are within bounds.
 //!
 //! Configs are the heuristic's, for a typical GPU of the architecture and every family that serves there, and those of the
-//! shipped records. Of sm90's kernels only the producer may spill. The matrix is thinned to what
+//! shipped records. Of sm90's kernels only the producer may spill, but for `CONSUMERS`. The matrix is thinned to what
 //! two cores compile in three minutes (`is_taken`); `cargo test --test kernel_matrix -- --ignored` has no gaps. Without
 //! NVRTC a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
@@ -45,56 +45,65 @@ const FEATURES: [(Causal, bool, bool); 6] = [
 /// What else is asked, in combinations that together have each feature with another at least once. Each is compiled at one head dim, on
 /// sm_90 and on one other architecture. What belongs to the backward pass is left out forward.
 fn combined_features() -> [(Problem, Arch); 7] {
-    let of = |head_dim: i64, layout, causal, dropout, features| Problem {
+    let of = |head_dim, layout, causal, dropout, features| Problem {
         causal,
         dropout,
         features,
         ..problem(Pass::Backward, Dtype::Bf16, (head_dim, head_dim), layout)
     };
-    let sliding = Window { left: Some(1000), ..Window::default() };
     let around = Window { left: Some(100), right: Some(100), top_left: true };
     let varlen = Some(Varlen::default());
     let (vec8, none) = (Layout::Vec8, Features::NONE);
-    let capped = Features { window: sliding, softcap: true, varlen, ..none };
+    let capped = Features { window: SLIDING, softcap: true, varlen, ..none };
     let slopes = Features { alibi: true, varlen, sinks: true, dlse: true, ..none };
     let biased = Features { bias: true, dbias: true, sinks: true, ..none };
     let masked = Features { window: around, mask: true, mask_bits: true, dlse: true, ..none };
     let block_mask = Some(BlockMask { block_q: 128, block_k: 128 });
     let listed = Features { mask: true, dlse: true, block_mask, ..none };
-    let all = Features { window: sliding, softcap: true, alibi: true, mask: true, ..biased };
     [
         (of(64, vec8, Causal::BottomRight, false, capped), Arch::Sm(8, 0)),
         (of(128, vec8, Causal::BottomRight, false, slopes), Arch::Sm(8, 6)),
         (of(128, vec8, Causal::None, true, biased), Arch::Sm(8, 9)),
         (of(256, vec8, Causal::None, false, masked), Arch::Sm(8, 0)),
         (of(64, vec8, Causal::BottomRight, false, listed), Arch::Sm(8, 0)),
-        (of(96, vec8, Causal::BottomRight, true, all), Arch::Sm(12, 0)),
+        (of(96, vec8, Causal::BottomRight, true, ALL), Arch::Sm(12, 0)),
         (
-            of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, mask_bits: true, ..all }),
+            of(33, Layout::Vec1, Causal::BottomRight, true, Features { varlen, dlse: true, mask_bits: true, ..ALL }),
             Arch::Sm(10, 0),
         ),
     ]
 }
+
+const SLIDING: Window = Window { left: Some(1000), right: None, top_left: false };
+
+/// All that is done with scores.
+const ALL: Features = Features {
+    window: SLIDING,
+    softcap: true,
+    alibi: true,
+    bias: true,
+    dbias: true,
+    mask: true,
+    sinks: true,
+    ..Features::NONE
+};
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::Fp16];
 
 /// fp32, by sm80's family: each list of its heuristic at least once, on an architecture of little shared memory where it takes
 /// the last one.
 fn fp32_problems() -> [(Problem, Arch); 5] {
-    let of = |head_dim: i64, layout, causal, dropout, features| Problem {
+    let of = |head_dim, causal, dropout| Problem {
         causal,
         dropout,
-        features,
-        ..problem(Pass::Backward, Dtype::Fp32, (head_dim, head_dim), layout)
+        ..problem(Pass::Backward, Dtype::Fp32, (head_dim, head_dim), Layout::Vec4)
     };
-    let all = combined_features()[5].0;
-    let none = Features::NONE;
     [
-        (of(64, Layout::Vec4, Causal::None, false, none), Arch::Sm(9, 0)),
-        (Problem { dtype: Dtype::Fp32, ..all }, Arch::Sm(9, 0)),
-        (of(128, Layout::Vec4, Causal::BottomRight, true, none), Arch::Sm(8, 0)),
-        (of(256, Layout::Vec4, Causal::None, false, none), Arch::Sm(8, 6)),
-        (Problem { deterministic: true, ..of(512, Layout::Vec4, Causal::BottomRight, false, none) }, Arch::Sm(8, 6)),
+        (of(64, Causal::None, false), Arch::Sm(9, 0)),
+        (Problem { features: ALL, ..of(96, Causal::BottomRight, true) }, Arch::Sm(9, 0)),
+        (of(128, Causal::BottomRight, true), Arch::Sm(8, 0)),
+        (of(256, Causal::None, false), Arch::Sm(8, 6)),
+        (Problem { deterministic: true, ..of(512, Causal::BottomRight, false) }, Arch::Sm(8, 6)),
     ]
 }
 
@@ -121,12 +130,20 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
     ((512, 512), Layout::Vec8),
 ];
 
-/// The bytes that the heuristic's mma.sync kernel may spill, with any feature; none where it is not listed.
+/// The bytes that kernels of so many head dims may spill; none where they are not listed.
+type MaySpill = [(Arch, Pass, (i64, i64), u32)];
+
+fn may_spill(listed: &MaySpill, arch: Arch, problem: &Problem) -> u32 {
+    let of = (arch, problem.pass, (problem.head_dim, problem.head_dim_v));
+    listed.iter().find(|(arch, pass, dims, _)| (*arch, *pass, *dims) == of).map_or(0, |(.., bytes)| *bytes)
+}
+
+/// The heuristic's mma.sync kernel, with any feature.
 ///
 /// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
 /// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
 /// Tuning takes kernels that spill only where no other is right.
-const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 12] = [
+const MMA_SYNC: &MaySpill = &[
     (Arch::Sm(8, 0), Pass::Backward, (128, 128), 8),
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
     (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
@@ -145,25 +162,25 @@ const MAY_SPILL: [(Arch, Pass, (i64, i64), u32); 12] = [
 /// do not leave, and a few loads are nothing beside the wait.
 const TURNS_MAY_SPILL: u32 = 160;
 
-/// The bytes that the mma.sync kernels of `combined_features` may spill, by head dim.
-const FEATURES_MAY_SPILL: [(Arch, Pass, i64, u32); 4] = [
-    (Arch::Sm(8, 0), Pass::Backward, 256, 96),
-    (Arch::Sm(8, 9), Pass::Forward, 128, 12),
-    (Arch::Sm(9, 0), Pass::Forward, 128, 72),
-    (Arch::Sm(9, 0), Pass::Backward, 128, 80),
+/// The mma.sync kernels of `combined_features`.
+const COMBINED: &MaySpill = &[
+    (Arch::Sm(8, 0), Pass::Backward, (256, 256), 96),
+    (Arch::Sm(8, 9), Pass::Forward, (128, 128), 12),
+    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 72),
+    (Arch::Sm(9, 0), Pass::Backward, (128, 128), 80),
 ];
 
-/// The bytes that the fp32 kernels may spill, by head dim: addresses of loads, of which there are twice as many. At 512 a block is one
+/// The fp32 kernels: addresses of loads, of which there are twice as many. At 512 a block is one
 /// warp, all that 99 KB hold, and each of its threads loads 64 chunks of a tile.
-const FP32_MAY_SPILL: [(Arch, Pass, i64, u32); 3] = [
-    (Arch::Sm(8, 6), Pass::Forward, 512, 1304),
-    (Arch::Sm(9, 0), Pass::Forward, 33, 56),
-    (Arch::Sm(9, 0), Pass::Forward, 64, 8),
+const FP32: &MaySpill = &[
+    (Arch::Sm(8, 6), Pass::Forward, (512, 512), 1304),
+    (Arch::Sm(9, 0), Pass::Forward, (33, 33), 56),
+    (Arch::Sm(9, 0), Pass::Forward, (64, 64), 8),
 ];
 
-/// The bytes that the consumers of sm90's heuristic may spill. At head dim 160 it is a flag that is read once a
+/// The consumers of sm90's heuristic. At head dim 160 it is a flag that is read once a
 /// tile: 580 TFLOP/s on an H200, causal, 4096 keys, where the best tile that spills nothing did 541.
-const CONSUMERS_MAY_SPILL: [(Pass, (i64, i64), u32); 1] = [(Pass::Forward, (160, 160), 12)];
+const CONSUMERS: &MaySpill = &[(Arch::Sm(9, 0), Pass::Forward, (160, 160), 12)];
 
 /// Lengths of many tiles and of few, for which sm90's heuristic takes fewer rows.
 const MANY: i64 = 4000;
@@ -203,11 +220,10 @@ fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family:
     has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
 }
 
-/// One text to compile, and what is demanded of it.
+/// What is demanded of a text to compile.
 struct Kernel {
     family: Family,
     spec: KernelSpec,
-    text: String,
     name: String,
     registers: u32,
     shared_memory: u32,
@@ -216,10 +232,10 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The kernels of a pass; only the main one may spill.
-    fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<Kernel> {
+    /// The kernels of a pass by their text; only the main one may spill.
+    fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<(String, Kernel)> {
         let rendered = render_pass(problem, config, device.arch);
-        let kernel = |(spec, text): (KernelSpec, String)| Kernel {
+        let kernel = |spec: KernelSpec| Kernel {
             family: config.family,
             name: format!("{} {} {} {config}", device.arch, spec.template, Class::of(problem)),
             registers: device.registers_per_sm
@@ -227,15 +243,15 @@ impl Kernel {
             shared_memory: device.smem_per_block - spec.smem_bytes,
             may_spill: if spec.is_main { may_spill } else { 0 },
             spec,
-            text,
         };
-        rendered.unwrap_or_else(|error| panic!("{problem:?} {config}: {error}")).into_iter().map(kernel).collect()
+        let rendered = rendered.unwrap_or_else(|error| panic!("{problem:?} {config}: {error}"));
+        rendered.into_iter().map(|(spec, text)| (text, kernel(spec))).collect()
     }
 
     /// What is wrong with it, one line for each thing.
-    fn complaints(&self, nvrtc: &Nvrtc, arch: Arch) -> Vec<String> {
+    fn complaints(&self, text: &str, nvrtc: &Nvrtc, arch: Arch) -> Vec<String> {
         let target = target(arch, self.family, nvrtc).unwrap();
-        let compiled = match compile(nvrtc, self.spec.template, &self.text, &target) {
+        let compiled = match compile(nvrtc, self.spec.template, text, &target) {
             Ok(compiled) => compiled,
             Err(error) => return vec![format!("{}: {error}", self.name)],
         };
@@ -252,7 +268,7 @@ impl Kernel {
         demand(smem <= limit, format!("{smem} bytes of static shared memory where {limit} are left"));
         if nvrtc.version() == JUDGED_NVRTC {
             let of_consumers = sass::consumer_spill_bytes(&compiled.cubin);
-            let (spilled, allowed) = (self.spec.costly_spill_bytes(used.spill_bytes, of_consumers), self.may_spill);
+            let (spilled, allowed) = (of_consumers.unwrap_or(used.spill_bytes), self.may_spill);
             demand(spilled <= allowed, format!("spills {spilled} bytes, at most {allowed} are allowed"));
             // An array that is indexed at run time lies on the stack without being called a spill.
             demand(used.spill_bytes > 0 || used.stack_bytes == 0, format!("{} bytes of stack", used.stack_bytes));
@@ -275,20 +291,17 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
         // Forward, what is deterministic is not another kernel.
         let passes = if deterministic { &[Pass::Backward][..] } else { &[Pass::Forward, Pass::Backward] };
         for pass in passes.iter().copied() {
-            let listed = MAY_SPILL.iter().find(|(a, p, d, _)| (*a, *p, *d) == (arch, pass, dims));
-            let consumers = CONSUMERS_MAY_SPILL.iter().find(|(p, d, _)| (*p, *d) == (pass, dims));
             let many = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
             // With one feature a head dim.
             let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
             for problem in [many].into_iter().chain(few) {
                 let taken = heuristics(&problem, &device).into_iter().filter(|config| is_taken(d, f, t, config.family));
                 for config in taken {
-                    let may_spill = match config.family {
-                        Family::Sm90 => consumers.map_or(0, |(.., bytes)| *bytes),
-                        _ => listed.map_or(0, |(.., bytes)| *bytes) + if deterministic { TURNS_MAY_SPILL } else { 0 },
+                    let bytes = match config.family {
+                        Family::Sm90 => may_spill(CONSUMERS, arch, &problem),
+                        _ => may_spill(MMA_SYNC, arch, &problem) + if deterministic { TURNS_MAY_SPILL } else { 0 },
                     };
-                    let new = Kernel::of(&problem, &config, &device, may_spill);
-                    kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
+                    kernels.extend(Kernel::of(&problem, &config, &device, bytes));
                 }
             }
         }
@@ -297,20 +310,18 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
         let features = Features { dbias: false, dlse: false, ..backward.features };
         for problem in [backward, Problem { pass: Pass::Forward, features, ..backward }] {
             for config in heuristics(&problem, &device) {
-                let spills = FEATURES_MAY_SPILL.iter().find(|(a, p, d, _)| {
-                    (*a, *p, *d) == (arch, problem.pass, problem.head_dim) && config.family == Family::Sm80
-                });
-                let new = Kernel::of(&problem, &config, &device, spills.map_or(0, |(.., bytes)| *bytes));
-                kernels.extend(new.into_iter().map(|kernel| (kernel.text.clone(), kernel)));
+                let is_sm80 = config.family == Family::Sm80;
+                let bytes = if is_sm80 { may_spill(COMBINED, arch, &problem) } else { 0 };
+                kernels.extend(Kernel::of(&problem, &config, &device, bytes));
             }
         }
     }
-    kernels.extend(of_shipped_records(arch).map(|kernel| (kernel.text.clone(), kernel)));
+    kernels.extend(of_shipped_records(arch));
     kernels
 }
 
 /// Every kernel that a record names which ships for the architecture. None spills.
-fn of_shipped_records(arch: Arch) -> impl Iterator<Item = Kernel> {
+fn of_shipped_records(arch: Arch) -> impl Iterator<Item = (String, Kernel)> {
     let records = shipped_records().into_iter().filter(move |record| record.arch == arch);
     records.flat_map(move |record| Kernel::of(&record.problem, &record.config, &typical(arch), 0))
 }
@@ -338,8 +349,8 @@ fn all_compile(kernels: &BTreeMap<String, Kernel>, nvrtc: &Nvrtc, arch: Arch) {
         "this NVRTC compiles for another one in its place"
     );
     eprintln!("{arch}: {} kernels", kernels.len());
-    let all: Vec<&Kernel> = kernels.values().collect();
-    let complaints: Vec<String> = all.par_iter().flat_map_iter(|kernel| kernel.complaints(nvrtc, arch)).collect();
+    let complaints: Vec<String> =
+        kernels.par_iter().flat_map_iter(|(text, kernel)| kernel.complaints(text, nvrtc, arch)).collect();
     assert!(complaints.is_empty(), "{} of {} kernels:\n{}", complaints.len(), kernels.len(), complaints.join("\n"));
 }
 
@@ -387,13 +398,10 @@ fn kernels_of_fp32_compile() {
         let (forward, device) =
             (Problem { pass: Pass::Forward, deterministic: false, features, ..backward }, typical(arch));
         let of = |problem: Problem| {
-            let is_of = |(a, p, d, _): &&(Arch, Pass, i64, u32)| (*a, *p, *d) == (arch, problem.pass, problem.head_dim);
-            let bytes = FP32_MAY_SPILL.iter().find(is_of).map_or(0, |(.., bytes)| *bytes);
-            let may_spill = bytes + if problem.deterministic { TURNS_MAY_SPILL } else { 0 };
-            Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill)
+            let turns = if problem.deterministic { TURNS_MAY_SPILL } else { 0 };
+            Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill(FP32, arch, &problem) + turns)
         };
-        let all = [forward, backward].into_iter().flat_map(of);
-        all_compile(&all.map(|kernel| (kernel.text.clone(), kernel)).collect(), nvrtc, arch);
+        all_compile(&[forward, backward].into_iter().flat_map(of).collect(), nvrtc, arch);
     }
 }
 

@@ -27,17 +27,6 @@ pub struct KernelSpec {
     pub registers: Option<WarpgroupRegisters>,
 }
 
-impl KernelSpec {
-    /// Of the bytes that ptxas says are spilled those that products wait for: of a kernel with consumers theirs, where
-    /// those are known.
-    pub fn costly_spill_bytes(&self, of_all: u32, of_consumers: Option<u32>) -> u32 {
-        match self.registers {
-            Some(_) => of_consumers.unwrap_or(of_all),
-            None => of_all,
-        }
-    }
-}
-
 /// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarpgroupRegisters {

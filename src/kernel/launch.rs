@@ -66,7 +66,7 @@ impl Executable {
                     resources = Resources {
                         registers: function.registers()?,
                         spill_bytes,
-                        costly_spill_bytes: spec.costly_spill_bytes(spill_bytes, loaded.consumer_spill_bytes),
+                        costly_spill_bytes: loaded.consumer_spill_bytes.unwrap_or(spill_bytes),
                         smem_bytes: spec.smem_bytes + function.static_smem_bytes()?,
                         threads: spec.threads,
                     };
