@@ -197,7 +197,7 @@ pub const MAX_MASK_BLOCK: i64 = 2048;
 /// The largest head dim of either kind.
 pub const MAX_HEAD_DIM: i64 = 512;
 /// Packed rows of few queries: those of the largest tile that is made for them.
-pub const FEW_ROWS: i64 = 64;
+const FEW_ROWS: i64 = 64;
 /// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
 /// sum of a row index and a tile, stay within int32 in kernels.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
@@ -244,6 +244,13 @@ impl Problem {
         self.seqlen_q.saturating_mul(self.group_size())
     }
 
+    /// Rows of a block mask's lists, and how many blocks each is of; None without one.
+    pub fn list_extents(&self) -> Option<(i64, i64)> {
+        let BlockMask { block_q, block_k } = self.features.block_mask?;
+        let (q, k) = ((self.seqlen_q + block_q - 1) / block_q, (self.seqlen_k + block_k - 1) / block_k);
+        Some(if self.pass == Pass::Forward { (q, k) } else { (k, q) })
+    }
+
     /// Whether the keys may be split over blocks of threads, in pages or not: nothing is dropped or trained while decoding.
     pub fn may_decode(&self) -> bool {
         // A tile's rows are those of several heads, whose lists of blocks differ.
@@ -251,16 +258,25 @@ impl Problem {
         self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout && !has_lists
     }
 
-    /// Whether its result may not follow what was measured: the config is the heuristic's alone.
-    pub const fn follows_no_record(&self) -> bool {
-        self.deterministic || self.batch_invariant
+    /// Why its result may not follow what was measured, where it may not: the config is the heuristic's alone.
+    pub const fn follows_no_record(&self) -> Option<&'static str> {
+        match (self.deterministic, self.batch_invariant) {
+            (true, _) => Some("deterministic"),
+            (_, true) => Some("batch-invariant"),
+            _ => None,
+        }
+    }
+
+    /// Whether one tile holds the packed rows.
+    pub fn has_few_rows(&self) -> bool {
+        (1..=FEW_ROWS).contains(&self.packed_rows())
     }
 
     /// Of a batch-invariant problem: whether it is done as few queries are, a split of the keys by each block of threads.
     /// Only where all sequences have equally many queries, so that this is each one's own number.
-    pub fn has_few_queries(&self) -> bool {
+    pub fn has_few_queries_in_any_batch(&self) -> bool {
         let has_own_queries = self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q);
-        !has_own_queries && (1..=FEW_ROWS).contains(&self.packed_rows())
+        !has_own_queries && self.has_few_rows()
     }
 
     /// Row i sees keys j <= i + this; None: up to the last one. With sequences of their own lengths it is what comes on

@@ -145,7 +145,7 @@ impl Engine {
     /// for another shape of the class is better than none. It is not kept, so that a later `prepare` does its work. None
     /// for a deterministic or batch-invariant problem, whose result may not depend on what came before.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
-        if problem.follows_no_record() {
+        if problem.follows_no_record().is_some() {
             return None;
         }
         let (canonical, device) = (key::canonical(problem), self.backend.device());
@@ -209,8 +209,12 @@ impl Engine {
         if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
             return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
         }
-        if let Some(why) = untuned(problem) {
-            return Err(Error::invalid(format!("{}: {why}", key::record_key(problem))));
+        if let Some(why) = problem.follows_no_record() {
+            return Err(Error::invalid(format!(
+                "{}: a {why} problem always runs the heuristic's config, and there is nothing to tune; tune it without {}",
+                key::record_key(problem),
+                why.replace('-', "_")
+            )));
         }
         self.refuse_while_measuring("autotune")?;
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -303,7 +307,8 @@ impl Engine {
 
     /// Whether the policy is to measure rather than to take this choice.
     fn wants_tuning(&self, problem: &Problem, choice: &Choice) -> bool {
-        self.options.policy == Policy::Tune && !choice.is_exact && untuned(problem).is_none() && !self.is_sealed()
+        let may_follow = problem.follows_no_record().is_none();
+        self.options.policy == Policy::Tune && !choice.is_exact && may_follow && !self.is_sealed()
     }
 
     /// Tunes if the policy says so, then builds the best choice that builds.
@@ -491,21 +496,6 @@ impl<'a> Measuring<'a> {
 impl Drop for Measuring<'_> {
     fn drop(&mut self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-/// Why a problem is never measured, but always runs the heuristic's config.
-fn untuned(problem: &Problem) -> Option<&'static str> {
-    if problem.deterministic {
-        Some(
-            "a deterministic problem always runs the heuristic's config, and there is nothing to tune; tune it without deterministic",
-        )
-    } else if problem.batch_invariant {
-        Some(
-            "a batch-invariant problem always runs the heuristic's config, and there is nothing to tune; tune it without batch_invariant",
-        )
-    } else {
-        None
     }
 }
 

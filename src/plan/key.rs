@@ -147,7 +147,7 @@ pub fn canonical(problem: &Problem) -> Problem {
 fn of_any_batch(problem: &Problem) -> Problem {
     Problem {
         batch_size: 1,
-        seqlen_q: if problem.has_few_queries() { problem.seqlen_q } else { ANY_SEQLEN },
+        seqlen_q: if problem.has_few_queries_in_any_batch() { problem.seqlen_q } else { ANY_SEQLEN },
         seqlen_k: ANY_SEQLEN,
         ..in_any_alignment(problem)
     }

@@ -80,8 +80,7 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
         }
         choices
     };
-    if problem.follows_no_record() {
-        let why = if problem.deterministic { "deterministic" } else { "batch-invariant" };
+    if let Some(why) = problem.follows_no_record() {
         return passed_over(vec![of_heuristic(preferred, &format!("{why}, whatever the records say"))]);
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);

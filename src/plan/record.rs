@@ -96,8 +96,8 @@ impl Record {
     pub fn from_line(line: &str) -> Result<Record, String> {
         let record: Record = serde_json::from_str(line).map_err(|error| error.to_string())?;
         record.problem.validate().map_err(|error| error.message)?;
-        if record.problem.follows_no_record() {
-            return Err("its problem is deterministic or batch-invariant, and those follow no record".to_owned());
+        if let Some(why) = record.problem.follows_no_record() {
+            return Err(format!("its problem is {why}, and such a one follows no record"));
         }
         let (own, most) = (record.problem.layout.elements(), record.problem.access_elements());
         // From before a layout was at most 16 bytes of any dtype: no call would find it.

@@ -64,7 +64,7 @@ impl Problem {
     /// sequence, too, is always merged.
     pub fn max_splits(&self) -> i64 {
         if self.batch_invariant {
-            let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries();
+            let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries_in_any_batch();
             // What a sequence is cut by is counted in whole blocks of keys.
             let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
             return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };

@@ -82,7 +82,7 @@ impl Check {
 /// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits. The
 /// first has two blocks a side of a block mask, however large they are.
 fn reduced(problem: &Problem) -> [Problem; 2] {
-    let is_decoding = problem.may_decode() && problem.packed_rows() <= 64;
+    let is_decoding = problem.may_decode() && problem.has_few_rows();
     // One group per key-value head stays one; of larger groups three heads show every sharing.
     let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
     let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
@@ -263,7 +263,8 @@ mod tests {
                 let mask = BlockMask { block_q, block_k };
                 let of_mask = Features { block_mask: Some(mask), ..Features::NONE };
                 let small = reduced(&Problem { pass, features: of_mask, ..PROBLEM })[0];
-                let ([partial, _, full, _], cols) = features::lists(&small, mask, Listed::Most);
+                let ([partial, _, full, _], cols) =
+                    features::lists(small.pass, small.list_extents().unwrap(), Listed::Most);
                 let both = partial.iter().zip(&full).any(|(partial, full)| *partial > 0 && *full > 0);
                 assert!(both, "{pass:?} {mask:?}: no row has a block of either kind");
                 let listed = partial.iter().chain(&full).sum::<i64>();

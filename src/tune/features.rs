@@ -8,7 +8,7 @@ use super::pages::Pages;
 use crate::backend::{Backend, Memory};
 use crate::call::{BlockLists, FeatureArgs, ScoresRef};
 use crate::error::Result;
-use crate::problem::{BlockMask, Dtype, Pass, Problem};
+use crate::problem::{Dtype, Pass, Problem};
 use std::ffi::c_void;
 
 /// Low enough that it bends the scores of normal Q and K.
@@ -140,10 +140,11 @@ impl FeatureBuffers {
         let [cu_seqlens_k, seqused_k] = upload_lengths(varlen.total_k, &lengths.k)?;
         let pages = Pages::of(problem);
         let block_table = upload(pages.is_some(), &|| int32(pages.iter().flat_map(Pages::table)))?.cast_const().cast();
-        let block_lists = match of.block_mask {
+        let block_lists = match problem.list_extents() {
             None => BlockLists::NULL,
-            Some(mask) => {
-                let ([num_blocks, indices, full_num_blocks, full_indices], max_blocks) = lists(problem, mask, listed);
+            Some(extents) => {
+                let ([num_blocks, indices, full_num_blocks, full_indices], max_blocks) =
+                    lists(problem.pass, extents, listed);
                 let mut upload = |list: Vec<i64>| {
                     upload(true, &|| int32(list.iter().copied())).map(|array| array.cast_const().cast())
                 };
@@ -225,23 +226,21 @@ pub fn feature_bytes(problem: &Problem) -> usize {
     let dbias = if of.dbias { 4 * elements } else { 0 };
     let mask = if of.mask { elements } else { 0 };
     let dlse = if of.dlse { 4 * problem.lse_elements() as usize } else { 0 };
-    let lists = of.block_mask.map_or(0, |mask| {
-        let (rows, cols) = extents(problem, mask);
-        (2 * 4 * rows * (1 + max_blocks(cols, step(rows, cols, Listed::Few)))) as usize
-    });
+    let lists = problem
+        .list_extents()
+        .map_or(0, |(rows, cols)| (2 * 4 * rows * (1 + max_blocks(cols, step(rows, cols, Listed::Few)))) as usize);
     bias + dbias + mask + dlse + lists
 }
 
-/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row.
-pub fn lists(problem: &Problem, mask: BlockMask, listed: Listed) -> ([Vec<i64>; 4], i64) {
-    let (rows, cols) = extents(problem, mask);
+/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row; of so many rows and columns.
+pub fn lists(pass: Pass, (rows, cols): (i64, i64), listed: Listed) -> ([Vec<i64>; 4], i64) {
     let step = step(rows, cols, listed);
     let max_blocks = match listed {
         Listed::Few => max_blocks(cols, step),
         Listed::Most => cols,
     };
     let is_full = |row: i64, col: i64| {
-        let (q, k) = if problem.pass == Pass::Forward { (row, col) } else { (col, row) };
+        let (q, k) = if pass == Pass::Forward { (row, col) } else { (col, row) };
         match (listed, (q + k) % step, (k - q).rem_euclid(step)) {
             (Listed::Few, 0, _) | (Listed::Most, _, 0) => Some(true),
             (Listed::Few, sum, _) => (sum == step / 2).then_some(false),
@@ -260,12 +259,6 @@ pub fn lists(problem: &Problem, mask: BlockMask, listed: Listed) -> ([Vec<i64>; 
         lists[at + 1].extend(entries);
     }
     (lists, max_blocks)
-}
-
-/// Rows of lists, and how many blocks they are of.
-fn extents(problem: &Problem, BlockMask { block_q, block_k }: BlockMask) -> (i64, i64) {
-    let (q, k) = ((problem.seqlen_q + block_q - 1) / block_q, (problem.seqlen_k + block_k - 1) / block_k);
-    if problem.pass == Pass::Forward { (q, k) } else { (k, q) }
 }
 
 /// After how many blocks what is listed recurs, in both directions.

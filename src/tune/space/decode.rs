@@ -7,7 +7,7 @@ use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::kernel::geometry;
-use crate::problem::{FEW_ROWS, Layout, MAX_SPLITS, Problem};
+use crate::problem::{Layout, MAX_SPLITS, Problem};
 
 const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "packed query rows of a tile", values: &[16, 32, 64] },
@@ -56,16 +56,12 @@ const CONSTRAINTS: &[Constraint] = &[
 /// Whether this family does a problem, and is preferred for it: its queries fit one tile, and the keys are many to each
 /// of them, so that reading them is what takes the time. With pages it is the only one.
 pub fn serves(problem: &Problem) -> bool {
-    problem.may_decode() && (problem.features.paged.is_some() || has_few_queries(problem))
+    is_bound_by_keys(problem) || problem.may_decode() && problem.features.paged.is_some()
 }
 
 /// Whether it is the reading of keys that takes the time, with pages or without.
 pub fn is_bound_by_keys(problem: &Problem) -> bool {
-    problem.may_decode() && has_few_queries(problem)
-}
-
-fn has_few_queries(problem: &Problem) -> bool {
-    (1..=FEW_ROWS).contains(&problem.packed_rows()) && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
+    problem.may_decode() && problem.has_few_rows() && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
 }
 
 /// With fewer, tiles of queries of a short sequence are what the other families are made for.
