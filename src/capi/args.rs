@@ -3,7 +3,7 @@
 //! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
 
 use super::array::Array;
-use super::inputs::{Asked, Inputs};
+use super::inputs::Inputs;
 use super::operand::{Access, Data, Operand, Rows};
 use super::overlap::Footprint;
 use super::sized::flag;
@@ -48,7 +48,7 @@ impl Memory {
 pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
     let batch_invariant = flag(("batch_invariant", params.batch_invariant), ("reserved", params.reserved))?;
-    let problem = inputs.problem(Asked { batch_invariant, ..Asked::of(Pass::Forward) })?;
+    let problem = inputs.problem(Pass::Forward, false, batch_invariant)?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
     let mut operands = [q, k, v, out];
@@ -62,7 +62,7 @@ pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) ->
 pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) -> Result<Checked> {
     let inputs = Inputs::from(params);
     let deterministic = flag(("deterministic", params.deterministic), ("reserved", params.reserved))?;
-    let problem = inputs.problem(Asked { deterministic, ..Asked::of(Pass::Backward) })?;
+    let problem = inputs.problem(Pass::Backward, deterministic, false)?;
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
     let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
@@ -128,16 +128,17 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
 
 fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_q);
-    rows(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim])
+    operand(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim])
 }
 
 fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_k);
-    rows(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
+    operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
 }
 
-/// (batch_size, seqlen, heads, dim); sequences end to end are one batch entry, or none of none.
-fn rows(
+/// Of (batch_size, seqlen, heads, dim); with a total of (total, heads, dim), which is one batch entry, or none where there is no
+/// sequence.
+fn operand(
     name: &'static str,
     access: Access,
     tensor: &flashtune_tensor,
@@ -163,8 +164,6 @@ fn check(
     memory: Memory,
 ) -> Result<(Call, Touched)> {
     let (softmax_scale, dropout) = inputs.scalars()?;
-    let widest =
-        |operands: &[Operand]| Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     let mut touched = Touched::default();
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
@@ -174,13 +173,14 @@ fn check(
         touched.add(Access::Read, word.check()?);
     }
     inputs.features.check(&problem, data, &mut |access, footprint| touched.add(access, [footprint]))?;
+    let widest = || Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     problem.layout = match memory {
         Memory::Host => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
         // What TMA's maps cannot be of counts as narrower than what they can.
         Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
-            widest(operands).max(Layout::Vec4)
+            widest().max(Layout::Vec4)
         }
-        Memory::Device => widest(operands),
+        Memory::Device => widest(),
     };
     let call = Call::of_inputs(problem, softmax_scale, dropout, [TensorRef::NULL; 3]);
     Ok((Call { features: inputs.features.args(), ..call }, touched))

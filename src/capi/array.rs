@@ -1,4 +1,4 @@
-//! Array: a vector of numbers among a call's arguments, with what the problem says of its length. Checks of pointer and
+//! Array: numbers in rows among a call's arguments, with what the problem says of how many. Checks of pointer and
 //! extent.
 
 use super::overlap::{Footprint, overflows};
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::problem::Problem;
 use std::ffi::c_void;
 
-/// Numbers in rows, one for each batch entry or one in all.
+/// Rows of numbers along up to three dimensions, such as one for each batch entry, or one in all.
 pub struct Array {
     pub name: &'static str,
     pub type_name: &'static str,
@@ -79,9 +79,9 @@ impl Array {
         let [a, b, c] = self.dims;
         let dims = [a, b, c, (1, 0)];
         Footprint::strided(name, start, self.elements * bytes, bytes, dims).map(Some).map_err(|extent| {
-            let (dims, at) = (self.dims, address(self.pointer));
-            let rows: Vec<String> = dims.iter().map(|(rows, apart)| format!("{rows} {apart} elements apart")).collect();
-            overflows(&format!("{name} at {at} with rows {}", rows.join(" x ")), extent)
+            let (at, several) = (address(self.pointer), self.dims.iter().filter(|(rows, _)| *rows != 1));
+            let rows: String = several.map(|(rows, apart)| format!(", {rows} rows {apart} elements apart")).collect();
+            overflows(&format!("{name} at {at} with rows of {} elements{rows}", self.elements), extent)
         })
     }
 }

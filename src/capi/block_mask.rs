@@ -1,4 +1,4 @@
-//! BlockMaskInputs: a block mask's lists among a call's arguments, with what the problem says of their sizes. What they name
+//! A block mask's lists among a call's arguments, with what the problem says of their sizes. What they name
 //! can be read on a CPU context alone; on a GPU kernels pass over what is no block.
 
 use super::array::Array;
@@ -7,104 +7,89 @@ use super::overlap::Footprint;
 use super::types::flashtune_block_mask;
 use crate::call::BlockLists;
 use crate::error::{Error, Result};
-use crate::problem::{BlockMask, Pass, Problem};
+use crate::problem::{BlockMask, Problem};
 
-/// The struct, unchecked.
-#[derive(Clone, Copy)]
-pub struct BlockMaskInputs(pub flashtune_block_mask);
-
-impl BlockMaskInputs {
+impl flashtune_block_mask {
     /// The pointers and the sizes by their names, to be refused where no block mask is asked for.
     pub fn pointers(&self) -> [(&'static str, *const i32); 4] {
-        let mask = &self.0;
         [
-            ("block_mask.num_blocks", mask.num_blocks),
-            ("block_mask.indices", mask.indices),
-            ("block_mask.full_num_blocks", mask.full_num_blocks),
-            ("block_mask.full_indices", mask.full_indices),
+            ("block_mask.num_blocks", self.num_blocks),
+            ("block_mask.indices", self.indices),
+            ("block_mask.full_num_blocks", self.full_num_blocks),
+            ("block_mask.full_indices", self.full_indices),
         ]
     }
 
     pub fn sizes(&self) -> [(&'static str, i64); 3] {
-        let mask = &self.0;
         [
-            ("block_mask.block_q", mask.block_q),
-            ("block_mask.block_k", mask.block_k),
-            ("block_mask.max_blocks", mask.max_blocks),
+            ("block_mask.block_q", self.block_q),
+            ("block_mask.block_k", self.block_k),
+            ("block_mask.max_blocks", self.max_blocks),
         ]
     }
 
     /// Of a call that asks for one; the problem judges the sizes.
     pub fn block_mask(&self) -> BlockMask {
-        BlockMask { block_q: self.0.block_q, block_k: self.0.block_k }
+        BlockMask { block_q: self.block_q, block_k: self.block_k }
     }
 
     pub fn lists(&self) -> BlockLists {
-        let mask = &self.0;
         BlockLists {
-            num_blocks: mask.num_blocks,
-            indices: mask.indices,
-            full_num_blocks: mask.full_num_blocks,
-            full_indices: mask.full_indices,
-            num_blocks_stride_batch: mask.num_blocks_stride_batch,
-            num_blocks_stride_head: mask.num_blocks_stride_head,
-            indices_stride_batch: mask.indices_stride_batch,
-            indices_stride_head: mask.indices_stride_head,
-            indices_stride_row: mask.indices_stride_row,
-            max_blocks: mask.max_blocks,
+            num_blocks: self.num_blocks,
+            indices: self.indices,
+            full_num_blocks: self.full_num_blocks,
+            full_indices: self.full_indices,
+            num_blocks_stride_batch: self.num_blocks_stride_batch,
+            num_blocks_stride_head: self.num_blocks_stride_head,
+            indices_stride_batch: self.indices_stride_batch,
+            indices_stride_head: self.indices_stride_head,
+            indices_stride_row: self.indices_stride_row,
+            max_blocks: self.max_blocks,
         }
     }
 
     /// Checks the lists of a problem that has them; `touch` gets the bytes of each that is there.
     pub fn check(&self, p: &Problem, data: Data, touch: &mut dyn FnMut(Access, Footprint)) -> Result<()> {
-        let Some((rows, _)) = extents(p) else { return Ok(()) };
-        let mask = &self.0;
+        let Some((rows, _)) = p.list_extents() else { return Ok(()) };
         let strides = [
-            ("num_blocks_stride_batch", mask.num_blocks_stride_batch),
-            ("num_blocks_stride_head", mask.num_blocks_stride_head),
-            ("indices_stride_batch", mask.indices_stride_batch),
-            ("indices_stride_head", mask.indices_stride_head),
-            ("indices_stride_row", mask.indices_stride_row),
+            ("num_blocks_stride_batch", self.num_blocks_stride_batch),
+            ("num_blocks_stride_head", self.num_blocks_stride_head),
+            ("indices_stride_batch", self.indices_stride_batch),
+            ("indices_stride_head", self.indices_stride_head),
+            ("indices_stride_row", self.indices_stride_row),
         ];
         if let Some((name, stride)) = strides.into_iter().find(|(_, stride)| *stride < 0) {
             return Err(Error::invalid(format!("block_mask.{name} is {stride}; it must be 0 or more elements")));
         }
-        if !(0..=i64::from(i32::MAX)).contains(&mask.max_blocks) {
+        if !(0..=i64::from(i32::MAX)).contains(&self.max_blocks) {
             return Err(Error::invalid(format!(
                 "block_mask.max_blocks is {}; it must be from 0 to {}",
-                mask.max_blocks,
+                self.max_blocks,
                 i32::MAX
             )));
         }
-        if mask.full_num_blocks.is_null() != mask.full_indices.is_null() && data == Data::Required {
+        if self.full_num_blocks.is_null() != self.full_indices.is_null() && data == Data::Required {
             return Err(Error::invalid(
                 "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; either both must be or neither",
             ));
         }
-        // With no batch entry nothing is read.
-        if p.batch_size == 0 {
+        // Without a batch entry or a row nothing is read.
+        if p.batch_size == 0 || rows == 0 {
             return Ok(());
         }
-        // A dimension of stride 0 touches nothing new.
-        let dims = |dims: [(i64, i64); 3]| dims.map(|(count, apart)| if apart == 0 { (1, 0) } else { (count, apart) });
         let (batches, heads) = (p.batch_size, p.num_heads_q);
-        let counts = dims([(batches, mask.num_blocks_stride_batch), (heads, mask.num_blocks_stride_head), (1, 0)]);
-        let indices = dims([
-            (batches, mask.indices_stride_batch),
-            (heads, mask.indices_stride_head),
-            (rows, mask.indices_stride_row),
-        ]);
+        let counts = [(batches, self.num_blocks_stride_batch), (heads, self.num_blocks_stride_head), (1, 0)];
+        let indices =
+            [(batches, self.indices_stride_batch), (heads, self.indices_stride_head), (rows, self.indices_stride_row)];
         for (at, (name, pointer)) in self.pointers().into_iter().enumerate() {
-            let (elements, dims) = if at % 2 == 0 { (rows, counts) } else { (mask.max_blocks, indices) };
-            if pointer.is_null() && at < 2 && elements > 0 && rows > 0 && data == Data::Required {
+            let (elements, dims) = if at % 2 == 0 { (rows, counts) } else { (self.max_blocks, indices) };
+            if pointer.is_null() && at < 2 && elements > 0 && data == Data::Required {
                 return Err(Error::invalid(format!(
                     "{name} is NULL; it must point to int32 values, since features has FLASHTUNE_FEATURE_BLOCK_MASK"
                 )));
             }
-            if rows > 0 {
-                let array = Array::new(name, pointer, elements).in_dims(dims);
-                array.check()?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
-            }
+            let array = Array::new(name, pointer, elements).in_dims(dims);
+            array.check()?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
         Ok(())
     }
@@ -114,8 +99,7 @@ impl BlockMaskInputs {
     /// # Safety
     /// After `check` of a launch's arguments: the lists are readable host memory.
     pub unsafe fn check_entries(&self, p: &Problem) -> Result<()> {
-        let Some((rows, cols)) = extents(p) else { return Ok(()) };
-        let mask = &self.0;
+        let Some((rows, cols)) = p.list_extents() else { return Ok(()) };
         let heads = (0..p.batch_size).flat_map(|b| (0..p.num_heads_q).map(move |h| (b, h)));
         let all_rows = heads.flat_map(|(b, h)| (0..rows).map(move |row| (b, h, row)));
         let columns = move || (0..cols.max(1)).step_by(COLUMNS);
@@ -123,16 +107,16 @@ impl BlockMaskInputs {
         let mut seen = [0u64; COLUMNS / 64];
         for (first_column, (b, h, row)) in all_rows.flat_map(|row| columns().map(move |column| (column, row))) {
             seen[..(cols as usize).min(COLUMNS).div_ceil(64)].fill(0);
-            let count_at = b * mask.num_blocks_stride_batch + h * mask.num_blocks_stride_head + row;
-            let first = b * mask.indices_stride_batch + h * mask.indices_stride_head + row * mask.indices_stride_row;
-            let lists = [("", mask.num_blocks, mask.indices), ("full_", mask.full_num_blocks, mask.full_indices)];
+            let count_at = b * self.num_blocks_stride_batch + h * self.num_blocks_stride_head + row;
+            let first = b * self.indices_stride_batch + h * self.indices_stride_head + row * self.indices_stride_row;
+            let lists = [("", self.num_blocks, self.indices), ("full_", self.full_num_blocks, self.full_indices)];
             for (full, counts, indices) in lists.into_iter().filter(|(_, counts, _)| !counts.is_null()) {
                 // SAFETY: a row's number, by the caller's promise.
                 let count = i64::from(unsafe { *counts.offset(count_at as isize) });
-                if !(0..=mask.max_blocks).contains(&count) {
+                if !(0..=self.max_blocks).contains(&count) {
                     return Err(Error::invalid(format!(
                         "block_mask.{full}num_blocks[{b}][{h}][{row}] is {count}; it must be from 0 to max_blocks, which is {}",
-                        mask.max_blocks
+                        self.max_blocks
                     )));
                 }
                 for entry in 0..count {
@@ -163,10 +147,3 @@ impl BlockMaskInputs {
 
 /// Columns of the lists that are looked at together; more are those of more than half a million keys.
 const COLUMNS: usize = 1 << 15;
-
-/// Rows of lists, and how many blocks they are of; None without a block mask.
-fn extents(p: &Problem) -> Option<(i64, i64)> {
-    let BlockMask { block_q, block_k } = p.features.block_mask?;
-    let (q, k) = ((p.seqlen_q + block_q - 1) / block_q, (p.seqlen_k + block_k - 1) / block_k);
-    Some(if p.pass == Pass::Forward { (q, k) } else { (k, q) })
-}

@@ -2,7 +2,6 @@
 //! against pointers, the window against causal, arrays and their sizes. Lengths on the host are `lengths`'.
 
 use super::array::Array;
-use super::block_mask::BlockMaskInputs;
 use super::lengths::Lengths;
 use super::operand::{Access, Data};
 use super::overlap::Footprint;
@@ -37,7 +36,7 @@ pub struct FeatureInputs {
     dsinks: *mut f32,
     dlse: *const f32,
     pub pages: PageInputs,
-    block_mask: BlockMaskInputs,
+    block_mask: flashtune_block_mask,
 }
 
 const NO_SCORES: flashtune_scores_tensor = flashtune_scores_tensor {
@@ -73,7 +72,7 @@ macro_rules! take_features_from {
                     dsinks: $dsinks(params),
                     dlse: $dlse(params),
                     pages: $pages(params),
-                    block_mask: BlockMaskInputs(params.block_mask),
+                    block_mask: params.block_mask,
                 }
             }
         }

@@ -64,22 +64,9 @@ macro_rules! take_inputs_from {
 take_inputs_from!(flashtune_forward_params);
 take_inputs_from!(flashtune_backward_params);
 
-/// What only one pass's struct says.
-#[derive(Clone, Copy)]
-pub struct Asked {
-    pub pass: Pass,
-    pub deterministic: bool,
-    pub batch_invariant: bool,
-}
-
-impl Asked {
-    pub fn of(pass: Pass) -> Asked {
-        Asked { pass, deterministic: false, batch_invariant: false }
-    }
-}
-
 impl Inputs {
-    pub fn problem(&self, Asked { pass, deterministic, batch_invariant }: Asked) -> Result<Problem> {
+    /// With what only one pass's struct says.
+    pub fn problem(&self, pass: Pass, deterministic: bool, batch_invariant: bool) -> Result<Problem> {
         let dtype = dtype("dtype", self.dtype)?;
         let causal = match self.causal {
             FLASHTUNE_CAUSAL_NONE => Causal::None,

@@ -367,7 +367,7 @@ static void features_and_their_bits(void) {
 
 static void feature_data(void) {
   BOTH_REFUSED("alibi_stride_batch is -1", ASK(ALIBI); p.alibi_stride_batch = -1);
-  BOTH_REFUSED("alibi_slopes at", ASK(ALIBI); p.alibi_slopes = slopes; p.alibi_stride_batch = INT64_MAX);
+  BOTH_REFUSED("with rows of 4 elements, 2 rows 9223372036854775807 elements apart overflows", ASK(ALIBI); p.alibi_slopes = slopes; p.alibi_stride_batch = INT64_MAX);
   BOTH_REFUSED("alibi_slopes is", ASK(ALIBI); p.alibi_slopes = shifted(slopes, 1));
   BOTH_REFUSED("aligned to 4 bytes", ASK(SINKS); p.sinks = shifted(sinks, 2));
   BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted((void *)used, 3));
