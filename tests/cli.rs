@@ -86,7 +86,7 @@ fn bad_usage_is_2_and_failure_is_1() {
         (&["autotune", "--device", "cpu", "--problems", wrong], "num_heads_q is 3"),
         (&["autotune", "--device", "cpu", "--preset", "gpt2", "--time-limit=-1"], "time-limit"),
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "513"], "head_dim is 513"),
-        (&["render", "--arch", "sm_90", "--pass", "sideways", "--head-dim", "64"], "sideways"),
+        (&["render", "--arch", "sm_90", "--pass", "sideways", "--head-dim", "64"], "`forward` or `backward`"),
         (&["render", "--arch", "sm_75", "--pass", "forward", "--head-dim", "64"], "sm_75"),
         (
             &["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "64", "--dtype", "fp32", "--family=sm90"],

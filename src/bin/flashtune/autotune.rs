@@ -1,13 +1,13 @@
 //! `flashtune autotune`: the offline pass over presets or a problem file.
 
 use crate::device::DeviceArg;
-use crate::problems::{self, DtypeArg};
+use crate::problems;
 use crate::progress::Display;
 use crate::{Failure, print_json, usage};
 use flashtune::device::Arch;
 use flashtune::error::Status;
 use flashtune::plan::{Engine, Record, key, record};
-use flashtune::problem::Problem;
+use flashtune::problem::{Dtype, Problem};
 use flashtune::tune::{DEFAULT_TIME_LIMIT, Event, Trial, TuneOptions, Verdict, worker};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -26,9 +26,9 @@ pub struct Args {
     /// Problems as JSON lines, such as {"num_heads_q":32,"num_heads_kv":8,"seqlen_q":4096,"head_dim":128,"causal":"bottom-right"}
     #[arg(long, value_name = "FILE")]
     problems: Option<PathBuf>,
-    /// Take the problems in this dtype instead of their own
-    #[arg(long, value_enum)]
-    dtype: Option<DtypeArg>,
+    /// Take the problems in this dtype instead of their own: fp16, bf16 or fp32
+    #[arg(long, value_parser = problems::by_name::<Dtype>)]
+    dtype: Option<Dtype>,
     /// Budget of the whole run
     #[arg(long, value_name = "SECONDS")]
     time_limit: Option<f64>,
@@ -56,7 +56,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (true, None) => vec!["all".to_owned()],
         _ => args.presets.clone(),
     };
-    let problems = problems::collect(&presets, args.problems.as_deref(), args.dtype.map(Into::into))?;
+    let problems = problems::collect(&presets, args.problems.as_deref(), args.dtype)?;
     let budget = match args.time_limit {
         None => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {

@@ -3,10 +3,10 @@
 use crate::features::FeatureArgs;
 use crate::presets;
 use crate::{Failure, usage};
-use clap::ValueEnum;
 use flashtune::plan::key;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -143,55 +143,9 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
     Ok(problems)
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum PassArg {
-    Forward,
-    Backward,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum DtypeArg {
-    Fp16,
-    Bf16,
-    Fp32,
-}
-
-impl From<PassArg> for Pass {
-    fn from(pass: PassArg) -> Pass {
-        match pass {
-            PassArg::Forward => Pass::Forward,
-            PassArg::Backward => Pass::Backward,
-        }
-    }
-}
-
-impl From<DtypeArg> for Dtype {
-    fn from(dtype: DtypeArg) -> Dtype {
-        match dtype {
-            DtypeArg::Fp16 => Dtype::Fp16,
-            DtypeArg::Bf16 => Dtype::Bf16,
-            DtypeArg::Fp32 => Dtype::Fp32,
-        }
-    }
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum LayoutArg {
-    Vec8,
-    Vec4,
-    Vec2,
-    Vec1,
-}
-
-impl From<LayoutArg> for Layout {
-    fn from(layout: LayoutArg) -> Layout {
-        match layout {
-            LayoutArg::Vec8 => Layout::Vec8,
-            LayoutArg::Vec4 => Layout::Vec4,
-            LayoutArg::Vec2 => Layout::Vec2,
-            LayoutArg::Vec1 => Layout::Vec1,
-        }
-    }
+/// A value of the command line by the name that problem files and records have for it.
+pub fn by_name<T: DeserializeOwned>(name: &str) -> Result<T, serde::de::value::Error> {
+    T::deserialize(name.into_deserializer())
 }
 
 /// The shape of a problem, by options.
@@ -215,15 +169,17 @@ pub struct ShapeArgs {
 /// The class of a problem, by options.
 #[derive(clap::Args)]
 pub struct ClassArgs {
-    #[arg(long, value_enum)]
-    pub pass: PassArg,
+    /// forward or backward
+    #[arg(long, value_parser = by_name::<Pass>)]
+    pub pass: Pass,
     #[arg(long, value_name = "N")]
     pub head_dim: i64,
     /// Head dim of V and the output, if it differs
     #[arg(long, value_name = "N")]
     pub head_dim_v: Option<i64>,
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub dtype: DtypeArg,
+    /// fp16, bf16 or fp32
+    #[arg(long, value_parser = by_name::<Dtype>, default_value = "bf16")]
+    pub dtype: Dtype,
     /// The last query sees the last key
     #[arg(long)]
     pub causal: bool,
@@ -246,8 +202,8 @@ impl ClassArgs {
         let seqlen_q = shape.seqlen_q.unwrap_or(seqlen_q);
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let problem = Problem {
-            pass: self.pass.into(),
-            dtype: self.dtype.into(),
+            pass: self.pass,
+            dtype: self.dtype,
             batch_size,
             num_heads_q,
             num_heads_kv: shape.num_heads_kv.unwrap_or(num_heads_q),
@@ -260,7 +216,7 @@ impl ClassArgs {
             deterministic: self.deterministic,
             batch_invariant: self.batch_invariant,
             features: Features::NONE,
-            layout: Layout::widest(self.dtype.into(), [self.head_dim, head_dim_v]),
+            layout: Layout::widest(self.dtype, [self.head_dim, head_dim_v]),
         };
         let problem = self.features.on(problem);
         problem.validate().map_err(usage)?;

@@ -1,7 +1,7 @@
 //! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge`: the
 //! kernel that merges partial results. No GPU is needed.
 
-use crate::problems::{ClassArgs, DtypeArg, LayoutArg, ShapeArgs};
+use crate::problems::{ClassArgs, ShapeArgs, by_name};
 use crate::{Failure, print_json, usage};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
@@ -22,9 +22,9 @@ pub struct Args {
     /// By it the heuristic chooses family and config; the text depends on those alone
     #[command(flatten)]
     shape: ShapeArgs,
-    /// The widest access that tensors allow [default: the widest that the head dims do]
-    #[arg(long, value_enum)]
-    layout: Option<LayoutArg>,
+    /// The widest access that tensors allow: vec8, vec4, vec2 or vec1 [default: the widest that the head dims do]
+    #[arg(long, value_parser = by_name::<Layout>)]
+    layout: Option<Layout>,
     /// The kernel family, where several serve: sm90 or sm80 on sm_90, decode too where queries are few [default: the
     /// preferred one]
     #[arg(long)]
@@ -44,14 +44,15 @@ pub struct Args {
 pub struct MergeArgs {
     #[arg(long)]
     arch: Arch,
-    #[arg(long, value_enum, default_value = "bf16")]
-    dtype: DtypeArg,
+    /// fp16, bf16 or fp32
+    #[arg(long, value_parser = by_name::<Dtype>, default_value = "bf16")]
+    dtype: Dtype,
     /// The partial outputs are fp32, not of dtype
     #[arg(long)]
     partials_are_fp32: bool,
-    /// The widest access that tensors allow, at most vec4
-    #[arg(long, value_enum, default_value = "vec4")]
-    layout: LayoutArg,
+    /// The widest access that tensors allow: vec4, vec2 or vec1; vec8 is taken as vec4
+    #[arg(long, value_parser = by_name::<Layout>, default_value = "vec4")]
+    layout: Layout,
 }
 
 #[derive(Serialize)]
@@ -68,7 +69,7 @@ struct Used {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let plain = args.class.problem(&args.shape, 4096)?;
-    let layout = args.layout.map_or(plain.layout, |layout| plain.layout.max(layout.into()));
+    let layout = args.layout.map_or(plain.layout, |layout| plain.layout.max(layout));
     let problem = Problem { layout, ..plain };
     let device = Device::typical(args.arch)
         .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
@@ -86,11 +87,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
-    let dtype: Dtype = args.dtype.into();
-    let partial_dtype = if args.partials_are_fp32 { Dtype::Fp32 } else { dtype };
+    let partial_dtype = if args.partials_are_fp32 { Dtype::Fp32 } else { args.dtype };
     // A lane loads at most four elements.
-    let layout = Layout::from(args.layout).max(Layout::Vec4);
-    print!("{}", kernel::render_merge(&MergeClass { dtype, partial_dtype, layout }, args.arch).map_err(usage)?);
+    let layout = args.layout.max(Layout::Vec4);
+    let class = MergeClass { dtype: args.dtype, partial_dtype, layout };
+    print!("{}", kernel::render_merge(&class, args.arch).map_err(usage)?);
     Ok(())
 }
 
