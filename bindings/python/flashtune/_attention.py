@@ -61,7 +61,7 @@ def attention(
         batch_invariant says must be equal, which costs time; the gradients' need not. Not with dropout.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits=mask_bits, block_mask=block_mask)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -84,7 +84,7 @@ def attention_varlen(
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -117,7 +117,7 @@ def attention_kvcache(
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, *lengths, mask_bits=mask_bits)
+    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)
     return (out, lse) if return_lse else out
 
@@ -159,8 +159,7 @@ def features_of(keywords):
     unknown = set(keywords) - set(_features.Features._fields)
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    *others, mask_bits, block_mask = _features.Features(**keywords)
-    return _features.of(*others, mask_bits=mask_bits, block_mask=block_mask)
+    return _features.of(*_features.Features(**keywords))
 
 
 def _need_seed(dropout_p, seed):

@@ -102,17 +102,26 @@ def pack(features, dims, q, lib, backward):
     rows, columns = (blocks_k, blocks_q) if backward else (blocks_q, blocks_k)
     _expect_columns(mask, f"{other}_num_blocks", columns)
     kept, addresses = [], []
-    for name, array in zip(names, arrays):
+
+    def take(at, *sizes):
+        """The shape of an array, which must be of `sizes`: a number, a pair of which either will do, or None for any."""
+        name, array = names[at], arrays[at]
         if array is None and name.startswith("full_"):
             addresses.append(0)
-            continue
+            return None
         if array is None:
             raise InvalidArgumentError(f"block_mask.{name} is None; this pass needs it")
         array, address = lib.vector(f"block_mask.{name}", array, "int32", q)
-        _expect_shape(name, array, kept, (batch_size, num_heads_q, rows))
         kept.append(array)
         addresses.append(address)
-    batches, heads, _, max_blocks = kept[1].shape
+        return _expect_shape(name, tuple(array.shape), sizes)
+
+    # Lists are the same along dimensions of size 1, full ones along those of the others.
+    counts = take(0, (batch_size, 1), (num_heads_q, 1), rows)
+    indices = take(1, *counts, None)
+    take(2, *counts)
+    take(3, *indices)
+    batches, heads, _, max_blocks = indices
 
     def strides(row):
         return rows * row * heads if batches > 1 else 0, rows * row if heads > 1 else 0
@@ -127,17 +136,9 @@ def _expect_columns(mask, name, columns):
         raise InvalidArgumentError(f"block_mask.{name} has shape {tuple(shape)}; it must end in {columns}, the blocks of that side")
 
 
-def _expect_shape(name, array, before, sizes):
-    """(batch, heads, rows) of counts, and with blocks at the end of indices; lists are the same along dimensions of size 1, full ones
-    along those of the others. `before` are the arrays before this one."""
-    shape, is_indices = tuple(array.shape), name.endswith("_indices")
-    expected = tuple(before[is_indices].shape) if name.startswith("full_") else tuple(before[0].shape) if before else None
-    if expected is None:
-        fits = len(shape) == 3 and all(size in (1, whole) for size, whole in zip(shape, sizes[:2])) and shape[2] == sizes[2]
-        wanted = f"({sizes[0]} or 1, {sizes[1]} or 1, {sizes[2]})"
-    elif name.startswith("full_"):
-        fits, wanted = shape == expected, str(expected)
-    else:
-        fits, wanted = len(shape) == 4 and shape[:3] == expected, f"{str(expected)[:-1]}, blocks)"
-    if not fits:
-        raise InvalidArgumentError(f"block_mask.{name} has shape {shape}; it must be {wanted}")
+def _expect_shape(name, shape, sizes):
+    allowed = [size if isinstance(size, tuple) else (size,) for size in sizes]
+    if len(shape) != len(allowed) or not all(of == (None,) or size in of for size, of in zip(shape, allowed)):
+        wanted = ", ".join("blocks" if of == (None,) else " or ".join(map(str, of)) for of in allowed)
+        raise InvalidArgumentError(f"block_mask.{name} has shape {shape}; it must be ({wanted})")
+    return shape

@@ -34,6 +34,8 @@ class Features(NamedTuple):
     bias: Any = None
     mask: Any = None
     sinks: Any = None
+    mask_bits: Any = None
+    block_mask: Any = None
     cu_seqlens_q: Any = None
     cu_seqlens_k: Any = None
     seqused_q: Any = None
@@ -41,36 +43,24 @@ class Features(NamedTuple):
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
     block_table: Any = None
-    mask_bits: Any = None
-    block_mask: Any = None
 
     def has_lengths(self):
         return any(getattr(self, name) is not None for name in LENGTHS)
 
-    def may_leave_queries(self):
-        """Whether there may be rows of q that no sequence uses."""
-        return self.cu_seqlens_q is not None or self.seqused_q is not None
 
-    def leaves(self, of):
-        """Whether sequences are known to leave rows of "q" or "k" unused."""
-        return getattr(self, f"seqused_{of}") is not None
-
-
-def of(
-    window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, *lengths, mask_bits=None, block_mask=None
-):
-    """Features, or None where nothing is asked. `lengths` are those from cu_seqlens_q on, of which the block table may be left
-    out."""
+def of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, *lengths):
+    """Features, or None where nothing is asked. `lengths` are those from cu_seqlens_q on, of which those at the end may be
+    left out."""
     if mask is not None and mask_bits is not None:
         raise InvalidArgumentError("mask and mask_bits are both given; a mask is of bytes or of bits")
-    arrays = (alibi_slopes, bias, mask, sinks, *lengths)
+    arrays = (alibi_slopes, bias, mask, sinks, mask_bits, block_mask, *lengths)
     if window is not None:
         window = _window(window)
-    if window is None and softcap == 0 and all(array is None for array in (*arrays, mask_bits, block_mask)):
+    if window is None and softcap == 0 and all(array is None for array in arrays):
         return None
     if not isinstance(softcap, numbers.Real) or not softcap >= 0:
         raise InvalidArgumentError(f"softcap is {softcap!r}; it must be a number and not negative (0 means none)")
-    return Features(window, softcap, *arrays, mask_bits=mask_bits, block_mask=block_mask)
+    return Features(window, softcap, *arrays)
 
 
 def _window(window):

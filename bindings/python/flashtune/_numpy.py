@@ -26,7 +26,7 @@ def attention_forward(q, k, v, opts, seed, features):
     pages, _table = _features.pack_pages(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     # Rows that no sequence uses are not written.
-    has_unused = features is not None and features.may_leave_queries()
+    has_unused = features is not None and (features.cu_seqlens_q is not None or features.seqused_q is not None)
     out = (np.zeros if has_unused else np.empty)((*q.shape[:-1], dims[-1]), q.dtype)
     lse_shape = _features.lse_shape(features, q.shape, dims)
     lse = np.full(lse_shape, -np.inf, np.float32) if has_unused else np.empty(lse_shape, np.float32)

@@ -30,7 +30,7 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
-    has_unused = features is not None and features.leaves("q")
+    has_unused = features is not None and features.seqused_q is not None
     out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
     lse = None
     if want_lse:
@@ -55,21 +55,21 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
     lse = _like_lse("lse", lse, shape, q)
     dlse = None if dlse is None else _like_lse("dlse", dlse, shape, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
-    has_unused = [features is not None and features.leaves(of) for of in "qkk"]
+    used_q, used_k = (None, None) if features is None else (features.seqused_q, features.seqused_k)
+    has_unused = [used is not None for used in (used_q, used_k, used_k)]
     if gradients is None:
         gradients = [_output(x, x.shape, unused) for x, unused in zip((q, k, v), has_unused)]
     else:
         gradients = [given.zero_() if unused else given for given, unused in zip(gradients, has_unused)]
     dq, dk, dv = gradients
     dbias = dsinks = None
-    more, blocks = (), ()
-    if features is not None and features.block_mask is not None:
-        *blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
+    more = ()
+    blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
     if features is not None or dlse is not None:
         dbias, dsinks, more = _feature_gradients(packed, features, dims, q, dlse, need_dbias)
     params = _call.backward(
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr(),
-        ref(dout), ref(dq), ref(dk), ref(dv), *more, *blocks,
+        ref(dout), ref(dq), ref(dk), ref(dv), *more, blocks=blocks,
     )  # fmt: skip
     _launch(context(device).backward, params, q, device)
     return dq, dk, dv, dbias, dsinks

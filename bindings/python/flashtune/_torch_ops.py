@@ -71,8 +71,7 @@ def _rebuilt(
 ):  # fmt: skip
     longest = (None if given < 0 else given for given in (max_seqlen_q, max_seqlen_k))
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *longest)
-    of_scores = (alibi_slopes, bias, mask, sinks)
-    return _features.of((window_left, window_right), softcap, *of_scores, *lengths, mask_bits=mask_bits)
+    return _features.of((window_left, window_right), softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
 
 
 def _save(ctx, inputs, output):

@@ -236,7 +236,7 @@ def _taken(options, lengths):
     """(opts, features) of flash-attn's arguments."""
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, _ = options
     opts = _call.options(bool(causal), softmax_scale, dropout_p, bool(deterministic))
-    return opts, _features.of(_window(window_size, causal), softcap, alibi_slopes, None, None, None, *lengths)
+    return opts, _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
 
 
 def _window(window_size, causal):
