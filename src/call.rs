@@ -82,7 +82,7 @@ impl ScoresRef {
 
 /// The lists of a block mask. Of each row of blocks, which are of queries in the forward pass and of keys in the
 /// backward pass, the blocks of the other kind that count: those in which all else is asked, too, and full ones, in
-/// which the mask of bytes is not. int32, in any order; strides in elements, 0 where lists are the same.
+/// which the mask is not. int32, in any order; strides in elements, 0 where lists are the same.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockLists {

@@ -17,7 +17,7 @@ pub enum Shows {
     Nothing,
     /// What else there is lets be seen.
     Part,
-    /// The same, without a look at the mask of bytes.
+    /// The same, without a look at the mask.
     Full,
 }
 

@@ -271,11 +271,11 @@ fn tiles(spec: &KernelSpec, problem: &Problem) -> u64 {
 
 /// Whether the tiles of every kernel of the pass fit what a launch allows (2^31 - 1 blocks in x) and kernels count in.
 pub fn grids_fit(problem: &Problem, config: &Config) -> bool {
-    kernels(problem, config).iter().all(|spec| fits_grid(spec, problem))
+    kernels(problem, config).iter().all(|spec| grid_fits(spec, problem))
 }
 
 /// The same of one kernel.
-pub fn fits_grid(spec: &KernelSpec, problem: &Problem) -> bool {
+pub fn grid_fits(spec: &KernelSpec, problem: &Problem) -> bool {
     tiles(spec, problem) < i32::MAX as u64
 }
 

@@ -99,7 +99,7 @@ impl Executable {
                 continue;
             }
             // The config was checked against a problem that stands for this one, and may be smaller.
-            if !geometry::fits_grid(spec, &call.problem) {
+            if !geometry::grid_fits(spec, &call.problem) {
                 return Err(Error::unsupported(format!(
                     "batch_size {} with num_heads_q {}, seqlen_q {} and seqlen_k {} is more tiles than a launch of {} holds; make two calls of it",
                     call.problem.batch_size,

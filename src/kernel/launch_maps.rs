@@ -45,7 +45,7 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let element = match p.dtype {
         Dtype::Fp16 => Element::Fp16,
         Dtype::Bf16 => Element::Bf16,
-        Dtype::Fp32 => return Err(Error::unsupported("dtype is fp32; the GPU kernels take fp16 and bf16")),
+        Dtype::Fp32 => return Err(Error::unsupported("dtype is fp32; sm90's kernels take fp16 and bf16")),
     };
     let Varlen { total_q, total_k, .. } = p.features.varlen.unwrap_or_default();
     let of = |view: &TensorRef, shape: Shape| match p.features.varlen {

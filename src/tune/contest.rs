@@ -51,7 +51,7 @@ impl Contest {
 
     pub fn timed(&self, contender: &Contender) -> Timed {
         let Contender { config, samples, .. } = contender;
-        let utilisation = samples.utilisation(self.floor.as_ref());
+        let utilisation = samples.utilisation(self.floor);
         Timed { config: config.clone(), median_us: samples.median_us(), utilisation }
     }
 

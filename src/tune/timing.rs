@@ -32,7 +32,7 @@ impl Samples {
     }
 
     /// The median of what each sample is of its floor; None where no sample's is known.
-    pub fn utilisation(&self, floor: Option<&Floor>) -> Option<f64> {
+    pub fn utilisation(&self, floor: Option<Floor>) -> Option<f64> {
         let shares: Vec<f64> = self.all.iter().filter_map(|(_, elapsed)| floor?.over(elapsed)).collect();
         (!shares.is_empty()).then(|| quantile(&shares, 0.5))
     }
@@ -113,9 +113,9 @@ mod tests {
             let time = Duration::from_secs_f64(1000.0 / (ghz * 1e9));
             all.push(turn, Elapsed { time, sm_clock_hz: Some(ghz * 1e9) });
         }
-        assert!((all.utilisation(Some(&Floor::Cycles(700.0))).unwrap() - 0.7).abs() < 1e-3);
+        assert!((all.utilisation(Some(Floor::Cycles(700.0))).unwrap() - 0.7).abs() < 1e-3);
         assert_eq!(all.utilisation(None), None);
-        assert_eq!(samples([100]).utilisation(Some(&Floor::Cycles(700.0))), None);
+        assert_eq!(samples([100]).utilisation(Some(Floor::Cycles(700.0))), None);
     }
 
     #[test]

@@ -4,11 +4,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2ERest = 1.925963033500011e-8f, kLn2Rest = -1.904654299957768e-9f;  // what rounding took from the two
 
-template <bool kIs4Bytes>
-struct ElementOf { using Type = uint16; };
-template <>
-struct ElementOf<true> { using Type = float; };
-using Element = ElementOf<kIsFp32>::Type;  // of q, k, v, out, their gradients and bias
+using Element = Either<kIsFp32, float, uint16>::Type;  // of q, k, v, out, their gradients and bias
 constexpr int kElementBytes = sizeof(Element);
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }

@@ -87,7 +87,7 @@ private:
             int masked_left = left;
             if constexpr (kHasBlockMask) masked_left = is_full ? 0 : left;
             Walk<Element> bias_walk(bias, params.bias, first_row, first_key, kTransposed);
-            typename MaskWalkOf<kMaskIsBits, kTransposed>::Type mask_walk(mask, params.mask, first_row, first_key, kTransposed);
+            MaskWalk<kTransposed> mask_walk(mask, params.mask, first_row, first_key, kTransposed);
             #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 #pragma unroll
@@ -133,10 +133,8 @@ private:
         __device__ __forceinline__ void advance() { from += kTransposed ? 8 * stride : 1; }
     };
     // Along the mask: what `at` gives is 0 where it hides the key.
-    template <bool kIsBits, bool kTransposed>
-    struct MaskWalkOf { using Type = Walk<uint8>; };
     template <bool kTransposed>
-    struct MaskWalkOf<true, kTransposed> { using Type = BitWalk<kTransposed>; };
+    using MaskWalk = typename Either<kMaskIsBits, BitWalk<kTransposed>, Walk<uint8>>::Type;
 
     // In log2 units.
     __device__ __forceinline__ float bias_at(int row, int key) const {

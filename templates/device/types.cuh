@@ -1,4 +1,4 @@
-// Fixed-width integers, a bool as a type, and addresses within shared memory, which PTX takes as 32-bit numbers.
+// Fixed-width integers, a bool as a type and one that chooses a type, and addresses within shared memory, which PTX takes as 32-bit numbers.
 
 using int64 = long long;
 using uint64 = unsigned long long;
@@ -8,6 +8,12 @@ using uint8 = unsigned char;
 
 template <bool kValue>
 struct Bool { static constexpr bool value = kValue; };
+
+// Either<kIsFirst, A, B>::Type: A, or else B.
+template <bool kIsFirst, class A, class B>
+struct Either { using Type = A; };
+template <class A, class B>
+struct Either<false, A, B> { using Type = B; };
 
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));

@@ -147,7 +147,6 @@ impl ListBuffers {
         let arrays = arrays.map(|array| Array::input_int32(backend, &array));
         let (head_counts, head_entries) = (rows + gap, rows * row_stride + head_gap);
         let own = |is_own: bool, stride: usize| if is_own { stride as i64 } else { 0 };
-        // Of one head all batch entries' strides, too.
         let Blocks { of_batch, of_head, .. } = map.blocks;
         let [num_blocks, indices, full_num_blocks, full_indices] =
             arrays.each_ref().map(|array| array.address().cast_const().cast::<i32>());

@@ -101,7 +101,7 @@ fn time(engine: &Engine, problem: &Problem, runs: usize) -> Result<Timing, Failu
         median_us: samples.median_us(),
         spread: samples.spread(),
         tflops: problem.flops() / samples.median_us() * 1e-6,
-        utilisation: samples.utilisation(floor.as_ref()),
+        utilisation: samples.utilisation(floor),
         default_us,
     })
 }

@@ -203,10 +203,7 @@ impl<E: Element> Tiles<E> {
         let first_row = self.sequences.workspace_row(sequence, head) + tile.first;
         // SAFETY: written in an earlier phase, only read in this one.
         let (lse, delta) = unsafe {
-            (
-                from_raw_parts(self.workspace.lse(first_row), rows),
-                from_raw_parts(self.workspace.delta(first_row), rows),
-            )
+            (from_raw_parts(self.workspace.lse(first_row), rows), from_raw_parts(self.workspace.delta(first_row), rows))
         };
         for row in 0..rows {
             let lse_log2 = in_two_parts(f64::from(lse[row]) * LOG2_E);
