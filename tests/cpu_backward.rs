@@ -59,6 +59,11 @@ fn gradients_are_right_on_the_grid_of_flash_attention() {
 }
 
 #[test]
+fn gradients_are_right_where_scores_are_far_below_0() {
+    run(grid::far_below());
+}
+
+#[test]
 fn gradients_are_right_for_sequences_of_their_own_lengths() {
     run(shapes::of_own_lengths(Subject::cpu(1).dtypes()));
 }

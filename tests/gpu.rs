@@ -102,6 +102,12 @@ fn gpu_is_right_on_the_grid_of_flash_attention() {
 }
 
 #[test]
+fn gpu_is_right_where_scores_are_far_below_0() {
+    let Some(subject) = subject() else { return };
+    run(subject, &grid::far_below(), 0);
+}
+
+#[test]
 fn gpu_is_right_on_the_long_ones_of_flash_attention() {
     let Some(subject) = subject() else { return };
     run(subject, &grid::thinned(subject.dtypes(), &grid::LONG, &grid::HEAD_DIMS), 0);

@@ -212,7 +212,7 @@ vectorized! {
     pub fn add_distances(x: &mut [f32], slope: f32, first: i32, step: i32) {
         for (i, x) in x.iter_mut().enumerate() {
             let distance = first.wrapping_add(step.wrapping_mul(i as i32)) as f32;
-            *x += slope * distance.abs();
+            *x = multiply_add::<FMA>(slope, distance.abs(), *x);
         }
     }
 

@@ -47,6 +47,27 @@ pub fn thinned(dtypes: &[Dtype], lengths: &[(i64, i64)], head_dims: &[i64]) -> V
     only_the_given(covering(&axes).into_iter().enumerate().map(of).collect())
 }
 
+/// In fp32, rows whose scores ALiBi takes a hundred and more below 0: the keys that they see lie at the top left, and distances are counted
+/// from the bottom right. What rounding takes from such a row's LSE is in all of its weights, and a small softcap makes much of it.
+pub fn far_below() -> Vec<Case> {
+    let of = |((seqlen_q, head_dim, seed), softcap)| {
+        let window = Window { left: Some(51), right: None, top_left: true };
+        Case {
+            num_heads_q: 4,
+            num_heads_kv: 2,
+            seqlen_k: 256,
+            causal: Causal::TopLeft,
+            dropout_p: 0.17,
+            deterministic: true,
+            seed,
+            extras: Extras { window, softcap, alibi: Some(Spread::of("h")), ..Extras::default() },
+            ..Case::plain(Dtype::Fp32, seqlen_q, head_dim)
+        }
+    };
+    let shapes = [(512, 128, 224), (108, 224, 242)];
+    only_the_given(shapes.into_iter().flat_map(|shape| [15.0, 1.0].map(|softcap| (shape, softcap))).map(of).collect())
+}
+
 /// Points of a grid with axes of so many values, in which any two values of different axes meet at least once. A point begins
 /// with the first two that have not met, and takes on each other axis the value that meets most of its others anew.
 fn covering(axes: &[usize]) -> Vec<Vec<usize>> {

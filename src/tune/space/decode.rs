@@ -178,11 +178,20 @@ fn unsplit_blocks(problem: &Problem, config: &Config) -> f64 {
     tiles * (problem.batch_size * problem.num_heads_kv) as f64
 }
 
-/// The share of the device that has something to do, in the mean over the waves of blocks of threads: up to 1.
+/// The share of the device that has something to do, in the mean over the waves of blocks of threads: up to 1. An SM has
+/// enough to do with as many blocks as cover memory's latency, though it holds more.
 fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device) -> f64 {
     let blocks = unsplit_blocks(problem, config) * f64::from(num_splits);
-    let places = f64::from(device.sm_count * config.get("ctas_per_sm").max(1));
+    let enough = (f64::from(ENOUGH_IN_FLIGHT) / bytes_in_flight(problem, config)).ceil();
+    let places = f64::from(device.sm_count) * enough.clamp(1.0, f64::from(config.get("ctas_per_sm").max(1)));
     blocks / ((blocks / places).ceil() * places).max(1.0)
+}
+
+/// Of a block of threads: all stages of its teams' rings but the one that is read.
+fn bytes_in_flight(problem: &Problem, config: &Config) -> f64 {
+    let get = |knob| f64::from(config.get(knob));
+    let teams = get("num_warps") / f64::from(geometry::decode_team(config));
+    (teams * (get("num_stages") - 1.0) * f64::from(geometry::decode_stage_bytes(problem, config))).max(1.0)
 }
 
 /// Expected cost of a config, only to order candidates: the time that memory takes, longer where too little is in
@@ -190,8 +199,7 @@ fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device)
 pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let get = |knob| f64::from(config.get(knob));
     let team = f64::from(geometry::decode_team(config));
-    let stage = f64::from(geometry::decode_stage_bytes(problem, config));
-    let in_flight = get("ctas_per_sm") * get("num_warps") / team * (get("num_stages") - 1.0) * stage;
+    let in_flight = get("ctas_per_sm") * bytes_in_flight(problem, config);
     let latency = (f64::from(ENOUGH_IN_FLIGHT) / in_flight).max(1.0);
     let few_warps = (8.0 / (get("num_warps") * get("ctas_per_sm")) - 1.0).max(0.0);
     let re_read = (problem.packed_rows() as f64 / get("block_m")).ceil() - 1.0;
@@ -298,8 +306,8 @@ mod tests {
             let config = heuristic(&problem, &h200);
             (config.get("num_splits"), balance(&problem, &config, config.get("num_splits"), &h200))
         };
-        // Two blocks of threads on each of 132 SMs, eight heads.
-        assert_eq!(splits(1, 8192).0, 32);
+        // A block of threads on nearly each of 132 SMs, which is enough; eight heads.
+        assert_eq!(splits(1, 8192).0, 16);
         assert!(splits(1, 8192).1 > 0.9);
         // A batch that fills it alone is not split, and no split is without a block of keys for each warp.
         assert_eq!(splits(32, 8192).0, 1);

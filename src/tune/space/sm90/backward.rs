@@ -88,12 +88,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let group_mb = match problem.right_shift() {
         // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
         _ if problem.deterministic => 16,
-        // Tiles go their own ways through the queries, which must lie in L2.
-        _ if features.block_mask.is_some() => 16,
         // Where a causal tile is as long as all heads of its group, the long ones must not come last.
-        Some(_) if problem.group_size() > 1 => 0,
-        _ if problem.seqlen_q < LONG => 16,
-        _ => 0,
+        Some(_) if problem.group_size() > 1 && features.block_mask.is_none() => 0,
+        _ => 16 * u32::from(wants_groups(problem)),
     };
     let config = |(block_m, kv_stages, v_regs)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
@@ -105,7 +102,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
-/// From this many queries on, walking all heads together is best (DESIGN.md, tuning log).
+/// Heads are walked in groups that fit L2, but for long ones: tiles that run at a time read the same queries, and walking all heads
+/// together is best (DESIGN.md, tuning log), if no block mask sends each tile its own way.
+fn wants_groups(problem: &Problem) -> bool {
+    problem.seqlen_q < LONG || problem.features.block_mask.is_some()
+}
+
 const LONG: i64 = 16384;
 
 /// Expected time of a config over that of a perfect one, only to order candidates. The shares are what bare kernels showed
@@ -124,7 +126,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let in_flight = in_flight[config.get("num_stages").clamp(1, 3) as usize - 1];
     // A tile's first loads and last stores stand still; it walks the queries of all heads of its group.
     let tile_end = 250.0 / get("kv_stages") / (problem.seqlen_q * problem.group_size()).max(1) as f64;
-    let order = match (config.get("group_mb"), problem.seqlen_q < LONG) {
+    let order = match (config.get("group_mb"), wants_groups(problem)) {
         (16, true) | (0, false) => 0.0,
         (0, true) => 0.2,
         _ => 0.03,

@@ -111,7 +111,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two warpgroups have registers for more keys, and fewer barriers.
         dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
-            (128, if dim <= 64 { [3, 3, 2] } else { [2, 2, 2] })
+            (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
         }
         _ if block_m == rows => (keys, stages),
         ..=128 => (64, [4, 4, 2]),
@@ -121,13 +121,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
-        let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem));
-        // Sequences fit L2 in groups of heads; of long ones few heads fill it, but tiles that are walked together read the
-        // same keys, if no block mask sends each its own way.
-        let group_mb = match tiles_differ {
-            false => 1,
-            true => 32 * u32::from(problem.seqlen_k < LONG || block_mask.is_some()),
-        };
+        // A tile of few blocks ends soon, and then the next one's Q would wait for the store out of its slot.
+        let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem) && block_mask.is_none());
+        let group_mb = if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) };
         let stale_max = u32::from(may_be_stale(problem));
         let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
         Config::new(Family::Sm90, tile.into_iter().chain(stages).chain(flow))
@@ -137,7 +133,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
-/// From this many keys on, walking all heads together loses nothing by L2 (DESIGN.md, tuning log; the H200's records).
+/// Sequences fit L2 in groups of heads. Of long ones a few heads fill it, and walking all of them together loses nothing (DESIGN.md,
+/// tuning log; the H200's records), since tiles that run at a time read the same keys, if no block mask sends each its own way.
+fn wants_groups(problem: &Problem) -> bool {
+    problem.seqlen_k < LONG || problem.features.block_mask.is_some()
+}
+
 const LONG: i64 = 8192;
 
 /// Expected time of a config over that of a perfect one, only to order candidates. The shares are what sweeps on an H200
@@ -154,7 +155,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let per_block = if config.get("stale_max") == 1 { 4.0 } else { 17.0 } / get("block_n");
     let few_consumers = [0.2, 0.08, 0.01, 0.0][(config.get("block_m") / 64).clamp(1, 4) as usize - 1];
     let in_flight = 5.0 / (get("k_stages") * get("block_n")) + 5.0 / (get("v_stages") * get("block_n"));
-    let order = match (config.get("group_mb"), problem.seqlen_k < LONG) {
+    let order = match (config.get("group_mb"), wants_groups(problem)) {
         (32, true) | (0, false) => 0.0,
         (0, true) => 0.1,
         _ => 0.02,
