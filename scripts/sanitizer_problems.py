@@ -131,14 +131,19 @@ def featured(dtype):
     batch_invariant(dtype, head_dim)
 
 
-def few_queries(dtype):
-    for seqlen_q, page_size in ((1, None), (1, 16), (5, 64), (1, 3)):
+def one_query(dtype):
+    for page_size in (None, 16, 3):
         # On a GPU pages are of fp16 or bf16.
-        decode(dtype, seqlen_q, 2000, None if dtype == torch.float32 else page_size)
+        decode(dtype, 1, 2000, None if dtype == torch.float32 else page_size)
     merge(dtype)
 
 
-PARTS = {"plain": plain, "features": featured, "decode": few_queries}
+def several_queries(dtype):
+    """So many rows that teams have several warps, which meet at barriers of their own."""
+    decode(dtype, 5, 2000, None if dtype == torch.float32 else 64)
+
+
+PARTS = {"plain": plain, "features": featured, "decode": one_query, "decode-teams": several_queries}
 
 for part in sys.argv[1:] or PARTS:
     for dtype in FEATURED:

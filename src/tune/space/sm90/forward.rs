@@ -121,8 +121,10 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
         let tile = [("block_m", block_m), ("block_n", block_n)];
         let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
-        // A tile of few blocks ends soon, and then the next one's Q would wait for the store out of its slot.
-        let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem) && block_mask.is_none());
+        // Under a block mask tiles are short, and the next one's Q waits for the store out of its slot: at a head dim of 64 that
+        // costs more than the store saves.
+        let may_wait = block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
+        let tma_store = u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait);
         let group_mb = if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) };
         let stale_max = u32::from(may_be_stale(problem));
         let flow = [("group_mb", group_mb), ("stale_max", stale_max), ("tma_store", tma_store)];
