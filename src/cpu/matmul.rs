@@ -66,7 +66,7 @@ pub fn multiply(
         // SAFETY: the asserts above bound every element of the three matrices, hence of these rows; `out` is borrowed
         // exclusively.
         unsafe {
-            gemm::gemm(
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 rows,
                 n,
                 k,
@@ -85,7 +85,7 @@ pub fn multiply(
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             );
         }
         row += rows;
