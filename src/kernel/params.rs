@@ -24,7 +24,7 @@ pub struct KernelParams {
     /// the caller does not want it.
     pub lse: *mut f32,
     /// Workspace, fp32 (batch, heads_q, workspace_rows), (heads_q, workspace_rows_of_head) where q holds sequences end
-    /// to end: lse * log2(e); +inf for rows without keys and past a sequence's last.
+    /// to end: lse * log2(e), of fp32 tensors lse itself; +inf for rows without keys and past a sequence's last.
     pub lse_log2: *mut f32,
     /// Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
     pub delta: *mut f32,
