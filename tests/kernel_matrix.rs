@@ -3,7 +3,7 @@
 //!
 //! Configs are the heuristic's, for a typical GPU of the architecture and every family that serves there, and those of the
 //! shipped records. Of sm90's kernels only the producer may spill, but for `CONSUMERS`. The matrix is thinned to what
-//! two cores compile in three minutes (`is_taken`); `cargo test --test kernel_matrix -- --ignored` has no gaps. Without
+//! two cores compile in ten minutes (`is_taken`); `cargo test --test kernel_matrix -- --ignored` has no gaps. Without
 //! NVRTC a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 mod nvrtc;
