@@ -105,7 +105,7 @@ fn attention_over_parts_of_the_keys_merges_into_attention_over_all_of_them() {
             assert!(partials[1].lse.iter().all(|lse| *lse == f32::NEG_INFINITY));
             for partial_dtype in [*dtype, Dtype::Fp32] {
                 let got = merged(&subject, &case, &partials, partial_dtype);
-                prepared.judge_forward(&subject, &got).unwrap_or_else(|reason| panic!("{reason}: {case}"));
+                prepared.judge_forward(false, &got).unwrap_or_else(|reason| panic!("{reason}: {case}"));
             }
         });
     }
