@@ -1,5 +1,5 @@
 """The problems of bench/features.py: suites of (name, a function that makes the calls to compare). The first call of each is
-the one that the others are beside. Tensors are made only when their turn comes; all bf16."""
+the one that the others are beside. Tensors are made only when their turn comes; bf16 where a suite says nothing else."""
 
 import functools
 import itertools
@@ -7,10 +7,13 @@ import random
 from typing import Any, NamedTuple
 
 import flashtune
+import peers
 import torch
 
 WIDTH = 2048
 MEAN_LENGTH = 2048
+# Elements of 16 bits.
+UNALIGNED = 4
 # The dense batch's length is a multiple of this, so that its tiles are full.
 DENSE_STEP = 128
 
@@ -26,10 +29,20 @@ class Variant(NamedTuple):
     rival: Any = None
 
 
-def inputs(*shape):
-    generator = torch.Generator("cuda").manual_seed(shape[-1])
-    options = dict(device="cuda", dtype=torch.bfloat16, generator=generator, requires_grad=True)
-    return tuple(torch.randn(shape, **options) for _ in range(3))
+def inputs(*shape, dtype=torch.bfloat16):
+    return of_shapes(shape, shape, shape, dtype=dtype)
+
+
+def of_shapes(*shapes, dtype=torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(shapes[0][-1])
+    options = dict(device="cuda", dtype=dtype, generator=generator, requires_grad=True)
+    return tuple(torch.randn(shape, **options) for shape in shapes)
+
+
+def unaligned(*shape):
+    """Views that begin 8 bytes after a multiple of 16, and whose rows do, which TMA does not take and the sm80 kernels do."""
+    wider = inputs(*shape[:-1], shape[-1] + UNALIGNED)
+    return tuple(x.detach()[..., UNALIGNED:].requires_grad_() for x in wider)
 
 
 def pairs(seqlen, causal, window_left=None):
@@ -120,7 +133,7 @@ def score_features(batch, seqlen, heads):
     }
 
 
-def deterministic(quick):
+def deterministic(quick, make_inputs=inputs):
     tokens = 16384
     axes = ((128,), (True,), (4096,)) if quick else ((64, 128, 256), (False, True), (1024, 4096, tokens))
     for head_dim, causal, seqlen in itertools.product(*axes):
@@ -128,11 +141,50 @@ def deterministic(quick):
         visible = batch * heads * pairs(seqlen, causal)
 
         def make(shape=(batch, seqlen, heads, head_dim), causal=causal, visible=visible):
-            qkv = inputs(*shape)
+            qkv = make_inputs(*shape)
             options = {"default": {}, "deterministic": dict(deterministic=True)}
             return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
 
         yield f"b{batch} h{heads} s{seqlen} d{head_dim} {'causal' if causal else 'full'}", make
+
+
+def batch_invariant(quick):
+    # (batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim)
+    prefill = [(8, 16, 16, 2048, 2048, 128), (1, 32, 8, 8192, 8192, 128), (8, 32, 32, 2048, 2048, 64)]
+    # Long enough for the GPU to be what takes the time.
+    decoding = [(batch, 32, 8, 1, keys, 128) for batch, keys in ((1, 131072), (4, 32768), (32, 8192))]
+    for batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim in (prefill + decoding)[:: 4 if quick else 1]:
+        causal = seqlen_q > 1
+
+        def make(batch=batch, q=(seqlen_q, heads, head_dim), k=(seqlen_k, heads_kv, head_dim), causal=causal):
+            qkv = of_shapes((batch, *q), (batch, *k), (batch, *k))
+            options = {"default": {}, "batch-invariant": dict(batch_invariant=True)}
+            visible = batch * heads * (pairs(seqlen_k, True) if causal else seqlen_k)
+            return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
+
+        name = f"b{batch} q{seqlen_q} k{seqlen_k} h{heads}/{heads_kv} d{head_dim} {'causal' if causal else 'full'}"
+        yield name, make
+
+
+def fp32(quick):
+    """Beside bf16, and beside what PyTorch has for fp32, its memory-efficient kernels."""
+    for head_dim, causal in itertools.product((64,) if quick else (64, 128), (False, True)):
+        batch, seqlen, heads = 4, 4096, WIDTH // head_dim
+        visible = batch * heads * pairs(seqlen, causal)
+
+        def make(shape=(batch, seqlen, heads, head_dim), causal=causal, visible=visible):
+            halves, floats = inputs(*shape), inputs(*shape, dtype=torch.float32)
+            return [
+                Variant("bf16", halves, dict(causal=causal), visible),
+                Variant("fp32", floats, dict(causal=causal), visible),
+                Variant("fp32 efficient", floats, dict(causal=causal), visible, efficient_attention),
+            ]
+
+        yield f"b{batch} h{heads} s{seqlen} d{head_dim} {'causal' if causal else 'full'}", make
+
+
+def efficient_attention(q, k, v, causal):
+    return peers.sdpa("efficient")(q, k, v, causal, 0.0)
 
 
 BLOCK = 128
@@ -183,4 +235,13 @@ def flex_mask(mask):
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK)
 
 
-SUITES = {"window": window, "varlen": varlen, "scores": scores, "deterministic": deterministic, "blocks": blocks}
+SUITES = {
+    "window": window,
+    "varlen": varlen,
+    "scores": scores,
+    "deterministic": deterministic,
+    "deterministic-sm80": functools.partial(deterministic, make_inputs=unaligned),
+    "batch-invariant": batch_invariant,
+    "fp32": fp32,
+    "blocks": blocks,
+}

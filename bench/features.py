@@ -5,6 +5,10 @@ window: causal with a window of so many keys to the left, beside all of causal.
 varlen: sequences of their own lengths end to end, beside a dense batch of as many sequences with about the same FLOP.
 scores: what is done to scores or hides them, each alone, beside plain causal.
 deterministic: a backward pass that gives the same bits at every run, beside the default (forward both are the same).
+deterministic-sm80: the same of tensors that TMA does not take, by the sm80 kernels.
+batch-invariant: a forward pass whose sequences have the same bits alone and in any batch, beside the default (backward both
+are the same).
+fp32: beside bf16, and PyTorch's memory-efficient attention in fp32.
 blocks: a block mask that keeps so much of all blocks, beside all of them without one; and FlexAttention with the same.
 
 TFLOP/s count the pairs of a query and a key that causal, window and lengths let see each other. "time" and "rate" are a

@@ -32,7 +32,7 @@ def load(names):
 
 def _load(name):
     if name in _SDPA:
-        return _sdpa(_SDPA[name])
+        return sdpa(name)
     if name == "fa4":
         from flash_attn.cute import flash_attn_func
 
@@ -50,7 +50,10 @@ def _load(name):
     raise ValueError(f"no peer is called {name}; there are {', '.join([*_SDPA, 'fa4', 'flashtune'])}")
 
 
-def _sdpa(backend):
+def sdpa(name):
+    """PyTorch's scaled_dot_product_attention by one of its backends."""
+    backend = _SDPA[name]
+
     def attend(q, k, v, causal, dropout_p):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         mask = None
@@ -85,7 +88,7 @@ def flashtune_backward_call(q, k, v, causal, dropout_p, dout):
     out, lse = _torch_launch.launch_forward(q, k, v, opts, seed)
     read = [ref(x) for x in (q, k, v, out)]
     gradients = [torch.empty_like(x) for x in (q, k, v)]
-    device, number, dims, *_ = _torch_launch.describe(q, k, v, opts, None)
+    device, number, dims, *_ = _torch_launch.describe(q, k, v, opts, None, True)
     seed_fields = (*seed, 0, 0) if seed else _call.NO_SEED
     params = _call.backward(
         number, opts, dims, seed_fields, *read, lse.data_ptr(), ref(dout), *(ref(x) for x in gradients)
