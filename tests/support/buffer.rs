@@ -41,6 +41,11 @@ impl Buffer {
         Buffer { memory: upload(backend, &bytes), shape, dtype, used }
     }
 
+    /// An output's bytes as they are, which then are poisoned anew.
+    pub fn take_bytes(&self, backend: &Backend) -> Vec<u8> {
+        take_bytes(backend, &self.memory)
+    }
+
     pub fn view(&self) -> TensorRef {
         let Shape { stride_batch, stride_seqlen, stride_head, lead, .. } = self.shape;
         let data = self.memory.address().wrapping_byte_add(lead as usize * self.dtype.bytes());
@@ -101,6 +106,11 @@ impl Array {
         Array { memory: upload(backend, &bytes), bytes: encoded.len() }
     }
 
+    /// As `Buffer::take_bytes`.
+    pub fn take_bytes(&self, backend: &Backend) -> Vec<u8> {
+        take_bytes(backend, &self.memory)
+    }
+
     pub fn address(&self) -> *mut std::ffi::c_void {
         self.memory.address().wrapping_byte_add(ARRAY_GUARD)
     }
@@ -141,6 +151,12 @@ pub fn upload(backend: &Backend, bytes: &[u8]) -> Memory {
 pub fn download(backend: &Backend, memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.bytes()];
     backend.download(memory, &mut bytes).expect("download");
+    bytes
+}
+
+fn take_bytes(backend: &Backend, memory: &Memory) -> Vec<u8> {
+    let bytes = download(backend, memory);
+    backend.upload(memory, &vec![CANARY; bytes.len()]).expect("upload");
     bytes
 }
 

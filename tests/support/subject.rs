@@ -127,6 +127,18 @@ impl Subject {
 
     /// Forward with something else than the buffers of the case.
     pub fn forward_with(&self, case: &Case, data: &Data, change: impl Fn(&mut Call), config: &Config) -> Forward {
+        self.forward_runs(case, data, change, config, 1)
+    }
+
+    /// The last of so many runs on the same tensors, all of which must leave the same bytes.
+    pub fn forward_runs(
+        &self,
+        case: &Case,
+        data: &Data,
+        change: impl Fn(&mut Call),
+        config: &Config,
+        runs: usize,
+    ) -> Forward {
         let problem = case.problem(Pass::Forward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
         let out = Buffer::output(&self.backend, case, Kind::Out);
@@ -141,6 +153,12 @@ impl Subject {
             ..call(case, problem, &buffers)
         };
         change(&mut call);
+        let mut first = None;
+        for run in 1..runs {
+            self.launch(case, &call, config);
+            let bytes = (out.take_bytes(&self.backend), lse.take_bytes(&self.backend));
+            assert!(*first.get_or_insert_with(|| bytes.clone()) == bytes, "run {run} differs: {case}, {config}");
+        }
         self.launch(case, &call, config);
         workspace.check_guards(&self.backend, "workspace");
         Forward {
