@@ -1,7 +1,9 @@
 // Which tiles a persistent block of threads does, in which order, and how its producer tells its consumers.
 //
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
-// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left.
+// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left;
+// and none has fewer tiles than there are blocks of threads, of which several groups would then be under way, and the last one's
+// longest tiles come last.
 //
 // Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask, a window or a block mask, of sequences of
 // their own lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
@@ -27,7 +29,8 @@ struct TileOrder {
         : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
         group_heads = num_heads;
         if constexpr (kGroupMb > 0) {
-            const uint32 most = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
+            const uint32 fit = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
+            const uint32 most = max(fit, (gridDim.x + tiles_per_head - 1) / tiles_per_head);
             const uint32 groups = (num_heads + most - 1) / most;
             group_heads = (num_heads + groups - 1) / groups;
         }
@@ -139,35 +142,35 @@ struct TileSlots {
     }
 };
 
-// The producer's source of tiles: of a block of threads, or of a cluster of kBlocks of them. kByTicket: all tiles by the counter,
-// the first one too and none ahead of time, which its owner sets to zero before the launch (device/turns.cuh says why).
+// The producer's source of tiles: of a block of threads, or of a cluster of kBlocks of them. It draws the next tile before it loads the last
+// block of one, which hides the atomic's latency. One drawn any earlier would wait for a long tile to end where others have nothing
+// left to do: of a causal launch that takes 2 to 7 % of the time.
+// kByTicket: all tiles by the counter, the first one too, which its owner sets to zero before the launch, and none before the one before
+// is done (device/turns.cuh says why).
 template <typename Tiles, int kBlocks = 1, bool kByTicket = false>
 struct TileFeed {
     const KernelParams& params;
     TileList<Tiles, kIsVarlen> tiles;
     uint32* const counter;
-    uint32 index = blockIdx.x / kBlocks;
-    uint32 drawn;           // one ahead, so that the atomic's latency is hidden
+    uint32 index = blockIdx.x / kBlocks, next = 0;
+    bool has_next = false;
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
     static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockMask;
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
         : params(params), tiles(params), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
-        if (!this->counter) return;
-        if constexpr (kByTicket) index = draw();
-        else drawn = draw();
+        if (kByTicket && this->counter) index = draw();
     }
     __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
+    // Before a tile's last block; of one without a block advance() draws.
+    __device__ __forceinline__ void draw_next() {
+        if (!kByTicket && counter) next = draw(), has_next = true;
+    }
     __device__ __forceinline__ void advance() {
-        if (!counter) {
-            index += feeds();
-        } else if constexpr (kByTicket) {
-            index = draw();
-        } else {
-            index = drawn;
-            drawn = draw();
-        }
+        if (!counter) index += feeds();
+        else index = has_next ? next : draw();
+        has_next = false;
     }
     __device__ __forceinline__ void finish() const {
         if (kByTicket || !counter) return;

@@ -85,13 +85,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    let group_mb = match problem.right_shift() {
-        // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
-        _ if problem.deterministic => 16,
-        // Where a causal tile is as long as all heads of its group, the long ones must not come last.
-        Some(_) if problem.group_size() > 1 && features.block_mask.is_none() => 0,
-        _ => 16 * u32::from(wants_groups(problem)),
-    };
+    // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
+    let group_mb = if problem.deterministic || wants_groups(problem) { 16 } else { 0 };
     let config = |(block_m, kv_stages, v_regs)| {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
         let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
@@ -102,10 +97,10 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
-/// Heads are walked in groups that fit L2, but for long ones: tiles that run at a time read the same queries, and walking all heads
-/// together is best (DESIGN.md, tuning log), if no block mask sends each tile its own way.
+/// Heads are walked in groups that fit L2, but for long ones all tiles of which are alike: those that run at a time read the same queries
+/// (DESIGN.md, tuning log).
 fn wants_groups(problem: &Problem) -> bool {
-    problem.seqlen_q < LONG || problem.features.block_mask.is_some()
+    problem.seqlen_q < LONG || geometry::tiles_differ(problem)
 }
 
 const LONG: i64 = 16384;

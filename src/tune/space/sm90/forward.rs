@@ -135,10 +135,11 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
-/// Sequences fit L2 in groups of heads. Of long ones a few heads fill it, and walking all of them together loses nothing (DESIGN.md,
-/// tuning log; the H200's records), since tiles that run at a time read the same keys, if no block mask sends each its own way.
+/// Walked in groups, heads find their K and V in L2. At head dims up to 64 long ones lose more by the groups' ends than they win, since
+/// tiles that run at a time read the same keys (DESIGN.md, tuning log), if no block mask sends each its own way.
 fn wants_groups(problem: &Problem) -> bool {
-    problem.seqlen_k < LONG || problem.features.block_mask.is_some()
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    problem.seqlen_k < LONG || !is_narrow || problem.features.block_mask.is_some()
 }
 
 const LONG: i64 = 8192;
