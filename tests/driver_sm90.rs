@@ -304,10 +304,19 @@ fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
         assert_eq!((main.grid, main.block), ([32, 1, 1], [384, 1, 1]));
         // K and V of 64 keys, half of the other block's K, two blocks of Q, one of dO, P, dS and the other block's twice,
         // statistics; alignment and barriers.
-        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 5 * 6144 + 3 * 192 + 2048);
+        assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 5 * 6144 + 3 * 192 + 1536);
         assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [48, 64, 64, 48]);
         executable.launch(&call(100), 0x77 as *mut c_void).unwrap();
         assert_eq!(fake.state().launch[4].grid, [132, 1, 1]);
+        // Of three boxes of the other block's K one, but for turns at dQ.
+        for (deterministic, other_k) in [(false, 8192), (true, 16384)] {
+            let three_boxes = Problem { head_dim: 160, head_dim_v: 192, deterministic, ..BACKWARD };
+            let (_gpu, executable) = build_backward(&three_boxes);
+            executable.launch(&Call { problem: three_boxes, ..backward_call() }, 0x77 as *mut c_void).unwrap();
+            let state = fake.state();
+            let main = state.launch[state.launches as usize - 2];
+            assert_eq!(main.smem_bytes, 2 * 24576 + other_k + 3 * 18432 + 5 * 6144 + 3 * 192 + 1536);
+        }
     });
 }
 

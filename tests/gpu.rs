@@ -120,6 +120,12 @@ fn gpu_is_right_for_sequences_of_their_own_lengths() {
 }
 
 #[test]
+fn gpu_is_right_on_head_dims_of_three_boxes() {
+    let Some(subject) = subject() else { return };
+    run(subject, &shapes::of_three_boxes(subject.dtypes()), 3);
+}
+
+#[test]
 fn gpu_is_right_under_block_masks() {
     let Some(subject) = subject() else { return };
     run(subject, &shapes::of_blocks(subject.dtypes()), 1);

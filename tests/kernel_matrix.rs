@@ -16,7 +16,7 @@ use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::{heuristic, heuristics};
+use flashtune::tune::space::{check, heuristic, heuristics};
 use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -403,6 +403,34 @@ fn kernels_of_fp32_compile() {
         };
         all_compile(&[forward, backward].into_iter().flat_map(of).collect(), nvrtc, arch);
     }
+}
+
+/// sm90's backward tiles of up to three boxes of columns, whose consumers have different shares of dK, dV and dQ: each way to share
+/// them, with as many rows as the tuner may try and more than the heuristic takes.
+#[test]
+fn wide_backward_kernels_compile_with_each_share_of_the_columns_and_many_rows() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = Arch::Sm(9, 0);
+    let device = typical(arch);
+    let of = |(dims, deterministic, rows)| {
+        let plain = problem(Pass::Backward, Dtype::Bf16, dims, Layout::Vec8);
+        let problem = Problem { causal: Causal::BottomRight, deterministic, ..plain };
+        let config = heuristic(&problem, &device).with("block_m", rows);
+        check(&problem, &config, &device).unwrap();
+        Kernel::of(&problem, &config, &device, 0)
+    };
+    let tiles = [
+        ((136, 136), false, 96),
+        ((192, 192), false, 96),
+        ((192, 192), true, 80),
+        ((176, 136), true, 80),
+        ((192, 128), false, 96),
+        ((128, 192), false, 96),
+        ((160, 64), false, 96),
+        ((64, 160), false, 96),
+        ((64, 160), true, 80),
+    ];
+    all_compile(&tiles.into_iter().flat_map(of).collect(), nvrtc, arch);
 }
 
 #[test]

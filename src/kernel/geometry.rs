@@ -360,6 +360,8 @@ const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
+/// Likewise, where 96 rows of three boxes leave no more.
+const SM90_WIDE_BARRIER_BYTES: u32 = 512;
 
 /// Whether a pass's tiles are not all equally long, so that who is done takes the next one.
 pub fn tiles_differ(problem: &Problem) -> bool {
@@ -387,9 +389,26 @@ pub const fn sm90_is_wide(problem: &Problem) -> bool {
 
 const SM90_NARROW_DIM: i64 = 128;
 
-/// Columns of one of the halves in which a wide backward tile is shared out: whole boxes.
-pub const fn sm90_half_cols(dim: i64) -> u32 {
+/// Columns of one of the halves in which columns of a wide backward tile are shared out: whole boxes.
+const fn sm90_half_cols(dim: i64) -> u32 {
     (dim as u32).div_ceil(64).div_ceil(2) * 64
+}
+
+/// Whether a wide backward tile's columns of dK and dV are shared out as two boxes of the one and a third of the other, instead of
+/// halves.
+const fn sm90_shares_boxes(problem: &Problem) -> bool {
+    problem.head_dim <= SM90_THREE_BOXES && problem.head_dim_v <= SM90_THREE_BOXES
+}
+
+const SM90_THREE_BOXES: i64 = 3 * 64;
+
+/// Columns of dK and dV that a consumer of a wide backward tile accumulates, the one that has more.
+pub fn sm90_wide_cols(problem: &Problem) -> u32 {
+    match sm90_shares_boxes(problem) {
+        // Two boxes of the one that has fewer columns, and the third of the other, have a place, too.
+        true => (problem.head_dim.max(problem.head_dim_v) as u32).next_multiple_of(8),
+        false => sm90_half_cols(problem.head_dim) + sm90_half_cols(problem.head_dim_v),
+    }
 }
 
 fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
@@ -397,12 +416,14 @@ fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let keys = SM90_WARPGROUP_ROWS;
     let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
-    let other_k = boxed_tile_bytes(keys, i64::from(sm90_half_cols(dim)));
+    // Of three boxes one, as each block of threads does the middle one over its own keys, unless additions to dQ have an order.
+    let shares_dq = sm90_shares_boxes(problem) && dim > SM90_NARROW_DIM && !problem.deterministic;
+    let other_k = boxed_tile_bytes(keys, if shares_dq { 64 } else { i64::from(sm90_half_cols(dim)) });
     let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
     // P, two blocks each of dS and the other block's dS, and with dropout P again.
     let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));
     let statistics = (2 + num_stages) * block_m * 4;
-    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_BARRIER_BYTES
+    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_WIDE_BARRIER_BYTES
 }
 
 fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {

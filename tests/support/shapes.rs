@@ -295,6 +295,42 @@ pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
+/// Head dims of which sm90's backward pass shares out columns as boxes of 64, up to three of them, alike and not: queries and keys
+/// end within a tile, several tiles add to each row of dQ, and each share meets both dtypes and turns at dQ.
+pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
+    let dims = [
+        (136, 136),
+        (144, 144),
+        (160, 160),
+        (168, 168),
+        (176, 176),
+        (192, 192),
+        (192, 128),
+        (128, 192),
+        (160, 64),
+        (64, 160),
+        (192, 136),
+        (40, 168),
+    ];
+    let of = |turn: usize| {
+        let (head_dim, head_dim_v) = dims[turn % dims.len()];
+        let (num_heads_q, num_heads_kv) = HEADS[turn % HEADS.len()];
+        Case {
+            batch_size: 2,
+            num_heads_q,
+            num_heads_kv,
+            seqlen_k: [300, 520, 129][turn / 2 % 3],
+            head_dim_v,
+            causal: MASKS[turn % 3],
+            dropout_p: if turn % 5 == 3 { 0.2 } else { 0.0 },
+            deterministic: turn / dims.len() % 2 == 1,
+            seed: 160 + turn as u64,
+            ..Case::plain(dtypes[(turn + turn / dims.len() / 2) % dtypes.len()], [270, 500, 97][turn % 3], head_dim)
+        }
+    };
+    only_the_given((0..4 * dims.len()).map(of).collect())
+}
+
 /// Small tensors of each memory layout, for what depends on strides alone.
 pub fn of_each_layout(dtypes: &[Dtype]) -> Vec<Case> {
     let of = |dtype: &Dtype, strides: &Strides| Case {

@@ -1,4 +1,4 @@
-//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys or, past head dim 128, one half of the
+//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys or, past head dim 128, a share of the
 //! columns of 64 keys ("wide": `templates/sm90_backward_wide.cu.tera`).
 
 use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
@@ -51,15 +51,15 @@ pub const CONSTRAINTS: &[Constraint] = &[
     GRID,
 ];
 
-/// Registers that a consumer thread needs at least: dK, dV, S and dP (of wide ones halves of dK and dV, one of S and dP, and dQ) in
+/// Registers that a consumer thread needs at least: dK, dV, S and dP (of wide ones a share of dK and dV, one of S and dP, and dQ) in
 /// fp32, P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what not, bounds those 12.
 fn registers(problem: &Problem, config: &Config) -> u32 {
-    let columns = |dim: i64| match geometry::sm90_is_wide(problem) {
-        true => geometry::sm90_half_cols(dim),
-        false => (dim as u32).next_multiple_of(8),
+    let columns = match geometry::sm90_is_wide(problem) {
+        true => geometry::sm90_wide_cols(problem),
+        false => (problem.head_dim as u32).next_multiple_of(8) + (problem.head_dim_v as u32).next_multiple_of(8),
     };
     let (block_m, held) = (config.get("block_m"), 4 * config.get("v_regs"));
-    (columns(problem.head_dim) + columns(problem.head_dim_v)) / 2 + block_m + block_m / 4 + held + 12
+    columns / 2 + block_m + block_m / 4 + held + 12
 }
 
 /// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
@@ -179,6 +179,21 @@ mod tests {
         assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..wide };
         assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
+    }
+
+    #[test]
+    fn three_boxes_of_columns_leave_room_for_more_rows_than_four() {
+        for dim in [136, 160, 192] {
+            assert_eq!(broken(&problem(dim, dim), &config(96)), None, "{dim}");
+            let by = broken(&problem(dim, dim), &config(112));
+            assert_eq!(by.as_deref(), Some("shared_memory"), "{dim}");
+            let in_turns = Problem { deterministic: true, ..problem(dim, dim) };
+            assert_eq!(broken(&in_turns, &config(80)), None, "{dim}");
+            assert_eq!(broken(&in_turns, &config(96)).as_deref(), Some("shared_memory"), "{dim}");
+        }
+        // Nobody accumulates more columns than the wider of dK and dV has.
+        assert_eq!(broken(&problem(64, 160), &config(112)), None);
+        assert_eq!(broken(&problem(64, 192), &config(112)).as_deref(), Some("registers"));
     }
 
     #[test]
