@@ -1,9 +1,8 @@
 // Which tiles a persistent block of threads does, in which order, and how its producer tells its consumers.
 //
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
-// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left;
-// and none has fewer tiles than there are blocks of threads, of which several groups would then be under way, and the last one's
-// longest tiles come last.
+// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left.
+// And where tiles differ none has fewer of them than are done at a time: of many small groups the last would begin its longest just so.
 //
 // Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask, a window or a block mask, of sequences of
 // their own lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
@@ -20,17 +19,20 @@ struct Tile {
     int begin;     // forward: the first of them; 0 without a window
 };
 
+// Whether a head's tiles may differ in length.
+constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockMask;
+
 // Tiles of some rows (or keys) of heads of one length, in the order in which they are started.
 struct TileOrder {
     uint32 tiles_per_head, num_heads, group_heads;
 
-    // `head_bytes` is what a head's tiles share.
-    __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes)
+    // `head_bytes` is what a head's tiles share, `feeds` how many tiles are done at a time.
+    __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds)
         : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
         group_heads = num_heads;
         if constexpr (kGroupMb > 0) {
             const uint32 fit = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
-            const uint32 most = max(fit, (gridDim.x + tiles_per_head - 1) / tiles_per_head);
+            const uint32 most = kTilesDiffer ? max(fit, (feeds + tiles_per_head - 1) / max(tiles_per_head, 1u)) : fit;
             const uint32 groups = (num_heads + most - 1) / most;
             group_heads = (num_heads + groups - 1) / groups;
         }
@@ -46,9 +48,9 @@ struct TileOrder {
 
 // Tiles of kBlockM query rows, the forward pass's. The last rows see most keys.
 struct QueryTiles {
-    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences) {
+    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
-                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size));
+                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds);
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 turn, int head, int batch, const KernelParams& params) {
@@ -63,9 +65,9 @@ struct QueryTiles {
 // Tiles of kBlockN keys, the backward pass's. The first keys are seen by most rows. kLastFirst: as device/turns.cuh wants them.
 template <bool kLastFirst>
 struct KeyTiles {
-    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences) {
+    static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
-                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size));
+                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds);
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 turn, int head, int batch, const KernelParams& params) {
@@ -81,7 +83,7 @@ struct KeyTiles {
 template <typename Tiles, bool kOfItsOwn>
 struct TileList {
     const TileOrder order;
-    __device__ __forceinline__ TileList(const KernelParams& params) : order(Tiles::order(params, Sequence(params, 0), params.batch_size)) {}
+    __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), params.batch_size, feeds)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
         if (index >= order.tiles()) return {-1, 0, 0, 0, 0};
         const TileOrder::Place place = order.at(index);
@@ -93,12 +95,13 @@ struct TileList<Tiles, true> {
     TileOrder order;    // of the sequence `batch`
     int batch = 0;
     uint32 begin = 0;   // its first tile's index
-    __device__ __forceinline__ TileList(const KernelParams& params) : order(Tiles::order(params, Sequence(params, 0), 1)) {}
+    const uint32 feeds;
+    __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), 1, feeds)), feeds(feeds) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {
         while (index - begin >= order.tiles()) {
             begin += order.tiles();
             if (++batch >= params.batch_size) return {-1, 0, 0, 0, 0};
-            order = Tiles::order(params, Sequence(params, batch), 1);
+            order = Tiles::order(params, Sequence(params, batch), 1, feeds);
         }
         const TileOrder::Place place = order.at(index - begin);
         return Tiles::at(order, place.turn, int(place.batch_head), batch, params);
@@ -156,9 +159,8 @@ struct TileFeed {
     bool has_next = false;
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kBlocks; }
-    static constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockMask;
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
-        : params(params), tiles(params), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
+        : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
         if (kByTicket && this->counter) index = draw();
     }
     __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
