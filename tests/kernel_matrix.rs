@@ -426,9 +426,10 @@ fn wide_backward_kernels_compile_with_each_share_of_the_columns_and_many_rows() 
         ((176, 136), true, 80),
         ((192, 128), false, 96),
         ((128, 192), false, 96),
-        ((160, 64), false, 96),
-        ((64, 160), false, 96),
-        ((64, 160), true, 80),
+        ((160, 64), false, 112),
+        ((64, 160), false, 112),
+        ((64, 160), true, 112),
+        ((40, 136), false, 128),
     ];
     all_compile(&tiles.into_iter().flat_map(of).collect(), nvrtc, arch);
 }

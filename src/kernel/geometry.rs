@@ -360,7 +360,7 @@ const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
-/// Likewise, where 96 rows of three boxes leave no more.
+/// Of the wide backward pass, to which 96 rows of three boxes leave no more.
 const SM90_WIDE_BARRIER_BYTES: u32 = 512;
 
 /// Whether a pass's tiles are not all equally long, so that who is done takes the next one.
@@ -400,15 +400,17 @@ const fn sm90_shares_boxes(problem: &Problem) -> bool {
     problem.head_dim <= SM90_THREE_BOXES && problem.head_dim_v <= SM90_THREE_BOXES
 }
 
+const SM90_TWO_BOXES: u32 = 2 * 64;
 const SM90_THREE_BOXES: i64 = 3 * 64;
 
 /// Columns of dK and dV that a consumer of a wide backward tile accumulates, the one that has more.
 pub fn sm90_wide_cols(problem: &Problem) -> u32 {
-    match sm90_shares_boxes(problem) {
-        // Two boxes of the one that has fewer columns, and the third of the other, have a place, too.
-        true => (problem.head_dim.max(problem.head_dim_v) as u32).next_multiple_of(8),
-        false => sm90_half_cols(problem.head_dim) + sm90_half_cols(problem.head_dim_v),
+    if !sm90_shares_boxes(problem) {
+        return sm90_half_cols(problem.head_dim) + sm90_half_cols(problem.head_dim_v);
     }
+    let [k, v] = [problem.head_dim, problem.head_dim_v].map(|dim| (dim as u32).next_multiple_of(8));
+    let of = |two: u32, third: u32| two.min(SM90_TWO_BOXES) + third.saturating_sub(SM90_TWO_BOXES);
+    of(v, k).max(of(k, v))
 }
 
 fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
