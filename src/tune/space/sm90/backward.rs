@@ -82,6 +82,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (65..=112, true) => (64, [2, 1, 0]),
         (113..=128, false) => (64, [2, 1, 2]),
         (113..=128, true) => (48, [2, 1, 0]),
+        (129..=192, false) if !problem.deterministic => (96, [1, 1, 0]),
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
@@ -205,6 +206,7 @@ mod tests {
         assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
         assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
         assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
+        assert_eq!(knobs(&problem(192, 192)), [96, 1, 1, 16, 0]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
         assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
