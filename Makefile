@@ -39,11 +39,11 @@ bench: lib
 	PYTHONPATH=bindings/python $(PYTHON) bench/attention.py
 
 header:
-	FLASHTUNE_UPDATE_HEADER=1 cargo test --locked --test header
+	FLASHTUNE_UPDATE_HEADER=1 cargo test --locked --test capi header
 
 # README's table of what runs where.
 table:
-	FLASHTUNE_UPDATE_README=1 cargo test --locked --test feature_table
+	FLASHTUNE_UPDATE_README=1 cargo test --locked --test numeric feature_table
 
 clean:
 	cargo clean

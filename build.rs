@@ -79,7 +79,7 @@ const HEADER_SOURCES: [&str; 11] = [
     "src/capi/records.rs",
 ];
 
-/// Writes OUT_DIR/flashtune.h; `tests/header.rs` compares it with include/flashtune.h, which this never touches.
+/// Writes OUT_DIR/flashtune.h; `tests/capi/header.rs` compares it with include/flashtune.h, which this never touches.
 fn generate_header() {
     println!("cargo:rerun-if-changed=cbindgen.toml");
     println!("cargo:rerun-if-changed=src/capi");

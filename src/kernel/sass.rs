@@ -2,7 +2,7 @@
 //!
 //! Its producer, one thread of which works and mostly waits, has 24 to 56 registers, and what it lacks of them costs
 //! nothing; a spill of the consumers stands between two products. Machines that tune have no disassembler, so three
-//! opcodes are read here, as CUDA 13's nvdisasm names them (tests/instructions.rs compares the two). It knows nothing
+//! opcodes are read here, as CUDA 13's nvdisasm names them (tests/kernels/instructions.rs compares the two). It knows nothing
 //! else of instructions, and says so where a cubin is not what it knows.
 
 /// Low bits of an instruction, which is 16 bytes from Volta on.

@@ -178,7 +178,7 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 ///
 /// Which tile is the widest whose kernel still spills nothing moves with the head dim and with what else is in the loop
 /// (masks, dropout), by the compiler's register allocation alone. So the first ones are given by class, as NVRTC 13.0
-/// compiles them and as they were measured on an H200 (`tuning-db`); `tests/kernel_matrix.rs` holds them to it.
+/// compiles them and as they were measured on an H200 (`tuning-db`); `tests/kernels/matrix.rs` holds them to it.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let configs = match problem.pass {
         Pass::Forward => known_forward(problem, device),

@@ -63,7 +63,7 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 }
 
 /// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
-/// `tests/kernel_matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
+/// `tests/kernels/matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
 /// does, or the family does not do the problem.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let features = &problem.features;

@@ -3,11 +3,10 @@
 //!
 //! Configs are the heuristic's, for a typical GPU of the architecture and every family that serves there, and those of the
 //! shipped records. Of sm90's kernels only the producer may spill, but for `CONSUMERS`. The matrix is thinned to what
-//! two cores compile in ten minutes (`is_taken`); `cargo test --test kernel_matrix -- --ignored` has no gaps. Without
+//! two cores compile in ten minutes (`is_taken`); `cargo test --test kernels -- --ignored matrix` has no gaps. Without
 //! NVRTC a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
-mod nvrtc;
-
+use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
@@ -17,7 +16,6 @@ use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::{check, heuristic, heuristics};
-use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -449,8 +447,8 @@ fn the_matrix_has_every_template_and_all_that_it_promises() {
         .values()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
-    // Those of few queries and of partial states have tests of their own: tests/decode_kernels.rs and tests/merge_kernels.rs; and the
-    // clock's, tests/compile.rs.
+    // Those of few queries and of partial states have tests of their own: decode.rs and merge.rs; and the
+    // clock's, compile.rs.
     let elsewhere = ["combine", "decode", "merge", "sm_clock"].map(|template| format!("{template}.cu.tera"));
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();

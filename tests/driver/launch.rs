@@ -3,9 +3,7 @@
 //! Each test runs in a process of its own (`fake_driver`). Cubins come from a cache that the test fills: neither a GPU nor
 //! NVRTC takes part.
 
-mod fake_driver;
-
-use fake_driver::{PARAMS_BYTES, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
+use crate::fake_driver::{PARAMS_BYTES, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, FeatureArgs, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::Arch;

@@ -1,8 +1,6 @@
 //! A stand-in for the CUDA driver, which checks what the real one checks and writes down every launch.
 //!
 //! It is compiled from libcuda.c and found as libcuda.so.1 by LD_LIBRARY_PATH, so each test runs in a process of its own.
-//! The parts that one of the test programs does not use are the other's.
-#![allow(dead_code)]
 
 use flashtune::config::Config;
 use flashtune::device::Arch;
@@ -156,7 +154,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
         return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
     }
     let folder = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/libcuda.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake_driver/libcuda.c");
     let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
         .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(folder.path().join("libcuda.so.1"))
@@ -166,7 +164,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
         .expect("the tests need a C compiler");
     assert!(compiled.success());
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
+        .args([&format!("::{test}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
         .env("FLASHTUNE_NVRTC", "/nowhere")

@@ -1,9 +1,7 @@
 //! What a launch of the sm90 family passes beside the params: tensor maps and the tile counter. Against a stand-in for the
 //! driver, which refuses the maps that the real one refuses and writes down every launch.
 
-mod fake_driver;
-
-use fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
+use crate::fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;

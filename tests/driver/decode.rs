@@ -1,8 +1,6 @@
 //! What a launch of the decode family hands to the driver, by the stand-in of `fake_driver`.
 
-mod fake_driver;
-
-use fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake};
+use crate::fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};

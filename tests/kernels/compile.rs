@@ -2,8 +2,7 @@
 //!
 //! Without NVRTC the tests that need it say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
-mod nvrtc;
-
+use crate::nvrtc::nvrtc;
 use flashtune::config::Family;
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::Arch;
@@ -14,7 +13,6 @@ use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::cubin_limit::Limit;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
-use nvrtc::nvrtc;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -403,7 +401,7 @@ fn in_child(test: &str, variables: &[(&str, &str)]) {
 
 #[test]
 fn a_missing_nvrtc_is_a_status_with_the_place_tried() {
-    in_child("child_without_nvrtc", &[("FLASHTUNE_NVRTC", "/nowhere/libnvrtc.so.13")]);
+    in_child("compile::child_without_nvrtc", &[("FLASHTUNE_NVRTC", "/nowhere/libnvrtc.so.13")]);
 }
 
 #[test]

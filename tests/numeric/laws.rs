@@ -1,15 +1,13 @@
 //! The laws of attention on the CPU backend, and those that only the CPU or the reference can be held to.
 
-mod support;
-
+use crate::support::case::{Case, Data};
+use crate::support::check::Prepared;
+use crate::support::extras::{Extras, Sides, Spread};
+use crate::support::laws;
+use crate::support::reference;
+use crate::support::subject::Subject;
 use flashtune::config::{Config, Family};
 use flashtune::problem::{Causal, Dtype, Pass, Window};
-use support::case::{Case, Data};
-use support::check::Prepared;
-use support::extras::{Extras, Sides, Spread};
-use support::laws;
-use support::reference;
-use support::subject::Subject;
 
 macro_rules! on_the_cpu {
     ($($law:ident),* $(,)?) => {

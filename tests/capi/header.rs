@@ -1,7 +1,6 @@
 //! include/flashtune.h: in step with src/capi, and clean on its own in C99 and C++11.
 
-mod library;
-
+use crate::library;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,7 +17,7 @@ fn header_is_what_cbindgen_makes_of_the_sources() {
     let drift = GENERATED.lines().zip(committed.lines()).enumerate().find(|(_, (new, old))| new != old);
     assert!(
         committed == GENERATED,
-        "include/flashtune.h is not what src/capi gives; first difference: {drift:?}\nFLASHTUNE_UPDATE_HEADER=1 cargo test --test header makes it anew"
+        "include/flashtune.h is not what src/capi gives; first difference: {drift:?}\nFLASHTUNE_UPDATE_HEADER=1 cargo test --test capi header makes it anew"
     );
 }
 

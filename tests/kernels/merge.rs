@@ -1,8 +1,7 @@
 //! The merging kernel by NVRTC and without a GPU: that it compiles for every class, cleanly and without a stack. Without NVRTC the
 //! test says so and passes.
 
-mod nvrtc;
-
+use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::merge::FAMILY;
@@ -10,7 +9,6 @@ use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
 use flashtune::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout};
-use nvrtc::nvrtc;
 use rayon::prelude::*;
 
 #[test]

@@ -109,8 +109,8 @@ pub fn shows(map: &Option<BlockMap>, place: [usize; 4]) -> Shows {
 
 /// The lists of a pass on a backend's device, shuffled.
 pub struct ListBuffers {
-    /// num_blocks, indices, and the same of full blocks.
-    arrays: [Array; 4],
+    /// num_blocks, indices, and the same of full blocks, which `lists` points into.
+    _arrays: [Array; 4],
     lists: BlockLists,
 }
 
@@ -164,7 +164,7 @@ impl ListBuffers {
             indices_stride_row: row_stride as i64,
             max_blocks: cols as i64,
         };
-        Some(ListBuffers { arrays, lists })
+        Some(ListBuffers { _arrays: arrays, lists })
     }
 
     pub fn args(&self) -> BlockLists {

@@ -1,8 +1,7 @@
 //! The decode family's kernels by NVRTC and without a GPU: that the heuristic's compile for every feature and need neither stack
 //! nor more shared memory than the launch gives them (their own static asserts). Without NVRTC the tests say so and pass.
 
-mod nvrtc;
-
+use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
@@ -10,7 +9,6 @@ use flashtune::kernel::render_pass;
 use flashtune::plan::key::canonical;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristic;
-use nvrtc::nvrtc;
 use rayon::prelude::*;
 
 fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {

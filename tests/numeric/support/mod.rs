@@ -1,7 +1,4 @@
 //! What the numeric tests share: cases, the reference, the error rule, shapes and laws, for any backend.
-//!
-//! A test file takes what it needs, so each leaves other parts unused.
-#![allow(dead_code)]
 
 pub mod blocks;
 pub mod buffer;

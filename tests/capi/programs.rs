@@ -1,8 +1,7 @@
 //! The C programs of tests/c and examples/c: compiled with warnings as errors and, where the compiler has it, under
 //! the address and undefined-behaviour sanitizers; run against the library that was built along with this test.
 
-mod library;
-
+use crate::library;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;

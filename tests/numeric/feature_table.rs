@@ -4,25 +4,20 @@
 //! takes is run and judged by the error rule. Without NVRTC nothing is compiled, loudly; `FLASHTUNE_REQUIRE_NVRTC=1` makes
 //! that a failure. A family that lacks what another has fails the test unless `feature_list` says why.
 
-mod feature_list;
-#[allow(dead_code)] // The source tree is all that is looked for here.
-mod library;
-mod nvrtc;
-mod support;
-
-use feature_list::{Feature, LACKS, features};
+use crate::feature_list::{Feature, LACKS, features};
+use crate::library;
+use crate::nvrtc::nvrtc;
+use crate::support::case::Case;
+use crate::support::check::Prepared;
+use crate::support::subject::Subject;
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
 use flashtune::problem::{Causal, Features, Pass, Problem, Window};
 use flashtune::tune::space;
-use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use support::case::Case;
-use support::check::Prepared;
-use support::subject::Subject;
 
 /// A backend or family in a pass, on a device that it is made for, with lengths for which it is the preferred one.
 struct Column {
@@ -146,7 +141,7 @@ fn rendered(table: &[(Feature, Vec<Cell>)]) -> String {
     text
 }
 
-const BEGIN: &str = "<!-- begin of the table that tests/feature_table.rs makes -->\n";
+const BEGIN: &str = "<!-- begin of the table that tests/numeric/feature_table.rs makes -->\n";
 const END: &str = "<!-- end of the table -->\n";
 
 #[test]
@@ -191,7 +186,7 @@ fn readme_says_what_runs_where() {
     let drift = made.lines().zip(committed.lines()).find(|(new, old)| new != old);
     assert!(
         committed == made,
-        "README.md's table is not what runs; first difference: {drift:?}\nFLASHTUNE_UPDATE_README=1 cargo test --test feature_table makes it anew"
+        "README.md's table is not what runs; first difference: {drift:?}\nFLASHTUNE_UPDATE_README=1 cargo test --test numeric feature_table makes it anew"
     );
 }
 
@@ -208,8 +203,8 @@ fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
     let listed = LACKS.iter().flat_map(|lack| lack.families.iter().map(|family| (lack.feature, *family))).collect();
     let (unlisted, idle): (Vec<_>, Vec<_>) =
         (lacking.difference(&listed).collect(), listed.difference(&lacking).collect());
-    assert!(unlisted.is_empty(), "lacking, and not listed with a reason in tests/feature_list: {unlisted:?}");
-    assert!(idle.is_empty(), "listed in tests/feature_list, and not lacking: {idle:?}");
+    assert!(unlisted.is_empty(), "lacking, and not listed with a reason in tests/numeric/feature_list: {unlisted:?}");
+    assert!(idle.is_empty(), "listed in tests/numeric/feature_list, and not lacking: {idle:?}");
 }
 
 /// Destructured without `..`, so that a new field does not compile until it is asked about here.

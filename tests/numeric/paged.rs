@@ -1,17 +1,15 @@
 //! Keys in pages, on the CPU and, where there is one, on a GPU: against the reference, against the same keys without pages, and
 //! with traps wherever a page holds no key.
 
-mod support;
-
+use crate::support::buffer::Array;
+use crate::support::case::{Case, Data};
+use crate::support::check::Prepared;
+use crate::support::extras::{Extras, Sides, Spread};
+use crate::support::shapes;
+use crate::support::subject::Subject;
 use flashtune::call::Call;
 use flashtune::problem::{Causal, Dtype, Pass, Window};
 use rayon::prelude::*;
-use support::buffer::Array;
-use support::case::{Case, Data};
-use support::check::Prepared;
-use support::extras::{Extras, Sides, Spread};
-use support::shapes;
-use support::subject::Subject;
 
 /// The backends that there are.
 fn subjects() -> Vec<Subject> {

@@ -3,21 +3,19 @@
 //!
 //! Few functions with many small cases each: what they need is compiled first, in parallel.
 
-mod support;
-
+use crate::support::case::{Case, Data};
+use crate::support::check::Prepared;
+use crate::support::grid;
+use crate::support::laws;
+use crate::support::scores;
+use crate::support::shapes;
+use crate::support::subject::{Forward, Subject};
 use flashtune::config::Config;
 use flashtune::problem::{Pass, Problem};
 use flashtune::tune::space;
 use rayon::prelude::*;
 use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
-use support::case::{Case, Data};
-use support::check::Prepared;
-use support::grid;
-use support::laws;
-use support::scores;
-use support::shapes;
-use support::subject::{Forward, Subject};
 
 /// One GPU and its kernels for all tests of this file.
 fn subject() -> Option<&'static Subject> {

@@ -1,16 +1,14 @@
 //! Merging partial results, on the CPU and, where there is one, on a GPU: against attention over all keys, with NaN in what no
 //! partial says and canaries around what is written.
 
-mod support;
-
+use crate::support::buffer::{Array, Buffer, GUARD, encode, upload};
+use crate::support::case::{Case, Data, Kind, Random, Strides};
+use crate::support::check::Prepared;
+use crate::support::subject::{Forward, Subject};
 use flashtune::call::TensorRef;
 use flashtune::merge::{Merge, MergeClass};
 use flashtune::problem::{Causal, Dtype, Layout, Pass};
 use rayon::prelude::*;
-use support::buffer::{Array, Buffer, GUARD, encode, upload};
-use support::case::{Case, Data, Kind, Random, Strides};
-use support::check::Prepared;
-use support::subject::{Forward, Subject};
 
 /// The backends that there are.
 fn subjects() -> Vec<Subject> {

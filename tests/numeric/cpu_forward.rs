@@ -1,16 +1,14 @@
 //! The CPU's forward pass on generated problems, against the fp64 reference by the error rule.
 
-mod support;
-
+use crate::support::case::{ALL_STRIDES, Case, Data};
+use crate::support::check::Prepared;
+use crate::support::grid;
+use crate::support::scores;
+use crate::support::shapes;
+use crate::support::subject::Subject;
 use flashtune::call::TensorRef;
 use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
-use support::case::{Case, Data};
-use support::check::Prepared;
-use support::grid;
-use support::scores;
-use support::shapes;
-use support::subject::Subject;
 
 fn blocks(block_m: u32, block_n: u32) -> Config {
     Config::new(Family::Cpu, [("block_m", block_m), ("block_n", block_n)])
@@ -71,7 +69,7 @@ fn forward_survives_adversarial_scores() {
 fn strides_change_no_bit_of_the_result() {
     let subject = Subject::cpu(2);
     let cases = shapes::of_each_layout(subject.dtypes());
-    for of_dtype in cases.chunks(support::case::ALL_STRIDES.len()) {
+    for of_dtype in cases.chunks(ALL_STRIDES.len()) {
         let run = |case: &Case| Prepared::new(case).forward(&subject, &blocks(32, 32));
         let packed = run(&of_dtype[0]);
         for case in &of_dtype[1..] {

@@ -1,19 +1,17 @@
 //! Batch-invariant mode, on the CPU and, where there is one, on a GPU: each sequence of a batch alone, within longer longest
 //! lengths too, gives the bits that it has in the batch; and what the batch gives is right.
 
-mod support;
-
+use crate::support::case::{Case, Data, Kind};
+use crate::support::check::Prepared;
+use crate::support::extras::Extras;
+use crate::support::lengths::Side;
+use crate::support::shapes;
+use crate::support::subject::{Forward, Subject};
 use flashtune::config::Config;
 use flashtune::plan::key::canonical;
 use flashtune::problem::Pass;
 use flashtune::tune::space;
 use rayon::prelude::*;
-use support::case::{Case, Data, Kind};
-use support::check::Prepared;
-use support::extras::Extras;
-use support::lengths::Side;
-use support::shapes;
-use support::subject::{Forward, Subject};
 
 /// The backends that there are.
 fn subjects() -> Vec<Subject> {

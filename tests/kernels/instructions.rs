@@ -4,10 +4,8 @@
 //! else would tell. Without NVRTC or nvdisasm a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` and
 //! `FLASHTUNE_REQUIRE_NVDISASM=1` make that a failure.
 
-mod disassembly;
-mod nvrtc;
-
-use disassembly::{consumer_spill_bytes, instructions, nvdisasm};
+use crate::disassembly::{consumer_spill_bytes, instructions, nvdisasm};
+use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
@@ -16,7 +14,6 @@ use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use flashtune::tune::space::heuristics;
-use nvrtc::nvrtc;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! What the shared library shows and needs: only flashtune_* goes out, and no CUDA library is linked.
 
-mod library;
-
+use crate::library;
 use std::process::Command;
 
 fn binutil(tool: &str, arguments: &[&str]) -> String {

@@ -8,7 +8,6 @@ use super::blocks::{BlockMap, Shows, shows};
 use super::case::{Case, Data, Kind, round_to};
 use super::lengths::{Rows, Side};
 use super::per_score::PerScore;
-use super::subject::{Forward, Gradients};
 use rayon::prelude::*;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
 
@@ -87,25 +86,6 @@ pub struct Magnitudes {
     pub dsinks: f64,
     /// Standard deviation of a sink's gradient for an error of 1 in each element of O, relative: sqrt(sum (p_sink dO O)^2)
     pub dsinks_of_out: f64,
-}
-
-impl Results {
-    /// As a backend returns them.
-    pub fn forward(&self) -> Forward {
-        let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
-        Forward { out: narrow(&self.out), lse: narrow(&self.lse) }
-    }
-
-    pub fn gradients(&self) -> Gradients {
-        let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
-        Gradients {
-            dq: narrow(&self.dq),
-            dk: narrow(&self.dk),
-            dv: narrow(&self.dv),
-            dbias: narrow(&self.dbias),
-            dsinks: narrow(&self.dsinks),
-        }
-    }
 }
 
 pub fn exact(case: &Case, data: &Data) -> Results {

@@ -1,14 +1,12 @@
 //! The CPU's backward pass on generated problems, against the fp64 reference by the error rule.
 
-mod support;
-
+use crate::support::case::Case;
+use crate::support::check::Prepared;
+use crate::support::grid;
+use crate::support::shapes;
+use crate::support::subject::Subject;
 use flashtune::config::{Config, Family};
 use flashtune::problem::{Dtype, Pass};
-use support::case::Case;
-use support::check::Prepared;
-use support::grid;
-use support::shapes;
-use support::subject::Subject;
 
 fn blocks(block_m: u32, block_n: u32) -> Config {
     Config::new(Family::Cpu, [("block_m", block_m), ("block_n", block_n)])

@@ -1,0 +1,20 @@
+//! What attention computes, against the reference and the laws: the CPU backend, the GPU, and what README says that each does.
+//!
+//! One program, since each would compile `support` anew.
+
+#[path = "../capi/library/mod.rs"]
+#[allow(dead_code)] // The source tree is all that is looked for here.
+mod library;
+#[path = "../kernels/nvrtc/mod.rs"]
+mod nvrtc;
+mod support;
+
+mod batch_invariant;
+mod cpu_backward;
+mod cpu_forward;
+mod feature_list;
+mod feature_table;
+mod gpu;
+mod laws;
+mod merge;
+mod paged;
