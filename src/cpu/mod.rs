@@ -68,7 +68,7 @@ pub fn scratch_bytes(problem: &Problem, config: &Config) -> usize {
 pub struct Cpu {
     device: Device,
     workers: Arc<Workers>,
-    /// As large as the last-level cache; written before a cold measurement. Empty until the first.
+    /// Of `l2_bytes`; written before a cold measurement. Empty until the first.
     cache_filler: Mutex<Vec<u8>>,
 }
 
