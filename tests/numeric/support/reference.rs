@@ -289,6 +289,8 @@ impl<R: Real> Head<R> {
             dsink: zero,
             magnitudes: Magnitudes::default(),
         };
+        let sizes_of = |values: &[R]| -> Vec<f64> { values.iter().map(|value| value.wide().abs()).collect() };
+        let (k_sizes, k_largest) = (sizes_of(&k_transposed), k.chunks(dim).map(largest).collect::<Vec<f64>>());
         // Sums of magnitudes, per element of dK and dV and per row of dQ.
         let (mut dk_terms, mut dv_terms) = (vec![0.0; seqlen_k], vec![0.0; seqlen_k]);
         for row in 0..seqlen_q {
@@ -335,6 +337,9 @@ impl<R: Real> Head<R> {
             }
             let dq = &mut this.dq[row * dim..][..dim];
             let mut dq_terms = 0.0;
+            let (q_largest, dout_largest) = (largest(q), largest(dout));
+            let mut score_sizes = vec![0.0; seqlen_k];
+            products(&sizes_of(q), &k_sizes, seqlen_k, &mut score_sizes);
             for (at, key) in keys.iter().copied().enumerate() {
                 let dweight = round(round(dweights[key]) * keeps(row, key));
                 let dscore = round(weights[at] * (dweight - delta));
@@ -347,11 +352,10 @@ impl<R: Real> Head<R> {
                 add_scaled(&mut this.dk[key * dim..][..dim], scale * dscore, q);
                 add_scaled(&mut this.dv[key * dim_v..][..dim_v], kept[at], dout);
                 let term = scale.wide().abs() * term;
-                dq_terms += term * largest(&k[key * dim..][..dim]);
-                dk_terms[key] += term * largest(q);
-                dv_terms[key] += kept[at].wide() * largest(dout);
-                let products = q.iter().zip(&k[key * dim..][..dim]).map(|(q, k)| (q.wide() * k.wide()).abs());
-                let score = products.sum::<f64>() * scale.wide().abs() + modifier.magnitude(row, key);
+                dq_terms += term * k_largest[key];
+                dk_terms[key] += term * q_largest;
+                dv_terms[key] += kept[at].wide() * dout_largest;
+                let score = score_sizes[key] * scale.wide().abs() + modifier.magnitude(row, key);
                 this.magnitudes.score = this.magnitudes.score.max(score);
             }
             this.magnitudes.dq = this.magnitudes.dq.max(dq_terms);
