@@ -44,10 +44,12 @@ def say(line):
     print(f"==> {line}", flush=True)
 
 
-def run(command, seconds=None, **environment):
-    """Runs a command in the repository with its output shown, and returns (exit status, output). After `seconds` it is ended with all
-    that it started, any of which would hold its output open."""
-    say(" ".join(map(str, command)))
+def run(command, seconds=None, is_shown=True, **environment):
+    """Runs a command in the repository, with its output shown as it comes or else at its end, and returns (exit status, output). After
+    `seconds` it is ended with all that it started, any of which would hold its output open."""
+    told = "==> " + " ".join(map(str, command))
+    if is_shown:
+        print(told, flush=True)
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=ROOT,
@@ -64,9 +66,13 @@ def run(command, seconds=None, **environment):
     lines = []
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            if is_shown:
+                print(line, end="", flush=True)
             lines.append(line)
-        return process.wait(), "".join(lines)
+        status, output = process.wait(), "".join(lines)
+        if not is_shown:
+            print(f"{told}\n{output}", end="", flush=True)
+        return status, output
     finally:
         if end:
             end.cancel()
@@ -80,10 +86,16 @@ def tests_environment():
     return {"VIRTUAL_ENV": str(VENV)} if VENV.is_dir() and "FLASHTUNE_NVRTC" not in os.environ else {}
 
 
-def cargo_tests(tally):
-    status, _ = run(["cargo", "build", "--locked"])
+def build(tally):
+    """What the tests need. With the tests' own dependencies in the same command, since a feature that they switch on of another would
+    have the library compiled twice."""
+    status, _ = run(["cargo", "build", "--locked", "--lib", "--bins", "--tests"])
     if status:
-        return tally.check("cargo build", False)
+        tally.check("cargo build", False)
+    return status == 0
+
+
+def cargo_tests(tally):
     environment = tests_environment()
     if shutil.which("cargo-nextest"):
         status, output = run(["cargo", "nextest", "run", "--locked", "--no-fail-fast"], **environment)
@@ -150,10 +162,10 @@ def prebuilt_tests(tally, folder, jobs):
                 print("\n".join(output.splitlines()[-60:]), flush=True)
 
 
-def python_tests(tally, python, library, arguments):
+def python_tests(tally, python, library, arguments, is_shown=True):
     environment = {"FLASHTUNE_LIBRARY": str(library), **tests_environment()}
     command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "bindings/python", *arguments]
-    status, output = run(command, seconds=PYTEST_SECONDS, **environment)
+    status, output = run(command, PYTEST_SECONDS, is_shown, **environment)
     last = [line for line in strip_colour(output).splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
     counts = dict.fromkeys(("passed", "failed", "error"), 0)
     for number, word in re.findall(r"(\d+) (passed|failed|error)", last[-1] if last else ""):
@@ -184,17 +196,13 @@ def shipped_records(tally):
 
 
 def build_release_library():
-    """Its exit status and output. Most of its time is one core's, so it is built beside all else."""
-    command = ["make", "--no-print-directory", "lib"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    return built.returncode, built.stdout
+    """Its exit status. Most of its time is one core's, so it is built beside all else."""
+    return run(["make", "--no-print-directory", "lib"], is_shown=False)[0]
 
 
-def release_library(tally, built):
+def release_library(tally, status):
     """The library as it ships: built alone with fat LTO, stripped, small, and showing flashtune_* alone."""
-    status, output = built
     if status:
-        print(output, end="", flush=True)
         return tally.check("make lib", False)
     library = ROOT / "target" / "release" / LIBRARY
     size = library.stat().st_size
@@ -216,26 +224,36 @@ def main():
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     arguments = parser.parse_args()
 
-    tally = Tally()
-    built = ThreadPoolExecutor(1).submit(build_release_library) if arguments.ci else None
+    tally, pool = Tally(), ThreadPoolExecutor(2)
     if arguments.ci:
+        release = pool.submit(build_release_library)
         lints(tally)
     if arguments.prebuilt:
         folder = arguments.prebuilt.resolve()
         library, python = folder / "lib" / LIBRARY, sys.executable
-        if arguments.only != "python":
-            prebuilt_tests(tally, folder, arguments.jobs)
     else:
         library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
-        if arguments.only != "python":
-            cargo_tests(tally)
-    if arguments.only != "rust" and python:
+    has_rust, has_python = arguments.only != "python", arguments.only != "rust" and python
+    if has_rust and not arguments.prebuilt and not build(tally):
+        has_rust = has_python = False
+    beside = Tally()
+    # Neither fills two cores all the time. Where there may be a GPU, one after the other has it.
+    if arguments.ci and has_python:
+        pytest = pool.submit(python_tests, beside, python, library, arguments.pytest, is_shown=False)
+    if has_rust and arguments.prebuilt:
+        prebuilt_tests(tally, folder, arguments.jobs)
+    elif has_rust:
+        cargo_tests(tally)
+    if arguments.ci and has_python:
+        pytest.result()
+        tally.add(beside.passed, beside.failed)
+    elif has_python:
         python_tests(tally, python, library, arguments.pytest)
-    elif arguments.ci:
+    elif arguments.ci and not python:
         tally.check("a python3 with numpy and pytest", False)
     if arguments.ci:
         shipped_records(tally)
-        release_library(tally, built.result())
+        release_library(tally, release.result())
     print(f"{tally.passed} passed, {tally.failed} failed")
     sys.exit(1 if tally.failed or not tally.passed else 0)
 
