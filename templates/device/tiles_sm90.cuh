@@ -1,8 +1,8 @@
 // Which tiles a persistent block of threads does, in which order, and how its producer tells its consumers.
 //
 // Order: heads in groups of which what their tiles share stays in L2 (kGroupMb), and within a group the longest tiles of all its
-// heads first. The groups are as equal as they come: a last one of a head or two would begin its longest tiles when nothing else is left.
-// And where tiles differ none has fewer of them than are done at a time: of many small groups the last would begin its longest just so.
+// heads first. Groups differ by a head at most: a last one of a head or two would begin its longest tiles when nothing else is left. And
+// where tiles differ they have about as many as are done at a time, or more: of smaller groups the last would begin its longest just so.
 //
 // Which: every n-th tile, of n blocks or clusters. Where tiles differ in length (under a causal mask, a window or a block mask, of sequences of
 // their own lengths), one takes the next tile that nobody has taken, by a counter in device memory. The last block of threads to finish sets the
@@ -24,25 +24,29 @@ constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockM
 
 // Tiles of some rows (or keys) of heads of one length, in the order in which they are started.
 struct TileOrder {
-    uint32 tiles_per_head, num_heads, group_heads;
+    uint32 tiles_per_head, num_heads;
+    uint32 group_heads, larger_groups;  // the first groups, which have a head more
 
     // `head_bytes` is what a head's tiles share, `feeds` how many tiles are done at a time.
     __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds)
         : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
-        group_heads = num_heads;
+        group_heads = num_heads, larger_groups = 0;
         if constexpr (kGroupMb > 0) {
             const uint32 fit = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
-            const uint32 most = kTilesDiffer ? max(fit, (feeds + tiles_per_head - 1) / max(tiles_per_head, 1u)) : fit;
+            const uint32 most = kTilesDiffer ? max(fit, feeds / max(tiles_per_head, 1u)) : fit;
             const uint32 groups = (num_heads + most - 1) / most;
-            group_heads = (num_heads + groups - 1) / groups;
+            group_heads = num_heads / groups, larger_groups = num_heads % groups;
         }
     }
     struct Place { uint32 turn, batch_head; };  // turn: of its head's tiles
     __device__ __forceinline__ uint32 tiles() const { return tiles_per_head * num_heads; }
     __device__ __forceinline__ Place at(uint32 index) const {
-        const uint32 group = index / (tiles_per_head * group_heads), within = index % (tiles_per_head * group_heads);
-        const uint32 heads = min(group_heads, num_heads - group * group_heads);
-        return {within / heads, group * group_heads + within % heads};
+        const uint32 larger_tiles = larger_groups * (group_heads + 1) * tiles_per_head;
+        const bool is_larger = index < larger_tiles;
+        const uint32 heads = group_heads + is_larger, first = is_larger ? 0 : larger_groups * (group_heads + 1);
+        if (!is_larger) index -= larger_tiles;
+        const uint32 group = index / (tiles_per_head * heads), within = index % (tiles_per_head * heads);
+        return {within / heads, first + group * heads + within % heads};
     }
 };
 
@@ -147,9 +151,9 @@ struct TileSlots {
 
 // The producer's source of tiles: of a block of threads, or of a cluster of kBlocks of them. It draws the next tile before it loads the last
 // block of one, which hides the atomic's latency. One drawn any earlier would wait for a long tile to end where others have nothing
-// left to do: of a causal launch that takes 2 to 7 % of the time.
+// left to do (DESIGN.md, tuning log).
 // kByTicket: all tiles by the counter, the first one too, which its owner sets to zero before the launch, and none before the one before
-// is done (device/turns.cuh says why).
+// is loaded (device/turns.cuh says why).
 template <typename Tiles, int kBlocks = 1, bool kByTicket = false>
 struct TileFeed {
     const KernelParams& params;
