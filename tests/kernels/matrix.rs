@@ -404,7 +404,7 @@ fn kernels_of_fp32_compile() {
 }
 
 /// sm90's backward tiles of up to three boxes of columns, whose consumers have different shares of dK, dV and dQ: each way to share
-/// them, with as many rows as the tuner may try and more than the heuristic takes.
+/// them, with as many rows as the tuner may try.
 #[test]
 fn wide_backward_kernels_compile_with_each_share_of_the_columns_and_many_rows() {
     let Some(nvrtc) = nvrtc() else { return };

@@ -145,8 +145,8 @@ fn gpu_is_right_on_more_tiles_than_it_holds_at_once() {
         for config in one_of_each_family(subject, case) {
             let judged = prepared.forward(subject, &config);
             let runs = if preferred.contains(&config) { 200 } else { 20 };
-            let last = subject.forward_runs(case, &prepared.data, |_| (), &config, runs);
-            assert!(last == judged, "the last run differs: {case}, {config}");
+            let again = subject.forward_runs(case, &prepared.data, |_| (), &config, runs);
+            assert!(again == judged, "what was judged differs: {case}, {config}");
         }
     });
 }

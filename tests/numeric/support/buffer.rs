@@ -41,9 +41,13 @@ impl Buffer {
         Buffer { memory: upload(backend, &bytes), shape, dtype, used }
     }
 
-    /// An output's bytes as they are, which then are poisoned anew.
-    pub fn take_bytes(&self, backend: &Backend) -> Vec<u8> {
-        take_bytes(backend, &self.memory)
+    pub fn bytes(&self, backend: &Backend) -> Vec<u8> {
+        download(backend, &self.memory)
+    }
+
+    /// As a new output is.
+    pub fn poison(&self, backend: &Backend) {
+        poison(backend, &self.memory);
     }
 
     pub fn view(&self) -> TensorRef {
@@ -106,9 +110,13 @@ impl Array {
         Array { memory: upload(backend, &bytes), bytes: encoded.len() }
     }
 
-    /// As `Buffer::take_bytes`.
-    pub fn take_bytes(&self, backend: &Backend) -> Vec<u8> {
-        take_bytes(backend, &self.memory)
+    /// With the guards.
+    pub fn bytes(&self, backend: &Backend) -> Vec<u8> {
+        download(backend, &self.memory)
+    }
+
+    pub fn poison(&self, backend: &Backend) {
+        poison(backend, &self.memory);
     }
 
     pub fn address(&self) -> *mut std::ffi::c_void {
@@ -154,10 +162,8 @@ pub fn download(backend: &Backend, memory: &Memory) -> Vec<u8> {
     bytes
 }
 
-fn take_bytes(backend: &Backend, memory: &Memory) -> Vec<u8> {
-    let bytes = download(backend, memory);
-    backend.upload(memory, &vec![CANARY; bytes.len()]).expect("upload");
-    bytes
+fn poison(backend: &Backend, memory: &Memory) {
+    backend.upload(memory, &vec![CANARY; memory.bytes()]).expect("upload");
 }
 
 pub fn encode(dtype: Dtype, value: f32) -> Vec<u8> {

@@ -295,8 +295,9 @@ pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// Head dims of which sm90's backward pass shares out columns as boxes of 64, up to three of them, alike and not: queries and keys
-/// end within a tile, several tiles add to each row of dQ, and each share meets both dtypes and turns at dQ.
+/// Head dims of which sm90's backward pass shares out columns as boxes of 64, up to three of them, alike and not, each in both 16-bit
+/// dtypes with and without turns at dQ; masks, heads and lengths change from one of these four to the next. Queries and keys end within a
+/// tile, and several tiles add to each row of dQ.
 pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
     let dims = [
         (136, 136),
@@ -312,20 +313,22 @@ pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
         (192, 136),
         (40, 168),
     ];
+    let dtypes: Vec<Dtype> = dtypes.iter().copied().filter(|dtype| *dtype != Dtype::Fp32).collect();
     let of = |turn: usize| {
-        let (head_dim, head_dim_v) = dims[turn % dims.len()];
-        let (num_heads_q, num_heads_kv) = HEADS[turn % HEADS.len()];
+        let (round, of_dims) = (turn / dims.len(), turn % dims.len());
+        let (head_dim, head_dim_v) = dims[of_dims];
+        let (num_heads_q, num_heads_kv) = HEADS[(of_dims + round) % HEADS.len()];
         Case {
             batch_size: 2,
             num_heads_q,
             num_heads_kv,
-            seqlen_k: [300, 520, 129][turn / 2 % 3],
+            seqlen_k: [300, 520, 129][(of_dims / 2 + round) % 3],
             head_dim_v,
-            causal: MASKS[turn % 3],
+            causal: MASKS[(of_dims + round) % 3],
             dropout_p: if turn % 5 == 3 { 0.2 } else { 0.0 },
-            deterministic: turn / dims.len() % 2 == 1,
+            deterministic: round % 2 == 1,
             seed: 160 + turn as u64,
-            ..Case::plain(dtypes[(turn + turn / dims.len() / 2) % dtypes.len()], [270, 500, 97][turn % 3], head_dim)
+            ..Case::plain(dtypes[round / 2 % dtypes.len()], [270, 500, 97][(of_dims + 2 * round) % 3], head_dim)
         }
     };
     only_the_given((0..4 * dims.len()).map(of).collect())
@@ -401,7 +404,8 @@ pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// The same of tiles of keys, which the backward pass walks over: some see no query, some end within one.
+/// The same of tiles of keys, which the backward pass walks over: some see no query, some end within one. Every second takes turns at
+/// dQ; of those that do not, some of every kernel's draw their tiles. A few are of the last dtype, the others of the first two.
 pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
     let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
         batch_size: 2,
@@ -413,7 +417,7 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         deterministic: turn % 2 == 0,
         seed: 110 + turn as u64,
         extras,
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+        ..Case::plain(dtypes[if turn % 7 == 2 { dtypes.len() - 1 } else { turn / 2 % 2 }], seqlen_q, head_dim)
     };
     let none = Extras::default();
     let shapes = [
@@ -432,6 +436,12 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (300, 640, 64, Causal::None, end_to_end()),
         (300, 640, 128, Causal::BottomRight, Extras { window: windowed(150, None).window, ..end_to_end() }),
         (150, 640, 64, Causal::TopLeft, Extras { seqused: Sides::BOTH, ..none }),
+        (300, 640, 160, Causal::TopLeft, windowed(150, None)),
+        (150, 640, 128, Causal::BottomRight, none),
+        (150, 300, 96, Causal::BottomRight, none),
+        (300, 400, 192, Causal::BottomRight, end_to_end()),
+        (130, 300, 256, Causal::TopLeft, none),
+        (300, 400, 256, Causal::None, windowed(70, Some(20))),
     ];
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
