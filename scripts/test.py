@@ -25,6 +25,8 @@ MAX_LIBRARY_BYTES = 10_000_000
 # A Rust test that takes longer than this hangs, and so do the Python tests together.
 TEST_SECONDS = 900
 PYTEST_SECONDS = 1800
+# Of commands with such a limit, while they run: sessions of their own, which do not hear of it when this program is stopped.
+STARTED = set()
 
 
 class Tally:
@@ -63,6 +65,7 @@ def run(command, seconds=None, is_shown=True, **environment):
     end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL)) if seconds else None
     if end:
         end.start()
+        STARTED.add(process)
     lines = []
     try:
         for line in process.stdout:
@@ -76,9 +79,13 @@ def run(command, seconds=None, is_shown=True, **environment):
     finally:
         if end:
             end.cancel()
-            # Stopped from outside, which a session of its own does not hear of.
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            end_session(process)
+            STARTED.discard(process)
+
+
+def end_session(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def tests_environment():
@@ -192,7 +199,8 @@ def lints(tally):
 
 def shipped_records(tally):
     """Every shipped record still names a config that the space accepts, in the form in which records are written."""
-    tally.check("shipped records", run([ROOT / "target" / "debug" / "flashtune", "records", "verify"])[0] == 0)
+    binary = ROOT / "target" / "debug" / "flashtune"
+    tally.check("shipped records", binary.is_file() and run([binary, "records", "verify"])[0] == 0)
 
 
 def build_release_library():
@@ -234,17 +242,17 @@ def main():
     else:
         library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
     has_rust, has_python = arguments.only != "python", arguments.only != "rust" and python
-    if has_rust and not arguments.prebuilt and not build(tally):
-        has_rust = has_python = False
-    beside = Tally()
-    # Neither fills two cores all the time. Where there may be a GPU, one after the other has it.
+    is_built = arguments.prebuilt or not has_rust or build(tally)
+    has_rust, has_python = has_rust and is_built, has_python and is_built
+    # Neither fills two cores all the time. CI has no GPU; elsewhere the two would share one.
+    beside, pytest = Tally(), None
     if arguments.ci and has_python:
         pytest = pool.submit(python_tests, beside, python, library, arguments.pytest, is_shown=False)
     if has_rust and arguments.prebuilt:
         prebuilt_tests(tally, folder, arguments.jobs)
     elif has_rust:
         cargo_tests(tally)
-    if arguments.ci and has_python:
+    if pytest:
         pytest.result()
         tally.add(beside.passed, beside.failed)
     elif has_python:
@@ -259,4 +267,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        for process in list(STARTED):
+            end_session(process)
