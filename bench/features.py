@@ -103,7 +103,7 @@ def show(row):
     for variant, us in row["us"].items():
         ratios = "".join(f"{row[of][variant]:8.2f}" if variant in row[of] else f"{'-':>8}" for of in ("time", "rate"))
         print(
-            f"{row['suite']:14}{row['problem']:36}{variant:14}{row['pass']:9}{us:11.1f}{row['tflops'][variant]:9.0f}{ratios}",
+            f"{row['suite']:20}{row['problem']:38}{variant:17}{row['pass']:9}{us:11.1f}{row['tflops'][variant]:9.0f}{ratios}",
             flush=True,
         )
 
@@ -133,7 +133,7 @@ def main():
     arguments = loop.parser(__doc__, suites, "autotune each call first").parse_args()
 
     measured_on = machine.describe()
-    print(f"{'suite':14}{'problem':36}{'call':14}{'pass':9}{'us':>11}{'TFLOP/s':>9}{'time':>8}{'rate':>8}")
+    print(f"{'suite':20}{'problem':38}{'call':17}{'pass':9}{'us':>11}{'TFLOP/s':>9}{'time':>8}{'rate':>8}")
 
     def rows_of_problem(suite, problem, make):
         variants = make()

@@ -369,9 +369,12 @@ pub fn tiles_differ(problem: &Problem) -> bool {
     problem.right_shift().is_some() || problem.left_shift().is_some() || varlen.is_some() || block_mask.is_some()
 }
 
-/// Bytes of a tile of 16-bit elements as TMA writes it: boxes of 64 columns side by side.
+/// Columns of a box, in which TMA writes tiles of 16-bit elements.
+const SM90_BOX_COLS: u32 = 64;
+
+/// Bytes of a tile of 16-bit elements as TMA writes it: boxes side by side.
 pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
-    rows * (dim as u32).div_ceil(64) * 64 * 2
+    rows * (dim as u32).next_multiple_of(SM90_BOX_COLS) * 2
 }
 
 fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
@@ -387,21 +390,19 @@ pub const fn sm90_is_wide(problem: &Problem) -> bool {
     problem.head_dim > SM90_NARROW_DIM || problem.head_dim_v > SM90_NARROW_DIM
 }
 
-const SM90_NARROW_DIM: i64 = 128;
+const SM90_NARROW_DIM: i64 = 2 * SM90_BOX_COLS as i64;
 
 /// Columns of one of the halves in which columns of a wide backward tile are shared out: whole boxes.
 const fn sm90_half_cols(dim: i64) -> u32 {
-    (dim as u32).div_ceil(64).div_ceil(2) * 64
+    (dim as u32).div_ceil(SM90_BOX_COLS).div_ceil(2) * SM90_BOX_COLS
 }
 
 /// Whether a wide backward tile's columns of dK and dV are shared out as two boxes of the one and a third of the other, instead of
 /// halves.
 const fn sm90_shares_boxes(problem: &Problem) -> bool {
-    problem.head_dim <= SM90_THREE_BOXES && problem.head_dim_v <= SM90_THREE_BOXES
+    let most = 3 * SM90_BOX_COLS as i64;
+    problem.head_dim <= most && problem.head_dim_v <= most
 }
-
-const SM90_TWO_BOXES: u32 = 2 * 64;
-const SM90_THREE_BOXES: i64 = 3 * 64;
 
 /// Columns of dK and dV that a consumer of a wide backward tile accumulates, the one that has more.
 pub fn sm90_wide_cols(problem: &Problem) -> u32 {
@@ -409,7 +410,7 @@ pub fn sm90_wide_cols(problem: &Problem) -> u32 {
         return sm90_half_cols(problem.head_dim) + sm90_half_cols(problem.head_dim_v);
     }
     let [k, v] = [problem.head_dim, problem.head_dim_v].map(|dim| (dim as u32).next_multiple_of(8));
-    let of = |two: u32, third: u32| two.min(SM90_TWO_BOXES) + third.saturating_sub(SM90_TWO_BOXES);
+    let of = |two: u32, third: u32| two.min(2 * SM90_BOX_COLS) + third.saturating_sub(2 * SM90_BOX_COLS);
     of(v, k).max(of(k, v))
 }
 
@@ -420,7 +421,7 @@ fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
     let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
     // Of three boxes one, as each block of threads does the middle one over its own keys, unless additions to dQ have an order.
     let shares_dq = sm90_shares_boxes(problem) && dim > SM90_NARROW_DIM && !problem.deterministic;
-    let other_k = boxed_tile_bytes(keys, if shares_dq { 64 } else { i64::from(sm90_half_cols(dim)) });
+    let other_k = boxed_tile_bytes(keys, i64::from(if shares_dq { SM90_BOX_COLS } else { sm90_half_cols(dim) }));
     let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
     // P, two blocks each of dS and the other block's dS, and with dropout P again.
     let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));

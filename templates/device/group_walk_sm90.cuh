@@ -1,10 +1,10 @@
-// In which order a tile of keys meets the blocks of query rows of its group's heads, backward.
+// In which order a tile of keys meets the blocks of query rows of its GQA group's heads, backward.
 //
 // Where tiles see different rows, of several heads all at one block of rows, then all at the block before it, from the last one on:
 // head by head, tiles that see fewer rows would be ahead by whole heads in the end, and read Q and dO and add to dQ in memory, each
 // by itself, where so they meet in L2. Else, and in turns (device/turns.cuh), head by head from the first block on.
 struct GroupWalk {
-    int head, block;  // the next ones
+    int head, block;  // where it is
     int first_head, end_head, first_block, end_block;
 
     __device__ __forceinline__ GroupWalk(int first_head, int heads, int first_block, int end_block)

@@ -184,6 +184,7 @@ mod tests {
 
     #[test]
     fn three_boxes_of_columns_leave_room_for_more_rows_than_four() {
+        assert_eq!(broken(&problem(200, 200), &config(80)).as_deref(), Some("shared_memory"));
         for dim in [136, 160, 192] {
             assert_eq!(broken(&problem(dim, dim), &config(96)), None, "{dim}");
             let by = broken(&problem(dim, dim), &config(112));
