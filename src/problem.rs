@@ -228,6 +228,35 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Self-attention of as many key-value heads as query heads and nothing else, in rows and strides of whole 16 bytes: what else a
+    /// problem asks for differs from this.
+    pub const fn dense(
+        pass: Pass,
+        dtype: Dtype,
+        batch_size: i64,
+        num_heads: i64,
+        seqlen: i64,
+        head_dim: i64,
+    ) -> Problem {
+        Problem {
+            pass,
+            dtype,
+            batch_size,
+            num_heads_q: num_heads,
+            num_heads_kv: num_heads,
+            seqlen_q: seqlen,
+            seqlen_k: seqlen,
+            head_dim,
+            head_dim_v: head_dim,
+            causal: Causal::None,
+            dropout: false,
+            deterministic: false,
+            batch_invariant: false,
+            features: Features::NONE,
+            layout: Layout::Vec8,
+        }
+    }
+
     /// Elements of an access, at most 16 bytes, also where who wrote the problem down gave it the layout of a shorter type.
     pub const fn access_elements(&self) -> i64 {
         let (of_layout, of_16_bytes) = (self.layout.elements(), 16 / self.dtype.bytes() as i64);

@@ -5,7 +5,7 @@ use flashtune::config::Config;
 use flashtune::cpu::Cpu;
 use flashtune::plan::record::read_lines;
 use flashtune::plan::{Engine, EngineOptions, Source};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use flashtune::tune::worker;
 use flashtune::tune::{Bench, Fault, Worker, space};
 use serde_json::Value;
@@ -50,23 +50,7 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 const SMALL: &str = r#"{"num_heads_q":2,"seqlen_q":48,"head_dim":32,"dtype":"fp32"}"#;
 
 /// The same as a call has it.
-const OF_SMALL: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Fp32,
-    batch_size: 1,
-    num_heads_q: 2,
-    num_heads_kv: 2,
-    seqlen_q: 48,
-    seqlen_k: 48,
-    head_dim: 32,
-    head_dim_v: 32,
-    causal: Causal::None,
-    dropout: false,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec4,
-};
+const OF_SMALL: Problem = Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 2, 48, 32) };
 
 #[test]
 fn bad_usage_is_2_and_failure_is_1() {
@@ -437,21 +421,10 @@ fn render_compiles_where_there_is_nvrtc() {
 }
 
 const PROBLEM: Problem = Problem {
-    pass: Pass::Backward,
-    dtype: Dtype::Bf16,
-    batch_size: 1,
-    num_heads_q: 4,
     num_heads_kv: 2,
-    seqlen_q: 64,
-    seqlen_k: 64,
-    head_dim: 32,
-    head_dim_v: 32,
     causal: Causal::BottomRight,
     dropout: true,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec8,
+    ..Problem::dense(Pass::Backward, Dtype::Bf16, 1, 4, 64, 32)
 };
 
 #[test]

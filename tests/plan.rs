@@ -14,23 +14,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Small enough to be tuned in a test.
-const SMALL: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Bf16,
-    batch_size: 1,
-    num_heads_q: 2,
-    num_heads_kv: 2,
-    seqlen_q: 96,
-    seqlen_k: 96,
-    head_dim: 32,
-    head_dim_v: 32,
-    causal: Causal::BottomRight,
-    dropout: false,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec8,
-};
+const SMALL: Problem =
+    Problem { causal: Causal::BottomRight, ..Problem::dense(Pass::Forward, Dtype::Bf16, 1, 2, 96, 32) };
 
 /// A config that is not the heuristic's.
 fn config(problem: &Problem, device: &Device, index: usize) -> Config {

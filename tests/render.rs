@@ -8,28 +8,18 @@ use flashtune::error::Status;
 use flashtune::kernel::render::{CLASS, Renderer};
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
-use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Dtype, Features, Pass, Problem, Varlen, Window};
 use flashtune::tune::space::heuristic;
 
 const SM90: Arch = Arch::Sm(9, 0);
 
 fn problem() -> Problem {
     Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 2,
-        num_heads_q: 8,
         num_heads_kv: 2,
-        seqlen_q: 300,
         seqlen_k: 400,
-        head_dim: 128,
         head_dim_v: 96,
         causal: Causal::BottomRight,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout: Layout::Vec8,
+        ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 300, 128)
     }
 }
 

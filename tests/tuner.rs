@@ -2,7 +2,7 @@
 
 use flashtune::config::{Config, Family};
 use flashtune::error::{Error, Status};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Dtype, Pass, Problem};
 use flashtune::tune::worker;
 use flashtune::tune::{
     Bench, BuildObserver, Elapsed, Event, Fault, Floor, Outcome, Request, Trial, Verdict, Worker, search,
@@ -11,23 +11,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-const PROBLEM: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Bf16,
-    batch_size: 1,
-    num_heads_q: 8,
-    num_heads_kv: 8,
-    seqlen_q: 512,
-    seqlen_k: 512,
-    head_dim: 64,
-    head_dim_v: 64,
-    causal: Causal::None,
-    dropout: false,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec8,
-};
+const PROBLEM: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 8, 512, 64);
 
 /// 40 us at the clock of `elapsed`.
 const FLOOR: Option<Floor> = Some(Floor::Cycles(40_000.0));

@@ -86,29 +86,13 @@ mod tests {
     use crate::backend::Backend;
     use crate::cpu::Cpu;
     use crate::plan::Record;
-    use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+    use crate::problem::{Dtype, Layout, Pass, Problem};
     use crate::tune::{Outcome, Timed, space};
     use std::sync::Arc;
 
     #[test]
     fn a_time_is_told_of_the_config_that_was_measured_alone() {
-        let problem = Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Fp32,
-            batch_size: 1,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 64,
-            seqlen_k: 64,
-            head_dim: 32,
-            head_dim_v: 32,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
-            layout: Layout::Vec4,
-        };
+        let problem = Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32) };
         let backend = Backend::Cpu(Cpu::new(1).unwrap());
         let measured = space::heuristic(&problem, backend.device());
         let executable = Arc::new(backend.build(&problem, &measured).unwrap());

@@ -180,27 +180,10 @@ impl Executable {
 mod tests {
     use super::*;
     use crate::error::Status;
-    use crate::problem::{Causal, Features, Layout};
 
     #[test]
     fn a_config_that_cannot_run_is_refused_with_the_knob_and_its_value() {
-        let problem = Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Fp32,
-            batch_size: 1,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 8,
-            seqlen_k: 8,
-            head_dim: 8,
-            head_dim_v: 8,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
-            layout: Layout::Vec8,
-        };
+        let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 8, 8);
         let cpu = Cpu::new(1).unwrap();
         let error = |config| cpu.build(&problem, &config).err().expect("refused");
         let blocks = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);

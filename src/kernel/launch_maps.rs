@@ -144,7 +144,7 @@ fn of_own_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
 mod tests {
     use super::*;
     use crate::dropout::Dropout;
-    use crate::problem::{Causal, Features, Layout, Problem};
+    use crate::problem::Problem;
     use std::ffi::c_void;
 
     fn call(batch_size: i64, num_heads_kv: i64, seqlen_k: i64) -> Call {
@@ -154,21 +154,10 @@ mod tests {
             ..TensorRef::packed(address as *mut c_void, 300, heads, dim + 8)
         };
         let problem = Problem {
-            pass: Pass::Backward,
-            dtype: Dtype::Bf16,
-            batch_size,
-            num_heads_q: 8,
             num_heads_kv,
-            seqlen_q: 300,
             seqlen_k,
-            head_dim: 128,
             head_dim_v: 40,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
-            layout: Layout::Vec8,
+            ..Problem::dense(Pass::Backward, Dtype::Bf16, batch_size, 8, 300, 128)
         };
         let inputs = [at(0x10000, 8, 128), at(0x20000, num_heads_kv, 128), at(0x30000, num_heads_kv, 40)];
         let (out, dout) = (at(0x40000, 8, 40), at(0x50000, 8, 40));

@@ -205,27 +205,15 @@ fn shift(problem: &Problem, keys: Option<i64>) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Causal, Dtype, Features, Layout, Pass, Varlen, Window};
+    use crate::problem::{Dtype, Features, Pass, Varlen, Window};
 
     #[test]
     fn a_window_far_wider_than_the_queries_is_held_to_what_makes_a_difference() {
         let window = Window { left: Some(100), ..Window::default() };
         let decode = Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Bf16,
-            batch_size: 1,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 1,
             seqlen_k: 1000,
-            head_dim: 64,
-            head_dim_v: 64,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
             features: Features { window, ..Features::NONE },
-            layout: Layout::Vec8,
+            ..Problem::dense(Pass::Forward, Dtype::Bf16, 1, 1, 1, 64)
         };
         let left = |problem: &Problem| shift(problem, problem.left_shift());
         assert_eq!(left(&decode), 899);

@@ -244,21 +244,9 @@ mod tests {
     use std::collections::HashSet;
 
     pub const LLAMA: Problem = Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 1,
-        num_heads_q: 32,
         num_heads_kv: 8,
-        seqlen_q: 4096,
-        seqlen_k: 4096,
-        head_dim: 128,
-        head_dim_v: 128,
         causal: Causal::BottomRight,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout: Layout::Vec8,
+        ..Problem::dense(Pass::Forward, Dtype::Bf16, 1, 32, 4096, 128)
     };
 
     #[test]

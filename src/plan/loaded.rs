@@ -157,28 +157,12 @@ mod tests {
     use super::*;
     use crate::backend::Backend;
     use crate::cpu::Cpu;
-    use crate::problem::{Causal, Dtype, Features, Layout, Pass};
+    use crate::problem::{Dtype, Pass};
     use crate::tune::space;
 
     #[test]
     fn a_plan_of_an_older_generation_replaces_none() {
-        let problem = Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Fp32,
-            batch_size: 1,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 64,
-            seqlen_k: 64,
-            head_dim: 32,
-            head_dim_v: 32,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
-            layout: Layout::Vec8,
-        };
+        let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32);
         let backend = Backend::Cpu(Cpu::new(1).unwrap());
         let config = space::heuristic(&problem, backend.device());
         let executable = Arc::new(backend.build(&problem, &config).unwrap());

@@ -207,26 +207,10 @@ fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a
 mod tests {
     use super::*;
     use crate::config::{Config, Family};
-    use crate::problem::{Causal, Dtype, Features, Layout, Pass};
+    use crate::problem::{Dtype, Pass};
     use crate::tune::{Outcome, Timed, space};
 
-    const PROBLEM: Problem = Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 1,
-        num_heads_q: 1,
-        num_heads_kv: 1,
-        seqlen_q: 65536,
-        seqlen_k: 65536,
-        head_dim: 64,
-        head_dim_v: 64,
-        causal: Causal::None,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout: Layout::Vec8,
-    };
+    const PROBLEM: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 1, 65536, 64);
 
     fn failed(block_m: u32, verdict: fn(String) -> Verdict) -> Trial {
         Trial { config: Config::new(Family::Sm80, [("block_m", block_m)]), verdict: verdict("why".into()) }

@@ -348,21 +348,10 @@ mod tests {
     #[test]
     fn rows_see_as_many_keys_whoever_says_the_lengths() {
         let equal = Problem {
-            pass: Pass::Backward,
-            dtype: Dtype::Bf16,
-            batch_size: 1,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 10,
             seqlen_k: 100,
-            head_dim: 64,
-            head_dim_v: 64,
             causal: Causal::BottomRight,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
             features: Features { window: Window { left: Some(40), ..Window::default() }, ..Features::NONE },
-            layout: Layout::Vec8,
+            ..Problem::dense(Pass::Backward, Dtype::Bf16, 1, 1, 10, 64)
         };
         let varlen = Features { varlen: Some(Varlen::default()), ..equal.features };
         assert_eq!(expected_lse(&Problem { features: varlen, ..equal }), expected_lse(&equal));

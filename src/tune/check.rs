@@ -235,25 +235,10 @@ fn largest(errors: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::super::features;
     use super::*;
-    use crate::problem::{Causal, Layout};
+    use crate::problem::Layout;
 
-    const PROBLEM: Problem = Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 3,
-        num_heads_q: 4,
-        num_heads_kv: 2,
-        seqlen_q: 4096,
-        seqlen_k: 4096,
-        head_dim: 64,
-        head_dim_v: 64,
-        causal: Causal::None,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout: Layout::Vec4,
-    };
+    const PROBLEM: Problem =
+        Problem { num_heads_kv: 2, layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Bf16, 3, 4, 4096, 64) };
 
     #[test]
     fn a_block_mask_of_any_block_is_checked_with_rows_of_both_kinds_and_a_hidden_block() {

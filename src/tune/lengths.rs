@@ -55,26 +55,14 @@ pub const RAGGED: usize = 5;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Causal, Dtype, Features, Layout, Pass, Varlen};
+    use crate::problem::{Dtype, Features, Pass, Varlen};
 
     #[test]
     fn ragged_sequences_of_single_rows_are_not_all_empty() {
         let problem = Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Bf16,
-            batch_size: 7,
-            num_heads_q: 1,
-            num_heads_kv: 1,
-            seqlen_q: 1,
             seqlen_k: 600,
-            head_dim: 64,
-            head_dim_v: 64,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
             features: Features { varlen: Some(Varlen::default()), ..Features::NONE },
-            layout: Layout::Vec8,
+            ..Problem::dense(Pass::Forward, Dtype::Bf16, 7, 1, 1, 64)
         };
         let Lengths { q, k } = Lengths::ragged(&problem);
         assert_eq!((q, k), (vec![1, 1, 0, 1, 1, 1, 1], vec![500, 600, 300, 0, 200, 500, 600]));

@@ -46,26 +46,10 @@ impl Floor {
 mod tests {
     use super::*;
     use crate::device::Arch;
-    use crate::problem::{Causal, Features, Layout, Pass, Window};
+    use crate::problem::{Causal, Features, Pass, Window};
     use std::time::Duration;
 
-    const PROBLEM: Problem = Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 4,
-        num_heads_q: 16,
-        num_heads_kv: 16,
-        seqlen_q: 4096,
-        seqlen_k: 4096,
-        head_dim: 128,
-        head_dim_v: 128,
-        causal: Causal::None,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout: Layout::Vec8,
-    };
+    const PROBLEM: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 4, 16, 4096, 128);
 
     fn u(problem: &Problem, us: u64, sm_clock_hz: Option<f64>) -> Option<f64> {
         let h200 = Device::typical(Arch::Sm(9, 0)).unwrap();

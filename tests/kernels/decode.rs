@@ -13,21 +13,12 @@ use rayon::prelude::*;
 
 fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
     Problem {
-        pass: Pass::Forward,
-        dtype: Dtype::Bf16,
-        batch_size: 2,
-        num_heads_q: 2 * group_size,
         num_heads_kv: 2,
-        seqlen_q: 1,
         seqlen_k: 8192,
-        head_dim,
-        head_dim_v: head_dim,
         causal: Causal::BottomRight,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
         features,
         layout: Layout::widest(Dtype::Bf16, [head_dim]),
+        ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 2 * group_size, 1, head_dim)
     }
 }
 

@@ -12,7 +12,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
 use flashtune::tune::space::heuristics;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -21,23 +21,7 @@ use std::path::Path;
 const ARCHS: [Arch; 6] =
     [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
 
-const PLAIN: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Bf16,
-    batch_size: 2,
-    num_heads_q: 8,
-    num_heads_kv: 2,
-    seqlen_q: 1000,
-    seqlen_k: 1000,
-    head_dim: 64,
-    head_dim_v: 64,
-    causal: Causal::None,
-    dropout: false,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec8,
-};
+const PLAIN: Problem = Problem { num_heads_kv: 2, ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 1000, 64) };
 
 /// The main kernel of a pass in a heuristic's config, disassembled.
 struct Kernel {

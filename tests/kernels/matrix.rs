@@ -185,23 +185,7 @@ const MANY: i64 = 4000;
 const FEW: i64 = 200;
 
 fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout: Layout) -> Problem {
-    Problem {
-        pass,
-        dtype,
-        batch_size: 2,
-        num_heads_q: 8,
-        num_heads_kv: 2,
-        seqlen_q: MANY,
-        seqlen_k: MANY,
-        head_dim,
-        head_dim_v,
-        causal: Causal::None,
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
-        layout,
-    }
+    Problem { num_heads_kv: 2, head_dim_v, layout, ..Problem::dense(pass, dtype, 2, 8, MANY, head_dim) }
 }
 
 /// Which of an architecture's kernels are compiled, given by the indices of head dims, feature and dtype, and by the family.

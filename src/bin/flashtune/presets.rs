@@ -142,21 +142,9 @@ fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {
 
 fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool) -> Problem {
     Problem {
-        pass: Pass::Forward,
-        dtype: Bf16,
-        batch_size,
-        num_heads_q: heads,
-        num_heads_kv: heads,
-        seqlen_q: seqlen,
-        seqlen_k: seqlen,
-        head_dim,
-        head_dim_v: head_dim,
         causal: if causal { Causal::BottomRight } else { Causal::None },
-        dropout: false,
-        deterministic: false,
-        batch_invariant: false,
-        features: Features::NONE,
         layout: Layout::widest(Dtype::Bf16, [head_dim]),
+        ..Problem::dense(Pass::Forward, Bf16, batch_size, heads, seqlen, head_dim)
     }
 }
 

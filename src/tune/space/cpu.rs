@@ -101,7 +101,7 @@ mod tests {
     use super::super::{candidates, check};
     use super::*;
     use crate::device::Arch;
-    use crate::problem::{Dtype, Features, Layout};
+    use crate::problem::{Dtype, Layout};
 
     fn device(sm_count: u32, l2_bytes: u64) -> Device {
         Device {
@@ -122,21 +122,12 @@ mod tests {
 
     fn problem(pass: Pass, seqlen_q: i64, seqlen_k: i64, head_dim: i64, causal: Causal) -> Problem {
         Problem {
-            pass,
-            dtype: Dtype::Fp32,
-            batch_size: 1,
-            num_heads_q: 2,
             num_heads_kv: 1,
-            seqlen_q,
             seqlen_k,
-            head_dim,
-            head_dim_v: head_dim,
             causal,
             dropout: true,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
             layout: Layout::Vec1,
+            ..Problem::dense(pass, Dtype::Fp32, 1, 2, seqlen_q, head_dim)
         }
     }
 

@@ -232,21 +232,11 @@ mod tests {
 
     fn problem(batch_size: i64, group_size: i64, seqlen_q: i64, seqlen_k: i64, head_dim: i64) -> Problem {
         Problem {
-            pass: Pass::Forward,
-            dtype: Dtype::Bf16,
-            batch_size,
-            num_heads_q: 8 * group_size,
             num_heads_kv: 8,
-            seqlen_q,
             seqlen_k,
-            head_dim,
-            head_dim_v: head_dim,
             causal: Causal::BottomRight,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
             layout: Layout::widest(Dtype::Bf16, [head_dim]),
+            ..Problem::dense(Pass::Forward, Dtype::Bf16, batch_size, 8 * group_size, seqlen_q, head_dim)
         }
     }
 

@@ -384,21 +384,11 @@ mod tests {
 
     fn problem(pass: Pass, head_dim: i64, head_dim_v: i64, causal: Causal) -> Problem {
         Problem {
-            pass,
-            dtype: Dtype::Bf16,
-            batch_size: 1,
-            num_heads_q: 8,
             num_heads_kv: 2,
-            seqlen_q: 1000,
-            seqlen_k: 1000,
-            head_dim,
             head_dim_v,
             causal,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
             layout: Layout::Vec1,
+            ..Problem::dense(pass, Dtype::Bf16, 1, 8, 1000, head_dim)
         }
     }
 

@@ -7,7 +7,7 @@ use flashtune::device::Arch;
 use flashtune::kernel::compile::{Compiled, options};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::{KernelParams, render_pass};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Pass, Problem};
 use libloading::os::unix::Library;
 use std::alloc::{GlobalAlloc, System};
 use std::ffi::c_void;
@@ -125,21 +125,10 @@ impl Fake {
 
 /// What the tests launch: grouped heads, a causal mask, lengths that no tile divides.
 pub const PROBLEM: Problem = Problem {
-    pass: Pass::Forward,
-    dtype: Dtype::Bf16,
-    batch_size: 2,
-    num_heads_q: 8,
     num_heads_kv: 2,
-    seqlen_q: 300,
     seqlen_k: 400,
-    head_dim: 128,
-    head_dim_v: 128,
     causal: Causal::BottomRight,
-    dropout: false,
-    deterministic: false,
-    batch_invariant: false,
-    features: Features::NONE,
-    layout: Layout::Vec8,
+    ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 300, 128)
 };
 
 /// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.

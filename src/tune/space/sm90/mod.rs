@@ -89,23 +89,7 @@ mod tests {
     }
 
     pub fn problem(pass: Pass, head_dim: i64, head_dim_v: i64) -> Problem {
-        Problem {
-            pass,
-            dtype: Dtype::Bf16,
-            batch_size: 4,
-            num_heads_q: 16,
-            num_heads_kv: 16,
-            seqlen_q: 4096,
-            seqlen_k: 4096,
-            head_dim,
-            head_dim_v,
-            causal: Causal::None,
-            dropout: false,
-            deterministic: false,
-            batch_invariant: false,
-            features: Features::NONE,
-            layout: Layout::Vec8,
-        }
+        Problem { head_dim_v, ..Problem::dense(pass, Dtype::Bf16, 4, 16, 4096, head_dim) }
     }
 
     /// The name of the constraint that a config breaks.
