@@ -156,11 +156,12 @@ def batch_invariant(quick):
     decoding = [(batch, 32, 8, 1, keys, 128) for batch, keys in ((1, 131072), (4, 32768), (32, 8192))]
     for batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim in (prefill + decoding)[:: 4 if quick else 1]:
         causal = seqlen_q > 1
+        visible = batch * heads * (pairs(seqlen_k, True) if causal else seqlen_k)
+        q, k = (batch, seqlen_q, heads, head_dim), (batch, seqlen_k, heads_kv, head_dim)
 
-        def make(batch=batch, q=(seqlen_q, heads, head_dim), k=(seqlen_k, heads_kv, head_dim), causal=causal):
-            qkv = of_shapes((batch, *q), (batch, *k), (batch, *k))
+        def make(q=q, k=k, causal=causal, visible=visible):
+            qkv = of_shapes(q, k, k)
             options = {"default": {}, "batch-invariant": dict(batch_invariant=True)}
-            visible = batch * heads * (pairs(seqlen_k, True) if causal else seqlen_k)
             return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
 
         name = f"b{batch} q{seqlen_q} k{seqlen_k} h{heads}/{heads_kv} d{head_dim} {'causal' if causal else 'full'}"
