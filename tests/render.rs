@@ -206,9 +206,10 @@ fn the_families_have_the_same_features() {
     let without =
         |template, feature| -> Vec<&str> { features(template).into_iter().filter(|name| *name != feature).collect() };
     assert_eq!(without("decode", "is_batch_invariant"), without("sm80_forward", "has_dropout"));
-    for (template, others) in
-        [("sm80_forward", vec!["sm90_forward"]), ("sm80_backward", vec!["sm90_backward", "sm90_backward_wide"])]
-    {
+    for (template, others) in [
+        ("sm80_forward", vec!["sm90_forward"]),
+        ("sm80_backward", vec!["sm90_backward", "sm90_backward_middle", "sm90_backward_wide"]),
+    ] {
         for other in others {
             assert_eq!(features(template), features(other), "{template} and {other}");
         }

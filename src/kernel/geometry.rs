@@ -139,17 +139,23 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
         ),
         (Family::Sm90, Pass::Backward) => {
             let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
-            let (template, smem_bytes, schedule, key_rows) = match sm90_is_wide(problem) {
-                true => {
+            let (template, smem_bytes, schedule, key_rows) = match sm90_backward(problem) {
+                Sm90Backward::Narrow => {
+                    ("sm90_backward", sm90_backward_smem(problem, config), Schedule::Persistent, block_n)
+                }
+                Sm90Backward::Middle => {
+                    let smem_bytes = sm90_backward_middle_smem(problem, config);
+                    ("sm90_backward_middle", smem_bytes, Schedule::Persistent, block_n)
+                }
+                Sm90Backward::Wide => {
                     let smem_bytes = sm90_backward_wide_smem(problem, config);
                     ("sm90_backward_wide", smem_bytes, Schedule::PersistentPairs, SM90_WARPGROUP_ROWS)
                 }
-                false => ("sm90_backward", sm90_backward_smem(problem, config), Schedule::Persistent, block_n),
             };
             let main = KernelSpec {
                 template,
                 entry: "flashtune_sm90_backward",
-                threads: 128 * (block_n / SM90_WARPGROUP_ROWS + 1),
+                threads: 128 * (SM90_KEY_CONSUMERS + 1),
                 smem_bytes,
                 is_main: true,
                 rows: block_n,
@@ -160,7 +166,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                     // Deterministic tiles are drawn from the workspace.
                     is_dynamic: tiles_differ(problem) && !problem.deterministic,
                 },
-                registers: Some(sm90_registers(block_n)),
+                registers: Some(sm90_registers(SM90_KEY_CONSUMERS * SM90_WARPGROUP_ROWS)),
             };
             backward(problem, config, main)
         }
@@ -217,7 +223,7 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
         registers: None,
     };
     // Those of the dQ accumulator's tiles, 16 or 8 each.
-    let columns = if dq_transposed(config.family) { problem.workspace_cols() } else { problem.head_dim };
+    let columns = if dq_transposed(problem, config.family) { problem.workspace_cols() } else { problem.head_dim };
     let mut kernels = vec![
         of_rows("backward_delta", "flashtune_backward_delta", DELTA_THREADS, DELTA_ROWS, 0),
         main,
@@ -236,9 +242,9 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
     kernels
 }
 
-/// Whether the family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
-pub const fn dq_transposed(family: Family) -> bool {
-    matches!(family, Family::Sm90)
+/// Whether a family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
+pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
+    family == Family::Sm90 && sm90_backward(problem) != Sm90Backward::Middle
 }
 
 /// The launch grid of one of `kernels`, with the keys in so many splits, on a GPU of so many SMs; a dimension is 0 where
@@ -360,8 +366,8 @@ const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
-/// Of the wide backward pass, to which 96 rows of three boxes leave no more.
-const SM90_WIDE_BARRIER_BYTES: u32 = 512;
+/// Consumer warpgroups of the backward pass.
+const SM90_KEY_CONSUMERS: u32 = 2;
 
 /// Whether a pass's tiles are not all equally long, so that who is done takes the next one.
 pub fn tiles_differ(problem: &Problem) -> bool {
@@ -374,7 +380,7 @@ const SM90_BOX_COLS: u32 = 64;
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes side by side.
 pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
-    rows * (dim as u32).next_multiple_of(SM90_BOX_COLS) * 2
+    rows * boxes(dim) * SM90_BOX_COLS * 2
 }
 
 fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
@@ -385,33 +391,33 @@ fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
     SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
 }
 
-/// Whether dK and dV of 64 keys are more than a warpgroup's registers hold, so that two share their columns.
-pub const fn sm90_is_wide(problem: &Problem) -> bool {
-    problem.head_dim > SM90_NARROW_DIM || problem.head_dim_v > SM90_NARROW_DIM
+/// The backward kernels of the sm90 family, by how many registers dK and dV need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sm90Backward {
+    /// A warpgroup holds 64 keys.
+    Narrow,
+    /// A warpgroup holds fewer, transposed.
+    Middle,
+    /// Two warpgroups hold halves of the columns of 64 keys, and two blocks of threads share a tile.
+    Wide,
 }
 
-const SM90_NARROW_DIM: i64 = 2 * SM90_BOX_COLS as i64;
-
-/// Columns of one of the halves in which columns of a wide backward tile are shared out: whole boxes.
-const fn sm90_half_cols(dim: i64) -> u32 {
-    (dim as u32).div_ceil(SM90_BOX_COLS).div_ceil(2) * SM90_BOX_COLS
-}
-
-/// Whether a wide backward tile's columns of dK and dV are shared out as two boxes of the one and a third of the other, instead of
-/// halves.
-const fn sm90_shares_boxes(problem: &Problem) -> bool {
-    let most = 3 * SM90_BOX_COLS as i64;
-    problem.head_dim <= most && problem.head_dim_v <= most
-}
-
-/// Columns of dK and dV that a consumer of a wide backward tile accumulates, the one that has more.
-pub fn sm90_wide_cols(problem: &Problem) -> u32 {
-    if !sm90_shares_boxes(problem) {
-        return sm90_half_cols(problem.head_dim) + sm90_half_cols(problem.head_dim_v);
+pub fn sm90_backward(problem: &Problem) -> Sm90Backward {
+    match boxes(problem.head_dim.max(problem.head_dim_v)) {
+        ..=2 => Sm90Backward::Narrow,
+        3 => Sm90Backward::Middle,
+        _ => Sm90Backward::Wide,
     }
-    let [k, v] = [problem.head_dim, problem.head_dim_v].map(|dim| (dim as u32).next_multiple_of(8));
-    let of = |two: u32, third: u32| two.min(2 * SM90_BOX_COLS) + third.saturating_sub(2 * SM90_BOX_COLS);
-    of(v, k).max(of(k, v))
+}
+
+/// Boxes of a row of so many columns.
+pub const fn boxes(dim: i64) -> u32 {
+    (dim as u32).div_ceil(SM90_BOX_COLS)
+}
+
+/// Columns of one of the halves in which a wide backward tile is shared out: whole boxes.
+pub const fn sm90_half_cols(dim: i64) -> u32 {
+    boxes(dim).div_ceil(2) * SM90_BOX_COLS
 }
 
 fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
@@ -419,14 +425,24 @@ fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let keys = SM90_WARPGROUP_ROWS;
     let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
-    // Of three boxes one, as each block of threads does the middle one over its own keys, unless additions to dQ have an order.
-    let shares_dq = sm90_shares_boxes(problem) && dim > SM90_NARROW_DIM && !problem.deterministic;
-    let other_k = boxed_tile_bytes(keys, i64::from(if shares_dq { SM90_BOX_COLS } else { sm90_half_cols(dim) }));
+    let other_k = boxed_tile_bytes(keys, i64::from(sm90_half_cols(dim)));
     let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
     // P, two blocks each of dS and the other block's dS, and with dropout P again.
     let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));
     let statistics = (2 + num_stages) * block_m * 4;
-    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_WIDE_BARRIER_BYTES
+    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_BARRIER_BYTES
+}
+
+fn sm90_backward_middle_smem(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, block_n, num_stages) = (config.get("block_m"), config.get("block_n"), config.get("num_stages"));
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let k_and_v = boxed_tile_bytes(block_n, dim) + boxed_tile_bytes(block_n, dim_v);
+    let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
+    // P and two blocks of dS, each a box of either consumer's keys; and of dQ a box on its way out.
+    let weights = 3 * SM90_KEY_CONSUMERS * boxed_tile_bytes(block_m, i64::from(SM90_BOX_COLS));
+    let dq = SM90_KEY_CONSUMERS * block_m * SM90_BOX_COLS * 4;
+    let statistics = (2 + num_stages) * block_m * 4;
+    SM90_ALIGNMENT_BYTES + k_and_v + q_and_dout + weights + dq + statistics + SM90_BARRIER_BYTES
 }
 
 fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {

@@ -235,7 +235,7 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
-    values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(config.family)));
+    values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(problem, config.family)));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
     let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
     for (name, value) in

@@ -1,8 +1,16 @@
-// Pairs of floats and 8 x 8 matrices of 16-bit elements in and out of shared memory (PTX ISA, "ld.shared", "stmatrix", "ldmatrix").
+// Pairs of floats, 16 bytes and 8 x 8 matrices of 16-bit elements in and out of shared memory (PTX ISA, "ld.shared", "stmatrix", "ldmatrix").
 // Lane 8i + r gives the address of row r of matrix i.
 
 __device__ __forceinline__ void load_floats(float (&x)[2], uint32 address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void store_floats(uint32 address, const float (&x)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" :: "r"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+__device__ __forceinline__ uint4 load_chunk(uint32 address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+    return x;
 }
 
 // Four matrices as they lie.

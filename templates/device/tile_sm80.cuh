@@ -99,7 +99,7 @@ __device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
     for (int i = thread; i < Tile::kBytes / 4; i += kThreads) negate_pair(tile + i * 4);
 }
 
-// One packed pair into a tile, two neighbouring elements, one float out of shared memory.
+// One packed pair into a tile, two neighbouring elements.
 __device__ __forceinline__ void store_pair(uint32 to, uint32 pair) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory"); }
 __device__ __forceinline__ void store_two(uint32 to, float first, float second) {
     if constexpr (kIsFp32) {
@@ -107,9 +107,4 @@ __device__ __forceinline__ void store_two(uint32 to, float first, float second) 
     } else {
         store_pair(to, pack2(first, second));
     }
-}
-__device__ __forceinline__ float load_float(uint32 from) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
-    return value;
 }

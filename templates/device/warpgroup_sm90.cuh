@@ -28,3 +28,5 @@ __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec
 __device__ __forceinline__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory"); }
 // Before wgmma reads shared memory that ordinary stores wrote.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before a copy that must come after what this thread knows to be done in device memory.
+__device__ __forceinline__ void fence_async_proxy_of_all() { asm volatile("fence.proxy.async;" ::: "memory"); }

@@ -123,7 +123,10 @@ impl Case {
         let window = &self.extras.window;
         let is_windowed = (window.left, window.right) != (None, None);
         let has_one_diagonal = self.causal == Causal::None || window.top_left == (self.causal == Causal::TopLeft);
-        assert!(!is_windowed || has_one_diagonal, "a window and causal of two alignments, which the C face refuses: {self}");
+        assert!(
+            !is_windowed || has_one_diagonal,
+            "a window and causal of two alignments, which the C face refuses: {self}"
+        );
         let kinds: &[Kind] = match pass {
             Pass::Forward => &[Kind::Q, Kind::K, Kind::V, Kind::Out],
             Pass::Backward => &[Kind::Q, Kind::K, Kind::V, Kind::Out, Kind::Dout, Kind::Dq, Kind::Dk, Kind::Dv],

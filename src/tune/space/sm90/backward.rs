@@ -1,18 +1,23 @@
-//! The backward pass of the sm90 family: each consumer warpgroup computes 64 keys or, past head dim 128, a share of the
-//! columns of 64 keys ("wide": `templates/sm90_backward_wide.cu.tera`).
+//! The backward pass of the sm90 family, in three kernels: up to head dim 128 each consumer warpgroup computes 64 keys, up to 192
+//! fewer, transposed (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
+//! (`templates/sm90_backward_wide.cu.tera`).
 
 use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
 use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
-use crate::kernel::geometry;
+use crate::kernel::geometry::{self, Sm90Backward};
 use crate::problem::Problem;
 
 pub const KNOBS: &[Knob] = &[
     Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 48, 64, 80, 96, 112, 128] },
-    Knob { name: "block_n", meaning: "keys of a tile", values: &[128] },
-    Knob { name: "num_stages", meaning: "blocks of Q and dO in flight; past head dim 128 of dO", values: &[1, 2, 3] },
+    Knob { name: "block_n", meaning: "keys of a tile", values: &[64, 96, 128] },
+    Knob {
+        name: "num_stages",
+        meaning: "blocks of Q and dO in flight; past head dim 128 of dO alone",
+        values: &[1, 2, 3],
+    },
     Knob { name: "kv_stages", meaning: "tiles of K and V in flight", values: &[1, 2] },
     Knob {
         name: "group_mb",
@@ -29,11 +34,19 @@ pub const KNOBS: &[Knob] = &[
 
 pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
-        name: "wide",
-        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and S and dP are two warpgroups'",
+        name: "narrow",
+        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and P does not wait beside S",
         holds: |p, c, _| {
             let narrow_only = [c.get("v_regs"), c.get("sink_softmax"), c.get("kv_stages") - 1];
-            !geometry::sm90_is_wide(p) || narrow_only == [0; 3]
+            geometry::sm90_backward(p) == Sm90Backward::Narrow || narrow_only == [0; 3]
+        },
+    },
+    Constraint {
+        name: "middle",
+        reason: "from head dim 136 to 192 wgmma's M is 64 queries, and keys are what registers hold; else its M is 64 keys of each consumer's",
+        holds: |p, c, _| match geometry::sm90_backward(p) {
+            Sm90Backward::Middle => c.get("block_m") == 64 && c.get("block_n") < 128,
+            Sm90Backward::Narrow | Sm90Backward::Wide => c.get("block_n") == 128,
         },
     },
     Constraint {
@@ -46,20 +59,31 @@ pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "registers",
         reason: "dK, dV, S, dP, P and what is kept of V of a consumer thread must fit the registers that setmaxnreg gives it",
-        holds: |p, c, _| registers(p, c) <= geometry::sm90_registers(c.get("block_n")).consumer,
+        holds: |p, c, _| registers(p, c) <= geometry::sm90_registers(128).consumer,
     },
     GRID,
 ];
 
-/// Registers that a consumer thread needs at least: dK, dV, S and dP (of wide ones a share of dK and dV, one of S and dP, and dQ) in
-/// fp32, P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what not, bounds those 12.
+/// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32 (of wide ones a half of dK and dV, one of S and dP, and dQ;
+/// of middle ones S and dP or dQ), P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what
+/// not, bounds those 12.
 fn registers(problem: &Problem, config: &Config) -> u32 {
-    let columns = match geometry::sm90_is_wide(problem) {
-        true => geometry::sm90_wide_cols(problem),
-        false => (problem.head_dim as u32).next_multiple_of(8) + (problem.head_dim_v as u32).next_multiple_of(8),
+    let [block_m, block_n] = ["block_m", "block_n"].map(|knob| config.get(knob));
+    let [dim, dim_v] = [problem.head_dim, problem.head_dim_v];
+    let (gradients, scores) = match geometry::sm90_backward(problem) {
+        Sm90Backward::Narrow => {
+            let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
+            (columns / 2, block_m + block_m / 4 + 4 * config.get("v_regs"))
+        }
+        Sm90Backward::Middle => {
+            let dq_cols = geometry::boxes(dim) * 32;
+            ((geometry::boxes(dim) + geometry::boxes(dim_v)) * block_n / 4, (block_n / 2).max(dq_cols / 2))
+        }
+        Sm90Backward::Wide => {
+            ((geometry::sm90_half_cols(dim) + geometry::sm90_half_cols(dim_v)) / 2, block_m + block_m / 4)
+        }
     };
-    let (block_m, held) = (config.get("block_m"), 4 * config.get("v_regs"));
-    columns / 2 + block_m + block_m / 4 + held + 12
+    gradients + scores + 12
 }
 
 /// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
@@ -74,7 +98,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (65..=128, _) if looks_up_twice => (32, [2, 1, 0]),
         (..=64, _) if features.modifies_scores() => (96, [2, 2, 0]),
         (65..=128, false) if features.modifies_scores() => (64, [2, 1, 0]),
-        (129.., _) if features.modifies_scores() => (48, [1, 1, 0]),
+        (129..=192, _) => (64, [2, 1, 0]),
+        (193.., _) if features.modifies_scores() => (48, [1, 1, 0]),
         (..=64, false) => (128, [2, 2, 0]),
         (..=64, true) => (96, [2, 2, 0]),
         (65..=96, false) => (96, [2, 1, 0]),
@@ -82,19 +107,31 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (65..=112, true) => (64, [2, 1, 0]),
         (113..=128, false) => (64, [2, 1, 2]),
         (113..=128, true) => (48, [2, 1, 0]),
-        (129..=192, false) if !problem.deterministic => (96, [1, 1, 0]),
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
     // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
     let group_mb = if problem.deterministic || wants_groups(problem) { 16 } else { 0 };
-    let config = |(block_m, kv_stages, v_regs)| {
-        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", num_stages), ("kv_stages", kv_stages)];
+    let keys: &[u32] = match geometry::sm90_backward(problem) {
+        // Where dK and dV are of three boxes each, what dropout or a bias takes is more than 48 keys leave.
+        Sm90Backward::Middle
+            if (problem.dropout || features.bias)
+                && geometry::boxes(problem.head_dim) + geometry::boxes(problem.head_dim_v) == 6 =>
+        {
+            &[64]
+        }
+        Sm90Backward::Middle => &[96, 64],
+        Sm90Backward::Narrow | Sm90Backward::Wide => &[128],
+    };
+    let config = |(block_n, block_m, [num_stages, kv_stages, v_regs]): (u32, u32, [u32; 3])| {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("num_stages", num_stages), ("kv_stages", kv_stages)];
         let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
         Config::new(Family::Sm90, tile.into_iter().chain(flow))
     };
-    let blocks = [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
-    let flows = blocks.flat_map(|block_m| [(block_m, kv_stages, v_regs), (block_m, 1, 0)]);
+    let in_flight = [[num_stages, kv_stages, v_regs], [num_stages, 1, 0], [1, 1, 0]];
+    let blocks = || [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
+    let tiles = keys.iter().flat_map(|block_n| blocks().map(|block_m| (*block_n, block_m)));
+    let flows = tiles.flat_map(|(block_n, block_m)| in_flight.map(|in_flight| (block_n, block_m, in_flight)));
     flows.map(config).find(|config| check(problem, config, device).is_ok())
 }
 
@@ -117,8 +154,11 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let last_wave = if geometry::tiles_differ(problem) { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
     // Barriers, statistics and the addition of dQ come once a block.
     let per_block = 45.0 / get("block_m");
-    let is_wide = geometry::sm90_is_wide(problem);
-    let in_flight = if is_wide { [0.0, 0.02, 0.04] } else { [0.15, 0.0, 0.02] };
+    let (per_tile, in_flight) = match geometry::sm90_backward(problem) {
+        Sm90Backward::Narrow => (0.0, [0.15, 0.0, 0.02]),
+        Sm90Backward::Middle => (120.0 / get("block_n"), [0.02, 0.0, 0.0]),
+        Sm90Backward::Wide => (0.0, [0.0, 0.02, 0.04]),
+    };
     let in_flight = in_flight[config.get("num_stages").clamp(1, 3) as usize - 1];
     // A tile's first loads and last stores stand still; it walks the queries of all heads of its group.
     let tile_end = 250.0 / get("kv_stages") / (problem.seqlen_q * problem.group_size()).max(1) as f64;
@@ -132,7 +172,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         _ => 0.02,
     } + 0.005 * f64::from(config.get("sink_softmax"));
     let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
-    work * last_wave * (1.0 + per_block + in_flight + tile_end + order + fragments)
+    work * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
 }
 
 #[cfg(test)]
@@ -174,7 +214,7 @@ mod tests {
         }
         assert_eq!(broken(&problem(256, 256), &config(64)), None);
         for (knob, value) in [("v_regs", 2), ("kv_stages", 2), ("sink_softmax", 1)] {
-            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "wide");
+            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow");
         }
         assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
         assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
@@ -183,19 +223,19 @@ mod tests {
     }
 
     #[test]
-    fn three_boxes_of_columns_leave_room_for_more_rows_than_four() {
-        assert_eq!(broken(&problem(200, 200), &config(80)).as_deref(), Some("shared_memory"));
+    fn three_boxes_of_columns_leave_room_for_48_keys_a_consumer() {
+        let tile = |block_m, block_n| config(block_m).with("block_n", block_n);
         for dim in [136, 160, 192] {
-            assert_eq!(broken(&problem(dim, dim), &config(96)), None, "{dim}");
-            let by = broken(&problem(dim, dim), &config(112));
-            assert_eq!(by.as_deref(), Some("shared_memory"), "{dim}");
-            let in_turns = Problem { deterministic: true, ..problem(dim, dim) };
-            assert_eq!(broken(&in_turns, &config(80)), None, "{dim}");
-            assert_eq!(broken(&in_turns, &config(96)).as_deref(), Some("shared_memory"), "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)), None, "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("middle"), "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("middle"), "{dim}");
+            let two_of_dout = tile(64, 96).with("num_stages", 2);
+            assert_eq!(broken(&problem(dim, dim), &two_of_dout).as_deref(), Some("shared_memory"), "{dim}");
         }
-        // The consumer that has more: 128 columns of dV, or 128 of dK and 64 of dV.
-        assert_eq!(broken(&problem(64, 192), &config(112)), None);
-        assert_eq!(broken(&problem(128, 192), &config(112)).as_deref(), Some("registers"));
+        assert_eq!(broken(&problem(192, 128), &tile(64, 96).with("num_stages", 2)), None);
+        for dim in [128, 200] {
+            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)).as_deref(), Some("middle"), "{dim}");
+        }
     }
 
     #[test]
@@ -207,7 +247,8 @@ mod tests {
         assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
         assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
         assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
-        assert_eq!(knobs(&problem(192, 192)), [96, 1, 1, 16, 0]);
+        assert_eq!(knobs(&problem(192, 192)), [64, 1, 1, 16, 0]);
+        assert_eq!(knobs(&problem(192, 128)), [64, 2, 1, 16, 0]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
         assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);

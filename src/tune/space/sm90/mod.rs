@@ -2,7 +2,7 @@
 //! queries forward and of keys backward.
 //!
 //! Each pass has a file; which problems the family does is here. What a wrong kernel would come of
-//! is asserted once more in the templates `sm90_forward.cu.tera`, `sm90_backward.cu.tera` and `sm90_backward_wide.cu.tera`.
+//! is asserted once more in the templates `sm90_forward.cu.tera` and `sm90_backward*.cu.tera`.
 
 mod backward;
 mod forward;
@@ -10,6 +10,7 @@ mod forward;
 use super::{Constraint, Knob};
 use crate::config::Config;
 use crate::device::Device;
+use crate::kernel::geometry::{self, Sm90Backward};
 use crate::problem::{BlockMask, Dtype, Layout, Pass, Problem};
 
 pub fn knobs(pass: Pass) -> &'static [Knob] {
@@ -36,9 +37,9 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
-    } else if problem.features.block_mask.is_some_and(|mask| !divides(problem.pass, mask)) {
+    } else if problem.features.block_mask.is_some_and(|mask| !divides(problem, mask)) {
         Some(
-            "its tiles are of multiples of 64 queries and keys forward and of 128 keys backward, which the block mask's blocks are not",
+            "its tiles are of multiples of 64 queries and keys forward and at head dims from 136 to 192, and else of 128 keys backward, which the block mask's blocks are not",
         )
     } else {
         None
@@ -46,10 +47,10 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
 }
 
 /// Whether tiles of the family divide blocks of a block mask.
-fn divides(pass: Pass, BlockMask { block_q, block_k }: BlockMask) -> bool {
-    match pass {
-        Pass::Forward => block_q % 64 == 0 && block_k % 64 == 0,
-        Pass::Backward => block_k % 128 == 0,
+fn divides(problem: &Problem, BlockMask { block_q, block_k }: BlockMask) -> bool {
+    match (problem.pass, geometry::sm90_backward(problem)) {
+        (Pass::Forward, _) | (Pass::Backward, Sm90Backward::Middle) => block_q % 64 == 0 && block_k % 64 == 0,
+        (Pass::Backward, Sm90Backward::Narrow | Sm90Backward::Wide) => block_k % 128 == 0,
     }
 }
 
@@ -144,7 +145,8 @@ mod tests {
     #[test]
     fn the_heuristic_is_of_the_family_for_blocks_of_whole_tiles() {
         for head_dim in (8..=256).step_by(8) {
-            for (pass, sizes) in [(Pass::Forward, (64, 64)), (Pass::Backward, (16, 128)), (Pass::Forward, (256, 128))] {
+            let backward = if (136..=192).contains(&head_dim) { (64, 64) } else { (16, 128) };
+            for (pass, sizes) in [(Pass::Forward, (64, 64)), (Pass::Backward, backward), (Pass::Forward, (256, 128))] {
                 for mask in [false, true] {
                     let features = Features { mask, ..of_blocks(sizes.0, sizes.1) };
                     let problem = Problem { features, ..problem(pass, head_dim, head_dim) };
