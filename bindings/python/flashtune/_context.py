@@ -80,10 +80,15 @@ class Pass:
 
     def __init__(self, lib, handle, name):
         self._handle = handle
+        self._supported = getattr(lib, f"flashtune_{name}_supported")
         self._workspace_size = getattr(lib, f"flashtune_{name}_workspace_size")
         self._prepare = getattr(lib, f"flashtune_{name}_prepare")
         self._launch = getattr(lib, f"flashtune_{name}")
         self._plan_info = getattr(lib, f"flashtune_{name}_plan_info")
+
+    def supported(self, params):
+        """Raises where a launch would refuse these params."""
+        check(self._supported(self._handle, params))
 
     def workspace_bytes(self, params):
         size = c_uint64()

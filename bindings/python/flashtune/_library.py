@@ -81,6 +81,7 @@ def _declare(lib):
     signatures["flashtune_merge"] = [c_void_p, c_char_p, c_void_p]
     for name in ("forward", "backward"):
         # Params travel as packed bytes, which ctypes passes by address.
+        signatures[f"flashtune_{name}_supported"] = [c_void_p, c_char_p]
         signatures[f"flashtune_{name}_workspace_size"] = [c_void_p, c_char_p, size_out]
         signatures[f"flashtune_{name}_prepare"] = [c_void_p, c_char_p]
         signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]

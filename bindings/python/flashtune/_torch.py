@@ -33,11 +33,12 @@ def attention(q, k, v, opts, seed, return_lse, features):
     return (out, lse) if return_lse else out
 
 
-def attention_forward(q, k, v, opts, seed, features):
-    """(out, lse) without autograd."""
+def attention_forward(q, k, v, opts, seed, features, before_launch=None):
+    """(out, lse) without autograd. `before_launch` is called once nothing can be refused any more."""
     _expect_tensors(k=k, v=v)
     with torch.no_grad():
-        return launch_forward(q, k, v, opts, resolve_seed(seed, opts[2], q), _with_fp32_sinks(features))
+        seed, features = resolve_seed(seed, opts[2], q), _with_fp32_sinks(features)
+        return launch_forward(q, k, v, opts, seed, features, before_launch=before_launch)
 
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):

@@ -22,8 +22,8 @@ else:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
-    """(out, lse or None). `seed` is what `resolve_seed` returned."""
+def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None):
+    """(out, lse or None). `seed` is what `resolve_seed` returned, `before_launch` as of `_torch.attention_forward`."""
     device, number = _check_same(q, q.dtype, k=k, v=v)
     q, k, v = _expressible(q), _expressible(k), _expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -40,7 +40,11 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True):
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr() if want_lse else 0,
         packed, pages, blocks,
     )  # fmt: skip
-    _launch(context(device).forward, params, q, device)
+    run = context(device).forward
+    if before_launch is not None:
+        run.supported(params)
+        before_launch()
+    _launch(run, params, q, device)
     return out, lse
 
 

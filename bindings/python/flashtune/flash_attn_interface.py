@@ -193,6 +193,10 @@ def flash_attn_with_kvcache(
     k and v (batch, seqlen_new, heads_kv, dim) are first written into the cache behind cache_seqlens, an int or int32 (batch), and
     are seen like the rest. causal aligns to the bottom right corner of each sequence. Nothing waits for the device. There is no
     gradient. num_splits must be 0: the keys are split as the config says.
+
+    What is refused is refused before the cache is written. Lengths and tables on a GPU are not looked at: there a sequence whose
+    length is negative or leaves no room for its new keys, or whose block_table has no page for them, gets none of them, and
+    attends to what it had.
     """
     unsupported = {
         "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
@@ -203,15 +207,12 @@ def flash_attn_with_kvcache(
     if num_splits != 0:
         raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config says how keys are split")
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    seqused_k = cache_seqlens
-    if k is not None or v is not None:
-        seqused_k = _kvcache.append(k_cache, v_cache, k, v, cache_seqlens, block_table)
-    return _attention.attention_kvcache(
-        q, k_cache, v_cache, block_table=block_table, seqused_k=seqused_k, causal=bool(causal), softmax_scale=softmax_scale,
-        return_lse=return_softmax_lse, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
-    )  # fmt: skip
+    seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
+    opts = _call.options(bool(causal), softmax_scale, 0.0)
+    lengths = (None, None, None, seqused_k, None, None, block_table)
+    features = _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
+    out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write)
+    return (out, lse) if return_softmax_lse else out
 
 
 _NO_LENGTHS = (None,) * 6

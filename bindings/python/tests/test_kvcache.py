@@ -3,6 +3,7 @@ the cache. The same tests on the CPU and on a GPU."""
 
 import pytest
 import torch
+from flashtune import _kvcache
 from flashtune import flash_attn_interface as interface
 from judge import assert_close
 from oracle_torch import plain, random
@@ -156,8 +157,10 @@ def test_what_is_not_done_is_refused_by_name(options, name):
     [
         (dict(k=(BATCH, 1, 2, 8)), "v is None; k, v and cache_seqlens must be given together"),
         (dict(k=(BATCH, 1, 2, 8), v=(BATCH, 1, 2, 8)), "cache_seqlens is None"),
-        (dict(k=(BATCH, 1, 2, 8), v=(BATCH, 2, 2, 8), cache_seqlens=4), "v has shape"),
-        (dict(k=(BATCH, 1, 1, 8), v=(BATCH, 1, 2, 8), cache_seqlens=4), "k has shape"),
+        (dict(k=(BATCH, 1, 2, 8), v=(BATCH, 2, 2, 8), cache_seqlens=4), r"v has shape .*; it must be \(3, 1, 2, 8\)"),
+        (dict(k=(BATCH, 1, 1, 8), v=(BATCH, 1, 2, 8), cache_seqlens=4), r"k has shape .*; it must be \(3, seqlen_new, 2, 8\)"),
+        (dict(k=(BATCH, 2, 8), v=(BATCH, 1, 2, 8), cache_seqlens=4), r"k has shape .*; it must be \(3, seqlen_new, 2, 8\)"),
+        (dict(k=(1, 1, 2, 8), v=(1, 1, 2, 8), cache_seqlens=4), r"k has shape .*; it must be \(3, seqlen_new, 2, 8\)"),
     ],
 )
 def test_new_keys_that_do_not_fit_are_refused(arguments, message):
@@ -165,3 +168,109 @@ def test_new_keys_that_do_not_fit_are_refused(arguments, message):
     arguments = {name: torch.ones(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
     with pytest.raises(ValueError, match=message):
         interface.flash_attn_with_kvcache(q, cache, cache, **arguments)
+
+
+def ints(*values, dtype=torch.int32):
+    return torch.tensor(values, dtype=dtype)
+
+
+IN_A_ROW = [
+    (dict(cache_seqlens=ints(4, -2, 4)), r"cache_seqlens\[1\] is -2; with 2 new keys it must be from 0 to 14"),
+    (dict(cache_seqlens=ints(4, 4, 15)), r"cache_seqlens\[2\] is 15; with 2 new keys it must be from 0 to 14, .* holds 16"),
+    (dict(cache_seqlens=-1), "cache_seqlens is -1; with 2 new keys"),
+    (dict(cache_seqlens=2**40), "cache_seqlens is 1099511627776; with 2 new keys"),
+    (dict(cache_seqlens=4.0), "cache_seqlens is 4.0; it must be an int or an int32 tensor"),
+    (dict(cache_seqlens=ints(4, 4)), "cache_seqlens has shape"),
+    (dict(cache_seqlens=ints(4, 4, 4, dtype=torch.int64)), "cache_seqlens is torch.int64"),
+    (dict(cache_seqlens=ints(4, 4, 4, dtype=torch.float32)), "cache_seqlens is torch.float32"),
+    (dict(softcap=float("nan")), "softcap is nan"),
+    (dict(softcap=-1.0), "softcap is -1"),
+    (dict(softmax_scale=float("nan")), "softmax_scale is"),
+    (dict(softmax_scale=0), "softmax_scale is 0"),
+    (dict(window_size=(-1, 2**40)), "window_right is"),
+    (dict(alibi_slopes=torch.ones(5)), "alibi_slopes has shape"),
+    (dict(q=torch.ones(BATCH, 2, 8)), "q has shape"),
+    (dict(q=torch.ones(BATCH, 1, 2, 8).half()), "k is torch.float32"),
+    (dict(q=torch.ones(BATCH, 1, 3, 8)), "num_heads_q is 3"),
+    (dict(v_cache=torch.zeros(BATCH, 15, 2, 8)), "v has shape"),
+    (dict(k_cache=torch.zeros(BATCH, 1, 2, 8)), "k has 2 new keys of a sequence; the cache holds 1"),
+    (dict(k_cache=torch.zeros(BATCH, 16, 8, 2).mT), "k_cache has strides"),
+    (dict(v_cache=torch.zeros(1, 16, 2, 8).expand(BATCH, -1, -1, -1)), "v_cache has strides"),
+]
+IN_PAGES = [
+    (dict(block_table=torch.zeros(BATCH, 4)), "block_table is torch.float32"),
+    (dict(block_table=torch.zeros(BATCH, 4).long()), "block_table is torch.int64"),
+    (dict(block_table=torch.zeros(1, 4).int()), "block_table has shape"),
+    (dict(block_table=ints([0, 1], [2, 3], [4, 6])), r"block_table\[2\]\[1\] is 6; it must be below 6"),
+    (dict(block_table=ints([0, 1], [-1, 3], [4, 5])), r"block_table\[1\]\[0\] is -1; it must be below 6"),
+    (dict(block_table=ints([0, 1], [2, 3], [4, 5]), cache_seqlens=ints(4, 7, 6)), r"cache_seqlens\[1\] is 7; .* from 0 to 6"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", IN_A_ROW + IN_PAGES)
+def test_what_is_refused_leaves_the_cache_as_it_was(arguments, message):
+    cache = (6, 4, 2, 8) if "block_table" in arguments else (BATCH, 16, 2, 8)
+    arguments = {
+        **dict(q=torch.ones(BATCH, 1, 2, 8), k_cache=torch.zeros(cache), v_cache=torch.zeros(cache)),
+        **dict(k=torch.ones(BATCH, 2, 2, 8), v=torch.ones(BATCH, 2, 2, 8), cache_seqlens=ints(4, 0, 5)),
+        **arguments,
+    }
+    with pytest.raises(ValueError, match=message):
+        interface.flash_attn_with_kvcache(**arguments)
+    assert not arguments["k_cache"].any() and not arguments["v_cache"].any()
+
+
+def test_pages_past_a_sequences_length_are_not_looked_at():
+    q, k, v = (torch.ones(2, 1, 2, 8) for _ in range(3))
+    cache = torch.zeros(2, 4, 2, 8)
+    table = ints([0, -1], [1, 99])
+    out = interface.flash_attn_with_kvcache(q, cache, cache.clone(), k, v, cache_seqlens=ints(0, 0), block_table=table)
+    assert torch.equal(out, torch.ones_like(out)) and cache[:, 0].all() and not cache[:, 1:].any()
+
+
+def append_unseen(cache, new, seqlens, table):
+    """Keys of one head and dim as a GPU's lengths and tables have them written, at which nobody looks."""
+    used, *places = _kvcache._places(seqlens, table, new.shape[1], cache)
+    _kvcache._write((cache, new), (cache.clone(), new), *places)
+    return used
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_unseen_lengths_without_room_write_nothing(device):
+    cache, new = torch.zeros(4, 5, 1, 1, device=device), torch.tensor([[1.0, 2.0]] * 4, device=device)[..., None, None]
+    used = append_unseen(cache, new, ints(-1, 3, 4, 2**31 - 1).to(device), None)
+    assert used.tolist() == [0, 5, 4, 5]
+    assert cache[..., 0, 0].tolist() == [[0] * 5, [0, 0, 0, 1, 2], [0] * 5, [0] * 5]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_unseen_pages_that_there_are_not_write_nothing_and_do_not_undo_others(device):
+    # Of six sequences the third alone has room; the first two's pages are its pages, too.
+    table = ints([0, 1], [0, 1], [0, 1], [7, 1], [0, -1], [2**31 - 1, 0]).to(device)
+    seqlens = ints(-3, 3, 1, 0, 1, 0).to(device)
+    new = torch.arange(1.0, 13, device=device).view(6, 2, 1, 1)
+    cache = torch.zeros(3, 2, 1, 1, device=device)
+    used = append_unseen(cache, new, seqlens, table)
+    assert used.tolist() == [0, 3, 3, 0, 1, 0]
+    assert cache.flatten().tolist() == [0, 5, 6, 0, 0, 0]
+    # Where none has room the cache stays as it was.
+    before = cache.clone()
+    append_unseen(cache, new, seqlens - 4, table)
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_on_a_gpu_wrong_lengths_and_pages_neither_fault_nor_wait(page_size):
+    cache = Cache(page_size, torch.bfloat16, "cuda")
+    q, k, v = random((BATCH, 1, HEADS, DIM), *[(BATCH, 3, HEADS_KV, DIM)] * 2, dtype=torch.bfloat16, device="cuda")
+    before = [x.clone() for x in (cache.k, cache.v)]
+    seqlens = ints(-5, CACHED, 2**31 - 2).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        interface.flash_attn_with_kvcache(q, cache.k, cache.v, k, v, cache_seqlens=seqlens, block_table=cache.table)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    for now, then in zip((cache.k, cache.v), before):
+        torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
