@@ -500,7 +500,7 @@ typedef struct flashtune_forward_params {
    */
   int64_t head_dim_v;
   /**
-   * What scores are multiplied with; finite. 0 means 1/sqrt(head_dim).
+   * What scores are multiplied with: of a magnitude from 2^-100 to 2^100. 0 means 1/sqrt(head_dim).
    */
   float softmax_scale;
   /**
@@ -554,8 +554,8 @@ typedef struct flashtune_forward_params {
    */
   int32_t window;
   /**
-   * Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. Finite and not
-   * negative; 0: no soft cap.
+   * Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. From 2^-100 to
+   * 2^100, and so |softmax_scale| / softcap; 0: no soft cap.
    */
   float softcap;
   /**

@@ -2,6 +2,7 @@
 //! against pointers, the window against causal, arrays and their sizes. Lengths on the host are `lengths`'.
 
 use super::array::Array;
+use super::factor::check_factor;
 use super::lengths::Lengths;
 use super::operand::{Access, Data};
 use super::overlap::Footprint;
@@ -136,12 +137,13 @@ impl FeatureInputs {
             )));
         }
         self.refuse_unasked()?;
-        let softcap = self.softcap;
-        if !softcap.is_finite() || softcap < 0.0 {
+        if self.softcap < 0.0 {
             return Err(Error::invalid(format!(
-                "softcap is {softcap}; it must be finite and not negative (0 means none)"
+                "softcap is {:?}; it must not be negative (0 means none)",
+                self.softcap
             )));
         }
+        check_factor("softcap", self.softcap, "0 means none")?;
         let varlen = Varlen {
             total_q: self.has(CU_SEQLENS_Q).then_some(self.total_q),
             total_k: self.has(CU_SEQLENS_K).then_some(self.total_k),
@@ -149,7 +151,7 @@ impl FeatureInputs {
         };
         Ok(Features {
             window: self.window(causal)?,
-            softcap: softcap > 0.0,
+            softcap: self.softcap().is_some(),
             alibi: self.has(ALIBI),
             bias: self.has(BIAS),
             dbias: self.has(DBIAS),
@@ -161,6 +163,10 @@ impl FeatureInputs {
             paged: if self.has(PAGED) { Some(self.pages.page_size()?) } else { None },
             block_mask: self.has(BLOCK_MASK).then(|| self.block_mask.block_mask()),
         })
+    }
+
+    pub fn softcap(&self) -> Option<f32> {
+        (self.softcap > 0.0).then_some(self.softcap)
     }
 
     /// Whether it is asked for; of several bits whether one is.

@@ -3,6 +3,7 @@
 //! The structs lie in memory as C has them and each grows at its own end, so nothing may assume that one begins like
 //! the other: a field that both have is read from each by its name, here and nowhere else.
 
+use super::factor::check_factor;
 use super::features::FeatureInputs;
 use super::types::*;
 use crate::dropout::Dropout;
@@ -108,11 +109,7 @@ impl Inputs {
     /// The scale that scores are multiplied with, and the dropout.
     pub fn scalars(&self) -> Result<(f32, Dropout)> {
         let scale = self.softmax_scale;
-        if !scale.is_finite() {
-            return Err(Error::invalid(format!(
-                "softmax_scale is {scale}; it must be finite (0 means 1/sqrt(head_dim))"
-            )));
-        }
+        check_factor("softmax_scale", scale, "0 means 1/sqrt(head_dim)")?;
         let p = self.dropout_p;
         if !(0.0..1.0).contains(&p) {
             return Err(Error::invalid(format!(
@@ -120,6 +117,13 @@ impl Inputs {
             )));
         }
         let softmax_scale = if scale == 0.0 { (1.0 / (self.head_dim as f64).sqrt()) as f32 } else { scale };
+        if let Some(softcap) = self.features.softcap() {
+            check_factor(
+                "|softmax_scale| / softcap",
+                softmax_scale.abs() / softcap,
+                &format!("softmax_scale is {softmax_scale:?} and softcap {softcap:?}"),
+            )?;
+        }
         let dropout = match p > 0.0 {
             false => Dropout::NONE,
             true => Dropout {

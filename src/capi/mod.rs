@@ -1,7 +1,7 @@
 //! The C face: argument structs and their checks, statuses, handles, the panic boundary. The top of the flow.
 //!
 //! Every entry runs inside `panic_boundary::enter`, copies the caller's structs (`sized`), checks them into a `Call`
-//! (`inputs` and `features` from `args`; `operand`, `scores`, `array`, `lengths`, `pages`, `block_mask` and `overlap` for the
+//! (`inputs` and `features` from `args`; `factor`, `operand`, `scores`, `array`, `lengths`, `pages`, `block_mask` and `overlap` for the
 //! data) and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that declare something for C, so there
 //! `///` is written for the C caller and `//` for who works here.
 
@@ -25,6 +25,7 @@ pub mod types;
 mod args;
 mod array;
 mod block_mask;
+mod factor;
 mod features;
 mod inputs;
 mod lengths;

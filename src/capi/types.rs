@@ -155,7 +155,7 @@ pub struct flashtune_forward_params {
     pub head_dim: i64,
     /// Dim of v and out, 1 to 512.
     pub head_dim_v: i64,
-    /// What scores are multiplied with; finite. 0 means 1/sqrt(head_dim).
+    /// What scores are multiplied with: of a magnitude from 2^-100 to 2^100. 0 means 1/sqrt(head_dim).
     pub softmax_scale: f32,
     /// Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1.
     pub dropout_p: f32,
@@ -187,8 +187,8 @@ pub struct flashtune_forward_params {
     pub features: u64,
     /// FLASHTUNE_WINDOW_*. With causal, of the same alignment, and window_right 0 or -1.
     pub window: i32,
-    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. Finite and not
-    /// negative; 0: no soft cap.
+    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. From 2^-100 to
+    /// 2^100, and so |softmax_scale| / softcap; 0: no soft cap.
     pub softcap: f32,
     /// With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1: all. Without one 0 or
     /// -1. With one seqlen_q + seqlen_k is at most 2^31 - 4096, too.

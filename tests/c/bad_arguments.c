@@ -198,6 +198,15 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("causal is -1", p.causal = -1);
   BOTH_REFUSED("softmax_scale is NaN", p.softmax_scale = NAN);
   BOTH_REFUSED("softmax_scale is inf", p.softmax_scale = INFINITY);
+  /* What a kernel makes of them would be infinite or 0: softmax_scale * log2(e), 1 / softcap, softmax_scale / softcap. */
+  BOTH_REFUSED("softmax_scale is -2.4e38; it must be of a magnitude from 2^-100 to 2^100", p.softmax_scale = -2.4e38f);
+  BOTH_REFUSED("softmax_scale is 1e-40", p.softmax_scale = 1e-40f);
+  BOTH_REFUSED("softmax_scale is 1.2676508e30", p.softmax_scale = nextafterf(ldexpf(1, 100), INFINITY));
+  BOTH_REFUSED("softmax_scale is 7.8886086e-31", p.softmax_scale = nextafterf(ldexpf(1, -100), 0));
+  BOTH_REFUSED("softcap is 2.4e38; it must be of a magnitude from 2^-100 to 2^100 (0 means none)", p.softcap = 2.4e38f);
+  BOTH_REFUSED("softcap is 1e-40", p.softcap = 1e-40f);
+  BOTH_REFUSED("|softmax_scale| / softcap is 1e36; it must be", p.softmax_scale = -1e18f; p.softcap = 1e-18f);
+  BOTH_REFUSED("(softmax_scale is 0.25 and softcap 1e30)", p.softmax_scale = 0.25f; p.softcap = 1e30f);
   BOTH_REFUSED("dropout_p is NaN", p.dropout_p = NAN);
   BOTH_REFUSED("dropout_p is 1", p.dropout_p = 1.0f);
   BOTH_REFUSED("dropout_p is -0.1", p.dropout_p = -0.1f);
