@@ -39,17 +39,36 @@ def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invaria
     except (KeyError, TypeError):
         allowed = 'False, True, "bottom-right" or "top-left"'
         raise InvalidArgumentError(f"causal is {causal!r}; it must be {allowed}") from None
-    if softmax_scale is None:
-        softmax_scale = 0.0
-    elif softmax_scale == 0:
-        raise InvalidArgumentError("softmax_scale is 0; it must not be 0 (None stands for 1/sqrt(head_dim))")
+    softmax_scale = 0.0 if softmax_scale is None else factor("softmax_scale", softmax_scale, "None stands for 1/sqrt(head_dim)")
     # The library would see p rounded to fp32, so that a value just under 1 reads as 1 in its message.
+    expected = "the probability of dropping, in [0, 1)"
+    dropout_p = number("dropout_p", dropout_p, expected)
     if not 0 <= dropout_p < 1:
-        raise InvalidArgumentError(f"dropout_p is {dropout_p!r}, the probability of dropping; it must be in [0, 1)")
+        raise InvalidArgumentError(f"dropout_p is {dropout_p!r}; it must be {expected}")
     for name, flag in (("deterministic", deterministic), ("batch_invariant", batch_invariant)):
         if not isinstance(flag, (bool, int)) or flag not in (0, 1):
             raise InvalidArgumentError(f"{name} is {flag!r}; it must be False or True")
     return causal_number, softmax_scale, dropout_p, int(deterministic), int(batch_invariant)
+
+
+def number(name, value, expected):
+    """A float of what says that it is a number, and no more than one."""
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+
+
+def factor(name, value, nothing):
+    """A float in the range of the C header's softmax_scale and softcap, which as fp32 could become the 0 that stands for
+    `nothing`."""
+    expected = f"a number of a magnitude from 2**-100 to 2**100 ({nothing})"
+    value = number(name, value, expected)
+    if not 2.0**-100 <= abs(value) <= 2.0**100:
+        raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+    return value
 
 
 def sizes(q, k, v):

@@ -5,7 +5,6 @@ the array library's module, `lib`: `expect_array` knows its arrays, `vector` and
 reads lengths where the host can. Where nothing is asked there is no Features, and nothing here runs.
 """
 
-import numbers
 import operator
 import struct
 from typing import Any, NamedTuple
@@ -56,10 +55,13 @@ def of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, 
     arrays = (alibi_slopes, bias, mask, sinks, mask_bits, block_mask, *lengths)
     if window is not None:
         window = _window(window)
+    softcap = _call.number("softcap", softcap, "a number and not negative (0 means none)")
+    if softcap < 0:
+        raise InvalidArgumentError(f"softcap is {softcap}; it must not be negative (0 means none)")
+    if softcap != 0:
+        _call.factor("softcap", softcap, "0 means none")
     if window is None and softcap == 0 and all(array is None for array in arrays):
         return None
-    if not isinstance(softcap, numbers.Real) or not softcap >= 0:
-        raise InvalidArgumentError(f"softcap is {softcap!r}; it must be a number and not negative (0 means none)")
     return Features(window, softcap, *arrays)
 
 

@@ -32,6 +32,20 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         (dict(softmax_scale=1e300), ValueError, "softmax_scale"),
         (dict(softmax_scale="1"), ValueError, "softmax_scale"),
         (dict(softmax_scale=float("nan")), ValueError, "softmax_scale"),
+        # fp32 would make 0 of them, which stands for something else.
+        (dict(softmax_scale=1e-50), ValueError, r"softmax_scale is 1e-50; it must be a number of a magnitude from 2\*\*-100"),
+        (dict(softmax_scale=-1e-31), ValueError, "softmax_scale is -1e-31"),
+        (dict(softcap=1e-60), ValueError, r"softcap is 1e-60; it must be a number of a magnitude .* \(0 means none\)"),
+        (dict(softcap=1e31), ValueError, r"softcap is 1e\+31"),
+        (dict(softmax_scale=1e18, softcap=1e-18), ValueError, r"\|softmax_scale\| / softcap is 1e36"),
+        (dict(softmax_scale=[0.1, 0.2]), ValueError, r"softmax_scale is \[0.1, 0.2\]; it must be a number"),
+        (dict(softmax_scale=np.ones(2)), ValueError, r"softmax_scale is array\(\[1., 1.\]\); it must be a number"),
+        (dict(softmax_scale=10**400), ValueError, "softmax_scale is 1000"),
+        (dict(softcap=None), ValueError, "softcap is None; it must be a number"),
+        (dict(softcap=np.ones(2)), ValueError, r"softcap is array\(\[1., 1.\]\); it must be a number"),
+        (dict(dropout_p=None), ValueError, "dropout_p is None; it must be the probability of dropping"),
+        (dict(dropout_p="x"), ValueError, "dropout_p is 'x'; it must be the probability of dropping"),
+        (dict(dropout_p=[1]), ValueError, r"dropout_p is \[1\]; it must be the probability of dropping"),
         (dict(dropout_p=-0.1), ValueError, "dropout_p is -0.1"),
         (dict(dropout_p=1.0), ValueError, "dropout_p is 1.0"),
         (dict(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
@@ -49,6 +63,25 @@ def test_a_wrong_argument_is_named(change, exception, words):
     arguments = {**dict(q=Q, k=Q, v=Q), **change}
     with pytest.raises(exception, match=words):
         flashtune.attention(**arguments)
+
+
+LEAST, MOST = 2.0**-100, 2.0**100
+
+
+@pytest.mark.parametrize(
+    "softmax_scale, softcap",
+    [(LEAST, 0), (MOST, 0), (-MOST, 0), (LEAST, LEAST), (1, LEAST), (1, MOST), (MOST, MOST)],
+)
+def test_scales_and_caps_at_the_ends_of_their_range_give_numbers(softmax_scale, softcap):
+    # With q = 0 every weight is the same, and so is every gradient of v.
+    v = np.random.default_rng(1).standard_normal(Q.shape, np.float32)
+    options = dict(softmax_scale=softmax_scale, softcap=softcap)
+    out, lse = flashtune.attention_forward(0 * Q, Q, v, **options)
+    np.testing.assert_allclose(out, np.broadcast_to(v.mean(1, keepdims=True), out.shape), rtol=1e-5, atol=1e-6)
+    dq, dk, dv = flashtune.attention_backward(Q, 0 * Q, Q, v, out, lse, dropout_p=0.9999, seed=1, **options)
+    assert np.isfinite(dq).all() and not dk.any() and np.isfinite(dv).all()
+    dq, dk, dv = flashtune.attention_backward(Q, 0 * Q, Q, v, out, lse, **options)
+    np.testing.assert_allclose(dv, np.ones_like(dv), rtol=1e-5)
 
 
 def test_a_head_dim_over_512_is_refused():
