@@ -46,10 +46,10 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
     _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
     _call.expect_shape("dout", dout.shape, out.shape)
     _call.expect_shape("lse", np.shape(lse), shape)
-    lse = np.ascontiguousarray(lse, np.float32)
+    lse = _contiguous("lse", lse, np.float32)
     if dlse is not None:
         _call.expect_shape("dlse", np.shape(dlse), shape)
-        dlse = np.ascontiguousarray(dlse, np.float32)
+        dlse = _contiguous("dlse", dlse, np.float32)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
     has_lengths = features is not None and features.has_lengths()
@@ -79,7 +79,7 @@ def merge(outs, lses, dtype):
     outs, lses = (x if isinstance(x, np.ndarray) else np.stack(x) for x in (outs, lses))
     dtype = outs.dtype if dtype is None else np.dtype(dtype)
     sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
-    outs, lses = np.ascontiguousarray(outs), np.ascontiguousarray(lses, np.float32)
+    outs, lses = _contiguous("outs", outs), _contiguous("lses", lses, np.float32)
     numbers = _number("dtype", dtype), _number("outs", outs.dtype)
     out, lse = np.empty(outs.shape[1:], dtype), np.empty(lse_shape, np.float32)
     of_outs = (len(outs), outs.ctypes.data, outs.strides[0] // outs.itemsize, *_ref(outs[0])[1:]) if len(outs) else (0,) * 6
@@ -115,7 +115,7 @@ def vector(name, array, kind, q):
     expect_array(name, array)
     if array.dtype != np.dtype(kind):
         raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {kind}")
-    array = np.ascontiguousarray(array)
+    array = _contiguous(name, array)
     return array, array.ctypes.data
 
 
@@ -129,9 +129,9 @@ def scores(name, array, shape, q):
         if array.shape[-1:] != shape[-1:]:
             raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape}, but for the last dim")
         if array.strides[-1] != 1:
-            array = np.ascontiguousarray(array)
+            array = _contiguous(name, array)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or array.ctypes.data % array.itemsize:
-        array = np.ascontiguousarray(array)
+        array = _contiguous(name, array)
     try:
         return array, _scores_ref(np.broadcast_to(array, shape))
     except ValueError:
@@ -146,6 +146,20 @@ def longest(name, cu_seqlens, q):
 def expect_array(name, array):
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array, as q is")
+    _refuse_masked(name, array)
+
+
+def _refuse_masked(name, array):
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; fill it, and say what counts by mask, since its own mask would be lost")
+
+
+def _contiguous(name, array, dtype=None):
+    """The array, or a copy where its elements do not follow one another or are not aligned to their size."""
+    _refuse_masked(name, array)
+    array = np.ascontiguousarray(array, dtype)
+    # Contiguous ones come back as they are, at odd addresses too; a copy is aligned.
+    return array.copy() if array.ctypes.data % array.itemsize else array
 
 
 def _scores_ref(array):
@@ -159,7 +173,7 @@ def _inputs(**arrays):
         expect_array(name, array)
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
-    return _number("q", dtype), [x if _expressible(x) else np.ascontiguousarray(x) for x in arrays.values()]
+    return _number("q", dtype), [x if _expressible(x) else _contiguous(name, x) for name, x in arrays.items()]
 
 
 def _number(name, dtype):

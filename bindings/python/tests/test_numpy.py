@@ -212,3 +212,47 @@ def test_a_forked_child_computes_too():
             os._exit(0 if same else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def misaligned(array):
+    """The same values one byte off their alignment, contiguous."""
+    memory = np.empty(array.nbytes + 16, np.uint8)
+    start = 1 + -memory.ctypes.data % 16
+    view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    assert view.flags.c_contiguous and (view.ctypes.data % array.itemsize or array.itemsize == 1)
+    return view
+
+
+def test_arrays_at_odd_addresses_are_copied():
+    q, k, v, dout = tensors((2, 2, 2, 5, 9, 8, 8, False), DTYPES[0])
+    features = dict(
+        bias=np.linspace(-1, 1, 9, dtype=np.float32),
+        alibi_slopes=np.array([0.5, 0.25], np.float32),
+        sinks=np.array([0.1, 0.2], np.float32),
+        seqused_k=np.array([9, 4], np.int32),
+    )
+
+    def run(change):
+        tensors, changed = [change(x) for x in (q, k, v)], {name: change(array) for name, array in features.items()}
+        out, lse = flashtune.attention_forward(*tensors, **changed)
+        gradients = flashtune.attention_backward(
+            change(dout), *tensors, change(out), change(lse), dlse=change(np.ones_like(lse)), **changed
+        )
+        merged = flashtune.merge(change(np.stack([out, dout])), change(np.stack([lse, lse])))
+        return [out, lse, *gradients, *merged]
+
+    for actual, expected in zip(run(misaligned), run(lambda array: array)):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["q", "v", "bias", "mask", "sinks", "seqused_k", "lse", "dlse"])
+def test_masked_arrays_are_refused_since_their_mask_would_be_lost(name):
+    q, k, v, dout = tensors((1, 2, 2, 5, 5, 8, 8, False), DTYPES[0])
+    arrays = dict(
+        q=q, k=k, v=v, dout=dout, out=dout, lse=np.zeros((1, 2, 5), np.float32), dlse=np.zeros((1, 2, 5), np.float32),
+        bias=np.zeros(5, np.float32), mask=np.ones(5, bool), sinks=np.zeros(2, np.float32), seqused_k=np.ones(1, np.int32),
+    )  # fmt: skip
+    arrays[name] = np.ma.masked_array(arrays[name], mask=False)
+    with pytest.raises(TypeError, match=f"^{name} is a masked array"):
+        flashtune.attention_backward(**arrays)
