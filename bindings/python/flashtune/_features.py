@@ -133,7 +133,7 @@ def _longest(side, given, cu_seqlens, rows, lib, array):
     if cu_seqlens is None:
         _refuse_bound(side, given)
         return rows
-    return lib.longest(f"cu_seqlens_{side}", cu_seqlens, array) if given is None else _bound(side, given)
+    return lib.longest(f"cu_seqlens_{side}", cu_seqlens, array) if given is None else bound(f"max_seqlen_{side}", given)
 
 
 def _expect_table(block_table, cu_seqlens_k, lib):
@@ -148,18 +148,18 @@ def _expect_table(block_table, cu_seqlens_k, lib):
 
 def _longest_in_pages(given, block_table, page_size):
     most = block_table.shape[1] * page_size
-    longest = most if given is None else _bound("k", given)
+    longest = most if given is None else bound("max_seqlen_k", given)
     if longest > most:
         pages = f"{block_table.shape[1]} pages of {page_size}"
         raise InvalidArgumentError(f"max_seqlen_k is {given}; it must be at most {most}, what {pages} keys of block_table hold")
     return longest
 
 
-def _bound(side, given):
+def bound(name, given):
     try:
         return operator.index(given)
     except TypeError:
-        raise InvalidArgumentError(f"max_seqlen_{side} is {given!r}; it must be an int, no sequence being longer") from None
+        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int, no sequence being longer") from None
 
 
 def _refuse_bound(side, given):

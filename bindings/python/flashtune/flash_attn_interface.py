@@ -4,6 +4,9 @@ Its users change one import:  from flashtune.flash_attn_interface import flash_a
 An argument that flashtune does not do yet raises NotImplementedError with the argument's name; none is ignored.
 """
 
+import operator
+import sys
+
 import torch
 
 from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd
@@ -110,13 +113,16 @@ def flash_attn_varlen_func(
     if block_table is not None:
         if dropout_p:
             raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; with pages nothing may be dropped")
+        _flag("deterministic", deterministic)
+        longest_q, longest_k = _longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
         out, lse = _attention.attention_kvcache(
-            q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff(), max_seqlen_k=int(max_seqlen_k),
-            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q), causal=bool(causal), softmax_scale=softmax_scale,
+            q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff(), max_seqlen_k=longest_k,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q, causal=causal, softmax_scale=softmax_scale,
             return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
         )  # fmt: skip
-        return (out, lse, None) if return_attn_probs else out
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, int(max_seqlen_q), int(max_seqlen_k))
+        return (out, lse, None) if return_lse else out
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, *_longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return _attend(q, k, v, options, lengths)
 
@@ -140,7 +146,7 @@ def flash_attn_varlen_kvpacked_func(
     """`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, heads_kv, dim), and so their gradients."""
     _expect_tensors(q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _expect_packed("kv", kv, 2, "total")
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, int(max_seqlen_q), int(max_seqlen_k))
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, *_longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return _attend_packed(q, kv, options, lengths)
 
@@ -161,7 +167,7 @@ def flash_attn_varlen_qkvpacked_func(
     """`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, dim), and so their gradients."""
     _expect_tensors(qkv=qkv, cu_seqlens=cu_seqlens)
     _expect_packed("qkv", qkv, 3, "total")
-    lengths = (cu_seqlens, cu_seqlens, None, None, int(max_seqlen), int(max_seqlen))
+    lengths = (cu_seqlens, cu_seqlens, None, None, *_longest(max_seqlen=max_seqlen) * 2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return _attend_packed(None, qkv, options, lengths)
 
@@ -207,26 +213,27 @@ def flash_attn_with_kvcache(
     if num_splits != 0:
         raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config says how keys are split")
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
     seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
-    opts = _call.options(bool(causal), softmax_scale, 0.0)
+    opts = _call.options(causal, softmax_scale, 0.0)
     lengths = (None, None, None, seqused_k, None, None, block_table)
     features = _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
     out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write)
-    return (out, lse) if return_softmax_lse else out
+    return (out, lse) if return_lse else out
 
 
 _NO_LENGTHS = (None,) * 6
 
 
 def _attend(q, k, v, options, lengths=_NO_LENGTHS):
-    return_attn_probs = options[-1]
+    return_attn_probs = _flag("return_attn_probs", options[-1])
     opts, features = _taken(options, lengths)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
 
 
 def _attend_packed(q, packed, options, lengths=_NO_LENGTHS):
-    return_attn_probs = options[-1]
+    return_attn_probs = _flag("return_attn_probs", options[-1])
     opts, features = _taken(options, lengths)
     seed = _torch.resolve_seed(None, opts[2], packed)
     result = _torch_autograd.packed_attention(q, packed, opts, seed, return_attn_probs, features)
@@ -236,12 +243,30 @@ def _attend_packed(q, packed, options, lengths=_NO_LENGTHS):
 def _taken(options, lengths):
     """(opts, features) of flash-attn's arguments."""
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, _ = options
-    opts = _call.options(bool(causal), softmax_scale, dropout_p, bool(deterministic))
+    causal, deterministic = _flag("causal", causal), _flag("deterministic", deterministic)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     return opts, _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
 
 
+def _flag(name, value):
+    """What bool() would make of other things is not what they say: of "top-left" True."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
+        return bool(value)
+    raise InvalidArgumentError(f"{name} is {value!r}; it must be False or True")
+
+
+def _longest(**given):
+    return tuple(_features.bound(name, value) for name, value in given.items())
+
+
 def _window(window_size, causal):
-    left, right = (max(-1, side) for side in window_size)
+    try:
+        left, right = (max(-1, operator.index(side)) for side in window_size)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"window_size is {window_size!r}; it must be (left, right), numbers of keys, with -1 for all of that side"
+        ) from None
     return left, -1 if causal else right
 
 

@@ -206,3 +206,57 @@ def test_what_is_no_tensor_is_refused():
         interface.flash_attn_func([1.0], q, q)
     with pytest.raises(TypeError, match="qkv is a ndarray"):
         interface.flash_attn_qkvpacked_func(q.numpy())
+
+
+Q, QKV, BEGINS = torch.ones(4, 2, 8), torch.ones(4, 3, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+CALLS = {
+    "flash_attn_func": lambda **options: interface.flash_attn_func(Q[None], Q[None], Q[None], **options),
+    "flash_attn_qkvpacked_func": lambda **options: interface.flash_attn_qkvpacked_func(QKV[None], **options),
+    "flash_attn_varlen_func": lambda **options: interface.flash_attn_varlen_func(
+        Q, Q, Q, BEGINS, BEGINS, **{**dict(max_seqlen_q=4, max_seqlen_k=4), **options}
+    ),
+    "flash_attn_varlen_func over pages": lambda **options: interface.flash_attn_varlen_func(
+        Q, Q[None], Q[None], BEGINS, BEGINS, **{**dict(max_seqlen_q=4, max_seqlen_k=4), **options}, block_table=BEGINS[:1, None]
+    ),
+    "flash_attn_varlen_qkvpacked_func": lambda **options: interface.flash_attn_varlen_qkvpacked_func(
+        QKV, BEGINS, **{**dict(max_seqlen=4), **options}
+    ),
+    "flash_attn_with_kvcache": lambda **options: interface.flash_attn_with_kvcache(Q[None], Q[None], Q[None], **options),
+}
+NO_FLAG, NO_WINDOW, NO_BOUND = "it must be False or True", r"it must be \(left, right\), numbers of keys", "it must be an int"
+
+
+@pytest.mark.parametrize(
+    "argument, value, message, calls",
+    [
+        ("causal", "top-left", f"'top-left'; {NO_FLAG}", CALLS),
+        ("causal", 1, f"1; {NO_FLAG}", CALLS),
+        ("causal", None, f"None; {NO_FLAG}", CALLS),
+        ("deterministic", 7, f"7; {NO_FLAG}", [name for name in CALLS if "kvcache" not in name]),
+        ("return_attn_probs", "no", f"'no'; {NO_FLAG}", [name for name in CALLS if "kvcache" not in name]),
+        ("return_softmax_lse", "no", f"'no'; {NO_FLAG}", ["flash_attn_with_kvcache"]),
+        ("window_size", 3, f"3; {NO_WINDOW}", CALLS),
+        ("window_size", (None, 3), rf"\(None, 3\); {NO_WINDOW}", CALLS),
+        ("window_size", (1, 2, 3), rf"\(1, 2, 3\); {NO_WINDOW}", CALLS),
+        ("max_seqlen_q", None, f"None; {NO_BOUND}", ["flash_attn_varlen_func", "flash_attn_varlen_func over pages"]),
+        ("max_seqlen_k", 4.5, f"4.5; {NO_BOUND}", ["flash_attn_varlen_func", "flash_attn_varlen_func over pages"]),
+        ("max_seqlen", "4", f"'4'; {NO_BOUND}", ["flash_attn_varlen_qkvpacked_func"]),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(argument, value, message, calls):
+    for name in calls:
+        with pytest.raises(ValueError, match=f"^{argument} is {message}"):
+            CALLS[name](**{argument: value})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_numpys_bools_and_integers_are_pythons(name):
+    numpy = pytest.importorskip("numpy")
+    expected = CALLS[name](causal=True, window_size=(2, 1))
+    out = CALLS[name](causal=numpy.True_, window_size=(numpy.int64(2), numpy.int32(1)))
+    assert torch.equal(out, expected)
+
+
+def test_a_max_seqlen_of_a_tensor_is_its_number():
+    expected = CALLS["flash_attn_varlen_func"]()
+    assert torch.equal(CALLS["flash_attn_varlen_func"](max_seqlen_q=torch.tensor(4), max_seqlen_k=BEGINS[1]), expected)
