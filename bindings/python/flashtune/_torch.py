@@ -6,7 +6,7 @@ graph, each replay draws a new mask, and `torch.manual_seed` reproduces it.
 
 import torch
 
-from . import _call, _torch_autograd
+from . import _call, _features, _torch_autograd, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._torch_launch import describe, launch_backward, launch_forward, merge
 
@@ -17,6 +17,8 @@ def attention(q, k, v, opts, seed, return_lse, features):
     """out or (out, lse), differentiable with respect to q, k, v, bias and sinks."""
     _expect_tensors(k=k, v=v)
     features = _with_fp32_sinks(features)
+    if opts[3] and features is not None and features.bias is not None:
+        _refuse_summed_dbias(q, k, v, features)
     if torch.compiler.is_compiling():
         if features is not None and features.block_mask is not None:
             raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
@@ -73,6 +75,23 @@ def _needs_gradient(q, k, v, features):
         return True
     learned = () if features is None else (features.bias, features.sinks)
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in learned)
+
+
+def _refuse_summed_dbias(q, k, v, features):
+    """Only the backward pass would refuse it, when the forward pass is long done."""
+    bias = features.bias
+    if not isinstance(bias, torch.Tensor) or not bias.requires_grad or not torch.is_grad_enabled():
+        return
+    if torch.compiler.is_compiling() and features.has_lengths():
+        return  # what the longest is may be in a tensor, which traced code cannot read
+    batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = _features.sizes(features, q.shape, k.shape, v.shape, _torch_launch, q)
+    whole = (batch_size, num_heads_q, seqlen_q, seqlen_k)
+    found = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    if any(size == 1 < of for size, of in zip(found[::-1], whole[::-1])):
+        raise UnsupportedError(
+            f"deterministic is True and bias, of shape {tuple(bias.shape)}, requires a gradient: a sum of scores into one element "
+            f"has no fixed order; use bias.expand{whole}, whose gradient torch sums, or leave out deterministic"
+        )
 
 
 def _with_fp32_sinks(features):

@@ -74,6 +74,27 @@ def test_only_what_learns_gets_a_gradient(device):
         assert _largest_error(tensors[index].grad, expected[index + 1]) < _allowed(q.dtype)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("shape", [(SEQLEN_K,), (1, HEADS, SEQLEN_Q, SEQLEN_K), (BATCH, HEADS, 1, SEQLEN_K)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_deterministic_gradient_of_a_broadcast_bias_is_refused_before_anything_runs(device, shape, compiles):
+    q, k, v, dout, bias = inputs(working_dtype(device), device, shape)
+    attend = torch.compile(flashtune.attention, backend="aot_eager") if compiles else flashtune.attention
+    leaf = bias.clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=rf"bias, of shape \({shape[0]}.*use bias.expand\({BATCH}, {HEADS}"):
+        attend(q, k, v, bias=leaf, deterministic=True)
+    # What learns nothing is not summed, and what the message proposes does the same.
+    learning = q.clone().requires_grad_()
+    attend(learning, k, v, bias=bias, deterministic=True).backward(dout)
+    with torch.no_grad():
+        attend(q, k, v, bias=leaf, deterministic=True)
+    whole = leaf.expand(BATCH, HEADS, SEQLEN_Q, SEQLEN_K)
+    attend(q, k, v, bias=whole, deterministic=True).backward(dout)
+    expected = bias.clone().requires_grad_()
+    flashtune.attention(q, k, v, bias=expected).backward(dout)
+    assert _largest_error(leaf.grad, expected.grad.double()) < _allowed(q.dtype)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_lse_of_a_sink_and_a_bias_carries_a_gradient_to_both(device):
     q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
