@@ -5,6 +5,7 @@ handed in, which is when its module is already loaded.
 """
 
 import sys
+from collections.abc import Sequence
 
 from . import _call, _features
 from ._errors import InvalidArgumentError, UnsupportedError
@@ -129,6 +130,9 @@ def merge(outs, lses, *, dtype=None):
         end to end, (total, heads, dim) with (heads, total). lses: likewise.
     dtype: of out; None: that of outs, which may also be fp32.
     """
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not hasattr(given, "shape") and not (isinstance(given, Sequence) and len(given)):
+            raise InvalidArgumentError(f"{name} is {given!r}; it must be a sequence of arrays, one at least, or a stack of them")
     first = outs if hasattr(outs, "shape") else outs[0]
     return module_of(first, "outs").merge(outs, lses, dtype)
 

@@ -5,6 +5,7 @@ ratios, layouts, devices) the library judges; here is only what a params struct 
 """
 
 import ctypes
+import operator
 import struct
 
 from . import _block_mask, _structs
@@ -97,12 +98,16 @@ def expect_shape(name, shape, expected):
 
 def integer_seed(seed):
     """(seed, offset) from an int or a pair of ints, or None where `seed` is neither."""
-    pair = (seed, 0) if isinstance(seed, int) else seed
-    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, int) for part in pair):
-        if all(0 <= part < 1 << 64 for part in pair):
-            return tuple(pair)
-        raise InvalidArgumentError(f"seed is {seed}; seed and offset must be from 0 to 2**64 - 1")
-    return None
+    parts = seed if isinstance(seed, (tuple, list)) else (seed, 0)
+    try:
+        pair = tuple(part if isinstance(part, int) else operator.index(part) for part in parts)
+    except TypeError:
+        return None
+    if len(pair) != 2:
+        return None
+    if all(0 <= part < 1 << 64 for part in pair):
+        return pair
+    raise InvalidArgumentError(f"seed is {seed}; seed and offset must be from 0 to 2**64 - 1")
 
 
 def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE):

@@ -68,10 +68,10 @@ def of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, 
 def _window(window):
     """(left, right), with -1 for all keys; None where both are."""
     try:
-        left, right = (-1 if side is None else side for side in window)
+        left, right = (-1 if side is None else side if isinstance(side, int) else operator.index(side) for side in window)
     except (TypeError, ValueError):
-        left = right = "?"
-    if not all(isinstance(side, int) and side >= -1 for side in (left, right)):
+        left = right = -2
+    if min(left, right) < -1:
         raise InvalidArgumentError(
             f"window is {window!r}; it must be (left, right), numbers of keys, with None or -1 for all of that side"
         )
@@ -97,17 +97,17 @@ def sizes(features, q, k, v, lib, array):
     if batch_v != batch_k or rows_v != rows_k or num_heads_v != num_heads_kv:
         raise InvalidArgumentError(f"v has shape {tuple(v)}; but for dim it must be that of k, {tuple(k)}")
     batches = [
-        ("cu_seqlens_q", _length(cu_seqlens_q, -1)),
-        ("cu_seqlens_k", _length(cu_seqlens_k, -1)),
-        ("seqused_q", _length(features.seqused_q)),
-        ("seqused_k", _length(features.seqused_k)),
+        ("cu_seqlens_q", _sequences("cu_seqlens_q", cu_seqlens_q, 1)),
+        ("cu_seqlens_k", _sequences("cu_seqlens_k", cu_seqlens_k, 1)),
+        ("seqused_q", _sequences("seqused_q", features.seqused_q)),
+        ("seqused_k", _sequences("seqused_k", features.seqused_k)),
         ("q", batch_q),
         ("k", batch_k) if block_table is None else ("block_table", _expect_table(block_table, cu_seqlens_k, lib)),
     ]
     batches = [(name, batch) for name, batch in batches if batch is not None]
     first, batch_size = batches[0]
     for name, batch in batches:
-        if batch != batch_size or batch < 0:
+        if batch != batch_size:
             raise InvalidArgumentError(f"{name} is of {batch} sequences and {first} of {batch_size}; they must agree")
     seqlen_q = _longest("q", features.max_seqlen_q, cu_seqlens_q, rows_q, lib, array)
     if block_table is None:
@@ -125,8 +125,14 @@ def _rows(name, shape, cu_seqlens):
     return tuple(shape) if cu_seqlens is None else (None, *shape)
 
 
-def _length(array, more=0):
-    return None if array is None else (array.shape[0] if len(array.shape) else 0) + more
+def _sequences(name, array, more=0):
+    """How many an array of lengths is of, which has `more` elements than that."""
+    if array is None:
+        return None
+    shape = tuple(array.shape)
+    if len(shape) != 1 or shape[0] < more:
+        raise InvalidArgumentError(f"{name} has shape {shape}; it must be {'(batch + 1,)' if more else '(batch,)'}")
+    return shape[0] - more
 
 
 def _longest(side, given, cu_seqlens, rows, lib, array):
@@ -164,8 +170,9 @@ def bound(name, given):
 
 def _refuse_bound(side, given):
     if given is not None:
+        missing = "cu_seqlens_q" if side == "q" else "cu_seqlens_k or block_table"
         raise InvalidArgumentError(
-            f"max_seqlen_{side} is given without cu_seqlens_{side}; leave it out, since the shape of {side} says it"
+            f"max_seqlen_{side} is given without {missing}; leave it out, since the shape of {side} says it"
         )
 
 

@@ -13,6 +13,17 @@ _BYTES = ctypes.sizeof(_structs.MergeParams)
 _pack = _structs.packer(_structs.MergeParams._fields_).pack
 
 
+def parts(name, given, lib):
+    """A list of arrays that can be stacked, of a sequence of them, which is not empty."""
+    arrays = list(given)
+    for i, array in enumerate(arrays):
+        lib.expect_array(f"{name}[{i}]", array, "outs[0]")
+        if tuple(array.shape) != tuple(arrays[0].shape) or array.dtype != arrays[0].dtype:
+            found, first = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (array, arrays[0]))
+            raise InvalidArgumentError(f"{name}[{i}] is {found}; it must be {first}, as {name}[0] is")
+    return arrays
+
+
 def shapes(outs, lses):
     """((batch, seqlen, heads, dim), shape of an lse) from the shapes of all partials, one behind the other."""
     partials, *shape = outs

@@ -76,7 +76,8 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
 
 def merge(outs, lses, dtype):
     """(out, lse)"""
-    outs, lses = (x if isinstance(x, np.ndarray) else np.stack(x) for x in (outs, lses))
+    parts = (("outs", outs), ("lses", lses))
+    outs, lses = (x if isinstance(x, np.ndarray) else np.stack(_merge.parts(name, x, _this)) for name, x in parts)
     dtype = outs.dtype if dtype is None else np.dtype(dtype)
     sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
     outs, lses = _contiguous("outs", outs), _contiguous("lses", lses, np.float32)
@@ -104,7 +105,7 @@ def resolve_seed(seed, dropout_p):
     if seed is None:
         # NumPy's global generator, so that numpy.random.seed reproduces a run.
         return (int(np.random.randint(0, 1 << 63, dtype=np.int64)), 0, 0, 0)
-    pair = _call.integer_seed(int(seed) if isinstance(seed, np.integer) else seed)
+    pair = _call.integer_seed(seed)
     if pair is None:
         raise InvalidArgumentError(f"seed is {seed!r}; it must be an int or a pair of ints (seed, offset)")
     return (*pair, 0, 0)
@@ -143,9 +144,9 @@ def longest(name, cu_seqlens, q):
     return int(np.diff(cu_seqlens).max(initial=0))
 
 
-def expect_array(name, array):
+def expect_array(name, array, like="q"):
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array, as q is")
+        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array, as {like} is")
     _refuse_masked(name, array)
 
 

@@ -59,6 +59,7 @@ def autotune(
     best_config, best_us) and stops the run by returning True. What has a record is measured again only with `retune`.
     features, block_mask among them, are those of `prepare`.
     """
+    time_limit = _call.number("time_limit", time_limit, "a number of seconds")
     device, params = _describe(q, k, v, causal, dropout_p, backward, **features)
     raised = []
 

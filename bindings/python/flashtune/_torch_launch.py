@@ -110,7 +110,8 @@ def _feature_gradients(packed, features, dims, q, dlse, need_dbias):
 def merge(outs, lses, dtype):
     """(out, lse) without autograd."""
     with torch.no_grad():
-        outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(tuple(x)) for x in (outs, lses))
+        parts = (("outs", outs), ("lses", lses))
+        outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(_merge.parts(name, x, _this)) for name, x in parts)
         dtype = outs.dtype if dtype is None else dtype
         sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
         device, partial_number = _place("outs", outs)
@@ -188,9 +189,9 @@ def _seed_fields(seed):
     return (*seed, 0, 0)
 
 
-def expect_array(name, tensor):
+def expect_array(name, tensor, like="q"):
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as q is")
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as {like} is")
 
 
 def _check_same(q, dtype, **others):

@@ -235,6 +235,10 @@ def test_a_wrong_feature_is_named(change, exception, words):
         (dict(cu_seqlens_q=[0, 4, 8]), TypeError, "cu_seqlens_q is a list"),
         (dict(cu_seqlens_q=BEGINS.astype(np.int64)), ValueError, "cu_seqlens_q is int64; it must be int32"),
         (dict(cu_seqlens_k=BEGINS[:2]), ValueError, "cu_seqlens_k is of 1 sequences and cu_seqlens_q of 2"),
+        (dict(cu_seqlens_q=BEGINS[:0]), ValueError, r"cu_seqlens_q has shape \(0,\); it must be \(batch \+ 1,\)"),
+        (dict(cu_seqlens_k=np.zeros((), np.int32)), ValueError, r"cu_seqlens_k has shape \(\); it must be \(batch \+ 1,\)"),
+        (dict(cu_seqlens_k=BEGINS[None]), ValueError, r"cu_seqlens_k has shape \(1, 3\); it must be \(batch \+ 1,\)"),
+        (dict(seqused_k=np.zeros((), np.int32)), ValueError, r"seqused_k has shape \(\); it must be \(batch,\)"),
         (dict(seqused_q=BEGINS), ValueError, "seqused_q is of 3 sequences"),
         (dict(seqused_q=np.array([4, 5], np.int32)), ValueError, r"seqused_q\[1\] is 5"),
         (dict(cu_seqlens_q=BEGINS + 1, max_seqlen_q=4), ValueError, r"cu_seqlens_q\[0\] is 1"),
@@ -242,12 +246,21 @@ def test_a_wrong_feature_is_named(change, exception, words):
         (dict(max_seqlen_q=3), ValueError, "cu_seqlens_q makes sequence 0 4 rows long"),
         (dict(max_seqlen_k=4.0), ValueError, "max_seqlen_k is 4.0; it must be an int"),
         (dict(q=ONES, cu_seqlens_q=None, max_seqlen_q=4), ValueError, "max_seqlen_q is given without cu_seqlens_q"),
+        (dict(k=ONES, v=ONES, cu_seqlens_k=None, max_seqlen_k=4), ValueError, "max_seqlen_k .* without cu_seqlens_k or block_table"),
     ],
 )
 def test_wrong_lengths_are_named(change, exception, words):
     arguments = {**dict(q=ROWS, k=ROWS, v=ROWS, cu_seqlens_q=BEGINS, cu_seqlens_k=BEGINS), **change}
     with pytest.raises(exception, match=words):
         flashtune.attention_varlen(**arguments)
+
+
+def test_numpys_integers_are_pythons():
+    window = flashtune.attention(ONES, ONES, ONES, window=(np.int64(1), np.int32(0)), causal=True)
+    np.testing.assert_array_equal(window, flashtune.attention(ONES, ONES, ONES, window=(1, 0), causal=True))
+    for seed, same in ((np.int64(3), 3), ((np.uint64(3), np.int8(4)), (3, 4))):
+        dropped = flashtune.attention(ONES, ONES, ONES, dropout_p=0.5, seed=seed)
+        np.testing.assert_array_equal(dropped, flashtune.attention(ONES, ONES, ONES, dropout_p=0.5, seed=same))
 
 
 def test_an_unknown_feature_is_a_type_error():

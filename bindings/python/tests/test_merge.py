@@ -86,6 +86,36 @@ def test_a_dtype_that_does_not_fit_is_named(kind):
         flashtune.merge(outs, lses, dtype=module.int32)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "cpu"])
+@pytest.mark.parametrize(
+    "outs, lses, message",
+    [
+        ([], [], "outs is []; it must be a sequence of arrays, one at least"),
+        ([0], [], "lses is []; it must be a sequence"),
+        (5, [0], "outs is 5; it must be a sequence"),
+        ([0, 1], [0, 0], "outs[1] is float32 of shape (1, 4, 2, 8); it must be float32 of shape (1, 5, 2, 8), as outs[0] is"),
+        ([0, 2], [0, 0], "outs[1] is float16 of shape (1, 5, 2, 8); it must be float32 of shape"),
+        ([0, 0], [0, 1], "lses[1] is float32 of shape (1, 2, 4); it must be"),
+        ([0, 0], [0], "lses has shape (1, 1, 2, 5); it must be (2, 1, 2, 5)"),
+    ],
+)
+def test_parts_that_are_not_alike_are_refused(kind, outs, lses, message):
+    all_outs = [np.ones((1, 5, 2, 8), np.float32), np.ones((1, 4, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float16)]
+    all_lses = [np.ones((1, 2, 5), np.float32), np.ones((1, 2, 4), np.float32)]
+    if kind == "cpu":
+        torch = pytest.importorskip("torch")
+        all_outs, all_lses = ([torch.from_numpy(x) for x in arrays] for arrays in (all_outs, all_lses))
+    outs, lses = (
+        [arrays[i] for i in picked] if isinstance(picked, list) else picked
+        for arrays, picked in ((all_outs, outs), (all_lses, lses))
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        flashtune.merge(outs, lses)
+    assert message in str(caught.value).replace("torch.", "")
+
+
 def test_what_is_no_array_is_refused():
     with pytest.raises(TypeError, match="outs is a list"):
         flashtune.merge([[1.0]], [[1.0]])
+    with pytest.raises(TypeError, match=r"lses\[0\] is a list; it must be a NumPy array, as outs\[0\] is"):
+        flashtune.merge([np.ones((1, 5, 2, 8), np.float32)], [[1.0]])

@@ -92,3 +92,5 @@ def test_a_prepared_problem_is_then_launched():
 def test_a_wrong_time_limit_is_named():
     with pytest.raises(ValueError, match="time_limit"):
         flashtune.autotune(*arrays(), time_limit=-1)
+    with pytest.raises(ValueError, match="time_limit is 'x'; it must be a number of seconds"):
+        flashtune.autotune(*arrays(), time_limit="x")
