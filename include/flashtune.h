@@ -275,7 +275,8 @@
 #define FLASHTUNE_SOURCE_SHIPPED 4
 
 /**
- * A record that ships with the library, for the nearest GPU of the same architecture.
+ * A record of another GPU of the same architecture, that of the nearest number of multiprocessors, which ships with the
+ * library or is among this machine's; on a CPU context one of this machine's of another number of threads.
  */
 #define FLASHTUNE_SOURCE_NEAREST_GPU 5
 
@@ -471,7 +472,11 @@ typedef struct flashtune_forward_params {
    */
   int32_t causal;
   /**
-   * 0 or more. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
+   * 0 to 2^31 - 1. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
+   *
+   * So much at most: batch_size * num_heads_q below 2^31; that times 4096 + the longer of seqlen_q and seqlen_k, and
+   * num_heads_q * total_q and * total_k, below 2^51. On a GPU a call of some 2^31 tiles, each of 16 queries or keys of a
+   * head or more, gets FLASHTUNE_STATUS_UNSUPPORTED.
    */
   int64_t batch_size;
   /**
@@ -483,12 +488,12 @@ typedef struct flashtune_forward_params {
    */
   int64_t num_heads_kv;
   /**
-   * 0 or more. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
+   * 0 to 2^31 - 4096. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
    */
   int64_t seqlen_q;
   /**
-   * 0 or more; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the sink's
-   * score where there is one).
+   * 0 to 2^31 - 4096; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the
+   * sink's score where there is one).
    */
   int64_t seqlen_k;
   /**
@@ -504,12 +509,20 @@ typedef struct flashtune_forward_params {
    */
   float softmax_scale;
   /**
-   * Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1.
+   * Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1. It is rounded to a multiple of
+   * 1/65536, and 65535/65536 at most. What is kept is divided by the rounded probability of keeping.
    */
   float dropout_p;
   /**
    * The dropout mask is a pure function of (seed, offset, batch, head, query, key): equal on every backend and in
-   * both passes. Ignored where dropout_p is 0.
+   * both passes. Ignored where dropout_p is 0. With / and % of integers, query and key counted from the sequence's
+   * first, and philox4x32_10 as Salmon et al. define it ("Parallel random numbers: as easy as 1, 2, 3", SC 2011):
+   *
+   *     words = philox4x32_10(
+   *         counter = {key / 16 * 4 + key % 8 / 2, query / 16 * 8 + query % 8, batch * num_heads_q + head, offset low},
+   *         key = {seed low, seed high ^ offset high})        low and high being halves of 32 bits
+   *     draw = words[query % 16 / 8 + 2 * (key % 16 / 8)] >> (16 * (key % 2)) & 0xffff
+   *     dropped = draw < threshold        threshold being dropout_p * 65536, rounded, at most 65535
    */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
@@ -629,7 +642,7 @@ typedef struct flashtune_forward_params {
    * one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
    * read, nor are keys. Pages may be shared. Device memory on a CUDA context, where an entry that names no page is
    * taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
-   * with dropout.
+   * with dropout. seqlen_q * num_heads_q / num_heads_kv is at most 2^31 - 4096.
    */
   const int32_t *block_table;
   /**
@@ -834,7 +847,7 @@ typedef struct flashtune_merge_params {
    */
   int64_t num_partials;
   /**
-   * 0 or more. For sequences end to end 1, and seqlen then is total_q.
+   * 0 or more. For sequences end to end 1, and seqlen then is total_q. batch_size * seqlen * num_heads is below 2^31.
    */
   int64_t batch_size;
   /**

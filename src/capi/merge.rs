@@ -31,7 +31,7 @@ pub struct flashtune_merge_params {
     pub partial_dtype: i32,
     /// At least 1.
     pub num_partials: i64,
-    /// 0 or more. For sequences end to end 1, and seqlen then is total_q.
+    /// 0 or more. For sequences end to end 1, and seqlen then is total_q. batch_size * seqlen * num_heads is below 2^31.
     pub batch_size: i64,
     /// 0 or more, of queries.
     pub seqlen: i64,

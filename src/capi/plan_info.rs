@@ -13,7 +13,8 @@ pub const FLASHTUNE_SOURCE_PROCESS: i32 = 2;
 pub const FLASHTUNE_SOURCE_MACHINE: i32 = 3;
 /// A record for this GPU that ships with the library.
 pub const FLASHTUNE_SOURCE_SHIPPED: i32 = 4;
-/// A record that ships with the library, for the nearest GPU of the same architecture.
+/// A record of another GPU of the same architecture, that of the nearest number of multiprocessors, which ships with the
+/// library or is among this machine's; on a CPU context one of this machine's of another number of threads.
 pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
 /// No record: the choice that is right for every problem without measurement.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;

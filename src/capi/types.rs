@@ -140,16 +140,20 @@ pub struct flashtune_forward_params {
     pub dtype: i32,
     /// FLASHTUNE_CAUSAL_*.
     pub causal: i32,
-    /// 0 or more. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
+    /// 0 to 2^31 - 1. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
+    ///
+    /// So much at most: batch_size * num_heads_q below 2^31; that times 4096 + the longer of seqlen_q and seqlen_k, and
+    /// num_heads_q * total_q and * total_k, below 2^51. On a GPU a call of some 2^31 tiles, each of 16 queries or keys of a
+    /// head or more, gets FLASHTUNE_STATUS_UNSUPPORTED.
     pub batch_size: i64,
     /// A multiple of num_heads_kv; query head h reads key-value head h / (num_heads_q / num_heads_kv).
     pub num_heads_q: i64,
     /// At least 1.
     pub num_heads_kv: i64,
-    /// 0 or more. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
+    /// 0 to 2^31 - 4096. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
     pub seqlen_q: i64,
-    /// 0 or more; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the sink's
-    /// score where there is one).
+    /// 0 to 2^31 - 4096; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the
+    /// sink's score where there is one).
     pub seqlen_k: i64,
     /// Dim of q and k, 1 to 512.
     pub head_dim: i64,
@@ -157,10 +161,18 @@ pub struct flashtune_forward_params {
     pub head_dim_v: i64,
     /// What scores are multiplied with: of a magnitude from 2^-100 to 2^100. 0 means 1/sqrt(head_dim).
     pub softmax_scale: f32,
-    /// Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1.
+    /// Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1. It is rounded to a multiple of
+    /// 1/65536, and 65535/65536 at most. What is kept is divided by the rounded probability of keeping.
     pub dropout_p: f32,
     /// The dropout mask is a pure function of (seed, offset, batch, head, query, key): equal on every backend and in
-    /// both passes. Ignored where dropout_p is 0.
+    /// both passes. Ignored where dropout_p is 0. With / and % of integers, query and key counted from the sequence's
+    /// first, and philox4x32_10 as Salmon et al. define it ("Parallel random numbers: as easy as 1, 2, 3", SC 2011):
+    ///
+    ///     words = philox4x32_10(
+    ///         counter = {key / 16 * 4 + key % 8 / 2, query / 16 * 8 + query % 8, batch * num_heads_q + head, offset low},
+    ///         key = {seed low, seed high ^ offset high})        low and high being halves of 32 bits
+    ///     draw = words[query % 16 / 8 + 2 * (key % 16 / 8)] >> (16 * (key % 2)) & 0xffff
+    ///     dropped = draw < threshold        threshold being dropout_p * 65536, rounded, at most 65535
     pub dropout_seed: u64,
     pub dropout_offset: u64,
     /// NULL, or the address of 8 bytes (device memory on a CUDA context, host memory on a CPU context) read by the
@@ -234,7 +246,7 @@ pub struct flashtune_forward_params {
     /// one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
     /// read, nor are keys. Pages may be shared. Device memory on a CUDA context, where an entry that names no page is
     /// taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
-    /// with dropout.
+    /// with dropout. seqlen_q * num_heads_q / num_heads_kv is at most 2^31 - 4096.
     pub block_table: *const i32,
     /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_k / page_size).
     pub block_table_stride: i64,

@@ -31,14 +31,16 @@ def attention(
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
     block_mask=None, batch_invariant=False,
 ):  # fmt: skip
-    """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients.
+    """softmax(q k^T * softmax_scale) v, exactly; torch tensors that require it get gradients, which have none themselves: a
+    double backward pass is refused.
 
     q is (batch, seqlen_q, heads_q, dim), k (batch, seqlen_k, heads_kv, dim), v (batch, seqlen_k, heads_kv, dim_v), with
     heads_q a multiple of heads_kv. Views are taken as they are when their last dim is contiguous.
 
     causal: True or "bottom-right" lets the last query see the last key, "top-left" the first query the first key.
-    softmax_scale: None means 1/sqrt(dim).
-    dropout_p: the probability of dropping. The mask is a function of the seed and of each score's position alone.
+    softmax_scale: None means 1/sqrt(dim); else of a magnitude from 2**-100 to 2**100.
+    dropout_p: the probability of dropping, rounded to a multiple of 1/65536. The mask is a function of the seed and of each
+        score's position alone; the C header has it at dropout_seed.
     seed: an int, a pair (seed, offset), or for torch an int64 tensor (seed, offset) on q's device that is read when the
         kernels run. None draws one from torch's default generator of the device, or NumPy's global one.
     deterministic: True gives gradients of the same bits at every run, which costs time; the output always has them.
@@ -46,11 +48,12 @@ def attention(
 
     window: (left, right), how many keys before and after its diagonal a query sees, None or -1 for all of that side. The
         diagonal is that of causal, without it the bottom right one; with causal right is 0 or None.
-    softcap: scores s become softcap * tanh(s / softcap) before anything is added; 0 means none.
+    softcap: scores s become softcap * tanh(s / softcap) before anything is added; 0 means none, else it is from 2**-100 to
+        2**100, as the header says.
     alibi_slopes: fp32 (heads_q) or (batch, heads_q); -slope * |i + seqlen_k - seqlen_q - j| is added to scores. No gradient.
     bias: of q's dtype, broadcast to (batch, heads_q, seqlen_q, seqlen_k), added to scores. Its gradient needs memory of its
         own size in fp32. With deterministic it must not be broadcast where it has a gradient.
-    mask: of bool, broadcast as bias; False hides a key.
+    mask: of bool or uint8, broadcast as bias; False or 0 hides a key.
     sinks: (heads_q), each head's score to no key, which takes its share of the softmax and is part of lse; fp32, for torch
         any floating point dtype.
     mask_bits: in mask's place, uint8 (..., ceil(seqlen_k / 8)), the others broadcast: the bits of eight keys in each byte, the
@@ -113,8 +116,10 @@ def attention_kvcache(
     k_cache, v_cache: (batch, max_seqlen, heads_kv, dim), of which each sequence uses its first seqused_k keys. With block_table
         (num_pages, page_size, heads_kv, dim).
     block_table: int32 (batch, pages) on q's device: sequence b has its keys from i * page_size on in page block_table[b, i].
-        Entries past a sequence's length are not read.
-    max_seqlen_k: with block_table an upper bound of the lengths; None: what its pages hold. Work is laid out for it.
+        Entries past a sequence's length are not read. Others that name no page are refused on the CPU, where they can be
+        looked at; on a GPU they are taken for the last page.
+    max_seqlen_k: with block_table, and not without, an upper bound of the lengths; None: what its pages hold. Work is laid
+        out for it.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)

@@ -302,3 +302,12 @@ def test_a_second_derivative_is_refused():
     (gradient,) = torch.autograd.grad((out * out).sum(), leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_double_backward_pass_is_refused(compiles):
+    q = torch.randn(1, 5, 2, 8, requires_grad=True)
+    attend = torch.compile(flashtune.attention, backend="aot_eager") if compiles else flashtune.attention
+    (gradient,) = torch.autograd.grad(attend(q, q, q).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
