@@ -37,4 +37,6 @@ struct Ring {
     __device__ __forceinline__ void advance() {
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
+    // The parity of the round that the slot before is in.
+    __device__ __forceinline__ uint32 parity_before() const { return parity ^ (slot == 0 ? 1 : 0); }
 };

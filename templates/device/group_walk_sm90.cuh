@@ -19,3 +19,21 @@ struct GroupWalk {
         }
     }
 };
+
+// The producer's walk through the blocks of queries that a tile of keys meets; `load` starts the copies of one and counts `left` down.
+template <typename Load>
+__device__ __forceinline__ void load_queries(const KernelParams& params, const Sequence& sequence, const Tile& tile, const BlockRange& range, const int& left, const Load& load) {
+    const int first_head = tile.head * params.group_size, end_head = first_head + params.group_size;
+    if constexpr (kHasBlockMask) {
+        for (int head = first_head; head < end_head; ++head) {
+            const QueryList list(params, sequence, head, tile.first, range);
+            for (int position = 0; position < list.size(); ++position) {
+                const ListedTile listed = list.at(position);
+                if (listed.tile >= 0) load(head, listed.tile, listed);
+            }
+        }
+    } else {
+        GroupWalk walk(first_head, params.group_size, range.begin, range.end);
+        for (; left > 0; walk.advance()) load(walk.head, walk.block, {});
+    }
+}

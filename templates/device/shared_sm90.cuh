@@ -1,4 +1,4 @@
-// Pairs of floats, 16 bytes and 8 x 8 matrices of 16-bit elements in and out of shared memory (PTX ISA, "ld.shared", "stmatrix", "ldmatrix").
+// Two floats out of, four into, 16 bytes out of, and 8 x 8 matrices of 16-bit elements in and out of shared memory (PTX ISA, "ld.shared", "stmatrix", "ldmatrix").
 // Lane 8i + r gives the address of row r of matrix i.
 
 __device__ __forceinline__ void load_floats(float (&x)[2], uint32 address) {

@@ -52,13 +52,14 @@ __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 by
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
 }
-// Adds floats of shared memory to those in device memory; a group of its own of the thread's (PTX ISA, "cp.reduce.async.bulk").
+// Adds floats of shared memory to those in device memory; each call is a group of its own of this thread (PTX ISA, "cp.reduce.async.bulk").
 __device__ __forceinline__ void bulk_add(float* to, uint32 from, uint32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;"
                  :: "l"(__cvta_generic_to_global(to)), "r"(from), "r"(bytes) : "memory");
 }
-// Until this thread's groups have read shared memory; until what they write has arrived.
+// Until this thread's groups have read shared memory.
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until what they write has arrived.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Of one thread: copies in the order of issue, grouped by each commit.
 __device__ __forceinline__ void tma_store(const TensorMap& map, uint32 from, int col, int row, int head, const MapRows& rows) {

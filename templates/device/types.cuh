@@ -1,5 +1,5 @@
 // Fixed-width integers, a bool as a type and one that chooses a type, and addresses within shared memory, which PTX takes as 32-bit numbers,
-// with a float from there.
+// and one float from such an address.
 
 using int64 = long long;
 using uint64 = unsigned long long;

@@ -1,4 +1,4 @@
-// From accumulators to boxes in shared memory as TMA stores them (tma_sm90.cuh). The swizzle keeps the 16-byte rows of the
+// From accumulators to boxes in shared memory as TMA stores and wgmma reads them (tma_sm90.cuh). The swizzle keeps the 16-byte rows of the
 // matrices that stmatrix writes at once in different banks.
 
 // Rows g and g + 8 of a warp's 16, which begin at `row` (a multiple of 8) of boxes of 64 rows at `boxes`. Columns past
