@@ -166,7 +166,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
                     // Deterministic tiles are drawn from the workspace.
                     is_dynamic: tiles_differ(problem) && !problem.deterministic,
                 },
-                registers: Some(sm90_registers(SM90_KEY_CONSUMERS * SM90_WARPGROUP_ROWS)),
+                registers: Some(sm90_backward_registers()),
             };
             backward(problem, config, main)
         }
@@ -361,7 +361,12 @@ pub fn sm90_registers(rows: u32) -> WarpgroupRegisters {
     WarpgroupRegisters { producer, consumer }
 }
 
-/// Rows of a consumer warpgroup, of queries forward and of keys backward: the M of `wgmma`.
+/// The same of the backward pass.
+pub fn sm90_backward_registers() -> WarpgroupRegisters {
+    sm90_registers(SM90_KEY_CONSUMERS * SM90_WARPGROUP_ROWS)
+}
+
+/// Rows of a consumer warpgroup: of queries forward, and of keys backward but in the middle kernel. The M of `wgmma`.
 const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
 const SM90_ALIGNMENT_BYTES: u32 = 1024;
@@ -391,14 +396,14 @@ fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
     SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
 }
 
-/// The backward kernels of the sm90 family, by how many registers dK and dV need.
+/// The backward kernels of the sm90 family, by the larger head dim, which says how many registers dK and dV need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sm90Backward {
-    /// A warpgroup holds 64 keys.
+    /// Up to 128: a warpgroup holds 64 keys.
     Narrow,
-    /// A warpgroup holds fewer, transposed.
+    /// 136 to 192: a warpgroup holds fewer, transposed.
     Middle,
-    /// Two warpgroups hold halves of the columns of 64 keys, and two blocks of threads share a tile.
+    /// 200 to 256: two warpgroups hold halves of the columns of 64 keys, and two blocks of threads share a tile.
     Wide,
 }
 
@@ -415,7 +420,7 @@ pub const fn boxes(dim: i64) -> u32 {
     (dim as u32).div_ceil(SM90_BOX_COLS)
 }
 
-/// Columns of one of the halves in which a wide backward tile is shared out: whole boxes.
+/// Columns of a half of the columns of a wide backward tile, one consumer's: whole boxes.
 pub const fn sm90_half_cols(dim: i64) -> u32 {
     boxes(dim).div_ceil(2) * SM90_BOX_COLS
 }

@@ -195,7 +195,7 @@ const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROB
 const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
 fn build_backward(problem: &Problem) -> (Gpu, Executable) {
-    let (block_m, block_n, num_stages) = match problem.head_dim {
+    let (block_m, block_n, num_stages) = match problem.head_dim.max(problem.head_dim_v) {
         ..=128 => (80, 128, 2),
         129..=192 => (64, 96, 2),
         _ => (48, 128, 1),
@@ -321,8 +321,8 @@ fn a_backward_launch_of_three_boxes_of_columns_loads_96_keys_a_tile() {
         let (_gpu, executable) = build_backward(&middle);
         executable.launch(&Call { problem: middle, ..backward_call() }, 0x77 as *mut c_void).unwrap();
         let main = fake.state().launch[1];
-        assert_eq!(main.block, [384, 1, 1]);
-        // K and V, two blocks of Q and of dO, P and dS twice of both consumers, their dQ on its way out, statistics; alignment
+        assert_eq!((main.grid, main.block), ([20, 1, 1], [384, 1, 1]));
+        // K and V, two blocks of Q and of dO, P once and dS twice, of both consumers, their dQ on its way out, statistics; alignment
         // and barriers.
         assert_eq!(main.smem_bytes, 36864 + 24576 + 2 * 24576 + 2 * 16384 + 3 * 16384 + 32768 + 4 * 256 + 2048);
         assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [64, 96, 96, 64]);

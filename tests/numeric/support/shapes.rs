@@ -295,8 +295,8 @@ pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
     only_the_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// Head dims of which sm90's backward pass shares out columns as boxes of 64, up to three of them, alike and not, each in both 16-bit
-/// dtypes with and without turns at dQ; masks, heads and lengths change from one of these four to the next. Queries and keys end within a
+/// Head dims of sm90's middle backward kernel, which has up to three boxes of 64 columns of Q and K and of V: alike and not, each in both
+/// 16-bit dtypes with and without turns at dQ; masks, heads and lengths change from one of these four to the next. Queries and keys end within a
 /// tile, and several tiles add to each row of dQ.
 pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
     let dims = [

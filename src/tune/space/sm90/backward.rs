@@ -34,16 +34,16 @@ pub const KNOBS: &[Knob] = &[
 
 pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
-        name: "narrow",
-        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and P does not wait beside S",
+        name: "narrow_only",
+        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and no wait for dP follows the exponentials",
         holds: |p, c, _| {
             let narrow_only = [c.get("v_regs"), c.get("sink_softmax"), c.get("kv_stages") - 1];
             geometry::sm90_backward(p) == Sm90Backward::Narrow || narrow_only == [0; 3]
         },
     },
     Constraint {
-        name: "middle",
-        reason: "from head dim 136 to 192 wgmma's M is 64 queries, and keys are what registers hold; else its M is 64 keys of each consumer's",
+        name: "wgmma_m",
+        reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys; else it is 64 keys, of each consumer or, past 192, of each of two blocks of threads",
         holds: |p, c, _| match geometry::sm90_backward(p) {
             Sm90Backward::Middle => c.get("block_m") == 64 && c.get("block_n") < 128,
             Sm90Backward::Narrow | Sm90Backward::Wide => c.get("block_n") == 128,
@@ -59,13 +59,13 @@ pub const CONSTRAINTS: &[Constraint] = &[
     Constraint {
         name: "registers",
         reason: "dK, dV, S, dP, P and what is kept of V of a consumer thread must fit the registers that setmaxnreg gives it",
-        holds: |p, c, _| registers(p, c) <= geometry::sm90_registers(128).consumer,
+        holds: |p, c, _| registers(p, c) <= geometry::sm90_backward_registers().consumer,
     },
     GRID,
 ];
 
 /// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32 (of wide ones a half of dK and dV, one of S and dP, and dQ;
-/// of middle ones S and dP or dQ), P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what
+/// of middle ones S and dP or dQ, and no P: at most 204, so that `wgmma_m` alone bounds their keys), P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what
 /// not, bounds those 12.
 fn registers(problem: &Problem, config: &Config) -> u32 {
     let [block_m, block_n] = ["block_m", "block_n"].map(|knob| config.get(knob));
@@ -115,8 +115,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
     let keys: &[u32] = match geometry::sm90_backward(problem) {
         // Where dK and dV are of three boxes each, what dropout or a bias takes is more than 48 keys leave.
         Sm90Backward::Middle
-            if (problem.dropout || features.bias)
-                && geometry::boxes(problem.head_dim) + geometry::boxes(problem.head_dim_v) == 6 =>
+            if (problem.dropout || features.bias) && geometry::boxes(problem.head_dim.min(problem.head_dim_v)) == 3 =>
         {
             &[64]
         }
@@ -154,6 +153,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     let last_wave = if geometry::tiles_differ(problem) { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
     // Barriers, statistics and the addition of dQ come once a block.
     let per_block = 45.0 / get("block_m");
+    // Products of few keys read shared memory for longer than they multiply (DESIGN.md, three boxes of columns).
     let (per_tile, in_flight) = match geometry::sm90_backward(problem) {
         Sm90Backward::Narrow => (0.0, [0.15, 0.0, 0.02]),
         Sm90Backward::Middle => (120.0 / get("block_n"), [0.02, 0.0, 0.0]),
@@ -206,19 +206,19 @@ mod tests {
 
     #[test]
     fn each_constraint_refuses_what_it_names() {
-        let wide = problem(128, 128);
+        let narrow = problem(128, 128);
         for (knob, most) in [("kv_stages", 1), ("num_stages", 2)] {
             let two_stages = config(80).with("num_stages", 2);
-            assert_eq!(broken(&wide, &two_stages.clone().with(knob, most)), None);
-            assert_eq!(broken(&wide, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
+            assert_eq!(broken(&narrow, &two_stages.clone().with(knob, most)), None);
+            assert_eq!(broken(&narrow, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
         }
         assert_eq!(broken(&problem(256, 256), &config(64)), None);
         for (knob, value) in [("v_regs", 2), ("kv_stages", 2), ("sink_softmax", 1)] {
-            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow");
+            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow_only");
         }
         assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
         assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
-        let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..wide };
+        let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..narrow };
         assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
     }
 
@@ -227,14 +227,14 @@ mod tests {
         let tile = |block_m, block_n| config(block_m).with("block_n", block_n);
         for dim in [136, 160, 192] {
             assert_eq!(broken(&problem(dim, dim), &tile(64, 96)), None, "{dim}");
-            assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("middle"), "{dim}");
-            assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("middle"), "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("wgmma_m"), "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("wgmma_m"), "{dim}");
             let two_of_dout = tile(64, 96).with("num_stages", 2);
             assert_eq!(broken(&problem(dim, dim), &two_of_dout).as_deref(), Some("shared_memory"), "{dim}");
         }
         assert_eq!(broken(&problem(192, 128), &tile(64, 96).with("num_stages", 2)), None);
         for dim in [128, 200] {
-            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)).as_deref(), Some("middle"), "{dim}");
+            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)).as_deref(), Some("wgmma_m"), "{dim}");
         }
     }
 
@@ -250,6 +250,12 @@ mod tests {
         assert_eq!(knobs(&problem(192, 192)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&problem(192, 128)), [64, 2, 1, 16, 0]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
+        let keys = |problem: &Problem| heuristic(problem, &h200()).unwrap().get("block_n");
+        let with_dropout = |dim, dim_v| Problem { dropout: true, ..problem(dim, dim_v) };
+        assert_eq!(
+            [keys(&problem(192, 192)), keys(&with_dropout(192, 192)), keys(&with_dropout(192, 128))],
+            [96, 64, 96]
+        );
         assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
         assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
     }

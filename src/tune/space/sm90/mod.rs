@@ -1,5 +1,5 @@
-//! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 rows or half of their columns, of
-//! queries forward and of keys backward.
+//! The sm90 family's space: `wgmma` kernels in which one warpgroup loads by TMA and each of the others computes 64 rows, of queries
+//! forward and of keys backward; backward past head dim 128 fewer keys, or half of the columns.
 //!
 //! Each pass has a file; which problems the family does is here. What a wrong kernel would come of
 //! is asserted once more in the templates `sm90_forward.cu.tera` and `sm90_backward*.cu.tera`.
@@ -39,7 +39,7 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
     } else if problem.features.block_mask.is_some_and(|mask| !divides(problem, mask)) {
         Some(
-            "its tiles are of multiples of 64 queries and keys forward and at head dims from 136 to 192, and else of 128 keys backward, which the block mask's blocks are not",
+            "its tiles are of multiples of 64 queries and 64 keys forward and, at head dims from 136 to 192, backward, and of 128 keys backward else, which the block mask's blocks are not",
         )
     } else {
         None
@@ -168,6 +168,11 @@ mod tests {
             let others = [
                 (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
                 (Problem { features: of_blocks(96, 96), ..plain }, h200(), "which the block mask's blocks are not"),
+                (
+                    Problem { features: of_blocks(32, 128), ..problem(pass, 160, 160) },
+                    h200(),
+                    "which the block mask's blocks are not",
+                ),
                 (Problem { dtype: Dtype::Fp32, ..plain }, h200(), "along the inner dimension alone"),
                 (problem(pass, 264, 64), h200(), "end at 256"),
                 (problem(pass, 64, 264), h200(), "end at 256"),
