@@ -42,6 +42,11 @@ pub const CONSTRAINTS: &[Constraint] = &[
         },
     },
     Constraint {
+        name: "num_stages",
+        reason: "past head dim 128 two blocks of Q are in flight, behind which a third of dO waits",
+        holds: |p, c, _| geometry::sm90_backward(p) == Sm90Backward::Narrow || c.get("num_stages") <= 2,
+    },
+    Constraint {
         name: "wgmma_m",
         reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys; else it is 64 keys, of each consumer or, past 192, of each of two blocks of threads",
         holds: |p, c, _| match geometry::sm90_backward(p) {
@@ -217,6 +222,10 @@ mod tests {
             assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow_only");
         }
         assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
+        for (stages, by) in [(2, None), (3, Some("num_stages"))] {
+            let tile = config(64).with("block_n", 64).with("num_stages", stages);
+            assert_eq!(broken(&problem(64, 160), &tile).as_deref(), by);
+        }
         assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..narrow };
         assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
