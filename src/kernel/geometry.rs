@@ -426,28 +426,30 @@ pub const fn sm90_half_cols(dim: i64) -> u32 {
 }
 
 fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
-    let (block_m, num_stages) = (config.get("block_m"), config.get("num_stages"));
+    let block_m = config.get("block_m");
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let keys = SM90_WARPGROUP_ROWS;
     let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
     let other_k = boxed_tile_bytes(keys, i64::from(sm90_half_cols(dim)));
-    let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
     // P, two blocks each of dS and the other block's dS, and with dropout P again.
     let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));
-    let statistics = (2 + num_stages) * block_m * 4;
-    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout + weights + statistics + SM90_BARRIER_BYTES
+    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout_bytes(problem, config) + weights + SM90_BARRIER_BYTES
 }
 
 fn sm90_backward_middle_smem(problem: &Problem, config: &Config) -> u32 {
-    let (block_m, block_n, num_stages) = (config.get("block_m"), config.get("block_n"), config.get("num_stages"));
-    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    let k_and_v = boxed_tile_bytes(block_n, dim) + boxed_tile_bytes(block_n, dim_v);
-    let q_and_dout = 2 * boxed_tile_bytes(block_m, dim) + num_stages * boxed_tile_bytes(block_m, dim_v);
+    let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
+    let k_and_v = boxed_tile_bytes(block_n, problem.head_dim) + boxed_tile_bytes(block_n, problem.head_dim_v);
     // P and two blocks of dS, each a box of either consumer's keys; and of dQ a box on its way out.
     let weights = 3 * SM90_KEY_CONSUMERS * boxed_tile_bytes(block_m, i64::from(SM90_BOX_COLS));
     let dq = SM90_KEY_CONSUMERS * block_m * SM90_BOX_COLS * 4;
-    let statistics = (2 + num_stages) * block_m * 4;
-    SM90_ALIGNMENT_BYTES + k_and_v + q_and_dout + weights + dq + statistics + SM90_BARRIER_BYTES
+    SM90_ALIGNMENT_BYTES + k_and_v + q_and_dout_bytes(problem, config) + weights + dq + SM90_BARRIER_BYTES
+}
+
+/// Two blocks of Q with their LSE and `num_stages` of dO with their delta, which is what kernels past head dim 128 have in flight.
+fn q_and_dout_bytes(problem: &Problem, config: &Config) -> u32 {
+    let (block_m, num_stages) = (config.get("block_m"), config.get("num_stages"));
+    let of_block = |dim| boxed_tile_bytes(block_m, dim) + block_m * 4;
+    2 * of_block(problem.head_dim) + num_stages * of_block(problem.head_dim_v)
 }
 
 fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {

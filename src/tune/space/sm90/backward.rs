@@ -70,8 +70,8 @@ pub const CONSTRAINTS: &[Constraint] = &[
 ];
 
 /// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32 (of wide ones a half of dK and dV, one of S and dP, and dQ;
-/// of middle ones S and dP or dQ, and no P: at most 204, so that `wgmma_m` alone bounds their keys), P in 16 bits, V's k16 steps, and 12 for addresses; what an H200's sweeps found serialised, and what
-/// not, bounds those 12.
+/// of middle ones S and dP or dQ, and no P: at most 204, so that `wgmma_m` alone bounds their keys), P in 16 bits, V's k16 steps, and
+/// 12 for addresses; what an H200's sweeps found serialised, and what not, bounds those 12.
 fn registers(problem: &Problem, config: &Config) -> u32 {
     let [block_m, block_n] = ["block_m", "block_n"].map(|knob| config.get(knob));
     let [dim, dim_v] = [problem.head_dim, problem.head_dim_v];
