@@ -17,14 +17,13 @@ def attention(q, k, v, opts, seed, return_lse, features):
     """out or (out, lse), differentiable with respect to q, k, v, bias and sinks."""
     _expect_tensors(k=k, v=v)
     features = _with_fp32_sinks(features)
-    if opts[3] and features is not None and features.bias is not None:
-        _refuse_summed_dbias(q, k, v, features)
+    deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if torch.compiler.is_compiling():
-        if features is not None and features.block_mask is not None:
-            raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
         from . import _torch_ops
 
-        return _torch_ops.attention(q, k, v, opts, seed, return_lse, features)
+        return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias)
+    if deterministic_dbias:
+        refuse_summed_dbias(q, k, v, features)
     seed = resolve_seed(seed, opts[2], q)
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
         # Only the backward pass refuses it, when the forward pass is long done.
@@ -73,17 +72,16 @@ def resolve_seed(seed, dropout_p, q):
 def _needs_gradient(q, k, v, features):
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return True
-    learned = () if features is None else (features.bias, features.sinks)
-    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in learned)
+    return features is not None and (_learns(features.bias) or _learns(features.sinks))
 
 
-def _refuse_summed_dbias(q, k, v, features):
-    """Only the backward pass would refuse it, when the forward pass is long done."""
+def _learns(given):
+    return isinstance(given, torch.Tensor) and given.requires_grad
+
+
+def refuse_summed_dbias(q, k, v, features):
+    """Refuses a bias that learns and is broadcast. Only the backward pass would, when the forward pass is long done."""
     bias = features.bias
-    if not isinstance(bias, torch.Tensor) or not bias.requires_grad or not torch.is_grad_enabled():
-        return
-    if torch.compiler.is_compiling() and features.has_lengths():
-        return  # what the longest is may be in a tensor, which traced code cannot read
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = _features.sizes(features, q.shape, k.shape, v.shape, _torch_launch, q)
     whole = (batch_size, num_heads_q, seqlen_q, seqlen_k)
     found = (1,) * (4 - bias.dim()) + tuple(bias.shape)

@@ -1,6 +1,8 @@
 """The two passes as torch operators, which torch.compile traces as one node each.
 
-Only traced code comes here: in eager mode an operator's dispatch costs more host time than the whole launch.
+Only traced code comes here: in eager mode an operator's dispatch costs more host time than the whole launch. A
+bias or block mask that is not done the operator refuses when it runs, before its launch: a raise in traced code becomes an
+error of torch's own with fullgraph, in PyTorch 2.8 and 2.11 without it too.
 """
 
 from typing import Optional, Tuple
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _features, _torch, _torch_launch
+from ._errors import UnsupportedError
 
 # What an operator can take: the features' tensors one by one, -1 for what is not given. The tuples' order is the same below.
 
@@ -20,11 +23,16 @@ def _forward(
     seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
     causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
     softcap: float, max_seqlen_q: int, max_seqlen_k: int, batch_invariant: int, lse_learns: bool,
+    deterministic_dbias: bool, has_block_mask: bool,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    if has_block_mask:
+        raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
     features = _rebuilt(
         bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
+    if deterministic_dbias:
+        _torch.refuse_summed_dbias(q, k, v, features)
     opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     return _torch_launch.launch_forward(q, k, v, opts, seed, features)
 
@@ -75,12 +83,13 @@ def _rebuilt(
 
 
 def _save(ctx, inputs, output):
-    *tensors_and_options, ctx.lse_learns = inputs
+    *tensors_and_options, ctx.lse_learns, _, _ = inputs
     ctx.options = tensors_and_options[_TENSORS:]
     ctx.save_for_backward(*tensors_and_options[:_TENSORS], *output)
 
 
 _TENSORS = 13
+_FORWARD_ALONE = 3  # lse_learns and those after it
 
 
 def _gradients(ctx, dout, dlse):
@@ -90,13 +99,13 @@ def _gradients(ctx, dout, dlse):
     dq, dk, dv, dbias, dsinks = _backward(dout, out, lse, dlse, need_dbias, *tensors, *ctx.options)
     dbias = dbias if need_dbias else None
     dsinks = dsinks if ctx.needs_input_grad[4] else None
-    return dq, dk, dv, dbias, dsinks, *[None] * (_TENSORS - 5 + len(ctx.options) + 1)
+    return dq, dk, dv, dbias, dsinks, *[None] * (_TENSORS - 5 + len(ctx.options) + _FORWARD_ALONE)
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def attention(q, k, v, opts, seed, return_lse, features):
+def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
     """`_torch.attention` in traced code; a seed of ints becomes a tensor, which is what an operator can take."""
     causal, softmax_scale, dropout_p, deterministic, batch_invariant = opts
     seed = _torch.resolve_seed(seed, dropout_p, q)
@@ -110,6 +119,6 @@ def attention(q, k, v, opts, seed, return_lse, features):
         q, k, v, f.bias, f.sinks, f.alibi_slopes, f.mask, f.mask_bits,
         f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k, seed,
         causal, float(softmax_scale), float(dropout_p), deterministic, left, right, float(f.softcap), *longest,
-        batch_invariant, return_lse,
+        batch_invariant, return_lse, deterministic_dbias, f.block_mask is not None,
     )  # fmt: skip
     return (out, lse) if return_lse else out
