@@ -8,12 +8,12 @@
 // operand stored [m][k], or (read transposed) two B operands stored [k][n].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_rows_first(uint32 tile, int lane) {
-    return tile + uint32((lane % 16) * Tile::kStride + lane / 16 * 8) * 2;
+    return Tile::place(tile, lane % 16, lane / 16);
 }
 // The same with columns first: two B operands stored [n][k], or (read transposed) an A operand stored [k][m].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_cols_first(uint32 tile, int lane) {
-    return tile + uint32((lane % 8 + lane / 16 * 8) * Tile::kStride + lane / 8 % 2 * 8) * 2;
+    return Tile::place(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 using OperandA = uint32[4];  // 16 x 16, what a lane holds
@@ -29,13 +29,13 @@ __device__ __forceinline__ void pack_a(uint32 (&a)[4], const float (&left)[4], c
 // One k-step of kM 16-row A operands. A k8 step (half) fills only a[..][0] and a[..][1].
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a(uint32 (&a)[kM][4], uint32 tile, int k, bool half, int lane) {
-    const uint32 at = lane_rows_first<Tile>(tile, lane) + k * 32;
+    const uint32 at = Tile::moved(lane_rows_first<Tile>(tile, lane), 0, k * 16);
     #pragma unroll
     for (int m = 0; m < kM; ++m) {
         if (half) {
-            ldmatrix_x2(a[m][0], a[m][1], at + m * 16 * Tile::kStride * 2);
+            ldmatrix_x2(a[m][0], a[m][1], at + m * 16 * Tile::kRowBytes);
         } else {
-            ldmatrix_x4(a[m], at + m * 16 * Tile::kStride * 2);
+            ldmatrix_x4(a[m], at + m * 16 * Tile::kRowBytes);
         }
     }
 }
@@ -52,12 +52,12 @@ __device__ __forceinline__ void gemm_step(float (&c)[kM][kN][4], const uint32 (&
     for (int n = 0; n < kN; n += 2) {
         if (half) {
             uint32 b0, b1;
-            ldmatrix_x2(b0, b1, tile_b + uint32((n * 8 + lane % 16) * TileB::kStride + k * 16) * 2);
+            ldmatrix_x2(b0, b1, TileB::place(tile_b, n * 8 + lane % 16, k * 2));
             #pragma unroll
             for (int m = 0; m < kM; ++m) mma_k8(c[m][n], a[m], b0), mma_k8(c[m][n + 1], a[m], b1);
         } else {
             uint32 b[4];
-            ldmatrix_x4(b, lane_cols_first<TileB>(tile_b, lane) + n * 8 * TileB::kStride * 2 + k * 32);
+            ldmatrix_x4(b, TileB::moved(lane_cols_first<TileB>(tile_b, lane), n * 8, k * 16));
             #pragma unroll
             for (int m = 0; m < kM; ++m) mma_k16(c[m][n], a[m], b[0], b[1]), mma_k16(c[m][n + 1], a[m], b[2], b[3]);
         }
@@ -89,13 +89,13 @@ __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uin
     #pragma unroll
     for (int n = 0; n + 1 < kN; n += 2) {
         uint32 b[4];
-        ldmatrix_x4_trans(b, at + n * 16);
+        ldmatrix_x4_trans(b, TileB::moved(at, 0, n * 8));
         #pragma unroll
         for (int m = 0; m < kM; ++m) mma_k16(c[m][n], a[m], b[0], b[1]), mma_k16(c[m][n + 1], a[m], b[2], b[3]);
     }
     if constexpr (kN % 2 != 0) {
         uint32 b0, b1;
-        ldmatrix_x2_trans(b0, b1, at + (kN - 1) * 16);
+        ldmatrix_x2_trans(b0, b1, TileB::moved(at, 0, (kN - 1) * 8));
         #pragma unroll
         for (int m = 0; m < kM; ++m) mma_k16(c[m][kN - 1], a[m], b0, b1);
     }

@@ -13,6 +13,13 @@ struct Tile {
     static constexpr int kRowBytes = ((kCols * kElementBytes / 16) | 1) * 16;
     static constexpr int kStride = kRowBytes / kElementBytes;  // elements from row to row
     static constexpr int kBytes = kRows * kRowBytes;
+
+    // Where the lane's row of an 8 x 8 matrix of 16-bit elements lies, which ldmatrix takes: the 16-byte chunk of that number in the row, ...
+    static __device__ __forceinline__ uint32 place(uint32 tile, int row, int chunk) { return tile + uint32(row * kStride + chunk * 8) * 2; }
+    // ... and the same so many rows, a multiple of 8, and columns, a multiple of 16, further on.
+    static __device__ __forceinline__ uint32 moved(uint32 at, int rows, int cols) { return at + rows * kStride * 2 + cols * 2; }
+    // The tile from a row and a column on.
+    static __device__ __forceinline__ uint32 part(uint32 tile, int row, int col) { return tile + (row * kStride + col) * 2; }
 };
 
 // Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
