@@ -37,6 +37,14 @@ pub struct Tensor {
     /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box that lie outside of the
     /// tensor arrive as zeros.
     pub box_extents: [u32; MAX_RANK],
+    pub fetch: Fetch,
+}
+
+/// How much L2 reads of memory for any part of it that a copy wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    Bytes128,
+    Bytes256,
 }
 
 /// Of a tensor that TMA copies.
@@ -51,6 +59,10 @@ impl TensorMap {
         let element = match tensor.element {
             Element::Fp16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        let fetch = match tensor.fetch {
+            Fetch::Bytes128 => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            Fetch::Bytes256 => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         };
         let mut map = TensorMap([0; 16]);
         // SAFETY: the map has the size and the alignment of a CUtensorMap, which is all that is written; the arrays hold
@@ -67,7 +79,7 @@ impl TensorMap {
                 [1; MAX_RANK].as_ptr(),
                 CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_int,
                 CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as c_int,
-                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_int,
+                fetch as c_int,
                 CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_int,
             )
         }

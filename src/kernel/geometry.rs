@@ -63,6 +63,8 @@ enum Schedule {
 pub enum Arguments {
     /// KernelParams.
     Params,
+    /// KernelParams, and the tensor maps of K and V with boxes of so many keys.
+    ParamsKeyMaps { box_rows: u32 },
     /// KernelParams, the tensor maps of Q, K, V and O, in the backward pass dO, and the address of a tile counter: NULL
     /// unless it `is_dynamic`.
     ParamsMapsCounter { boxes: Boxes, is_dynamic: bool },
@@ -186,7 +188,10 @@ fn decode(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
         rows: config.get("block_m"),
         axis: Axis::PackedRows,
         schedule: Schedule::OneTile,
-        arguments: Arguments::Params,
+        arguments: match config.get("tma") {
+            0 => Arguments::Params,
+            _ => Arguments::ParamsKeyMaps { box_rows: decode_box_rows(problem, config) },
+        },
         registers: None,
     };
     let combine = KernelSpec {
@@ -197,6 +202,7 @@ fn decode(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
         is_main: false,
         rows: 1,
         axis: Axis::Queries,
+        arguments: Arguments::Params,
         ..main
     };
     [main].into_iter().chain((config.get("num_splits") > 1).then_some(combine)).collect()
@@ -337,16 +343,28 @@ pub fn decode_team(config: &Config) -> u32 {
 
 /// Bytes of one key block of a decode team's ring, K and V.
 pub fn decode_stage_bytes(problem: &Problem, config: &Config) -> u32 {
-    let tile = |dim| tile_bytes(problem.dtype, config.get("block_n"), dim);
+    let tile = |dim| match config.get("tma") {
+        0 => tile_bytes(problem.dtype, config.get("block_n"), dim),
+        _ => boxed_tile_bytes(config.get("block_n"), dim),
+    };
     tile(problem.head_dim) + tile(decode_cols(problem, config).into())
+}
+
+/// Keys that one copy of TMA takes while decoding: a team's block or, where a page is smaller, a page.
+pub fn decode_box_rows(problem: &Problem, config: &Config) -> u32 {
+    let block_n = config.get("block_n");
+    problem.features.paged.map_or(block_n, |page_size| page_size.min(i64::from(block_n)) as u32)
 }
 
 fn decode_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, teams) = (config.get("block_m"), config.get("num_warps") / decode_team(config));
-    let rings = teams * config.get("num_stages") * decode_stage_bytes(problem, config);
+    let slots = teams * config.get("num_stages");
+    let rings = slots * decode_stage_bytes(problem, config);
+    // A barrier for each slot.
+    let of_tma = if config.get("tma") == 0 { 0 } else { TMA_ALIGNMENT_BYTES + slots * 8 };
     // The teams' O, in place of the rings when they are done with: a stride of 8 words past a multiple of 32, and two more a row.
     let merged = teams * block_m * (decode_cols(problem, config).div_ceil(32) * 32 + 8 + 2) * 4;
-    (tile_bytes(problem.dtype, block_m, problem.head_dim) + rings).max(merged)
+    (tile_bytes(problem.dtype, block_m, problem.head_dim) + rings + of_tma).max(merged)
 }
 
 /// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not
@@ -369,7 +387,7 @@ pub fn sm90_backward_registers() -> WarpgroupRegisters {
 /// Rows of a consumer warpgroup: of queries forward, and of keys backward but in the middle kernel. The M of `wgmma`.
 const SM90_WARPGROUP_ROWS: u32 = 64;
 /// What TMA's 128-byte swizzle may lose at the start of shared memory, which is only 16-byte aligned.
-const SM90_ALIGNMENT_BYTES: u32 = 1024;
+const TMA_ALIGNMENT_BYTES: u32 = 1024;
 const SM90_BARRIER_BYTES: u32 = 1024;
 /// Consumer warpgroups of the backward pass.
 const SM90_KEY_CONSUMERS: u32 = 2;
@@ -381,11 +399,11 @@ pub fn tiles_differ(problem: &Problem) -> bool {
 }
 
 /// Columns of a box, in which TMA writes tiles of 16-bit elements.
-const SM90_BOX_COLS: u32 = 64;
+pub const BOX_COLS: u32 = 64;
 
 /// Bytes of a tile of 16-bit elements as TMA writes it: boxes side by side.
 pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
-    rows * boxes(dim) * SM90_BOX_COLS * 2
+    rows * boxes(dim) * BOX_COLS * 2
 }
 
 fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
@@ -393,7 +411,7 @@ fn sm90_forward_smem(problem: &Problem, config: &Config) -> u32 {
     let q = config.get("q_stages") * boxed_tile_bytes(block_m, problem.head_dim);
     let k = config.get("k_stages") * boxed_tile_bytes(block_n, problem.head_dim);
     let v = config.get("v_stages") * boxed_tile_bytes(block_n, problem.head_dim_v);
-    SM90_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
+    TMA_ALIGNMENT_BYTES + q + k + v + SM90_BARRIER_BYTES
 }
 
 /// The backward kernels of the sm90 family, by the larger head dim, which says how many registers dK and dV need.
@@ -417,12 +435,12 @@ pub fn sm90_backward(problem: &Problem) -> Sm90Backward {
 
 /// Boxes of a row of so many columns.
 pub const fn boxes(dim: i64) -> u32 {
-    (dim as u32).div_ceil(SM90_BOX_COLS)
+    (dim as u32).div_ceil(BOX_COLS)
 }
 
 /// Columns of a half of the columns of a wide backward tile, one consumer's: whole boxes.
 pub const fn sm90_half_cols(dim: i64) -> u32 {
-    boxes(dim).div_ceil(2) * SM90_BOX_COLS
+    boxes(dim).div_ceil(2) * BOX_COLS
 }
 
 fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
@@ -433,16 +451,16 @@ fn sm90_backward_wide_smem(problem: &Problem, config: &Config) -> u32 {
     let other_k = boxed_tile_bytes(keys, i64::from(sm90_half_cols(dim)));
     // P, two blocks each of dS and the other block's dS, and with dropout P again.
     let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(block_m, i64::from(keys));
-    SM90_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout_bytes(problem, config) + weights + SM90_BARRIER_BYTES
+    TMA_ALIGNMENT_BYTES + k_and_v + other_k + q_and_dout_bytes(problem, config) + weights + SM90_BARRIER_BYTES
 }
 
 fn sm90_backward_middle_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, block_n) = (config.get("block_m"), config.get("block_n"));
     let k_and_v = boxed_tile_bytes(block_n, problem.head_dim) + boxed_tile_bytes(block_n, problem.head_dim_v);
     // P and two blocks of dS, each a box of either consumer's keys; and of dQ a box on its way out.
-    let weights = 3 * SM90_KEY_CONSUMERS * boxed_tile_bytes(block_m, i64::from(SM90_BOX_COLS));
-    let dq = SM90_KEY_CONSUMERS * block_m * SM90_BOX_COLS * 4;
-    SM90_ALIGNMENT_BYTES + k_and_v + q_and_dout_bytes(problem, config) + weights + dq + SM90_BARRIER_BYTES
+    let weights = 3 * SM90_KEY_CONSUMERS * boxed_tile_bytes(block_m, i64::from(BOX_COLS));
+    let dq = SM90_KEY_CONSUMERS * block_m * BOX_COLS * 4;
+    TMA_ALIGNMENT_BYTES + k_and_v + q_and_dout_bytes(problem, config) + weights + dq + SM90_BARRIER_BYTES
 }
 
 /// Two blocks of Q with their LSE and `num_stages` of dO with their delta, which is what kernels past head dim 128 have in flight.
@@ -458,5 +476,5 @@ fn sm90_backward_smem(problem: &Problem, config: &Config) -> u32 {
     let statistics = block_m * 8;
     let loaded =
         config.get("kv_stages") * of_rows(block_n) + config.get("num_stages") * (of_rows(block_m) + statistics);
-    SM90_ALIGNMENT_BYTES + loaded + 2 * boxed_tile_bytes(block_m, i64::from(block_n)) + SM90_BARRIER_BYTES
+    TMA_ALIGNMENT_BYTES + loaded + 2 * boxed_tile_bytes(block_m, i64::from(block_n)) + SM90_BARRIER_BYTES
 }

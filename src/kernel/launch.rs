@@ -5,7 +5,7 @@
 //! all else was done when it was built.
 
 use super::geometry::{self, Arguments, KernelSpec};
-use super::launch_maps::LaunchMaps;
+use super::launch_maps::{KeyMaps, LaunchMaps};
 use super::modules::Loaded;
 use super::tile_counters::TileCounters;
 use super::{KernelParams, Resources};
@@ -111,6 +111,11 @@ impl Executable {
             }
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
+                Arguments::ParamsKeyMaps { box_rows } => {
+                    let KeyMaps { k, v } = KeyMaps::encode(current.driver(), call, box_rows)?;
+                    let mut arguments = [pointer(&params), pointer(&k), pointer(&v)];
+                    kernel.enqueue(&current, grid, stream, follows, &mut arguments)
+                }
                 Arguments::ParamsMapsCounter { boxes, is_dynamic } => {
                     let maps = LaunchMaps::encode(current.driver(), call, &boxes)?;
                     let counter = self.tile_counter(&current, is_dynamic, stream)?;

@@ -1,4 +1,4 @@
-//! Launch maps: the tensor maps through which an sm90 kernel loads its tiles, and the forward pass may store them.
+//! Launch maps: the tensor maps through which a kernel loads its tiles by TMA, and sm90's forward pass may store them.
 //!
 //! From a call's views to what TMA takes. The problem's layout class promises what TMA demands (addresses and strides
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
@@ -9,10 +9,10 @@
 //! the two are too far together a third dimension takes back, with a stride that wraps around 2^64: a lower address would do the
 //! same, but TMA wants the map's address in mapped memory. The idea is of Triton's and quack's ragged descriptors.
 
-use super::geometry::Boxes;
+use super::geometry::{BOX_COLS, Boxes};
 use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;
-use crate::cuda::tensor_map::{Element, MAX_RANK, Tensor, TensorMap};
+use crate::cuda::tensor_map::{Element, Fetch, MAX_RANK, Tensor, TensorMap};
 use crate::error::{Error, Result};
 use crate::problem::{Dtype, Pass, Problem, Varlen};
 
@@ -24,8 +24,19 @@ pub struct LaunchMaps {
     pub o: TensorMap,
 }
 
-/// Columns of a box: the 128 bytes of the swizzle. A tile is as many boxes side by side as its head dim needs.
-const BOX_COLS: u32 = 64;
+/// Of a decode kernel.
+pub struct KeyMaps {
+    pub k: TensorMap,
+    pub v: TensorMap,
+}
+
+impl KeyMaps {
+    /// Boxes of so many keys.
+    pub fn encode(driver: &Driver, call: &Call, box_rows: u32) -> Result<KeyMaps> {
+        let [k, v] = key_tensors(call, box_rows)?;
+        Ok(KeyMaps { k: TensorMap::encode(driver, &k)?, v: TensorMap::encode(driver, &v)? })
+    }
+}
 
 impl LaunchMaps {
     pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<LaunchMaps> {
@@ -42,11 +53,7 @@ impl LaunchMaps {
 /// Q, K, V and O or dO as TMA sees them.
 fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let p = &call.problem;
-    let element = match p.dtype {
-        Dtype::Fp16 => Element::Fp16,
-        Dtype::Bf16 => Element::Bf16,
-        Dtype::Fp32 => return Err(Error::unsupported("dtype is fp32; sm90's kernels take fp16 and bf16")),
-    };
+    let element = element(p)?;
     let Varlen { total_q, total_k, .. } = p.features.varlen.unwrap_or_default();
     let of = |view: &TensorRef, shape: Shape| match p.features.varlen {
         None => of_equal_lengths(element, view, &shape),
@@ -62,6 +69,35 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
         (0, _) => [k, k, v, k],
         _ => [q, k, v, o],
     })
+}
+
+/// K and V, read once: 256 bytes at a time an H200 took 1.1 times as long (DESIGN.md, tuning log).
+fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
+    let p = &call.problem;
+    let Some(page_size) = p.features.paged else {
+        let [_, k, v, _] = tensors(call, &Boxes { query_rows: box_rows, key_rows: box_rows })?;
+        return Ok([k, v].map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }));
+    };
+    let element = element(p)?;
+    let num_pages = call.features.num_pages;
+    let of = |view: &TensorRef, heads, dim, rows, batch_size| {
+        let tensor = of_equal_lengths(element, view, &Shape { dim, rows, heads, batch_size, box_rows });
+        Tensor { fetch: Fetch::Bytes128, ..tensor }
+    };
+    Ok(match num_pages.min(p.seqlen_k) {
+        // As above.
+        0 => [of(&call.q, p.num_heads_q, p.head_dim, 1, 1); 2],
+        _ => [(&call.k, p.head_dim), (&call.v, p.head_dim_v)]
+            .map(|(view, dim)| of(view, p.num_heads_kv, dim, page_size, num_pages)),
+    })
+}
+
+fn element(p: &Problem) -> Result<Element> {
+    match p.dtype {
+        Dtype::Fp16 => Ok(Element::Fp16),
+        Dtype::Bf16 => Ok(Element::Bf16),
+        Dtype::Fp32 => Err(Error::unsupported("dtype is fp32; kernels that load by TMA take fp16 and bf16")),
+    }
 }
 
 /// How many rows lie between the first rows of sequences of their own lengths that do not lie end to end: in Q, K, V and O or dO. 0
@@ -119,6 +155,7 @@ fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor
         extents: [shape.dim as u64, shape.rows as u64, shape.heads as u64, shape.batch_size as u64, 0],
         strides: [row, head, batch, 0],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 0],
+        fetch: Fetch::Bytes256,
     }
 }
 
@@ -137,6 +174,7 @@ fn of_own_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
         extents: [shape.dim as u64, MAX_MAP_ROWS as u64, MAX_MAP_ROWS as u64 + 1, rows as u64 + 1, shape.heads as u64],
         strides: [row, WHOLE_TURN - row, row, shape.stride(shape.heads, view.stride_head)],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 1],
+        fetch: Fetch::Bytes256,
     }
 }
 

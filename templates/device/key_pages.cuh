@@ -33,6 +33,21 @@ struct KeyPages {
         }
     }
 
+    // The page of a row of the block. All lanes of a warp call it.
+    __device__ __forceinline__ int page_of(int row) const {
+        if constexpr (kIsEven) return pages[0];
+        int page = __shfl_sync(0xffffffff, pages[0], row % 32);
+        #pragma unroll
+        for (int i = 1; i < kFetches; ++i) {
+            const int other = __shfl_sync(0xffffffff, pages[i], row % 32);
+            if (row / 32 == i) page = other;
+        }
+        return page;
+    }
+
+    // Where in its page it lies.
+    static __device__ __forceinline__ uint32 row_in_page(int block, int row) { return (uint32(block) * kKeys + row) % uint32(kPageSize); }
+
     // Elements from the head's row 0 to the block's first row, where rows are evenly apart.
     __device__ __forceinline__ int64 place(const TensorView& view, int block) const {
         const int64 key = int64(block) * kKeys;
@@ -42,13 +57,7 @@ struct KeyPages {
 
     // The same to a row of the block, where they are not. All lanes of a warp call it.
     __device__ __forceinline__ int64 place(const TensorView& view, int block, int row) const {
-        int page = __shfl_sync(0xffffffff, pages[0], row % 32);
-        #pragma unroll
-        for (int i = 1; i < kFetches; ++i) {
-            const int other = __shfl_sync(0xffffffff, pages[i], row % 32);
-            if (row / 32 == i) page = other;
-        }
-        return page * view.stride_batch + int64((uint32(block) * kKeys + row) % uint32(kPageSize)) * view.stride_seqlen;
+        return page_of(row) * view.stride_batch + int64(row_in_page(block, row)) * view.stride_seqlen;
     }
 };
 

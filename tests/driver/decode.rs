@@ -1,13 +1,13 @@
 //! What a launch of the decode family hands to the driver, by the stand-in of `fake_driver`.
 
-use crate::fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake};
+use crate::fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::dropout::Dropout;
 use flashtune::kernel::{Executable, Gpu, KernelParams};
 use flashtune::plan::key::canonical;
-use flashtune::problem::Problem;
+use flashtune::problem::{Features, Problem};
 use flashtune::tune::space::heuristic;
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -77,6 +77,42 @@ fn one_split_is_one_kernel_without_a_workspace() {
         let main = fake.state().launch[0];
         assert_eq!((fake.state().launches, main.grid), (1, [4, 1, 1]));
         assert_eq!(word(&main.params, offset_of!(KernelParams, partial_o)), 0);
+    });
+}
+
+#[test]
+fn keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page() {
+    let name = "keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page";
+    with_fake_and(name, &[("FAKE_KEY_MAPS", "1")], |fake| {
+        let one_split = config(1);
+        assert_eq!((one_split.get("tma"), one_split.get("block_n")), (1, 16));
+        let launch = |problem: &Problem, call: Call| {
+            let (_gpu, executable) = build_for(problem, &one_split);
+            let before = fake.state().launches as usize;
+            executable.launch(&call, std::ptr::null_mut()).unwrap();
+            let [k, v, others @ ..] = fake.state().launch[before].maps;
+            assert_eq!(others, [[0; 16]; 2]);
+            [k, v]
+        };
+        // 64 columns of 16 keys, of 4096 of 2 heads and 2 sequences; read in pieces of 128 bytes.
+        let [k, v] = launch(&DECODE, call(DECODE));
+        assert_eq!(k[..12], [0x20000, 9, 128, 4096, 2, 2, 512, 256, 4096 * 512, 64, 16, 2]);
+        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+        // Pages of 64 keys, 9 of them; of 8, of which a block has two.
+        for (page_size, box_rows) in [(64, 16), (8, 8)] {
+            let paged = Problem { features: Features { paged: Some(page_size), ..Features::NONE }, ..DECODE };
+            let of_pages = |address: usize| TensorRef::packed(address as *mut c_void, page_size, 2, 128);
+            let mut call = Call { k: of_pages(0x20000), v: of_pages(0x30000), ..call(paged) };
+            call.features.num_pages = 9;
+            let [k, v] = launch(&paged, call);
+            let rows = page_size as u64;
+            assert_eq!(k[..12], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 512, 64, box_rows, 2]);
+            assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+        }
+        // Nothing is loaded of no pages, but a map has extents: the driver refuses 0.
+        let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..DECODE };
+        let nowhere = TensorRef::packed(3 as *mut c_void, 64, 2, 128);
+        assert_eq!(launch(&paged, Call { k: nowhere, v: nowhere, ..call(paged) }).map(|map| map[0]), [0x10000; 2]);
     });
 }
 

@@ -75,7 +75,7 @@ fn batch_invariant_kernels_compile_for_few_queries_and_for_any_number_in_pages()
 
 #[test]
 fn every_feature_compiles_with_pages_of_any_size() {
-    let pages = [1, 16, 256].map(|page_size| Features { paged: Some(page_size), ..PAGED });
+    let pages = [1, 8, 16, 256].map(|page_size| Features { paged: Some(page_size), ..PAGED });
     let bits = Features { mask_bits: true, ..ALL };
     let features = pages.into_iter().chain([ALL, bits, Features { varlen: None, paged: None, ..ALL }]);
     all_compile(features.flat_map(|features| [64, 128, 256].map(|dim| problem(dim, 4, features))).collect());

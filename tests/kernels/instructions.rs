@@ -12,8 +12,8 @@ use flashtune::device::{Arch, Device};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
-use flashtune::tune::space::heuristics;
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::tune::space::{heuristic, heuristics};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -93,6 +93,27 @@ fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
         assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
         kernel.demand(false, if is_sm90 { &[] } else { &["STL", "LDL"] }, &[]);
         kernel.demand(false, &["DADD", "DMUL", "DFMA"], &[]);
+    });
+}
+
+/// Contiguous, in pages of which two make a block of keys, and in pages that no box of TMA fits.
+#[test]
+fn keys_of_few_queries_are_copied_by_tma_where_there_is_one_and_it_can() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let paged = |paged| Problem { features: Features { paged, ..Features::NONE }, ..PLAIN };
+    let problems = [(None, true), (Some(16), true), (Some(3), false)]
+        .map(|(page_size, fits)| (Problem { seqlen_q: 1, seqlen_k: 8000, ..paged(page_size) }, fits));
+    ARCHS.par_iter().for_each(|arch| {
+        for (problem, fits) in problems {
+            let config = heuristic(&problem, &Device::typical(*arch).unwrap());
+            assert_eq!((config.family, config.get("block_n")), (Family::Decode, 32));
+            let kernel = Kernel::new(nvrtc, &nvdisasm, &problem, &config, *arch);
+            kernel.demand(fits && *arch >= Arch::Sm(9, 0), &["UTMALDG"], &["4D"]);
+            kernel.demand(true, &["LDSM"], &["M88", "4"]);
+            kernel.demand(true, &["HMMA"], &["16816", "F32", "BF16"]);
+            kernel.demand(false, &["STL", "LDL"], &[]);
+        }
     });
 }
 

@@ -1,11 +1,11 @@
 //! The decode family's space: few query rows over many keys, bound by the reading of K and V, so what counts are the
-//! bytes in flight on each SM and that all SMs have an equal share. Constraints stand here with their reason and once
+//! bytes in flight on each SM, that all SMs have an equal share and, where there is TMA, that it copies them. Constraints stand here with their reason and once
 //! more as static asserts in `templates/decode.cu.tera`.
 
 use super::gpu::{GRID, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
-use crate::device::Device;
+use crate::device::{Arch, Device};
 use crate::kernel::geometry;
 use crate::problem::{Layout, MAX_SPLITS, Problem};
 
@@ -17,6 +17,7 @@ const KNOBS: &[Knob] = &[
     Knob { name: "warps_v", meaning: "a team's warps along V's columns", values: &[1, 2] },
     Knob { name: "num_stages", meaning: "key blocks of a team's ring", values: &[2, 3, 4, 6, 8] },
     Knob { name: "ctas_per_sm", meaning: "blocks of threads that share an SM", values: &[1, 2, 3] },
+    Knob { name: "tma", meaning: "whether TMA copies the keys", values: &[0, 1] },
     Knob { name: "num_splits", meaning: "splits of the keys, each for its own blocks of threads", values: SPLITS },
 ];
 
@@ -42,6 +43,11 @@ const CONSTRAINTS: &[Constraint] = &[
         name: "splits_in_use",
         reason: "more splits than the workspace has room for are not made; a batch-invariant launch makes those it has room for",
         holds: |p, c, _| i64::from(c.get("num_splits")) <= p.max_splits() || p.batch_invariant,
+    },
+    Constraint {
+        name: "tma",
+        reason: "TMA is there from sm_90 on, takes addresses, strides and rows of multiples of 16 bytes, and boxes of 64 columns by whole eights of keys of one page",
+        holds: |p, c, d| c.get("tma") == 0 || takes_tma(p, c, d),
     },
     THREADS,
     Constraint {
@@ -75,6 +81,15 @@ pub fn constraints() -> &'static [Constraint] {
     CONSTRAINTS
 }
 
+fn takes_tma(problem: &Problem, config: &Config, device: &Device) -> bool {
+    let box_rows = i64::from(geometry::decode_box_rows(problem, config));
+    let divides = |rows: i64| rows % box_rows == 0;
+    let pages = problem.features.paged.is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(config.get("block_n").into()));
+    let warps_v = config.get("warps_v").max(1);
+    let boxes = warps_v == 1 || (geometry::decode_cols(problem, config) / warps_v).is_multiple_of(geometry::BOX_COLS);
+    matches!(device.arch, Arch::Sm(9.., _)) && problem.layout == Layout::Vec8 && pages && boxes
+}
+
 /// As NVRTC 13.0 compiles them: what spills has more than this counts.
 fn registers(problem: &Problem, config: &Config) -> u32 {
     let get = |knob| config.get(knob);
@@ -85,6 +100,7 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
     let q = if q + o <= 128 { q } else { 0 };
     let chunks = (problem.head_dim as u32).div_ceil(problem.layout.elements() as u32);
     let copies = match problem.layout {
+        _ if config.get("tma") != 0 => 4,
         Layout::Vec8 => (get("block_n") * chunks).div_ceil(32 * geometry::decode_team(config)),
         // Narrower ones are not all unrolled.
         _ => 8,
@@ -102,8 +118,9 @@ fn needs_more_addresses(problem: &Problem) -> bool {
 /// the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let tiles = tiles(problem);
-    let fits = tiles.iter().find(|config| super::check(problem, config, device).is_ok());
-    let tile = fits.or(tiles.last()).expect("the list is not empty").clone();
+    let by_tma = tiles.iter().map(|config| config.clone().with("tma", 1));
+    let fits = by_tma.chain(tiles.iter().cloned()).find(|config| super::check(problem, config, device).is_ok());
+    let tile = fits.or(tiles.last().cloned()).expect("the list is not empty");
     if problem.batch_invariant {
         // Each sequence's own length says how many of them it has.
         return tile.with("num_splits", if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 });
@@ -115,7 +132,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     tile.with("num_splits", chosen.unwrap_or(1))
 }
 
-/// Unsplit.
+/// Unsplit, and without TMA.
 fn tiles(problem: &Problem) -> Vec<Config> {
     let dim = problem.head_dim.max(problem.head_dim_v);
     let block_m = match problem.packed_rows() {
@@ -137,7 +154,7 @@ fn tiles(problem: &Problem) -> Vec<Config> {
     let config = |block_m, block_n, num_warps, warps_m, num_stages, ctas_per_sm| {
         let tile = [("block_m", block_m), ("block_n", block_n), ("num_warps", num_warps), ("warps_m", warps_m)];
         let flow = [("num_stages", num_stages), ("ctas_per_sm", ctas_per_sm), ("warps_v", warps_v), ("num_splits", 1)];
-        Config::new(Family::Decode, tile.into_iter().chain(flow))
+        Config::new(Family::Decode, tile.into_iter().chain(flow).chain([("tma", 0)]))
     };
     let flows = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
     let mut configs = Vec::new();
@@ -213,6 +230,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         + 0.02 * (team - 1.0)
         + 0.2 * splits
         + 0.001 * get("num_splits")
+        + if takes_tma(problem, config, device) { 0.1 * (1.0 - get("tma")) } else { 0.0 }
 }
 
 /// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for about a microsecond, over
@@ -347,6 +365,27 @@ mod tests {
         }
         let short = Problem { seqlen_k: 127, ..problem };
         assert!(check(&short, &good.with("num_splits", 2), &h200).unwrap_err().contains("breaks splits_in_use:"));
+    }
+
+    #[test]
+    fn tma_copies_what_it_can() {
+        let [a100, _, h200, sm_120] = devices();
+        let plain = problem(1, 8, 1, 8192, 128);
+        let paged = |page_size| Problem { features: Features { paged: Some(page_size), ..Features::NONE }, ..plain };
+        let narrow = Problem { layout: Layout::Vec4, ..plain };
+        let tma = |problem: &Problem, device: &Device| heuristic(problem, device).get("tma");
+        assert_eq!([tma(&plain, &a100), tma(&plain, &h200), tma(&plain, &sm_120), tma(&narrow, &h200)], [0, 1, 1, 0]);
+        // Whole blocks of 16 keys, or two pages of 8 to a block; else a box would reach into another page.
+        let sizes = [1, 4, 8, 12, 16, 48, 64, 100];
+        assert_eq!(sizes.map(|page_size| tma(&paged(page_size), &h200)), [0, 0, 1, 0, 1, 1, 1, 0]);
+        let refused = |problem: &Problem, config: Config| {
+            let error = check(problem, &config.with("tma", 1), &h200).unwrap_err();
+            assert!(error.contains("breaks tma:"), "{error}");
+        };
+        refused(&paged(12), heuristic(&paged(12), &h200));
+        refused(&narrow, heuristic(&narrow, &h200));
+        // 48 columns of V are no whole boxes.
+        refused(&Problem { head_dim_v: 96, ..plain }, heuristic(&plain, &h200).with("warps_v", 2));
     }
 
     #[test]

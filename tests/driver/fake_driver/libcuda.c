@@ -9,13 +9,13 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
 // PARAMS_BYTES comes from the command line: the size of KernelParams.
-enum { MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1 };
+enum { MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1, KEY_MAPS = 2 };
 
 struct fake_launch {
     uint64_t function, stream, context;
     uint32_t grid[3], block[3], smem_bytes, overlaps; // overlaps: it may start while the launch before it ends
     uint8_t params[PARAMS_BYTES];
-    uint64_t maps[MAPS][16], counter; // of kernels of the sm90 family
+    uint64_t maps[MAPS][16], counter; // of kernels of the sm90 family; of decode kernels that copy by TMA (FAKE_KEY_MAPS) two maps
 };
 
 struct fake_state {
@@ -101,12 +101,12 @@ int cuStreamIsCapturing(void *stream, int *status) {
 }
 int cuStreamGetId(void *stream, unsigned long long *id) { NEED_CONTEXT; *id = (uintptr_t)stream; return SUCCESS; }
 int cuTensorMapEncodeTiled(void *map, int element, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
-    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank != 4 || interleave || swizzle != 3 || promotion != 3 || fill) return INVALID_VALUE;
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank != 4 || interleave || swizzle != 3 || (promotion != 2 && promotion != 3) || fill) return INVALID_VALUE;
     for (unsigned i = 0; i < rank; ++i) {
         if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
         if (i + 1 < rank && (strides[i] % 16 || strides[i] >= 1ull << 40)) return INVALID_VALUE;
     }
-    uint64_t words[16] = {(uintptr_t)address, (uint64_t)element, extents[0], extents[1], extents[2], extents[3], strides[0], strides[1], strides[2], box[0], box[1]};
+    uint64_t words[16] = {(uintptr_t)address, (uint64_t)element, extents[0], extents[1], extents[2], extents[3], strides[0], strides[1], strides[2], box[0], box[1], (uint64_t)promotion};
     memcpy(map, words, sizeof words);
     return SUCCESS;
 }
@@ -118,7 +118,7 @@ int cuEventElapsedTime(float *milliseconds, void *start, void *stop) { NEED_CONT
 
 int cuModuleLoadData(void **module, const void *image) { NEED_NO_CAPTURE; if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_VALUE; *module = handle(); count(&fake_state.modules, 1); return SUCCESS; }
 int cuModuleUnload(void *module) { NEED_NO_CAPTURE; (void)module; count(&fake_state.modules, -1); return SUCCESS; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; *function = strstr(name, "sm90") ? (char *)module + SM90 : module; return SUCCESS; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { NEED_CONTEXT; *function = (char *)module + (strstr(name, "sm90") ? SM90 : strstr(name, "decode") && setting("FAKE_KEY_MAPS", 0) ? KEY_MAPS : 0); return SUCCESS; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED_CONTEXT; (void)function; *value = attribute == 4 ? setting("FAKE_REGISTERS", 96) : attribute == 8 ? 49152 : 0; return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { NEED_CONTEXT; (void)function; return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
 
@@ -139,6 +139,9 @@ static int record(unsigned overlaps, void *function, unsigned gx, unsigned gy, u
     if ((uintptr_t)function & SM90) {
         for (int i = 0; i < MAPS; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
         memcpy(&launch->counter, params[1 + MAPS], sizeof launch->counter);
+    }
+    if ((uintptr_t)function & KEY_MAPS) {
+        for (int i = 0; i < 2; ++i) memcpy(launch->maps[i], params[1 + i], sizeof launch->maps[i]);
     }
     return SUCCESS;
 }

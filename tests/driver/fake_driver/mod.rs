@@ -55,7 +55,7 @@ pub struct FakeLaunch {
     /// 1 where it may start while the launch before it ends.
     pub overlaps: u32,
     pub params: [u8; PARAMS_BYTES],
-    /// What kernels of the sm90 family get beside; zeros for others. A map's words are what it was encoded from.
+    /// What kernels of the sm90 family get beside, and with FAKE_KEY_MAPS=1 decode kernels; zeros for others. A map's words are what it was encoded from.
     pub maps: [[u64; 16]; 4],
     pub counter: u64,
 }
