@@ -242,6 +242,28 @@ fn a_shipped_record_that_is_left_out_is_told_by_its_neighbours() {
 }
 
 #[test]
+fn a_near_record_of_this_machine_comes_after_a_shipped_one_of_the_very_shape() {
+    let device = h200();
+    let near = Problem { batch_size: 2, ..LLAMA };
+    let known = Known {
+        machine: vec![record(&near, &device, 0)],
+        shipped: vec![record(&LLAMA, &device, 1)],
+        ..Known::default()
+    };
+    let sources = |problem: &Problem| -> Vec<Source> {
+        choices(&known, problem, &device).iter().map(|choice| choice.source).collect()
+    };
+    assert_eq!(sources(&LLAMA)[..3], [Source::Shipped, Source::Machine, Source::Heuristic]);
+    assert_eq!(sources(&near)[..3], [Source::Machine, Source::Shipped, Source::Heuristic]);
+    // Of neither's shape, this machine's.
+    assert_eq!(sources(&Problem { batch_size: 4, ..LLAMA })[0], Source::Machine);
+    // That of another GPU is a guess, however near.
+    let other = Device { name: "NVIDIA H100".into(), ..h200() };
+    let elsewhere = Known { shipped: vec![record(&LLAMA, &other, 1)], ..known.clone() };
+    assert_eq!(choices(&elsewhere, &LLAMA, &device)[0].source, Source::Machine);
+}
+
+#[test]
 fn a_far_record_of_this_machine_comes_after_a_near_shipped_one() {
     let device = h200();
     let short = Problem { seqlen_q: 128, seqlen_k: 128, ..LLAMA };

@@ -182,20 +182,23 @@ fn bucket(size: i64) -> i64 {
     }
 }
 
-/// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q)
-/// and of both lengths. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
+/// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q),
+/// of both lengths and, of few queries, of a tile's rows. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
 /// Backward it counts whole: a tile of keys does its group's heads one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();
     let parallelism = |p: &Problem| log(p.batch_size) + log(p.num_heads_q);
     let weight = if a.pass == Pass::Forward { 0.25 } else { 1.0 };
     let group = weight * (log(a.group_size()) - log(b.group_size()));
+    // Few queries have tiles of as many rows as there are.
+    let tile_rows = |p: &Problem| if p.may_decode() { log(p.packed_rows().clamp(16, 64)) } else { 0.0 };
     // A window counts as the share of the keys that it leaves.
     let window = log(seen(a)) - log(a.seqlen_k) - log(seen(b)) + log(b.seqlen_k);
     [
         parallelism(a) - parallelism(b),
         log(a.seqlen_q) - log(b.seqlen_q),
         log(a.seqlen_k) - log(b.seqlen_k),
+        tile_rows(a) - tile_rows(b),
         group,
         window,
     ]
