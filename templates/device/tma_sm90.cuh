@@ -38,13 +38,25 @@ __device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const 
     return {0, kMapRows - sequence.seqlen_k, start + sequence.seqlen_k};
 }
 
+// Copies go to this block's own shared memory. Before PTX ISA 8.6 a cluster's is the only name for it; compilers that know GPUs past
+// sm_90 have its own, without which sm_120 asks at each copy whose it is.
+constexpr bool kNamesOwnShared = kArch >= 100;
+
 // Through a map of rank 4.
 __device__ __forceinline__ void tma_load_dense(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, int batch) {
+    if constexpr (kNamesOwnShared) {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
+        return;
+    }
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                  :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
-    if constexpr (kIsVarlen) {
+    if constexpr (kIsVarlen && kNamesOwnShared) {
+        asm volatile("cp.async.bulk.tensor.5d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(kMapRows), "r"(rows.end), "r"(head), "r"(barrier) : "memory");
+    } else if constexpr (kIsVarlen) {
         asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
                      :: "r"(to), "l"(&map), "r"(col), "r"(row + rows.shift), "r"(kMapRows), "r"(rows.end), "r"(head), "r"(barrier) : "memory");
     } else {

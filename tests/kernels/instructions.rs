@@ -112,6 +112,7 @@ fn keys_of_few_queries_are_copied_by_tma_where_there_is_one_and_it_can() {
             kernel.demand(fits && *arch >= Arch::Sm(9, 0), &["UTMALDG"], &["4D"]);
             kernel.demand(true, &["LDSM"], &["M88", "4"]);
             kernel.demand(true, &["HMMA"], &["16816", "F32", "BF16"]);
+            // sm_120 would call for a copy that may be for another block of threads.
             kernel.demand(false, &["STL", "LDL"], &[]);
         }
     });
