@@ -196,8 +196,10 @@ pub const MASK_BLOCK_STEP: i64 = 16;
 pub const MAX_MASK_BLOCK: i64 = 2048;
 /// The largest head dim of either kind.
 pub const MAX_HEAD_DIM: i64 = 512;
-/// Packed rows of few queries: those of the largest tile that is made for them.
-const FEW_ROWS: i64 = 64;
+/// Packed rows of the largest tile that is made for few queries.
+const TILE_ROWS: i64 = 64;
+/// So few that a tile of one head's would be a quarter full.
+const FEW_QUERIES: i64 = 16;
 /// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
 /// sum of a row index and a tile, stay within int32 in kernels.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
@@ -296,9 +298,10 @@ impl Problem {
         }
     }
 
-    /// Whether one tile holds the packed rows.
+    /// Whether one tile holds the packed rows or, of few queries, two do: those of each head by themselves would be a quarter of one.
     pub fn has_few_rows(&self) -> bool {
-        (1..=FEW_ROWS).contains(&self.packed_rows())
+        let most = if self.seqlen_q <= FEW_QUERIES { 2 * TILE_ROWS } else { TILE_ROWS };
+        (1..=most).contains(&self.packed_rows())
     }
 
     /// Of a batch-invariant problem: whether it is done as few queries are, a split of the keys by each block of threads.

@@ -300,6 +300,7 @@ fn every_preset_is_a_list_of_valid_problems() {
         "dropout",
         "decode",
         "decode-paged",
+        "speculative",
         "all",
     ] {
         // No time: all are left, and counted.

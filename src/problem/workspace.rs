@@ -69,12 +69,18 @@ impl Problem {
             let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
             return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };
         }
-        if !self.may_decode() || self.is_empty() || self.packed_rows() > SPLIT_ROWS {
+        if !self.may_decode() || self.is_empty() || !self.has_rows_near_few() {
             return 1;
         }
         let of_keys = self.seqlen_k / SPLIT_KEYS;
         let of_heads = SPLITS_OF_ALL_HEADS / (self.batch_size * self.num_heads_kv);
         of_keys.min(of_heads).clamp(1, MAX_SPLITS)
+    }
+
+    /// Whether the decode family is preferred, or a problem that it is preferred for shares a record: the most whose keys are split.
+    fn has_rows_near_few(&self) -> bool {
+        let (part, whole) = NEAR;
+        Problem { seqlen_q: (self.seqlen_q * part + whole - 1) / whole, ..*self }.has_few_rows()
     }
 
     /// Bytes of the partial states of `max_splits` splits, 0 where there is but one: of each query row an fp32 O, its
@@ -106,9 +112,8 @@ pub const SPLIT_KEYS_OF_ANY_BATCH: i64 = 512;
 const KEY_BLOCK: i64 = 64;
 /// A split has at least so many keys of the longest sequence.
 const SPLIT_KEYS: i64 = 64;
-/// The most packed rows whose keys are split: what the decode family is preferred for, and what shares a record with
-/// it.
-const SPLIT_ROWS: i64 = 96;
+/// What shares a record with a problem has up to half as many queries more.
+const NEAR: (i64, i64) = (2, 3);
 /// Splits times batch times key-value heads: several for each place that the largest GPUs have for a block of threads.
 const SPLITS_OF_ALL_HEADS: i64 = 2048;
 

@@ -58,12 +58,14 @@ const DROPOUT: &str = "dropout";
 const DECODE: &str = "decode";
 /// The same with keys in pages of 16 and 64 and lengths of their own, as flash-attn's `flash_attn_with_kvcache` has them.
 const DECODE_PAGED: &str = "decode-paged";
+/// A few queries against caches, as speculative decoding has them.
+const SPECULATIVE: &str = "speculative";
 /// All of them.
 const ALL: &str = "all";
 
 pub fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> =
-        MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, ALL]).collect();
+        MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, ALL]).collect();
     names.dedup();
     names
 }
@@ -74,8 +76,10 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         GRID => grid(),
         ODD_DIMS => [40, 72, 80, 96, 112, 160, 192].into_iter().flat_map(|dim| wide(dim, false)).collect(),
         DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
-        DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 64], &[1024, 4096, 16384, 65536]).collect(),
+        DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 32, 64, 128], &[1024, 4096, 16384, 65536]).collect(),
         DECODE_PAGED => decode_paged(),
+        // Nothing is trained so.
+        SPECULATIVE => return Some(speculative()),
         ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
         model if MODELS.iter().any(|preset| preset.name == model) => {
             MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
@@ -116,7 +120,8 @@ const DECODE_HEADS: [(i64, i64, i64); 5] = [(32, 8, 128), (32, 32, 128), (64, 8,
 /// Larger caches run at the memory's rate whatever the config, and the nearest of these is theirs too.
 const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
 
-/// Batches and lengths a factor of four apart: what is between is within two of one of them.
+/// Batches and lengths a factor of four apart: what is between is within two of one of them. Batches past 16 a factor of two, since
+/// about there sequences alone fill a GPU.
 fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl Iterator<Item = Problem> {
     let mut problems = Vec::new();
     for (num_heads_q, num_heads_kv, head_dim) in heads {
@@ -132,8 +137,18 @@ fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl I
 
 fn decode_paged() -> Vec<Problem> {
     let of_pages = |page_size| Features { paged: Some(page_size), varlen: Some(Varlen::default()), ..Features::NONE };
-    let problems = decode(&[DECODE_HEADS[0], DECODE_HEADS[2]], &[1, 8, 64], &[4096, 32768]);
+    let [llama, _, wide_group, narrow, wide] = DECODE_HEADS;
+    let heads = [llama, wide_group, narrow, wide];
+    let problems = decode(&heads, &[1, 8, 64], &[4096, 32768]);
     problems.flat_map(|problem| [16, 64].map(|size| Problem { features: of_pages(size), ..problem })).collect()
+}
+
+fn speculative() -> Vec<Problem> {
+    let [llama, _, wide_group, narrow, _] = DECODE_HEADS;
+    let heads = [llama, wide_group, narrow];
+    let problems = decode(&heads, &[1, 16], &[4096, 32768]);
+    let causal = Causal::BottomRight;
+    problems.flat_map(|problem| [4, 16].map(|seqlen_q| Problem { seqlen_q, causal, ..problem })).collect()
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {
