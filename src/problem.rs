@@ -298,10 +298,13 @@ impl Problem {
         }
     }
 
-    /// Whether one tile holds the packed rows or, of few queries, two do: those of each head by themselves would be a quarter of one.
+    /// Whether one tile of the decode family holds the packed rows or, of few queries, two do: those of each head by themselves would be a quarter of one.
     pub fn has_few_rows(&self) -> bool {
-        let most = if self.seqlen_q <= FEW_QUERIES { 2 * TILE_ROWS } else { TILE_ROWS };
-        (1..=most).contains(&self.packed_rows())
+        (1..=self.most_few_rows(FEW_QUERIES)).contains(&self.packed_rows())
+    }
+
+    const fn most_few_rows(&self, few_queries: i64) -> i64 {
+        if self.seqlen_q <= few_queries { 2 * TILE_ROWS } else { TILE_ROWS }
     }
 
     /// Of a batch-invariant problem: whether it is done as few queries are, a split of the keys by each block of threads.

@@ -189,6 +189,27 @@ fn the_time_of_a_record_whose_splits_were_carried_over_is_told_with_its_own() {
     assert!(reason(2).ends_with(of_neighbour), "{}", reason(2));
 }
 
+/// It gets the config of the problem that stands for it.
+#[test]
+fn what_is_decoded_by_its_canonical_problem_may_be_split() {
+    let problem = |group_size: i64, seqlen_q| Problem {
+        num_heads_kv: 1,
+        seqlen_k: 65536,
+        ..Problem::dense(Pass::Forward, Dtype::Bf16, 1, group_size, seqlen_q, 128)
+    };
+    for (group_size, seqlen_q) in (1..=200).flat_map(|group_size| (1..=200).map(move |seqlen_q| (group_size, seqlen_q)))
+    {
+        let problem = problem(group_size, seqlen_q);
+        if space::is_bound_by_keys(&key::canonical(&problem)) {
+            assert!(problem.max_splits() > 1, "{group_size} {seqlen_q}");
+        }
+    }
+    // Far from few queries no call is asked for a workspace.
+    for (group_size, seqlen_q) in [(1, 97), (8, 20), (4, 32)] {
+        assert_eq!(problem(group_size, seqlen_q).workspace_bytes(), 0);
+    }
+}
+
 #[test]
 fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
     let device = h200();

@@ -77,10 +77,10 @@ impl Problem {
         of_keys.min(of_heads).clamp(1, MAX_SPLITS)
     }
 
-    /// Whether the decode family is preferred, or a problem that it is preferred for shares a record: the most whose keys are split.
+    /// Whether the decode family is preferred, or a problem that it is preferred for shares a record (`plan::key`): the most whose keys
+    /// are split.
     fn has_rows_near_few(&self) -> bool {
-        let (part, whole) = NEAR;
-        Problem { seqlen_q: (self.seqlen_q * part + whole - 1) / whole, ..*self }.has_few_rows()
+        2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }
 
     /// Bytes of the partial states of `max_splits` splits, 0 where there is but one: of each query row an fp32 O, its
@@ -112,8 +112,8 @@ pub const SPLIT_KEYS_OF_ANY_BATCH: i64 = 512;
 const KEY_BLOCK: i64 = 64;
 /// A split has at least so many keys of the longest sequence.
 const SPLIT_KEYS: i64 = 64;
-/// What shares a record with a problem has up to half as many queries more.
-const NEAR: (i64, i64) = (2, 3);
+/// Queries that share a record with 16. What shares one has up to sqrt(3/2) times as many, and as many heads in a group.
+const MOST_NEAR_FEW: i64 = 19;
 /// Splits times batch times key-value heads: several for each place that the largest GPUs have for a block of threads.
 const SPLITS_OF_ALL_HEADS: i64 = 2048;
 
