@@ -130,7 +130,7 @@ impl Operand {
         strides.chain([first, self.dim])
     }
 
-    /// Whether the rows of all sequences can be counted as one dimension, as sm90's maps of sequences of their own lengths do.
+    /// Whether the rows of all sequences can be counted as one dimension, as tensor maps of sequences of their own lengths do.
     pub fn counts_by_rows(&self) -> bool {
         self.is_empty() || self.tensor.rows_between(self.batch_size, self.seqlen).is_some()
     }

@@ -360,11 +360,11 @@ fn decode_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, teams) = (config.get("block_m"), config.get("num_warps") / decode_team(config));
     let slots = teams * config.get("num_stages");
     let rings = slots * decode_stage_bytes(problem, config);
-    // A barrier for each slot.
-    let of_tma = if config.get("tma") == 0 { 0 } else { TMA_ALIGNMENT_BYTES + slots * 8 };
+    // A barrier for each slot, behind all else.
+    let (alignment, barriers) = if config.get("tma") == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * 8) };
     // The teams' O, in place of the rings when they are done with: a stride of 8 words past a multiple of 32, and two more a row.
     let merged = teams * block_m * (decode_cols(problem, config).div_ceil(32) * 32 + 8 + 2) * 4;
-    (tile_bytes(problem.dtype, block_m, problem.head_dim) + rings + of_tma).max(merged)
+    (alignment + rings + tile_bytes(problem.dtype, block_m, problem.head_dim)).max(merged) + barriers
 }
 
 /// What the launch's registers come to when they are shared out anew: in steps of 8, at most 240 where a product must not

@@ -74,22 +74,21 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
 /// K and V, read once: 256 bytes at a time an H200 took 1.1 times as long (DESIGN.md, tuning log).
 fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
     let p = &call.problem;
-    let Some(page_size) = p.features.paged else {
-        let [_, k, v, _] = tensors(call, &Boxes { query_rows: box_rows, key_rows: box_rows })?;
-        return Ok([k, v].map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }));
-    };
     let element = element(p)?;
-    let num_pages = call.features.num_pages;
     let of = |view: &TensorRef, heads, dim, rows, batch_size| {
-        let tensor = of_equal_lengths(element, view, &Shape { dim, rows, heads, batch_size, box_rows });
-        Tensor { fetch: Fetch::Bytes128, ..tensor }
+        of_equal_lengths(element, view, &Shape { dim, rows, heads, batch_size, box_rows })
     };
-    Ok(match num_pages.min(p.seqlen_k) {
+    let tensors = match (p.features.paged, call.features.num_pages.min(p.seqlen_k)) {
+        (None, _) => {
+            let [_, k, v, _] = tensors(call, &Boxes { query_rows: box_rows, key_rows: box_rows })?;
+            [k, v]
+        }
         // As above.
-        0 => [of(&call.q, p.num_heads_q, p.head_dim, 1, 1); 2],
-        _ => [(&call.k, p.head_dim), (&call.v, p.head_dim_v)]
-            .map(|(view, dim)| of(view, p.num_heads_kv, dim, page_size, num_pages)),
-    })
+        (Some(_), 0) => [of(&call.q, p.num_heads_q, p.head_dim, 1, 1); 2],
+        (Some(page_size), _) => [(&call.k, p.head_dim), (&call.v, p.head_dim_v)]
+            .map(|(view, dim)| of(view, p.num_heads_kv, dim, page_size, call.features.num_pages)),
+    };
+    Ok(tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }))
 }
 
 fn element(p: &Problem) -> Result<Element> {

@@ -93,7 +93,7 @@ pub struct KernelParams {
     pub num_splits: i32,
     /// Batch entries of k and v, where they are pages.
     pub num_pages: i32,
-    /// Rows from one sequence to the next where sequences of their own lengths are padded, as sm90's maps count them:
+    /// Rows from one sequence to the next where sequences of their own lengths are padded, as tensor maps count them:
     /// `launch_maps::rows_between`.
     pub map_rows_q: i32,
     pub map_rows_k: i32,

@@ -4,8 +4,9 @@
 //! depends on nothing but the values that the template uses, so kernels that do not depend on a knob are shared by
 //! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
 
+use super::geometry::{self, Arguments};
 use super::sources::{Sources, embedded, overridden};
-use super::{geometry, merge, sm_clock};
+use super::{merge, sm_clock};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
@@ -243,6 +244,11 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     {
         values.insert(name.to_owned(), Value::Integer(value));
     }
+    let box_rows = spec.map_or(0, |spec| match spec.arguments {
+        Arguments::ParamsKeyMaps { box_rows } => box_rows,
+        Arguments::Params | Arguments::ParamsMapsCounter { .. } => 0,
+    });
+    values.insert("box_rows".to_owned(), Value::Integer(box_rows));
     for registers in spec.iter().filter_map(|spec| spec.registers) {
         values.insert("producer_registers".to_owned(), Value::Integer(registers.producer));
         values.insert("consumer_registers".to_owned(), Value::Integer(registers.consumer));

@@ -1,5 +1,6 @@
 // Warp-level products over shared tiles, built from mma_sm80.cuh. An operand is a tile's address (moved to the warp's
-// first row or column) and the lane; what depends on the lane is loop-invariant, all else an immediate.
+// first row or column) and the lane; what depends on the lane is loop-invariant, all else an
+// immediate (of a BoxedTile the column within a box, too, is traded in).
 //
 // Inner dimensions are walked in k16 steps and a last k8 step where only 8 columns are left, so that a head dim of
 // 40 or 72 costs 40 or 72.

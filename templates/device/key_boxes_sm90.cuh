@@ -30,8 +30,8 @@ struct BoxedTile {
 template <int kKeys>
 constexpr int kKeyBoxRows = kPageSize == 0 || kPageSize > kKeys ? kKeys : kPageSize;
 
-// A block of keys into a tile, by one thread (`issues`) of a warp that calls it. What lies past the sequence's end arrives as zeros; what
-// lies there in its last page arrives as it is.
+// A block of keys into a tile, by one thread (`issues`) of a warp that calls it. What lies past the sequence's end arrives as zeros, but for
+// the rest of a box in pages, which arrives as it is.
 template <class Tile>
 __device__ __forceinline__ void load_key_boxes(uint32 tile, const TensorMap& map, uint32 barrier, const KeyPages<Tile::kRows>& pages, int block, int head, const MapRows& rows, bool issues) {
     if constexpr (kPageSize == 0) {
@@ -47,7 +47,9 @@ __device__ __forceinline__ void load_key_boxes(uint32 tile, const TensorMap& map
             if (!issues) continue;
             #pragma unroll
             for (int box = 0; box < Tile::kBoxes; ++box) {
-                tma_load_dense(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, pages.row_in_page(block, row), head, page);
+                // Behind a page's last row nothing is read.
+                const int first = block * Tile::kRows + row < pages.seqlen_k ? pages.row_in_page(block, row) : kPageSize;
+                tma_load_dense(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head, page);
             }
         }
     }

@@ -2,7 +2,7 @@
 //
 // A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number of 16-byte chunks:
 // eight consecutive rows then start in eight different bank groups, so ldmatrix has no conflict, and every address is
-// one base register plus an immediate, which a swizzle would not allow.
+// one base register plus an immediate, which a swizzle (device/key_boxes_sm90.cuh) would not allow.
 
 __device__ __forceinline__ constexpr int round_up(int value, int step) { return (value + step - 1) / step * step; }
 

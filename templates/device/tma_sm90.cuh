@@ -47,10 +47,10 @@ __device__ __forceinline__ void tma_load_dense(uint32 to, const TensorMap& map, 
     if constexpr (kNamesOwnShared) {
         asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                      :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
-        return;
+    } else {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+                     :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
     }
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-                 :: "r"(to), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier, int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen && kNamesOwnShared) {

@@ -41,7 +41,7 @@ const MAY_SPILL: u32 = 8;
 
 fn all_compile(problems: Vec<Problem>) {
     let Some(nvrtc) = nvrtc() else { return };
-    let cases: Vec<(Problem, Config, Arch)> = [Arch::Sm(8, 0), Arch::Sm(9, 0)]
+    let cases: Vec<(Problem, Config, Arch)> = [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)]
         .into_iter()
         .flat_map(|arch| problems.iter().map(move |problem| (problem, arch)))
         .map(|(problem, arch)| (*problem, heuristic(problem, &Device::typical(arch).unwrap()), arch))

@@ -64,8 +64,11 @@ const SPECULATIVE: &str = "speculative";
 const ALL: &str = "all";
 
 pub fn names() -> Vec<&'static str> {
-    let mut names: Vec<&str> =
-        MODELS.iter().map(|preset| preset.name).chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, ALL]).collect();
+    let mut names: Vec<&str> = MODELS
+        .iter()
+        .map(|preset| preset.name)
+        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, ALL])
+        .collect();
     names.dedup();
     names
 }

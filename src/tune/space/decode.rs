@@ -59,7 +59,7 @@ const CONSTRAINTS: &[Constraint] = &[
     GRID,
 ];
 
-/// Whether this family does a problem, and is preferred for it: its queries fit one tile, and the keys are many to each
+/// Whether this family does a problem, and is preferred for it: its queries are few, and the keys are many to each
 /// of them, so that reading them is what takes the time. With pages it is the only one.
 pub fn serves(problem: &Problem) -> bool {
     is_bound_by_keys(problem) || problem.may_decode() && problem.features.paged.is_some()
@@ -84,7 +84,10 @@ pub fn constraints() -> &'static [Constraint] {
 fn takes_tma(problem: &Problem, config: &Config, device: &Device) -> bool {
     let box_rows = i64::from(geometry::decode_box_rows(problem, config));
     let divides = |rows: i64| rows % box_rows == 0;
-    let pages = problem.features.paged.is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(config.get("block_n").into()));
+    let pages = problem
+        .features
+        .paged
+        .is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(config.get("block_n").into()));
     let warps_v = config.get("warps_v").max(1);
     let boxes = warps_v == 1 || (geometry::decode_cols(problem, config) / warps_v).is_multiple_of(geometry::BOX_COLS);
     matches!(device.arch, Arch::Sm(9.., _)) && problem.layout == Layout::Vec8 && pages && boxes
@@ -118,8 +121,13 @@ fn needs_more_addresses(problem: &Problem) -> bool {
 /// the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let tiles = tiles(problem);
-    let by_tma = tiles.iter().map(|config| config.clone().with("tma", 1));
-    let fits = by_tma.chain(tiles.iter().cloned()).find(|config| super::check(problem, config, device).is_ok());
+    // Too small a tile costs more than TMA gives: pages that divide no other block of keys have it neither.
+    let (regular, smallest) = tiles.split_at(tiles.len() - SMALLEST);
+    let either = |tiles: &[Config]| {
+        [1, 0].map(|tma| tiles.iter().map(|config| config.clone().with("tma", tma)).collect::<Vec<_>>())
+    };
+    let mut in_turn = [regular, smallest].into_iter().flat_map(either).flatten();
+    let fits = in_turn.find(|config| super::check(problem, config, device).is_ok());
     let tile = fits.or(tiles.last().cloned()).expect("the list is not empty");
     if problem.batch_invariant {
         // Each sequence's own length says how many of them it has.
@@ -131,6 +139,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let chosen = splits.into_iter().find(|splits| balance(problem, &tile, *splits, device) >= 0.95 * best);
     tile.with("num_splits", chosen.unwrap_or(1))
 }
+
+/// The last ones of `tiles`, which fit wherever any does.
+const SMALLEST: usize = 2;
 
 /// Unsplit, and without TMA.
 fn tiles(problem: &Problem) -> Vec<Config> {
@@ -167,7 +178,8 @@ fn tiles(problem: &Problem) -> Vec<Config> {
         let block_n = if warps_m * warps_v > 1 && dim <= 256 { (2 * block_n).min(32) } else { block_n };
         configs.extend(flows.map(|(stages, ctas)| config(block_m, block_n, num_warps, warps_m, stages, ctas)));
     }
-    configs.extend([config(16, 16, 2, 1, 3, 1), config(16, 16, warps_v, 1, 2, 1)]);
+    let smallest: [Config; SMALLEST] = [config(16, 16, 2, 1, 3, 1), config(16, 16, warps_v, 1, 2, 1)];
+    configs.extend(smallest);
     configs
 }
 
@@ -204,11 +216,12 @@ fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device)
     blocks / ((blocks / places).ceil() * places).max(1.0)
 }
 
-/// Of a block of threads: all stages of its teams' rings but the one that is read.
+/// Of a block of threads, without padding: all stages of its teams' rings but the one that is read.
 fn bytes_in_flight(problem: &Problem, config: &Config) -> f64 {
     let get = |knob| f64::from(config.get(knob));
     let teams = get("num_warps") / f64::from(geometry::decode_team(config));
-    (teams * (get("num_stages") - 1.0) * f64::from(geometry::decode_stage_bytes(problem, config))).max(1.0)
+    let bytes_of_key = ((problem.head_dim + problem.head_dim_v) * problem.dtype.bytes() as i64) as f64;
+    (teams * (get("num_stages") - 1.0) * get("block_n") * bytes_of_key).max(1.0)
 }
 
 /// Expected cost of a config, only to order candidates: the time that memory takes, longer where too little is in
@@ -241,7 +254,7 @@ const ENOUGH_IN_FLIGHT: u32 = 40 << 10;
 mod tests {
     use super::super::{candidates, check, families, first_candidates};
     use super::*;
-    use crate::device::Arch;
+    use crate::config::Family::{Decode, Sm90};
     use crate::problem::{Causal, Dtype, Features, MAX_SPLITS, Pass};
 
     fn devices() -> [Device; 4] {
@@ -292,6 +305,14 @@ mod tests {
                 assert!(!families(&other, &device).contains(&Family::Decode), "{other:?}");
             }
         }
+    }
+
+    #[test]
+    fn up_to_16_queries_are_few_though_they_fill_two_tiles() {
+        let [_, _, h200, _] = devices();
+        let first = |group_size, seqlen_q| families(&problem(1, group_size, seqlen_q, 8192, 128), &h200)[0];
+        assert_eq!([first(8, 16), first(8, 17), first(4, 16), first(4, 17)], [Decode, Sm90, Decode, Sm90]);
+        assert_eq!([first(128, 1), first(129, 1), first(1, 64), first(1, 65)], [Decode, Sm90, Decode, Sm90]);
     }
 
     #[test]
@@ -378,6 +399,10 @@ mod tests {
         // Whole blocks of 16 keys, or two pages of 8 to a block; else a box would reach into another page.
         let sizes = [1, 4, 8, 12, 16, 48, 64, 100];
         assert_eq!(sizes.map(|page_size| tma(&paged(page_size), &h200)), [0, 0, 1, 0, 1, 1, 1, 0]);
+        // Of many rows, where a block is of 32 keys, pages of 48 would take the smallest tile with them.
+        let many = Problem { features: paged(48).features, ..problem(2, 64, 1, 8192, 128) };
+        let config = heuristic(&many, &h200);
+        assert_eq!(["tma", "block_m", "num_warps"].map(|knob| config.get(knob)), [0, 64, 8]);
         let refused = |problem: &Problem, config: Config| {
             let error = check(problem, &config.with("tma", 1), &h200).unwrap_err();
             assert!(error.contains("breaks tma:"), "{error}");
