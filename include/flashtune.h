@@ -640,7 +640,8 @@ typedef struct flashtune_forward_params {
    * int32 (batch_size, ceil(seqlen_k / page_size)), read: sequence b has its keys from i * page_size on in page
    * block_table[b][i] of k and v, which are (num_pages, page_size, num_heads_kv, dim) then, with stride_batch from
    * one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
-   * read, nor are pages: of its last page all may be read, and what is no key counts for nothing. Pages may be shared. Device memory on a CUDA context, where an entry that names no page is
+   * read, nor are pages: of its last page all may be read, and what is no key counts for nothing. Pages may be
+   * shared. Device memory on a CUDA context, where an entry that names no page is
    * taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
    * with dropout. seqlen_q * num_heads_q / num_heads_kv is at most 2^31 - 4096.
    */
