@@ -298,7 +298,8 @@ impl Problem {
         }
     }
 
-    /// Whether one tile of the decode family holds the packed rows or, of few queries, two do: those of each head by themselves would be a quarter of one.
+    /// Whether one tile of the decode family holds the packed rows or, of few queries, two do: those of each head by
+    /// themselves would be a quarter of one.
     pub fn has_few_rows(&self) -> bool {
         (1..=self.most_few_rows(FEW_QUERIES)).contains(&self.packed_rows())
     }

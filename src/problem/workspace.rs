@@ -77,8 +77,8 @@ impl Problem {
         of_keys.min(of_heads).clamp(1, MAX_SPLITS)
     }
 
-    /// Whether the decode family is preferred, or a problem that it is preferred for shares a record (`plan::key`): the most whose keys
-    /// are split.
+    /// Whether the decode family is preferred, or a problem that it is preferred for shares a record (`plan::key`): the
+    /// most whose keys are split.
     fn has_rows_near_few(&self) -> bool {
         2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }

@@ -1,6 +1,6 @@
 //! The decode family's space: few query rows over many keys, bound by the reading of K and V, so what counts are the
-//! bytes in flight on each SM, that all SMs have an equal share and, where there is TMA, that it copies them. Constraints stand here with their reason and once
-//! more as static asserts in `templates/decode.cu.tera`.
+//! bytes in flight on each SM, that all SMs have an equal share and, where there is TMA, that it copies them. Constraints
+//! stand here with their reason and once more as static asserts in `templates/decode.cu.tera`.
 
 use super::gpu::{GRID, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
@@ -121,7 +121,7 @@ fn needs_more_addresses(problem: &Problem) -> bool {
 /// the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let tiles = tiles(problem);
-    // Too small a tile costs more than TMA gives: pages that divide no other block of keys have it neither.
+    // Too small a tile costs more than TMA gives: where pages fit no regular one, they go without it.
     let (regular, smallest) = tiles.split_at(tiles.len() - SMALLEST);
     let either = |tiles: &[Config]| {
         [1, 0].map(|tma| tiles.iter().map(|config| config.clone().with("tma", tma)).collect::<Vec<_>>())
