@@ -7,7 +7,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::dropout::Dropout;
 use flashtune::kernel::{Executable, Gpu, KernelParams};
 use flashtune::plan::key::canonical;
-use flashtune::problem::{Features, Problem};
+use flashtune::problem::{Features, Problem, Varlen};
 use flashtune::tune::space::heuristic;
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -109,6 +109,12 @@ fn keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page() {
             assert_eq!(k[..12], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 512, 64, box_rows, 2]);
             assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         }
+        // Rows of sequences of their own lengths are found from their ends: 2^30 of them from each.
+        let own = Problem { features: Features { varlen: Some(Varlen::default()), ..Features::NONE }, ..DECODE };
+        let [k, v] = launch(&own, call(own));
+        assert_eq!(k[..6], [0x20000, 9, 128, 1 << 30, (1 << 30) + 1, 2 * 4096 + 1]);
+        assert_eq!(k[6..15], [512, (1 << 34) - 512, 512, 64, 16, 2, 5, 2, 256]);
+        assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         // Nothing is loaded of no pages, but a map has extents: the driver refuses 0.
         let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..DECODE };
         let nowhere = TensorRef::packed(3 as *mut c_void, 64, 2, 128);

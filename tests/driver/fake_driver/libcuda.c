@@ -101,12 +101,12 @@ int cuStreamIsCapturing(void *stream, int *status) {
 }
 int cuStreamGetId(void *stream, unsigned long long *id) { NEED_CONTEXT; *id = (uintptr_t)stream; return SUCCESS; }
 int cuTensorMapEncodeTiled(void *map, int element, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
-    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank != 4 || interleave || swizzle != 3 || (promotion != 2 && promotion != 3) || fill) return INVALID_VALUE;
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 4 || rank > 5 || interleave || swizzle != 3 || (promotion != 2 && promotion != 3) || fill) return INVALID_VALUE;
     for (unsigned i = 0; i < rank; ++i) {
         if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
         if (i + 1 < rank && (strides[i] % 16 || strides[i] >= 1ull << 40)) return INVALID_VALUE;
     }
-    uint64_t words[16] = {(uintptr_t)address, (uint64_t)element, extents[0], extents[1], extents[2], extents[3], strides[0], strides[1], strides[2], box[0], box[1], (uint64_t)promotion};
+    uint64_t words[16] = {(uintptr_t)address, (uint64_t)element, extents[0], extents[1], extents[2], extents[3], strides[0], strides[1], strides[2], box[0], box[1], (uint64_t)promotion, rank, rank > 4 ? extents[4] : 0, rank > 4 ? strides[3] : 0};
     memcpy(map, words, sizeof words);
     return SUCCESS;
 }
