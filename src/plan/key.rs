@@ -183,7 +183,8 @@ fn bucket(size: i64) -> i64 {
 }
 
 /// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q),
-/// of both lengths and, of few queries, of a tile's rows. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
+/// of both lengths and, of few queries, of a tile's rows. The group size counts a quarter forward: it changes what is
+/// shared in the cache, not the work.
 /// Backward it counts whole: a tile of keys does its group's heads one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();

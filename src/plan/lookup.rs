@@ -2,9 +2,9 @@
 //!
 //! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
 //! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class, whose config keeps
-//! what it was tuned to but for what follows from the shape alone (`space::carried_over`); what this GPU has of the very shape comes first. Every hit is
-//! checked against the constraints of this device; what fails is a miss. A record from before the kernel family existed
-//! that is preferred now says nothing against it and comes after the heuristic. A deterministic or batch-invariant
+//! what it was tuned to but for what follows from the shape alone (`space::carried_over`); what this GPU has of the
+//! very shape comes before all others. Every hit is checked against the constraints of this device; what fails is a miss.
+//! A record from before the kernel family existed that is preferred now says nothing against it and comes after the heuristic. A deterministic or batch-invariant
 //! problem has one choice, whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
 
 use super::key::{self, Class};
@@ -130,11 +130,12 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
             nearest_shape(records, problem).map(|(distance, record)| (distance, source, record))
         })
         .collect();
+    let (near, far): (Vec<_>, Vec<_>) = nearest.into_iter().partition(|(distance, ..)| *distance <= NEAR);
+    let mut choices: Vec<Choice> =
+        near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem)).collect();
     // Another shape's record, though of this machine, is only a guess beside one of this very shape.
-    let is_of_shape = |(distance, source, _): &(f64, Source, _)| *distance == 0.0 && *source != Source::NearestGpu;
-    let (of_shape, others): (Vec<_>, Vec<_>) = nearest.into_iter().partition(is_of_shape);
-    let (near, far): (Vec<_>, Vec<_>) = others.into_iter().partition(|(distance, ..)| *distance <= NEAR);
-    of_shape.into_iter().chain(near).chain(far).map(|(_, source, record)| of_record(source, record, problem)).collect()
+    choices.sort_by_key(|choice| !choice.is_exact);
+    choices
 }
 
 fn of_heuristic(config: &Config, why: &str) -> Choice {

@@ -2,8 +2,9 @@
 // block table names (kPageSize > 0).
 //
 // A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table says in which one its keys from
-// i * kPageSize on are. Entries past the sequence's length are never read, nor are keys, but for some of its last page's by TMA. What names no page, which only the device knows, is
-// taken for the last one, so that nothing outside of k and v is read.
+// i * kPageSize on are. Entries past the sequence's length are never read, nor are keys, but
+// that TMA may read the rest of the last page. What names no page, which only the device knows, is taken for the last one, so that nothing
+// outside of k and v is read.
 
 // What the copy of one block of kKeys keys needs of the table. It is fetched a block ahead, so that no copy waits for it.
 template <int kKeys>
