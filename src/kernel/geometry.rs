@@ -356,7 +356,8 @@ pub fn decode_box_rows(problem: &Problem, config: &Config) -> u32 {
     problem.features.paged.map_or(block_n, |page_size| page_size.min(i64::from(block_n)) as u32)
 }
 
-fn decode_smem(problem: &Problem, config: &Config) -> u32 {
+/// Shared memory of a block of threads of the decode family.
+pub fn decode_smem(problem: &Problem, config: &Config) -> u32 {
     let (block_m, teams) = (config.get("block_m"), config.get("num_warps") / decode_team(config));
     let slots = teams * config.get("num_stages");
     let rings = slots * decode_stage_bytes(problem, config);

@@ -117,18 +117,19 @@ fn needs_more_addresses(problem: &Problem) -> bool {
     problem.features.modifies_scores() || problem.features.paged.is_some()
 }
 
-/// The first of a list of tiles, most bytes in flight first, that passes every constraint, with the splits that fill
-/// the device.
+/// The first of a list of tiles that passes every constraint, with the splits that fill the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
-    let tiles = tiles(problem);
     // Too small a tile costs more than TMA gives: where pages fit no regular one, they go without it.
-    let (regular, smallest) = tiles.split_at(tiles.len() - SMALLEST);
-    let either = |tiles: &[Config]| {
-        [1, 0].map(|tma| tiles.iter().map(|config| config.clone().with("tma", tma)).collect::<Vec<_>>())
-    };
-    let mut in_turn = [regular, smallest].into_iter().flat_map(either).flatten();
-    let fits = in_turn.find(|config| super::check(problem, config, device).is_ok());
-    let tile = fits.or(tiles.last().cloned()).expect("the list is not empty");
+    let [by_tma, by_threads] = [1, 0].map(|tma| tiles(problem, tma));
+    let (regular, smallest) = (by_tma.len() - SMALLEST, &by_threads[by_threads.len() - SMALLEST..]);
+    let mut in_turn = by_tma[..regular].iter().chain(&by_threads[..regular]).chain(&by_tma[regular..]).chain(smallest);
+    let is_fit = |config: &&Config| super::check(problem, config, device).is_ok();
+    let even = by_tma[..regular].iter().filter(is_fit).find(|config| runs_evenly(problem, config, device));
+    let tile = even.or_else(|| in_turn.find(is_fit)).or(smallest.last()).expect("the list is not empty").clone();
+    // Where there are many blocks of threads, smaller blocks of keys are enough in flight.
+    let half = tile.clone().with("block_n", tile.get("block_n") / 2);
+    let is_enough = tile.get("tma") != 0 && keeps_memory_busy(problem, &half, device);
+    let tile = if is_enough && runs_evenly(problem, &half, device) && is_fit(&&half) { half } else { tile };
     if problem.batch_invariant {
         // Each sequence's own length says how many of them it has.
         return tile.with("num_splits", if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 });
@@ -143,8 +144,13 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
 /// The last ones of `tiles`, which fit wherever any does.
 const SMALLEST: usize = 2;
 
-/// Unsplit, and without TMA.
-fn tiles(problem: &Problem) -> Vec<Config> {
+/// Stages and blocks of threads on an SM, in the order of preference. Threads that copy for themselves want many bytes in flight;
+/// of TMA's copies one block on its way to each team is enough, and more are slower (DESIGN.md, Decoding).
+const FLOWS: [(u32, u32); 8] = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
+const TMA_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1), (6, 2), (6, 1)];
+
+/// Unsplit.
+fn tiles(problem: &Problem, tma: u32) -> Vec<Config> {
     let dim = problem.head_dim.max(problem.head_dim_v);
     let block_m = match problem.packed_rows() {
         ..=16 => 16,
@@ -165,9 +171,9 @@ fn tiles(problem: &Problem) -> Vec<Config> {
     let config = |block_m, block_n, num_warps, warps_m, num_stages, ctas_per_sm| {
         let tile = [("block_m", block_m), ("block_n", block_n), ("num_warps", num_warps), ("warps_m", warps_m)];
         let flow = [("num_stages", num_stages), ("ctas_per_sm", ctas_per_sm), ("warps_v", warps_v), ("num_splits", 1)];
-        Config::new(Family::Decode, tile.into_iter().chain(flow).chain([("tma", 0)]))
+        Config::new(Family::Decode, tile.into_iter().chain(flow).chain([("tma", tma)]))
     };
-    let flows = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
+    let flows = if tma == 0 { FLOWS } else { TMA_FLOWS };
     let mut configs = Vec::new();
     for num_warps in [8, 4, 2] {
         let teams = num_warps / (warps_m * warps_v).min(num_warps);
@@ -216,6 +222,26 @@ fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device)
     blocks / ((blocks / places).ceil() * places).max(1.0)
 }
 
+/// Whether the blocks of threads of an unsplit launch all run at once, or in waves of which the last is not much smaller than the
+/// others: a few left-over ones share few SMs, and those are slower than the memory.
+fn runs_evenly(problem: &Problem, config: &Config, device: &Device) -> bool {
+    let (blocks, places) =
+        (unsplit_blocks(problem, config), f64::from(device.sm_count) * resident(problem, config, device));
+    blocks <= places || blocks >= 0.75 * (blocks / places).ceil() * places
+}
+
+/// Whether the blocks of threads of an unsplit launch have enough in flight on every SM.
+fn keeps_memory_busy(problem: &Problem, config: &Config, device: &Device) -> bool {
+    let of_sm = unsplit_blocks(problem, config) / f64::from(device.sm_count);
+    let in_flight = of_sm.min(resident(problem, config, device)) * bytes_in_flight(problem, config);
+    in_flight >= 1.25 * f64::from(ENOUGH_IN_FLIGHT)
+}
+
+/// Blocks of threads that an SM's shared memory holds.
+fn resident(problem: &Problem, config: &Config, device: &Device) -> f64 {
+    f64::from((device.smem_per_sm / (geometry::decode_smem(problem, config) + 1024)).max(1))
+}
+
 /// Of a block of threads, without padding: all stages of its teams' rings but the one that is read.
 fn bytes_in_flight(problem: &Problem, config: &Config) -> f64 {
     let get = |knob| f64::from(config.get(knob));
@@ -246,9 +272,9 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
         + if takes_tma(problem, config, device) { 0.1 * (1.0 - get("tma")) } else { 0.0 }
 }
 
-/// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for about a microsecond, over
-/// 132 SMs.
-const ENOUGH_IN_FLIGHT: u32 = 40 << 10;
+/// Bytes in flight on an SM that cover the latency of device memory: with 32 KB an H200 reads at its full rate, with 16 KB at 0.77 of
+/// it. That is 4.8 TB/s for two thirds of a microsecond, over 132 SMs.
+const ENOUGH_IN_FLIGHT: u32 = 24 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -342,6 +368,26 @@ mod tests {
         assert_eq!(splits(32, 8192).0, 1);
         assert_eq!(splits(1, 64).0, 1);
         assert!(splits(1, 1024).0 <= 8);
+    }
+
+    #[test]
+    fn blocks_of_threads_run_at_once_or_in_even_waves_with_enough_in_flight() {
+        let [sm80, _, h200, _] = devices();
+        let tile = |device: &Device, batch_size, head_dim| {
+            let problem = problem(batch_size, 4, 1, 8192, head_dim);
+            let config = heuristic(&problem, device);
+            assert!(runs_evenly(&problem, &config, device) || config.get("tma") == 0, "{batch_size} {head_dim}");
+            (config.get("num_stages"), config.get("block_n"))
+        };
+        // Three of 132 SMs' blocks of 8 heads: 396 run at once, and of 512 a few would be left over.
+        assert_eq!(
+            [16, 32, 64, 128].map(|batch_size| tile(&h200, batch_size, 128)),
+            [(2, 16), (2, 16), (3, 16), (2, 16)]
+        );
+        // Smaller blocks of keys are enough where an SM has two blocks of threads.
+        assert_eq!([16, 32].map(|batch_size| tile(&h200, batch_size, 64)), [(2, 32), (2, 16)]);
+        // What each thread copies is in flight for longer.
+        assert_eq!([16, 64].map(|batch_size| tile(&sm80, batch_size, 128)), [(4, 16), (4, 16)]);
     }
 
     #[test]
