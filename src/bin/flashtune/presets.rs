@@ -79,7 +79,7 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         GRID => grid(),
         ODD_DIMS => [40, 72, 80, 96, 112, 160, 192].into_iter().flat_map(|dim| wide(dim, false)).collect(),
         DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
-        DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 32, 64, 128], &[1024, 4096, 16384, 65536]).collect(),
+        DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 32, 64, 128], &DECODE_LENGTHS).collect(),
         DECODE_PAGED => decode_paged(),
         // Nothing is trained so.
         SPECULATIVE => return Some(speculative()),
@@ -120,11 +120,12 @@ fn grid() -> Vec<Problem> {
 
 /// (num_heads_q, num_heads_kv, head_dim)
 const DECODE_HEADS: [(i64, i64, i64); 5] = [(32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256)];
-/// Larger caches run at the memory's rate whatever the config, and the nearest of these is theirs too.
+const DECODE_LENGTHS: [i64; 7] = [1024, 4096, 8192, 16384, 32768, 65536, 131_072];
+/// Larger caches have as many blocks of threads as a shorter one of the same batch, whose config is theirs too.
 const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
 
-/// Batches and lengths a factor of four apart: what is between is within two of one of them. Batches past 16 a factor of two, since
-/// about there sequences alone fill a GPU.
+/// Batches a factor of four apart: what is between is within two of one of them. Those past 16 a factor of two, since about there
+/// sequences alone fill a GPU.
 fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl Iterator<Item = Problem> {
     let mut problems = Vec::new();
     for (num_heads_q, num_heads_kv, head_dim) in heads {
