@@ -7,11 +7,12 @@ use super::inputs::dtype;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
 use super::panic_boundary::enter;
+use super::ready::ready;
 use super::sized::{self, SizedStruct};
 use super::touched::Touched;
 use super::types::*;
-use crate::backend::Merger;
-use crate::error::{Error, Result, Status};
+use crate::backend::{Merger, Stream};
+use crate::error::{Error, Result};
 use crate::merge::{Merge, MergeClass};
 use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
 use std::ffi::c_void;
@@ -115,25 +116,8 @@ unsafe fn asked<'a>(
     Ok((context, check(&params, data, Memory::of(context.engine.backend()))?))
 }
 
-/// What is there, or new where it may be made: not in a sealed context, not while `stream` captures.
-fn merger(context: &flashtune_context, class: &MergeClass, stream: Option<*mut c_void>) -> Result<Arc<Merger>> {
-    let engine = &context.engine;
-    if let Some(merger) = engine.mergers().prepared(class) {
-        return Ok(merger);
-    }
-    let unprepared = |why: &str| {
-        let message = format!("{class} is not prepared, and {why}; call flashtune_merge_prepare before");
-        Err(Error::new(Status::NotPrepared, message))
-    };
-    if engine.is_sealed() {
-        return unprepared("the context is sealed");
-    }
-    if let Some(stream) = stream
-        && engine.backend().is_capturing(stream)?
-    {
-        return unprepared("the stream is capturing a graph");
-    }
-    engine.mergers().prepare(engine.backend(), class)
+fn merger(context: &flashtune_context, class: &MergeClass, stream: Option<Stream>) -> Result<Arc<Merger>> {
+    ready(context, context.engine.mergers(), class, stream, "flashtune_merge_prepare")
 }
 
 fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<Merge> {

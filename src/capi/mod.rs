@@ -34,6 +34,7 @@ mod overlap;
 mod pages;
 mod panic_boundary;
 mod pass;
+mod ready;
 mod scores;
 mod sized;
 mod text;

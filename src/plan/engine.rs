@@ -3,18 +3,19 @@
 //! `prepared` is what a launch calls: no lock, no file, no compiler. `prepare` looks up or tunes, builds, and inserts,
 //! outside anything a launch waits for. It knows when to use records; how they are kept is `machine`'s and `store`'s.
 
+use super::built::Built;
 use super::key::{self, Class};
 use super::loaded::{Loaded, Plan, Turns};
 use super::lookup::{self, Choice, Known, Source};
 use super::machine::Machine;
-use super::mergers::Mergers;
 use super::record::{self, Record};
 use super::shipped;
 use super::store::Store;
-use crate::backend::{Backend, Executable};
+use crate::backend::{Backend, Executable, Merger};
 use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
+use crate::merge::MergeClass;
 use crate::problem::Problem;
 use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions, Worker, space};
 use arc_swap::ArcSwap;
@@ -54,7 +55,7 @@ pub struct Engine {
     machine: Machine,
     known: ArcSwap<Known>,
     loaded: Loaded,
-    mergers: Mergers,
+    mergers: Built<MergeClass, Merger>,
     preparing: Turns<Problem>,
     building: Turns<(Class, Config)>,
     /// Measurements side by side would disturb each other.
@@ -79,7 +80,7 @@ impl Engine {
             machine,
             known: ArcSwap::from_pointee(known),
             loaded: Loaded::default(),
-            mergers: Mergers::default(),
+            mergers: Built::new(Backend::build_merger),
             preparing: Turns::default(),
             building: Turns::default(),
             measuring: Mutex::new(()),
@@ -92,7 +93,7 @@ impl Engine {
         &self.backend
     }
 
-    pub fn mergers(&self) -> &Mergers {
+    pub fn mergers(&self) -> &Built<MergeClass, Merger> {
         &self.mergers
     }
 

@@ -3,19 +3,19 @@
 //! `Engine` is what `capi` and the command line use. It asks `lookup` for a config, `tune` for a winner where that is
 //! wanted, builds it with the backend and keeps the plan. Records come from `machine` (sled) and `shipped` (JSON).
 
+mod built;
 mod engine;
 pub mod key;
 mod loaded;
 mod lookup;
 mod machine;
-mod mergers;
 pub mod record;
 pub mod shipped;
 mod store;
 
+pub use built::Built;
 pub use engine::{Engine, EngineOptions, Policy};
 pub use loaded::Plan;
 pub use lookup::{Choice, Known, Source, choices, proven};
-pub use mergers::Mergers;
 pub use record::Record;
 pub use store::Store;
