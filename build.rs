@@ -65,7 +65,7 @@ fn embed_tuning_db() {
 }
 
 /// The files of the C face in the header's order: what is declared first is read first.
-const HEADER_SOURCES: [&str; 11] = [
+const HEADER_SOURCES: [&str; 12] = [
     "src/capi/status.rs",
     "src/capi/last_error.rs",
     "src/capi/log.rs",
@@ -74,6 +74,7 @@ const HEADER_SOURCES: [&str; 11] = [
     "src/capi/forward.rs",
     "src/capi/backward.rs",
     "src/capi/merge.rs",
+    "src/capi/kv_append.rs",
     "src/capi/plan_info.rs",
     "src/capi/autotune.rs",
     "src/capi/records.rs",

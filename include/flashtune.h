@@ -892,6 +892,98 @@ typedef struct flashtune_merge_params {
 } flashtune_merge_params;
 
 /**
+ * New keys and values of several sequences, to be written into a cache behind those that each has there: k_new and
+ * v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b. A sequence whose length is negative, or leaves
+ * no room for all of its new keys, or that has no page for one of them, gets none, and the others get theirs. What is
+ * not written keeps its bits. Set all of it to zero first, then struct_size = sizeof(flashtune_kv_append_params), then
+ * what applies.
+ */
+typedef struct flashtune_kv_append_params {
+  /**
+   * sizeof(flashtune_kv_append_params).
+   */
+  uint64_t struct_size;
+  /**
+   * FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit by bit.
+   */
+  int32_t dtype;
+  /**
+   * 0.
+   */
+  int32_t reserved;
+  /**
+   * 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv, and as many rows of the cache,
+   * are at most 2^50.
+   */
+  int64_t batch_size;
+  /**
+   * At least 1.
+   */
+  int64_t num_heads_kv;
+  /**
+   * 0 to 2^31 - 4096: new keys of each sequence. With 0 only seqused is written.
+   */
+  int64_t seqlen_new;
+  /**
+   * 0 to 2^31 - 4096: keys that each sequence has room for, with pages in those of its row of block_table.
+   */
+  int64_t seqlen_cache;
+  /**
+   * Dim of k_new and k_cache, 1 to 512.
+   */
+  int64_t head_dim;
+  /**
+   * Dim of v_new and v_cache, 1 to 512.
+   */
+  int64_t head_dim_v;
+  /**
+   * (batch_size, seqlen_new, num_heads_kv, head_dim), read.
+   */
+  struct flashtune_tensor k_new;
+  /**
+   * (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
+   */
+  struct flashtune_tensor v_new;
+  /**
+   * (batch_size, seqlen_cache, num_heads_kv, head_dim), written; with block_table (num_pages, page_size, num_heads_kv,
+   * head_dim), stride_batch then being from one page to the next.
+   */
+  struct flashtune_tensor k_cache;
+  /**
+   * As k_cache, with head_dim_v.
+   */
+  struct flashtune_tensor v_cache;
+  /**
+   * int32 (batch_size), read: how many keys each sequence has before. Device memory on a CUDA context, host memory on
+   * a CPU context, where no length is refused either.
+   */
+  const int32_t *seqlens;
+  /**
+   * int32 (batch_size), written: how many keys each sequence uses afterwards, seqlens[b] + seqlen_new, or of one that
+   * got none its length, taken for 0 or seqlen_cache where it is below or above. NULL: not wanted.
+   */
+  int32_t *seqused;
+  /**
+   * int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params. Only entries of pages
+   * that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two
+   * sequences have new keys in the same rows of a page, either's may be there afterwards. NULL where page_size is 0.
+   */
+  const int32_t *block_table;
+  /**
+   * In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size).
+   */
+  int64_t block_table_stride;
+  /**
+   * Keys of a page, at least 1; 0: the cache has no pages. One kernel does all sizes.
+   */
+  int64_t page_size;
+  /**
+   * With block_table: pages that k_cache and v_cache hold, 1 to 2^31 - 1; else 0.
+   */
+  int64_t num_pages;
+} flashtune_kv_append_params;
+
+/**
  * How far a tuning run is. The library's own, valid during the callback.
  */
 typedef struct flashtune_progress {
@@ -1162,6 +1254,29 @@ int32_t flashtune_merge_prepare(struct flashtune_context *context,
 int32_t flashtune_merge(struct flashtune_context *context,
                         const struct flashtune_merge_params *params,
                         void *stream);
+
+/**
+ * Gets the kernel that writes such keys ready; may take a second. Once it returned OK, flashtune_kv_append only
+ * enqueues, for any sizes, and data, strides and rows of the same alignment. Data pointers may be NULL, and then count
+ * as aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+ *
+ * Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
+ * OUT_OF_MEMORY.
+ */
+int32_t flashtune_kv_append_prepare(struct flashtune_context *context,
+                                    const struct flashtune_kv_append_params *params);
+
+/**
+ * Writes new keys and values into a cache, for example those of a step of decoding before its attention, which takes
+ * seqused for its seqused_k. stream, buffers, capture and threads as of flashtune_forward; there is no workspace, and
+ * what is not prepared is prepared first, or NOT_PREPARED on a capturing stream and in a sealed context. k_cache,
+ * v_cache and seqused must share no byte with one another or with another tensor.
+ *
+ * Statuses: those of flashtune_kv_append_prepare.
+ */
+int32_t flashtune_kv_append(struct flashtune_context *context,
+                            const struct flashtune_kv_append_params *params,
+                            void *stream);
 
 /**
  * Measures the candidates for one problem on the context's device and keeps the winner: this context uses it from

@@ -9,6 +9,7 @@ use crate::cpu;
 use crate::device::Device;
 use crate::error::{Result, Status};
 use crate::kernel;
+use crate::kv_append::{KvAppend, KvAppendClass};
 use crate::merge::{Merge, MergeClass};
 use crate::problem::Problem;
 use std::path::PathBuf;
@@ -32,6 +33,12 @@ pub enum Executable {
 pub enum Merger {
     Cuda(kernel::Merger),
     Cpu(cpu::Merger),
+}
+
+/// What writes new keys into a cache, built and loaded. Shared as an Executable.
+pub enum KvAppender {
+    Cuda(kernel::KvAppender),
+    Cpu(cpu::KvAppender),
 }
 
 /// Memory of the backend's device, owned; freed on drop.
@@ -77,6 +84,13 @@ impl Backend {
         match self {
             Backend::Cuda(gpu) => gpu.build_merger(class).map(Merger::Cuda),
             Backend::Cpu(cpu) => Ok(Merger::Cpu(cpu.build_merger())),
+        }
+    }
+
+    pub fn build_kv_appender(&self, class: &KvAppendClass) -> Result<KvAppender> {
+        match self {
+            Backend::Cuda(gpu) => gpu.build_kv_appender(class).map(KvAppender::Cuda),
+            Backend::Cpu(cpu) => Ok(KvAppender::Cpu(cpu.build_kv_appender())),
         }
     }
 
@@ -171,6 +185,16 @@ impl Merger {
         match self {
             Merger::Cuda(merger) => merger.launch(merge, stream),
             Merger::Cpu(merger) => merger.launch(merge),
+        }
+    }
+}
+
+impl KvAppender {
+    /// Enqueues the work on `stream` (CPU: does it), as an Executable.
+    pub fn launch(&self, append: &KvAppend, stream: Stream) -> Result<()> {
+        match self {
+            KvAppender::Cuda(appender) => appender.launch(append, stream),
+            KvAppender::Cpu(appender) => appender.launch(append),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! flashtune: exact attention, forward and backward, behind a small C header.
 //!
 //! The flow is `capi -> plan -> tune -> backend -> kernel -> cuda`, with `cpu` beside `kernel`. `problem`,
-//! `config`, `device`, `call`, `merge`, `dropout` and `error` are leaves. A test fails on an import that points upward.
+//! `config`, `device`, `call`, `merge`, `kv_append`, `dropout` and `error` are leaves. A test fails on an import that points
+//! upward.
 
 pub mod backend;
 pub mod call;
@@ -13,6 +14,7 @@ pub mod device;
 pub mod dropout;
 pub mod error;
 pub mod kernel;
+pub mod kv_append;
 pub mod merge;
 pub mod plan;
 pub mod problem;

@@ -386,7 +386,7 @@ fn render_prints_one_self_contained_text_per_kernel() {
 }
 
 #[test]
-fn render_prints_kernels_of_few_queries_of_pages_and_of_merging() {
+fn render_prints_kernels_of_few_queries_of_pages_of_merging_and_of_a_cache() {
     let folder = tempfile::tempdir().unwrap();
     let of = |args: &str| stdout(&run(folder.path(), &args.split(' ').collect::<Vec<_>>()));
     const FORWARD: &str = "render --arch sm_90 --pass forward --head-dim 64";
@@ -398,6 +398,10 @@ fn render_prints_kernels_of_few_queries_of_pages_and_of_merging() {
     assert!(narrow.contains("flashtune_sm80_forward(") && narrow.contains("kVec = 2;"), "{narrow}");
     let merge = of("render-merge --arch sm_90 --dtype fp16 --partials-are-fp32");
     assert!(merge.contains("flashtune_merge(") && merge.contains("partials_are_fp32=true"), "{merge}");
+    let append = of("render-kv-append --arch sm_90 --access-bytes 4");
+    assert!(append.contains("flashtune_kv_append(") && append.contains("kAccessBytes = 4;"), "{append}");
+    let odd = run(folder.path(), &["render-kv-append", "--arch", "sm_90", "--access-bytes", "3"]);
+    assert_eq!(odd.status.code(), Some(2), "{}", stderr(&odd));
 }
 
 #[test]

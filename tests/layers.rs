@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend"],
     &["kernel", "cpu"],
     &["cuda"],
-    &["problem", "config", "device", "call", "merge", "dropout", "error"],
+    &["problem", "config", "device", "call", "merge", "kv_append", "dropout", "error"],
 ];
 
 fn layer(module: &str) -> Option<usize> {

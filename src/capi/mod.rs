@@ -14,6 +14,7 @@ pub mod autotune;
 pub mod backward;
 pub mod context;
 pub mod forward;
+pub mod kv_append;
 pub mod last_error;
 pub mod log;
 pub mod merge;

@@ -31,13 +31,11 @@ impl PageInputs {
     pub const NONE: PageInputs =
         PageInputs { block_table: std::ptr::null(), block_table_stride: 0, page_size: 0, num_pages: 0 };
 
-    /// Of a call that asks for pages.
-    pub fn page_size(&self) -> Result<i64> {
+    /// Of a call that asks for pages; `why` is said behind what is allowed.
+    pub fn page_size(&self, why: &str) -> Result<i64> {
         let range = |name: &str, value: i64, highest: i64| match (1..=highest).contains(&value) {
             true => Ok(value),
-            false => Err(Error::invalid(format!(
-                "{name} is {value}; it must be from 1 to {highest}, since features has FLASHTUNE_FEATURE_PAGED"
-            ))),
+            false => Err(Error::invalid(format!("{name} is {value}; it must be from 1 to {highest}, {why}"))),
         };
         range("num_pages", self.num_pages, i32::MAX as i64)?;
         range("page_size", self.page_size, MAX_SEQLEN)
@@ -45,18 +43,25 @@ impl PageInputs {
 
     /// The table of a problem; without pages it has no element.
     pub fn table(&self, problem: &Problem, data: Data) -> Result<Array> {
-        let Some(page_size) = problem.features.paged else { return Ok(Array::new("block_table", self.block_table, 0)) };
-        let pages = (problem.seqlen_k + page_size - 1) / page_size;
+        match problem.features.paged {
+            None => Ok(Array::new("block_table", self.block_table, 0)),
+            Some(_) => self.table_of(problem.batch_size, ("seqlen_k", problem.seqlen_k), data),
+        }
+    }
+
+    /// The table of sequences of at most so many keys, in pages; `name` is what the caller calls that number.
+    pub fn table_of(&self, batch_size: i64, (name, seqlen): (&str, i64), data: Data) -> Result<Array> {
+        let page_size = self.page_size;
+        let pages = (seqlen + page_size - 1) / page_size;
         let stride = self.block_table_stride;
         // NULL with a stride of 0 says nothing of a layout.
         let is_unplaced = self.block_table.is_null() && stride == 0 && data == Data::Optional;
-        if stride < pages && problem.batch_size > 1 && !is_unplaced {
+        if stride < pages && batch_size > 1 && !is_unplaced {
             return Err(Error::invalid(format!(
-                "block_table_stride is {stride}; it must be at least {pages}, the pages of {page_size} keys that seqlen_k, which is {}, takes",
-                problem.seqlen_k
+                "block_table_stride is {stride}; it must be at least {pages}, the pages of {page_size} keys that {name}, which is {seqlen}, takes"
             )));
         }
-        Ok(Array::new("block_table", self.block_table, pages).of_batch(problem, stride.max(1)))
+        Ok(Array::new("block_table", self.block_table, pages).in_rows((batch_size.max(1), stride.max(1))))
     }
 
     /// Checks that what is read of the table names pages that there are.

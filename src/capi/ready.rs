@@ -1,4 +1,4 @@
-//! What runs beside the passes is there, or made where it may be.
+//! What runs beside the passes is there, or made where it may be: one rule for merging and for writing into a cache.
 
 use super::context::flashtune_context;
 use crate::backend::Stream;

@@ -10,6 +10,7 @@ mod dropout;
 mod element;
 mod forward;
 mod host;
+mod kv_append;
 mod mask;
 mod matmul;
 mod memory;
@@ -20,6 +21,7 @@ mod sequence;
 mod vector;
 mod workers;
 
+pub use kv_append::KvAppender;
 pub use memory::HostMemory;
 pub use merge::Merger;
 
@@ -123,6 +125,11 @@ impl Cpu {
     /// For every class.
     pub fn build_merger(&self) -> Merger {
         Merger { workers: self.workers.clone() }
+    }
+
+    /// For every class.
+    pub fn build_kv_appender(&self) -> KvAppender {
+        KvAppender { workers: self.workers.clone() }
     }
 
     pub fn allocate(&self, bytes: usize) -> Result<HostMemory> {

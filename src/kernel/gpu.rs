@@ -7,7 +7,7 @@ use super::geometry::{Arguments, KernelSpec};
 use super::launch::Executable;
 use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
-use super::{Merger, Nvrtc, modules, render_pass};
+use super::{KvAppender, Merger, Nvrtc, modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
 use crate::cuda;
@@ -17,6 +17,7 @@ use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
+use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::Problem;
 use std::ffi::c_void;
@@ -101,6 +102,11 @@ impl Gpu {
     /// Renders, compiles or takes from the cache, and loads what merges partial results.
     pub fn build_merger(&self, class: &MergeClass) -> Result<Merger> {
         Merger::new(&self.context, &self.device, &self.cubins, class)
+    }
+
+    /// The same of what writes new keys and values into a cache.
+    pub fn build_kv_appender(&self, class: &KvAppendClass) -> Result<KvAppender> {
+        KvAppender::new(&self.context, &self.device, &self.cubins, class)
     }
 
     /// None where there is no memory for them now: the kernel then runs a fixed schedule. A later build tries again.

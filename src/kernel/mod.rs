@@ -9,6 +9,7 @@ pub mod cubin_cache;
 pub mod cubin_limit;
 pub mod geometry;
 mod gpu;
+pub mod kv_append;
 mod launch;
 mod launch_maps;
 pub mod merge;
@@ -25,6 +26,7 @@ pub use crate::cuda::memory::DeviceMemory;
 pub use compile::Compiled;
 pub use geometry::KernelSpec;
 pub use gpu::{Elapsed, Gpu};
+pub use kv_append::KvAppender;
 pub use launch::Executable;
 pub use merge::Merger;
 pub use params::KernelParams;
@@ -35,6 +37,7 @@ use crate::cuda::driver::Driver;
 use crate::cuda::nvrtc::Nvrtc;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
+use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::Problem;
 use render::Renderer;
@@ -98,6 +101,11 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
 /// The text of the kernel that merges partial results.
 pub fn render_merge(class: &MergeClass, arch: Arch) -> Result<String> {
     Renderer::shared()?.render_merge(class, arch)
+}
+
+/// The text of the kernel that writes new keys and values into a cache.
+pub fn render_kv_append(class: &KvAppendClass, arch: Arch) -> Result<String> {
+    Renderer::shared()?.render_kv_append(class, arch)
 }
 
 /// Stands for the template files in use, overrides included.

@@ -6,10 +6,11 @@
 
 use super::geometry::{self, Arguments};
 use super::sources::{Sources, embedded, overridden};
-use super::{merge, sm_clock};
+use super::{kv_append, merge, sm_clock};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
+use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
 use sha2::{Digest, Sha256};
@@ -76,6 +77,13 @@ impl Renderer {
     /// The text of the kernel that merges partial results.
     pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
         self.fill(merge::TEMPLATE, &merge_values(class), merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
+    }
+
+    /// The text of the kernel that writes new keys and values into a cache.
+    pub fn render_kv_append(&self, class: &KvAppendClass, arch: Arch) -> Result<String> {
+        let values = [(ACCESS_BYTES, class.access_bytes as u32), ("threads", kv_append::THREADS)];
+        let values = values.map(|(name, value)| (name.to_owned(), Value::Integer(value))).into();
+        self.fill(kv_append::TEMPLATE, &values, kv_append::FAMILY, &[ACCESS_BYTES], arch)
     }
 
     /// The text of the kernel that tells the SMs' clock.
@@ -263,6 +271,9 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
 
 /// The one thing besides the class of the output that its kernel depends on.
 const PARTIALS_ARE_FP32: &str = "partials_are_fp32";
+
+/// The one thing that the kernel of a cache's new keys depends on.
+const ACCESS_BYTES: &str = "access_bytes";
 
 fn merge_values(class: &MergeClass) -> BTreeMap<String, Value> {
     let values = [

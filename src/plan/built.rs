@@ -1,4 +1,4 @@
-//! Built: what runs beside the passes (merging), of this process, readable without a lock. There is nothing to
+//! Built: what runs beside the passes (merging, writing into a cache), of this process, readable without a lock. There is nothing to
 //! choose or to record: each class has the one.
 
 use super::loaded::{Map, Turns};

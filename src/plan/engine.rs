@@ -11,10 +11,11 @@ use super::machine::Machine;
 use super::record::{self, Record};
 use super::shipped;
 use super::store::Store;
-use crate::backend::{Backend, Executable, Merger};
+use crate::backend::{Backend, Executable, KvAppender, Merger};
 use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
+use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::Problem;
 use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions, Worker, space};
@@ -56,6 +57,7 @@ pub struct Engine {
     known: ArcSwap<Known>,
     loaded: Loaded,
     mergers: Built<MergeClass, Merger>,
+    kv_appenders: Built<KvAppendClass, KvAppender>,
     preparing: Turns<Problem>,
     building: Turns<(Class, Config)>,
     /// Measurements side by side would disturb each other.
@@ -81,6 +83,7 @@ impl Engine {
             known: ArcSwap::from_pointee(known),
             loaded: Loaded::default(),
             mergers: Built::new(Backend::build_merger),
+            kv_appenders: Built::new(Backend::build_kv_appender),
             preparing: Turns::default(),
             building: Turns::default(),
             measuring: Mutex::new(()),
@@ -95,6 +98,10 @@ impl Engine {
 
     pub fn mergers(&self) -> &Built<MergeClass, Merger> {
         &self.mergers
+    }
+
+    pub fn kv_appenders(&self) -> &Built<KvAppendClass, KvAppender> {
+        &self.kv_appenders
     }
 
     /// Whether this backend does the problem. Compiles nothing.

@@ -27,6 +27,11 @@ fn halves_of_the_keys_merge_into_attention_over_all_of_them() {
 }
 
 #[test]
+fn new_keys_go_behind_those_of_a_cache() {
+    passes("kv_append");
+}
+
+#[test]
 fn many_threads_share_a_context() {
     passes("threads");
 }

@@ -6,5 +6,6 @@ mod nvrtc;
 mod compile;
 mod decode;
 mod instructions;
+mod kv_append;
 mod matrix;
 mod merge;

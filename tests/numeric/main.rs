@@ -15,6 +15,7 @@ mod cpu_forward;
 mod feature_list;
 mod feature_table;
 mod gpu;
+mod kv_append;
 mod laws;
 mod merge;
 mod paged;

@@ -37,6 +37,8 @@ enum Command {
     Render(render::Args),
     /// Print the kernel that merges partial results
     RenderMerge(render::MergeArgs),
+    /// Print the kernel that writes new keys and values into a cache
+    RenderKvAppend(render::KvAppendArgs),
     /// List, exchange and check records
     Records(records::Args),
     /// Time the plan of a problem
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(args),
         Command::Render(args) => render::run(args),
         Command::RenderMerge(args) => render::run_merge(args),
+        Command::RenderKvAppend(args) => render::run_kv_append(args),
         Command::Records(args) => records::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Worker(args) => worker::run(args),

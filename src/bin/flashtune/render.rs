@@ -1,11 +1,12 @@
-//! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge`: the
-//! kernel that merges partial results. No GPU is needed.
+//! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge` and
+//! `render-kv-append`: the kernels that merge partial results and write into a cache. No GPU is needed.
 
 use crate::problems::{ClassArgs, ShapeArgs, by_name};
 use crate::{Failure, print_json, usage};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::kernel;
+use flashtune::kv_append::KvAppendClass;
 use flashtune::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout, Problem};
 use flashtune::tune::space;
@@ -55,6 +56,15 @@ pub struct MergeArgs {
     layout: Layout,
 }
 
+#[derive(clap::Args)]
+pub struct KvAppendArgs {
+    #[arg(long)]
+    arch: Arch,
+    /// Of the widest access that all addresses, strides and rows allow: 16, 8, 4 or 2
+    #[arg(long, default_value = "16", value_parser = access_bytes)]
+    access_bytes: i64,
+}
+
 #[derive(Serialize)]
 struct Used {
     kernel: &'static str,
@@ -93,6 +103,17 @@ pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
     let class = MergeClass { dtype: args.dtype, partial_dtype, layout };
     print!("{}", kernel::render_merge(&class, args.arch).map_err(usage)?);
     Ok(())
+}
+
+pub fn run_kv_append(args: KvAppendArgs) -> Result<(), Failure> {
+    let class = KvAppendClass { access_bytes: args.access_bytes };
+    print!("{}", kernel::render_kv_append(&class, args.arch).map_err(usage)?);
+    Ok(())
+}
+
+fn access_bytes(text: &str) -> Result<i64, String> {
+    let bytes = text.parse().ok().filter(|bytes| [16, 8, 4, 2].contains(bytes));
+    bytes.ok_or_else(|| "it must be 16, 8, 4 or 2".to_owned())
 }
 
 /// The heuristic's config, of the given family.

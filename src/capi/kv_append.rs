@@ -1,0 +1,281 @@
+//! Writing new keys and values into a cache: the params as C sees them, their checks, and the functions.
+
+use super::args::Memory;
+use super::array::Array;
+use super::context::flashtune_context;
+use super::inputs::dtype;
+use super::operand::{Access, Data, Operand, Rows};
+use super::overlap::Footprint;
+use super::pages::PageInputs;
+use super::panic_boundary::enter;
+use super::ready::ready;
+use super::sized::{self, SizedStruct, address};
+use super::touched::Touched;
+use super::types::*;
+use crate::backend::{KvAppender, Stream};
+use crate::error::{Error, Result};
+use crate::kv_append::{KvAppend, KvAppendClass};
+use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// New keys and values of several sequences, to be written into a cache behind those that each has there: k_new and
+/// v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b. A sequence whose length is negative, or leaves
+/// no room for all of its new keys, or that has no page for one of them, gets none, and the others get theirs. What is
+/// not written keeps its bits. Set all of it to zero first, then struct_size = sizeof(flashtune_kv_append_params), then
+/// what applies.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_kv_append_params {
+    /// sizeof(flashtune_kv_append_params).
+    pub struct_size: u64,
+    /// FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit by bit.
+    pub dtype: i32,
+    /// 0.
+    pub reserved: i32,
+    /// 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv, and as many rows of the cache,
+    /// are at most 2^50.
+    pub batch_size: i64,
+    /// At least 1.
+    pub num_heads_kv: i64,
+    /// 0 to 2^31 - 4096: new keys of each sequence. With 0 only seqused is written.
+    pub seqlen_new: i64,
+    /// 0 to 2^31 - 4096: keys that each sequence has room for, with pages in those of its row of block_table.
+    pub seqlen_cache: i64,
+    /// Dim of k_new and k_cache, 1 to 512.
+    pub head_dim: i64,
+    /// Dim of v_new and v_cache, 1 to 512.
+    pub head_dim_v: i64,
+    /// (batch_size, seqlen_new, num_heads_kv, head_dim), read.
+    pub k_new: flashtune_tensor,
+    /// (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
+    pub v_new: flashtune_tensor,
+    /// (batch_size, seqlen_cache, num_heads_kv, head_dim), written; with block_table (num_pages, page_size, num_heads_kv,
+    /// head_dim), stride_batch then being from one page to the next.
+    pub k_cache: flashtune_tensor,
+    /// As k_cache, with head_dim_v.
+    pub v_cache: flashtune_tensor,
+    /// int32 (batch_size), read: how many keys each sequence has before. Device memory on a CUDA context, host memory on
+    /// a CPU context, where no length is refused either.
+    pub seqlens: *const i32,
+    /// int32 (batch_size), written: how many keys each sequence uses afterwards, seqlens[b] + seqlen_new, or of one that
+    /// got none its length, taken for 0 or seqlen_cache where it is below or above. NULL: not wanted.
+    pub seqused: *mut i32,
+    /// int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params. Only entries of pages
+    /// that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two
+    /// sequences have new keys in the same rows of a page, either's may be there afterwards. NULL where page_size is 0.
+    pub block_table: *const i32,
+    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size).
+    pub block_table_stride: i64,
+    /// Keys of a page, at least 1; 0: the cache has no pages. One kernel does all sizes.
+    pub page_size: i64,
+    /// With block_table: pages that k_cache and v_cache hold, 1 to 2^31 - 1; else 0.
+    pub num_pages: i64,
+}
+
+// SAFETY: repr(C), a u64 first, then integers and raw pointers, which have no invalid bytes.
+unsafe impl SizedStruct for flashtune_kv_append_params {
+    const NAME: &'static str = "flashtune_kv_append_params";
+    const OLDEST: usize = 240;
+}
+// When the struct grows, this number does, and OLDEST stays.
+const _: () = assert!(size_of::<flashtune_kv_append_params>() == 240);
+
+impl From<&flashtune_kv_append_params> for PageInputs {
+    fn from(params: &flashtune_kv_append_params) -> PageInputs {
+        PageInputs {
+            block_table: params.block_table,
+            block_table_stride: params.block_table_stride,
+            page_size: params.page_size,
+            num_pages: params.num_pages,
+        }
+    }
+}
+
+/// Gets the kernel that writes such keys ready; may take a second. Once it returned OK, flashtune_kv_append only
+/// enqueues, for any sizes, and data, strides and rows of the same alignment. Data pointers may be NULL, and then count
+/// as aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+///
+/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
+/// OUT_OF_MEMORY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_kv_append_prepare(
+    context: *mut flashtune_context,
+    params: *const flashtune_kv_append_params,
+) -> i32 {
+    enter(|| {
+        // SAFETY: the C caller promises what the header says; so below.
+        let (context, append) = unsafe { asked(context, params, Data::Optional)? };
+        appender(context, &append.class, None).map(drop)
+    })
+}
+
+/// Writes new keys and values into a cache, for example those of a step of decoding before its attention, which takes
+/// seqused for its seqused_k. stream, buffers, capture and threads as of flashtune_forward; there is no workspace, and
+/// what is not prepared is prepared first, or NOT_PREPARED on a capturing stream and in a sealed context. k_cache,
+/// v_cache and seqused must share no byte with one another or with another tensor.
+///
+/// Statuses: those of flashtune_kv_append_prepare.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashtune_kv_append(
+    context: *mut flashtune_context,
+    params: *const flashtune_kv_append_params,
+    stream: *mut c_void,
+) -> i32 {
+    enter(|| {
+        // SAFETY: as above.
+        let (context, append) = unsafe { asked(context, params, Data::Required)? };
+        match append.is_empty() {
+            true => Ok(()),
+            false => appender(context, &append.class, Some(stream))?.launch(&append, stream),
+        }
+    })
+}
+
+unsafe fn asked<'a>(
+    context: *mut flashtune_context,
+    params: *const flashtune_kv_append_params,
+    data: Data,
+) -> Result<(&'a flashtune_context, KvAppend)> {
+    // SAFETY: by the caller's promise.
+    let context = unsafe { flashtune_context::of(context)? };
+    // SAFETY: by the caller's promise.
+    let params = unsafe { sized::read("params", params)? };
+    Ok((context, check(&params, data, Memory::of(context.engine.backend()))?))
+}
+
+fn appender(context: &flashtune_context, class: &KvAppendClass, stream: Option<Stream>) -> Result<Arc<KvAppender>> {
+    ready(context, context.engine.kv_appenders(), class, stream, "flashtune_kv_append_prepare")
+}
+
+fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Result<KvAppend> {
+    let dtype = dtype("dtype", params.dtype)?;
+    if params.reserved != 0 {
+        return Err(Error::invalid(format!("reserved is {}; it must be 0", params.reserved)));
+    }
+    let pages = PageInputs::from(params);
+    check_sizes(params, &pages)?;
+    let flashtune_kv_append_params {
+        batch_size,
+        num_heads_kv,
+        seqlen_new,
+        seqlen_cache,
+        head_dim,
+        head_dim_v,
+        page_size,
+        ..
+    } = *params;
+
+    let new = |name, tensor, dim| {
+        Operand::new(name, Access::Read, tensor, [batch_size, seqlen_new, num_heads_kv, dim], dtype)
+    };
+    let (entries, rows, kind) = cache_rows(params);
+    let cache = |name, tensor, dim| {
+        Operand::new(name, Access::Written, tensor, [entries, rows, num_heads_kv, dim], dtype).with_rows(kind)
+    };
+    let mut operands = [
+        new("k_new", &params.k_new, head_dim),
+        new("v_new", &params.v_new, head_dim_v),
+        cache("k_cache", &params.k_cache, head_dim),
+        cache("v_cache", &params.v_cache, head_dim_v),
+    ];
+    // Without new keys neither the cache nor the table is looked at.
+    let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };
+    let data_of_lengths = if batch_size == 0 { Data::Optional } else { data };
+    let mut touched = Touched::default();
+    for operand in &mut operands {
+        let footprint = operand.check(data_of_cache)?;
+        touched.add(operand.access, footprint);
+    }
+    touched.add(Access::Read, required(&Array::new("seqlens", params.seqlens, batch_size), data_of_lengths)?);
+    if page_size != 0 {
+        let table = pages.table_of(batch_size, ("seqlen_cache", seqlen_cache), data_of_cache)?;
+        touched.add(Access::Read, required(&table, data_of_cache)?);
+    }
+    touched.add(Access::Written, Array::new("seqused", params.seqused.cast_const(), batch_size).check()?);
+    touched.refuse_overlaps()?;
+    let layout = match memory {
+        Memory::Host => Layout::Vec1,
+        Memory::Device => Layout::widest(dtype, operands.iter().flat_map(Operand::layout_quantities)),
+    };
+    let element_bytes = dtype.bytes() as i64;
+    let [k_new, v_new, k_cache, v_cache] = operands.map(|operand| operand.tensor);
+    Ok(KvAppend {
+        class: KvAppendClass { access_bytes: layout.elements() * element_bytes },
+        element_bytes,
+        batch_size,
+        num_heads_kv,
+        seqlen_new,
+        seqlen_cache,
+        head_dim,
+        head_dim_v,
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        seqlens: params.seqlens,
+        seqused: params.seqused,
+        block_table: params.block_table,
+        block_table_stride: params.block_table_stride,
+        page_size,
+        num_pages: params.num_pages,
+    })
+}
+
+fn check_sizes(params: &flashtune_kv_append_params, pages: &PageInputs) -> Result<()> {
+    for (name, value, low, high) in [
+        ("batch_size", params.batch_size, 0, i64::from(i32::MAX)),
+        ("num_heads_kv", params.num_heads_kv, 1, i64::from(i32::MAX)),
+        ("seqlen_new", params.seqlen_new, 0, MAX_SEQLEN),
+        ("seqlen_cache", params.seqlen_cache, 0, MAX_SEQLEN),
+        ("head_dim", params.head_dim, 1, MAX_HEAD_DIM),
+        ("head_dim_v", params.head_dim_v, 1, MAX_HEAD_DIM),
+    ] {
+        if !(low..=high).contains(&value) {
+            return Err(Error::invalid(format!("{name} is {value}; it must be from {low} to {high}")));
+        }
+    }
+    if params.page_size != 0 {
+        pages.page_size("or page_size 0, where the cache has no pages")?;
+    } else if !params.block_table.is_null() {
+        let table = address(params.block_table.cast());
+        return Err(Error::invalid(format!("block_table is {table}; it must be NULL, since page_size is 0")));
+    } else if params.num_pages != 0 {
+        let num_pages = params.num_pages;
+        return Err(Error::invalid(format!("num_pages is {num_pages}; it must be 0, since page_size is 0")));
+    }
+    let (entries, rows, _) = cache_rows(params);
+    let heads = i128::from(params.num_heads_kv);
+    for (what, entries, rows) in [
+        ("batch_size x seqlen_new", params.batch_size, params.seqlen_new),
+        ("entries of the cache x their keys", entries, rows),
+    ] {
+        let all = i128::from(entries) * i128::from(rows) * heads;
+        if all > MAX_ROWS {
+            return Err(Error::invalid(format!(
+                "{what} x num_heads_kv, {entries} x {rows} x {heads}, overflows; it must be at most 2^50"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a tensor whose bytes, of the largest dim and type, an i64 counts.
+const MAX_ROWS: i128 = 1 << 50;
+
+/// Entries of the cache, rows of each, and what they are.
+fn cache_rows(params: &flashtune_kv_append_params) -> (i64, i64, Rows) {
+    match params.page_size {
+        0 => (params.batch_size, params.seqlen_cache, Rows::OfBatch),
+        page_size => (params.num_pages, page_size, Rows::InPages),
+    }
+}
+
+/// An array's bytes; where data is needed it must be there.
+fn required(array: &Array, data: Data) -> Result<Option<Footprint>> {
+    if array.pointer.is_null() && array.elements > 0 && data == Data::Required {
+        let (name, shape, kind) = (array.name, array.shape(), array.type_name);
+        return Err(Error::invalid(format!("{name} is NULL; it must point to {shape} {kind} values")));
+    }
+    array.check()
+}

@@ -1,0 +1,31 @@
+//! The kernel that writes new keys into a cache by NVRTC and without a GPU: that it compiles for every class, cleanly and without a
+//! stack. Without NVRTC the test says so and passes.
+
+use crate::nvrtc::nvrtc;
+use flashtune::device::Arch;
+use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::kv_append::FAMILY;
+use flashtune::kernel::render::Renderer;
+use flashtune::kernel::sources::embedded;
+use flashtune::kv_append::KvAppendClass;
+use rayon::prelude::*;
+
+const ARCHS: [Arch; 6] =
+    [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
+
+#[test]
+fn every_class_compiles_without_a_stack() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let renderer = Renderer::new(embedded()).unwrap();
+    [16, 8, 4, 2].par_iter().for_each(|access_bytes| {
+        let class = KvAppendClass { access_bytes: *access_bytes };
+        for arch in ARCHS {
+            let text = renderer.render_kv_append(&class, arch).unwrap();
+            let compiled = compile(nvrtc, "kv_append", &text, &target(arch, FAMILY, nvrtc).unwrap()).unwrap();
+            let used = compiled.resources["flashtune_kv_append"];
+            // 8 blocks of threads fit an SM, which the grid counts on.
+            assert!(used.registers <= 64, "{used:?}: {class} for {arch}");
+            assert_eq!((used.stack_bytes, compiled.log.as_str()), (0, ""), "{class} for {arch}");
+        }
+    });
+}
