@@ -1,6 +1,6 @@
 """Small problems that reach every edge, in fp16, bf16 and fp32: odd lengths and dims, GQA, masks, dropout, then each feature by itself
 in both passes, and what the forward pass alone has: the batch-invariant mode, decoding with and without pages (in fp32 without),
-and merging. Arguments are the parts to run, all if there are none."""
+writing into a cache, and merging. Arguments are the parts to run, all if there are none."""
 
 import sys
 
@@ -119,6 +119,23 @@ def merge(dtype):
     assert out.isfinite().all() and lse.isfinite().all()
 
 
+def kv_append(dtype, page_size, head_dim, head_dim_v, seqlen_new):
+    """Into odd places: sequences with room, without, with a negative length and, in pages, without a page for their last key."""
+    batch, heads_kv, pages = 5, 3, 50
+    rows = page_size * pages if page_size else 40 + 2 * seqlen_new
+    shape = (batch * pages, page_size) if page_size else (batch, rows)
+    k, v = (tensor(batch, seqlen_new, heads_kv, dim, dtype=dtype) for dim in (head_dim, head_dim_v))
+    k_cache, v_cache = (tensor(*shape, heads_kv, dim, dtype=dtype) for dim in (head_dim, head_dim_v))
+    room = rows - seqlen_new
+    table = None
+    if page_size:
+        table = torch.randperm(batch * pages, dtype=torch.int32, device="cuda").view(batch, pages)
+        table[4, (7 + seqlen_new - 1) // page_size] = batch * pages
+    used = flashtune.kv_append(k_cache, v_cache, k, v, int32(0, room, room + 1, -1, 7), block_table=table)
+    torch.cuda.synchronize()
+    assert used.tolist() == [seqlen_new, rows, room + 1, 0, 7 if page_size else 7 + seqlen_new], (used, page_size)
+
+
 def plain(dtype):
     for *shape, causal, dropout_p in PROBLEMS:
         both_passes(qkv(dtype, *shape), causal=causal, dropout_p=dropout_p)
@@ -138,6 +155,10 @@ def one_query(dtype):
         # On a GPU pages are of fp16 or bf16.
         decode(dtype, 1, 2000, None if dtype == torch.float32 else page_size)
     merge(dtype)
+    for page_size in (None, 1, 3, 16):
+        for dims in ((128, 128), (40, 24), (33, 7)):
+            for seqlen_new in (1, 35):
+                kv_append(dtype, page_size, *dims, seqlen_new)
 
 
 def several_queries(dtype):

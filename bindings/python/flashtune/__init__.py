@@ -3,7 +3,15 @@
     out = flashtune.attention(q, k, v, causal=True)      # (batch, seqlen, heads, dim), NumPy or torch
 """
 
-from ._attention import attention, attention_backward, attention_forward, attention_kvcache, attention_varlen, merge
+from ._attention import (
+    attention,
+    attention_backward,
+    attention_forward,
+    attention_kvcache,
+    attention_varlen,
+    kv_append,
+    merge,
+)
 from ._block_mask import BlockMask, block_mask
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._planning import autotune, export_records, import_records, plan_info, prepare
@@ -24,6 +32,7 @@ __all__ = [
     "block_mask",
     "export_records",
     "import_records",
+    "kv_append",
     "merge",
     "plan_info",
     "prepare",

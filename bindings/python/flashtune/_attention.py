@@ -142,6 +142,21 @@ def merge(outs, lses, *, dtype=None):
     return module_of(first, "outs").merge(outs, lses, dtype)
 
 
+def kv_append(k_cache, v_cache, k, v, cache_seqlens, *, block_table=None):
+    """Writes k and v, torch tensors (batch, seqlen_new, heads_kv, dim), into a cache as `attention_kvcache` takes it, behind the
+    cache_seqlens keys that each sequence has, an int or int32 (batch); returns how many it then uses, int32 (batch).
+
+    What the host can see to be wrong is refused before anything is written. Lengths and tables on a GPU are not looked at: there a
+    sequence whose length is negative or leaves no room for its new keys, or whose block_table has no page for them, gets none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(k_cache, torch.Tensor):
+        raise TypeError(f"k_cache is a {type(k_cache).__name__}; it must be a torch tensor")
+    from . import _kvcache
+
+    return _kvcache.append(k_cache, v_cache, k, v, cache_seqlens, block_table)
+
+
 def attention_backward(
     dout, q, k, v, out, lse, *, causal=False, softmax_scale=None, dropout_p=0.0, seed=None, deterministic=False,
     dlse=None, need_dbias=True, **features,

@@ -24,10 +24,12 @@ _CAUSAL = {
 }
 _FORWARD_BYTES = ctypes.sizeof(_structs.ForwardParams)
 _BACKWARD_BYTES = ctypes.sizeof(_structs.BackwardParams)
+_KV_APPEND_BYTES = ctypes.sizeof(_structs.KvAppendParams)
 _pack_forward = _structs.packer(_structs.PROBLEM).pack
 _pack_backward = _structs.packer(_structs.PROBLEM + _structs.GRADIENTS).pack
 NO_FEATURES = bytes(_structs.packer(_structs.FEATURES).size)
 NO_PAGES = bytes(_structs.packer(_structs.PAGES).size)
+_pack_kv_append = _structs.packer(_structs.KvAppendParams._fields_).pack
 _pack_batch = _structs.packer(_structs.BATCH).pack
 NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
@@ -134,6 +136,12 @@ def backward(
         ) + features + feature_gradients + blocks  # fmt: skip
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
+
+
+def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages):
+    """Packed `flashtune_kv_append_params`. dims is (batch, heads_kv, seqlen_new, seqlen_cache, head_dim, head_dim_v), pages
+    (address, stride, page_size, num_pages) or `NULL`; lengths are addresses."""
+    return _pack_kv_append(_KV_APPEND_BYTES, dtype, 0, *dims, *k, *v, *k_cache, *v_cache, seqlens, seqused, *pages)
 
 
 def _unrepresentable(scale, p, error):

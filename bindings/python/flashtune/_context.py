@@ -60,6 +60,11 @@ class Context:
     def merge(self, params, stream):
         check(self._lib.flashtune_merge(self.handle, params, stream))
 
+    def kv_append(self, params, stream):
+        status = self._lib.flashtune_kv_append(self.handle, params, stream)
+        if status:
+            check(status)
+
     def autotune(self, params):
         check(self._lib.flashtune_autotune(self.handle, byref(params)))
 

@@ -1,34 +1,47 @@
-"""Writing new keys and values behind those that a cache of torch tensors holds, by indices on the cache's own device.
+"""Writing new keys and values behind those that a cache of torch tensors holds.
 
-What the host can see of lengths and tables is refused where it is wrong; the rest is left out by the indices themselves,
-so that nothing waits for the device. Knows nothing of attention, which decides when the cache is written.
+What the host can see of lengths and tables is refused where it is wrong; the rest the kernel leaves out, so that nothing
+waits for the device. Knows nothing of attention, which decides when the cache is written.
 """
 
 import operator
 
 import torch
 
+from . import _torch_launch
 from ._errors import InvalidArgumentError
 
 
 def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table):
     """(how many keys each sequence uses, the function that writes the new ones into the cache), the latter None without new ones.
-    Arguments as of `flash_attn_with_kvcache`; nothing is written before the function is called."""
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+    Arguments as of `flash_attn_with_kvcache`; until the function is called nothing is written, the numbers of keys neither."""
+    return _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table)
+
+
+def append(k_cache, v_cache, k, v, cache_seqlens, block_table):
+    """As `flashtune.kv_append`."""
+    for name, tensor in (("v_cache", v_cache), ("k", k), ("v", v)):
+        _torch_launch.expect_array(name, tensor, "k_cache")
+    used, write = _plan(("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table)
+    _expect_alike(k, k_cache, v_cache, block_table)
+    write()
+    return used
+
+
+def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
+    """`like`, a name and its tensor, has as many sequences as there are and is where lengths and tables must be."""
+    for name, tensor in (like, ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
-    capacity = k_cache.shape[1] if block_table is None else _pages(block_table, q) * k_cache.shape[1]
+    capacity = k_cache.shape[1] if block_table is None else _pages(block_table, like) * k_cache.shape[1]
     if k is None and v is None:
-        return _seqlens(cache_seqlens, q, capacity, 0), None
-    _expect_new(q, k_cache, v_cache, k, v, cache_seqlens, capacity)
-    seqlens = _seqlens(cache_seqlens, q, capacity, k.shape[1])
+        return _seqlens(cache_seqlens, like, capacity, 0), None
+    _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)
+    seqlens = _seqlens(cache_seqlens, like, capacity, k.shape[1])
     if block_table is not None and _is_seen(block_table):
         _refuse_missing_pages(block_table, seqlens + k.shape[1], k_cache)
-    if _is_seen(cache_seqlens) and (block_table is None or _is_seen(block_table)):
-        used, places = seqlens + k.shape[1], (*_rows(seqlens, block_table, k.shape[1], k_cache), None, None)
-    else:
-        used, *places = _places(seqlens, block_table, k.shape[1], k_cache)
-    return used, lambda: _write((k_cache, k), (v_cache, v), *places)
+    used = torch.empty_like(seqlens, memory_format=torch.contiguous_format)
+    return used, lambda: _torch_launch.kv_append(k_cache, v_cache, k, v, seqlens, block_table, used)
 
 
 def _is_seen(given):
@@ -36,8 +49,9 @@ def _is_seen(given):
     return not isinstance(given, torch.Tensor) or given.device.type == "cpu"
 
 
-def _seqlens(given, q, capacity, seqlen_new):
-    """int32 (batch) on q's device, or None."""
+def _seqlens(given, like, capacity, seqlen_new):
+    """int32 (batch) beside `like`, or None."""
+    whose, q = like
     if given is None:
         return None
     most = capacity - seqlen_new
@@ -53,22 +67,24 @@ def _seqlens(given, q, capacity, seqlen_new):
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
     _expect_int32("cache_seqlens", given, q)
     if tuple(given.shape) != (q.shape[0],):
-        found = tuple(given.shape)
-        raise InvalidArgumentError(f"cache_seqlens has shape {found}; it must be {(q.shape[0],)}, one for each sequence of q")
+        found, expected = tuple(given.shape), (q.shape[0],)
+        raise InvalidArgumentError(f"cache_seqlens has shape {found}; it must be {expected}, one for each sequence of {whose}")
     if _is_seen(given):
         for b in ((given < 0) | (given > most)).nonzero()[:1, 0].tolist():
             raise InvalidArgumentError(f"cache_seqlens[{b}] is {given[b]}; {reason}")
     return given
 
 
-def _pages(block_table, q):
+def _pages(block_table, like):
     """How many of a sequence."""
+    whose, q = like
     if not isinstance(block_table, torch.Tensor):
-        raise TypeError(f"block_table is a {type(block_table).__name__}; it must be a torch tensor, as q is")
+        raise TypeError(f"block_table is a {type(block_table).__name__}; it must be a torch tensor, as {whose} is")
     _expect_int32("block_table", block_table, q)
     if block_table.dim() != 2 or len(block_table) != len(q):
         found = tuple(block_table.shape)
-        raise InvalidArgumentError(f"block_table has shape {found}; it must be ({len(q)}, pages), a row for each sequence of q")
+        expected = f"({len(q)}, pages), a row for each sequence of {whose}"
+        raise InvalidArgumentError(f"block_table has shape {found}; it must be {expected}")
     return block_table.shape[1]
 
 
@@ -77,7 +93,8 @@ def _expect_int32(name, tensor, q):
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.int32 on {q.device}")
 
 
-def _expect_new(q, k_cache, v_cache, k, v, cache_seqlens, capacity):
+def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
+    whose, q = like
     for name, tensor in (("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(f"{name} is {tensor!r}; k, v and cache_seqlens must be given together, k and v as tensors")
@@ -88,7 +105,7 @@ def _expect_new(q, k_cache, v_cache, k, v, cache_seqlens, capacity):
         found = tuple(new.shape)
         if len(found) != 4 or any(size != wanted for size, wanted in zip(found, expected) if wanted != "seqlen_new"):
             sizes = ", ".join(map(str, expected))
-            raise InvalidArgumentError(f"{name} has shape {found}; it must be ({sizes}), as q and {name}_cache are")
+            raise InvalidArgumentError(f"{name} has shape {found}; it must be ({sizes}), as {whose} and {name}_cache are")
         if new.dtype != cache.dtype or new.device != cache.device:
             wanted = f"{cache.dtype} on {cache.device}, as its cache is"
             raise InvalidArgumentError(f"{name} is {new.dtype} on {new.device}; it must be {wanted}")
@@ -101,6 +118,19 @@ def _expect_new(q, k_cache, v_cache, k, v, cache_seqlens, capacity):
         raise InvalidArgumentError(f"k has {k.shape[1]} new keys of a sequence; the cache holds {capacity} keys of one")
 
 
+def _expect_alike(k, k_cache, v_cache, block_table):
+    """What attention checks of its own tensors."""
+    expected = (len(k) if block_table is None else len(k_cache), *k_cache.shape[1:3])
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        found = tuple(cache.shape)
+        if found[:3] != expected:
+            sizes = ", ".join(map(str, expected))
+            raise InvalidArgumentError(f"{name} has shape {found}; it must be ({sizes}, dim), as k and k_cache are")
+    if v_cache.dtype != k_cache.dtype or v_cache.device != k_cache.device:
+        wanted = f"{k_cache.dtype} on {k_cache.device}, as k_cache is"
+        raise InvalidArgumentError(f"v_cache is {v_cache.dtype} on {v_cache.device}; it must be {wanted}")
+
+
 def _refuse_missing_pages(block_table, lengths, k_cache):
     num_pages, page_size = k_cache.shape[:2]
     is_used = torch.arange(block_table.shape[1]) * page_size < lengths[:, None]
@@ -108,41 +138,3 @@ def _refuse_missing_pages(block_table, lengths, k_cache):
     for b, i in (is_used & is_missing).nonzero()[:1].tolist():
         found = f"block_table[{b}][{i}] is {block_table[b, i]}"
         raise InvalidArgumentError(f"{found}; it must be below {num_pages}, the cache's pages, and not negative")
-
-
-def _rows(seqlens, block_table, seqlen_new, k_cache):
-    """(entries, rows) of the cache, where the keys behind so many go."""
-    positions = seqlens.long()[:, None] + torch.arange(seqlen_new, device=seqlens.device)
-    if block_table is None:
-        return torch.arange(len(seqlens), device=seqlens.device)[:, None], positions
-    if not positions.numel():
-        return positions, positions
-    page_size = k_cache.shape[1]
-    return block_table.gather(1, positions // page_size).long(), positions % page_size
-
-
-def _places(seqlens, block_table, seqlen_new, k_cache):
-    """(keys used, entries and rows of the cache, whose new keys go there, whether those fit) of what nobody has looked at. A
-    sequence that has no room for its new keys, or no page, gets none."""
-    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    before = seqlens.clamp(0, capacity - seqlen_new)
-    fits = before == seqlens
-    entries, rows = _rows(before, block_table, seqlen_new, k_cache)
-    source = None
-    if block_table is not None and rows.numel():
-        fits &= ((entries >= 0) & (entries < len(k_cache))).all(1)
-        # The pages of one that has no room may be another's, whose new keys must not meet old ones there: it writes the same keys
-        # to the same place as the first that has room, if any.
-        source = torch.where(fits, torch.arange(len(seqlens), device=seqlens.device), fits.int().argmax())
-        entries, rows = entries.clamp(0, max(0, len(k_cache) - 1))[source], rows[source]
-    used = torch.where(fits, seqlens + seqlen_new, seqlens.clamp(0, capacity))
-    return used, entries, rows, source, fits if source is None else fits[source]
-
-
-def _write(keys, values, entries, rows, source, fits):
-    """keys and values are pairs of the cache and what is new. fits is None where all do."""
-    with torch.no_grad():
-        for cache, new in (keys, values):
-            new = new if source is None else new[source]
-            # What does not fit leaves what is there.
-            cache[entries, rows] = new if fits is None else torch.where(fits[:, None, None, None], new, cache[entries, rows])

@@ -78,7 +78,8 @@ def _declare(lib):
         "flashtune_records_export": [c_void_p, c_char_p, size_out],
         "flashtune_records_import": [c_void_p, c_char_p, size_out],
     }
-    signatures["flashtune_merge"] = [c_void_p, c_char_p, c_void_p]
+    for name in ("merge", "kv_append"):
+        signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p]
     for name in ("forward", "backward"):
         # Params travel as packed bytes, which ctypes passes by address.
         signatures[f"flashtune_{name}_supported"] = [c_void_p, c_char_p]

@@ -151,6 +151,27 @@ class MergeParams(ctypes.Structure):
     ]
 
 
+class KvAppendParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+        ("batch_size", c_int64),
+        ("num_heads_kv", c_int64),
+        ("seqlen_new", c_int64),
+        ("seqlen_cache", c_int64),
+        ("head_dim", c_int64),
+        ("head_dim_v", c_int64),
+        ("k_new", Tensor),
+        ("v_new", Tensor),
+        ("k_cache", Tensor),
+        ("v_cache", Tensor),
+        ("seqlens", c_void_p),
+        ("seqused", c_void_p),
+        *PAGES,
+    ]
+
+
 class ContextOptions(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint64),

@@ -127,6 +127,24 @@ def merge(outs, lses, dtype):
     return out, lse
 
 
+def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
+    """Writes k and v behind the seqlens keys of each sequence and into seqused how many it then uses. Shapes, types and devices are
+    as `_kvcache` has checked them; lengths and tables may say anything."""
+    device, number = _place("k_cache", k_cache)
+    k, v, seqlens = _expressible(k), _expressible(v), seqlens.contiguous()
+    batch_size, seqlen_new, num_heads_kv, head_dim = k.shape
+    seqlen_cache, pages = k_cache.shape[1], _call.NULL
+    if block_table is not None:
+        block_table = block_table.contiguous()
+        num_pages, page_size = k_cache.shape[:2]
+        pages = (block_table.data_ptr(), block_table.shape[1], page_size, num_pages)
+        seqlen_cache = block_table.shape[1] * page_size
+    dims = (batch_size, num_heads_kv, seqlen_new, seqlen_cache, head_dim, v.shape[-1])
+    tensors = (ref(k), ref(v), ref(k_cache), ref(v_cache))
+    params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages)
+    context(device).kv_append(params, None if device == CPU else _current_stream(device))
+
+
 def describe(q, k, v, opts, features, backward):
     """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages, packed block mask) for the calls that read no data."""
     for name, tensor in (("k", k), ("v", v)):

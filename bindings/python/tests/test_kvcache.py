@@ -1,9 +1,10 @@
 """flash-attn's call for decoding, on torch tensors: against plain attention over each sequence's keys, with NaN in the rest of
 the cache. The same tests on the CPU and on a GPU."""
 
+import flashtune
 import pytest
 import torch
-from flashtune import _kvcache
+from flashtune import _torch_launch
 from flashtune import flash_attn_interface as interface
 from judge import assert_close
 from oracle_torch import plain, random
@@ -230,8 +231,8 @@ def test_pages_past_a_sequences_length_are_not_looked_at():
 
 def append_unseen(cache, new, seqlens, table):
     """Keys of one head and dim as a GPU's lengths and tables have them written, at which nobody looks."""
-    used, *places = _kvcache._places(seqlens, table, new.shape[1], cache)
-    _kvcache._write((cache, new), (cache.clone(), new), *places)
+    used = torch.full_like(seqlens, -9)
+    _torch_launch.kv_append(cache, cache.clone(), new, new, seqlens, table, used)
     return used
 
 
@@ -257,6 +258,97 @@ def test_unseen_pages_that_there_are_not_write_nothing_and_do_not_undo_others(de
     before = cache.clone()
     append_unseen(cache, new, seqlens - 4, table)
     assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
+def test_a_cache_can_be_written_by_itself(device, dtype, page_size):
+    cache, separate = (Cache(page_size, dtype, device) for _ in range(2))
+    q, k, v = random((BATCH, 3, HEADS, DIM), *[(BATCH, HEADS_KV, 3, DIM)] * 2, dtype=dtype, device=device)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    out = interface.flash_attn_with_kvcache(
+        q, cache.k, cache.v, k, v, cache_seqlens=cache.seqlens, block_table=cache.table, causal=True
+    )
+    used = flashtune.kv_append(separate.k, separate.v, k, v, separate.seqlens, block_table=separate.table)
+    assert used.dtype == torch.int32 and used.tolist() == [length + 3 for length in SEQLENS]
+    for written, other in zip((separate.k, separate.v), (cache.k, cache.v)):
+        assert torch.equal(written.nan_to_num(), other.nan_to_num())
+    attended = flashtune.attention_kvcache(q, separate.k, separate.v, seqused_k=used, block_table=separate.table, causal=True)
+    assert torch.equal(attended, out)
+
+
+@pytest.mark.parametrize("page_size", [None, 5])
+def test_lengths_and_tables_need_not_be_contiguous(page_size):
+    cache, expected = (Cache(page_size, torch.float32, "cpu") for _ in range(2))
+    k, v = random(*[(BATCH, 3, HEADS_KV, DIM)] * 2, dtype=torch.float32, device="cpu")
+    flashtune.kv_append(expected.k, expected.v, k, v, expected.seqlens, block_table=expected.table)
+    strided = torch.stack([cache.seqlens, cache.seqlens + 1], dim=1)[:, 0]
+    table = None if page_size is None else cache.table.t().contiguous().t()
+    used = flashtune.kv_append(cache.k, cache.v, k, v, strided, block_table=table)
+    assert used.tolist() == [length + 3 for length in SEQLENS]
+    assert torch.equal(cache.k.nan_to_num(), expected.k.nan_to_num())
+    assert torch.equal(cache.v.nan_to_num(), expected.v.nan_to_num())
+
+
+CACHES = torch.zeros(BATCH, 16, 2, 8), torch.zeros(BATCH, 16, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(k_cache=CACHES[0][:2]), r"k_cache has shape .*; it must be \(3, 16, 2, dim\)"),
+        (dict(v_cache=CACHES[1][:2]), r"v_cache has shape .*; it must be \(3, 16, 2, dim\)"),
+        (dict(v_cache=CACHES[1][:, :15]), "v_cache has shape"),
+        (dict(v_cache=CACHES[1].double(), v=torch.ones(BATCH, 2, 2, 4).double()), "v_cache is torch.float64 on cpu; it must be"),
+        (dict(v=torch.ones(BATCH, 2, 1, 4), v_cache=CACHES[1][:, :, :1]), "v_cache has shape"),
+        (dict(v=torch.ones(BATCH, 2, 2, 8)), r"v has shape .*; it must be \(3, 2, 2, 4\), as k and v_cache are"),
+        (dict(cache_seqlens=ints(4, 0, 15)), r"cache_seqlens\[2\] is 15; with 2 new keys"),
+        (dict(cache_seqlens=ints(4, 0)), r"cache_seqlens has shape \(2,\); it must be \(3,\), one for each sequence of k"),
+        (dict(block_table=ints([0, 1], [2, 0], [0, -1]), cache_seqlens=15), r"block_table\[2\]\[1\] is -1"),
+        (dict(cache_seqlens=None), "cache_seqlens is None"),
+    ],
+)
+def test_a_cache_that_fits_nothing_is_refused_unwritten(arguments, message):
+    arguments = {
+        **dict(k_cache=CACHES[0], v_cache=CACHES[1], k=torch.ones(BATCH, 2, 2, 8), v=torch.ones(BATCH, 2, 2, 4)),
+        **dict(cache_seqlens=ints(4, 0, 5)),
+        **arguments,
+    }
+    with pytest.raises(ValueError, match=message):
+        flashtune.kv_append(**arguments)
+    assert not any(cache.any() for cache in CACHES)
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    cache, new = torch.zeros(1, 4, 1, 8), torch.ones(1, 1, 1, 8)
+    with pytest.raises(TypeError, match="k_cache is a list; it must be a torch tensor"):
+        flashtune.kv_append([1.0], cache, new, new, 0)
+    with pytest.raises(TypeError, match="v is a float; it must be a torch tensor, as k_cache is"):
+        flashtune.kv_append(cache, cache.clone(), new, 1.0, 0)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_captured_step_writes_behind_the_lengths_of_its_replay(page_size):
+    cache = Cache(page_size, torch.bfloat16, "cuda")
+    q, k, v = random((BATCH, 1, HEADS, DIM), *[(BATCH, 1, HEADS_KV, DIM)] * 2, dtype=torch.bfloat16, device="cuda")
+
+    def step():
+        return interface.flash_attn_with_kvcache(q, cache.k, cache.v, k, v, cache_seqlens=cache.seqlens, block_table=cache.table)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    cache.seqlens += 1
+    k.normal_()
+    v.normal_()
+    graph.replay()
+    lengths = [length + 2 for length in SEQLENS]
+    for b, length in enumerate(lengths):
+        for rows, new in zip(cache.keys(b, length), (k, v)):
+            assert torch.equal(rows[0, -1:], new[b])
+    assert_attends(out, q, cache, lengths)
 
 
 @pytest.mark.needs_gpu

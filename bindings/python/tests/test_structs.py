@@ -18,6 +18,7 @@ STRUCTS = {
     "flashtune_forward_params": _structs.ForwardParams,
     "flashtune_backward_params": _structs.BackwardParams,
     "flashtune_merge_params": _structs.MergeParams,
+    "flashtune_kv_append_params": _structs.KvAppendParams,
     "flashtune_context_options": _structs.ContextOptions,
     "flashtune_progress": _structs.Progress,
     "flashtune_autotune_params": _structs.AutotuneParams,
