@@ -108,7 +108,7 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
     let fits = |record: &&Arc<Record>| {
         Class::of(&record.problem) == Class::of(problem)
             && passes(record)
-            && space::check(problem, &config_of(record, problem), device).is_ok()
+            && space::check(problem, &config_of(record, problem, device), device).is_ok()
     };
     let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
         records.iter().filter(|record| record.device_key() == device_key).filter(fits).cloned().collect()
@@ -132,7 +132,7 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
         .collect();
     let (near, far): (Vec<_>, Vec<_>) = nearest.into_iter().partition(|(distance, ..)| *distance <= NEAR);
     let mut choices: Vec<Choice> =
-        near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem)).collect();
+        near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem, device)).collect();
     // Another shape's record, though of this machine, is only a guess beside one of this very shape.
     choices.sort_by_key(|choice| !choice.is_exact);
     choices
@@ -170,14 +170,14 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
 }
 
 /// The config that a record gives a problem: its own, or of a problem nearby what that makes of it.
-fn config_of(record: &Record, problem: &Problem) -> Config {
+fn config_of(record: &Record, problem: &Problem, device: &Device) -> Config {
     match record.key == key::record_key(problem) {
         true => record.config.clone(),
-        false => space::carried_over(&record.config, &record.problem, problem),
+        false => space::carried_over(&record.config, &record.problem, problem, device),
     }
 }
 
-fn of_record(source: Source, record: Arc<Record>, problem: &Problem) -> Choice {
+fn of_record(source: Source, record: Arc<Record>, problem: &Problem, device: &Device) -> Choice {
     let is_exact = record.key == key::record_key(problem);
     let whose = match source {
         Source::Process => "tuned in this process".to_owned(),
@@ -190,7 +190,7 @@ fn of_record(source: Source, record: Arc<Record>, problem: &Problem) -> Choice {
         Some(default_us) if default_us > record.median_us => format!(" where the default took {default_us:.1}"),
         _ => String::new(),
     };
-    let config = config_of(&record, problem);
+    let config = config_of(&record, problem, device);
     let there = if is_exact { "" } else { " there" };
     let of_its_own = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != **value);
     let with = of_its_own.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));

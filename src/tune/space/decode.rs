@@ -124,11 +124,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let (regular, smallest) = (by_tma.len() - SMALLEST, &by_threads[by_threads.len() - SMALLEST..]);
     let mut in_turn = by_tma[..regular].iter().chain(&by_threads[..regular]).chain(&by_tma[regular..]).chain(smallest);
     let is_fit = |config: &&Config| super::check(problem, config, device).is_ok();
-    let even = by_tma[..regular].iter().filter(is_fit).find(|config| runs_evenly(problem, config, device));
+    let is_even = |config: &&Config| waits_for_memory(problem, config) && runs_evenly(problem, config, device);
+    let even = by_tma[..regular].iter().filter(is_fit).find(is_even);
     let tile = even.or_else(|| in_turn.find(is_fit)).or(smallest.last()).expect("the list is not empty").clone();
     // Where there are many blocks of threads, smaller blocks of keys are enough in flight.
     let half = tile.clone().with("block_n", tile.get("block_n") / 2);
-    let is_enough = tile.get("tma") != 0 && keeps_memory_busy(problem, &half, device);
+    let is_enough = waits_for_memory(problem, &tile) && keeps_memory_busy(problem, &half, device);
     let tile = if is_enough && runs_evenly(problem, &half, device) && is_fit(&&half) { half } else { tile };
     if problem.batch_invariant {
         // Each sequence's own length says how many of them it has.
@@ -144,10 +145,10 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Config {
 /// The last ones of `tiles`, which fit wherever any does.
 const SMALLEST: usize = 2;
 
-/// Stages and blocks of threads on an SM, in the order of preference. Threads that copy for themselves want many bytes in flight;
-/// of TMA's copies one block on its way to each team is enough, and more are slower (DESIGN.md, Decoding).
+/// Stages and blocks of threads on an SM, in the order of preference. Threads that copy for themselves want many bytes in flight, and
+/// so do tiles that compute for long; of 16 rows one block on TMA's way to each team is enough, and more are slower (DESIGN.md, Decoding).
 const FLOWS: [(u32, u32); 8] = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
-const TMA_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1), (6, 2), (6, 1)];
+const LEAN_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1), (6, 2), (6, 1)];
 
 /// Unsplit.
 fn tiles(problem: &Problem, tma: u32) -> Vec<Config> {
@@ -173,7 +174,8 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<Config> {
         let flow = [("num_stages", num_stages), ("ctas_per_sm", ctas_per_sm), ("warps_v", warps_v), ("num_splits", 1)];
         Config::new(Family::Decode, tile.into_iter().chain(flow).chain([("tma", tma)]))
     };
-    let flows = if tma == 0 { FLOWS } else { TMA_FLOWS };
+    let is_lean = tma != 0 && problem.packed_rows() <= LEAN_ROWS;
+    let flows = if is_lean { LEAN_FLOWS } else { FLOWS };
     let mut configs = Vec::new();
     for num_warps in [8, 4, 2] {
         let teams = num_warps / (warps_m * warps_v).min(num_warps);
@@ -197,8 +199,13 @@ fn worthwhile_splits(problem: &Problem, config: &Config) -> i64 {
 }
 
 /// A config that was measured on one problem, for another: with as many splits as give the device as many blocks of
-/// threads. How many fill it follows from batch and heads, and a record's are not those of a problem nearby.
-pub fn carried_over(config: &Config, from: &Problem, to: &Problem) -> Config {
+/// threads. How many fill it follows from batch and heads, and a record's are not those of a problem nearby. Where these would
+/// run in uneven waves, which those it was measured with did not, the heuristic's.
+pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
+    let is_even = |problem: &Problem| runs_evenly(problem, config, device);
+    if waits_for_memory(to, config) && is_even(from) && !is_even(to) {
+        return heuristic(to, device);
+    }
     let blocks = |problem: &Problem| unsplit_blocks(problem, config).max(1.0);
     let most = worthwhile_splits(to, config) as f64;
     let wanted = (f64::from(config.get("num_splits")) * blocks(from) / blocks(to)).clamp(1.0, most);
@@ -220,6 +227,14 @@ fn balance(problem: &Problem, config: &Config, num_splits: u32, device: &Device)
     let enough = (f64::from(ENOUGH_IN_FLIGHT) / bytes_in_flight(problem, config)).ceil();
     let places = f64::from(device.sm_count) * enough.clamp(1.0, f64::from(config.get("ctas_per_sm").max(1)));
     blocks / ((blocks / places).ceil() * places).max(1.0)
+}
+
+/// Packed rows of one tile, whose products are short beside the copies.
+const LEAN_ROWS: i64 = 16;
+
+/// Whether nothing but the order and number of TMA's copies decides the rate.
+fn waits_for_memory(problem: &Problem, config: &Config) -> bool {
+    config.get("tma") != 0 && problem.packed_rows() <= LEAN_ROWS
 }
 
 /// Whether the blocks of threads of an unsplit launch all run at once, or in waves of which the last is not much smaller than the
@@ -386,6 +401,9 @@ mod tests {
         );
         // Smaller blocks of keys are enough where an SM has two blocks of threads.
         assert_eq!([16, 32].map(|batch_size| tile(&h200, batch_size, 64)), [(2, 32), (2, 16)]);
+        // Rows of four tiles compute for as long as more stages take to arrive.
+        let many_rows = problem(16, 4, 16, 8192, 128);
+        assert_eq!(heuristic(&many_rows, &h200).get("num_stages"), 3);
         // What each thread copies is in flight for longer.
         assert_eq!([16, 64].map(|batch_size| tile(&sm80, batch_size, 128)), [(4, 16), (4, 16)]);
     }
@@ -394,10 +412,15 @@ mod tests {
     fn a_config_keeps_the_device_as_full_on_another_problem() {
         let (from, [_, _, h200, _]) = (problem(2, 4, 1, 8192, 128), devices());
         let config = heuristic(&from, &h200).with("num_splits", 16);
-        let splits = |to: &Problem| carried_over(&config, &from, to).get("num_splits");
+        let splits = |to: &Problem| carried_over(&config, &from, to, &h200).get("num_splits");
         let of = |batch_size, seqlen_k| splits(&problem(batch_size, 4, 1, seqlen_k, 128));
         assert_eq!([of(2, 8192), of(1, 8192), of(4, 8192), of(64, 8192)], [16, 32, 8, 1]);
         assert_eq!(of(2, 16384), 16, "longer keys ask for no more");
+        // Of 64 sequences a few blocks of threads would be left over from the waves of those that ran at once.
+        let (few, many) = (problem(16, 4, 1, 8192, 128), problem(64, 4, 1, 8192, 128));
+        let measured = heuristic(&few, &h200);
+        assert_eq!(carried_over(&measured, &few, &problem(32, 4, 1, 8192, 128), &h200), measured);
+        assert_eq!(carried_over(&measured, &few, &many, &h200), heuristic(&many, &h200));
         let short = problem(2, 4, 1, 512, 128);
         assert_eq!(i64::from(splits(&short)), worthwhile_splits(&short, &config), "short ones have room for few");
     }

@@ -185,9 +185,9 @@ pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Co
 
 /// A config that was measured on one problem, as another problem of the class takes it: what follows from the shape
 /// alone is decided anew. One whose knobs are not the family's stays as it is, for `check` to refuse.
-pub fn carried_over(config: &Config, from: &Problem, to: &Problem) -> Config {
+pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
     match config.family {
-        Family::Decode if check_knobs(config, to.pass).is_ok() => decode::carried_over(config, from, to),
+        Family::Decode if check_knobs(config, to.pass).is_ok() => decode::carried_over(config, from, to, device),
         Family::Cpu | Family::Sm80 | Family::Sm90 | Family::Decode => config.clone(),
     }
 }
