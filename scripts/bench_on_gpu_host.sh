@@ -23,6 +23,7 @@ bench() {
 
 bench attention "$@"
 bench decode
+bench kv_append
 bench features
 bench host_time
 bench training
