@@ -912,8 +912,8 @@ typedef struct flashtune_kv_append_params {
    */
   int32_t reserved;
   /**
-   * 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv, and as many rows of the cache,
-   * are at most 2^50.
+   * 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv and the cache's rows, entries *
+   * keys of each * num_heads_kv, are each at most 2^50.
    */
   int64_t batch_size;
   /**
@@ -965,12 +965,14 @@ typedef struct flashtune_kv_append_params {
   int32_t *seqused;
   /**
    * int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params. Only entries of pages
-   * that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two
-   * sequences have new keys in the same rows of a page, either's may be there afterwards. NULL where page_size is 0.
+   * that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two new
+   * keys go to the same row of a page, as those of two sequences that share it, parts of each may be there afterwards.
+   * NULL where page_size is 0.
    */
   const int32_t *block_table;
   /**
-   * In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size).
+   * In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size) where there
+   * are several.
    */
   int64_t block_table_stride;
   /**

@@ -33,8 +33,8 @@ pub struct flashtune_kv_append_params {
     pub dtype: i32,
     /// 0.
     pub reserved: i32,
-    /// 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv, and as many rows of the cache,
-    /// are at most 2^50.
+    /// 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv and the cache's rows, entries *
+    /// keys of each * num_heads_kv, are each at most 2^50.
     pub batch_size: i64,
     /// At least 1.
     pub num_heads_kv: i64,
@@ -62,10 +62,12 @@ pub struct flashtune_kv_append_params {
     /// got none its length, taken for 0 or seqlen_cache where it is below or above. NULL: not wanted.
     pub seqused: *mut i32,
     /// int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params. Only entries of pages
-    /// that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two
-    /// sequences have new keys in the same rows of a page, either's may be there afterwards. NULL where page_size is 0.
+    /// that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two new
+    /// keys go to the same row of a page, as those of two sequences that share it, parts of each may be there afterwards.
+    /// NULL where page_size is 0.
     pub block_table: *const i32,
-    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size).
+    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size) where there
+    /// are several.
     pub block_table_stride: i64,
     /// Keys of a page, at least 1; 0: the cache has no pages. One kernel does all sizes.
     pub page_size: i64,
@@ -181,7 +183,8 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     ];
     // Without new keys neither the cache nor the table is looked at.
     let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };
-    let data_of_lengths = if batch_size == 0 { Data::Optional } else { data };
+    let is_unread = batch_size == 0 || (seqlen_new == 0 && params.seqused.is_null());
+    let data_of_lengths = if is_unread { Data::Optional } else { data };
     let mut touched = Touched::default();
     for operand in &mut operands {
         let footprint = operand.check(data_of_cache)?;

@@ -1,4 +1,5 @@
-//! Writing new keys and values into a cache on host memory: a task is some of a sequence's new keys.
+//! Writing new keys and values into a cache on host memory: a task is some of a sequence's new keys or, with pages, which sequences may
+//! share, all that goes to one head's keys or values.
 
 use super::workers::Workers;
 use crate::call::TensorRef;
@@ -8,52 +9,99 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Keys of a task, at least: enough to be worth handing out.
-const KEYS: i64 = 64;
+const KEYS: usize = 64;
 
 pub struct KvAppender {
     pub(super) workers: Arc<Workers>,
 }
 
+/// New keys or new values, and where they go.
+struct Side<'a> {
+    from: &'a TensorRef,
+    to: &'a TensorRef,
+    dim: i64,
+}
+
 impl KvAppender {
     /// Returns when the cache is written.
     pub fn launch(&self, append: &KvAppend) -> Result<()> {
-        // No more tasks of a sequence than there are workers, since each looks at all of its pages.
-        let keys = (append.seqlen_new + self.workers.count() as i64 - 1) / self.workers.count() as i64;
-        let keys = keys.max(KEYS);
-        let parts = ((append.seqlen_new + keys - 1) / keys).max(1);
+        match append.page_size {
+            0 => self.by_sequence(append),
+            _ => self.by_head(append),
+        }
+    }
+
+    fn by_sequence(&self, append: &KvAppend) -> Result<()> {
+        let seqlen_new = append.seqlen_new as usize;
+        let keys = seqlen_new.div_ceil(self.workers.count()).max(KEYS);
+        let (parts, keys) = (seqlen_new.div_ceil(keys).max(1) as i64, keys as i64);
         self.workers.for_each((append.batch_size * parts) as usize, 0, |task, _| {
             let (batch, part) = (task as i64 / parts, task as i64 % parts);
             let first = part * keys;
-            write(append, batch, first..append.seqlen_new.min(first + keys));
+            let before = length_before(append, batch);
+            let fits = has_room(append, batch, before);
+            if part == 0 {
+                tell_used(append, batch, before, fits);
+            }
+            if fits {
+                for side in &sides(append) {
+                    let new = first..append.seqlen_new.min(first + keys);
+                    write(append, side, batch, before, new, 0..append.num_heads_kv);
+                }
+            }
+        })
+    }
+
+    fn by_head(&self, append: &KvAppend) -> Result<()> {
+        let heads = append.num_heads_kv;
+        self.workers.for_each(2 * heads as usize, 0, |task, _| {
+            let (side, head) = (&sides(append)[task % 2], task as i64 / 2);
+            for batch in 0..append.batch_size {
+                let before = length_before(append, batch);
+                let fits = has_room(append, batch, before);
+                if task == 0 {
+                    tell_used(append, batch, before, fits);
+                }
+                if fits {
+                    write(append, side, batch, before, 0..append.seqlen_new, head..head + 1);
+                }
+            }
         })
     }
 }
 
-/// These of a sequence's new keys and, with the first of them, how many it uses.
-fn write(append: &KvAppend, batch: i64, new: Range<i64>) {
+fn sides(append: &KvAppend) -> [Side<'_>; 2] {
+    [
+        Side { from: &append.k_new, to: &append.k_cache, dim: append.head_dim },
+        Side { from: &append.v_new, to: &append.v_cache, dim: append.head_dim_v },
+    ]
+}
+
+fn length_before(append: &KvAppend, batch: i64) -> i64 {
     // SAFETY: one of batch_size lengths (the caller checked them).
-    let before = i64::from(unsafe { append.seqlens.offset(batch as isize).read() });
-    let fits = has_room(append, batch, before);
-    if new.start == 0 && !append.seqused.is_null() {
-        let used = if fits { before + append.seqlen_new } else { before.clamp(0, append.seqlen_cache) };
-        // SAFETY: as above; this task alone writes it.
-        unsafe { append.seqused.offset(batch as isize).write(used as i32) };
-    }
-    if !fits {
+    i64::from(unsafe { append.seqlens.offset(batch as isize).read() })
+}
+
+/// Of one task for each sequence.
+fn tell_used(append: &KvAppend, batch: i64, before: i64, fits: bool) {
+    if append.seqused.is_null() {
         return;
     }
+    let used = if fits { before + append.seqlen_new } else { before.clamp(0, append.seqlen_cache) };
+    // SAFETY: one of batch_size lengths (the caller checked them), which this task alone writes.
+    unsafe { append.seqused.offset(batch as isize).write(used as i32) };
+}
+
+/// These of a sequence's new keys, of these heads.
+fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64>, heads: Range<i64>) {
     for position in new {
         let (entry, row) = place(append, batch, before + position);
-        for head in 0..append.num_heads_kv {
-            let of_k = (&append.k_new, &append.k_cache, append.head_dim);
-            let of_v = (&append.v_new, &append.v_cache, append.head_dim_v);
-            for (from, to, dim) in [of_k, of_v] {
-                let from = address(append, from, [batch, position, head]);
-                let to = address(append, to, [entry, row, head]);
-                // SAFETY: rows of tensors that share no byte (the caller checked them); the sequence has room for its new keys, and
-                // a page for each.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, (dim * append.element_bytes) as usize) };
-            }
+        for head in heads.clone() {
+            let from = address(append, side.from, [batch, position, head]);
+            let to = address(append, side.to, [entry, row, head]);
+            // SAFETY: rows of tensors that share no byte (the caller checked them), and no other task's: without pages they are this
+            // sequence's, with pages this head's. The sequence has room for its new keys, and a page for each.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, (side.dim * append.element_bytes) as usize) };
         }
     }
 }

@@ -34,6 +34,8 @@ def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
         if tensor.dim() != 4:
             raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
     capacity = k_cache.shape[1] if block_table is None else _pages(block_table, like) * k_cache.shape[1]
+    if block_table is not None and 0 in k_cache.shape[:2]:
+        raise InvalidArgumentError(f"k_cache has shape {tuple(k_cache.shape)}; with block_table it must have pages, and those keys")
     if k is None and v is None:
         return _seqlens(cache_seqlens, like, capacity, 0), None
     _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)

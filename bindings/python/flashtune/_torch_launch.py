@@ -131,7 +131,10 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
     """Writes k and v behind the seqlens keys of each sequence and into seqused how many it then uses. Shapes, types and devices are
     as `_kvcache` has checked them; lengths and tables may say anything."""
     device, number = _place("k_cache", k_cache)
-    k, v, seqlens = _expressible(k), _expressible(v), seqlens.contiguous()
+    # What is read must not be what is written.
+    written = {x.untyped_storage().data_ptr() for x in (k_cache, v_cache)}
+    k, v = (x.clone() if x.untyped_storage().data_ptr() in written else _expressible(x) for x in (k, v))
+    seqlens = seqlens.contiguous()
     batch_size, seqlen_new, num_heads_kv, head_dim = k.shape
     seqlen_cache, pages = k_cache.shape[1], _call.NULL
     if block_table is not None:
@@ -143,6 +146,10 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
     tensors = (ref(k), ref(v), ref(k_cache), ref(v_cache))
     params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages)
     context(device).kv_append(params, None if device == CPU else _current_stream(device))
+    # Autograd is told, as of an operation in place: who saved the cache for a backward pass would read other keys there.
+    for cache in (k_cache, v_cache):
+        if not cache.is_inference():
+            torch.autograd.graph.increment_version(cache)
 
 
 def describe(q, k, v, opts, features, backward):

@@ -200,7 +200,7 @@ def flash_attn_with_kvcache(
     are seen like the rest. causal aligns to the bottom right corner of each sequence. Nothing waits for the device. There is no
     gradient. num_splits must be 0: the keys are split as the config says.
 
-    What is refused is refused before the cache is written. Lengths and tables on a GPU are not looked at: there a sequence whose
+    What is refused is refused before the cache is written, as are caches that share memory and new keys for it. Lengths and tables on a GPU are not looked at: there a sequence whose
     length is negative or leaves no room for its new keys, or whose block_table has no page for them, gets none of them, and
     attends to what it had.
     """

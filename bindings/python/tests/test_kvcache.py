@@ -366,3 +366,47 @@ def test_on_a_gpu_wrong_lengths_and_pages_neither_fault_nor_wait(page_size):
     torch.cuda.synchronize()
     for now, then in zip((cache.k, cache.v), before):
         torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autograd_hears_that_a_cache_was_written(device):
+    dtype = working_dtype(device)
+    k_cache, v_cache = random(*[(2, 8, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=1)
+    k, v = random(*[(2, 1, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=2)
+    weight = torch.ones(DIM, dtype=dtype, device=device, requires_grad=True)
+    saved = (k_cache * weight).sum()
+    before = k_cache._version, v_cache._version
+    flashtune.kv_append(k_cache, v_cache, k, v, 3)
+    assert k_cache._version > before[0] and v_cache._version > before[1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+    with torch.inference_mode():
+        caches = [x.clone() for x in (k_cache, v_cache)]
+        flashtune.kv_append(*caches, k, v, 3)
+        assert torch.equal(caches[0][:, 3:4], k)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_keys_may_be_the_caches_own(device):
+    dtype = working_dtype(device)
+    k_cache, v_cache = random(*[(2, 8, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=3)
+    expected = k_cache[:, 1:3].clone()
+    used = flashtune.kv_append(k_cache, v_cache, k_cache[:, 1:3], v_cache[:, :2], 2)
+    assert used.tolist() == [4, 4] and torch.equal(k_cache[:, 2:4], expected)
+    # Keys and values of the same bytes would be written twice.
+    with pytest.raises(flashtune.InvalidArgumentError, match="v_cache"):
+        flashtune.kv_append(k_cache, k_cache[..., : DIM // 2], expected, expected[..., : DIM // 2], 2)
+
+
+def test_sequences_that_share_a_page_leave_whole_rows_there_on_the_cpu():
+    k_cache, v_cache = torch.zeros(2, 1, 4, HEADS_KV, DIM).unbind()
+    new = torch.arange(1.0, 65).view(64, 1, 1, 1).expand(64, 4, HEADS_KV, DIM)
+    flashtune.kv_append(k_cache, v_cache, new, -new, 0, block_table=torch.zeros(64, 1, dtype=torch.int32))
+    rows = k_cache.flatten(0, 1)
+    assert torch.equal(rows, rows[:, :, :1].expand_as(rows)) and rows.min() >= 1
+
+
+def test_a_cache_without_pages_is_refused_by_its_shape():
+    empty, k = torch.zeros(0, 4, HEADS_KV, DIM), torch.zeros(1, 1, HEADS_KV, DIM)
+    with pytest.raises(flashtune.InvalidArgumentError, match=r"k_cache has shape \(0, 4"):
+        flashtune.kv_append(empty, empty, k, k, 0, block_table=torch.zeros(1, 1, dtype=torch.int32))
