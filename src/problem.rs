@@ -311,8 +311,23 @@ impl Problem {
     /// Of a batch-invariant problem: whether it is done as few queries are, a split of the keys by each block of threads.
     /// Only where all sequences have equally many queries, so that this is each one's own number.
     pub fn has_few_queries_in_any_batch(&self) -> bool {
-        let has_own_queries = self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q);
-        !has_own_queries && self.has_few_rows()
+        !self.has_own_queries() && self.has_few_rows()
+    }
+
+    /// Whether sequences have their own numbers of queries.
+    fn has_own_queries(&self) -> bool {
+        self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
+    }
+
+    /// The same without a causal mask that hides nothing, as of one query for each sequence, aligned to its last key: what is measured of
+    /// decoding then serves whether a caller says causal or not. A batch-invariant one stays what it would be beside longer ones.
+    pub fn without_idle_causal(self) -> Problem {
+        let has_no_window = self.features.window == Window::default();
+        let sees_all = self.causal == Causal::BottomRight && self.seqlen_q == 1 && has_no_window;
+        match sees_all && !self.has_own_queries() && !self.batch_invariant {
+            true => Problem { causal: Causal::None, ..self },
+            false => self,
+        }
     }
 
     /// Row i sees keys j <= i + this; None: up to the last one. With sequences of their own lengths it is what comes on

@@ -4,7 +4,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::plan::record::{Record, read_lines, write_lines};
 use flashtune::plan::{Choice, Known, Source, choices, key, proven, shipped};
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
+use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use flashtune::tune::{Outcome, Timed, space};
 use std::sync::Arc;
 
@@ -461,4 +461,32 @@ fn proven_are_the_configs_that_records_of_the_architecture_name_for_the_pass() {
     let expected = [&known.shipped[0], &known.machine[0]].map(|record| record.config.clone());
     assert_eq!(proven(&known, &LLAMA, &device), expected);
     assert!(proven(&known, &LLAMA, &Device { arch: Arch::Sm(12, 0), ..h200() }).is_empty());
+}
+
+#[test]
+fn one_query_at_the_end_of_the_keys_is_not_causal() {
+    let query = Problem { seqlen_q: 1, ..LLAMA };
+    let lengths = Varlen { padded_q: false, total_q: None, total_k: None };
+    let in_cache = Features { varlen: Some(lengths), ..Features::NONE };
+    for features in
+        [Features::NONE, in_cache, Features { paged: Some(16), ..in_cache }, Features { alibi: true, ..Features::NONE }]
+    {
+        let causal = Problem { features, ..query };
+        let simpler = causal.without_idle_causal();
+        assert_eq!(simpler, Problem { causal: Causal::None, ..causal });
+        // The diagonal, where something else is measured from it, stays.
+        assert!(simpler.aligns_ends() && causal.aligns_ends());
+    }
+    let windowed = Features { window: Window { left: Some(7), ..Window::default() }, ..Features::NONE };
+    let own_queries = Features { varlen: Some(Varlen { total_q: Some(5), ..lengths }), ..Features::NONE };
+    let hidden = [
+        Problem { seqlen_q: 2, ..query },
+        Problem { causal: Causal::TopLeft, ..query },
+        Problem { features: windowed, ..query },
+        Problem { features: own_queries, ..query },
+        Problem { batch_invariant: true, ..query },
+    ];
+    for problem in hidden {
+        assert_eq!(problem.without_idle_causal(), problem);
+    }
 }

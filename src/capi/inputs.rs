@@ -103,7 +103,7 @@ impl Inputs {
             problem.seqlen_q = if total_q == Some(0) { 0 } else { problem.seqlen_q };
             problem.seqlen_k = if total_k == Some(0) { 0 } else { problem.seqlen_k };
         }
-        Ok(problem)
+        Ok(problem.without_idle_causal())
     }
 
     /// The scale that scores are multiplied with, and the dropout.

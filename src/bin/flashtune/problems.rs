@@ -103,7 +103,7 @@ impl Line {
             features: Features::NONE,
             layout: self.layout.map_or(widest, |layout| layout.max(widest)),
         };
-        let of_pass = |pass| features.on(plain(pass));
+        let of_pass = |pass| features.on(plain(pass)).without_idle_causal();
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
             None if self.page_size.is_some() => vec![of_pass(Pass::Forward)],
@@ -220,6 +220,6 @@ impl ClassArgs {
         };
         let problem = self.features.on(problem);
         problem.validate().map_err(usage)?;
-        Ok(problem)
+        Ok(problem.without_idle_causal())
     }
 }
