@@ -8,6 +8,7 @@
 
 use crate::device::{Arch, Device};
 use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use crate::tune::space;
 use std::fmt;
 
 /// Changes when a key's meaning does; records of another version are ignored.
@@ -183,17 +184,16 @@ fn bucket(size: i64) -> i64 {
 }
 
 /// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q or, of few
-/// queries, whose tiles hold a group's heads, batch_size * num_heads_kv), of both lengths (of few queries that of the keys counts half) and, of
-/// few queries, of a tile's rows. The group size counts a quarter forward: it changes what is
-/// shared in the cache, not the work.
+/// queries, whose tiles hold a group's heads, batch_size * num_heads_kv), of both lengths (of few queries that of the keys counts a quarter)
+/// and, of few queries, of a tile's rows. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
 /// Backward it counts whole: a tile of keys does its group's heads one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();
-    let is_decoded = |p: &Problem| p.may_decode() && p.has_few_rows();
-    let heads = |p: &Problem| if is_decoded(p) { p.num_heads_kv } else { p.num_heads_q };
+    let are_few = [a, b].into_iter().all(space::is_bound_by_keys);
+    let heads = |p: &Problem| if are_few { p.num_heads_kv } else { p.num_heads_q };
     let parallelism = |p: &Problem| log(p.batch_size) + log(heads(p));
     // More keys of a split are more of the same.
-    let length = if is_decoded(a) && is_decoded(b) { 0.5 } else { 1.0 };
+    let length = if are_few { 0.25 } else { 1.0 };
     let weight = if a.pass == Pass::Forward { 0.25 } else { 1.0 };
     let group = weight * (log(a.group_size()) - log(b.group_size()));
     // Few queries have tiles of as many rows as there are.

@@ -5,13 +5,16 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::kernel::geometry;
 
+/// Shared memory of an SM that CUDA takes for each block of threads (CUDA Programming Guide, "Compute Capabilities").
+pub const RESERVED_BYTES: u32 = 1024;
+
 pub const SHARED_MEMORY: Constraint = Constraint {
     name: "shared_memory",
     reason: "the tiles of a block must fit its shared memory, and those of ctas_per_sm blocks (with 1 KB each that CUDA takes) the SM's",
     holds: |p, c, d| {
         geometry::kernels(p, c).iter().all(|kernel| {
             let (bytes, ctas) = (kernel.smem_bytes, if kernel.is_main { c.get("ctas_per_sm").max(1) } else { 1 });
-            bytes <= d.smem_per_block && (bytes + 1024) * ctas <= d.smem_per_sm
+            bytes <= d.smem_per_block && (bytes + RESERVED_BYTES) * ctas <= d.smem_per_sm
         })
     },
 };
