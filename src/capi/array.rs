@@ -1,6 +1,7 @@
 //! Array: numbers in rows among a call's arguments, with what the problem says of how many. Checks of pointer and
 //! extent.
 
+use super::operand::Data;
 use super::overlap::{Footprint, overflows};
 use super::sized::address;
 use crate::error::{Error, Result};
@@ -64,6 +65,16 @@ impl Array {
             [one] => one.clone(),
             several => format!("({})", several.join(", ")),
         }
+    }
+
+    /// As `check`, of one that must be there where data is required; by a feature, if it is one's.
+    pub fn check_given(&self, data: Data, feature: Option<&str>) -> Result<Option<Footprint>> {
+        if self.pointer.is_null() && self.elements > 0 && data == Data::Required {
+            let (name, shape, kind) = (self.name, self.shape(), self.type_name);
+            let since = feature.map_or(String::new(), |feature| format!(", since features has {feature}"));
+            return Err(Error::invalid(format!("{name} is NULL; it must point to {shape} {kind} values{since}")));
+        }
+        self.check()
     }
 
     /// Its bytes, where it is there.

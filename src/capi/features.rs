@@ -266,16 +266,7 @@ impl FeatureInputs {
         ];
         // With no batch entry nothing is read.
         for (bit, array) in arrays.into_iter().filter(|(bit, _)| self.has(*bit) && p.batch_size > 0) {
-            if array.pointer.is_null() && array.elements > 0 && data == Data::Required {
-                return Err(Error::invalid(format!(
-                    "{} is NULL; it must point to {} {} values, since features has {}",
-                    array.name,
-                    array.shape(),
-                    array.type_name,
-                    bit.1
-                )));
-            }
-            array.check()?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
+            array.check_given(data, Some(bit.1))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
         self.block_mask.check(p, data, touch)?;
         let dsinks = Array::new("dsinks", self.dsinks.cast_const(), p.num_heads_q);

@@ -5,7 +5,6 @@ use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
 use super::operand::{Access, Data, Operand, Rows};
-use super::overlap::Footprint;
 use super::pages::PageInputs;
 use super::panic_boundary::enter;
 use super::ready::ready;
@@ -190,10 +189,10 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
         let footprint = operand.check(data_of_cache)?;
         touched.add(operand.access, footprint);
     }
-    touched.add(Access::Read, required(&Array::new("seqlens", params.seqlens, batch_size), data_of_lengths)?);
+    touched.add(Access::Read, Array::new("seqlens", params.seqlens, batch_size).check_given(data_of_lengths, None)?);
     if page_size != 0 {
         let table = pages.table_of(batch_size, ("seqlen_cache", seqlen_cache), data_of_cache)?;
-        touched.add(Access::Read, required(&table, data_of_cache)?);
+        touched.add(Access::Read, table.check_given(data_of_cache, None)?);
     }
     touched.add(Access::Written, Array::new("seqused", params.seqused.cast_const(), batch_size).check()?);
     touched.refuse_overlaps()?;
@@ -272,13 +271,4 @@ fn cache_rows(params: &flashtune_kv_append_params) -> (i64, i64, Rows) {
         0 => (params.batch_size, params.seqlen_cache, Rows::OfBatch),
         page_size => (params.num_pages, page_size, Rows::InPages),
     }
-}
-
-/// An array's bytes; where data is needed it must be there.
-fn required(array: &Array, data: Data) -> Result<Option<Footprint>> {
-    if array.pointer.is_null() && array.elements > 0 && data == Data::Required {
-        let (name, shape, kind) = (array.name, array.shape(), array.type_name);
-        return Err(Error::invalid(format!("{name} is NULL; it must point to {shape} {kind} values")));
-    }
-    array.check()
 }
