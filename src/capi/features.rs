@@ -160,11 +160,10 @@ impl FeatureInputs {
             sinks: self.has(SINKS),
             dlse: self.has(DLSE),
             varlen: (self.features & VARLEN != 0).then_some(varlen),
-            paged: if self.has(PAGED) {
-                Some(self.pages.page_size("since features has FLASHTUNE_FEATURE_PAGED")?)
-            } else {
-                None
-            },
+            paged: self
+                .has(PAGED)
+                .then(|| self.pages.page_size("since features has FLASHTUNE_FEATURE_PAGED"))
+                .transpose()?,
             block_mask: self.has(BLOCK_MASK).then(|| self.block_mask.block_mask()),
         })
     }

@@ -65,8 +65,8 @@ pub struct Known {
     pub shipped: Vec<Arc<Record>>,
 }
 
-/// Within this distance (a factor of four in one length, but in that of the keys of few queries) a record comes before what a later source has nearer; beyond
-/// it a record is used only where no source has one within.
+/// Within this distance (a factor of four in one length, but for the keys' of few queries) a record comes before what a
+/// later source has nearer; beyond it a record is used only where no source has one within.
 const NEAR: f64 = 2.0;
 
 /// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build. One alone

@@ -121,7 +121,7 @@ fn grid() -> Vec<Problem> {
 /// (num_heads_q, num_heads_kv, head_dim)
 const DECODE_HEADS: [(i64, i64, i64); 5] = [(32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256)];
 const DECODE_LENGTHS: [i64; 7] = [1024, 4096, 8192, 16384, 32768, 65536, 131_072];
-/// Larger ones take as long to tune as all others, and have the nearest of these.
+/// Larger ones have the nearest of these.
 const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
 
 /// Batches a factor of four apart: what is between is within two of one of them. Those past 16 a factor of two, since about there

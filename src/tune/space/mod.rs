@@ -235,7 +235,8 @@ fn check_knobs(config: &Config, pass: Pass) -> Result<(), String> {
     Ok(())
 }
 
-/// The config that is right for any problem without any measurement; it passes `check`, but where a launch has no room for so many tiles.
+/// The config that is right for any problem without any measurement; it passes `check`, but where a launch has no room
+/// for so many tiles.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     heuristics(problem, device).swap_remove(0)
 }
