@@ -4,6 +4,7 @@
 //! outside anything a launch waits for. It knows when to use records; how they are kept is `machine`'s and `store`'s.
 
 use super::built::Built;
+use super::canonical::Canonical;
 use super::key::{self, Class};
 use super::loaded::{Loaded, Plan, Turns};
 use super::lookup::{self, Choice, Known, Source};
@@ -58,7 +59,7 @@ pub struct Engine {
     loaded: Loaded,
     mergers: Built<MergeClass, Merger>,
     kv_appenders: Built<KvAppendClass, KvAppender>,
-    preparing: Turns<Problem>,
+    preparing: Turns<Canonical>,
     building: Turns<(Class, Config)>,
     /// Measurements side by side would disturb each other.
     measuring: Mutex<()>,
@@ -164,7 +165,7 @@ impl Engine {
         };
         let ((_, config), executable) = self.loaded.executables.first(serves)?;
         Some(Arc::new(Plan {
-            problem: canonical,
+            problem: *canonical,
             config,
             source: Source::Heuristic,
             reason: "nothing may be prepared now: a config that was loaded for another shape of the class".to_owned(),
@@ -320,7 +321,7 @@ impl Engine {
     }
 
     /// Tunes if the policy says so, then builds the best choice that builds.
-    fn make(&self, problem: &Problem, canonical: Problem) -> Result<Arc<Plan>> {
+    fn make(&self, problem: &Problem, canonical: Canonical) -> Result<Arc<Plan>> {
         let device = self.backend.device();
         let choices = lookup::choices(&self.known.load(), &canonical, device);
         if choices.first().is_some_and(|choice| self.wants_tuning(problem, choice)) && !problem.is_empty() {

@@ -6,10 +6,12 @@
 //! `… vec8 window softcap gqa4 … sk4096 l1024`. A new field of Problem belongs here, with a new version, but for
 //! `deterministic` and `batch_invariant`: such problems have no records. Not the cubin's key: that is a hash of the rendered text.
 
+use super::canonical::bucket;
 use crate::device::{Arch, Device};
-use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use crate::tune::space;
+use crate::problem::{Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use std::fmt;
+
+pub use super::canonical::{canonical, distance};
 
 /// Changes when a key's meaning does; records of another version are ignored.
 const VERSION: &str = "v1";
@@ -123,105 +125,6 @@ pub fn record_key(problem: &Problem) -> String {
     )
 }
 
-/// The problem that stands for all with the same record key: what is chosen for it is chosen for all of them, so that
-/// the choice does not depend on which of them came first, and a sequence that grows by one token does not make a plan
-/// at each step.
-pub fn canonical(problem: &Problem) -> Problem {
-    if problem.batch_invariant {
-        return of_any_batch(problem);
-    }
-    let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
-    let canonical = Problem {
-        batch_size: bucket(problem.batch_size),
-        num_heads_q: num_heads_kv * bucket(problem.group_size()),
-        num_heads_kv,
-        seqlen_q: bucket(problem.seqlen_q),
-        seqlen_k: bucket(problem.seqlen_k),
-        ..in_any_alignment(problem)
-    };
-    // At the far end of the ranges a bucket may be too large to be a problem.
-    if canonical.validate().is_ok() { canonical } else { *problem }
-}
-
-/// Of a batch-invariant problem: the same for every batch that a sequence may be in, whose batch size, longest lengths and
-/// totals differ. How many queries there are counts where each sequence has as many.
-fn of_any_batch(problem: &Problem) -> Problem {
-    Problem {
-        batch_size: 1,
-        seqlen_q: if problem.has_few_queries_in_any_batch() { problem.seqlen_q } else { ANY_SEQLEN },
-        seqlen_k: ANY_SEQLEN,
-        ..in_any_alignment(problem)
-    }
-}
-
-/// Long enough that one head's tiles fill a GPU, and that its keys are cut into as many splits as there may be.
-const ANY_SEQLEN: i64 = 1 << 16;
-
-/// The same for either alignment of the diagonal, and for all numbers of rows of sequences of their own lengths.
-fn in_any_alignment(problem: &Problem) -> Problem {
-    let window = &problem.features.window;
-    let window = Window { left: window.left.map(bucket), right: window.right.map(bucket), top_left: false };
-    let varlen = problem.features.varlen.map(|_| Varlen::default());
-    Problem {
-        causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
-        features: Features { window, varlen, ..problem.features },
-        ..*problem
-    }
-}
-
-/// The nearest power of two or three halves of one; 0 and 1 are themselves.
-fn bucket(size: i64) -> i64 {
-    if size < 4 {
-        return size;
-    }
-    let power = 1i64 << size.ilog2();
-    // The borders are the geometric means of neighbours: sqrt(3/2) = 1.2247, sqrt(3) = 1.7321, in 1/1024.
-    match (size as i128) * 1024 / i128::from(power) {
-        ..1254 => power,
-        1254..1774 => power + power / 2,
-        _ => 2 * power,
-    }
-}
-
-/// How far apart two problems of one class are: Euclidean, in powers of two of the parallelism (batch_size * num_heads_q or, of few
-/// queries, whose tiles hold a group's heads, batch_size * num_heads_kv), of both lengths (of few queries that of the keys counts a quarter)
-/// and, of few queries, of a tile's rows. The group size counts a quarter forward: it changes what is shared in the cache, not the work.
-/// Backward it counts whole: a tile of keys does its group's heads one after the other.
-pub fn distance(a: &Problem, b: &Problem) -> f64 {
-    let log = |size: i64| (size.max(1) as f64).log2();
-    let are_few = [a, b].into_iter().all(space::is_bound_by_keys);
-    let heads = |p: &Problem| if are_few { p.num_heads_kv } else { p.num_heads_q };
-    let parallelism = |p: &Problem| log(p.batch_size) + log(heads(p));
-    // More keys of a split are more of the same.
-    let length = if are_few { 0.25 } else { 1.0 };
-    let weight = if a.pass == Pass::Forward { 0.25 } else { 1.0 };
-    let group = weight * (log(a.group_size()) - log(b.group_size()));
-    // Few queries have tiles of as many rows as there are.
-    let tile_rows = |p: &Problem| if p.may_decode() { log(p.packed_rows().clamp(16, 64)) } else { 0.0 };
-    // A window counts as the share of the keys that it leaves.
-    let window = log(seen(a)) - log(a.seqlen_k) - log(seen(b)) + log(b.seqlen_k);
-    [
-        parallelism(a) - parallelism(b),
-        log(a.seqlen_q) - log(b.seqlen_q),
-        length * (log(a.seqlen_k) - log(b.seqlen_k)),
-        tile_rows(a) - tile_rows(b),
-        group,
-        window,
-    ]
-    .iter()
-    .map(|d| d * d)
-    .sum::<f64>()
-    .sqrt()
-}
-
-/// Keys that a window lets a row see, at most.
-fn seen(problem: &Problem) -> i64 {
-    let Window { left, right, .. } = problem.features.window;
-    let side = |keys: Option<i64>| keys.unwrap_or(problem.seqlen_k);
-    let right = if problem.causal == Causal::None { side(right) } else { 0 };
-    (side(left) + right).min(problem.seqlen_k)
-}
-
 /// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts of a GPU (MIG), and
 /// numbers of CPU threads, apart.
 pub fn device_key(device: &Device) -> String {
@@ -249,7 +152,7 @@ pub fn slug(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::BlockMask;
+    use crate::problem::{BlockMask, Causal};
     use std::collections::HashSet;
 
     pub const LLAMA: Problem = Problem {
@@ -262,22 +165,6 @@ mod tests {
     fn the_key_is_readable() {
         let key = record_key(&LLAMA);
         assert_eq!(key, "v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096");
-    }
-
-    #[test]
-    fn buckets_are_monotonic_and_their_own_buckets() {
-        let mut last = 0;
-        for size in 0..100_000 {
-            let bucket = bucket(size);
-            assert!(bucket >= last, "{size}");
-            assert_eq!(self::bucket(bucket), bucket, "{size}");
-            if size > 0 {
-                let factor = bucket as f64 / size as f64;
-                assert!((0.78..1.25).contains(&factor), "{size} -> {bucket}");
-            }
-            last = bucket;
-        }
-        assert_eq!(bucket(i32::MAX as i64), 1 << 31);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! wanted, builds it with the backend and keeps the plan. Records come from `machine` (sled) and `shipped` (JSON).
 
 mod built;
+mod canonical;
 mod engine;
 pub mod key;
 mod loaded;
@@ -14,6 +15,7 @@ pub mod shipped;
 mod store;
 
 pub use built::Built;
+pub use canonical::Canonical;
 pub use engine::{Engine, EngineOptions, Policy};
 pub use loaded::Plan;
 pub use lookup::{Choice, Known, Source, choices, proven};

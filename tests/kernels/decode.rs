@@ -68,7 +68,7 @@ fn the_common_head_dims_compile_in_every_group_size() {
 #[test]
 fn batch_invariant_kernels_compile_for_few_queries_and_for_any_number_in_pages() {
     let of = |features: Features, seqlen_q| {
-        canonical(&Problem { batch_invariant: true, seqlen_q, ..problem(128, 4, features) })
+        *canonical(&Problem { batch_invariant: true, seqlen_q, ..problem(128, 4, features) })
     };
     all_compile(vec![of(Features::NONE, 1), of(PAGED, 16), of(PAGED, 1000)]);
 }

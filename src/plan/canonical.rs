@@ -1,0 +1,142 @@
+//! Canonical: the problem that stands for all problems with one record key, and the distance between shapes.
+//!
+//! Sizes are rounded to buckets, so that one choice serves every problem of a key, whichever came first, and a
+//! sequence that grows by one token does not make a plan at each step. The engine makes a `Canonical` once, where a
+//! problem comes in; lookup, tuning and building take it from there. This file knows nothing of keys and records.
+
+use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
+use crate::tune::space;
+use std::ops::Deref;
+
+/// Keys that a batch-invariant problem is planned for: one head's tiles fill a GPU, and the keys are cut into the
+/// largest number of splits.
+const ANY_SEQLEN: i64 = 1 << 16;
+
+/// A problem that `canonical` returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Canonical(Problem);
+
+impl Deref for Canonical {
+    type Target = Problem;
+
+    fn deref(&self) -> &Problem {
+        &self.0
+    }
+}
+
+/// The problem that stands for all problems with the record key of this one.
+pub fn canonical(problem: &Problem) -> Canonical {
+    if problem.batch_invariant {
+        return Canonical(with_any_batch(problem));
+    }
+    let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
+    let rounded = Problem {
+        batch_size: bucket(problem.batch_size),
+        num_heads_q: num_heads_kv * bucket(problem.group_size()),
+        num_heads_kv,
+        seqlen_q: bucket(problem.seqlen_q),
+        seqlen_k: bucket(problem.seqlen_k),
+        ..with_any_alignment(problem)
+    };
+    // At the far end of the ranges a bucket may be too large to be a problem.
+    Canonical(if rounded.validate().is_ok() { rounded } else { *problem })
+}
+
+/// The same problem for every batch that a sequence may be in: batch size, longest lengths and totals are fixed. The
+/// number of queries stays where it decides the kernel family in every batch.
+fn with_any_batch(problem: &Problem) -> Problem {
+    Problem {
+        batch_size: 1,
+        seqlen_q: if problem.has_few_queries_in_any_batch() { problem.seqlen_q } else { ANY_SEQLEN },
+        seqlen_k: ANY_SEQLEN,
+        ..with_any_alignment(problem)
+    }
+}
+
+/// The same problem for both alignments of the diagonal and for all totals of a varlen batch.
+fn with_any_alignment(problem: &Problem) -> Problem {
+    let window = &problem.features.window;
+    let window = Window { left: window.left.map(bucket), right: window.right.map(bucket), top_left: false };
+    let varlen = problem.features.varlen.map(|_| Varlen::default());
+    Problem {
+        causal: if problem.causal == Causal::None { Causal::None } else { Causal::BottomRight },
+        features: Features { window, varlen, ..problem.features },
+        ..*problem
+    }
+}
+
+/// The nearest of the powers of two and three halves of them; 0 and 1 are themselves.
+pub fn bucket(size: i64) -> i64 {
+    if size < 4 {
+        return size;
+    }
+    let power = 1i64 << size.ilog2();
+    // The borders are the geometric means of neighbours: sqrt(3/2) = 1.2247, sqrt(3) = 1.7321, in 1/1024.
+    match (size as i128) * 1024 / i128::from(power) {
+        ..1254 => power,
+        1254..1774 => power + power / 2,
+        _ => 2 * power,
+    }
+}
+
+/// The distance between two problems of one class: Euclidean, in powers of two, over parallelism, both lengths, the
+/// GQA group and the window. Two problems of few queries (decoding) are measured by what their kernels see: tiles
+/// hold a GQA group, so parallelism counts K/V heads; the keys' length counts a quarter; a tile's rows count too.
+///
+/// The group size counts a quarter forward, where it changes what the cache shares and not the work. Backward it
+/// counts whole: a tile of keys does the heads of its group one after the other.
+pub fn distance(a: &Problem, b: &Problem) -> f64 {
+    let log = |size: i64| (size.max(1) as f64).log2();
+    let are_few = [a, b].into_iter().all(space::is_bound_by_keys);
+    let heads = |p: &Problem| if are_few { p.num_heads_kv } else { p.num_heads_q };
+    let parallelism = |p: &Problem| log(p.batch_size) + log(heads(p));
+    // A split with more keys repeats the same work.
+    let length = if are_few { 0.25 } else { 1.0 };
+    let weight = if a.pass == Pass::Forward { 0.25 } else { 1.0 };
+    let group = weight * (log(a.group_size()) - log(b.group_size()));
+    // Tiles of few queries have as many rows as there are queries.
+    let tile_rows = |p: &Problem| if p.may_decode() { log(p.packed_rows().clamp(16, 64)) } else { 0.0 };
+    // A window counts as the share of the keys that it leaves.
+    let window = log(seen(a)) - log(a.seqlen_k) - log(seen(b)) + log(b.seqlen_k);
+    [
+        parallelism(a) - parallelism(b),
+        log(a.seqlen_q) - log(b.seqlen_q),
+        length * (log(a.seqlen_k) - log(b.seqlen_k)),
+        tile_rows(a) - tile_rows(b),
+        group,
+        window,
+    ]
+    .iter()
+    .map(|d| d * d)
+    .sum::<f64>()
+    .sqrt()
+}
+
+/// The most keys that a window lets one row see.
+fn seen(problem: &Problem) -> i64 {
+    let Window { left, right, .. } = problem.features.window;
+    let side = |keys: Option<i64>| keys.unwrap_or(problem.seqlen_k);
+    let right = if problem.causal == Causal::None { side(right) } else { 0 };
+    (side(left) + right).min(problem.seqlen_k)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_monotonic_and_their_own_buckets() {
+        let mut last = 0;
+        for size in 0..100_000 {
+            let bucket = bucket(size);
+            assert!(bucket >= last, "{size}");
+            assert_eq!(self::bucket(bucket), bucket, "{size}");
+            if size > 0 {
+                let factor = bucket as f64 / size as f64;
+                assert!((0.78..1.25).contains(&factor), "{size} -> {bucket}");
+            }
+            last = bucket;
+        }
+        assert_eq!(bucket(i32::MAX as i64), 1 << 31);
+    }
+}
