@@ -41,9 +41,9 @@ bench: lib
 header:
 	FLASHTUNE_UPDATE_HEADER=1 cargo test --locked --test capi header
 
-# README's table of what runs where.
+# The table in docs/support.md.
 table:
-	FLASHTUNE_UPDATE_README=1 cargo test --locked --test numeric feature_table
+	FLASHTUNE_UPDATE_SUPPORT=1 cargo test --locked --test numeric feature_table
 
 clean:
 	cargo clean

@@ -1,8 +1,8 @@
-//! README's table of what runs where, made of what runs: every feature is asked of every backend and kernel family in both passes.
+//! The table in `docs/support.md`, made by asking every backend and kernel family for every feature in both passes.
 //!
-//! What a GPU family takes is rendered, must differ from the kernel without the feature, and is compiled by NVRTC; what the CPU
-//! takes is run and judged by the error rule. Without NVRTC nothing is compiled, loudly; `FLASHTUNE_REQUIRE_NVRTC=1` makes
-//! that a failure. A family that lacks what another has fails the test unless `feature_list` says why.
+//! A GPU family's kernel is rendered, must differ from the kernel without the feature, and is compiled by NVRTC. The CPU
+//! backend runs the case, and the error rule judges the result. Without NVRTC the test skips compilation and says so;
+//! `FLASHTUNE_REQUIRE_NVRTC=1` makes that skip a failure. A gap without a reason in `feature_list` fails the test.
 
 use crate::feature_list::{Feature, LACKS, features};
 use crate::library;
@@ -19,7 +19,7 @@ use flashtune::tune::space;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A backend or family in a pass, on a device that it is made for, with lengths for which it is the preferred one.
+/// A family in a pass, on a device that the family is made for, with lengths for which it is the preferred family.
 struct Column {
     pass: Pass,
     family: Family,
@@ -31,7 +31,7 @@ const fn column(pass: Pass, family: Family, arch: Arch, lengths: (i64, i64)) -> 
     Column { pass, family, arch, lengths }
 }
 
-/// A few tiles of the CPU's, which the reference does as well.
+/// A few tiles of the CPU backend. The slow reference can compute these lengths too.
 const SHORT: (i64, i64) = (70, 130);
 const MANY: (i64, i64) = (4000, 4000);
 const FEW_QUERIES: (i64, i64) = (4, 4000);
@@ -46,10 +46,10 @@ const COLUMNS: [Column; 7] = [
     column(Pass::Backward, Family::Sm90, Arch::Sm(9, 0), MANY),
 ];
 
-/// What the library answers.
+/// The library's answer for one feature in one column.
 #[allow(clippy::large_enum_variant)] // there is one table, of a few hundred cells
 enum Cell {
-    /// It is no question of this pass.
+    /// The pass does not have this feature.
     Meaningless,
     Lacks,
     Has(Case, Problem, Config),
@@ -73,7 +73,7 @@ impl Cell {
         }
     }
 
-    /// With the space that goes before it.
+    /// The cell's text, with the space before it.
     fn text(&self) -> &'static str {
         match self {
             Cell::Meaningless => "",
@@ -83,7 +83,7 @@ impl Cell {
     }
 }
 
-/// The same problem without what a kernel is rendered with or without. A bias stays where its gradient is in question.
+/// The same problem without any feature that changes the rendered text. A bias stays where its gradient is asked for.
 fn without_features(problem: &Problem) -> Problem {
     let features = Features { bias: problem.features.dbias, ..Features::NONE };
     Problem { causal: Causal::None, dropout: false, deterministic: false, features, ..*problem }
@@ -103,9 +103,9 @@ fn table(cpu: &Subject) -> Vec<(Feature, Vec<Cell>)> {
     features().into_iter().map(row).collect()
 }
 
-/// What the CPU says that it does, it does right.
+/// Runs a case that the CPU backend claims to support and judges the result.
 fn run_on_cpu(cpu: &Subject, case: &Case, problem: &Problem, config: &Config) {
-    assert_eq!(case.problem(problem.pass), *problem, "the case of the tests cannot say what the problem does");
+    assert_eq!(case.problem(problem.pass), *problem, "the test case does not describe the whole problem");
     let prepared = Prepared::new(case);
     let forward = prepared.forward(cpu, &cpu.heuristic(case, Pass::Forward));
     if problem.pass == Pass::Backward {
@@ -113,18 +113,18 @@ fn run_on_cpu(cpu: &Subject, case: &Case, problem: &Problem, config: &Config) {
     }
 }
 
-/// The texts of the kernels that a GPU runs, which a feature must not leave as they are without it.
+/// The texts of the kernels that a GPU runs. A feature must change at least one of them.
 fn kernels(problem: &Problem, config: &Config, arch: Arch) -> Vec<(&'static str, String)> {
     let texts = |problem: &Problem| -> Vec<(&'static str, String)> {
         let rendered = render_pass(problem, config, arch).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
         rendered.into_iter().map(|(spec, text)| (spec.template, text)).collect()
     };
     let (with, plain) = (texts(problem), without_features(problem));
-    assert!(*problem == plain || with != texts(&plain), "{config} leaves it out without a word: {problem:?}");
+    assert!(*problem == plain || with != texts(&plain), "{config} silently ignores a feature of {problem:?}");
     with
 }
 
-/// README's part: the table, and the reason of every lack.
+/// The generated part of `docs/support.md`: the table, then the reason for every gap.
 fn rendered(table: &[(Feature, Vec<Cell>)]) -> String {
     let heading = |pass: Pass| if pass == Pass::Forward { "forward" } else { "backward" };
     let columns = COLUMNS.iter().map(|column| format!(" {}: {} |", heading(column.pass), column.family.name()));
@@ -136,16 +136,16 @@ fn rendered(table: &[(Feature, Vec<Cell>)]) -> String {
     text += "\n";
     for lack in LACKS {
         let families: Vec<&str> = lack.families.iter().map(|family| family.name()).collect();
-        text += &format!("- {}: not by {}, since {}.\n", lack.feature, families.join(", "), lack.reason);
+        text += &format!("- {}, not in {}: {}.\n", lack.feature, families.join(", "), lack.reason);
     }
     text
 }
 
-const BEGIN: &str = "<!-- begin of the table that tests/numeric/feature_table.rs makes -->\n";
-const END: &str = "<!-- end of the table -->\n";
+const BEGIN: &str = "<!-- begin: generated by tests/numeric/feature_table.rs (make table) -->\n";
+const END: &str = "<!-- end: generated -->\n";
 
 #[test]
-fn readme_says_what_runs_where() {
+fn docs_support_says_what_runs_where() {
     let cpu = Subject::cpu(2);
     let table = table(&cpu);
     let mut to_compile = BTreeMap::new();
@@ -175,18 +175,18 @@ fn readme_says_what_runs_where() {
         );
     }
 
-    let path = library::root().join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(BEGIN).unwrap_or_else(|| panic!("README.md has no line {BEGIN}"));
-    let (committed, after) = rest.split_once(END).unwrap_or_else(|| panic!("README.md has no line {END}"));
+    let path = library::root().join("docs/support.md");
+    let document = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = document.split_once(BEGIN).unwrap_or_else(|| panic!("docs/support.md has no line {BEGIN}"));
+    let (committed, after) = rest.split_once(END).unwrap_or_else(|| panic!("docs/support.md has no line {END}"));
     let made = rendered(&table);
-    if std::env::var_os("FLASHTUNE_UPDATE_README").is_some_and(|value| value == "1") {
+    if std::env::var_os("FLASHTUNE_UPDATE_SUPPORT").is_some_and(|value| value == "1") {
         return std::fs::write(&path, [before, BEGIN, &made, END, after].concat()).unwrap();
     }
     let drift = made.lines().zip(committed.lines()).find(|(new, old)| new != old);
     assert!(
         committed == made,
-        "README.md's table is not what runs; first difference: {drift:?}\nFLASHTUNE_UPDATE_README=1 cargo test --test numeric feature_table makes it anew"
+        "docs/support.md is out of date; first difference: {drift:?}\n`make table` writes it anew"
     );
 }
 
@@ -203,11 +203,11 @@ fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
     let listed = LACKS.iter().flat_map(|lack| lack.families.iter().map(|family| (lack.feature, *family))).collect();
     let (unlisted, idle): (Vec<_>, Vec<_>) =
         (lacking.difference(&listed).collect(), listed.difference(&lacking).collect());
-    assert!(unlisted.is_empty(), "lacking, and not listed with a reason in tests/numeric/feature_list: {unlisted:?}");
-    assert!(idle.is_empty(), "listed in tests/numeric/feature_list, and not lacking: {idle:?}");
+    assert!(unlisted.is_empty(), "gaps without a reason in LACKS of tests/numeric/feature_list: {unlisted:?}");
+    assert!(idle.is_empty(), "entries of LACKS in tests/numeric/feature_list that are no gaps: {idle:?}");
 }
 
-/// Destructured without `..`, so that a new field does not compile until it is asked about here.
+/// `Features` is destructured without `..`, so a new field does not compile until this test asks for it.
 #[test]
 fn every_feature_of_a_problem_has_its_row() {
     let rows = features();

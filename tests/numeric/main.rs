@@ -1,4 +1,4 @@
-//! What attention computes, against the reference and the laws: the CPU backend, the GPU, and what README says that each does.
+//! Attention's results on the CPU and a GPU, against the reference and the laws, and the table in `docs/support.md`.
 //!
 //! One program, since each would compile `support` anew.
 
