@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Times flashtune beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
+"""Times flashtune beside other attention implementations on one GPU, round by round on the same
+tensors.
 
-Prints a row for each problem and pass, TFLOP/s of each peer and flashtune's speed over FA2's, cuDNN's and FA4's, over that
-of the best peer measured in this run, and on the grid over the best of cuDNN, FlashAttention-3 and -4 by the table in
-envelope.py; then the geometric means. All backward passes go through autograd; "call" is flashtune_backward alone, as C callers
-use it, and enters no ratio. Absolute figures shift with the GPU's clock from run to run; the ratios within one run hold.
+Prints a row for each problem and pass: TFLOP/s of each peer, then each peer's time over
+flashtune's. A summary by pass and head dim follows, then Markdown tables (see
+bench/attention_report.py, which prints both again from the JSON).
+
+All backward passes go through autograd. "call" is flashtune_backward alone, as C callers use it; it
+enters no ratio. The GPU's clock differs from run to run, so absolute figures do not compare across
+runs. Ratios within one run do.
 """
 
+import attention_report
 import cases
-import envelope
 import loop
 import machine
 import peers
 import report
+import timing
 import torch
-from timing import round_robin
-
-RIVALS = ("fa2", "cudnn", "fa4", "best", "envelope")
-OURS = ("flashtune", "call")
 
 
 def tensors(case):
@@ -31,7 +32,7 @@ def tensors(case):
 
 
 def forward_of(attend, inputs, options):
-    """A function that runs the forward pass, which has run once."""
+    """A function that runs the forward pass. It has run once already."""
 
     def forward():
         return attend(*inputs, *options)
@@ -43,7 +44,7 @@ def forward_of(attend, inputs, options):
 
 
 def backward_of(attend, inputs, options):
-    """A function that runs the backward pass alone, which has run once."""
+    """A function that runs the backward pass alone. It has run once already."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     out = attend(*leaves, *options)
     dout = torch.randn_like(out)
@@ -59,8 +60,8 @@ def backward_of(attend, inputs, options):
 PASSES = {"forward": forward_of, "backward": backward_of}
 
 
-def measure(case, attends, tune, passes):
-    """{pass: {peer: seconds}} and {peer and pass: reason} of those that cannot do it."""
+def measure(case, attends, tune, passes, rounds):
+    """{pass: {peer: seconds}}, and {peer and pass: reason} of those that do not run."""
     inputs, options = tensors(case), (case["causal"], case["dropout_p"])
     times, refused = {}, {}
     for name in passes:
@@ -75,66 +76,19 @@ def measure(case, attends, tune, passes):
             except Exception as error:
                 refused[f"{peer} {name}"] = report.reason(error)
         if name == "backward" and "flashtune" in runs:
-            # Beside it what a C caller pays: no autograd, no allocation.
+            # The cost to a C caller: no autograd, no allocation.
             runs["call"] = peers.flashtune_backward_call(*inputs, *options, torch.randn_like(inputs[0]))
         with torch.set_grad_enabled(name == "backward"):
-            times[name] = dict(zip(runs, round_robin(list(runs.values()))))
+            times[name] = dict(zip(runs, timing.round_robin(list(runs.values()), rounds)))
     return times, refused
-
-
-def rows_of(suite, case, times, refused):
-    for name, seconds in times.items():
-        row = dict(suite=suite, **case)
-        row["pass"] = name
-        row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
-        row["tflops"] = {peer: cases.flops(case, name == "backward") / time / 1e12 for peer, time in seconds.items()}
-        others = {peer: time for peer, time in seconds.items() if peer not in OURS}
-        if others:
-            others["best"] = min(others.values())
-        row["ratio"] = {
-            rival: others[rival] / seconds["flashtune"]
-            for rival in RIVALS
-            if rival in others and "flashtune" in seconds
-        }
-        best_peer = envelope.over_cudnn(name, case) if suite == "grid" else None
-        if best_peer and "cudnn" in row["ratio"]:
-            row["ratio"]["envelope"] = row["ratio"]["cudnn"] / best_peer
-        row["refused"] = refused
-        yield row
-
-
-def show(row, names):
-    rates = "".join(f"{row['tflops'][name]:11.0f}" if name in row["tflops"] else f"{'-':>11}" for name in names)
-    ratios = "".join(f"{row['ratio'][rival]:11.2f}" if rival in row["ratio"] else f"{'-':>11}" for rival in RIVALS)
-    print(f"{row['suite']:8}{cases.label(row):32}{row['pass']:9}{rates}{ratios}", flush=True)
-
-
-def summary(rows):
-    """One entry for each suite and head dim of it, pass and rival: geometric mean, worst cell, how many cells."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["suite"], []).append(row)
-    for row in rows:
-        groups.setdefault(f"{row['suite']} d{row['head_dim']}", []).append(row)
-    found = []
-    for suite, members in groups.items():
-        for name in PASSES:
-            for rival in RIVALS:
-                of_rival = [row for row in members if row["pass"] == name and rival in row["ratio"]]
-                if not of_rival:
-                    continue
-                entry = dict(suite=suite, rival=rival)
-                entry["pass"] = name
-                entry.update(report.mean_and_least(of_rival, lambda row, rival=rival: row["ratio"][rival], cases.label))
-                found.append(entry)
-    return found
 
 
 def main():
     suites = cases.suites()
-    parser = loop.parser(__doc__, suites, "autotune each problem first")
-    parser.add_argument("--peers", default=",".join(peers.NAMES), help=f"of {', '.join(peers.NAMES)}, math")
-    parser.add_argument("--passes", default=",".join(PASSES), help=f"of {', '.join(PASSES)}")
+    parser = loop.parser(__doc__, suites, "autotune each problem first", timing.ROUNDS)
+    known, passes = ", ".join(peers.NAMES), ",".join(PASSES)
+    parser.add_argument("--peers", default=",".join(peers.NAMES), help=f"comma-separated, from: {known}, math; default: all but math")
+    parser.add_argument("--passes", default=passes, help=f"comma-separated, default: {passes}")
     arguments = parser.parse_args()
     passes = arguments.passes.split(",")
     if not set(passes) <= set(PASSES):
@@ -147,29 +101,33 @@ def main():
     names = list(attends)
     if "flashtune" in names and "backward" in passes:
         names.append("call")
-    print("TFLOP/s, and flashtune's speed over the rivals'")
-    columns = [*names, *(f"x {rival}" for rival in RIVALS)]
-    print(f"{'suite':8}{'problem':32}{'pass':9}" + "".join(f"{column:>11}" for column in columns))
+    print("TFLOP/s, then the peers' time over flashtune's")
+    print(attention_report.header(names))
 
     def rows_of_case(suite, case):
-        for row in rows_of(suite, case, *measure(case, attends, arguments.tune, passes)):
-            show(row, names)
+        times, refused = measure(case, attends, arguments.tune, passes, arguments.rounds)
+        for name, seconds in times.items():
+            row = attention_report.row_of(suite, case, name, seconds, refused)
+            print(attention_report.line(row, names), flush=True)
             yield row
 
     def results(rows):
-        return dict(machine=measured_on, rows=rows, summary=summary(rows))
+        return dict(
+            machine=measured_on,
+            rounds=arguments.rounds,
+            tuned=arguments.tune,
+            peers=names,
+            rows=rows,
+            summary=attention_report.summary(rows, names),
+        )
 
     chosen = cases.suites(arguments.quick)
     problems = [(suite, case) for suite in arguments.suites for case in chosen[suite]]
     rows, skipped = loop.run(problems, rows_of_case, results, arguments)
 
-    print(f"\n{'suite':14}{'pass':10}{'over':10}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
-    for entry in summary(rows):
-        print(
-            f"{entry['suite']:14}{entry['pass']:10}{entry['rival']:10}{entry['geometric_mean']:15.3f}{entry['min']:7.2f}"
-            f"  {entry['min_cell']} ({entry['cells']})"
-        )
+    print(f"\n{attention_report.summary_text(attention_report.summary(rows, names))}\n")
     report.show_gaps(rows, cases.label, skipped)
+    print(f"\n{attention_report.markdown(results(rows))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The problems that the benches measure: plain dicts, grouped into suites. (batch, seqlen, heads, dim), bf16."""
+"""The problems of bench/attention.py: plain dicts, grouped into suites. Tensors are (batch, seqlen,
+heads, dim) in bf16.
+
+It imports nothing, so that reports of stored results need neither a GPU nor PyTorch.
+"""
 
 TOKENS = 16384
 WIDTH = 2048
@@ -17,7 +21,7 @@ def case(seqlen, heads, heads_kv, head_dim, causal, batch=None, dropout_p=0.0):
 
 
 def suites(quick=False):
-    """Suite name to its cases. `quick` keeps a handful of each."""
+    """{suite: its cases}; `quick` keeps a few of each."""
     masks = (False, True)
     dims, lengths = ((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384))
     odd_dims = (32, 40, 72, 80, 96, 112, 160, 192, 224)
@@ -33,12 +37,13 @@ def suites(quick=False):
 
 
 def work(pairs, head_dim, backward):
-    """FLOP of so many pairs of a query and a key: two for each multiply-add of two products forward, five backward."""
+    """FLOP of `pairs` pairs of a query and a key: two for each multiply-add, in two products
+    forward and five backward."""
     return (10 if backward else 4) * pairs * head_dim
 
 
 def flops(case, backward):
-    """Causal counts half of all pairs."""
+    """FLOP of one pass of a case; a causal mask counts as half of all pairs."""
     pairs = case["batch"] * case["heads"] * case["seqlen"] ** 2
     return work(pairs / 2 if case["causal"] else pairs, case["head_dim"], backward)
 

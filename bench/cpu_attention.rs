@@ -1,8 +1,11 @@
-//! Times the CPU backend alone, one line per pass, mask and config: median and best of several runs.
+//! Times the CPU backend alone and prints one line for each pass, mask and config: the median and
+//! the best of several runs.
 //!
-//!     cargo bench --bench cpu_attention -- [threads=N] [heads=N] [seqlen=N] [head_dim=N] [dtype=fp32] [blocks=all]
+//!     cargo bench --bench cpu_attention -- [threads=N] [heads=N] [seqlen=N] [head_dim=N]
+//!         [dtype=fp32] [blocks=all]
 //!
-//! `blocks=all` walks the whole space instead of the heuristic's choice; `blocks=64x128` takes one.
+//! `blocks=all` times the whole space instead of the heuristic's choice; `blocks=64x128` times one
+//! config.
 
 use flashtune::backend::Backend;
 use flashtune::call::{Call, FeatureArgs, TensorRef};
@@ -77,7 +80,8 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
     let mut memories = Vec::new();
     let mut tensor = |seqlen: i64, heads: i64, dim: i64| -> Result<TensorRef> {
         let elements = (p.batch_size * seqlen * heads * dim) as usize;
-        // Values in ±1 that no cache or adder finds special.
+        // Varied values in ±1: zeros or equal values could make arithmetic faster than real data
+        // does.
         let bytes: Vec<u8> = (0..elements)
             .flat_map(|i| {
                 let value = ((i * 2_654_435_761) % 65521) as f32 / 32760.5 - 1.0;
@@ -121,7 +125,7 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
         features: FeatureArgs::NONE,
         workspace: workspace.address(),
     };
-    // The backward pass reads what forward wrote.
+    // The backward pass reads the forward pass's outputs.
     let forward = Problem { pass: Pass::Forward, ..*p };
     backend.build(&forward, &space::heuristic(&forward, backend.device()))?.launch(&call, backend.stream())?;
     call.problem = *p;

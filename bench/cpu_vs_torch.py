@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times the CPU backend beside PyTorch's CPU attention on the same cores, taking turns: fp32, both passes."""
+"""Times both passes of the CPU backend and of PyTorch's CPU attention, round by round on the
+same cores, in fp32."""
 
 import argparse
 import json
@@ -9,10 +10,11 @@ import time
 
 import torch
 import torch.nn.functional as F
+from order import orders
 
 import flashtune
 
-ROUNDS = 9
+ROUNDS = 10
 
 
 def seconds(function):
@@ -26,9 +28,10 @@ def round_robin(functions, rounds):
         function()
         function()
     times = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function))
+    names = list(functions)
+    for order in orders(len(names), rounds):
+        for i in order:
+            times[names[i]].append(seconds(functions[names[i]]))
     return {name: statistics.median(seen) for name, seen in times.items()}
 
 
@@ -45,7 +48,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tune", action="store_true", help="autotune first")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     arguments = parser.parse_args()
     shape = (arguments.batch, arguments.seqlen, arguments.heads, arguments.head_dim)
     torch.manual_seed(0)

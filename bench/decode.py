@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Times few queries against long K and V beside PyTorch's attention backends on one GPU, taking turns on the same tensors.
+"""Times attention of few queries over long K and V beside PyTorch's backends, round by round on the
+same tensors of one GPU.
 
-"paged16" and "paged64" are flashtune's flash_attn_with_kvcache on the same K and V as pages of so many keys, in random order.
-Caches are cold: before each call a buffer larger than L2 is read, and the call waits behind it in the stream. "launched" is
-the call as it is, "graph" the same captured into a CUDA graph. Host time counts in neither, save where a call's is longer than
-that reading; in a graph there is less time between the kernels of a call.
+"paged16" and "paged64" are flashtune's flash_attn_with_kvcache on the same K and V in pages of 16
+or 64 keys, in random order. L2 is cold: each call waits in the stream behind the read of a buffer
+larger than L2. "launched" is the plain call, "graph" the same call captured into a CUDA graph. Host
+time counts only where it exceeds that read. A graph shortens the gaps between the kernels of a
+call.
 
-Prints the microseconds of each, then for each of flashtune's the TB/s of K and V, its share of the rate at which a
-device-to-device copy read and wrote at the start of the run ("x copy"), and the speed over the rivals'; then the geometric
-means, also those of large cells alone (K and V of 512 MiB and more).
+Prints the microseconds of each call. For each of flashtune's calls it then prints the TB/s of K and
+V, that rate over the rate of a device-to-device copy in the same run ("x copy"), and each peer's
+time over flashtune's. Geometric means follow, of all cells and of large cells alone (K and V of 512
+MiB and more).
 """
 
 import decode_cases
@@ -17,19 +20,20 @@ import machine
 import peers
 import report
 import torch
-from timing import captured, round_robin, round_robin_cold
+from timing import COLD_ROUNDS, captured, round_robin, round_robin_cold
 
 HOWS = ("launched", "graph")
 RIVALS = ("cudnn", "fa2")
 PAGE_SIZES = {"paged16": 16, "paged64": 64}
 OURS = ("flashtune", *PAGE_SIZES)
-# A peer may copy K and V, and beyond this time only grows in proportion.
+# K and V take at most this share, since a peer may copy them. Longer ones only take proportionally
+# longer.
 SHARE_OF_MEMORY = 1 / 8
 COPY_BYTES = 1 << 30
 
 
 def copy_rate():
-    """Bytes a second that a copy on the device reads and writes together."""
+    """Bytes per second of a device-to-device copy, read and written bytes together."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     (seconds,) = round_robin([lambda: target.copy_(source)])
@@ -37,7 +41,8 @@ def copy_rate():
 
 
 def load(names):
-    """{peer: a function (q, k, v, causal) -> a call of it} of those that are here, and a reason for each that is not."""
+    """{peer: a function (q, k, v, causal) -> a call without arguments}, and {peer: reason} of
+    those that this machine lacks."""
     found, missing = peers.load([name for name in names if name not in PAGE_SIZES])
     loaded = {name: contiguous(attend) for name, attend in found.items()}
     for name in names:
@@ -80,8 +85,8 @@ def tensors(case):
     return tensor(case["queries"], case["heads"]), tensor(keys, heads_kv), tensor(keys, heads_kv)
 
 
-def measure(case, loaded, tune):
-    """{how: {peer: seconds}} and {peer: reason} of those that cannot do it."""
+def measure(case, loaded, tune, rounds):
+    """{how: {peer: seconds}}, and {peer: reason} of those that do not run."""
     q, k, v = tensors(case)
     # A single query sees all keys, causal or not.
     causal = case["queries"] > 1
@@ -103,7 +108,7 @@ def measure(case, loaded, tune):
             ready["graph"][name] = captured(call)
         except Exception as error:
             refused[f"{name} in a graph"] = report.reason(error)
-    times = {how: dict(zip(calls, round_robin_cold(list(calls.values())))) for how, calls in ready.items()}
+    times = {how: dict(zip(calls, round_robin_cold(list(calls.values()), rounds))) for how, calls in ready.items()}
     return times, refused
 
 
@@ -113,7 +118,7 @@ def rows_of(suite, case, times, refused, copied):
         row = dict(suite=suite, **case, kv_bytes=moved, how=how, refused=refused)
         row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
         row["tbps"] = {peer: moved / time / 1e12 for peer, time in seconds.items()}
-        # The copy is a rival that moves the same bytes.
+        # The copy counts as a rival that moves the same bytes.
         others = {"copy": moved / copied, **{rival: seconds[rival] for rival in RIVALS if rival in seconds}}
         row["ratio"] = {
             ours: {rival: time / seconds[ours] for rival, time in others.items()} for ours in OURS if ours in seconds
@@ -130,7 +135,8 @@ def show(row, names):
 
 
 def summary(rows):
-    """One entry for each suite and its large cells, way to call, one of ours, and rival or the copy."""
+    """One entry for each suite (once more for its large cells), way to call, call of
+    flashtune's, and rival or copy."""
     groups = {}
     for row in rows:
         groups.setdefault((row["suite"], row["how"]), []).append(row)
@@ -155,8 +161,9 @@ def summary(rows):
 
 def main():
     names = [*RIVALS, *OURS]
-    parser = loop.parser(__doc__, decode_cases.SUITES, "autotune each problem first, but not its pages")
-    parser.add_argument("--peers", default=",".join(names), help=f"of {', '.join(names)}, fa4")
+    parser = loop.parser(__doc__, decode_cases.SUITES, "autotune each problem first, but not its pages", COLD_ROUNDS)
+    known = ", ".join(names)
+    parser.add_argument("--peers", default=",".join(names), help=f"comma-separated, from: {known}, fa3, fa4; default: {known}")
     arguments = parser.parse_args()
 
     measured_on = machine.describe()
@@ -165,11 +172,11 @@ def main():
     for name, why in missing.items():
         print(f"peer {name} is not here: {why}")
     copied = copy_rate()
-    print(f"a device-to-device copy moves {copied / 1e12:.2f} TB/s; no K and V past {most_bytes / 2**30:.1f} GiB")
+    print(f"a device-to-device copy moves {copied / 1e12:.2f} TB/s; K and V have at most {most_bytes / 2**30:.1f} GiB")
     print(f"{'suite':9}{'problem, us':32}{'how':9}" + "".join(f"{name:>11}" for name in loaded))
 
     def rows_of_case(suite, case):
-        for row in rows_of(suite, case, *measure(case, loaded, arguments.tune), copied):
+        for row in rows_of(suite, case, *measure(case, loaded, arguments.tune, arguments.rounds), copied):
             show(row, loaded)
             yield row
 

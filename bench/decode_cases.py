@@ -1,17 +1,21 @@
-"""The problems of bench/decode.py: few queries against long K and V, as plain dicts in suites. "one" has a single query, as
-in plain decoding; "several" has 4 or 16, as in speculative decoding, causal to the bottom right corner. All bf16."""
+"""The problems of bench/decode.py: few queries over long K and V, as plain dicts in suites. All are
+bf16.
 
+"one" has a single query, as in plain decoding. "several" has 4 or 16 queries, as in speculative
+decoding, under a causal mask aligned to the bottom right corner.
+"""
+
+# (heads, heads_kv, head_dim)
 HEADS = ((32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256))
-"""(heads, heads_kv, head_dim)"""
 
 SUITES = ("one", "several")
 
-# From here on K and V stream for so long (0.1 ms at 5 TB/s) that what a call costs at its ends hardly counts.
+# Reading K and V of this size takes 0.1 ms at 5 TB/s, which hides most of a call's fixed costs.
 LARGE_BYTES = 512 << 20
 
 
 def suites(quick, most_bytes):
-    """Suite name to its cases, of those whose K and V together take no more than most_bytes."""
+    """{suite: its cases} whose K and V together have at most most_bytes."""
     one = dict(queries=(1,), batches=(1, 4, 16, 32, 64, 128), lengths=(1024, 8192, 32768, 131072), heads=HEADS)
     several = dict(queries=(4, 16), batches=(1, 16, 64), lengths=(1024, 8192, 32768), heads=HEADS)
     if quick:

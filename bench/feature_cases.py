@@ -1,5 +1,8 @@
-"""The problems of bench/features.py: suites of (name, a function that makes the calls to compare). The first call of each is
-the one that the others are beside. Tensors are made only when their turn comes; bf16 where a suite says nothing else."""
+"""The problems of bench/features.py: suites of (name, a function that makes the calls to compare).
+
+The first call of each problem is the one that the others are compared with. Tensors are made when a
+problem starts, and are bf16 unless a suite says otherwise.
+"""
 
 import functools
 import itertools
@@ -12,7 +15,7 @@ import torch
 
 WIDTH = 2048
 MEAN_LENGTH = 2048
-# Elements, 8 bytes: half of what TMA asks of addresses and strides.
+# In elements: 8 bytes, half of the alignment that TMA needs.
 PADDING = 4
 # The dense batch's length is a multiple of this, so that its tiles are full.
 DENSE_STEP = 128
@@ -21,11 +24,11 @@ DENSE_STEP = 128
 class Variant(NamedTuple):
     name: str
     qkv: tuple
-    # Keyword arguments of flashtune.attention_varlen, or of attention.
+    # Keyword arguments of flashtune.attention_varlen, or of flashtune.attention for a block mask.
     options: dict
-    # Pairs of a query and a key that see each other, over all heads and sequences.
+    # Visible pairs of a query and a key, over all heads and sequences.
     pairs: int
-    # Called with all that in the place of flashtune; None: flashtune.
+    # A function to call with these arguments instead of flashtune's; None for flashtune's.
     rival: Any = None
 
 
@@ -40,14 +43,15 @@ def of_shapes(*shapes, dtype=torch.bfloat16):
 
 
 def unaligned(*shape):
-    """Views that begin between two multiples of 16 bytes and so do every other head's rows, which TMA does not take and the sm80
-    kernels do."""
+    """Views whose start, and every other head's rows, lie between two multiples of 16 bytes. TMA
+    cannot load them, so the sm80 kernels run."""
     wider = inputs(*shape[:-1], shape[-1] + PADDING)
     return tuple(x.detach()[..., PADDING:].requires_grad_() for x in wider)
 
 
 def pairs(seqlen, causal, window_left=None):
-    """Of one head and one sequence; window_left, which needs causal, is how many keys before its own a query sees."""
+    """Visible pairs of one head and one sequence. window_left, which needs causal, is how many
+    earlier keys a query sees."""
     if not causal:
         return seqlen**2
     left = seqlen - 1 if window_left is None else min(window_left, seqlen - 1)
@@ -83,7 +87,7 @@ def ragged_and_dense(head_dim, sequences, causal):
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
     options = dict(causal=causal, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
     options.update(max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
-    # FLOP go with the square of a length.
+    # FLOP grow with the square of a length.
     root_mean_square = (sum(length**2 for length in lengths) / sequences) ** 0.5
     seqlen = round(root_mean_square / DENSE_STEP) * DENSE_STEP
     dense_pairs = heads * sequences * pairs(seqlen, causal)
@@ -95,7 +99,8 @@ def ragged_and_dense(head_dim, sequences, causal):
 
 
 def ragged_lengths(sequences):
-    """Uniform from 1 to twice the mean, in pairs that add up to that, so that the mean is exact."""
+    """Lengths drawn uniformly from 1 to twice the mean, in pairs that add up to twice the mean,
+    so that the mean is exact."""
     draw = random.Random(sequences)
     halves = [draw.randint(1, 2 * MEAN_LENGTH - 1) for _ in range(sequences // 2)]
     lengths = [length for half in halves for length in (half, 2 * MEAN_LENGTH - half)]
@@ -111,7 +116,7 @@ def scores(quick):
         features = score_features(batch, seqlen, heads)
         if quick:
             features = {name: features[name] for name in ("softcap", "bias")}
-        # Pairs that a mask hides are counted: kernels do not skip them one by one.
+        # Pairs that the mask hides count as visible: kernels do not skip single pairs.
         options = {"plain": {}, **features}
         return [Variant(name, qkv, dict(causal=True, **of_feature), visible) for name, of_feature in options.items()]
 
@@ -119,7 +124,8 @@ def scores(quick):
 
 
 def score_features(batch, seqlen, heads):
-    """{name: keyword arguments}; a bias for each head, a mask for each sequence that hides a tenth of all pairs."""
+    """{name: keyword arguments}. Each head has its bias, each sequence its mask, which hides a
+    tenth of all pairs."""
     generator = torch.Generator("cuda").manual_seed(seqlen)
     slopes = [2 ** (-8 * (head + 1) / heads) for head in range(heads)]
     bias = torch.randn(1, heads, seqlen, seqlen, device="cuda", dtype=torch.bfloat16, generator=generator)
@@ -152,7 +158,7 @@ def deterministic(quick, make_inputs=inputs):
 def batch_invariant(quick):
     # (batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim)
     prefill = [(8, 16, 16, 2048, 2048, 128), (1, 32, 8, 8192, 8192, 128), (8, 32, 32, 2048, 2048, 64)]
-    # Long enough for the GPU to be what takes the time.
+    # Long enough for GPU time to exceed the host's.
     decoding = [(batch, 32, 8, 1, keys, 128) for batch, keys in ((1, 131072), (4, 32768), (32, 8192))]
     for batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim in (prefill + decoding)[:: 4 if quick else 1]:
         causal = seqlen_q > 1
@@ -169,7 +175,7 @@ def batch_invariant(quick):
 
 
 def fp32(quick):
-    """Beside bf16, and beside what PyTorch has for fp32, its memory-efficient kernels."""
+    """bf16, fp32, and PyTorch's fp32 attention, its memory-efficient kernels."""
     efficient = functools.partial(peers.sdpa("efficient"), dropout_p=0.0)
     for head_dim, causal in itertools.product((64,) if quick else (64, 128), (False, True)):
         batch, seqlen, heads = 4, 4096, WIDTH // head_dim
@@ -196,7 +202,8 @@ def blocks(quick):
 
 
 def listed_and_dense(seqlen, heads, head_dim, quick):
-    """Random full blocks, as many in each row, the same for all heads; beside each call FlexAttention's, where there is one."""
+    """Random full blocks, equally many in each row and the same for all heads; FlexAttention
+    with the same mask where this PyTorch has it."""
     qkv, rows = inputs(1, seqlen, heads, head_dim), seqlen // BLOCK
     generator = torch.Generator("cuda").manual_seed(seqlen)
     order = torch.rand(1, 1, rows, rows, device="cuda", generator=generator).argsort(-1)
@@ -214,7 +221,8 @@ def listed_and_dense(seqlen, heads, head_dim, quick):
 
 
 def flex_attention():
-    """FlexAttention of (batch, seqlen, heads, dim), compiled; None where this torch has none."""
+    """Compiled FlexAttention on (batch, seqlen, heads, dim) tensors; None where this PyTorch has
+    none."""
     try:
         from torch.nn.attention.flex_attention import flex_attention
     except ImportError:

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""Times what flashtune's features cost, each beside the call without it, taking turns on one GPU, in both passes.
+"""Times both passes of flashtune with each feature, and compares them with a call without it, round
+by round on one GPU.
 
-window: causal with a window of so many keys to the left, beside all of causal.
-varlen: sequences of their own lengths end to end, beside a dense batch of as many sequences with about the same FLOP.
-scores: what is done to scores or hides them, each alone, beside plain causal.
-deterministic: a backward pass that gives the same bits at every run, beside the default (forward both are the same).
-deterministic-sm80: the same of tensors that TMA does not take, by the sm80 kernels.
-batch-invariant: a forward pass whose sequences have the same bits alone and in any batch, beside the default (backward both
-are the same).
-fp32: beside bf16, and PyTorch's memory-efficient attention in fp32.
-blocks: a block mask that keeps so much of all blocks, beside all of them without one; and FlexAttention with the same.
+window: causal with windows of several widths, compared with plain causal.
+varlen: packed sequences of different lengths, compared with a dense batch of as many sequences and
+    about the same FLOP.
+scores: softcap, ALiBi, bias, mask and sinks, each alone, compared with plain causal.
+deterministic: the deterministic backward pass, compared with the default (the forward passes are
+    the same).
+deterministic-sm80: the same on tensors that TMA cannot load, which the sm80 kernels take.
+batch-invariant: the batch-invariant forward pass, compared with the default (the backward passes
+    are the same).
+fp32: fp32, and PyTorch's memory-efficient attention in fp32, compared with bf16.
+blocks: block masks that keep 50 to 5 % of the blocks, and FlexAttention with the same masks,
+    compared with dense attention.
 
-TFLOP/s count the pairs of a query and a key that causal, window and lengths let see each other. "time" and "rate" are a
-call's time and TFLOP/s over those of the call that it is beside. Backward goes through autograd; the bias has a gradient
-where it is said to be learnt, the sinks always.
+TFLOP/s count the pairs of a query and a key that causal, window and lengths leave visible. "time"
+and "rate" are a call's time and TFLOP/s over those of the call that it is compared with. The
+backward pass goes through autograd. The bias has a gradient in "bias, learnt" only; the sinks
+always have one.
 """
 
 import cases
@@ -23,7 +28,7 @@ import loop
 import machine
 import report
 import torch
-from timing import round_robin
+from timing import ROUNDS, round_robin
 
 PASSES = ("forward", "backward")
 
@@ -39,7 +44,7 @@ def tune(variant):
 
 
 def attend(variant):
-    # Without lengths attention_varlen is attention, which alone takes a block mask.
+    # attention_varlen without lengths equals attention, but only attention takes a block mask.
     call = flashtune.attention if "block_mask" in variant.options else flashtune.attention_varlen
     return (variant.rival or call)(*variant.qkv, **variant.options)
 
@@ -53,8 +58,8 @@ def backward_of(variant):
     return lambda: torch.autograd.grad(out, learnt, dout, retain_graph=True)
 
 
-def measure(variants, tune_first):
-    """{pass: {variant: seconds}} and {variant: reason} of those that do not run."""
+def measure(variants, tune_first, rounds):
+    """{pass: {variant: seconds}}, and {variant: reason} of those that do not run."""
     runs, refused = {name: {} for name in PASSES}, {}
     for variant in variants:
         try:
@@ -71,7 +76,7 @@ def measure(variants, tune_first):
     times = {}
     for name, functions in runs.items():
         with torch.set_grad_enabled(name == "backward"):
-            times[name] = dict(zip(functions, round_robin(list(functions.values()))))
+            times[name] = dict(zip(functions, round_robin(list(functions.values()), rounds)))
     return times, refused
 
 
@@ -80,7 +85,7 @@ def flops(variant, backward):
 
 
 def over(values, beside):
-    """Each value over that of `beside`; nothing where there is none."""
+    """Each value over that of `beside`; empty where `beside` has no value."""
     return {name: value / values[beside] for name, value in values.items()} if beside in values else {}
 
 
@@ -113,7 +118,8 @@ def problem_of(row):
 
 
 def summary(rows):
-    """One entry of the rate for each suite, variant and pass of several problems."""
+    """One entry for each suite, variant and pass that has several problems: the mean and the
+    least of the rate."""
     groups = {}
     for row in rows:
         for variant in list(row["rate"])[1:]:
@@ -130,14 +136,14 @@ def summary(rows):
 
 def main():
     suites = feature_cases.SUITES
-    arguments = loop.parser(__doc__, suites, "autotune each call first").parse_args()
+    arguments = loop.parser(__doc__, suites, "autotune each call first", ROUNDS).parse_args()
 
     measured_on = machine.describe()
     print(f"{'suite':20}{'problem':38}{'call':17}{'pass':9}{'us':>11}{'TFLOP/s':>9}{'time':>8}{'rate':>8}")
 
     def rows_of_problem(suite, problem, make):
         variants = make()
-        for row in rows_of(suite, problem, variants, *measure(variants, arguments.tune)):
+        for row in rows_of(suite, problem, variants, *measure(variants, arguments.tune, arguments.rounds)):
             show(row)
             yield row
 
@@ -149,8 +155,8 @@ def main():
 
     for entry in summary(rows):
         print(
-            f"{entry['suite']} {entry['variant']} {entry['pass']}: rate {entry['geometric_mean']:.3f} in the geometric mean,"
-            f" {entry['min']:.2f} at least: {entry['min_cell']} ({entry['cells']})"
+            f"{entry['suite']} {entry['variant']} {entry['pass']}: rate {entry['geometric_mean']:.3f} (geometric mean of"
+            f" {entry['cells']}), least {entry['min']:.2f} at {entry['min_cell']}"
         )
     report.show_gaps(rows, problem_of, skipped)
 

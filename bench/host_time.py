@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What a caller waits for and pays beside the kernels: first calls, host time of a launch, workspace, library size."""
+"""Measures what a caller pays besides kernel time: first calls, host time of a launch,
+workspace, and the library's size."""
 
 import argparse
 import ctypes
@@ -11,7 +12,8 @@ import sys
 import tempfile
 import time
 
-# Run in a process of its own: the first forward and backward of a process, each up to the end of its work.
+# Runs in its own process: times the first forward and backward pass of a process, each until the
+# GPU is done.
 FIRST_CALLS = """
 import json, time
 import torch
@@ -29,13 +31,14 @@ print(json.dumps({"forward_s": forward, "backward_s": backward}))
 """
 
 EMPTY_KERNEL = b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry empty() { ret; }\n\0"
-# Fewer than the driver queues before it makes the host wait.
+# Fewer launches than the driver queues before it blocks the host.
 BURST = 200
 BURSTS = 25
 
 
 def first_calls():
-    """Cold: an empty cache folder. Warm: the same folder in a new process."""
+    """{name: seconds of both passes}. "cold" starts with an empty cache folder, "warm" is a new
+    process with the same folder."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
         results = {}
@@ -48,7 +51,7 @@ def first_calls():
 
 
 def host_us(call, synchronize):
-    """Median host microseconds of one call, of bursts that the device's queue can hold."""
+    """Median host microseconds of one call, over bursts that fit into the device's queue."""
     call()
     bursts = []
     for _ in range(BURSTS):
@@ -62,7 +65,7 @@ def host_us(call, synchronize):
 
 
 def empty_launch():
-    """A call of the driver that launches a kernel which does nothing, on torch's current stream."""
+    """A function that launches an empty kernel through the driver on torch's current stream."""
     import torch
 
     driver = ctypes.CDLL("libcuda.so.1")
@@ -82,7 +85,8 @@ def empty_launch():
 
 
 def launches():
-    """Host time of one launch: the driver's own, flashtune's C call, and the Python calls above it beside PyTorch's."""
+    """{call: host microseconds} of the driver's launch, flashtune's C call, its Python calls,
+    and PyTorch's."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -116,7 +120,8 @@ def launches():
 
 
 def workspace():
-    """Bytes that each pass asks for at 64k tokens, beside those of one of its tensors."""
+    """Workspace bytes of each pass at 64k tokens, and the bytes of one of its tensors for
+    comparison."""
     import torch
 
     import flashtune
@@ -139,7 +144,7 @@ def workspace():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     arguments = parser.parse_args()
     import machine
     from flashtune._library import candidates, library

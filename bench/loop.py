@@ -1,5 +1,8 @@
-"""What the benches of many problems have in common: arguments, and problem after problem until a deadline, with the results
-written after each, so that a run that is ended leaves what it has. It knows nothing of problems and rows."""
+"""The command line and the loop that benches of many problems share.
+
+The loop measures problem after problem until a deadline. It writes the results after each one, so
+that an aborted run leaves its finished part. It knows nothing of problems and rows.
+"""
 
 import argparse
 import json
@@ -9,27 +12,38 @@ import time
 import torch
 
 
-def parser(description, suites, tune_help):
-    """A parser of the arguments that all of them take; `suites` are names."""
+def parser(description, suites, tune_help, rounds):
+    """A parser of the shared arguments; `suites` are names, `rounds` is the default number of
+    timing rounds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def of_suites(text):
+    def suite_names(text):
         unknown = [name for name in text.split(",") if name not in suites]
         if unknown:
-            raise argparse.ArgumentTypeError(f"no suite is called {unknown[0]}; there are {', '.join(suites)}")
+            raise argparse.ArgumentTypeError(f"no suite is called {unknown[0]}; the suites are {', '.join(suites)}")
         return text.split(",")
 
-    parser.add_argument("--suites", type=of_suites, default=list(suites), help=f"of {', '.join(suites)}; all if not given")
-    parser.add_argument("--quick", action="store_true", help="a few problems of each suite")
+    def positive(text):
+        if not text.isdecimal() or not int(text):
+            raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+        return int(text)
+
+    names = ", ".join(suites)
+    parser.add_argument("--suites", type=suite_names, default=list(suites), help=f"comma-separated, from: {names}; default: all")
+    parser.add_argument("--quick", action="store_true", help="measure only a few problems of each suite")
     parser.add_argument("--tune", action="store_true", help=tune_help)
-    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this")
-    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary there")
+    parser.add_argument("--rounds", type=positive, default=rounds, help=f"timing rounds of each problem, default {rounds}")
+    parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this time")
+    parser.add_argument("--json", metavar="FILE", help="write all rows and the summary to FILE")
     return parser
 
 
 def run(problems, rows_of, results_of, arguments):
-    """The rows of all problems, each a tuple that `rows_of` takes, and how many were not started before the deadline.
-    `results_of` makes of rows what is written."""
+    """All rows, and the number of problems that the deadline kept from starting.
+
+    `rows_of` gets the parts of a problem and returns its rows. `results_of` turns all rows so far
+    into the JSON to write.
+    """
     began, rows = time.monotonic(), []
     for done, problem in enumerate(problems):
         if time.monotonic() - began > arguments.deadline:

@@ -1,4 +1,4 @@
-"""What a result was measured on, for the first line of a bench and for its JSON."""
+"""Names the GPU and the library versions behind a result, for a bench's first line and its JSON."""
 
 import sys
 
@@ -6,7 +6,8 @@ import torch
 
 
 def describe():
-    """GPU and versions by name; ends the program where PyTorch sees no CUDA device."""
+    """{name: version} of the GPU, PyTorch and cuDNN. Exits the program where PyTorch sees no
+    CUDA device."""
     if not torch.cuda.is_available():
         sys.exit(f"{sys.argv[0]} needs a CUDA device that PyTorch sees")
     machine = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version())

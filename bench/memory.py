@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the memory of a forward and a backward pass at long lengths: batch 1, 16 heads of 64, bf16, no mask.
+"""Measures the memory of a forward and a backward pass at long lengths: batch 1, 16 heads of 64,
+bf16, no mask.
 
-For each length: the inputs, outputs and gradients, which any attention holds; the peak that torch's allocator saw, the
-workspaces among it, and how far it lies above those; and one matrix of scores in bf16, which unfused attention writes.
-The last rows are SDPA's math backend at the first length that fits, halving from the shortest, and flashtune there.
-Not seen is what the library takes from the driver itself: the kernels' code and their counters of tiles.
+Each row has the bytes of inputs, outputs and gradients, which any attention needs; the peak of
+torch's allocator, workspaces included; the peak above those tensors; and the bytes of one bf16
+score matrix, which unfused attention writes. The last two rows compare SDPA's math backend with
+flashtune, at the longest length that the math backend fits: it halves from the shortest. The
+figures leave out what the library allocates through the driver: the kernels' code and their tile
+counters.
 """
 
 import argparse
@@ -20,7 +23,7 @@ MIB = 2**20
 
 
 def measure(attend, seqlen):
-    """Bytes of both passes: the tensors that they read and write, and the peak, those included."""
+    """Bytes of the tensors that both passes read and write, and the peak, which includes them."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -34,7 +37,8 @@ def measure(attend, seqlen):
 
 
 def longest_that_fits(attend, seqlen):
-    """(seqlen, measure) at the first length, halving from `seqlen`, that the GPU has the memory for."""
+    """(length, its measurement) of the first length that fits into the GPU's memory, halving
+    from `seqlen`."""
     while True:
         try:
             return seqlen, measure(attend, seqlen)
@@ -51,15 +55,15 @@ def show(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default=LENGTHS, help=f"in tokens, {LENGTHS} if not given")
-    parser.add_argument("--json", metavar="FILE", help="write all rows there")
+    parser.add_argument("--lengths", default=LENGTHS, help=f"in tokens, comma-separated, default {LENGTHS}")
+    parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
     arguments = parser.parse_args()
     try:
         lengths = [int(length) for length in arguments.lengths.split(",")]
     except ValueError:
         lengths = []
     if not lengths or min(lengths) < 1:
-        parser.error(f"--lengths is {arguments.lengths}; it must be positive integers with commas between")
+        parser.error(f"--lengths is {arguments.lengths}; it must be comma-separated positive integers")
 
     results = dict(machine=machine.describe(), rows=[])
     attends, missing = peers.load(["flashtune", "math"])

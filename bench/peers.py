@@ -1,6 +1,9 @@
-"""Who is measured: functions (q, k, v, causal, dropout_p) -> out on (batch, seqlen, heads, dim) torch tensors.
+"""The attention implementations that a bench compares, each as a function (q, k, v, causal,
+dropout_p) -> out on torch tensors of shape (batch, seqlen, heads, dim). Causal aligns to the bottom
+right corner: the last query sees the last key.
 
-Causal aligns to the bottom right corner: the last query sees the last key.
+PyTorch has cuDNN, FA2 and the memory-efficient kernels. FA3 is `flash_attn_interface` and FA4
+`flash_attn.cute`, where these can be imported. This file knows neither problems nor timing.
 """
 
 import functools
@@ -16,11 +19,13 @@ _SDPA = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-NAMES = ["cudnn", "fa2", "efficient", "fa4", "flashtune"]
+# What bench/attention.py measures unless told otherwise.
+NAMES = ["cudnn", "fa2", "efficient", "fa3", "fa4", "flashtune"]
 
 
 def load(names):
-    """The peers that this machine has, and a reason for each that it has not."""
+    """{name: function} of the peers that this machine has, and {name: reason} of those that it
+    lacks."""
     found, missing = {}, {}
     for name in names:
         try:
@@ -33,21 +38,41 @@ def load(names):
 def _load(name):
     if name in _SDPA:
         return sdpa(name)
-    if name == "fa4":
-        from flash_attn.cute import flash_attn_func
+    if name in _LOADERS:
+        return _LOADERS[name]()
+    raise ValueError(f"no peer is called {name}; the peers are {', '.join([*_SDPA, *_LOADERS])}")
 
-        def fa4(q, k, v, causal, dropout_p):
-            if dropout_p:
-                raise NotImplementedError("FA4 has no dropout")
-            out = flash_attn_func(q, k, v, causal=causal)
-            return out[0] if isinstance(out, tuple) else out
 
-        return fa4
-    if name == "flashtune":
-        import flashtune
+def _fa3():
+    from flash_attn_interface import flash_attn_func
 
-        return lambda q, k, v, causal, dropout_p: flashtune.attention(q, k, v, causal=causal, dropout_p=dropout_p)
-    raise ValueError(f"no peer is called {name}; there are {', '.join([*_SDPA, 'fa4', 'flashtune'])}")
+    return _without_dropout("FA3", flash_attn_func)
+
+
+def _fa4():
+    from flash_attn.cute import flash_attn_func
+
+    return _without_dropout("FA4", flash_attn_func)
+
+
+def _without_dropout(name, flash_attn_func):
+    def attend(q, k, v, causal, dropout_p):
+        if dropout_p:
+            raise NotImplementedError(f"{name} has no dropout")
+        out = flash_attn_func(q, k, v, causal=causal)
+        # Some versions return (out, lse).
+        return out[0] if isinstance(out, tuple) else out
+
+    return attend
+
+
+def _flashtune():
+    import flashtune
+
+    return lambda q, k, v, causal, dropout_p: flashtune.attention(q, k, v, causal=causal, dropout_p=dropout_p)
+
+
+_LOADERS = {"fa3": _fa3, "fa4": _fa4, "flashtune": _flashtune}
 
 
 def sdpa(name):
@@ -58,7 +83,7 @@ def sdpa(name):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         mask = None
         if causal and q.shape[2] != k.shape[2]:
-            # SDPA's own causal mask is of the top left corner.
+            # SDPA's own causal mask aligns to the top left corner.
             mask, causal = _bottom_right(backend, q.shape[2], k.shape[2], q.dtype, q.device), False
         with sdpa_kernel(backend):
             out = F.scaled_dot_product_attention(
@@ -71,7 +96,8 @@ def sdpa(name):
 
 @functools.lru_cache(maxsize=8)
 def _bottom_right(backend, seqlen_q, seqlen_k, dtype, device):
-    """A causal mask as the backend can take it: FA2 has it built in, the others add a tensor, made once."""
+    """A causal mask in the form that the backend takes: built in for FA2, else a tensor to add,
+    which is made once."""
     if backend == SDPBackend.FLASH_ATTENTION:
         return causal_lower_right(seqlen_q, seqlen_k)
     hidden = torch.full((seqlen_q, seqlen_k), -torch.inf, dtype=dtype, device=device)
@@ -79,7 +105,8 @@ def _bottom_right(backend, seqlen_q, seqlen_k, dtype, device):
 
 
 def flashtune_backward_call(q, k, v, causal, dropout_p, dout):
-    """A function without arguments that calls the C library's flashtune_backward on the current stream, with all memory at hand."""
+    """A function without arguments that calls the C library's flashtune_backward on the current
+    stream. All memory that the call needs is allocated before."""
     from flashtune import _call, _torch_launch
     from flashtune._context import context
 

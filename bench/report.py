@@ -1,11 +1,15 @@
-"""What a bench of many problems says at its end: means of its ratios, and why a peer has no time. It knows no bench's rows
-but for `refused`, {who: reason}."""
+"""The closing lines that benches of many problems share: means of ratios, and the reasons why a
+peer has no time.
+
+Of a bench's rows it knows one field, `refused`: {who: reason}.
+"""
 
 import math
 
 
 def mean_and_least(rows, ratio, label):
-    """The geometric mean of `ratio` over rows, the least one and where it is; `label` names a row's problem."""
+    """The geometric mean of `ratio` over rows, the least ratio and its problem; `label` names a
+    row's problem."""
     worst = min(rows, key=ratio)
     mean = math.exp(sum(math.log(ratio(row)) for row in rows) / len(rows))
     return dict(cells=len(rows), geometric_mean=mean, min=ratio(worst), min_cell=label(worst))
@@ -17,13 +21,13 @@ def reason(error):
 
 
 def show_gaps(rows, label, skipped):
-    """Prints a line for each reason why somebody has no time (who, the reason, and the problem where it came first), and how
-    many problems were skipped."""
+    """Prints one line for each pair of peer and reason, with the first problem that it concerns,
+    and the number of skipped problems."""
     first = {}
     for row in rows:
         for name, why in row["refused"].items():
             first.setdefault((name, why), label(row))
     for (name, why), problem in first.items():
-        print(f"{name} cannot do {problem}: {why}")
+        print(f"{name} has no time for {problem}: {why}")
     if skipped:
         print(f"{skipped} problems were not started before the deadline")

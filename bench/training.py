@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a two-layer transformer with the attention of each peer, from the same weights on the same batches, in bf16.
+"""Trains a two-layer transformer with the attention of each peer, from the same weights on the same
+batches, in bf16.
 
-Prints where each one's loss ends and how far its curve is from the math backend's. What of that is noise shows the
-spread of the others: at each step the largest loss less the smallest, without flashtune and with it. Then the time of
-a training step at a realistic size, the peers taking turns.
+Prints each peer's final loss and how far its loss curve lies from the math backend's. The spread of
+the peers (at each step the largest loss minus the smallest, without flashtune and with it) shows
+how much of that distance is noise. The time of a training step at a realistic size follows,
+measured round by round.
 """
 
 import argparse
@@ -30,9 +32,12 @@ NOISE = 0.1
 
 
 def walks(rows, seqlen, seed):
-    """(rows, seqlen + 1) bytes to learn. A row's first byte names one of eight orders of the alphabet, the next is
-    drawn, and each one after it is the successor of the one before in that order, but for a share of NOISE, drawn too.
-    Which order it is only attention to other bytes tells: without, the loss stays above log 8 = 2.1.
+    """(rows, seqlen + 1) bytes to learn.
+
+    A row's first byte names one of eight orders of the alphabet, and its second byte is random.
+    Each later byte is the predecessor's successor in that order; a share of NOISE is random
+    instead. Only attention to other bytes reveals the order: without it, the loss stays above log 8
+    = 2.1.
     """
     generator = torch.Generator().manual_seed(seed)
     successor = torch.stack([torch.randperm(ALPHABET, generator=generator) for _ in range(ORDERS)])
@@ -50,7 +55,7 @@ def start(attend, sizes):
 
 
 def loss_curves(attends, steps):
-    """{peer: the loss at each step} and {peer: reason} of those that cannot do it."""
+    """{peer: the loss at each step}, and {peer: reason} of those that do not run."""
     batches = walks(steps * LEARNT_BATCH, LEARNT["seqlen"], seed=1).cuda().view(steps, LEARNT_BATCH, -1)
     curves, refused = {}, {}
     for name, attend in attends.items():
@@ -77,7 +82,7 @@ def to_reference(curves):
 
 
 def spread(curves):
-    """The largest loss of a step less its smallest, over all steps."""
+    """The largest and the mean, over all steps, of the largest loss minus the smallest."""
     return largest_and_mean([max(losses) - min(losses) for losses in zip(*curves)])
 
 
@@ -119,9 +124,10 @@ def show_times(step_ms):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of the training whose losses are compared, {STEPS}")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}, efficient, fa4")
-    parser.add_argument("--json", metavar="FILE", help="write the loss curves, distances and times there")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps whose losses are compared, default {STEPS}")
+    known = ", ".join(PEERS)
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated, from: {known}, efficient, fa3, fa4; default: {known}")
+    parser.add_argument("--json", metavar="FILE", help="write the loss curves, distances and times to FILE")
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps is {arguments.steps}; it must be at least 1")

@@ -1,5 +1,5 @@
-"""A transformer of two layers over bytes, and one step of its training: what bench/training.py and the Python
-package's test_training.py train. It knows neither who attends nor what there is to learn."""
+"""A two-layer transformer over bytes and one step of its training, for bench/training.py and the
+Python package's test_training.py. It knows neither the attention implementations nor the data."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,8 @@ LEARNING_RATE = 1e-3
 
 
 class Block(nn.Module):
-    """`attend` is a function (q, k, v, causal=...) -> out on (batch, seqlen, heads, dim) tensors."""
+    """`attend` is a function (q, k, v, causal=...) -> out on (batch, seqlen, heads, dim)
+    tensors."""
 
     def __init__(self, width, heads, attend):
         super().__init__()
@@ -39,7 +40,8 @@ class Transformer(nn.Module):
 
 
 class Training:
-    """Starts from the same weights whatever attends; with a 16-bit dtype by autocast, the weights in fp32."""
+    """A model and its optimizer. The initial weights do not depend on `attend`. A 16-bit dtype
+    runs by autocast over fp32 weights."""
 
     def __init__(self, attend, device, dtype, width, heads, seqlen):
         torch.manual_seed(0)
@@ -48,7 +50,8 @@ class Training:
         self.device, self.dtype = device, dtype
 
     def step(self, text):
-        """Learns from (batch, seqlen + 1) bytes as int64; the loss before, a tensor that nothing has waited for."""
+        """Learns from (batch, seqlen + 1) bytes as int64. Returns the loss before the update, as
+        a tensor without a synchronisation."""
         with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
             scores = self.model(text[:, :-1])
         loss = F.cross_entropy(scores.flatten(0, 1).float(), text[:, 1:].flatten())
