@@ -1,7 +1,8 @@
 #!/bin/sh
-# Packs into build/gpu-host what a GPU host without Rust needs beside this source tree: the release
-# library, the command line, the test binaries and the C example. Run it on the machine that has Rust; copy the tree
-# with build/gpu-host to the GPU host and run scripts/test_on_gpu_host.sh and scripts/bench_on_gpu_host.sh there.
+# Packs the files that a GPU host without Rust needs besides this source tree into build/gpu-host:
+# the release library, the command line, the test binaries and the C example. Run it on a machine
+# with Rust. Copy the tree with build/gpu-host to the GPU host, and run scripts/test_on_gpu_host.sh
+# and scripts/bench_on_gpu_host.sh there.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/gpu-host

@@ -1,6 +1,10 @@
-"""Small problems that reach every edge, in fp16, bf16 and fp32: odd lengths and dims, GQA, masks, dropout, then each feature by itself
-in both passes, and what the forward pass alone has: the batch-invariant mode, decoding with and without pages (in fp32 without),
-writing into a cache, and merging. Arguments are the parts to run, all if there are none."""
+"""Runs small problems that reach the edges of every kernel, in fp16, bf16 and fp32, for
+scripts/sanitize_on_gpu_host.sh.
+
+Both passes: odd lengths and dims, GQA, masks, dropout, then each feature by itself. Forward only:
+the batch-invariant mode, decoding with and without pages (in fp32 without), writing into a K/V
+cache, and merging. The arguments name the parts to run; without arguments all parts run.
+"""
 
 import sys
 
@@ -17,9 +21,10 @@ PROBLEMS = [
     (1, 2, 1, 130, 201, 192, 160, True, 0.0),  # columns in three boxes
     (1, 2, 1, 70, 150, 192, 128, False, 0.1),
     (1, 1, 1, 1, 5, 3, 7, False, 0.0),
-    (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than blocks of threads
+    (2, 80, 8, 130, 130, 64, 64, True, 0.0),  # more tiles than CTAs
 ]
-# Of the features: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim. Odd lengths, several tiles.
+# The problem of each feature: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim. Lengths are
+# odd and take several tiles.
 FEATURED = {
     torch.float16: (2, 4, 2, 131, 201, 64),
     torch.bfloat16: (1, 2, 1, 150, 333, 128),
@@ -41,8 +46,9 @@ def int32(*values):
 
 
 def features(dtype, batch, heads, seqlen_q, seqlen_k):
-    """Keyword arguments of flashtune.attention_varlen, or with a block mask of flashtune.attention, by what they show."""
-    # Some rows have no block, and the last ones are not whole.
+    """{feature: keyword arguments of flashtune.attention_varlen, or of flashtune.attention for a
+    block mask}."""
+    # Some rows list no block, and the last blocks are partial.
     size = 64
     blocks, full = (torch.rand(batch, heads, -(-seqlen_q // size), -(-seqlen_k // size), device="cuda") > 0.5 for _ in range(2))
     blocks[:, :, 1], full[:, :, 1] = False, False
@@ -67,7 +73,8 @@ def features(dtype, batch, heads, seqlen_q, seqlen_k):
 
 
 def end_to_end(dtype, heads_q, heads_kv, head_dim):
-    """Three sequences, one of them without queries, and behind the last rows of none: (q, k, v) and keyword arguments."""
+    """(q, k, v) and keyword arguments of three packed sequences: one has no queries, and unused
+    rows follow the last one."""
     shapes = (200, heads_q, head_dim), (333, heads_kv, head_dim), (333, heads_kv, head_dim)
     inputs = [tensor(*shape, dtype=dtype).requires_grad_() for shape in shapes]
     lengths = dict(cu_seqlens_q=int32(0, 131, 131, 199), cu_seqlens_k=int32(0, 201, 240, 330))
@@ -75,19 +82,20 @@ def end_to_end(dtype, heads_q, heads_kv, head_dim):
 
 
 def both_passes(inputs, used_q=None, used_k=None, **options):
-    """used_q, used_k: how many rows the sequences have that lie end to end; behind them nothing is written."""
+    """Runs both passes. used_q and used_k are the rows of packed sequences; rows behind them are
+    not written."""
     attend = flashtune.attention if "block_mask" in options else flashtune.attention_varlen
     out, lse = attend(*inputs, return_lse=True, **options)
     out, lse = out[:used_q], lse[..., :used_q]
     learnt = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
-    # A gradient into the LSE, too, of the rows that see a key.
+    # The LSE gets a gradient too, in the rows that see a key.
     dq, dk, dv, *others = torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), learnt)
     torch.cuda.synchronize()
     assert all(x.isfinite().all() for x in (out, dq[:used_q], dk[:used_k], dv[:used_k], *others)), options
 
 
 def batch_invariant(dtype, head_dim):
-    """Of many queries, and of few, whose keys are split."""
+    """Runs the batch-invariant mode with many queries, and with one, whose keys are split."""
     for seqlen_q in (131, 1):
         q, k, v = (x.detach() for x in qkv(dtype, 2, 4, 2, seqlen_q, 1100, head_dim, head_dim))
         out, lse = flashtune.attention_forward(q, k, v, causal=True, batch_invariant=True)
@@ -96,7 +104,7 @@ def batch_invariant(dtype, head_dim):
 
 
 def decode(dtype, seqlen_q, seqlen_k, page_size):
-    """Long enough for several splits; where page_size is given, from pages in random order."""
+    """Decodes over enough keys for several splits; with a page_size from pages in random order."""
     batch, heads_q, heads_kv, head_dim = 2, 8, 2, 128
     q = tensor(batch, seqlen_q, heads_q, head_dim, dtype=dtype)
     pages = -(-seqlen_k // page_size) if page_size else 0
@@ -120,7 +128,8 @@ def merge(dtype):
 
 
 def kv_append(dtype, page_size, head_dim, head_dim_v, seqlen_new):
-    """Into odd places: sequences with room, without, with a negative length and, in pages, without a page for their last key."""
+    """Appends at odd lengths: into sequences with room, without room, with a negative length
+    and, with pages, without a page for the last key."""
     batch, heads_kv, pages = 5, 3, 50
     rows = page_size * pages if page_size else 40 + 2 * seqlen_new
     shape = (batch * pages, page_size) if page_size else (batch, rows)
@@ -152,7 +161,7 @@ def featured(dtype):
 
 def one_query(dtype):
     for page_size in (None, 16, 3):
-        # On a GPU pages are of fp16 or bf16.
+        # GPU kernels take pages of fp16 or bf16 only.
         decode(dtype, 1, 2000, None if dtype == torch.float32 else page_size)
     merge(dtype)
     for page_size in (None, 1, 3, 16):
@@ -162,7 +171,7 @@ def one_query(dtype):
 
 
 def several_queries(dtype):
-    """So many rows that teams have several warps, which meet at barriers of their own."""
+    """Decodes enough queries for teams of several warps, which synchronise at named barriers."""
     decode(dtype, 5, 2000, None if dtype == torch.float32 else 64)
 
 

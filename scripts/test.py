@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs every test that this machine can run and ends with one line, 'N passed, N failed'.
 
-Rust tests (which compile and run the C programs too) and Python tests. With --ci also formatting, lints and the
-release library's size, each counted as a test. With --prebuilt FOLDER the Rust tests are the binaries that
-scripts/pack_for_gpu_host.sh put there, so that no Rust is needed. What cannot run is said in a line with SKIPPED.
+The Rust tests also compile and run the C programs; Python tests follow. --ci adds formatting, lints
+and the release library's size, each counted as a test. --prebuilt FOLDER runs the test binaries
+that scripts/pack_for_gpu_host.sh left in FOLDER, so that no Rust is needed. A line with SKIPPED
+names each test that cannot run.
 """
 
 import argparse
@@ -22,11 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LIBRARY = {"darwin": "libflashtune.dylib"}.get(sys.platform, "libflashtune.so")
 MAX_LIBRARY_BYTES = 10_000_000
-# A Rust test that takes longer than this hangs, and so do the Python tests together.
+# Time limits of one Rust test, and of all Python tests together: beyond them they count as hanging.
 TEST_SECONDS = 900
 PYTEST_SECONDS = 1800
-# Of commands with such a limit, while they run: sessions of their own, which do not hear of it when this program is stopped.
-STARTED = set()
+# Running commands that have a time limit. Each has its own session, so a signal that stops this
+# program does not reach it.
+RUNNING = set()
 
 
 class Tally:
@@ -47,11 +49,14 @@ def say(line):
 
 
 def run(command, seconds=None, is_shown=True, **environment):
-    """Runs a command in the repository, with its output shown as it comes or else at its end, and returns (exit status, output). After
-    `seconds` it is ended with all that it started, any of which would hold its output open."""
-    told = "==> " + " ".join(map(str, command))
+    """Runs a command in the repository root and returns (exit status, output).
+
+    The output is shown as it comes, or at the end if not `is_shown`. After `seconds` the command is
+    killed with all its children, any of which would keep its output open.
+    """
+    title = "==> " + " ".join(map(str, command))
     if is_shown:
-        print(told, flush=True)
+        print(title, flush=True)
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=ROOT,
@@ -65,7 +70,7 @@ def run(command, seconds=None, is_shown=True, **environment):
     end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL)) if seconds else None
     if end:
         end.start()
-        STARTED.add(process)
+        RUNNING.add(process)
     lines = []
     try:
         for line in process.stdout:
@@ -74,13 +79,13 @@ def run(command, seconds=None, is_shown=True, **environment):
             lines.append(line)
         status, output = process.wait(), "".join(lines)
         if not is_shown:
-            print(f"{told}\n{output}", end="", flush=True)
+            print(f"{title}\n{output}", end="", flush=True)
         return status, output
     finally:
         if end:
             end.cancel()
             end_session(process)
-            STARTED.discard(process)
+            RUNNING.discard(process)
 
 
 def end_session(process):
@@ -89,13 +94,17 @@ def end_session(process):
 
 
 def tests_environment():
-    """A virtual environment's NVRTC is found through VIRTUAL_ENV, as it would be by a user who activated it."""
+    """The environment variables of the tests: VIRTUAL_ENV, by which the library finds the NVRTC
+    in .venv."""
     return {"VIRTUAL_ENV": str(VENV)} if VENV.is_dir() and "FLASHTUNE_NVRTC" not in os.environ else {}
 
 
 def build(tally):
-    """What the tests need. With the tests' own dependencies in the same command, since a feature that they switch on of another would
-    have the library compiled twice."""
+    """Builds the library, the command line and the tests, and returns whether that worked.
+
+    One command builds all of them: a separate build of the tests could enable more features of a
+    dependency, and compile the library a second time.
+    """
     status, _ = run(["cargo", "build", "--locked", "--lib", "--bins", "--tests"])
     if status:
         tally.check("cargo build", False)
@@ -128,7 +137,8 @@ def libtest_counts(output):
 
 
 def prebuilt_tests(tally, folder, jobs):
-    """Each test of each binary in a process of its own, as nextest does it: what one breaks no other sees."""
+    """Runs each test of each binary in its own process, as nextest does, so that tests cannot
+    disturb each other."""
     manifest = json.loads((folder / "tests.json").read_text())
     environment = {
         **os.environ,
@@ -183,12 +193,12 @@ def python_tests(tally, python, library, arguments, is_shown=True):
 
 
 def find_python():
-    """The environment that scripts/venv.sh filled, else any python3 that has what the tests need."""
+    """The Python of .venv, else the running one; None where neither has numpy and pytest."""
     for python in (VENV / "bin" / "python", Path(sys.executable)):
         needs = "import numpy, pytest"
         if python.exists() and subprocess.run([python, "-c", needs], capture_output=True).returncode == 0:
             return python
-    say("SKIPPED: the Python tests: no python3 here has numpy and pytest, and they could not be installed")
+    say("SKIPPED: the Python tests: no python3 here has numpy and pytest, and pip could not install them")
     return None
 
 
@@ -198,18 +208,21 @@ def lints(tally):
 
 
 def shipped_records(tally):
-    """Every shipped record still names a config that the space accepts, in the form in which records are written."""
+    """Checks that the space accepts the config of every shipped record, and that records have
+    the form of new ones."""
     binary = ROOT / "target" / "debug" / "flashtune"
     tally.check("shipped records", binary.is_file() and run([binary, "records", "verify"])[0] == 0)
 
 
 def build_release_library():
-    """Its exit status. Most of its time is one core's, so it is built beside all else."""
+    """Builds the release library and returns the exit status. LTO mostly uses one core, so the
+    build runs beside the other checks."""
     return run(["make", "--no-print-directory", "lib"], is_shown=False)[0]
 
 
 def release_library(tally, status):
-    """The library as it ships: built alone with fat LTO, stripped, small, and showing flashtune_* alone."""
+    """Checks the library that ships: built alone with fat LTO, stripped, small, and exporting
+    flashtune_* only."""
     if status:
         return tally.check("make lib", False)
     library = ROOT / "target" / "release" / LIBRARY
@@ -220,16 +233,16 @@ def release_library(tally, status):
     names = [line.split()[-1] for line in listed.stdout.splitlines()]
     foreign = [name for name in names if not name.startswith("flashtune_")]
     ok = "flashtune_forward" in names and not foreign
-    tally.check("the release library exports flashtune_* alone", ok, ", ".join(foreign) or f"{len(names)} functions")
+    tally.check("the release library exports only flashtune_*", ok, ", ".join(foreign) or f"{len(names)} functions")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ci", action="store_true", help="formatting, lints and the release library too")
-    parser.add_argument("--prebuilt", type=Path, metavar="FOLDER", help="run what was packed there, without Rust")
-    parser.add_argument("--jobs", type=int, default=4, help="prebuilt Rust tests at a time")
-    parser.add_argument("--only", choices=["rust", "python"], help="one of the two kinds")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    parser.add_argument("--ci", action="store_true", help="also check formatting, lints and the release library")
+    parser.add_argument("--prebuilt", type=Path, metavar="FOLDER", help="run the packed tests of FOLDER, without Rust")
+    parser.add_argument("--jobs", type=int, default=4, help="number of prebuilt Rust tests to run at a time, default 4")
+    parser.add_argument("--only", choices=["rust", "python"], help="run only the Rust or only the Python tests")
+    parser.add_argument("pytest", nargs="*", help="arguments to pass to pytest, after --")
     arguments = parser.parse_args()
 
     tally, pool = Tally(), ThreadPoolExecutor(2)
@@ -244,17 +257,18 @@ def main():
     has_rust, has_python = arguments.only != "python", arguments.only != "rust" and python
     is_built = arguments.prebuilt or not has_rust or build(tally)
     has_rust, has_python = has_rust and is_built, has_python and is_built
-    # Neither fills two cores all the time. CI has no GPU; elsewhere the two would share one.
-    beside, pytest = Tally(), None
+    # In CI the Rust and Python tests run side by side, since neither keeps two cores busy.
+    # Elsewhere they could share a GPU, so they run one after the other.
+    python_tally, pytest = Tally(), None
     if arguments.ci and has_python:
-        pytest = pool.submit(python_tests, beside, python, library, arguments.pytest, is_shown=False)
+        pytest = pool.submit(python_tests, python_tally, python, library, arguments.pytest, is_shown=False)
     if has_rust and arguments.prebuilt:
         prebuilt_tests(tally, folder, arguments.jobs)
     elif has_rust:
         cargo_tests(tally)
     if pytest:
         pytest.result()
-        tally.add(beside.passed, beside.failed)
+        tally.add(python_tally.passed, python_tally.failed)
     elif has_python:
         python_tests(tally, python, library, arguments.pytest)
     elif arguments.ci and not python:
@@ -270,5 +284,5 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        for process in list(STARTED):
+        for process in list(RUNNING):
             end_session(process)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs all tests on a host with a GPU, Python 3 with PyTorch, numpy and pytest, and a C compiler, but without Rust, from
-# what scripts/pack_for_gpu_host.sh packed. Ends with one line, 'N passed, N failed'. Arguments go to scripts/test.py.
+# Runs all tests on a GPU host without Rust, from the files that scripts/pack_for_gpu_host.sh
+# packed. The host needs a C compiler and Python 3 with PyTorch, numpy and pytest. Ends with one
+# line, 'N passed, N failed'. Arguments go to scripts/test.py.
 set -eu
 cd "$(dirname "$0")/.."
 packed=build/gpu-host

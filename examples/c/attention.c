@@ -1,5 +1,6 @@
-/* GPT-2's attention, forward and backward, on the GPU if there is one, else on the CPU: tuned on the first run,
- * started from this machine's record on every later one. Usage: attention [SECONDS TO TUNE EACH PASS] */
+/* Runs GPT-2's attention forward and backward, on the GPU if there is one, else on the CPU. The
+ * first run tunes; later runs start from the record that it leaves on this machine.
+ * usage: attention [SECONDS TO TUNE EACH PASS] */
 #include "device.h"
 
 #include <flashtune.h>
@@ -61,7 +62,8 @@ int main(int argc, char **argv) {
   }
   if (tuned) printf("tuning    took %.1f s; the next run has its record\n", (device_milliseconds() - start) / 1e3);
   else printf("tuning    none: starts from this machine's record\n");
-  uint64_t bytes[2]; /* of workspace; 0 but for the backward pass, and for forward passes of few queries over many keys */
+  /* The backward pass needs a workspace, and so does a forward pass of few queries over many keys. */
+  uint64_t bytes[2];
   check(flashtune_forward_workspace_size(context, &forward, &bytes[0]));
   check(flashtune_backward_workspace_size(context, &backward, &bytes[1]));
   void *workspace[2] = {bytes[0] ? device_bytes(bytes[0]) : NULL, device_bytes(bytes[1])};
@@ -74,7 +76,7 @@ int main(int argc, char **argv) {
   for (int pass = 0; pass < 2; pass++)
     printf("%-9s %.3f ms with %s: %s\n          %s\n", pass ? "backward" : "forward", best[pass], plan[pass].kernel,
            plan[pass].config, plan[pass].reason);
-  static double reference[4 * ONE_HEAD], worst; /* the last head in fp64, and the largest relative error */
+  static double reference[4 * ONE_HEAD], worst; /* fp64 results of the last head; the largest relative error */
   static float unfused[4 * ONE_HEAD];
   const int last = ROW - DIM;
   unfused_double(SEQLEN, DIM, ROW, input[0] + last, input[1] + last, input[2] + last, input[3] + last, reference);

@@ -1,5 +1,6 @@
-/* What the example needs of a machine: arrays in device memory (bf16 on a GPU, fp32 on the host), copies, a
- * wait and a clock. The driver is opened at run time, so that no CUDA header is needed to build. */
+/* The example's device functions: arrays in device memory (bf16 on a GPU, fp32 on the host),
+ * copies, a wait and a clock. The CUDA driver is opened at run time, so that building needs no
+ * CUDA header. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdint.h>
@@ -26,7 +27,7 @@ static void symbol(void *library, void *function, const char *name) {
   memcpy(function, &found, sizeof found);
 }
 
-/* Makes the GPU's primary context, which flashtune uses too, current on this thread. */
+/* Makes the GPU's primary context current on this thread. flashtune uses the same context. */
 static void device_open(int on_gpu) {
   int ordinal;
   void *context, *cuda;
@@ -53,7 +54,8 @@ static void *device_bytes(size_t bytes) {
   return (void *)(uintptr_t)address;
 }
 
-/* An array of count elements; values may be NULL. They must be exact in bf16: no rounding here. */
+/* Allocates an array of count elements and copies values into it unless values is NULL. The values
+ * must be exact in bf16, since this function does not round. */
 static void *device_array(const float *values, size_t count) {
   size_t element = device.on_gpu ? sizeof(uint16_t) : sizeof(float);
   void *array = device_bytes(count * element);
@@ -77,7 +79,7 @@ static float *device_read(const void *array, size_t count) {
   return values;
 }
 
-/* Milliseconds on a clock that only goes forward, after all enqueued work is done. */
+/* Milliseconds of a monotonic clock, read after all enqueued work is done. */
 static double device_milliseconds(void) {
   struct timespec t;
   if (device.on_gpu) must(!device.wait(), "cuCtxSynchronize");

@@ -1,7 +1,8 @@
-/* Unfused causal attention of one head, forward and backward, with the whole score matrix in memory: plain
- * loops that a compiler vectorises. REAL and UNFUSED are set by who includes it: in double it is the reference, in
- * float what the fused kernels are compared with. Rows of the inputs are `stride` apart; results holds out, dq, dk
- * and dv, each packed (n, d). */
+/* Unfused causal attention of one head, forward and backward, in plain loops that a compiler
+ * vectorises. It holds the whole score matrix in memory. The including file defines REAL and
+ * UNFUSED: the double version is the reference, the float version the baseline for the speed of
+ * the fused kernels. Input rows are `stride` elements apart. results holds out, dq, dk and dv, each
+ * packed (n, d). */
 static void UNFUSED(int n, int d, int stride, const float *q, const float *k, const float *v, const float *dout,
                     REAL *results) {
   REAL *p = calloc((size_t)n * n, sizeof(REAL)), *dp = calloc((size_t)n * n, sizeof(REAL));
