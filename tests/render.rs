@@ -5,7 +5,8 @@
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
-use flashtune::kernel::render::{CLASS, Renderer};
+use flashtune::kernel::constants::CONSTANTS;
+use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Pass, Problem, Varlen, Window};
@@ -193,27 +194,50 @@ fn every_embedded_template_parses() {
     Renderer::new(embedded()).unwrap();
 }
 
+#[test]
+fn a_constant_of_the_class_is_declared_where_the_text_mentions_it() {
+    let text = rendered(&[
+        ("test.cu.tera", "#include \"device/a.cuh\"\nconstexpr bool kIsBf16 = false;\n"),
+        ("device/a.cuh", "int a = kHeadDim + kIsBf16;  // not kHasSoftcap\nint kHasAlibiOf;\n"),
+    ]);
+    assert!(text.contains("// problem:  head_dim=128\n"), "{text}");
+    assert_eq!(text.matches("\nconstexpr").count(), 2, "{text}");
+    let (before, _) = text.split_once("int a").unwrap();
+    assert!(before.contains("\nconstexpr int kHeadDim = 128;  // "), "{text}");
+}
+
+#[test]
+fn every_constant_of_the_class_is_mentioned_by_a_kernel() {
+    let sources = embedded();
+    for constant in CONSTANTS {
+        assert!(sources.values().any(|text| text.contains(constant.name)), "{}", constant.name);
+    }
+}
+
 /// A feature that one family has and another lacks would be left out of a problem's kernel without a word.
 #[test]
 fn the_families_have_the_same_features() {
-    let renderer = Renderer::new(embedded()).unwrap();
-    let features = |template: &str| -> Vec<&str> {
-        let used = renderer.names(template).unwrap();
-        let is_feature = |name: &&str| name.starts_with("has_") || name.starts_with("is_");
-        CLASS.into_iter().filter(is_feature).filter(|name| used.contains(name)).collect()
+    let h200 = Device::typical(SM90).unwrap();
+    let features = |problem: &Problem, template: &str| -> Vec<String> {
+        let kernels = render_pass(problem, &heuristic(problem, &h200), SM90).unwrap();
+        let (_, text) = kernels.iter().find(|(spec, _)| spec.template == template).unwrap();
+        let problem = text.lines().find_map(|line| line.strip_prefix("// problem:")).unwrap();
+        let names = problem.split_whitespace().map(|value| value.split('=').next().unwrap().to_owned());
+        names.filter(|name| name.starts_with("has_") || name.starts_with("is_")).collect()
     };
-    // Nothing is dropped while decoding, and nobody else splits keys.
-    let without =
-        |template, feature| -> Vec<&str> { features(template).into_iter().filter(|name| *name != feature).collect() };
-    assert_eq!(without("decode", "is_batch_invariant"), without("sm80_forward", "has_dropout"));
-    for (template, others) in [
-        ("sm80_forward", vec!["sm90_forward"]),
-        ("sm80_backward", vec!["sm90_backward", "sm90_backward_middle", "sm90_backward_wide"]),
-    ] {
-        for other in others {
-            assert_eq!(features(template), features(other), "{template} and {other}");
-        }
+    let of_sm80 = |pass| Problem { pass, dtype: Dtype::Fp32, ..problem() };
+    let of_sm90 =
+        |pass, head_dim| Problem { pass, head_dim, head_dim_v: head_dim, seqlen_q: 4096, seqlen_k: 4096, ..problem() };
+    let forward = features(&of_sm80(Pass::Forward), "sm80_forward");
+    assert_eq!(forward, features(&of_sm90(Pass::Forward, 128), "sm90_forward"));
+    let backward = features(&of_sm80(Pass::Backward), "sm80_backward");
+    for (template, head_dim) in [("sm90_backward", 64), ("sm90_backward_middle", 192), ("sm90_backward_wide", 256)] {
+        assert_eq!(backward, features(&of_sm90(Pass::Backward, head_dim), template), "{template}");
     }
+    let mut decode = features(&Problem { seqlen_q: 1, ..problem() }, "decode");
+    // No other family splits keys.
+    decode.retain(|name| name != "is_batch_invariant");
+    assert_eq!(decode, forward);
 }
 
 #[test]

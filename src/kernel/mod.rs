@@ -5,6 +5,7 @@
 
 pub mod cache_dir;
 pub mod compile;
+pub mod constants;
 pub mod cubin_cache;
 pub mod cubin_limit;
 pub mod geometry;

@@ -1,9 +1,11 @@
 //! From (Problem class, Config, architecture) to one self-contained CUDA text, byte for byte the same every time.
 //!
-//! Tera fills in the template, then each `#include "device/x.cuh"` is replaced by that file, raw and once. The text
-//! depends on nothing but the values that the template uses, so kernels that do not depend on a knob are shared by
-//! all configs that differ in it. It knows nothing of GPUs, compilers or caches.
+//! Tera fills in the template, then that file replaces each `#include "device/x.cuh"`, raw and once. Last come the
+//! class constants (`constants`) that the text mentions. The text depends on nothing but the values that it uses, so
+//! kernels that do not depend on a knob are shared by all configs that differ in it. It knows nothing of GPUs,
+//! compilers or caches.
 
+use super::constants::{self, ARCH, Value};
 use super::geometry::{self, Arguments};
 use super::sources::{Sources, embedded, overridden};
 use super::{kv_append, merge, sm_clock};
@@ -71,25 +73,26 @@ impl Renderer {
     /// One kernel's text, of `templates/<template>.cu.tera`. A name that the template uses and the values lack is an error: to Tera it is merely false.
     pub fn render(&self, problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
-        self.fill(template, &values(problem, config, template, arch)?, config.family, &knobs, arch)
+        let values = values(problem, config, template, arch)?;
+        self.fill(template, &values, config.family, &knobs, arch, Some(problem))
     }
 
     /// The text of the kernel that merges partial results.
     pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
-        self.fill(merge::TEMPLATE, &merge_values(class), merge::FAMILY, &[PARTIALS_ARE_FP32], arch)
+        self.fill(merge::TEMPLATE, &merge_values(class), merge::FAMILY, &[PARTIALS_ARE_FP32], arch, None)
     }
 
     /// The text of the kernel that writes new keys and values into a cache.
     pub fn render_kv_append(&self, class: &KvAppendClass, arch: Arch) -> Result<String> {
         let values = [(ACCESS_BYTES, class.access_bytes as u32), ("threads", kv_append::THREADS)];
         let values = values.map(|(name, value)| (name.to_owned(), Value::Integer(value))).into();
-        self.fill(kv_append::TEMPLATE, &values, kv_append::FAMILY, &[ACCESS_BYTES], arch)
+        self.fill(kv_append::TEMPLATE, &values, kv_append::FAMILY, &[ACCESS_BYTES], arch, None)
     }
 
     /// The text of the kernel that tells the SMs' clock.
     pub fn render_sm_clock(&self, arch: Arch) -> Result<String> {
         let values = [("slots".to_owned(), Value::Integer(sm_clock::SLOTS))].into();
-        self.fill(sm_clock::TEMPLATE, &values, merge::FAMILY, &["slots"], arch)
+        self.fill(sm_clock::TEMPLATE, &values, merge::FAMILY, &["slots"], arch, None)
     }
 
     fn fill(
@@ -99,8 +102,9 @@ impl Renderer {
         family: Family,
         knobs: &[&str],
         arch: Arch,
+        problem: Option<&Problem>,
     ) -> Result<String> {
-        let used = self.names(template)?;
+        let mut used = self.names(template)?;
         let unknown: Vec<&str> = used.iter().filter(|name| !values.contains_key(**name)).copied().collect();
         if !unknown.is_empty() {
             return Err(Error::new(
@@ -123,7 +127,11 @@ impl Renderer {
         let filled = self.tera.render(&format!("{template}{SUFFIX}"), &context).map_err(template_error)?;
         let mut spliced = Vec::new();
         let body = self.splice(&filled, &mut spliced)?;
-        Ok(header(template, (family, knobs), arch, values, &used, &spliced) + &body)
+        let declarations = problem.map_or(Vec::new(), |p| constants::declared(p, &values[ARCH], &body));
+        used.extend(declarations.iter().map(|declaration| declaration.tag));
+        let block: String = declarations.iter().map(|declaration| declaration.line.as_str()).collect();
+        let block = if block.is_empty() { block } else { format!("{PROBLEM_BEGINS}{block}{PROBLEM_ENDS}") };
+        Ok(header(template, (family, knobs), arch, values, &used, &spliced) + &block + &body)
     }
 
     /// The names that a template uses, of values and knobs.
@@ -159,48 +167,8 @@ impl Renderer {
 }
 
 const SUFFIX: &str = ".cu.tera";
-
-/// What a template may be given: integers, booleans, and names from a fixed list.
-enum Value {
-    Integer(u32),
-    Flag(bool),
-    Name(String),
-}
-
-impl std::fmt::Display for Value {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Value::Integer(value) => value.fmt(f),
-            Value::Flag(value) => value.fmt(f),
-            Value::Name(value) => value.fmt(f),
-        }
-    }
-}
-
-/// The problem class as templates see it, in the order of the header comment.
-pub const CLASS: [&str; 21] = [
-    "dtype",
-    "head_dim",
-    "head_dim_v",
-    "is_causal",
-    "has_dropout",
-    "is_deterministic",
-    "is_batch_invariant",
-    "has_window",
-    "has_softcap",
-    "has_alibi",
-    "has_bias",
-    "has_dbias",
-    "has_mask",
-    "mask_is_bits",
-    "has_sinks",
-    "has_dlse",
-    "is_varlen",
-    "page_size",
-    "mask_block_q",
-    "mask_block_k",
-    "vec",
-];
+const PROBLEM_BEGINS: &str = "// ---- problem ------------------------------------------------------------------------------------------------------\n";
+const PROBLEM_ENDS: &str = "// -------------------------------------------------------------------------------------------------------------------\n\n";
 
 fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
     if problem.dtype == Dtype::Fp32 && config.family != Family::Sm80 {
@@ -212,35 +180,11 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     let Arch::Sm(major, minor) = arch else {
         return Err(Error::invalid("the architecture is cpu; a kernel is rendered for sm_80, sm_90, …"));
     };
-    let features = &problem.features;
-    let class = [
-        Value::Name(problem.dtype.name().to_owned()),
-        Value::Integer(problem.head_dim as u32),
-        Value::Integer(problem.head_dim_v as u32),
-        Value::Flag(problem.right_shift().is_some()),
-        Value::Flag(problem.dropout),
-        Value::Flag(problem.deterministic),
-        Value::Flag(problem.batch_invariant),
-        Value::Flag(problem.left_shift().is_some()),
-        Value::Flag(features.softcap),
-        Value::Flag(features.alibi),
-        Value::Flag(features.bias),
-        Value::Flag(features.dbias),
-        Value::Flag(features.mask),
-        Value::Flag(features.mask_bits),
-        Value::Flag(features.sinks),
-        Value::Flag(features.dlse),
-        Value::Flag(features.varlen.is_some()),
-        Value::Integer(features.paged.unwrap_or(0) as u32),
-        Value::Integer(features.block_mask.map_or(0, |mask| mask.block_q as u32)),
-        Value::Integer(features.block_mask.map_or(0, |mask| mask.block_k as u32)),
-        Value::Integer(problem.access_elements() as u32),
-    ];
-    let mut values: BTreeMap<String, Value> = CLASS.into_iter().map(str::to_owned).zip(class).collect();
+    let mut values: BTreeMap<String, Value> = constants::tag_values(problem).collect();
     // As PTX spells a 16-bit dtype.
     let element = if problem.dtype == Dtype::Fp16 { "f16" } else { "bf16" };
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
-    values.insert("arch".to_owned(), Value::Integer(major * 10 + minor));
+    values.insert(ARCH.to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
@@ -305,7 +249,7 @@ fn header(
          // files:    {template}{SUFFIX}{files}\n\
          // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
-        problem = list(&mut CLASS.into_iter()).trim_start(),
+        problem = list(&mut constants::tags().into_iter()).trim_start(),
         family = family.name(),
         suffix = family.target_suffix(),
         knobs = list(&mut knobs.iter().copied()),
