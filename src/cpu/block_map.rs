@@ -1,29 +1,18 @@
-//! Which blocks of scores count: the lists of a launch's block mask, which either pass asks tile by tile.
+//! Block map: which blocks of scores count, from the lists of a launch's block mask. Both passes ask it tile by tile.
 //!
-//! A tile copies what the lists say of the blocks that it touches to a table of its own, a byte for each, since scores are
-//! looked at by rows and by keys and a list may be in any order. So nothing is allocated, however many blocks there are.
-//! Without a block mask all scores are of one block, in which everything else decides.
+//! Scores are read by rows and by keys, and a list may be in any order. A tile therefore copies the kinds of the blocks
+//! that it overlaps to a table of its own, one byte a block; a launch allocates nothing. Without a block mask all scores
+//! lie in one partial block.
 
-use super::MAX_BLOCK;
 use super::read_only::ReadOnly;
-use super::scores::{Along, Line};
+use super::tile::{Axis, BlockKind, Line, MAX_BLOCK};
 use crate::call::{BlockLists, Call};
 use crate::problem::{BlockMask, MASK_BLOCK_STEP, Pass};
 use std::ops::Range;
 
-/// What of a block counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
-    Nothing,
-    /// What else there is lets be seen.
-    Part,
-    /// The same, without a look at the mask.
-    Full,
-}
-
 pub struct BlockMap(Option<Lists>);
 
-/// Lists that the caller has checked.
+/// The lists of a call, which the C face has checked.
 struct Lists {
     pass: Pass,
     /// Queries and keys of a block.
@@ -35,25 +24,25 @@ struct Lists {
     indices_strides: [usize; 3],
 }
 
-/// The numbers of a row's blocks, and the blocks; NULL where none is of this kind.
+/// The number of listed blocks of each row, and the blocks; NULL where the call has no list of this kind.
 #[derive(Clone, Copy)]
 struct List {
     counts: ReadOnly<i32>,
     indices: ReadOnly<i32>,
 }
 
-/// The blocks that a tile touches, and what of each counts.
+/// The blocks that a tile overlaps, and the kind of each.
 pub struct TileBlocks {
     /// Queries and keys of a block; None without a block mask.
     block: Option<(usize, usize)>,
-    /// The first of the tile, in queries and in keys.
+    /// The tile's first block, in blocks of queries and of keys.
     first: (usize, usize),
-    /// How many beside each other, in keys.
+    /// Blocks of keys in a row of the table.
     cols: usize,
-    shows: [Shows; MOST_BLOCKS],
+    kinds: [BlockKind; MOST_BLOCKS],
 }
 
-/// The largest tile has no more of the smallest blocks: both begin at multiples of `MASK_BLOCK_STEP`.
+/// Blocks of the largest tile: tiles and the smallest blocks both begin at multiples of `MASK_BLOCK_STEP`.
 const MOST_BLOCKS: usize = (MAX_BLOCK as usize / MASK_BLOCK_STEP as usize).pow(2);
 
 impl BlockMap {
@@ -69,10 +58,10 @@ impl BlockMap {
     /// The table that `look_up` fills.
     pub fn table(&self) -> TileBlocks {
         let block = self.0.as_ref().map(|lists| lists.block);
-        TileBlocks { block, first: (0, 0), cols: 0, shows: [Shows::Nothing; MOST_BLOCKS] }
+        TileBlocks { block, first: (0, 0), cols: 0, kinds: [BlockKind::Empty; MOST_BLOCKS] }
     }
 
-    /// Whether any score of the tile may count, of which there is at least one; then the table is its own.
+    /// Whether any score of a tile that is not empty may count. If so, fills the tile's table.
     pub fn look_up(
         &self,
         batch: usize,
@@ -85,51 +74,51 @@ impl BlockMap {
         let of = |range: Range<usize>, size| range.start / size..range.end.div_ceil(size);
         let (of_rows, of_keys) = (of(rows, lists.block.0), of(keys, lists.block.1));
         (table.first, table.cols) = ((of_rows.start, of_keys.start), of_keys.len());
-        table.shows[..of_rows.len() * of_keys.len()].fill(Shows::Nothing);
-        // Lists are of the blocks of queries forward, of keys backward.
+        table.kinds[..of_rows.len() * of_keys.len()].fill(BlockKind::Empty);
+        // The forward pass has a list for each block of queries, the backward pass for each block of keys.
         let (lists_of, listed, steps) = match lists.pass {
             Pass::Forward => (of_rows, of_keys, (table.cols, 1)),
             Pass::Backward => (of_keys, of_rows, (1, table.cols)),
         };
-        let mut shows_any = false;
+        let mut any_counts = false;
         for (at, row) in lists_of.enumerate() {
-            lists.for_each(batch, head, row, |block, shows| {
+            lists.for_each(batch, head, row, |block, kind| {
                 if listed.contains(&block) {
-                    table.shows[at * steps.0 + (block - listed.start) * steps.1] = shows;
-                    shows_any = true;
+                    table.kinds[at * steps.0 + (block - listed.start) * steps.1] = kind;
+                    any_counts = true;
                 }
             });
         }
-        shows_any
+        any_counts
     }
 }
 
 impl TileBlocks {
-    /// A line of `len` scores of the tile in the pieces that lie in one block each: their place in the line, and what counts.
-    pub fn pieces(&self, line: Line, len: usize) -> impl Iterator<Item = (Range<usize>, Shows)> {
+    /// Cuts a line of `len` scores at the borders of blocks: each piece's place in the line, and its block's kind.
+    pub fn pieces(&self, line: Line, len: usize) -> impl Iterator<Item = (Range<usize>, BlockKind)> {
         let mut at = 0;
         std::iter::from_fn(move || {
             if at >= len {
                 return None;
             }
-            let (end, shows) = match self.block {
-                None => (len, Shows::Part),
+            let (end, kind) = match self.block {
+                None => (len, BlockKind::Partial),
                 Some((block_q, block_k)) => {
-                    let (first, size) = match line.along {
-                        Along::Rows => (line.row, block_q),
-                        Along::Keys => (line.key, block_k),
+                    let (first, size) = match line.axis {
+                        Axis::Rows => (line.row, block_q),
+                        Axis::Keys => (line.key, block_k),
                     };
                     let Line { row, key, .. } = line.after(at);
                     let next_block = ((first + at) / size + 1) * size - first;
-                    (len.min(next_block), self.shows(row / block_q, key / block_k))
+                    (len.min(next_block), self.kind(row / block_q, key / block_k))
                 }
             };
-            Some((std::mem::replace(&mut at, end)..end, shows))
+            Some((std::mem::replace(&mut at, end)..end, kind))
         })
     }
 
-    fn shows(&self, block_q: usize, block_k: usize) -> Shows {
-        self.shows[(block_q - self.first.0) * self.cols + block_k - self.first.1]
+    fn kind(&self, block_q: usize, block_k: usize) -> BlockKind {
+        self.kinds[(block_q - self.first.0) * self.cols + block_k - self.first.1]
     }
 }
 
@@ -147,17 +136,17 @@ impl Lists {
         }
     }
 
-    fn for_each(&self, batch: usize, head: usize, row: usize, mut visit: impl FnMut(usize, Shows)) {
+    fn for_each(&self, batch: usize, head: usize, row: usize, mut visit: impl FnMut(usize, BlockKind)) {
         let [batch_counts, head_counts] = self.counts_strides;
         let [batch_indices, head_indices, row_indices] = self.indices_strides;
         let first = batch * batch_indices + head * head_indices + row * row_indices;
-        let both = [(self.partial, Shows::Part), (self.full, Shows::Full)];
-        for (list, shows) in both.into_iter().filter(|(list, _)| !list.counts.is_null()) {
+        let both = [(self.partial, BlockKind::Partial), (self.full, BlockKind::Full)];
+        for (list, kind) in both.into_iter().filter(|(list, _)| !list.counts.is_null()) {
             // SAFETY: the number of this row, in an array that the caller keeps alive and unwritten during a launch.
             let count = unsafe { list.counts.at(batch * batch_counts + head * head_counts + row) } as usize;
             for entry in first..first + count {
                 // SAFETY: an entry of this row, likewise.
-                visit(unsafe { list.indices.at(entry) } as usize, shows);
+                visit(unsafe { list.indices.at(entry) } as usize, kind);
             }
         }
     }

@@ -8,16 +8,16 @@
 //! the product of its tile: there a NaN or inf does spread, as in every tiled implementation. Rows and keys that a
 //! sequence does not use are never read.
 
-use super::block_map::{BlockMap, Shows, TileBlocks};
+use super::block_map::{BlockMap, TileBlocks};
 use super::dropout::Masks;
 use super::element::{Element, Head, Tensor};
 use super::matmul::{Into, Matrix, multiply};
 use super::read_only::ReadOnly;
-use super::scores::{Along, Line, ScoreModifier};
+use super::scores::ScoreModifier;
 use super::sequence::{Sequence, Sequences};
+use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, TileSize};
 use super::vector::{LANES, Level, multiply_in_place, scale_rows, softmax_step};
 use super::workers::{Workers, take};
-use super::{BLOCK_STEP, Blocks};
 use crate::call::Call;
 use crate::error::Result;
 use crate::problem::Problem;
@@ -26,17 +26,17 @@ use std::f64::consts::LN_2;
 use std::ops::Range;
 
 /// Floats of scratch that a task of `run` takes.
-pub fn scratch_floats(problem: &Problem, blocks: Blocks) -> usize {
+pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
     let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let Blocks { m, n } = blocks;
+    let TileSize { m, n } = tile_size;
     let dropout = if problem.dropout { m * n } else { 0 };
     (dim + dim_v) * (m + n) + m * n + 3 * m + dropout
 }
 
-pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Workers) -> Result<()> {
+pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
     let problem = &call.problem;
     let pass = Forward::<E> {
-        blocks,
+        tile_size,
         level,
         sequences: Sequences::new(call),
         block_map: BlockMap::new(call),
@@ -53,11 +53,11 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
         lse: Lse(call.lse),
         sinks: problem.features.sinks.then_some(ReadOnly::new(call.features.sinks)),
     };
-    let query_blocks = (problem.seqlen_q as usize).div_ceil(blocks.m);
+    let query_blocks = (problem.seqlen_q as usize).div_ceil(tile_size.m);
     let tasks = problem.batch_size as usize * pass.heads * query_blocks;
-    workers.for_each(tasks, scratch_floats(problem, blocks), |task, scratch| {
+    workers.for_each(tasks, scratch_floats(problem, tile_size), |task, scratch| {
         let (head, block) = (task / query_blocks, task % query_blocks);
-        pass.query_block(head / pass.heads, head % pass.heads, block * blocks.m, scratch);
+        pass.query_block(head / pass.heads, head % pass.heads, block * tile_size.m, scratch);
     })
 }
 
@@ -89,7 +89,7 @@ impl Tile {
 }
 
 struct Forward<E> {
-    blocks: Blocks,
+    tile_size: TileSize,
     level: Level,
     sequences: Sequences,
     block_map: BlockMap,
@@ -110,7 +110,7 @@ struct Forward<E> {
 
 impl<E: Element> Forward<E> {
     fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
-        let Blocks { m, n } = self.blocks;
+        let TileSize { m, n } = self.tile_size;
         let sequence = &self.sequences.of(batch);
         if first_row >= sequence.seqlen_q {
             return;
@@ -184,11 +184,11 @@ impl<E: Element> Forward<E> {
     fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
-            let line = Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, along: Along::Rows };
-            let scores = &mut scores[key * self.blocks.m..][rows];
+            let line = Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, axis: Axis::Rows };
+            let scores = &mut scores[key * self.tile_size.m..][rows];
             let pieces = blocks.pieces(line, scores.len());
-            for (piece, shows) in pieces.filter(|(_, shows)| *shows != Shows::Nothing) {
-                self.modifier.modify(sequence, line.after(piece.start), shows, &mut scores[piece], None);
+            for (piece, kind) in pieces.filter(|(_, kind)| *kind != BlockKind::Empty) {
+                self.modifier.modify(sequence, line.after(piece.start), kind, &mut scores[piece], None);
             }
         }
     }
@@ -197,11 +197,11 @@ impl<E: Element> Forward<E> {
     fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
-            let scores = &mut scores[key * self.blocks.m..][..tile.rows];
+            let scores = &mut scores[key * self.tile_size.m..][..tile.rows];
             scores[..rows.start].fill(f32::NEG_INFINITY);
             scores[rows.end..].fill(f32::NEG_INFINITY);
-            let line = Line { head, row: tile.first_row, key: tile.first_key + key, along: Along::Rows };
-            for (piece, _) in blocks.pieces(line, tile.rows).filter(|(_, shows)| *shows == Shows::Nothing) {
+            let line = Line { head, row: tile.first_row, key: tile.first_key + key, axis: Axis::Rows };
+            for (piece, _) in blocks.pieces(line, tile.rows).filter(|(_, kind)| *kind == BlockKind::Empty) {
                 scores[piece].fill(f32::NEG_INFINITY);
             }
         }
@@ -222,7 +222,7 @@ impl<E: Element> Forward<E> {
         row_max: &mut [f32],
         row_sum: &mut [f32],
     ) {
-        let m = self.blocks.m;
+        let m = self.tile_size.m;
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
         // SAFETY: one of heads_q floats.
         let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);

@@ -18,12 +18,14 @@ mod merge;
 mod read_only;
 mod scores;
 mod sequence;
+mod tile;
 mod vector;
 mod workers;
 
 pub use kv_append::KvAppender;
 pub use memory::HostMemory;
 pub use merge::Merger;
+pub use tile::{BLOCK_STEP, MAX_BLOCK};
 
 use crate::call::Call;
 use crate::call::Stream;
@@ -34,35 +36,18 @@ use crate::problem::{Dtype, Pass, Problem};
 use half::{bf16, f16};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tile::TileSize;
 use vector::Level;
 use workers::Workers;
 
-/// Block sizes are multiples of this: a register of the widest instruction set, and a patch of the dropout mask.
-pub const BLOCK_STEP: u32 = 16;
-/// Larger blocks only move the tiles out of the caches.
-pub const MAX_BLOCK: u32 = 1024;
 /// No host has more hardware threads; a larger number is a mistake.
 const MAX_THREADS: usize = 4096;
-
-#[derive(Clone, Copy)]
-struct Blocks {
-    /// Query rows of a tile.
-    m: usize,
-    /// Keys of a tile.
-    n: usize,
-}
-
-impl Blocks {
-    fn of(config: &Config) -> Blocks {
-        Blocks { m: config.get("block_m") as usize, n: config.get("block_n") as usize }
-    }
-}
 
 /// Bytes of tiles that each thread works on.
 pub fn scratch_bytes(problem: &Problem, config: &Config) -> usize {
     let floats = match problem.pass {
-        Pass::Forward => forward::scratch_floats(problem, Blocks::of(config)),
-        Pass::Backward => backward::scratch_floats(problem, Blocks::of(config)),
+        Pass::Forward => forward::scratch_floats(problem, TileSize::of(config)),
+        Pass::Backward => backward::scratch_floats(problem, TileSize::of(config)),
     };
     floats * size_of::<f32>()
 }
@@ -78,7 +63,7 @@ pub struct Cpu {
 pub struct Executable {
     pass: Pass,
     dtype: Dtype,
-    blocks: Blocks,
+    tile_size: TileSize,
     level: Level,
     workers: Arc<Workers>,
 }
@@ -116,7 +101,7 @@ impl Cpu {
         Ok(Executable {
             pass: problem.pass,
             dtype: problem.dtype,
-            blocks: Blocks::of(config),
+            tile_size: TileSize::of(config),
             level: Level::detect(),
             workers: self.workers.clone(),
         })
@@ -177,8 +162,8 @@ impl Executable {
     fn run<E: element::Element>(&self, call: &Call) -> Result<()> {
         debug_assert_eq!((call.problem.pass, call.problem.dtype), (self.pass, self.dtype));
         match self.pass {
-            Pass::Forward => forward::run::<E>(call, self.blocks, self.level, &self.workers),
-            Pass::Backward => backward::run::<E>(call, self.blocks, self.level, &self.workers),
+            Pass::Forward => forward::run::<E>(call, self.tile_size, self.level, &self.workers),
+            Pass::Backward => backward::run::<E>(call, self.tile_size, self.level, &self.workers),
         }
     }
 }

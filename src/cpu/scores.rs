@@ -1,13 +1,12 @@
-//! What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or bits. Both passes
-//! call it.
+//! Scores: softcap, ALiBi, bias and mask (bytes or bits), applied between Q K^T and the softmax by both passes.
 //!
-//! It works on lines of a tile, a row or a column, so that both orientations of tiles are served. Only what the line's
-//! rows and keys see of each other is given to it: what is hidden otherwise is never read. Scores leave it in base 2.
+//! The forward pass works on columns of a tile and the backward pass on rows; both are lines here. A caller passes only
+//! the part of a line that causal and window leave, so no hidden element is read. Scores leave this file in base 2.
 
-use super::block_map::Shows;
 use super::element::Element;
 use super::read_only::ReadOnly;
 use super::sequence::Sequence;
+use super::tile::{Axis, BlockKind, Line};
 use super::vector::{Level, add_distances, add_scaled, cap, cap_with_slopes};
 use crate::call::{Call, ScoresRef};
 use std::f32::consts::LOG2_E;
@@ -15,11 +14,11 @@ use std::f32::consts::LOG2_E;
 #[derive(Clone, Copy)]
 pub struct ScoreModifier<E> {
     level: Level,
-    /// What the product of Q and K^T is multiplied with before `modify`.
+    /// The caller multiplies Q K^T with it before `modify`.
     pub factor: f32,
     /// softcap * log2(e)
     softcap_log2: Option<f32>,
-    /// ALiBi's slopes, and elements from one batch entry's to the next.
+    /// ALiBi's slopes, and the stride between batch entries in elements.
     slopes: Option<(ReadOnly<f32>, usize)>,
     bias: Option<Scores<E>>,
     mask: Option<Mask>,
@@ -28,33 +27,8 @@ pub struct ScoreModifier<E> {
 #[derive(Clone, Copy)]
 enum Mask {
     Bytes(Scores<u8>),
-    /// A byte has the bits of eight keys, the first one's the lowest.
+    /// A byte holds the bits of eight keys; the lowest bit is the first key's.
     Bits(Scores<u8>),
-}
-
-/// A line of a tile from (row, key) on.
-#[derive(Clone, Copy)]
-pub struct Line {
-    pub head: usize,
-    pub row: usize,
-    pub key: usize,
-    pub along: Along,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Along {
-    Rows,
-    Keys,
-}
-
-impl Line {
-    /// What is left of it after so many scores.
-    pub fn after(self, scores: usize) -> Line {
-        match self.along {
-            Along::Rows => Line { row: self.row + scores, ..self },
-            Along::Keys => Line { key: self.key + scores, ..self },
-        }
-    }
 }
 
 impl<E: Element> ScoreModifier<E> {
@@ -81,14 +55,13 @@ impl<E: Element> ScoreModifier<E> {
         self.softcap_log2.is_some()
     }
 
-    /// The line's products, already multiplied with `factor`, become scores. With a softcap `slopes`, where it is
-    /// given, becomes what a score's gradient is multiplied with on its way back: 1 - tanh^2. The line lies in a block
-    /// that `shows` something.
+    /// Turns the line's products, already multiplied with `factor`, into scores. With a softcap, `slopes` receives
+    /// 1 - tanh^2, the factor of a score's gradient on its way back. The line lies in one block, which is not empty.
     pub fn modify(
         &self,
         sequence: &Sequence,
         line: Line,
-        shows: Shows,
+        kind: BlockKind,
         scores: &mut [f32],
         slopes: Option<&mut [f32]>,
     ) {
@@ -101,13 +74,13 @@ impl<E: Element> ScoreModifier<E> {
             // SAFETY: a slope of this batch entry and query head.
             let slope = unsafe { slopes.at(sequence.batch * stride + line.head) };
             let distance = (line.row + sequence.seqlen_k) as i64 - (sequence.seqlen_q + line.key) as i64;
-            let step = if line.along == Along::Rows { 1 } else { -1 };
+            let step = if line.axis == Axis::Rows { 1 } else { -1 };
             add_distances(self.level, scores, -slope * LOG2_E, distance as i32, step);
         }
         if let Some(bias) = &self.bias {
             self.add_bias(bias, sequence.batch, line, scores);
         }
-        if let Some(mask) = self.mask.as_ref().filter(|_| shows == Shows::Part) {
+        if let Some(mask) = self.mask.as_ref().filter(|_| kind == BlockKind::Partial) {
             mask.hide(sequence.batch, line, scores);
         }
     }
@@ -147,9 +120,9 @@ impl Mask {
                 let (first, stride) = bits.line(batch, Line { key: line.key / 8, ..line });
                 let first_bit = line.key % 8;
                 for (at, score) in scores.iter_mut().enumerate() {
-                    let (byte, bit) = match line.along {
-                        Along::Rows => (at as isize * stride, first_bit),
-                        Along::Keys => (((first_bit + at) / 8) as isize, (first_bit + at) % 8),
+                    let (byte, bit) = match line.axis {
+                        Axis::Rows => (at as isize * stride, first_bit),
+                        Axis::Keys => (((first_bit + at) / 8) as isize, (first_bit + at) % 8),
                     };
                     // SAFETY: the byte of a row and key of this sequence.
                     if unsafe { first.wrapping_offset(byte).read() } >> bit & 1 == 0 {
@@ -187,13 +160,13 @@ impl<T> Scores<T> {
         }
     }
 
-    /// The line's first element, and elements from one to the next.
+    /// The line's first element, and the stride along the line in elements.
     pub fn line(&self, batch: usize, line: Line) -> (*mut T, isize) {
         let offset = batch as isize * self.stride_batch
             + line.head as isize * self.stride_head
             + line.row as isize * self.stride_row
             + line.key as isize * self.stride_key;
-        let stride = if line.along == Along::Rows { self.stride_row } else { self.stride_key };
+        let stride = if line.axis == Axis::Rows { self.stride_row } else { self.stride_key };
         (self.data.wrapping_offset(offset), stride)
     }
 }

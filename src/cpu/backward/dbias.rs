@@ -7,8 +7,9 @@
 use super::tiles::{ScoresAre, Tiles, scratch_floats};
 use crate::call::Call;
 use crate::cpu::element::Element;
-use crate::cpu::scores::{Along, Line, Scores};
+use crate::cpu::scores::Scores;
 use crate::cpu::sequence::Sequence;
+use crate::cpu::tile::{Axis, Line};
 use crate::cpu::workers::Workers;
 use crate::error::Result;
 use std::ops::Range;
@@ -43,11 +44,11 @@ pub fn run<E: Element>(tiles: &Tiles<E>, call: &Call, workers: &Workers) -> Resu
     let dimensions = [
         Dimension::new(problem.batch_size as usize, view.stride_batch),
         Dimension::new(problem.num_heads_q as usize, view.stride_head),
-        Dimension::new(blocks(problem.seqlen_k, tiles.blocks.n), view.stride_seqlen_k),
-        Dimension::new(blocks(problem.seqlen_q, tiles.blocks.m), view.stride_seqlen_q),
+        Dimension::new(blocks(problem.seqlen_k, tiles.tile_size.n), view.stride_seqlen_k),
+        Dimension::new(blocks(problem.seqlen_q, tiles.tile_size.m), view.stride_seqlen_q),
     ];
     let tasks = dimensions.iter().map(Dimension::tasks).product();
-    workers.for_each(tasks, scratch_floats(problem, tiles.blocks), |mut task, scratch| {
+    workers.for_each(tasks, scratch_floats(problem, tiles.tile_size), |mut task, scratch| {
         let [batches, heads, key_blocks, query_blocks] = dimensions.map(|dimension| {
             let index = task % dimension.tasks();
             task /= dimension.tasks();
@@ -74,7 +75,7 @@ fn add_tiles<E: Element>(
     dbias: &Scores<f32>,
     mut scratch: &mut [f32],
 ) {
-    let (m, n) = (tiles.blocks.m, tiles.blocks.n);
+    let (m, n) = (tiles.tile_size.m, tiles.tile_size.n);
     let first_key = key_block * n;
     if first_key >= sequence.seqlen_k {
         return;
@@ -91,7 +92,7 @@ fn add_tiles<E: Element>(
         tiles.load_queries(sequence, head, block * m, &mut queries);
         tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Modified);
         for row in 0..queries.rows {
-            let line = Line { head, row: queries.first + row, key: first_key, along: Along::Keys };
+            let line = Line { head, row: queries.first + row, key: first_key, axis: Axis::Keys };
             let (first, stride) = dbias.line(sequence.batch, line);
             for (key, gradient) in queries.gradients[row * n..][..keys.keys].iter().enumerate() {
                 // SAFETY: an element of a row and key of this sequence, which no other task has.

@@ -9,10 +9,10 @@ mod statistics;
 mod tiles;
 mod workspace;
 
-use super::Blocks;
 use super::element::{Element, Tensor};
 use super::matmul::{Into, Matrix, multiply};
 use super::sequence::Sequence;
+use super::tile::TileSize;
 use super::vector::Level;
 use super::workers::{Workers, take};
 use crate::call::Call;
@@ -23,26 +23,26 @@ use std::slice::from_raw_parts_mut;
 use tiles::{KeyTile, QueryTile, ScoresAre, Tiles};
 
 /// Floats of scratch that any task of `run` takes.
-pub fn scratch_floats(problem: &Problem, blocks: Blocks) -> usize {
+pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
     let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let accumulators = blocks.n * (dim + dim_v) + blocks.m * problem.workspace_cols() as usize;
-    let of_tiles = accumulators + tiles::scratch_floats(problem, blocks);
-    of_tiles.max(statistics::scratch_floats(blocks.m, dim_v))
+    let accumulators = tile_size.n * (dim + dim_v) + tile_size.m * problem.workspace_cols() as usize;
+    let of_tiles = accumulators + tiles::scratch_floats(problem, tile_size);
+    of_tiles.max(statistics::scratch_floats(tile_size.m, dim_v))
 }
 
-pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Workers) -> Result<()> {
+pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
     let problem = &call.problem;
-    let pass = Backward::<E>::new(call, blocks, level);
+    let pass = Backward::<E>::new(call, tile_size, level);
     let heads = problem.num_heads_q as usize;
     let (batches, kv_heads) = (problem.batch_size as usize, problem.num_heads_kv as usize);
-    let floats = scratch_floats(problem, blocks);
-    let query_blocks = (problem.seqlen_q as usize).div_ceil(blocks.m);
-    let key_blocks = (problem.seqlen_k as usize).div_ceil(blocks.n);
+    let floats = scratch_floats(problem, tile_size);
+    let query_blocks = (problem.seqlen_q as usize).div_ceil(tile_size.m);
+    let key_blocks = (problem.seqlen_k as usize).div_ceil(tile_size.n);
 
     let statistics = Statistics::<E>::new(call, level);
     workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
         let (head, block) = (task / query_blocks, task % query_blocks);
-        statistics.rows(head / heads, head % heads, block * blocks.m, blocks.m, scratch);
+        statistics.rows(head / heads, head % heads, block * tile_size.m, tile_size.m, scratch);
     })?;
     if statistics.wants_dsinks() {
         workers.for_each(heads, 0, |head, _| statistics.dsink(head))?;
@@ -60,7 +60,7 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
             let group = kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize;
             group.clone().for_each(|head| pass.begin_accumulated_dq(batch, head));
             for block in 0..key_blocks {
-                pass.key_block(batch, kv_head, block * blocks.n, true, scratch);
+                pass.key_block(batch, kv_head, block * tile_size.n, true, scratch);
             }
             for head in group {
                 pass.store_accumulated_dq(batch, head);
@@ -69,11 +69,11 @@ pub fn run<E: Element>(call: &Call, blocks: Blocks, level: Level, workers: &Work
     }
     workers.for_each(kv_tasks * key_blocks, floats, |task, scratch| {
         let (head, block) = (task / key_blocks, task % key_blocks);
-        pass.key_block(head / kv_heads, head % kv_heads, block * blocks.n, false, scratch);
+        pass.key_block(head / kv_heads, head % kv_heads, block * tile_size.n, false, scratch);
     })?;
     workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
         let (head, block) = (task / query_blocks, task % query_blocks);
-        pass.query_block(head / heads, head % heads, block * blocks.m, scratch);
+        pass.query_block(head / heads, head % heads, block * tile_size.m, scratch);
     })
 }
 
@@ -86,10 +86,10 @@ struct Backward<E> {
 }
 
 impl<E: Element> Backward<E> {
-    fn new(call: &Call, blocks: Blocks, level: Level) -> Self {
+    fn new(call: &Call, tile_size: TileSize, level: Level) -> Self {
         let (dim, dim_v) = (call.problem.head_dim as usize, call.problem.head_dim_v as usize);
         Backward {
-            tiles: Tiles::new(call, blocks, level),
+            tiles: Tiles::new(call, tile_size, level),
             softmax_scale: call.softmax_scale,
             dq: Tensor::new(&call.dq, dim),
             dk: Tensor::new(&call.dk, dim),
@@ -99,7 +99,7 @@ impl<E: Element> Backward<E> {
 
     /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its part of their dQ.
     fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, accumulate_dq: bool, mut scratch: &mut [f32]) {
-        let Tiles { dim, dim_v, group_size, blocks: Blocks { m, n }, .. } = self.tiles;
+        let Tiles { dim, dim_v, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
         let sequence = &self.tiles.sequences.of(batch);
         if first_key >= sequence.seqlen_k {
             return;
@@ -149,7 +149,7 @@ impl<E: Element> Backward<E> {
 
     /// dQ of a query block, all tiles made anew.
     fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
-        let Tiles { padded_dim, group_size, blocks: Blocks { m, n }, .. } = self.tiles;
+        let Tiles { padded_dim, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
         let sequence = &self.tiles.sequences.of(batch);
         if first_row >= sequence.seqlen_q {
             return;
@@ -179,7 +179,7 @@ impl<E: Element> Backward<E> {
     /// Adds the tile's part to a dQ accumulator, which the first key block that any of its rows sees begins; under a
     /// block mask that one may be passed over, and it begins with zeros.
     fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
-        let Tiles { padded_dim, blocks: Blocks { n, .. }, .. } = self.tiles;
+        let Tiles { padded_dim, tile_size: TileSize { n, .. }, .. } = self.tiles;
         let begin = sequence.mask.keys_of(tile.first).start / n * n;
         let into = if keys.first == begin && !self.tiles.block_map.is_on() { Into::Overwrite } else { Into::Add };
         let k = Matrix::columns(keys.k, padded_dim);
@@ -209,7 +209,7 @@ impl<E: Element> Backward<E> {
     }
 
     fn store_accumulated_dq(&self, batch: usize, head: usize) {
-        let (sequence, block_m) = (self.tiles.sequences.of(batch), self.tiles.blocks.m);
+        let (sequence, block_m) = (self.tiles.sequences.of(batch), self.tiles.tile_size.m);
         for first_row in (0..sequence.seqlen_q).step_by(block_m) {
             let rows = block_m.min(sequence.seqlen_q - first_row);
             // SAFETY: in this schedule all tiles of a head belong to one task, which has made them all.

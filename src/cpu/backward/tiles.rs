@@ -5,13 +5,13 @@
 
 use super::workspace::Workspace;
 use crate::call::Call;
-use crate::cpu::Blocks;
-use crate::cpu::block_map::{BlockMap, Shows, TileBlocks};
+use crate::cpu::block_map::{BlockMap, TileBlocks};
 use crate::cpu::dropout::Masks;
 use crate::cpu::element::{Element, Tensor};
 use crate::cpu::matmul::{Into, Matrix, multiply};
-use crate::cpu::scores::{Along, Line, ScoreModifier};
+use crate::cpu::scores::ScoreModifier;
 use crate::cpu::sequence::{Sequence, Sequences};
+use crate::cpu::tile::{Axis, BlockKind, Line, TileSize};
 use crate::cpu::vector::{LANES, Level, in_two_parts, multiply_in_place, score_gradients};
 use crate::cpu::workers::take;
 use crate::problem::Problem;
@@ -20,10 +20,10 @@ use std::ops::Range;
 use std::slice::from_raw_parts;
 
 /// Floats of scratch of a key tile and a query tile.
-pub fn scratch_floats(problem: &Problem, blocks: Blocks) -> usize {
+pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
     let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
     let padded_dim = problem.workspace_cols() as usize;
-    let Blocks { m, n } = blocks;
+    let TileSize { m, n } = tile_size;
     let tiles = 2 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
     n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + tiles * m * n
 }
@@ -66,7 +66,7 @@ pub enum ScoresAre {
 }
 
 pub struct Tiles<E> {
-    pub blocks: Blocks,
+    pub tile_size: TileSize,
     level: Level,
     pub sequences: Sequences,
     pub block_map: BlockMap,
@@ -86,11 +86,11 @@ pub struct Tiles<E> {
 }
 
 impl<E: Element> Tiles<E> {
-    pub fn new(call: &Call, blocks: Blocks, level: Level) -> Self {
+    pub fn new(call: &Call, tile_size: TileSize, level: Level) -> Self {
         let problem = &call.problem;
         let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
         Tiles {
-            blocks,
+            tile_size,
             level,
             sequences: Sequences::new(call),
             block_map: BlockMap::new(call),
@@ -121,7 +121,7 @@ impl<E: Element> Tiles<E> {
         first: usize,
         scratch: &mut &'a mut [f32],
     ) -> KeyTile<'a> {
-        let n = self.blocks.n;
+        let n = self.tile_size.n;
         let keys = n.min(sequence.seqlen_k - first);
         let padded_keys = keys.next_multiple_of(LANES);
         let k = take(scratch, n * self.padded_dim);
@@ -138,7 +138,7 @@ impl<E: Element> Tiles<E> {
     }
 
     pub fn query_tile<'a>(&self, mut scratch: &'a mut [f32]) -> QueryTile<'a> {
-        let Blocks { m, n } = self.blocks;
+        let TileSize { m, n } = self.tile_size;
         QueryTile {
             first: 0,
             rows: 0,
@@ -160,13 +160,13 @@ impl<E: Element> Tiles<E> {
         keys: Range<usize>,
         blocks: &mut TileBlocks,
     ) -> bool {
-        let end = (first_row + self.blocks.m).min(sequence.seqlen_q);
+        let end = (first_row + self.tile_size.m).min(sequence.seqlen_q);
         self.block_map.look_up(sequence.batch, head, first_row..end, keys, blocks)
     }
 
     pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
         tile.first = first;
-        tile.rows = self.blocks.m.min(sequence.seqlen_q - first);
+        tile.rows = self.tile_size.m.min(sequence.seqlen_q - first);
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten during a launch.
         unsafe {
             self.q.head(sequence.place_q, head).load(first, tile.rows, tile.q, self.dim);
@@ -185,7 +185,7 @@ impl<E: Element> Tiles<E> {
         blocks: &TileBlocks,
         scores_are: ScoresAre,
     ) {
-        let n = self.blocks.n;
+        let n = self.tile_size.n;
         let rows = tile.rows;
         let k = Matrix::columns(keys.k_transposed, n);
         let q = Matrix::columns(tile.q, self.dim);
@@ -212,22 +212,22 @@ impl<E: Element> Tiles<E> {
             let seen = sequence.mask.keys_of(tile.first + row);
             let in_tile = |key: usize| key.saturating_sub(keys.first).min(keys.keys);
             let seen = in_tile(seen.start)..in_tile(seen.end);
-            let line = Line { head, row: tile.first + row, key: keys.first + seen.start, along: Along::Keys };
+            let line = Line { head, row: tile.first + row, key: keys.first + seen.start, axis: Axis::Keys };
             let hide = |hidden: Range<usize>, weights: &mut [f32], gradients: &mut [f32]| {
                 weights[hidden.clone()].fill(0.0);
                 gradients[hidden].fill(0.0);
             };
-            for (piece, shows) in blocks.pieces(line, seen.len()) {
+            for (piece, kind) in blocks.pieces(line, seen.len()) {
                 let line = line.after(piece.start);
                 let piece = seen.start + piece.start..seen.start + piece.end;
-                if shows == Shows::Nothing {
+                if kind == BlockKind::Empty {
                     hide(piece, weights, gradients);
                     continue;
                 }
                 let mut slopes = self.modifier.has_softcap().then(|| &mut tile.slopes[row * n..][piece.clone()]);
                 if self.modifier.is_needed() {
                     let scores = &mut weights[piece.clone()];
-                    self.modifier.modify(sequence, line, shows, scores, slopes.as_deref_mut());
+                    self.modifier.modify(sequence, line, kind, scores, slopes.as_deref_mut());
                 }
                 let of_scores = &mut gradients[piece.clone()];
                 score_gradients(self.level, &mut weights[piece], of_scores, lse_log2, delta[row]);

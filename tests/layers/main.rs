@@ -1,0 +1,133 @@
+//! The flow has one direction. No module imports from one above it, and no folder has a circle of imports. Reads
+//! `src/` and the Python package.
+//!
+//! The rule inside a folder: its modules and its own file (`mod.rs`) form no circle. A folder's file may import its
+//! modules, or its modules may import what that file defines; where one module does the second and the file does the
+//! first with it, they form a circle. A re-export (`pub use child::Name`) is a table of contents and no import; a path
+//! through one counts as an import of the module that defines the name. Unit tests inside a module are left out: the
+//! library does not contain them.
+
+mod circles;
+mod source;
+
+use circles::{Edges, Modules};
+use source::{named, python_imports};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Modules from the top of the flow down. Those on one line are beside each other and may not import one another; the
+/// last line are the leaves, which know nothing but each other.
+const LAYERS: &[&[&str]] = &[
+    &["capi"],
+    &["plan"],
+    &["tune"],
+    &["backend"],
+    &["kernel", "cpu"],
+    &["cuda"],
+    &["problem", "config", "device", "call", "merge", "kv_append", "dropout", "error"],
+];
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&module))
+}
+
+/// Why a file of `module` may not import `imported`; None where it may.
+fn objection(module: &str, imported: &str) -> Option<String> {
+    let (Some(own), Some(other)) = (layer(module), layer(imported)) else {
+        return Some(format!("{module} or {imported} has no place in the flow; give it one in LAYERS"));
+    };
+    let is_leaf = own == LAYERS.len() - 1;
+    match imported == module || other > own || (is_leaf && other == own) {
+        true => None,
+        false => Some(format!("{module} imports {imported}, which is above or beside it")),
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The files below a folder whose names end so.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|of| of == extension) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A file's module: `kernel/render.rs` is kernel::render, `kernel/mod.rs` kernel, `lib.rs` and `main.rs` the crate.
+fn module_of(relative: &Path) -> source::Path {
+    let mut module: source::Path = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+    let file = module.pop().unwrap();
+    let name = file.trim_end_matches(".rs");
+    module.extend((!["mod", "lib", "main"].contains(&name)).then(|| name.to_owned()));
+    module
+}
+
+/// The edges of the crate whose own file lies in `folder`, without those below `except`.
+fn edges(folder: &Path, except: &str) -> Edges {
+    let mut modules = Modules::default();
+    for file in files(folder, "rs") {
+        let relative = file.strip_prefix(folder).unwrap();
+        if except.is_empty() || !relative.starts_with(except) {
+            modules.insert(module_of(relative), named(&std::fs::read_to_string(&file).unwrap()));
+        }
+    }
+    modules.edges()
+}
+
+fn listed(edges: &Edges, root: &str) -> Vec<String> {
+    let of_folder = |(folder, edges): (&source::Path, &BTreeSet<_>)| {
+        let name = [&[root.to_owned()], folder.as_slice()].concat().join("/");
+        circles::circles(edges).into_iter().map(move |circle| format!("{name}: {}", circle.join(" -> ")))
+    };
+    edges.iter().flat_map(of_folder).collect()
+}
+
+#[test]
+fn no_import_points_upward() {
+    // The command line is above all of the library, which it uses by its name.
+    let edges = &edges(&root().join("src"), "bin")[&Vec::new()];
+    assert!(edges.len() > 30, "only {} imports were found", edges.len());
+    let objections: Vec<String> = edges.iter().filter_map(|(module, imported)| objection(module, imported)).collect();
+    assert!(objections.is_empty(), "{}", objections.join("\n"));
+}
+
+#[test]
+fn every_module_has_its_place_in_the_flow() {
+    let lib = std::fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let modules: Vec<&str> = lib.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    assert!(modules.len() >= 13, "{modules:?}");
+    for module in modules {
+        assert!(layer(module).is_some(), "{module} is in no layer");
+    }
+}
+
+#[test]
+fn no_folder_has_a_circle_of_imports() {
+    let library = edges(&root().join("src"), "bin");
+    for folder in ["kernel", "tune", "cpu", "capi", "plan", "cuda"] {
+        assert!(library[&vec![folder.to_owned()]].len() >= 5, "few imports were found in {folder}");
+    }
+    let mut found = listed(&library, "src");
+    found.extend(listed(&edges(&root().join("src/bin/flashtune"), ""), "src/bin/flashtune"));
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_python_package_has_no_circle_of_imports() {
+    let mut edges = BTreeSet::new();
+    for file in files(&root().join("bindings/python/flashtune"), "py") {
+        let module = file.file_stem().unwrap().to_str().unwrap().to_owned();
+        let imported = python_imports(&std::fs::read_to_string(&file).unwrap());
+        edges.extend(imported.into_iter().map(|imported| (module.clone(), imported)));
+    }
+    assert!(edges.len() > 20, "{edges:?}");
+    assert_eq!(circles::circles(&edges), BTreeSet::new());
+}
