@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import _features, _torch, _torch_launch
+from . import _features, _torch_arguments, _torch_launch
 from ._errors import UnsupportedError
 
 # What an operator can take: the features' tensors one by one, -1 for what is not given. The tuples' order is the same below.
@@ -32,7 +32,7 @@ def _forward(
         window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     if deterministic_dbias:
-        _torch.refuse_summed_dbias(q, k, v, features)
+        _torch_arguments.refuse_summed_dbias(q, k, v, features)
     opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     return _torch_launch.launch_forward(q, k, v, opts, seed, features)
 
@@ -108,7 +108,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
     """`_torch.attention` in traced code; a seed of ints becomes a tensor, which is what an operator can take."""
     causal, softmax_scale, dropout_p, deterministic, batch_invariant = opts
-    seed = _torch.resolve_seed(seed, dropout_p, q)
+    seed = _torch_arguments.resolve_seed(seed, dropout_p, q)
     if seed is not None and not isinstance(seed, Tensor):
         signed = [part - (1 << 64) if part >> 63 else part for part in seed]
         seed = torch.tensor(signed, dtype=torch.int64, device=q.device)

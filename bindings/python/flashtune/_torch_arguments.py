@@ -1,0 +1,40 @@
+"""Arguments of a call on torch tensors that `_torch` (eager) and `_torch_ops` (traced) resolve and check alike.
+
+This module imports neither of them.
+"""
+
+import torch
+
+from . import _call, _features, _torch_launch
+from ._errors import InvalidArgumentError, UnsupportedError
+
+
+def resolve_seed(seed, dropout_p, q):
+    """The seed that a launch takes: None without dropout, a pair of ints, or an int64 tensor (seed, offset) on q's device."""
+    if not dropout_p:
+        return None
+    if seed is None:
+        # The device's default generator draws it: the host does not wait, and each graph replay draws anew.
+        return torch.empty(2, dtype=torch.int64, device=q.device).random_()
+    if isinstance(seed, torch.Tensor):
+        if seed.dtype != torch.int64 or tuple(seed.shape) != (2,) or seed.device != q.device:
+            found = f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}"
+            raise InvalidArgumentError(f"seed is {found}; a tensor must be torch.int64 (seed, offset) on {q.device}")
+        return seed.contiguous()
+    pair = _call.integer_seed(seed)
+    if pair is None:
+        raise InvalidArgumentError(f"seed is {seed!r}; it must be an int, a pair of ints or a tensor (seed, offset)")
+    return pair
+
+
+def refuse_summed_dbias(q, k, v, features):
+    """Refuses a broadcast bias that needs a gradient. The backward pass would refuse it after the forward pass has run."""
+    bias = features.bias
+    batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = _features.sizes(features, q.shape, k.shape, v.shape, _torch_launch, q)
+    whole = (batch_size, num_heads_q, seqlen_q, seqlen_k)
+    found = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    if any(size == 1 < of for size, of in zip(found[::-1], whole[::-1])):
+        raise UnsupportedError(
+            f"deterministic is True and bias, of shape {tuple(bias.shape)}, requires a gradient: a sum of scores into one element "
+            f"has no fixed order; use bias.expand{whole}, whose gradient torch sums, or leave out deterministic"
+        )
