@@ -27,6 +27,31 @@ const LAYERS: &[&[&str]] = &[
     &["problem", "config", "device", "call", "merge", "kv_append", "dropout", "error"],
 ];
 
+/// Circles that are still there, as `no_folder_has_a_circle_of_imports` names them. Each goes with its import.
+const KNOWN: &[(&str, &str, &str)] = &[
+    ("src/kernel", "gpu", "mod.rs"),
+    ("src/kernel", "launch", "mod.rs"),
+    ("src/kernel", "render", "merge"),
+    ("src/kernel", "render", "kv_append"),
+    ("src/kernel", "render", "sm_clock"),
+    ("src/tune", "features", "arena"),
+    ("src/tune", "mod.rs", "worker"),
+    ("src/tune/space", "cpu", "mod.rs"),
+    ("src/tune/space", "decode", "mod.rs"),
+    ("src/tune/space", "gpu", "mod.rs"),
+    ("src/tune/space", "sm80", "mod.rs"),
+    ("src/tune/space", "sm90", "mod.rs"),
+    ("src/tune/space/sm90", "backward", "mod.rs"),
+    ("src/tune/space/sm90", "forward", "mod.rs"),
+    ("src/bin/flashtune", "autotune", "mod.rs"),
+    ("src/bin/flashtune", "bench", "mod.rs"),
+    ("src/bin/flashtune", "info", "mod.rs"),
+    ("src/bin/flashtune", "problems", "mod.rs"),
+    ("src/bin/flashtune", "records", "mod.rs"),
+    ("src/bin/flashtune", "render", "mod.rs"),
+    ("src/bin/flashtune", "worker", "mod.rs"),
+];
+
 fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&module))
 }
@@ -83,9 +108,11 @@ fn edges(folder: &Path, except: &str) -> Edges {
 }
 
 fn listed(edges: &Edges, root: &str) -> Vec<String> {
-    let of_folder = |(folder, edges): (&source::Path, &BTreeSet<_>)| {
+    let of_folder = |(folder, edges): (&source::Path, &BTreeSet<(String, String)>)| {
         let name = [&[root.to_owned()], folder.as_slice()].concat().join("/");
-        circles::circles(edges).into_iter().map(move |circle| format!("{name}: {}", circle.join(" -> ")))
+        let is_known = |(from, to): &(String, String)| KNOWN.contains(&(name.as_str(), from.as_str(), to.as_str()));
+        let edges = edges.iter().filter(|edge| !is_known(edge)).cloned().collect();
+        circles::circles(&edges).into_iter().map(move |circle| format!("{name}: {}", circle.join(" -> ")))
     };
     edges.iter().flat_map(of_folder).collect()
 }
@@ -130,4 +157,103 @@ fn the_python_package_has_no_circle_of_imports() {
     }
     assert!(edges.len() > 20, "{edges:?}");
     assert_eq!(circles::circles(&edges), BTreeSet::new());
+}
+
+/// A crate of made-up files: (module, text).
+fn crate_of(files: &[(&str, &str)]) -> Edges {
+    let mut modules = Modules::default();
+    for (module, text) in files {
+        let path = module.split("::").filter(|segment| !segment.is_empty()).map(str::to_owned).collect();
+        modules.insert(path, named(text));
+    }
+    modules.edges()
+}
+
+fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
+    listed(&crate_of(files), "src")
+}
+
+#[test]
+fn imports_are_seen_in_every_form() {
+    for text in [
+        "use super::b;",
+        "use super::b::{C, D};",
+        "use super::{e::F, b::C};",
+        "use crate::f::b::C;",
+        "pub use super::b::C;",
+        "pub(crate) use super::b::C;",
+        "fn g() { super::b::h() }",
+        "fn g() -> crate::f::b::C { use super::e; e::h() }",
+        "const G: char = '\"'; const H: &str = r#\"\"#; use super::b;",
+    ] {
+        let edges = crate_of(&[("", ""), ("f", ""), ("f::a", text), ("f::b", ""), ("f::e", "")]);
+        let found = edges.get(&vec!["f".to_owned()]).cloned().unwrap_or_default();
+        assert!(found.contains(&("a".to_owned(), "b".to_owned())), "{text}: {found:?}");
+    }
+    for text in [
+        "// use super::b;",
+        "/* super::b::c() */",
+        "const C: &str = \"super::b::c\";",
+        "use std::b; use half::b::C;",
+        "#[cfg(test)]\nmod tests {\n    use super::super::b;\n}",
+    ] {
+        let edges = crate_of(&[("", ""), ("f", ""), ("f::a", text), ("f::b", "")]);
+        assert_eq!(edges, Edges::new(), "{text}");
+    }
+}
+
+#[test]
+fn a_circle_is_reported_by_its_names() {
+    let files = [
+        ("", ""),
+        ("f", "mod a; mod b; mod c; pub use a::A;"),
+        ("f::a", "use super::b::B;"),
+        ("f::b", "use super::c;"),
+        ("f::c", "use crate::f::a;"),
+    ];
+    assert_eq!(circles_of(&files), ["src/f: a -> b -> c -> a"]);
+    assert_eq!(circles_of(&files[..4]), [""; 0]);
+}
+
+#[test]
+fn a_reexport_is_no_import_and_leads_to_its_module() {
+    let through_the_folder =
+        [("", ""), ("f", "mod a; mod b; pub use a::A; pub use b::B;"), ("f::a", "use super::B;"), ("f::b", "")];
+    assert_eq!(circles_of(&through_the_folder), [""; 0]);
+    let both_ways = [&through_the_folder[..3], &[("f::b", "fn f(_: crate::f::A) {}")]].concat();
+    assert_eq!(circles_of(&both_ways), ["src/f: a -> b -> a"]);
+}
+
+#[test]
+fn a_folder_that_calls_a_module_which_uses_its_definition_is_a_circle() {
+    let child = ("f::a", "use super::Defined;");
+    let definition_alone = [("", ""), ("f", "mod a; pub struct Defined;"), child];
+    assert_eq!(circles_of(&definition_alone), [""; 0]);
+    let calls = [("", ""), ("f", "mod a; pub struct Defined; fn g() { a::h() }"), child];
+    assert_eq!(circles_of(&calls), ["src/f: a -> mod.rs -> a"]);
+    let uses = [("", ""), ("f", "mod a; use a::A; pub struct Defined;"), child];
+    assert_eq!(circles_of(&uses), ["src/f: a -> mod.rs -> a"]);
+}
+
+#[test]
+fn a_circle_of_two_folders_is_one_of_the_folder_above() {
+    let files = [("", ""), ("f", ""), ("f::a", ""), ("f::a::x", "use crate::f::b::y;"), ("f::b", "")];
+    let back = ("f::b::y", "use super::super::a::x::X;");
+    assert_eq!(circles_of(&[&files[..], &[back]].concat()), ["src/f: a -> b -> a"]);
+}
+
+#[test]
+fn imports_of_a_package_are_seen_inside_functions_too() {
+    let text = "import torch\nfrom . import _a, _b as b\ndef f():\n    from ._c import g\n    from . import (\n        _d,\n        _e,\n    )\n";
+    assert_eq!(python_imports(text), ["_a", "_b", "_c", "_d", "_e"]);
+}
+
+#[test]
+fn upward_imports_are_objected_to() {
+    assert_eq!(objection("tune", "backend"), None);
+    assert_eq!(objection("problem", "error"), None);
+    assert!(objection("tune", "plan").is_some());
+    assert!(objection("kernel", "cpu").is_some());
+    assert!(objection("error", "tune").is_some());
+    assert!(objection("error", "unheard_of").is_some());
 }
