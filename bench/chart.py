@@ -24,7 +24,7 @@ DIM_COLOURS = {64: "#30638e", 128: "#3a7d44", 256: "#d1495b"}
 OTHER_COLOUR = "#555"
 WIDTH, HEIGHT = 250, 170
 RATIO_WIDTH, RATIO_HEIGHT = 400, 220
-LEFT, RIGHT, TOP, BOTTOM = 40, 10, 28, 24
+LEFT, RIGHT, TOP, BOTTOM = 40, 14, 28, 24
 STYLE = ".title{font:11px sans-serif;fill:#333}.tick{font:9px sans-serif;fill:#777}.grid{stroke:#e5e5e5}.one{stroke:#999}"
 
 

@@ -22,7 +22,7 @@ import report
 import torch
 from timing import COLD_ROUNDS, captured, round_robin, round_robin_cold
 
-HOWS = ("launched", "graph")
+MODES = ("launched", "graph")
 RIVALS = ("cudnn", "fa2")
 PAGE_SIZES = {"paged16": 16, "paged64": 64}
 OURS = ("flashtune", *PAGE_SIZES)
@@ -86,7 +86,7 @@ def tensors(case):
 
 
 def measure(case, loaded, tune, rounds):
-    """{how: {peer: seconds}}, and {peer: reason} of those that do not run."""
+    """{mode: {peer: seconds}}, and {peer: reason} of those that do not run."""
     q, k, v = tensors(case)
     # A single query sees all keys, causal or not.
     causal = case["queries"] > 1
@@ -94,7 +94,7 @@ def measure(case, loaded, tune, rounds):
         import flashtune
 
         flashtune.autotune(q, k, v, causal=causal)
-    ready, refused = {how: {} for how in HOWS}, {}
+    calls, refused = {mode: {} for mode in MODES}, {}
     for name, call_on in loaded.items():
         try:
             call = call_on(q, k, v, causal)
@@ -103,23 +103,23 @@ def measure(case, loaded, tune, rounds):
         except Exception as error:
             refused[name] = report.reason(error)
             continue
-        ready["launched"][name] = call
+        calls["launched"][name] = call
         try:
-            ready["graph"][name] = captured(call)
+            calls["graph"][name] = captured(call)
         except Exception as error:
             refused[f"{name} in a graph"] = report.reason(error)
-    times = {how: dict(zip(calls, round_robin_cold(list(calls.values()), rounds))) for how, calls in ready.items()}
+    times = {mode: dict(zip(runs, round_robin_cold(list(runs.values()), rounds))) for mode, runs in calls.items()}
     return times, refused
 
 
-def rows_of(suite, case, times, refused, copied):
-    moved = decode_cases.kv_bytes(case)
-    for how, seconds in times.items():
-        row = dict(suite=suite, **case, kv_bytes=moved, how=how, refused=refused)
+def rows_of(suite, case, times, refused, bytes_per_second):
+    kv_bytes = decode_cases.kv_bytes(case)
+    for mode, seconds in times.items():
+        row = dict(suite=suite, **case, kv_bytes=kv_bytes, mode=mode, refused=refused)
         row["us"] = {peer: time * 1e6 for peer, time in seconds.items()}
-        row["tbps"] = {peer: moved / time / 1e12 for peer, time in seconds.items()}
+        row["tbps"] = {peer: kv_bytes / time / 1e12 for peer, time in seconds.items()}
         # The copy counts as a rival that moves the same bytes.
-        others = {"copy": moved / copied, **{rival: seconds[rival] for rival in RIVALS if rival in seconds}}
+        others = {"copy": kv_bytes / bytes_per_second, **{rival: seconds[rival] for rival in RIVALS if rival in seconds}}
         row["ratio"] = {
             ours: {rival: time / seconds[ours] for rival, time in others.items()} for ours in OURS if ours in seconds
         }
@@ -128,7 +128,7 @@ def rows_of(suite, case, times, refused, copied):
 
 def show(row, names):
     times = "".join(f"{row['us'][name]:11.1f}" if name in row["us"] else f"{'-':>11}" for name in names)
-    print(f"{row['suite']:9}{decode_cases.label(row):32}{row['how']:9}{times}", flush=True)
+    print(f"{row['suite']:9}{decode_cases.label(row):32}{row['mode']:9}{times}", flush=True)
     for ours, ratios in row["ratio"].items():
         over = "".join(f"  {ratio:.2f} x {rival}" for rival, ratio in ratios.items())
         print(f"{'':9}{ours:>32}: {row['tbps'][ours]:.2f} TB/s{over}", flush=True)
@@ -139,17 +139,17 @@ def summary(rows):
     flashtune's, and rival or copy."""
     groups = {}
     for row in rows:
-        groups.setdefault((row["suite"], row["how"]), []).append(row)
+        groups.setdefault((row["suite"], row["mode"]), []).append(row)
         if row["kv_bytes"] >= decode_cases.LARGE_BYTES:
-            groups.setdefault((f"{row['suite']} large", row["how"]), []).append(row)
+            groups.setdefault((f"{row['suite']} large", row["mode"]), []).append(row)
     found = []
-    for (suite, how), members in groups.items():
+    for (suite, mode), members in groups.items():
         for ours in OURS:
             for rival in ("copy", *RIVALS):
                 cells = [row for row in members if rival in row["ratio"].get(ours, {})]
                 if not cells:
                     continue
-                entry = dict(suite=suite, how=how, ours=ours, rival=rival)
+                entry = dict(suite=suite, mode=mode, ours=ours, rival=rival)
                 entry.update(
                     report.mean_and_least(
                         cells, lambda row, ours=ours, rival=rival: row["ratio"][ours][rival], decode_cases.label
@@ -167,30 +167,30 @@ def main():
     arguments = parser.parse_args()
 
     measured_on = machine.describe()
-    most_bytes = torch.cuda.get_device_properties(0).total_memory * SHARE_OF_MEMORY
+    max_kv_bytes = torch.cuda.get_device_properties(0).total_memory * SHARE_OF_MEMORY
     loaded, missing = load(arguments.peers.split(","))
     for name, why in missing.items():
         print(f"peer {name} is not here: {why}")
-    copied = copy_rate()
-    print(f"a device-to-device copy moves {copied / 1e12:.2f} TB/s; K and V have at most {most_bytes / 2**30:.1f} GiB")
-    print(f"{'suite':9}{'problem, us':32}{'how':9}" + "".join(f"{name:>11}" for name in loaded))
+    bytes_per_second = copy_rate()
+    print(f"a device-to-device copy moves {bytes_per_second / 1e12:.2f} TB/s; K and V have at most {max_kv_bytes / 2**30:.1f} GiB")
+    print(f"{'suite':9}{'problem, us':32}{'mode':9}" + "".join(f"{name:>11}" for name in loaded))
 
     def rows_of_case(suite, case):
-        for row in rows_of(suite, case, *measure(case, loaded, arguments.tune, arguments.rounds), copied):
+        for row in rows_of(suite, case, *measure(case, loaded, arguments.tune, arguments.rounds), bytes_per_second):
             show(row, loaded)
             yield row
 
     def results(rows):
-        return dict(machine=measured_on, copy_tbps=copied / 1e12, rows=rows, summary=summary(rows))
+        return dict(machine=measured_on, copy_tbps=bytes_per_second / 1e12, rows=rows, summary=summary(rows))
 
-    chosen = decode_cases.suites(arguments.quick, most_bytes)
+    chosen = decode_cases.suites(arguments.quick, max_kv_bytes)
     problems = [(suite, case) for suite in arguments.suites for case in chosen[suite]]
     rows, skipped = loop.run(problems, rows_of_case, results, arguments)
 
-    print(f"\n{'suite':15}{'how':10}{'who':11}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
+    print(f"\n{'suite':15}{'mode':10}{'who':11}{'over':8}{'geometric mean':>15}{'min':>7}  cell of the minimum (cells)")
     for entry in summary(rows):
         print(
-            f"{entry['suite']:15}{entry['how']:10}{entry['ours']:11}{entry['rival']:8}{entry['geometric_mean']:15.3f}"
+            f"{entry['suite']:15}{entry['mode']:10}{entry['ours']:11}{entry['rival']:8}{entry['geometric_mean']:15.3f}"
             f"{entry['min']:7.2f}  {entry['min_cell']} ({entry['cells']})"
         )
     report.show_gaps(rows, decode_cases.label, skipped)

@@ -14,15 +14,15 @@ SUITES = ("one", "several")
 LARGE_BYTES = 512 << 20
 
 
-def suites(quick, most_bytes):
-    """{suite: its cases} whose K and V together have at most most_bytes."""
+def suites(quick, max_kv_bytes):
+    """{suite: its cases} whose K and V together have at most max_kv_bytes."""
     one = dict(queries=(1,), batches=(1, 4, 16, 32, 64, 128), lengths=(1024, 8192, 32768, 131072), heads=HEADS)
     several = dict(queries=(4, 16), batches=(1, 16, 64), lengths=(1024, 8192, 32768), heads=HEADS)
     if quick:
         one.update(batches=(1, 32), lengths=(8192, 32768), heads=HEADS[:1] + HEADS[3:4])
         several.update(batches=(1, 16), lengths=(8192,), heads=HEADS[:1])
     return {
-        name: [case for case in grid(**axes) if kv_bytes(case) <= most_bytes]
+        name: [case for case in grid(**axes) if kv_bytes(case) <= max_kv_bytes]
         for name, axes in {"one": one, "several": several}.items()
     }
 

@@ -33,10 +33,10 @@ class Variant(NamedTuple):
 
 
 def inputs(*shape, dtype=torch.bfloat16):
-    return of_shapes(shape, shape, shape, dtype=dtype)
+    return random_tensors(shape, shape, shape, dtype=dtype)
 
 
-def of_shapes(*shapes, dtype=torch.bfloat16):
+def random_tensors(*shapes, dtype=torch.bfloat16):
     generator = torch.Generator("cuda").manual_seed(shapes[0][-1])
     options = dict(device="cuda", dtype=dtype, generator=generator, requires_grad=True)
     return tuple(torch.randn(shape, **options) for shape in shapes)
@@ -118,7 +118,7 @@ def scores(quick):
             features = {name: features[name] for name in ("softcap", "bias")}
         # Pairs that the mask hides count as visible: kernels do not skip single pairs.
         options = {"plain": {}, **features}
-        return [Variant(name, qkv, dict(causal=True, **of_feature), visible) for name, of_feature in options.items()]
+        return [Variant(name, qkv, dict(causal=True, **extra), visible) for name, extra in options.items()]
 
     yield f"b{batch} h{heads} s{seqlen} d128 causal", make
 
@@ -150,7 +150,7 @@ def deterministic(quick, make_inputs=inputs):
         def make(shape=(batch, seqlen, heads, head_dim), causal=causal, visible=visible):
             qkv = make_inputs(*shape)
             options = {"default": {}, "deterministic": dict(deterministic=True)}
-            return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
+            return [Variant(name, qkv, dict(causal=causal, **extra), visible) for name, extra in options.items()]
 
         yield f"b{batch} h{heads} s{seqlen} d{head_dim} {'causal' if causal else 'full'}", make
 
@@ -166,9 +166,9 @@ def batch_invariant(quick):
         q, k = (batch, seqlen_q, heads, head_dim), (batch, seqlen_k, heads_kv, head_dim)
 
         def make(q=q, k=k, causal=causal, visible=visible):
-            qkv = of_shapes(q, k, k)
+            qkv = random_tensors(q, k, k)
             options = {"default": {}, "batch-invariant": dict(batch_invariant=True)}
-            return [Variant(name, qkv, dict(causal=causal, **of), visible) for name, of in options.items()]
+            return [Variant(name, qkv, dict(causal=causal, **extra), visible) for name, extra in options.items()]
 
         name = f"b{batch} q{seqlen_q} k{seqlen_k} h{heads}/{heads_kv} d{head_dim} {'causal' if causal else 'full'}"
         yield name, make

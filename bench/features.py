@@ -84,13 +84,13 @@ def flops(variant, backward):
     return cases.work(variant.pairs, variant.qkv[0].shape[-1], backward)
 
 
-def over(values, beside):
-    """Each value over that of `beside`; empty where `beside` has no value."""
-    return {name: value / values[beside] for name, value in values.items()} if beside in values else {}
+def over(values, baseline):
+    """Each value over that of `baseline`; empty where `baseline` has no value."""
+    return {name: value / values[baseline] for name, value in values.items()} if baseline in values else {}
 
 
 def rows_of(suite, problem, variants, times, refused):
-    beside = variants[0].name
+    baseline = variants[0].name
     for name, seconds in times.items():
         row = dict(suite=suite, problem=problem, refused=refused)
         row["pass"] = name
@@ -100,7 +100,7 @@ def rows_of(suite, problem, variants, times, refused):
             for variant in variants
             if variant.name in seconds
         }
-        row["time"], row["rate"] = over(row["us"], beside), over(row["tflops"], beside)
+        row["time"], row["rate"] = over(row["us"], baseline), over(row["tflops"], baseline)
         yield row
 
 

@@ -43,10 +43,10 @@ def first_calls():
         environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
         results = {}
         for name in ("cold", "warm"):
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", FIRST_CALLS], env=environment, capture_output=True, text=True, check=True
             )
-            results[name] = json.loads(done.stdout.splitlines()[-1])
+            results[name] = json.loads(process.stdout.splitlines()[-1])
     return results
 
 

@@ -89,7 +89,7 @@ def spread(curves):
 def spreads(curves):
     others = [curve for name, curve in curves.items() if name != "flashtune"]
     found = {"without flashtune": others, "with flashtune": list(curves.values())}
-    return {name: spread(among) for name, among in found.items() if len(among) > 1}
+    return {name: spread(curves) for name, curves in found.items() if len(curves) > 1}
 
 
 def step_seconds(attends):
@@ -108,11 +108,11 @@ def show_learning(results):
     print(f"\n{results['steps']} steps, {size(LEARNT, LEARNT_BATCH)}")
     print(f"{'attention':12}{'first loss':>12}{'final loss':>12}{'from math: largest':>20}{'mean':>10}")
     for name, curve in results["losses"].items():
-        apart = results["from_math"].get(name)
-        distances = f"{apart['largest']:20.5f}{apart['mean']:10.5f}" if apart else f"{'-':>20}{'-':>10}"
+        distance = results["from_math"].get(name)
+        distances = f"{distance['largest']:20.5f}{distance['mean']:10.5f}" if distance else f"{'-':>20}{'-':>10}"
         print(f"{name:12}{curve[0]:12.4f}{curve[-1]:12.4f}{distances}")
-    for name, apart in results["spread"].items():
-        print(f"{'spread ' + name:36}{apart['largest']:20.5f}{apart['mean']:10.5f}")
+    for name, distance in results["spread"].items():
+        print(f"{'spread ' + name:36}{distance['largest']:20.5f}{distance['mean']:10.5f}")
 
 
 def show_times(step_ms):

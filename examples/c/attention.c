@@ -23,11 +23,11 @@ static void check(int32_t status) {
 
 int main(int argc, char **argv) {
   flashtune_context *context;
-  flashtune_device_info on = {.struct_size = sizeof on};
+  flashtune_device_info info = {.struct_size = sizeof info};
   check(flashtune_context_create(NULL, &context));
-  check(flashtune_context_device(context, &on));
-  device_open(on.backend == FLASHTUNE_BACKEND_CUDA);
-  printf("device    %s (%s), %s\n", on.name, on.arch, device.on_gpu ? "bf16" : "fp32");
+  check(flashtune_context_device(context, &info));
+  device_open(info.backend == FLASHTUNE_BACKEND_CUDA);
+  printf("device    %s (%s), %s\n", info.name, info.arch, device.on_gpu ? "bf16" : "fp32");
   printf("problem   GPT-2: batch 1, %d heads, seqlen %d, head_dim %d, causal\n", HEADS, SEQLEN, DIM);
 
   float *input[4];            /* q, k, v, dout on the host: (batch, seqlen, heads, dim), exact in bf16 */
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
   }
   if (tuned) printf("tuning    took %.1f s; the next run has its record\n", (device_milliseconds() - start) / 1e3);
   else printf("tuning    none: starts from this machine's record\n");
-  /* The backward pass needs a workspace, and so does a forward pass of few queries over many keys. */
+  /* A backward pass needs a workspace, and so does a forward pass of few queries over many keys. */
   uint64_t bytes[2];
   check(flashtune_forward_workspace_size(context, &forward, &bytes[0]));
   check(flashtune_backward_workspace_size(context, &backward, &bytes[1]));
