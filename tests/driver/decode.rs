@@ -1,4 +1,4 @@
-//! What a launch of the decode family hands to the driver, by the stand-in of `fake_driver`.
+//! The arguments that a launch of the decode family hands to the driver, recorded by `fake_driver`.
 
 use crate::fake_driver::{PARAMS_BYTES, PROBLEM, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
@@ -12,7 +12,7 @@ use flashtune::tune::space::heuristic;
 use std::ffi::c_void;
 use std::mem::offset_of;
 
-/// 2 positions of 4 heads are 8 rows of each of 2 x 2 key-value heads.
+/// 2 positions of 4 query heads make 8 rows for each of 2 x 2 K/V heads.
 const DECODE: Problem = Problem { seqlen_q: 2, seqlen_k: 4096, ..PROBLEM };
 const WORKSPACE: usize = 0xa00000;
 
@@ -58,7 +58,8 @@ fn split_keys_leave_partial_states_in_the_workspace_and_a_second_kernel_merges_t
         executable.launch(&call(DECODE), std::ptr::null_mut()).unwrap();
         let [main, combine] = [0, 1].map(|index| fake.state().launch[index]);
         assert_eq!(fake.state().launches, 2);
-        // A tile for each key-value head, splits across; then a block of threads for each of 2 x 8 x 2 query rows.
+        // One tile for each K/V head, with splits across; then one CTA for each of 2 x 8 x 2 query
+        // rows.
         assert_eq!((main.grid, combine.grid), ([4, 5, 1], [32, 1, 1]));
         assert!(main.params == combine.params);
         assert_eq!(word(&main.params, offset_of!(KernelParams, partial_o)), WORKSPACE as u64);
@@ -81,7 +82,7 @@ fn one_split_is_one_kernel_without_a_workspace() {
 }
 
 #[test]
-fn keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page() {
+fn key_map_boxes_are_a_teams_block_or_a_page() {
     let name = "keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page";
     with_fake_and(name, &[("FAKE_KEY_MAPS", "1")], |fake| {
         let one_split = config(1);
@@ -94,11 +95,12 @@ fn keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page() {
             assert_eq!(others, [[0; 16]; 2]);
             [k, v]
         };
-        // 64 columns of 16 keys, of 4096 of 2 heads and 2 sequences; read in pieces of 128 bytes.
+        // A box of 64 columns and 16 keys. The tensor has 4096 keys, 2 heads and 2 sequences, read
+        // in pieces of 128 bytes.
         let [k, v] = launch(&DECODE, call(DECODE));
         assert_eq!(k[..12], [0x20000, 9, 128, 4096, 2, 2, 512, 256, 4096 * 512, 64, 16, 2]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
-        // Pages of 64 keys, 9 of them; of 8, of which a block has two.
+        // 9 pages of 64 keys, then pages of 8 keys, of which a block has two.
         for (page_size, box_rows) in [(64, 16), (8, 8)] {
             let paged = Problem { features: Features { paged: Some(page_size), ..Features::NONE }, ..DECODE };
             let of_pages = |address: usize| TensorRef::packed(address as *mut c_void, page_size, 2, 128);
@@ -109,13 +111,13 @@ fn keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page() {
             assert_eq!(k[..12], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 512, 64, box_rows, 2]);
             assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         }
-        // Rows of sequences of their own lengths are found from their ends: 2^30 of them from each.
+        // Varlen rows are found from their ends, so the map spans 2^30 rows on either side.
         let own = Problem { features: Features { varlen: Some(Varlen::default()), ..Features::NONE }, ..DECODE };
         let [k, v] = launch(&own, call(own));
         assert_eq!(k[..6], [0x20000, 9, 128, 1 << 30, (1 << 30) + 1, 2 * 4096 + 1]);
         assert_eq!(k[6..15], [512, (1 << 34) - 512, 512, 64, 16, 2, 5, 2, 256]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
-        // Nothing is loaded of no pages, but a map has extents: the driver refuses 0.
+        // With 0 pages nothing is loaded, but the driver refuses a map with an extent of 0.
         let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..DECODE };
         let nowhere = TensorRef::packed(3 as *mut c_void, 64, 2, 128);
         assert_eq!(launch(&paged, Call { k: nowhere, v: nowhere, ..call(paged) }).map(|map| map[0]), [0x10000; 2]);
@@ -127,7 +129,8 @@ fn a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits() {
     let name = "a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits";
     with_fake(name, |fake| {
         let (_gpu, executable) = build(&config(5));
-        // 64 keys a split at least, and a share of what all heads may have.
+        // A split has at least 64 keys, and a head gets its share of the splits that all heads may
+        // have.
         let short = Problem { seqlen_k: 200, ..DECODE };
         let single = Problem { seqlen_k: 100, ..DECODE };
         assert_eq!((short.max_splits(), single.max_splits(), single.workspace_bytes()), (3, 1, 0));
@@ -147,7 +150,8 @@ fn a_batch_invariant_launch_has_splits_for_the_longest_sequence_and_merges_even_
         let config = heuristic(&canonical(&invariant), &Device::typical(Arch::Sm(9, 0)).unwrap());
         assert_eq!(config.get("num_splits"), 128);
         let (_gpu, executable) = build_for(&invariant, &config);
-        // 512 keys each, whatever the batch; what reaches into another block of keys may be one more.
+        // Splits of 512 keys for every batch size. One split more covers keys that reach into
+        // another block.
         let of = |batch_size, seqlen_k| Problem { batch_size, seqlen_k, ..invariant };
         for (index, (problem, splits)) in
             [(of(2, 4096), 8), (of(200, 4096), 8), (of(2, 1535), 3), (of(2, 5), 2), (of(1, 1 << 20), 128)]

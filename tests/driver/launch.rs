@@ -1,7 +1,8 @@
-//! What flashtune asks of the CUDA driver, against a stand-in that checks and writes down: contexts, launches, lifetimes.
+//! Contexts, launches and lifetimes: the calls to the CUDA driver, checked and recorded by a
+//! stand-in.
 //!
-//! Each test runs in a process of its own (`fake_driver`). Cubins come from a cache that the test fills: neither a GPU nor
-//! NVRTC takes part.
+//! Each test runs in a process of its own (`fake_driver`). Cubins come from a cache that the test
+//! fills, so the tests need neither a GPU nor NVRTC.
 
 use crate::fake_driver::{PARAMS_BYTES, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, FeatureArgs, TensorRef};
@@ -19,7 +20,7 @@ fn problem(pass: Pass) -> Problem {
     Problem { pass, ..PROBLEM }
 }
 
-/// Some value for each knob that the pass's templates read, whatever they are.
+/// A value for each knob that the pass's templates read.
 fn config(pass: Pass) -> Config {
     let mut config = Config::new(Family::Sm80, [("num_warps", 4), ("block_m", 64), ("block_n", 64)]);
     loop {
@@ -88,7 +89,8 @@ fn a_launch_passes_grid_stream_and_params() {
             let specs = geometry::kernels(&problem(pass), &config(pass));
             assert_eq!(fake.state().launches as usize, first + specs.len());
             let params = KernelParams::new(&call(pass));
-            // SAFETY: KernelParams has no padding: its size is that of its fields, which 8 divides.
+            // SAFETY: KernelParams has no padding: its size is the sum of its fields' sizes, which
+            // 8 divides.
             let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&params).cast::<u8>(), PARAMS_BYTES) };
             for (spec, launch) in specs.iter().zip(&fake.state().launch[first..]) {
                 assert_eq!((launch.context, launch.stream), (0x1000, 0x77));
@@ -112,7 +114,8 @@ fn a_launch_allocates_nothing() {
         let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
         let executable = gpu.build(&problem(Pass::Backward), &config(Pass::Backward)).unwrap();
         let call = call(Pass::Backward);
-        // The harness's own threads may allocate meanwhile, but not in every one of many launches.
+        // The harness's threads may allocate at the same time, but not during every one of many
+        // launches.
         let quietest = (0..100).map(|_| {
             let before = allocations();
             executable.launch(&call, std::ptr::null_mut()).unwrap();
@@ -138,8 +141,8 @@ fn a_grid_with_nothing_to_do_is_not_launched() {
 }
 
 #[test]
-fn gradients_of_sinks_are_computed_for_those_who_want_them() {
-    with_fake("gradients_of_sinks_are_computed_for_those_who_want_them", |fake| {
+fn gradients_of_sinks_are_computed_only_when_requested() {
+    with_fake("gradients_of_sinks_are_computed_only_when_requested", |fake| {
         let folder = tempfile::tempdir().unwrap();
         let features = Features { sinks: true, ..Features::NONE };
         let (problem, config) = (Problem { features, ..problem(Pass::Backward) }, config(Pass::Backward));
@@ -152,7 +155,7 @@ fn gradients_of_sinks_are_computed_for_those_who_want_them() {
         call.features.dsinks = 0xb0000 as *mut f32;
         executable.launch(&call, std::ptr::null_mut()).unwrap();
         assert_eq!(fake.state().launches, 3 + 4);
-        // One block of threads a query head.
+        // One CTA for each query head.
         assert_eq!(fake.state().launch[6].grid, [8, 1, 1]);
     });
 }
@@ -162,7 +165,7 @@ fn the_callers_context_is_current_again_after_every_call() {
     with_fake("the_callers_context_is_current_again_after_every_call", |fake| {
         let folder = tempfile::tempdir().unwrap();
         fill_cache(folder.path(), Pass::Forward);
-        // None at all, another one, our own: with our own nothing is pushed.
+        // No context, another context, and our own; our own is not pushed.
         for context in [0usize, 0x2000, 0x1000] {
             let context = context as *mut c_void;
             fake.push(context);
@@ -198,8 +201,8 @@ fn the_callers_own_context_is_used_and_not_released() {
 }
 
 #[test]
-fn everything_is_freed_with_its_last_user() {
-    with_fake("everything_is_freed_with_its_last_user", |fake| {
+fn everything_is_freed_after_its_last_use() {
+    with_fake("everything_is_freed_after_its_last_use", |fake| {
         let folder = tempfile::tempdir().unwrap();
         fill_cache(folder.path(), Pass::Backward);
         let kernels = geometry::kernels(&problem(Pass::Backward), &config(Pass::Backward)).len() as i64;
@@ -258,9 +261,9 @@ fn driver_errors_have_a_status_a_name_and_the_call() {
 }
 
 #[test]
-fn a_driver_without_a_gpu_is_a_status_and_its_version_is_known() {
+fn driver_without_a_gpu_is_a_status_and_its_version_is_known() {
     let no_device = [("FAKE_INIT_RESULT", "100")];
-    with_fake_and("a_driver_without_a_gpu_is_a_status_and_its_version_is_known", &no_device, |_| {
+    with_fake_and("driver_without_a_gpu_is_a_status_and_its_version_is_known", &no_device, |_| {
         let error = Gpu::new(0, None, None).err().unwrap();
         assert_eq!(error.status, Status::NoDevice);
         assert!(error.message.contains("cuInit") && error.message.contains("(100)"), "{error}");
@@ -270,11 +273,11 @@ fn a_driver_without_a_gpu_is_a_status_and_its_version_is_known() {
 }
 
 #[test]
-fn an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so() {
+fn nvrtc_newer_than_the_driver_is_skipped_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("libnvrtc.so.13"), "").unwrap();
     let variables = [("FAKE_DRIVER_VERSION", "12040"), ("FLASHTUNE_NVRTC", folder.path().to_str().unwrap())];
-    with_fake_and("an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so", &variables, |_| {
+    with_fake_and("nvrtc_newer_than_the_driver_is_skipped_and_reported", &variables, |_| {
         assert_eq!(nvrtc_search().attempts.len(), 1);
         assert_eq!(nvrtc_search().attempts[0].outcome, "13 is newer than the driver's CUDA 12.4");
         assert_eq!(Gpu::new(0, None, None).unwrap().device().nvrtc_version, (0, 0));
@@ -282,8 +285,8 @@ fn an_nvrtc_newer_than_the_driver_is_passed_over_and_said_so() {
 }
 
 #[test]
-fn a_kernel_in_no_cache_without_nvrtc_is_a_status() {
-    with_fake("a_kernel_in_no_cache_without_nvrtc_is_a_status", |_| {
+fn uncached_kernel_without_nvrtc_is_a_status() {
+    with_fake("uncached_kernel_without_nvrtc_is_a_status", |_| {
         let gpu = Gpu::new(0, None, None).unwrap();
         let error = gpu.build(&problem(Pass::Forward), &config(Pass::Forward)).err().unwrap();
         assert_eq!(error.status, Status::NoCompiler);
@@ -292,8 +295,8 @@ fn a_kernel_in_no_cache_without_nvrtc_is_a_status() {
 }
 
 #[test]
-fn another_streams_capture_is_not_disturbed_by_setting_up() {
-    with_fake("another_streams_capture_is_not_disturbed_by_setting_up", |fake| {
+fn setting_up_does_not_disturb_another_streams_capture() {
+    with_fake("setting_up_does_not_disturb_another_streams_capture", |fake| {
         let folder = tempfile::tempdir().unwrap();
         fill_cache(folder.path(), Pass::Forward);
         fake.begin_capture();
@@ -310,8 +313,8 @@ fn another_streams_capture_is_not_disturbed_by_setting_up() {
 }
 
 #[test]
-fn time_is_the_devices_and_flushes_only_when_cold() {
-    with_fake("time_is_the_devices_and_flushes_only_when_cold", |fake| {
+fn time_is_measured_on_the_device_and_flushes_only_when_cold() {
+    with_fake("time_is_measured_on_the_device_and_flushes_only_when_cold", |fake| {
         let gpu = Gpu::new(0, None, None).unwrap();
         let mut runs = 0;
         let mut work = |_| {

@@ -1,4 +1,5 @@
-//! What flashtune asks of the CUDA driver, against a stand-in (`fake_driver`) that checks and writes down.
+//! The calls that flashtune makes to the CUDA driver, checked and recorded by a stand-in
+//! (`fake_driver`).
 
 mod fake_driver;
 

@@ -1,5 +1,5 @@
-//! What a launch of the sm90 family passes beside the params: tensor maps and the tile counter. Against a stand-in for the
-//! driver, which refuses the maps that the real one refuses and writes down every launch.
+//! The tensor maps and the tile counter that an sm90 launch passes beside the params. The stand-in
+//! driver refuses the maps that the real one refuses, and records every launch.
 
 use crate::fake_driver::{Fake, FakeLaunch, PROBLEM, allocations, fill_cache_with, with_fake, with_fake_and};
 use flashtune::call::{Call, TensorRef};
@@ -12,7 +12,7 @@ use std::ffi::c_void;
 
 const STATIC: Causal = Causal::None;
 const DYNAMIC: Causal = Causal::BottomRight;
-/// A stream that the stand-in takes for capturing.
+/// A stream that the stand-in reports as capturing.
 const CAPTURING: usize = 0xca7;
 
 fn config(block_m: u32) -> Config {
@@ -26,7 +26,7 @@ fn call() -> Call {
     Call { out: tensor(0x40000, 8), ..Call::of_inputs(PROBLEM, 0.125, Dropout::NONE, inputs) }
 }
 
-/// Builds without a compiler, from a cache that is filled before.
+/// Builds without a compiler, from a cache filled before.
 fn build_from_cache(problem: &Problem, config: &Config) -> (Gpu, Result<Executable>) {
     let folder = tempfile::tempdir().unwrap();
     fill_cache_with(folder.path(), problem, config, "sm_90a");
@@ -39,7 +39,7 @@ fn try_build(causal: Causal, block_m: u32) -> (Gpu, Result<Executable>) {
     build_from_cache(&Problem { causal, ..PROBLEM }, &config(block_m))
 }
 
-/// The stand-in's functions have 96 registers, which is what five warpgroups share.
+/// The stand-in's functions have 96 registers, the number that five warpgroups share.
 fn build(causal: Causal) -> (Gpu, Executable) {
     let (gpu, executable) = try_build(causal, 256);
     (gpu, executable.unwrap())
@@ -97,7 +97,8 @@ fn launches_that_may_overlap_never_share_a_tile_counter() {
         let all = of_streams.into_iter().chain(of_captures);
         let distinct: std::collections::BTreeSet<u64> = all.filter(|address| *address != 0).collect();
         assert_eq!(distinct.len(), 9);
-        // The two words that each launch finds zeroed. SAFETY: the stand-in's device memory is the host's.
+        // SAFETY: the stand-in's device memory is host memory, and each launch finds its two words
+        // zeroed.
         assert!(distinct.iter().all(|address| unsafe { (*address as *const u64).read() } == 0));
         assert_eq!(fake.state().memory, 1);
     });
@@ -108,13 +109,13 @@ fn a_fixed_schedule_has_no_counter() {
     with_fake("a_fixed_schedule_has_no_counter", |fake| {
         let (_gpu, executable) = build(STATIC);
         assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
-        assert_eq!(fake.state().memory, 0, "nor is there memory for any");
+        assert_eq!(fake.state().memory, 0, "and no memory for one");
     });
 }
 
 #[test]
-fn counters_live_as_long_as_what_launches_with_them() {
-    with_fake("counters_live_as_long_as_what_launches_with_them", |fake| {
+fn counters_live_as_long_as_the_executables_that_use_them() {
+    with_fake("counters_live_as_long_as_the_executables_that_use_them", |fake| {
         let (gpu, executable) = build(DYNAMIC);
         drop(gpu);
         assert_ne!(launch(fake, &executable, &call(), 0x77).counter, 0);
@@ -129,7 +130,8 @@ fn a_launch_with_maps_and_counter_allocates_nothing() {
         let (_gpu, executable) = build(DYNAMIC);
         let call = call();
         for stream in [0x77, CAPTURING] {
-            // The harness's own threads may allocate meanwhile, but not in every one of many launches.
+            // The harness's threads may allocate at the same time, but not during every one of many
+            // launches.
             let quietest = (0..100).map(|_| {
                 let before = allocations();
                 executable.launch(&call, stream as *mut c_void).unwrap();
@@ -142,8 +144,8 @@ fn a_launch_with_maps_and_counter_allocates_nothing() {
 }
 
 #[test]
-fn no_keys_and_unused_strides_give_maps_that_the_driver_takes() {
-    with_fake("no_keys_and_unused_strides_give_maps_that_the_driver_takes", |fake| {
+fn no_keys_and_unused_strides_give_maps_that_the_driver_accepts() {
+    with_fake("no_keys_and_unused_strides_give_maps_that_the_driver_accepts", |fake| {
         let (_gpu, executable) = build(STATIC);
         let mut no_keys = call();
         no_keys.problem.seqlen_k = 0;
@@ -158,8 +160,8 @@ fn no_keys_and_unused_strides_give_maps_that_the_driver_takes() {
 }
 
 #[test]
-fn another_streams_capture_is_not_disturbed_by_making_counters() {
-    with_fake("another_streams_capture_is_not_disturbed_by_making_counters", |fake| {
+fn making_counters_does_not_disturb_another_streams_capture() {
+    with_fake("making_counters_does_not_disturb_another_streams_capture", |fake| {
         fake.begin_capture();
         let (gpu, executable) = build(DYNAMIC);
         assert_eq!((fake.state().memory, fake.state().memsets), (1, 1));
@@ -169,21 +171,22 @@ fn another_streams_capture_is_not_disturbed_by_making_counters() {
 }
 
 #[test]
-fn without_memory_for_counters_the_schedule_is_fixed_until_there_is_some() {
-    with_fake("without_memory_for_counters_the_schedule_is_fixed_until_there_is_some", |fake| {
+fn without_memory_for_counters_the_schedule_is_fixed_until_memory_is_free() {
+    with_fake("without_memory_for_counters_the_schedule_is_fixed_until_memory_is_free", |fake| {
         fake.set_full(true);
         let (gpu, executable) = build(DYNAMIC);
         assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
         fake.set_full(false);
-        // The kernel is loaded as long as its first executable lives: the cache, which is gone, is not asked.
+        // The kernel stays loaded while its first executable lives, so the cache, which is gone, is
+        // not read.
         let later = gpu.build(&PROBLEM, &config(256)).unwrap();
         assert_ne!(launch(fake, &later, &call(), 0x77).counter, 0);
     });
 }
 
 #[test]
-fn a_lost_device_is_an_error_and_not_a_want_of_counters() {
-    with_fake("a_lost_device_is_an_error_and_not_a_want_of_counters", |fake| {
+fn lost_device_is_an_error_rather_than_a_fixed_schedule() {
+    with_fake("lost_device_is_an_error_rather_than_a_fixed_schedule", |fake| {
         fake.fail_synchronize(700);
         let (_gpu, executable) = try_build(DYNAMIC, 256);
         assert_eq!(executable.err().unwrap().status, Status::Cuda);
@@ -191,7 +194,7 @@ fn a_lost_device_is_an_error_and_not_a_want_of_counters() {
 }
 
 const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROBLEM };
-/// What a launch of three warpgroups has, of which two compute.
+/// The registers of a launch with three warpgroups, two of which compute.
 const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
 fn build_backward(problem: &Problem) -> (Gpu, Executable) {
@@ -230,13 +233,15 @@ fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
         executable.launch(&backward_call(), 0x77 as *mut c_void).unwrap();
         let [delta, main, convert] = [0, 1, 2].map(|index| fake.state().launch[index]);
         assert_eq!((fake.state().launches, delta.maps, convert.maps), (3, [[0; 16]; 4], [[0; 16]; 4]));
-        // The first one waits for all that the stream did before.
+        // The first launch waits for all earlier work of the stream.
         assert_eq!([delta, main, convert].map(|launch| launch.overlaps), [0, 1, 1]);
-        // 64 and 32 query rows a block for each of 16 heads; tiles of 128 keys for each of 4.
+        // Delta and convert have 64 and 32 query rows a CTA for each of 16 heads; main has tiles of
+        // 128 keys for each of 4.
         assert_eq!((delta.grid, delta.block), ([80, 1, 1], [128, 1, 1]));
         assert_eq!((main.grid, main.block, main.counter), ([16, 1, 1], [384, 1, 1], 0));
         assert_eq!((convert.grid, convert.block), ([160, 1, 1], [64, 1, 1]));
-        // K and V, two stages of Q, dO and their statistics, dS twice; alignment and barriers.
+        // K and V, two stages of Q, dO and their statistics, two buffers of dS; alignment and
+        // barriers.
         assert_eq!(main.smem_bytes, 2 * 32768 + 2 * (2 * 20480 + 640) + 2 * 20480 + 2048);
         let [q, k, v, dout] = main.maps;
         assert_eq!(q[..11], [0x10000, 9, 128, 300, 8, 2, 2048, 256, 300 * 2048, 64, 80]);
@@ -247,8 +252,8 @@ fn a_backward_launch_passes_four_maps_between_the_kernels_that_take_none() {
 }
 
 #[test]
-fn kernels_wait_for_one_another_where_the_driver_could_not_capture_that_they_overlap() {
-    let name = "kernels_wait_for_one_another_where_the_driver_could_not_capture_that_they_overlap";
+fn kernels_do_not_overlap_with_drivers_that_cannot_capture_it() {
+    let name = "kernels_do_not_overlap_with_drivers_that_cannot_capture_it";
     with_fake_and(name, &[THREE_WARPGROUPS, ("FAKE_DRIVER_VERSION", "12020")], |fake| {
         let (_gpu, executable) = build_backward(&BACKWARD);
         executable.launch(&backward_call(), std::ptr::null_mut()).unwrap();
@@ -257,8 +262,8 @@ fn kernels_wait_for_one_another_where_the_driver_could_not_capture_that_they_ove
 }
 
 #[test]
-fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
-    let name = "a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ";
+fn backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ() {
+    let name = "backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let (_gpu, executable) = build_backward(&Problem { causal: DYNAMIC, ..BACKWARD });
         let mut many = backward_call();
@@ -271,8 +276,8 @@ fn a_backward_launch_has_a_persistent_grid_and_a_counter_where_tiles_differ() {
 }
 
 #[test]
-fn a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace() {
-    let name = "a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace";
+fn deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace() {
+    let name = "deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let turns_and_counter = |deterministic| {
             let problem = Problem { causal: DYNAMIC, deterministic, ..BACKWARD };
@@ -286,7 +291,8 @@ fn a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace() {
             (u64::from_ne_bytes(main.params[turns..turns + 8].try_into().unwrap()), main.counter)
         };
         let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.workspace_bytes() as u64;
-        // The tickets, and for each of 16 heads the tiles of 8 of 416 rows. The stream's tile counter is not for it.
+        // The tickets, and for each of 16 heads the tiles of 8 of 416 rows. The stream's tile
+        // counter is not used.
         assert_eq!(turns_and_counter(true), (end - 4 * (1 + 16 * 52), 0));
         let (turns, counter) = turns_and_counter(false);
         assert_eq!(turns, 0);
@@ -295,8 +301,8 @@ fn a_deterministic_launch_has_its_counters_at_the_end_of_its_workspace() {
 }
 
 #[test]
-fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
-    let name = "a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each";
+fn wide_backward_launches_pairs_of_ctas_that_load_half_the_keys_each() {
+    let name = "wide_backward_launches_pairs_of_ctas_that_load_half_the_keys_each";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let wide = Problem { head_dim: 256, head_dim_v: 192, ..BACKWARD };
         let (_gpu, executable) = build_backward(&wide);
@@ -304,8 +310,8 @@ fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
         executable.launch(&call(2), 0x77 as *mut c_void).unwrap();
         let main = fake.state().launch[1];
         assert_eq!((main.grid, main.block), ([32, 1, 1], [384, 1, 1]));
-        // K and V of 64 keys, half of the other block's K, two blocks of Q, one of dO, P, dS and the other block's twice,
-        // statistics; alignment and barriers.
+        // K and V of 64 keys, half of the other CTA's K, two stages of Q, one of dO, P, dS and the
+        // other CTA's dS twice, statistics; alignment and barriers.
         assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 5 * 6144 + 3 * 192 + 2048);
         assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [48, 64, 64, 48]);
         executable.launch(&call(100), 0x77 as *mut c_void).unwrap();
@@ -314,24 +320,24 @@ fn a_wide_backward_launch_is_of_pairs_of_blocks_that_load_half_the_keys_each() {
 }
 
 #[test]
-fn a_backward_launch_of_three_boxes_of_columns_loads_96_keys_a_tile() {
-    let name = "a_backward_launch_of_three_boxes_of_columns_loads_96_keys_a_tile";
+fn backward_launch_with_three_64_column_boxes_loads_96_keys_a_tile() {
+    let name = "backward_launch_with_three_64_column_boxes_loads_96_keys_a_tile";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let middle = Problem { head_dim: 192, head_dim_v: 128, ..BACKWARD };
         let (_gpu, executable) = build_backward(&middle);
         executable.launch(&Call { problem: middle, ..backward_call() }, 0x77 as *mut c_void).unwrap();
         let main = fake.state().launch[1];
         assert_eq!((main.grid, main.block), ([20, 1, 1], [384, 1, 1]));
-        // K and V, two blocks of Q and of dO, P once and dS twice, of both consumers, their dQ on its way out, statistics; alignment
-        // and barriers.
+        // K and V, two stages of Q and of dO, one P and two dS for both consumers, their dQ before
+        // its store, statistics; alignment and barriers.
         assert_eq!(main.smem_bytes, 36864 + 24576 + 2 * 24576 + 2 * 16384 + 3 * 16384 + 32768 + 4 * 256 + 2048);
         assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [64, 96, 96, 64]);
     });
 }
 
 #[test]
-fn a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes() {
-    let name = "a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes";
+fn backward_launch_without_queries_or_keys_gives_maps_that_the_driver_accepts() {
+    let name = "backward_launch_without_queries_or_keys_gives_maps_that_the_driver_accepts";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let (_gpu, executable) = build_backward(&BACKWARD);
         let nowhere = TensorRef { data: std::ptr::null_mut(), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
@@ -339,7 +345,7 @@ fn a_backward_launch_without_queries_or_keys_gives_maps_that_the_driver_takes() 
         no_queries.problem.seqlen_q = 0;
         (no_queries.q, no_queries.dout) = (nowhere, nowhere);
         executable.launch(&no_queries, 0x77 as *mut c_void).unwrap();
-        // dK and dV are still to be zeroed, dQ has no rows.
+        // The kernel still has to zero dK and dV, and dQ has no rows.
         assert_eq!((fake.state().launches, fake.state().launch[0].block), (1, [384, 1, 1]));
         let mut no_keys = backward_call();
         no_keys.problem.seqlen_k = 0;

@@ -1,6 +1,8 @@
-//! Compiling with NVRTC, the parameter struct's two sides, and the cubin cache under faults. No GPU is needed.
+//! Compiling with NVRTC, the parameter struct in Rust and CUDA, and the cubin cache under faults.
+//! No GPU is needed.
 //!
-//! Without NVRTC the tests that need it say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
+//! Without NVRTC the tests that need it say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a
+//! failure.
 
 use crate::nvrtc::nvrtc;
 use flashtune::config::Family;
@@ -23,7 +25,7 @@ use std::time::{Duration, SystemTime};
 const KERNEL: &str = "extern \"C\" __global__ void k(float* x) { __shared__ float s[32]; s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); x[threadIdx.x] = s[31 - threadIdx.x]; }\n";
 
 #[test]
-fn a_text_compiles_for_every_generation_without_headers_or_a_gpu() {
+fn kernel_text_compiles_for_every_generation_without_headers_or_a_gpu() {
     let Some(nvrtc) = nvrtc() else { return };
     for arch in [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0)] {
         let target = target(arch, Family::Sm80, nvrtc).unwrap();
@@ -48,7 +50,7 @@ fn equal_texts_give_equal_cubins() {
 }
 
 #[test]
-fn spills_are_seen() {
+fn spills_are_reported() {
     let Some(nvrtc) = nvrtc() else { return };
     let text = "extern \"C\" __global__ void __launch_bounds__(1024, 2) k(float* x) {\n\
                 float a[64];\n#pragma unroll\nfor (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x];\n\
@@ -58,7 +60,7 @@ fn spills_are_seen() {
 }
 
 #[test]
-fn a_wrong_text_is_a_status_with_the_compilers_words() {
+fn compile_error_has_a_status_and_the_compilers_message() {
     let Some(nvrtc) = nvrtc() else { return };
     let error = compile(nvrtc, "broken", "extern \"C\" __global__ void k() { undeclared(); }\n", "sm_80").unwrap_err();
     assert_eq!(error.status, Status::CompileFailed);
@@ -77,7 +79,8 @@ fn warnings_are_kept() {
     assert!(log.contains("warning") && !log.contains("ptxas info"), "{log}");
 }
 
-/// A product whose accumulator is touched before the next one into it: ptxas then waits for each.
+/// A wgmma whose accumulator is touched before the next wgmma into it, so ptxas waits after each
+/// one.
 fn serialised_wgmma() -> String {
     let registers: Vec<String> = (0..32).map(|i| format!("%{i}")).collect();
     let operands: Vec<String> = (0..32).map(|i| format!("\"+f\"(d[{i}])")).collect();
@@ -96,7 +99,7 @@ fn serialised_wgmma() -> String {
 }
 
 #[test]
-fn a_kernel_whose_wgmma_is_serialised_does_not_count_as_compiled() {
+fn kernel_with_serialised_wgmma_is_refused() {
     let Some(nvrtc) = nvrtc() else { return };
     let error = compile(nvrtc, "k", &serialised_wgmma(), "sm_90a").unwrap_err();
     assert_eq!(error.status, Status::CompileFailed);
@@ -106,13 +109,13 @@ fn a_kernel_whose_wgmma_is_serialised_does_not_count_as_compiled() {
 }
 
 #[test]
-fn an_arch_that_nvrtc_does_not_know_is_compiled_for_its_elder_or_refused() {
+fn arch_unknown_to_nvrtc_is_compiled_for_an_older_one_or_refused() {
     let Some(nvrtc) = nvrtc() else { return };
     assert_eq!(target(Arch::Sm(9, 9), Family::Sm80, nvrtc).unwrap(), "sm_90");
     assert_eq!(target(Arch::Sm(77, 0), Family::Sm80, nvrtc).unwrap_err().status, Status::NoCompiler);
 }
 
-/// Every field with its offset, or a compile error when one is missing here.
+/// The offset of every field. A struct field that is missing here is a compile error.
 macro_rules! offsets {
     ($($field:ident),*) => {{
         let _ = |params: KernelParams| {
@@ -185,7 +188,8 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         map_rows_o,
         block_lists
     );
-    // NVRTC has neither offsetof nor __builtin_offsetof without headers; this is what its front end makes of them.
+    // Without headers NVRTC has neither offsetof nor __builtin_offsetof; its front end turns them
+    // into this expression.
     let assert = |class: &str, field: &str, offset: usize| {
         format!("static_assert(__INTADDR__(&(({class}*)0)->{field}) == {offset}, \"{field}\");\n")
     };
@@ -207,7 +211,7 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
 }
 
 #[test]
-fn the_kernel_that_tells_the_clock_compiles_cleanly() {
+fn clock_kernel_compiles_without_warnings() {
     let Some(nvrtc) = nvrtc() else { return };
     let renderer = Renderer::new(embedded()).unwrap();
     for arch in [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)] {
@@ -236,7 +240,7 @@ fn entry(cache_dir: &Path, key: &Key) -> PathBuf {
 }
 
 #[test]
-fn what_is_put_is_got_with_its_text_beside_it() {
+fn cache_returns_the_stored_cubin_and_keeps_its_text() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(Some(folder.path()));
     assert_eq!(cache.get(&key("t")), None);
@@ -248,7 +252,7 @@ fn what_is_put_is_got_with_its_text_beside_it() {
 }
 
 #[test]
-fn text_options_and_nvrtc_version_are_all_in_the_key() {
+fn key_covers_text_options_and_nvrtc_version() {
     let text = TextDigest::new("t");
     let key = Key::new(&text, &options("sm_80", (13, 0)), (13, 0));
     assert_ne!(key, Key::new(&TextDigest::new("u"), &options("sm_80", (13, 0)), (13, 0)));
@@ -258,7 +262,7 @@ fn text_options_and_nvrtc_version_are_all_in_the_key() {
 }
 
 #[test]
-fn a_damaged_entry_is_a_miss_and_is_made_again() {
+fn damaged_entry_is_a_miss_and_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(Some(folder.path()));
     let file = entry(folder.path(), &key("t"));
@@ -281,9 +285,9 @@ fn a_damaged_entry_is_a_miss_and_is_made_again() {
 }
 
 #[test]
-fn a_full_cache_drops_what_was_used_longest_ago() {
+fn full_cache_drops_the_least_recently_used_entries() {
     let folder = tempfile::tempdir().unwrap();
-    // Some 5.5 kB each, of which eight fit.
+    // An entry takes about 5.5 kB, so eight fit.
     let cache = CubinCache::with_limit(Some(folder.path()), Limit::of_bytes(44_000));
     let days_ago = |name: &str, days: u64| {
         let file = File::options().append(true).open(entry(folder.path(), &key(name))).unwrap();
@@ -296,7 +300,7 @@ fn a_full_cache_drops_what_was_used_longest_ago() {
         days_ago(name, days as u64 + 1);
     }
     assert_eq!(std::fs::read_dir(folder.path().join("cubins")).unwrap().count(), 7);
-    // The oldest is used again, so that the next two are the oldest.
+    // A use of the oldest entry makes the next two the oldest.
     assert!(cache.get(&key("a")).is_some());
     for name in ["h", "i"] {
         cache.put(&key(name), name, &compiled());
@@ -306,10 +310,10 @@ fn a_full_cache_drops_what_was_used_longest_ago() {
 }
 
 #[test]
-fn caches_that_trim_side_by_side_leave_what_one_would() {
+fn concurrent_trims_leave_as_much_as_one() {
     let folder = tempfile::tempdir().unwrap();
     let unlimited = CubinCache::with_limit(Some(folder.path()), Limit::of_bytes(u64::MAX));
-    // Some 5.5 kB each.
+    // An entry takes about 5.5 kB.
     (0..400).for_each(|index| unlimited.put(&key(&format!("old {index}")), "t", &compiled()));
     let start = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -323,12 +327,12 @@ fn caches_that_trim_side_by_side_leave_what_one_would() {
         }
     });
     let left = std::fs::read_dir(folder.path().join("cubins")).unwrap().count();
-    // Some 210 fit, and a sixteenth is left free for what is added later.
+    // About 210 entries fit, and trimming leaves a sixteenth free for later entries.
     assert!((180..=220).contains(&left), "{left} of 408 are left");
 }
 
 #[test]
-fn an_entry_under_another_key_is_a_miss() {
+fn entry_under_another_key_is_a_miss() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(Some(folder.path()));
     cache.put(&key("t"), "t", &compiled());
@@ -339,7 +343,7 @@ fn an_entry_under_another_key_is_a_miss() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_used_is_an_empty_cache() {
+fn unusable_folder_is_an_empty_cache() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -355,11 +359,12 @@ fn a_folder_that_cannot_be_used_is_an_empty_cache() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_still_serves_what_it_has() {
+fn read_only_folder_still_serves_its_entries() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(Some(folder.path()));
     cache.put(&key("t"), "t", &compiled());
-    // A file where the entry's folder would be refuses the write whoever runs this; permissions would not stop root.
+    // A file stands where the entry's folder would be, so every user's write fails; permissions
+    // would not stop root.
     std::fs::write(folder.path().join("cubins").join(key("u").as_str()), "").unwrap();
     cache.put(&key("u"), "u", &compiled());
     assert_eq!(cache.get(&key("u")), None);
@@ -367,7 +372,7 @@ fn a_folder_that_cannot_be_written_still_serves_what_it_has() {
 }
 
 #[test]
-fn writers_at_once_leave_a_whole_entry_and_no_litter() {
+fn concurrent_writers_leave_a_whole_entry_and_no_temporary_files() {
     let folder = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -386,9 +391,10 @@ fn writers_at_once_leave_a_whole_entry_and_no_litter() {
     assert_eq!(names, ["kernel.cu", "kernel.cubin"]);
 }
 
-// ---- missing libraries, each in a process of its own, since a process looks for them once
+// ---- missing libraries; each test needs its own process, because a process searches for a library
+// once
 
-/// Runs the named test of this program in a process with the variables set.
+/// Runs the named test of this program in a process with these environment variables.
 fn in_child(test: &str, variables: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--ignored", "--nocapture"])
@@ -400,12 +406,12 @@ fn in_child(test: &str, variables: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_missing_nvrtc_is_a_status_with_the_place_tried() {
+fn missing_nvrtc_is_a_status_that_names_the_place_tried() {
     in_child("compile::child_without_nvrtc", &[("FLASHTUNE_NVRTC", "/nowhere/libnvrtc.so.13")]);
 }
 
 #[test]
-#[ignore = "run by a_missing_nvrtc_is_a_status_with_the_place_tried"]
+#[ignore = "run by missing_nvrtc_is_a_status_that_names_the_place_tried"]
 fn child_without_nvrtc() {
     let error = Nvrtc::get().err().unwrap();
     assert_eq!(error.status, Status::NoCompiler);
@@ -414,7 +420,7 @@ fn child_without_nvrtc() {
 }
 
 #[test]
-fn a_missing_libcuda_is_a_status_with_the_places_tried() {
+fn missing_libcuda_is_a_status_that_names_the_places_tried() {
     if flashtune::kernel::driver_search().version.is_some() {
         eprintln!("SKIPPED: this machine has libcuda");
         return;

@@ -1,5 +1,6 @@
-//! The decode family's kernels by NVRTC and without a GPU: that the heuristic's compile for every feature and need neither stack
-//! nor more shared memory than the launch gives them (their own static asserts). Without NVRTC the tests say so and pass.
+//! The decode family's kernels, compiled by NVRTC without a GPU. The heuristic's kernels must
+//! compile with every feature, use no stack, and fit the launch's shared memory (their static
+//! asserts). Without NVRTC the tests say so and pass.
 
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
@@ -23,7 +24,7 @@ fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
 }
 
 const PAGED: Features = Features { paged: Some(16), varlen: Some(VARLEN), ..Features::NONE };
-/// Lengths alone: queries and keys have a batch dimension.
+/// Lengths in `seqused` only: queries and keys have a batch dimension.
 const VARLEN: Varlen = Varlen { total_q: None, total_k: None, padded_q: false };
 const ALL: Features = Features {
     window: Window { left: Some(100), right: None, top_left: false },
@@ -35,8 +36,8 @@ const ALL: Features = Features {
     ..PAGED
 };
 
-/// Bytes, at head dim 256, where O alone takes half of the registers: a bound or two lie on the stack, which costs less than
-/// sharing V's columns between two warps.
+/// Bytes at head dim 256, where O takes half of the registers. One or two bounds lie on the stack,
+/// which costs less than sharing V's columns between two warps.
 const MAY_SPILL: u32 = 8;
 
 fn all_compile(problems: Vec<Problem>) {
@@ -60,7 +61,7 @@ fn all_compile(problems: Vec<Problem>) {
 }
 
 #[test]
-fn the_common_head_dims_compile_in_every_group_size() {
+fn common_head_dims_compile_with_every_group_size() {
     let dims = [64, 128, 256].into_iter();
     all_compile(dims.flat_map(|dim| [1, 4, 8, 32].map(|group| problem(dim, group, Features::NONE))).collect());
 }

@@ -1,8 +1,8 @@
-//! What the main kernels come down to: the instructions of their cubins, for every architecture, by nvdisasm.
+//! The instructions in the main kernels' cubins on every architecture, listed by nvdisasm.
 //!
-//! A kernel that fell back from tensor cores, asynchronous copies or vector additions would still be right, so nothing
-//! else would tell. Without NVRTC or nvdisasm a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` and
-//! `FLASHTUNE_REQUIRE_NVDISASM=1` make that a failure.
+//! A kernel without tensor cores, asynchronous copies or vector additions is slower but still
+//! right, so no other test notices. Without NVRTC or nvdisasm a test says so and passes;
+//! `FLASHTUNE_REQUIRE_NVRTC=1` and `FLASHTUNE_REQUIRE_NVDISASM=1` make that a failure.
 
 use crate::disassembly::{consumer_spill_bytes, instructions, nvdisasm};
 use crate::nvrtc::nvrtc;
@@ -23,14 +23,14 @@ const ARCHS: [Arch; 6] =
 
 const PLAIN: Problem = Problem { num_heads_kv: 2, ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 1000, 64) };
 
-/// The main kernel of a pass in a heuristic's config, disassembled.
+/// The main kernel of a pass with a heuristic's config, disassembled.
 struct Kernel {
     name: String,
     arch: Arch,
     pass: Pass,
     family: Family,
     instructions: BTreeSet<String>,
-    /// 0 for a family without.
+    /// 0 for a family without consumers.
     consumer_spills: u32,
 }
 
@@ -46,7 +46,8 @@ impl Kernel {
         Kernel { name, arch, pass: problem.pass, family: config.family, instructions, consumer_spills }
     }
 
-    /// Demands that there is, or is not, an instruction of one of the `opcodes` with all `modifiers`.
+    /// Asserts that the kernel has, or does not have, an instruction of one of the `opcodes` with
+    /// all `modifiers`.
     fn demand(&self, is_there: bool, opcodes: &[&str], modifiers: &[&str]) {
         let found = self.instructions.iter().any(|name| {
             let parts: Vec<&str> = name.split('.').collect();
@@ -56,7 +57,7 @@ impl Kernel {
     }
 }
 
-/// Judges the kernels of both passes on the given architectures, of every family that serves there.
+/// Judges the kernels of both passes on these architectures, for every family that serves there.
 fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement: impl Fn(&Kernel) + Sync) {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
@@ -71,16 +72,17 @@ fn judge(archs: &[Arch], dtype: Dtype, head_dim: i64, layout: Layout, judgement:
 }
 
 #[test]
-fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
+fn bf16_uses_tensor_cores_and_asynchronous_copies() {
     judge(&ARCHS, Dtype::Bf16, 64, Layout::Vec8, |kernel| {
         let is_sm90 = kernel.family == Family::Sm90;
         kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32", "BF16"]);
-        // In sm90's forward they do, eight keys at a time, the rows that a stale maximum cannot.
+        // sm90's forward kernel uses m16n8k8 for rows that a stale maximum cannot serve, eight keys
+        // at a time.
         kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["HMMA"], &["1688"]);
-        // Its O leaves by the copy engine, out of shared memory.
+        // Its O goes through shared memory to the TMA store.
         kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["STSM"], &["M88", "4"]);
         kernel.demand(is_sm90 && kernel.pass == Pass::Forward, &["UTMASTG"], &["4D"]);
-        // Its backward leaves dS to the other warpgroup, transposed.
+        // Its backward kernel hands dS to the other warpgroup through shared memory, transposed.
         kernel.demand(is_sm90 && kernel.pass == Pass::Backward, &["STSM"], &["MT88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["M88", "4"]);
         kernel.demand(!is_sm90, &["LDSM"], &["MT88", "4"]);
@@ -89,16 +91,16 @@ fn bf16_is_multiplied_by_tensor_cores_out_of_asynchronous_copies() {
         kernel.demand(is_sm90, &["UTMALDG"], &["4D"]);
         kernel.demand(is_sm90, &["USETMAXREG"], &["TRY_ALLOC"]);
         kernel.demand(true, &["MUFU"], &["EX2"]);
-        // No spills but the sm90 producer's, no double precision.
+        // Only the sm90 producer may spill, and no kernel uses double precision.
         assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
         kernel.demand(false, if is_sm90 { &[] } else { &["STL", "LDL"] }, &[]);
         kernel.demand(false, &["DADD", "DMUL", "DFMA"], &[]);
     });
 }
 
-/// Contiguous, in pages of which two make a block of keys, and in pages that no box of TMA fits.
+/// Contiguous keys, pages of half a block of keys, and pages that no TMA box fits.
 #[test]
-fn keys_of_few_queries_are_copied_by_tma_where_there_is_one_and_it_can() {
+fn decode_copies_keys_by_tma_where_the_gpu_and_the_layout_allow_it() {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
     let paged = |paged| Problem { features: Features { paged, ..Features::NONE }, ..PLAIN };
@@ -112,14 +114,15 @@ fn keys_of_few_queries_are_copied_by_tma_where_there_is_one_and_it_can() {
             kernel.demand(fits && *arch >= Arch::Sm(9, 0), &["UTMALDG"], &["4D"]);
             kernel.demand(true, &["LDSM"], &["M88", "4"]);
             kernel.demand(true, &["HMMA"], &["16816", "F32", "BF16"]);
-            // sm_120 would call for a copy that may be for another block of threads.
+            // A copy that may go to another CTA becomes a function call on sm_120, which uses the
+            // stack.
             kernel.demand(false, &["STL", "LDL"], &[]);
         }
     });
 }
 
 #[test]
-fn fp16_is_multiplied_as_such_and_half_a_step_costs_half() {
+fn fp16_stays_fp16_and_half_a_k_step_takes_half_the_instructions() {
     judge(&ARCHS, Dtype::Fp16, 40, Layout::Vec8, |kernel| {
         let is_sm90 = kernel.family == Family::Sm90;
         kernel.demand(!is_sm90, &["HMMA"], &["16816", "F32"]);
@@ -130,13 +133,13 @@ fn fp16_is_multiplied_as_such_and_half_a_step_costs_half() {
 }
 
 #[test]
-fn dq_is_added_to_memory_four_floats_at_a_time_where_that_exists() {
+fn dq_additions_are_four_floats_wide_where_the_gpu_has_them() {
     judge(&ARCHS, Dtype::Bf16, 72, Layout::Vec8, |kernel| {
         let adds = ["RED", "REDG"];
         let (is_backward, has_vectors) = (kernel.pass == Pass::Backward, kernel.arch >= Arch::Sm(9, 0));
         kernel.demand(is_backward && has_vectors, &adds, &["ADD", "F32x4"]);
         kernel.demand(is_backward && !has_vectors, &adds, &["ADD", "F32"]);
-        // An addition whose result nobody reads must not wait for it.
+        // An addition whose result is not used must not wait for it.
         kernel.demand(false, &["ATOM", "ATOMG"], &[]);
     });
 }
@@ -151,10 +154,10 @@ fn copies_are_as_wide_as_the_layout_allows() {
     }
 }
 
-/// What a machine without nvdisasm reads of a cubin, beside nvdisasm: a flag on the stack, a window's bounds, a producer's
-/// spills alone, and none.
+/// A machine without nvdisasm counts spills from the cubin itself. The count is compared with
+/// nvdisasm's for a flag on the stack, a window's bounds, producer spills only, and no spills.
 #[test]
-fn the_consumers_spills_are_read_as_nvdisasm_reads_them() {
+fn consumer_spills_are_counted_like_nvdisasms() {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
     let arch = Arch::Sm(9, 0);

@@ -1,5 +1,5 @@
-//! The kernel that writes new keys into a cache by NVRTC and without a GPU: that it compiles for every class, cleanly and without a
-//! stack. Without NVRTC the test says so and passes.
+//! The kernel that appends to a K/V cache, compiled by NVRTC without a GPU. It must compile for
+//! every class without warnings and without a stack. Without NVRTC the test says so and passes.
 
 use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;
@@ -23,7 +23,7 @@ fn every_class_compiles_without_a_stack() {
             let text = renderer.render_kv_append(&class, arch).unwrap();
             let compiled = compile(nvrtc, "kv_append", &text, &target(arch, FAMILY, nvrtc).unwrap()).unwrap();
             let used = compiled.resources["flashtune_kv_append"];
-            // 8 blocks of threads fit an SM, which the grid counts on.
+            // The grid assumes that 8 CTAs fit an SM.
             assert!(used.registers <= 64, "{used:?}: {class} for {arch}");
             assert_eq!((used.stack_bytes, compiled.log.as_str()), (0, ""), "{class} for {arch}");
         }

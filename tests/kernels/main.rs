@@ -1,4 +1,5 @@
-//! What becomes of the templates, without a GPU: what NVRTC makes of them, and what it says of those that it should refuse.
+//! The kernels without a GPU: NVRTC compiles the rendered templates, and reports errors for text
+//! that it must refuse.
 
 mod disassembly;
 mod nvrtc;

@@ -1,10 +1,11 @@
-//! Every kernel on every architecture, by NVRTC and without a GPU: that it compiles without a warning, and that the
-//! registers, the shared memory and the spills that ptxas reports are within bounds.
+//! Every kernel on every architecture, compiled by NVRTC without a GPU. Each must compile without a
+//! warning, and the registers, shared memory and spills that ptxas reports must stay within bounds.
 //!
-//! Configs are the heuristic's, for a typical GPU of the architecture and every family that serves there, and those of the
-//! shipped records. Of sm90's kernels only the producer may spill, but for `CONSUMERS`. The matrix is thinned to what
-//! two cores compile in ten minutes (`is_taken`); `cargo test --test kernels -- --ignored matrix` has no gaps. Without
-//! NVRTC a test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
+//! Configs come from the heuristic, for a typical GPU of the architecture and every family that
+//! serves there, and from the shipped records. Of sm90's kernels only the producer may spill,
+//! except for those in `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
+//! ten minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
+//! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
@@ -19,8 +20,8 @@ use flashtune::tune::space::{check, heuristic, heuristics};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With the share of its features that each head dim's mma.sync kernels are compiled with in the thinned matrix: one in so
-/// many.
+/// Each architecture with the thinning of its mma.sync kernels: each head dim is compiled with one
+/// feature in so many.
 const ARCHS: [(Arch, usize); 6] = [
     (Arch::Sm(9, 0), 4),
     (Arch::Sm(8, 0), 3),
@@ -30,7 +31,8 @@ const ARCHS: [(Arch, usize); 6] = [
     (Arch::Sm(12, 0), 4),
 ];
 
-/// Causal, dropout and deterministic: what a template switches on. Forward, what is deterministic counts as what is not.
+/// Causal, dropout and deterministic: the switches of a template. A forward pass ignores
+/// deterministic.
 const FEATURES: [(Causal, bool, bool); 6] = [
     (Causal::None, false, false),
     (Causal::BottomRight, false, false),
@@ -40,8 +42,9 @@ const FEATURES: [(Causal, bool, bool); 6] = [
     (Causal::None, true, true),
 ];
 
-/// What else is asked, in combinations that together have each feature with another at least once. Each is compiled at one head dim, on
-/// sm_90 and on one other architecture. What belongs to the backward pass is left out forward.
+/// Combinations of the other features, in which each feature meets others. Each is compiled at one
+/// head dim, on sm_90 and on one other architecture. A forward pass leaves out what only the
+/// backward pass has.
 fn combined_features() -> [(Problem, Arch); 7] {
     let of = |head_dim, layout, causal, dropout, features| Problem {
         causal,
@@ -74,7 +77,7 @@ fn combined_features() -> [(Problem, Arch); 7] {
 
 const SLIDING: Window = Window { left: Some(1000), right: None, top_left: false };
 
-/// All that is done with scores.
+/// Every feature that changes scores.
 const ALL: Features = Features {
     window: SLIDING,
     softcap: true,
@@ -88,8 +91,8 @@ const ALL: Features = Features {
 
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::Fp16];
 
-/// fp32, by sm80's family: each list of its heuristic at least once, on an architecture of little shared memory where it takes
-/// the last one.
+/// fp32 problems of the sm80 family. They use each list of its heuristic at least once; the last
+/// list needs an architecture of little shared memory.
 fn fp32_problems() -> [(Problem, Arch); 5] {
     let of = |head_dim, causal, dropout| Problem {
         causal,
@@ -105,13 +108,13 @@ fn fp32_problems() -> [(Problem, Arch); 5] {
     ]
 }
 
-/// Spills are a matter of one compiler's register allocation; this version's were looked at.
+/// The bounds on spills hold for the register allocation of this compiler version only.
 const JUDGED_NVRTC: (u32, u32) = (13, 0);
 
-/// Head dims that a kernel treats alike.
+/// One head dim of each kind that the kernels treat differently.
 const HEAD_DIMS: [((i64, i64), Layout); 15] = [
     ((32, 32), Layout::Vec8),
-    // Element by element, as views with odd strides are; each thread's loads need many addresses.
+    // Element by element, like views with odd strides; each thread's loads need many addresses.
     ((33, 33), Layout::Vec1),
     ((36, 36), Layout::Vec4),
     ((40, 40), Layout::Vec8),
@@ -128,7 +131,8 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
     ((512, 512), Layout::Vec8),
 ];
 
-/// The bytes that kernels of so many head dims may spill; none where they are not listed.
+/// Bytes that the kernels of each listed head dim may spill; kernels that are not listed may spill
+/// none.
 type MaySpill = [(Arch, Pass, (i64, i64), u32)];
 
 fn may_spill(listed: &MaySpill, arch: Arch, problem: &Problem) -> u32 {
@@ -136,11 +140,11 @@ fn may_spill(listed: &MaySpill, arch: Arch, problem: &Problem) -> u32 {
     listed.iter().find(|(arch, pass, dims, _)| (*arch, *pass, *dims) == of).map_or(0, |(.., bytes)| *bytes)
 }
 
-/// The heuristic's mma.sync kernel, with any feature.
+/// Spills of the heuristic's mma.sync kernels, with any feature.
 ///
-/// In these it takes a tile that fills all 255 registers, and loop-invariant addresses and bounds lie on the stack: a
-/// few loads of four bytes beside the 256 to 640 products of an iteration, which costs less than the next smaller tile.
-/// Tuning takes kernels that spill only where no other is right.
+/// These tiles fill all 255 registers and leave loop-invariant addresses and bounds on the stack.
+/// That costs a few 4-byte loads beside the 256 to 640 products of an iteration, less than the next
+/// smaller tile would. Tuning picks kernels that spill only if every other kernel is wrong.
 const MMA_SYNC: &MaySpill = &[
     (Arch::Sm(8, 0), Pass::Backward, (128, 128), 8),
     (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
@@ -156,9 +160,9 @@ const MMA_SYNC: &MaySpill = &[
     (Arch::Sm(12, 0), Pass::Backward, (256, 256), 16),
 ];
 
-/// And so many more where the pass is deterministic: the turn at dQ takes two registers, which those tiles
-/// do not leave, and a few loads are nothing beside the wait.
-const TURNS_MAY_SPILL: u32 = 160;
+/// More bytes for a deterministic pass: the ordered addition to dQ takes two registers that those
+/// tiles do not have. A few loads take no time beside the wait.
+const ORDERED_DQ_MAY_SPILL: u32 = 160;
 
 /// The mma.sync kernels of `combined_features`.
 const COMBINED: &MaySpill = &[
@@ -168,19 +172,19 @@ const COMBINED: &MaySpill = &[
     (Arch::Sm(9, 0), Pass::Backward, (128, 128), 80),
 ];
 
-/// The fp32 kernels: addresses of loads, of which there are twice as many. At 512 a block is one
-/// warp, all that 99 KB hold, and each of its threads loads 64 chunks of a tile.
+/// The fp32 kernels spill load addresses, of which they have twice as many. At head dim 512 a CTA
+/// is one warp, because 99 KB hold no more, and each thread loads 64 chunks of a tile.
 const FP32: &MaySpill = &[
     (Arch::Sm(8, 6), Pass::Forward, (512, 512), 1304),
     (Arch::Sm(9, 0), Pass::Forward, (33, 33), 56),
     (Arch::Sm(9, 0), Pass::Forward, (64, 64), 8),
 ];
 
-/// The consumers of sm90's heuristic. At head dim 160 it is a flag that is read once a
-/// tile: 580 TFLOP/s on an H200, causal, 4096 keys, where the best tile that spills nothing did 541.
+/// Consumers of sm90's heuristic. At head dim 160 they spill a flag that is read once a tile. That
+/// reached 580 TFLOP/s on an H200, causal, 4096 keys; the best tile without spills reached 541.
 const CONSUMERS: &MaySpill = &[(Arch::Sm(9, 0), Pass::Forward, (160, 160), 12)];
 
-/// Lengths of many tiles and of few, for which sm90's heuristic takes fewer rows.
+/// Lengths of many tiles and of few; for few, sm90's heuristic chooses fewer rows a tile.
 const MANY: i64 = 4000;
 const FEW: i64 = 200;
 
@@ -188,12 +192,13 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
     Problem { num_heads_kv: 2, head_dim_v, layout, ..Problem::dense(pass, dtype, 2, 8, MANY, head_dim) }
 }
 
-/// Which of an architecture's kernels are compiled, given by the indices of head dims, feature and dtype, and by the family.
+/// The kernels of an architecture to compile, by the indices of head dims, feature and dtype, and
+/// by the family.
 type Selection<'a> = &'a dyn Fn(usize, usize, usize, Family) -> bool;
 
-/// The thinned matrix. sm90's kernels have every feature at each head dim in one dtype, at head dim 64 in both. Those of
-/// mma.sync take turns with the features, so that all architectures together have every feature too, and where that is not
-/// sm_90 in the other dtype.
+/// The thinned matrix. sm90's kernels have every feature at each head dim in one dtype, and in both
+/// at head dim 64. The mma.sync kernels alternate over the features, so that all architectures
+/// together cover every feature, and outside of sm_90 in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
     let one_in = if is_sm90 { 1 } else { ARCHS[arch].1 };
@@ -202,19 +207,19 @@ fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family:
     has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
 }
 
-/// What is demanded of a text to compile.
+/// The demands on one text to compile.
 struct Kernel {
     family: Family,
     spec: KernelSpec,
     name: String,
     registers: u32,
     shared_memory: u32,
-    /// Bytes, of sm90's kernels by the consumers.
+    /// Bytes; for sm90's kernels the consumers' bytes.
     may_spill: u32,
 }
 
 impl Kernel {
-    /// The kernels of a pass by their text; only the main one may spill.
+    /// The kernels of a pass by their text; only the main kernel may spill.
     fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<(String, Kernel)> {
         let rendered = render_pass(problem, config, device.arch);
         let kernel = |spec: KernelSpec| Kernel {
@@ -230,7 +235,7 @@ impl Kernel {
         rendered.into_iter().map(|(spec, text)| (text, kernel(spec))).collect()
     }
 
-    /// What is wrong with it, one line for each thing.
+    /// Violated demands, one line each.
     fn complaints(&self, text: &str, nvrtc: &Nvrtc, arch: Arch) -> Vec<String> {
         let target = target(arch, self.family, nvrtc).unwrap();
         let compiled = match compile(nvrtc, self.spec.template, text, &target) {
@@ -247,12 +252,13 @@ impl Kernel {
         demand(compiled.log.is_empty(), compiled.log.clone());
         demand(used.registers <= self.registers, format!("{} registers of {}", used.registers, self.registers));
         let (smem, limit) = (used.static_smem_bytes, self.shared_memory);
-        demand(smem <= limit, format!("{smem} bytes of static shared memory where {limit} are left"));
+        demand(smem <= limit, format!("{smem} bytes of static shared memory, but only {limit} are left"));
         if nvrtc.version() == JUDGED_NVRTC {
             let of_consumers = sass::consumer_spill_bytes(&compiled.cubin);
             let (spilled, allowed) = (of_consumers.unwrap_or(used.spill_bytes), self.may_spill);
             demand(spilled <= allowed, format!("spills {spilled} bytes, at most {allowed} are allowed"));
-            // An array that is indexed at run time lies on the stack without being called a spill.
+            // An array indexed at run time lies on the stack, and ptxas does not count it as a
+            // spill.
             demand(used.spill_bytes > 0 || used.stack_bytes == 0, format!("{} bytes of stack", used.stack_bytes));
         }
         complaints
@@ -263,25 +269,25 @@ fn typical(arch: Arch) -> Device {
     Device::typical(arch).unwrap_or_else(|| panic!("{arch} has no typical GPU"))
 }
 
-/// The kernels of an architecture's matrix and of the records that ship for it, by their text: those whose text is the same,
-/// as the small ones' often is, are compiled once, under a record's demands where there is one.
+/// The kernels of an architecture's matrix and of its shipped records, by their text. Equal texts,
+/// which are common among small kernels, are compiled once; a record's demands take precedence.
 fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
     let device = typical(arch);
     let mut kernels = BTreeMap::new();
     for (d, f, t) in combinations() {
         let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
-        // Forward, what is deterministic is not another kernel.
+        // The forward kernel does not depend on deterministic.
         let passes = if deterministic { &[Pass::Backward][..] } else { &[Pass::Forward, Pass::Backward] };
         for pass in passes.iter().copied() {
             let many = Problem { causal, dropout, deterministic, ..problem(pass, DTYPES[t], dims, layout) };
-            // With one feature a head dim.
+            // One feature for each head dim.
             let few = (d % FEATURES.len() == f).then_some(Problem { seqlen_q: FEW, seqlen_k: FEW, ..many });
             for problem in [many].into_iter().chain(few) {
                 let taken = heuristics(&problem, &device).into_iter().filter(|config| is_taken(d, f, t, config.family));
                 for config in taken {
                     let bytes = match config.family {
                         Family::Sm90 => may_spill(CONSUMERS, arch, &problem),
-                        _ => may_spill(MMA_SYNC, arch, &problem) + if deterministic { TURNS_MAY_SPILL } else { 0 },
+                        _ => may_spill(MMA_SYNC, arch, &problem) + if deterministic { ORDERED_DQ_MAY_SPILL } else { 0 },
                     };
                     kernels.extend(Kernel::of(&problem, &config, &device, bytes));
                 }
@@ -302,7 +308,7 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
     kernels
 }
 
-/// Every kernel that a record names which ships for the architecture. None spills.
+/// Every kernel of the architecture's shipped records. None may spill.
 fn of_shipped_records(arch: Arch) -> impl Iterator<Item = (String, Kernel)> {
     let records = shipped_records().into_iter().filter(move |record| record.arch == arch);
     records.flat_map(move |record| Kernel::of(&record.problem, &record.config, &typical(arch), 0))
@@ -328,7 +334,7 @@ fn all_compile(kernels: &BTreeMap<String, Kernel>, nvrtc: &Nvrtc, arch: Arch) {
     assert_eq!(
         target(arch, Family::Sm80, nvrtc).unwrap(),
         arch.to_string(),
-        "this NVRTC compiles for another one in its place"
+        "this NVRTC compiles for another architecture instead"
     );
     eprintln!("{arch}: {} kernels", kernels.len());
     let complaints: Vec<String> =
@@ -380,15 +386,15 @@ fn kernels_of_fp32_compile() {
         let (forward, device) =
             (Problem { pass: Pass::Forward, deterministic: false, features, ..backward }, typical(arch));
         let of = |problem: Problem| {
-            let turns = if problem.deterministic { TURNS_MAY_SPILL } else { 0 };
+            let turns = if problem.deterministic { ORDERED_DQ_MAY_SPILL } else { 0 };
             Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill(FP32, arch, &problem) + turns)
         };
         all_compile(&[forward, backward].into_iter().flat_map(of).collect(), nvrtc, arch);
     }
 }
 
-/// sm90's backward tiles where a consumer holds dK and dV transposed: each number of boxes that dK, dV and dQ may have, with few
-/// and many keys and blocks in flight.
+/// sm90's backward tiles in which a consumer holds dK and dV transposed: each number of boxes for
+/// dK, dV and dQ, with few and many keys and stages.
 #[test]
 fn middle_backward_kernels_compile_with_any_number_of_boxes() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -426,18 +432,18 @@ fn kernels_compile_for_all_without_gaps() {
 }
 
 #[test]
-fn the_matrix_has_every_template_and_all_that_it_promises() {
+fn matrix_covers_every_template_feature_and_dtype() {
     let rendered: BTreeSet<String> = kernels(Arch::Sm(9, 0), &|d, f, t, family| is_taken(0, d, f, t, family))
         .values()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
-    // Those of few queries and of partial states have tests of their own: decode.rs and merge.rs; the cache's
-    // has kv_append.rs; and the clock's, compile.rs.
+    // Other test files compile the remaining kernels: decode.rs, merge.rs, kv_append.rs, and
+    // compile.rs for the clock.
     let elsewhere =
         ["combine", "decode", "kv_append", "merge", "sm_clock"].map(|template| format!("{template}.cu.tera"));
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
-    assert!(rendered.is_superset(&wanted), "{rendered:?} has not all of {wanted:?}");
+    assert!(rendered.is_superset(&wanted), "{rendered:?} lacks some of {wanted:?}");
     for (d, f, t) in combinations() {
         let name = format!("{:?} {:?} {:?}", HEAD_DIMS[d].0, FEATURES[f], DTYPES[t]);
         let on = |arch: usize, dtype: usize, family| is_taken(arch, d, f, dtype, family);

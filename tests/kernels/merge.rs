@@ -1,5 +1,5 @@
-//! The merging kernel by NVRTC and without a GPU: that it compiles for every class, cleanly and without a stack. Without NVRTC the
-//! test says so and passes.
+//! The merge kernel, compiled by NVRTC without a GPU. It must compile for every class without
+//! warnings and without a stack. Without NVRTC the test says so and passes.
 
 use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;

@@ -1,5 +1,6 @@
-//! Batch-invariant mode, on the CPU and, where there is one, on a GPU: each sequence of a batch alone, within longer longest
-//! lengths too, gives the bits that it has in the batch; and what the batch gives is right.
+//! Batch-invariant mode on the CPU and, if there is one, a GPU. Each sequence of a batch gets the
+//! same bits when it runs alone, also under a longer maximum length. The result of the batch itself
+//! must be right.
 
 use crate::support::case::{Case, Data, Kind};
 use crate::support::check::Prepared;
@@ -13,18 +14,18 @@ use flashtune::problem::Pass;
 use flashtune::tune::space;
 use rayon::prelude::*;
 
-/// The backends that there are.
+/// The CPU backend, and the GPU if there is one.
 fn subjects() -> Vec<Subject> {
     [Subject::cpu(2)].into_iter().chain(Subject::gpu()).collect()
 }
 
-/// As the engine chooses it.
+/// The config that the engine chooses.
 fn config(subject: &Subject, case: &Case) -> Config {
     space::heuristic(&canonical(&case.problem(Pass::Forward)), subject.backend.device())
 }
 
-/// Whether a side's sequences have their own lengths.
-fn has_own(case: &Case, side: Side) -> bool {
+/// Whether the sequences of one side have lengths from `cu_seqlens` or `seqused`.
+fn has_lengths(case: &Case, side: Side) -> bool {
     let Extras { cu_seqlens, seqused, .. } = case.extras;
     match side {
         Side::Q => cu_seqlens.q || seqused.q,
@@ -32,11 +33,12 @@ fn has_own(case: &Case, side: Side) -> bool {
     }
 }
 
-/// One sequence of the batch, where longest lengths are its own plus so many.
+/// One sequence of the batch as a case of its own. Its maximum lengths exceed its lengths by
+/// `more`.
 fn alone(case: &Case, data: &Data, batch: usize, more: i64) -> (Case, Data) {
     let used = |side| case.rows(side)[batch].used as i64;
     let lengths = [used(Side::Q), used(Side::K)];
-    let longest = |side, length| if has_own(case, side) { length + more } else { case.seqlen(side) };
+    let longest = |side, length| if has_lengths(case, side) { length + more } else { case.seqlen(side) };
     let one = Case {
         batch_size: 1,
         seqlen_q: longest(Side::Q, lengths[0]),
@@ -57,8 +59,8 @@ fn alone(case: &Case, data: &Data, batch: usize, more: i64) -> (Case, Data) {
     (one, Data { q, k, v, ..data.clone() })
 }
 
-/// What a sequence's used rows got, as bits.
-fn of_sequence(case: &Case, result: &Forward, batch: usize) -> Vec<u32> {
+/// O and LSE of one sequence's used rows, as bits.
+fn sequence_bits(case: &Case, result: &Forward, batch: usize) -> Vec<u32> {
     let (shape, rows) = (case.shape(Kind::Out), case.rows(Side::Q)[batch]);
     let row = (shape.heads * shape.dim) as usize;
     let first = (rows.entry * shape.seqlen as usize + rows.begin) * row;
@@ -73,7 +75,7 @@ fn of_sequence(case: &Case, result: &Forward, batch: usize) -> Vec<u32> {
 #[test]
 fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
     for subject in subjects() {
-        shapes::of_any_batch(subject.dtypes(), subject.dtypes_of_pages()).par_iter().for_each(|case| {
+        shapes::batch_invariant(subject.dtypes(), subject.paged_dtypes()).par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
             let config = config(&subject, case);
             let together = prepared.forward(&subject, &config);
@@ -82,19 +84,20 @@ fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
                     let (one, data) = alone(case, &prepared.data, batch, more);
                     assert_eq!(self::config(&subject, &one), config, "{one}");
                     let result = subject.forward(&one, &data, &config);
-                    let is_same = of_sequence(&one, &result, 0) == of_sequence(case, &together, batch);
-                    assert!(is_same, "sequence {batch} differs alone: {one}\n  of {case}\n  {config}");
+                    let is_same = sequence_bits(&one, &result, 0) == sequence_bits(case, &together, batch);
+                    assert!(is_same, "sequence {batch} has other bits alone: {one}\n  batch: {case}\n  {config}");
                 }
             }
         });
     }
 }
 
-/// Else the test above would show nothing: the heuristic of each batch gives other bits.
+/// Shows that the test above can fail: without the mode the heuristic's config depends on the
+/// batch.
 #[test]
-fn without_the_mode_a_batch_has_another_config() {
+fn without_batch_invariant_mode_the_config_depends_on_the_batch() {
     let cpu = Subject::cpu(64);
-    let cases = shapes::of_any_batch(cpu.dtypes(), cpu.dtypes_of_pages());
+    let cases = shapes::batch_invariant(cpu.dtypes(), cpu.paged_dtypes());
     let differs = |case: &&Case| {
         let plain = Case { extras: Extras { batch_invariant: false, ..case.extras }, ..(*case).clone() };
         let single = Case { batch_size: 1, ..plain.clone() };

@@ -1,4 +1,4 @@
-//! The CPU's backward pass on generated problems, against the fp64 reference by the error rule.
+//! The CPU backend's backward pass on generated problems, judged by the error rule against fp64.
 
 use crate::support::case::Case;
 use crate::support::check::Prepared;
@@ -14,7 +14,7 @@ fn blocks(block_m: u32, block_n: u32) -> Config {
 
 #[test]
 fn gradients_are_right_at_every_tile_boundary() {
-    // One thread takes whole heads, eleven split them: both schedules.
+    // Both schedules: one thread takes whole heads, eleven threads split them.
     for (subject, block_m, block_n) in [(Subject::cpu(1), 32, 32), (Subject::cpu(11), 32, 48)] {
         for case in shapes::boundaries(subject.dtypes(), 32) {
             let prepared = Prepared::new(&case);
@@ -36,11 +36,12 @@ fn gradients_are_right_on_random_problems_with_the_heuristic_and_with_other_conf
     }
 }
 
-/// Both passes, in small blocks, so that there are several of them, and in one schedule and the other.
+/// Runs both passes in small tiles, so that each case has several, and alternates the two
+/// schedules.
 fn run(cases: Vec<Case>) {
     let subjects = [Subject::cpu(1), Subject::cpu(11)];
-    for (turn, case) in cases.iter().enumerate() {
-        let (subject, prepared) = (&subjects[turn % 2], Prepared::new(case));
+    for (index, case) in cases.iter().enumerate() {
+        let (subject, prepared) = (&subjects[index % 2], Prepared::new(case));
         let forward = prepared.forward(subject, &blocks(48, 32));
         prepared.backward(subject, &forward, &blocks(32, 48));
     }
@@ -52,7 +53,7 @@ fn gradients_are_right_with_random_extras() {
 }
 
 #[test]
-fn gradients_are_right_on_the_grid_of_flash_attention() {
+fn gradients_are_right_on_the_flash_attention_grid() {
     run(grid::thinned(Subject::cpu(1).dtypes(), &grid::LENGTHS[..4], &grid::HEAD_DIMS));
 }
 
@@ -62,13 +63,13 @@ fn gradients_are_right_where_scores_are_far_below_0() {
 }
 
 #[test]
-fn gradients_are_right_for_sequences_of_their_own_lengths() {
-    run(shapes::of_own_lengths(Subject::cpu(1).dtypes()));
+fn gradients_are_right_for_varlen_batches() {
+    run(shapes::varlen(Subject::cpu(1).dtypes()));
 }
 
 #[test]
 fn both_passes_are_right_under_block_masks() {
-    run(shapes::of_blocks(Subject::cpu(1).dtypes()));
+    run(shapes::block_masks(Subject::cpu(1).dtypes()));
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn gradients_are_right_on_long_sequences() {
 
 #[test]
 fn deterministic_gradients_do_not_depend_on_the_number_of_threads() {
-    // One thread takes whole heads, three and eleven split them.
+    // One thread takes whole heads; three and eleven threads split them.
     let subjects = [1, 3, 11].map(Subject::cpu);
     let of = |case: Case| Case { deterministic: true, ..case };
     for case in shapes::long(subjects[0].dtypes()).into_iter().map(of) {

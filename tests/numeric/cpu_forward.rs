@@ -1,4 +1,4 @@
-//! The CPU's forward pass on generated problems, against the fp64 reference by the error rule.
+//! The CPU backend's forward pass on generated problems, judged by the error rule against fp64.
 
 use crate::support::case::{ALL_STRIDES, Case, Data};
 use crate::support::check::Prepared;
@@ -68,7 +68,7 @@ fn forward_survives_adversarial_scores() {
 #[test]
 fn strides_change_no_bit_of_the_result() {
     let subject = Subject::cpu(2);
-    let cases = shapes::of_each_layout(subject.dtypes());
+    let cases = shapes::each_layout(subject.dtypes());
     for of_dtype in cases.chunks(ALL_STRIDES.len()) {
         let run = |case: &Case| Prepared::new(case).forward(&subject, &blocks(32, 32));
         let packed = run(&of_dtype[0]);
@@ -78,8 +78,8 @@ fn strides_change_no_bit_of_the_result() {
     }
 }
 
-/// Keys 2^30 elements apart, so that the third lies at 2^31: an index in 32 bits would wrap. Most of the buffer is
-/// never touched, hence takes no memory.
+/// Keys lie 2^30 elements apart, so the third starts at 2^31 and a 32-bit index would wrap. Most of
+/// the buffer is never touched and takes no memory.
 #[test]
 fn strides_may_pass_two_to_the_31_elements() {
     let subject = Subject::cpu(1);
@@ -91,7 +91,8 @@ fn strides_may_pass_two_to_the_31_elements() {
     for (key, row) in data.k.chunks(8).enumerate() {
         for (c, value) in row.iter().enumerate() {
             let at = memory.address().cast::<half::bf16>().wrapping_add(key * stride as usize + c);
-            // SAFETY: within the allocation just made, which nobody else uses yet.
+            // SAFETY: the address lies within the allocation just made, which nothing else uses
+            // yet.
             unsafe { at.write(half::bf16::from_f32(*value)) };
         }
     }
@@ -110,7 +111,7 @@ fn lse_may_be_null() {
 }
 
 #[test]
-fn a_case_is_reproduced_from_its_line() {
+fn case_round_trips_through_its_line() {
     let dtypes = Subject::cpu(1).dtypes();
     for case in shapes::random(dtypes, 20, 200, 77).into_iter().chain(shapes::with_extras(dtypes, 60, 200, 77)) {
         assert_eq!(case.to_string().parse::<Case>().as_ref(), Ok(&case));

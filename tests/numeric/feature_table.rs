@@ -1,4 +1,5 @@
-//! The table in `docs/support.md`, made by asking every backend and kernel family for every feature in both passes.
+//! The table in `docs/support.md`, made by asking every backend and kernel family for every feature
+//! in both passes.
 //!
 //! A GPU family's kernel is rendered, must differ from the kernel without the feature, and is compiled by NVRTC. The CPU
 //! backend runs the case, and the error rule judges the result. Without NVRTC the test skips compilation and says so;
@@ -19,7 +20,8 @@ use flashtune::tune::space;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A family in a pass, on a device that the family is made for, with lengths for which it is the preferred family.
+/// A family in a pass, on a device that the family is made for, with lengths for which it is the
+/// preferred family.
 struct Column {
     pass: Pass,
     family: Family,
@@ -83,7 +85,8 @@ impl Cell {
     }
 }
 
-/// The same problem without any feature that changes the rendered text. A bias stays where its gradient is asked for.
+/// The same problem without any feature that changes the rendered text. A bias stays where its
+/// gradient is asked for.
 fn without_features(problem: &Problem) -> Problem {
     let features = Features { bias: problem.features.dbias, ..Features::NONE };
     Problem { causal: Causal::None, dropout: false, deterministic: false, features, ..*problem }
@@ -207,7 +210,8 @@ fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
     assert!(idle.is_empty(), "entries of LACKS in tests/numeric/feature_list that are no gaps: {idle:?}");
 }
 
-/// `Features` is destructured without `..`, so a new field does not compile until this test asks for it.
+/// `Features` is destructured without `..`, so a new field does not compile until this test asks
+/// for it.
 #[test]
 fn every_feature_of_a_problem_has_its_row() {
     let rows = features();

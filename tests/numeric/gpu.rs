@@ -1,7 +1,7 @@
-//! The GPU against the fp64 reference, the laws, and the CPU backend. Skips loudly where there is no GPU;
-//! `FLASHTUNE_REQUIRE_GPU=1` makes that a failure.
+//! The GPU against the fp64 reference, the laws and the CPU backend. Without a GPU the tests are
+//! skipped and say so; `FLASHTUNE_REQUIRE_GPU=1` makes the skip a failure.
 //!
-//! Few functions with many small cases each: what they need is compiled first, in parallel.
+//! Each test runs many small cases and first compiles their kernels in parallel.
 
 use crate::support::case::{Case, Data};
 use crate::support::check::Prepared;
@@ -17,18 +17,19 @@ use rayon::prelude::*;
 use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 
-/// One GPU and its kernels for all tests of this file.
+/// The one GPU of all tests in this file; its kernels are shared.
 fn subject() -> Option<&'static Subject> {
     static SUBJECT: OnceLock<Option<Subject>> = OnceLock::new();
     SUBJECT.get_or_init(Subject::gpu).as_ref()
 }
 
-/// Each family's heuristic config and seeded others, for both passes.
+/// The heuristic config of each family and `extra` seeded others, for both passes.
 fn configs(subject: &Subject, case: &Case, extra: usize) -> [Vec<Config>; 2] {
     [Pass::Forward, Pass::Backward].map(|pass| subject.configs(case, pass, extra))
 }
 
-/// The first candidate of each family that serves the case forward, as it is and with each way to choose the maximum.
+/// The first forward candidate of each family that serves the case, and its variants that choose
+/// the running maximum in another way.
 fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
     let (problem, device) = (case.problem(Pass::Forward), subject.backend.device());
     let candidates = space::candidates(&problem, device);
@@ -65,7 +66,7 @@ fn run(subject: &Subject, cases: &[Case], extra: usize) {
         let prepared = Prepared::new(case);
         let [forward_configs, backward_configs] = configs(subject, case, extra);
         let mut results = forward_configs.iter().map(|config| prepared.forward(subject, config));
-        let first = results.next().expect("the heuristic's at least");
+        let first = results.next().expect("configs include the heuristic's");
         results.for_each(drop);
         backward_configs.iter().for_each(|config| {
             prepared.backward(subject, &first, config);
@@ -94,7 +95,7 @@ fn gpu_is_right_with_random_extras() {
 }
 
 #[test]
-fn gpu_is_right_on_the_grid_of_flash_attention() {
+fn gpu_is_right_on_the_flash_attention_grid() {
     let Some(subject) = subject() else { return };
     run(subject, &grid::thinned(subject.dtypes(), &grid::LENGTHS, &grid::HEAD_DIMS), 0);
 }
@@ -106,27 +107,27 @@ fn gpu_is_right_where_scores_are_far_below_0() {
 }
 
 #[test]
-fn gpu_is_right_on_the_long_ones_of_flash_attention() {
+fn gpu_is_right_on_the_long_lengths_of_the_flash_attention_grid() {
     let Some(subject) = subject() else { return };
     run(subject, &grid::thinned(subject.dtypes(), &grid::LONG, &grid::HEAD_DIMS), 0);
 }
 
 #[test]
-fn gpu_is_right_for_sequences_of_their_own_lengths() {
+fn gpu_is_right_for_varlen_batches() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::of_own_lengths(subject.dtypes()), 1);
+    run(subject, &shapes::varlen(subject.dtypes()), 1);
 }
 
 #[test]
-fn gpu_is_right_on_head_dims_of_three_boxes() {
+fn gpu_is_right_on_head_dims_of_three_64_column_boxes() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::of_three_boxes(subject.dtypes()), 3);
+    run(subject, &shapes::three_boxes(subject.dtypes()), 3);
 }
 
 #[test]
 fn gpu_is_right_under_block_masks() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::of_blocks(subject.dtypes()), 1);
+    run(subject, &shapes::block_masks(subject.dtypes()), 1);
 }
 
 #[test]
@@ -135,9 +136,9 @@ fn gpu_is_right_on_long_sequences() {
     run(subject, &shapes::long(subject.dtypes()), 1);
 }
 
-/// Forward alone: the reference of so many heads is what takes the time.
+/// Forward alone, because the reference takes most of the time with so many heads.
 #[test]
-fn gpu_is_right_on_more_tiles_than_it_holds_at_once() {
+fn gpu_is_right_forward_on_more_tiles_than_it_holds_at_once() {
     let Some(subject) = subject() else { return };
     shapes::many_tiles(subject.dtypes()).par_iter().for_each(|case| {
         let prepared = Prepared::new(case);
@@ -146,7 +147,7 @@ fn gpu_is_right_on_more_tiles_than_it_holds_at_once() {
             let judged = prepared.forward(subject, &config);
             let runs = if preferred.contains(&config) { 200 } else { 20 };
             let again = subject.forward_runs(case, &prepared.data, |_| (), &config, runs);
-            assert!(again == judged, "what was judged differs: {case}, {config}");
+            assert!(again == judged, "the second run differs: {case}, {config}");
         }
     });
 }
@@ -161,7 +162,7 @@ fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
             let first = prepared.backward(subject, &forward, &config);
             for run in 1..20 {
                 let again = subject.backward(case, &prepared.data, &forward, &config);
-                // dQ is added in whatever order its tiles of keys come, unless it is deterministic.
+                // Tiles of keys add to dQ in any order, unless the pass is deterministic.
                 let is_same = (&again.dk, &again.dv) == (&first.dk, &first.dv);
                 let is_same = is_same && (!case.deterministic || again.dq == first.dq);
                 assert!(is_same, "run {run} differs: {case}, {config}");
@@ -170,8 +171,8 @@ fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
     });
 }
 
-/// By every family that serves, also where it is not the preferred one.
-fn has_equal_bits(subject: &Subject, case: &Case, data: &Data, forward: &Forward, runs: usize) {
+/// Runs every family that serves the case, also where it is not the preferred one.
+fn assert_deterministic(subject: &Subject, case: &Case, data: &Data, forward: &Forward, runs: usize) {
     for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
         let first = subject.backward(case, data, forward, &config);
         for run in 1..runs {
@@ -189,22 +190,22 @@ fn gpu_gives_the_same_bits_at_every_run_of_a_deterministic_backward_pass() {
         for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
             prepared.backward(subject, &forward, &config);
         }
-        has_equal_bits(subject, case, &prepared.data, &forward, 1000);
+        assert_deterministic(subject, case, &prepared.data, &forward, 1000);
     });
 }
 
-/// Without a reference, which would take most of the time.
+/// No reference is computed; it would take most of the time.
 #[test]
 fn gpu_gives_the_same_bits_at_every_run_of_a_long_deterministic_backward_pass() {
     let Some(subject) = subject() else { return };
     for case in shapes::long_deterministic(subject.dtypes()) {
         let data = Data::random(&case);
         let forward = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
-        has_equal_bits(subject, &case, &data, &forward, 20);
+        assert_deterministic(subject, &case, &data, &forward, 20);
     }
 }
 
-/// On a GPU whose kernels may keep a stale maximum, and by those that search every block.
+/// Covers kernels that keep a stale maximum and kernels that search every block.
 #[test]
 fn gpu_survives_adversarial_scores() {
     let Some(subject) = subject() else { return };
@@ -223,13 +224,13 @@ fn gpu_survives_adversarial_scores() {
 #[test]
 fn gpu_reads_every_layout() {
     let Some(subject) = subject() else { return };
-    run(subject, &shapes::of_each_layout(subject.dtypes()), 0);
+    run(subject, &shapes::each_layout(subject.dtypes()), 0);
 }
 
 #[test]
 fn gpu_obeys_every_law() {
     let Some(subject) = subject() else { return };
-    // In parallel, since each compiles what it needs on the way.
+    // In parallel, because each law compiles its kernels on the way.
     let broken = |(name, law): &(&'static str, laws::Law)| {
         let run = || subject.dtypes().iter().for_each(|dtype| law(subject, *dtype));
         std::panic::catch_unwind(AssertUnwindSafe(run)).is_err().then_some(*name)
@@ -238,7 +239,7 @@ fn gpu_obeys_every_law() {
     assert!(broken.is_empty(), "laws broken: {broken:?}; the messages are above");
 }
 
-/// The same mask on either backend, in either pass: forward on one, backward on the other.
+/// Both backends make the same dropout mask: one runs forward, the other backward.
 #[test]
 fn gpu_and_cpu_continue_each_other_with_dropout() {
     let Some(gpu) = subject() else { return };

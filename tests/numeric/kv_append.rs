@@ -1,5 +1,5 @@
-//! Writing new keys and values into a cache, on the CPU and, where there is one, on a GPU: byte for byte against the definition, all of
-//! a tensor's memory, its gaps and surroundings too.
+//! Appending keys and values to a cache, on the CPU and, if there is one, a GPU. The whole memory
+//! of each tensor, with its gaps and surroundings, is compared byte for byte with the definition.
 
 use crate::support::buffer::{Array, GUARD, download, upload};
 use crate::support::case::{ALL_STRIDES, Case, Kind, Random, Shape, Strides};
@@ -10,33 +10,34 @@ use flashtune::kv_append::{KvAppend, KvAppendClass};
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
 
-/// The backends that there are.
+/// The CPU backend, and the GPU if there is one.
 fn subjects() -> Vec<Subject> {
     [Subject::cpu(2)].into_iter().chain(Subject::gpu()).collect()
 }
 
-/// What is asked, of a case's type, sequences, heads, dims and strides.
+/// One append. `case` gives the dtype, batch size, heads, head dims and strides.
 #[derive(Clone, Debug)]
-struct Asked {
+struct AppendCase {
     case: Case,
     seqlen_new: i64,
     seqlen_cache: i64,
     page_size: Option<i64>,
-    /// Of each sequence, before.
+    /// Length of each sequence before the append.
     seqlens: Vec<i32>,
-    /// Rows of `pages()` entries and a gap.
+    /// The block table: a row of `pages()` entries and a gap for each sequence.
     table: Vec<i32>,
     wants_seqused: bool,
 }
 
-/// Entries between the rows of a table.
+/// Entries between two rows of the block table.
 const GAP: i64 = 2;
 
-impl Asked {
-    /// Sequences of each kind in turn: with room, without, and without a page for the first or the last of their new keys.
-    fn new(case: &Case, seqlen_new: i64, page_size: Option<i64>) -> Asked {
+impl AppendCase {
+    /// Mixes three kinds of sequence: with room, without room, and without a page for the first or
+    /// last new key.
+    fn new(case: &Case, seqlen_new: i64, page_size: Option<i64>) -> AppendCase {
         let seqlen_cache = 2 * seqlen_new + 37;
-        let mut asked = Asked {
+        let mut append_case = AppendCase {
             seqlens: Vec::new(),
             table: Vec::new(),
             case: case.clone(),
@@ -50,13 +51,14 @@ impl Asked {
         let fitting = [0, room, 1, room / 2, random.between(0, room)];
         let others = [room + 1, -1, seqlen_cache, i64::from(i32::MAX), i64::from(i32::MIN), seqlen_cache + 1];
         let length = |b: usize| if b % 3 == 2 { others[b / 3 % others.len()] } else { fitting[b % fitting.len()] };
-        asked.seqlens = (0..case.batch_size as usize).map(|b| length(b) as i32).collect();
-        asked.fill_table(&mut random);
-        asked
+        append_case.seqlens = (0..case.batch_size as usize).map(|b| length(b) as i32).collect();
+        append_case.fill_table(&mut random);
+        append_case
     }
 
-    /// Pages of each sequence's own in no order where its new keys go, what is no page elsewhere. A sequence without room has pages of
-    /// others, and each fourth one lacks its first or its last.
+    /// Gives each sequence shuffled pages of its own where its new keys go, and invalid entries
+    /// elsewhere. The row of a sequence without room names pages of other sequences. Every fourth
+    /// sequence lacks the first or the last page that it needs.
     fn fill_table(&mut self, random: &mut Random) {
         let Some(size) = self.page_size else { return };
         let mut pages: Vec<i32> = (0..self.num_pages() as i32).collect();
@@ -80,7 +82,7 @@ impl Asked {
         }
     }
 
-    /// Of a sequence.
+    /// Pages of one sequence.
     fn pages(&self) -> i64 {
         self.page_size.map_or(0, |size| (self.seqlen_cache + size - 1) / size)
     }
@@ -110,7 +112,7 @@ impl Asked {
         (0..self.seqlens.len()).map(|b| used(b) as i32).collect()
     }
 
-    /// What is new and the cache, of k or of v, each tensor with strides of its own.
+    /// Shapes of the new rows and of the cache, for K or for V; each tensor has strides of its own.
     fn shapes(&self, of_v: bool) -> [Shape; 2] {
         let [new, cache] = if of_v { [Kind::V, Kind::Dv] } else { [Kind::K, Kind::Dk] };
         let batch = self.case.batch_size;
@@ -118,7 +120,7 @@ impl Asked {
         [self.case.laid_out(new, batch, self.seqlen_new), self.case.laid_out(cache, entries, rows)]
     }
 
-    /// The cache's bytes with what is new in its place.
+    /// The cache's bytes after the append.
     fn written(&self, new: &[u8], mut cache: Vec<u8>, [from, to]: [Shape; 2]) -> Vec<u8> {
         let size = self.case.dtype.bytes();
         for b in (0..self.seqlens.len()).filter(|b| self.fits(*b)) {
@@ -216,14 +218,14 @@ fn case(dtype: Dtype, batch_size: i64, heads: i64, (head_dim, head_dim_v): (i64,
     Case { batch_size, num_heads_q: heads, num_heads_kv: heads, head_dim_v, strides, ..plain }
 }
 
-fn all(asked: Vec<Asked>) {
+fn run_all(cases: Vec<AppendCase>) {
     let subjects = subjects();
-    asked.par_iter().for_each(|asked| subjects.iter().for_each(|subject| asked.run(&subject.backend)));
+    cases.par_iter().for_each(|case| subjects.iter().for_each(|subject| case.run(&subject.backend)));
 }
 
 #[test]
 fn new_keys_go_where_they_belong_and_nothing_else_changes() {
-    let mut asked = Vec::new();
+    let mut cases = Vec::new();
     let mut seed = 0;
     for dtype in [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32] {
         for strides in ALL_STRIDES {
@@ -231,36 +233,40 @@ fn new_keys_go_where_they_belong_and_nothing_else_changes() {
                 for page_size in [None, Some(1), Some(3), Some(16), Some(64)] {
                     seed += 1;
                     let case = Case { seed, ..case(dtype, 9 + seed as i64 % 12, heads, dims, strides) };
-                    asked.push(Asked::new(&case, [1, 2, 17, 40][seed as usize % 4], page_size));
+                    cases.push(AppendCase::new(&case, [1, 2, 17, 40][seed as usize % 4], page_size));
                 }
             }
         }
     }
-    all(asked);
+    run_all(cases);
 }
 
 #[test]
-fn of_many_new_keys_all_or_none_are_written() {
+fn a_sequence_gets_all_of_its_new_keys_or_none() {
     let case = case(Dtype::Bf16, 4, 2, (64, 48), Strides::Bshd);
-    all([None, Some(1), Some(3), Some(64)].map(|page_size| Asked::new(&case, 3000, page_size)).into());
+    run_all([None, Some(1), Some(3), Some(64)].map(|page_size| AppendCase::new(&case, 3000, page_size)).into());
 }
 
 #[test]
-fn without_new_keys_lengths_alone_are_written() {
+fn without_new_keys_only_lengths_are_written() {
     let case = case(Dtype::Fp16, 8, 2, (32, 32), Strides::Bhsd);
-    let pages = [None, Some(16)].map(|page_size| Asked::new(&case, 0, page_size));
+    let pages = [None, Some(16)].map(|page_size| AppendCase::new(&case, 0, page_size));
     assert_eq!(pages[0].seqused(), [0, 37, 37, 18, pages[0].seqlens[4], 0, 37, 1]);
-    all(pages.into());
+    run_all(pages.into());
 }
 
 #[test]
-fn lengths_are_written_where_they_are_wanted() {
+fn seqused_may_be_null() {
     let case = case(Dtype::Fp32, 6, 2, (32, 16), Strides::Gaps);
-    all([None, Some(3)].map(|page_size| Asked { wants_seqused: false, ..Asked::new(&case, 4, page_size) }).into());
+    run_all(
+        [None, Some(3)]
+            .map(|page_size| AppendCase { wants_seqused: false, ..AppendCase::new(&case, 4, page_size) })
+            .into(),
+    );
 }
 
 #[test]
-fn there_may_be_more_sequences_than_a_grid_holds() {
+fn batch_size_may_exceed_the_limit_of_a_grid() {
     let case = case(Dtype::Bf16, 66_000, 1, (8, 2), Strides::Bshd);
-    all([None, Some(16)].map(|page_size| Asked::new(&case, 1, page_size)).into());
+    run_all([None, Some(16)].map(|page_size| AppendCase::new(&case, 1, page_size)).into());
 }

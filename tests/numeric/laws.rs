@@ -1,4 +1,4 @@
-//! The laws of attention on the CPU backend, and those that only the CPU or the reference can be held to.
+//! The laws of attention on the CPU backend, and those that hold only for the CPU or the reference.
 
 use crate::support::case::{Case, Data};
 use crate::support::check::Prepared;
@@ -31,7 +31,7 @@ on_the_cpu! {
     permuting_keys_changes_nothing_unmasked,
     a_causal_row_is_the_unmasked_row_of_its_prefix,
     gqa_is_mha_with_repeated_heads,
-    keys_of_stride_0_are_keys_repeated,
+    broadcast_keys_equal_repeated_keys,
     the_dropout_mask_shows_in_both_passes,
     rows_without_keys_are_zero_and_have_no_gradient,
     no_keys_at_all_is_an_empty_softmax,
@@ -40,15 +40,16 @@ on_the_cpu! {
     extras_that_change_nothing_change_nothing,
     a_bias_that_says_causal_is_causal,
     a_sink_is_a_key_of_no_value,
-    sequences_end_to_end_are_one_call_each,
+    packed_sequences_equal_one_call_each,
 }
 
-/// The number of threads decides between two schedules of the backward pass, and which thread does what.
+/// The number of threads selects one of two backward schedules and assigns the work to threads.
 #[test]
 fn results_are_bit_equal_for_any_number_of_threads_and_from_run_to_run() {
     let config = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);
     for dtype in [Dtype::Fp32, Dtype::Bf16] {
-        // A bias that is the same for all rows and batch entries: tiles of many tasks add to one element.
+        // This bias is shared by all rows and batch entries, so tiles of many tasks add to one
+        // element.
         let extras = Extras {
             window: Window { left: Some(70), ..Window::default() },
             bias: Some(Spread::of("hk")),
@@ -87,8 +88,8 @@ fn results_are_bit_equal_for_any_number_of_threads_and_from_run_to_run() {
     }
 }
 
-/// The reference itself is checked against its definition: the derivative of sum(O * dout) + sum(LSE * dlse). Then the CPU
-/// against it.
+/// Checks the reference against its definition, the derivative of sum(O * dout) + sum(LSE * dlse),
+/// then the CPU backend against the reference.
 #[test]
 fn gradients_are_the_finite_differences_of_the_output() {
     let all_extras = Extras {
@@ -125,7 +126,7 @@ fn gradients_are_the_finite_differences_of_the_output() {
 
 fn is_the_finite_difference(case: &Case) {
     let mut data = Data::random(case);
-    // A hidden key and a sink of -inf have none.
+    // A hidden key or a sink of -inf has no finite difference.
     let finite = |value: &mut f32| *value = if value.is_finite() { *value } else { 0.5 };
     data.bias.iter_mut().chain(&mut data.sinks).for_each(finite);
     data.dbias.fill(0.0);
@@ -156,17 +157,19 @@ fn is_the_finite_difference(case: &Case) {
                 values(&mut data)[at] += by;
                 (f64::from(values(&mut data)[at]), loss(&data))
             };
-            // The step's square is the truncation error of a central difference: 1e-6 at values about 1.
+            // The truncation error of a central difference is the step's square: 1e-6 for values
+            // about 1.
             let ((right, above), (left, below)) = (moved(1.0 / 1024.0), moved(-1.0 / 1024.0));
             let difference = (above - below) / (right - left);
             assert!((gradient[at] - difference).abs() < 1e-5, "d{name}[{at}]: {} and {difference}", gradient[at]);
-            // And fp32 arithmetic on a few terms about 1.
+            // The tolerance adds the rounding of fp32 arithmetic on a few terms about 1.
             assert!((f64::from(on_cpu[at]) - difference).abs() < 2e-5, "CPU d{name}[{at}], {case}");
         }
     }
 }
 
-/// A row whose scores are all -inf although it sees keys is one that sees nothing, since that is how a bias says it.
+/// A bias hides keys by -inf, so a row whose visible scores are all -inf counts as a row without
+/// keys.
 #[test]
 fn a_row_of_minus_infinite_scores_is_empty() {
     let subject = Subject::cpu(2);
@@ -176,16 +179,16 @@ fn a_row_of_minus_infinite_scores_is_empty() {
     data.q[row * 16..][..16].fill(0.0);
     data.q[row * 16] = 1.0;
     (0..40).for_each(|key| data.k[key * 16] = f32::NEG_INFINITY);
-    // Other rows see the same keys with a factor of 0 in that place, which would be 0 * inf: give them a small one.
+    // The other rows must not multiply these keys by 0, which gives NaN; they get a small factor.
     (0..40).filter(|other| *other != row).for_each(|other| data.q[other * 16] = -1e-30);
     let got = subject.forward(&case, &data, &subject.heuristic(&case, Pass::Forward));
     assert!(got.out[row * 16..][..16].iter().all(|x| *x == 0.0));
     assert_eq!(got.lse[row], f32::NEG_INFINITY);
-    // The others have +inf scores: inf - inf.
+    // The other rows have +inf scores, and inf - inf is NaN.
     assert!(got.out[..16].iter().all(|x| x.is_nan()) && got.lse[0].is_nan());
 }
 
-/// A single -inf among finite scores is a key of weight 0.
+/// One score of -inf among finite ones gives its key a weight of 0.
 #[test]
 fn a_minus_infinite_score_is_a_weight_of_zero() {
     let subject = Subject::cpu(2);

@@ -1,9 +1,10 @@
-//! Attention's results on the CPU and a GPU, against the reference and the laws, and the table in `docs/support.md`.
+//! Results of attention on the CPU and a GPU against the reference and the laws, and the table in
+//! `docs/support.md`.
 //!
-//! One program, since each would compile `support` anew.
+//! This is one test program, because each program would compile `support` anew.
 
 #[path = "../capi/library/mod.rs"]
-#[allow(dead_code)] // The source tree is all that is looked for here.
+#[allow(dead_code)] // only its path to the source tree is used
 mod library;
 #[path = "../kernels/nvrtc/mod.rs"]
 mod nvrtc;

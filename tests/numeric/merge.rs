@@ -1,5 +1,5 @@
-//! Merging partial results, on the CPU and, where there is one, on a GPU: against attention over all keys, with NaN in what no
-//! partial says and canaries around what is written.
+//! Merging partial results on the CPU and, if there is one, a GPU, compared with attention over all
+//! keys. Partial outputs hold NaN where their LSE is -inf, and canaries surround the output.
 
 use crate::support::buffer::{Array, Buffer, GUARD, encode, upload};
 use crate::support::case::{Case, Data, Kind, Random, Strides};
@@ -10,12 +10,12 @@ use flashtune::merge::{Merge, MergeClass};
 use flashtune::problem::{Causal, Dtype, Layout, Pass};
 use rayon::prelude::*;
 
-/// The backends that there are.
+/// The CPU backend, and the GPU if there is one.
 fn subjects() -> Vec<Subject> {
     [Subject::cpu(2)].into_iter().chain(Subject::gpu()).collect()
 }
 
-/// Partials of a case's output, in its strides and one behind the other, merged.
+/// Merges partial results that lie one behind the other, each in the case's strides.
 fn merged(subject: &Subject, case: &Case, partials: &[Forward], partial_dtype: Dtype) -> Forward {
     let (backend, shape) = (&subject.backend, case.shape(Kind::Out));
     let (stride, size) = ((shape.span() + 8) as i64 / 8 * 8, partial_dtype.bytes());
@@ -67,7 +67,7 @@ fn place(case: &Case, row: usize) -> (usize, usize, usize) {
     (row / heads / seqlen, row / heads % seqlen, row % heads)
 }
 
-/// A decode's rows over the case's keys from `begin` to `end` alone.
+/// Attention over the keys from `begin` to `end` alone.
 fn over(subject: &Subject, case: &Case, data: &Data, begin: i64, end: i64) -> Forward {
     let part = Case { seqlen_k: end - begin, ..case.clone() };
     let of_keys = |values: &[f32], dim: i64| -> Vec<f32> {
@@ -96,7 +96,7 @@ fn attention_over_parts_of_the_keys_merges_into_attention_over_all_of_them() {
                 ..Case::plain(*dtype, 5, 72)
             };
             let prepared = Prepared::new(&case);
-            // Of one part there are no keys.
+            // The second part has no keys.
             let ends = [0, 100, 100, 190, 300];
             let partials: Vec<Forward> =
                 ends.windows(2).map(|ends| over(&subject, &case, &prepared.data, ends[0], ends[1])).collect();
@@ -110,7 +110,7 @@ fn attention_over_parts_of_the_keys_merges_into_attention_over_all_of_them() {
 }
 
 #[test]
-fn what_no_partial_has_seen_is_nothing() {
+fn rows_that_no_partial_sees_are_zero() {
     for subject in subjects() {
         let case = Case { num_heads_q: 3, num_heads_kv: 3, ..Case::plain(Dtype::Bf16, 70, 40) };
         let nothing = Forward {
@@ -123,7 +123,7 @@ fn what_no_partial_has_seen_is_nothing() {
 }
 
 #[test]
-fn many_partials_of_any_weight_are_the_same_on_every_backend() {
+fn many_partials_of_any_weight_merge_right_on_every_backend() {
     let case = Case { batch_size: 2, num_heads_q: 3, num_heads_kv: 3, ..Case::plain(Dtype::Bf16, 9, 33) };
     let mut random = Random::new(8);
     let partials: Vec<Forward> = (0..70)
@@ -134,7 +134,7 @@ fn many_partials_of_any_weight_are_the_same_on_every_backend() {
         .collect();
     let results: Vec<Forward> =
         subjects().iter().map(|subject| merged(subject, &case, &partials, Dtype::Fp32)).collect();
-    // In fp64, by the definition.
+    // The expected values, in fp64 by the definition.
     let rows = results.iter().flat_map(|result| result.out.chunks(33).enumerate().map(move |row| (result, row)));
     for (result, (row, got)) in rows {
         let (b, s, h) = place(&case, row);

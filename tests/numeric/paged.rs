@@ -1,5 +1,5 @@
-//! Keys in pages, on the CPU and, where there is one, on a GPU: against the reference, against the same keys without pages, and
-//! with traps wherever a page holds no key.
+//! The paged K/V cache on the CPU and, if there is one, a GPU: against the reference and against
+//! the same keys without pages. Every row of a page that holds no key is a trap.
 
 use crate::support::buffer::Array;
 use crate::support::case::{Case, Data};
@@ -11,7 +11,7 @@ use flashtune::call::Call;
 use flashtune::problem::{Causal, Dtype, Pass, Window};
 use rayon::prelude::*;
 
-/// The backends that there are.
+/// The CPU backend, and the GPU if there is one.
 fn subjects() -> Vec<Subject> {
     [Subject::cpu(2)].into_iter().chain(Subject::gpu()).collect()
 }
@@ -20,7 +20,7 @@ fn without_pages(case: &Case) -> Case {
     Case { extras: Extras { page_size: None, ..case.extras }, ..case.clone() }
 }
 
-/// Decoding with a key-value head for four query heads, and lengths of their own.
+/// A decode step with one K/V head for four query heads and a K/V length for each sequence.
 fn decode(dtype: Dtype, page_size: i64) -> Case {
     Case {
         batch_size: 3,
@@ -32,7 +32,7 @@ fn decode(dtype: Dtype, page_size: i64) -> Case {
     }
 }
 
-/// A few queries, which see different keys, with what else may be asked.
+/// Several queries that see different keys, with other features that paging combines with.
 fn several(dtype: Dtype) -> [Case; 2] {
     let of = |causal, seqlen_q, page_size, extras: Extras| {
         let decode = decode(dtype, page_size);
@@ -48,7 +48,7 @@ fn several(dtype: Dtype) -> [Case; 2] {
 #[test]
 fn paged_keys_give_what_the_reference_gives() {
     for subject in subjects() {
-        let cases = shapes::paged(subject.dtypes_of_pages(), 60, 300, 4000);
+        let cases = shapes::paged(subject.paged_dtypes(), 60, 300, 4000);
         cases.par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
             for config in subject.configs(case, Pass::Forward, 1) {
@@ -61,8 +61,8 @@ fn paged_keys_give_what_the_reference_gives() {
 #[test]
 fn pages_change_no_bit_of_the_result() {
     for subject in subjects() {
-        let one = [1, 3, 8, 16, 24, 48, 64, 100, 1000].map(|page_size| decode(subject.dtypes_of_pages()[0], page_size));
-        for case in one.into_iter().chain(subject.dtypes_of_pages().iter().flat_map(|dtype| several(*dtype))) {
+        let one = [1, 3, 8, 16, 24, 48, 64, 100, 1000].map(|page_size| decode(subject.paged_dtypes()[0], page_size));
+        for case in one.into_iter().chain(subject.paged_dtypes().iter().flat_map(|dtype| several(*dtype))) {
             let (data, contiguous) = (Data::random(&case), without_pages(&case));
             let config = subject.heuristic(&case, Pass::Forward);
             let expected = subject.forward(&contiguous, &data, &config);
@@ -74,7 +74,7 @@ fn pages_change_no_bit_of_the_result() {
 #[test]
 fn any_number_of_splits_gives_what_the_reference_gives() {
     let Some(subject) = Subject::gpu() else { return };
-    for dtype in subject.dtypes_of_pages() {
+    for dtype in subject.paged_dtypes() {
         let prepared = Prepared::new(&decode(*dtype, 16));
         let config = subject.heuristic(&prepared.case, Pass::Forward);
         for num_splits in [1, 2, 3, 5, 8, 10] {
@@ -83,9 +83,10 @@ fn any_number_of_splits_gives_what_the_reference_gives() {
     }
 }
 
-/// What only the device knows may be wrong there; nothing outside of the pages is read then.
+/// The host cannot check the block table. An invalid entry must not make the kernel read outside of
+/// the pages.
 #[test]
-fn an_entry_that_names_no_page_is_taken_for_the_last_one() {
+fn block_table_entry_out_of_range_reads_the_last_page() {
     let Some(subject) = Subject::gpu() else { return };
     let paged = decode(Dtype::Bf16, 16);
     let case = Case { extras: Extras { seqused: Sides::default(), ..paged.extras }, ..paged };
@@ -98,7 +99,7 @@ fn an_entry_that_names_no_page_is_taken_for_the_last_one() {
         let with_table = |call: &mut Call| call.features.block_table = table.address().cast_const().cast();
         let got = subject.forward_with(&case, &data, with_table, &config);
         let (first, others) = got.out.split_at((case.num_heads_q * case.head_dim_v) as usize);
-        // The last page is nobody's and holds NaN.
+        // No sequence uses the last page, so it holds NaN.
         assert!(first.iter().all(|x| x.is_nan()) && others.iter().all(|x| x.is_finite()), "{wrong}");
     }
 }

@@ -1,28 +1,29 @@
-// A stand-in for libcuda: one GPU whose memory is the host's, which checks what the real driver checks (a current
-// context, the capture mode) and writes down every launch. mod.rs compiles it and reads the fake_* part.
+// A stand-in for libcuda with one GPU whose memory is host memory. It checks what the real driver
+// checks (a current context, the capture mode) and records every launch. mod.rs compiles it and
+// reads the fake_* part.
 //
-// It has cuEventElapsedTime under the old name alone and no cuFuncLoad, as drivers before 12.4.
+// Like drivers before 12.4, it has cuEventElapsedTime only under the old name and no cuFuncLoad.
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 900, IMPLICIT = 906 };
-// PARAMS_BYTES comes from the command line: the size of KernelParams.
+// PARAMS_BYTES, the size of KernelParams, comes from the command line.
 enum { MAX_LAUNCHES = 16, RELAXED = 2, OUR_CONTEXT = 0x1000, MAPS = 4, SM90 = 1, KEY_MAPS = 2 };
 
 struct fake_launch {
     uint64_t function, stream, context;
-    uint32_t grid[3], block[3], smem_bytes, overlaps; // overlaps: it may start while the launch before it ends
+    uint32_t grid[3], block[3], smem_bytes, overlaps; // overlaps: may start while the previous launch ends
     uint8_t params[PARAMS_BYTES];
-    uint64_t maps[MAPS][16], counter; // of kernels of the sm90 family; of decode kernels that copy by TMA (FAKE_KEY_MAPS) two maps
+    uint64_t maps[MAPS][16], counter; // sm90: all; decode with TMA (FAKE_KEY_MAPS): two maps
 };
 
 struct fake_state {
     int64_t retains, memory, modules, streams, events, memsets, pushes;
-    int64_t capturing;   // another stream of the process is being captured, in global mode
+    int64_t capturing;   // another stream of the process is captured in global mode
     int64_t sync_result; // what cuStreamSynchronize returns
-    int64_t is_full;     // there is no memory left to allocate
+    int64_t is_full;     // allocations fail
     int64_t launches;
     struct fake_launch launch[MAX_LAUNCHES];
 } fake_state;
@@ -36,10 +37,10 @@ static void *current(void) { return depth ? stack[depth - 1] : NULL; }
 static void *handle(void) { return (void *)__atomic_add_fetch(&next_handle, 16, __ATOMIC_SEQ_CST); }
 static void count(int64_t *counter, int by) { __atomic_add_fetch(counter, by, __ATOMIC_SEQ_CST); }
 #define NEED_CONTEXT if (!current()) return INVALID_CONTEXT
-// What a capture in global mode refuses.
+// Calls that a capture in global mode refuses.
 #define NEED_NO_CAPTURE NEED_CONTEXT; if (fake_state.capturing && capture_mode != RELAXED) return UNSUPPORTED
 
-// A number from the environment, so that a test can have another driver.
+// A number from the environment, so that a test can choose another driver.
 static int setting(const char *name, int otherwise) { const char *value = getenv(name); return value ? atoi(value) : otherwise; }
 int cuInit(unsigned flags) { return flags ? INVALID_VALUE : setting("FAKE_INIT_RESULT", SUCCESS); }
 int cuDriverGetVersion(int *version) { *version = setting("FAKE_DRIVER_VERSION", 13000); return SUCCESS; }
@@ -145,7 +146,7 @@ static int record(unsigned overlaps, void *function, unsigned gx, unsigned gy, u
     }
     return SUCCESS;
 }
-// As cuda.h has them.
+// Laid out as in cuda.h.
 struct launch_attribute { int id; char pad[4]; union { int value; char all[64]; } value; };
 struct launch_config { unsigned gx, gy, gz, bx, by, bz, smem; void *stream; struct launch_attribute *attributes; unsigned count; };
 int cuLaunchKernelEx(const struct launch_config *config, void *function, void **params, void **extra) {

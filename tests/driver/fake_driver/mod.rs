@@ -1,6 +1,8 @@
-//! A stand-in for the CUDA driver, which checks what the real one checks and writes down every launch.
+//! A stand-in for the CUDA driver, which checks what the real driver checks and records every
+//! launch.
 //!
-//! It is compiled from libcuda.c and found as libcuda.so.1 by LD_LIBRARY_PATH, so each test runs in a process of its own.
+//! It is compiled from libcuda.c and found as libcuda.so.1 through LD_LIBRARY_PATH, so each test
+//! runs in a process of its own.
 
 use flashtune::config::Config;
 use flashtune::device::Arch;
@@ -15,21 +17,21 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts this process's allocations, for the tests that a launch makes none.
+/// Counts this process's allocations, for tests that a launch makes none.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator, with a count beside it.
+// SAFETY: forwards to the system's allocator and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps GlobalAlloc's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: std::alloc::Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps GlobalAlloc's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -52,10 +54,11 @@ pub struct FakeLaunch {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub smem_bytes: u32,
-    /// 1 where it may start while the launch before it ends.
+    /// 1 if the launch may start while the previous one ends.
     pub overlaps: u32,
     pub params: [u8; PARAMS_BYTES],
-    /// What kernels of the sm90 family get beside, and with FAKE_KEY_MAPS=1 decode kernels; zeros for others. A map's words are what it was encoded from.
+    /// The maps of kernels of the sm90 family, and of decode kernels with FAKE_KEY_MAPS=1; zeros
+    /// for others. A map's words are the arguments that it was encoded from.
     pub maps: [[u64; 16]; 4],
     pub counter: u64,
 }
@@ -77,7 +80,7 @@ pub struct FakeState {
     pub launch: [FakeLaunch; 16],
 }
 
-/// The stand-in, as this process's libcuda.
+/// The stand-in, loaded as this process's libcuda.
 pub struct Fake(Library);
 
 impl Fake {
@@ -86,31 +89,31 @@ impl Fake {
         unsafe { self.0.get::<*mut FakeState>("fake_state") }.unwrap().into_raw().cast()
     }
 
-    /// What it has written down up to now.
+    /// The records up to now.
     pub fn state(&self) -> FakeState {
         // SAFETY: plain numbers, written by calls that have returned.
         unsafe { self.place().read_volatile() }
     }
 
-    /// As if another stream of the process were being captured, in the default mode.
+    /// From now on another stream of the process is being captured, in the default mode.
     pub fn begin_capture(&self) {
-        // SAFETY: as above.
+        // SAFETY: as in `state`; the test writes from one thread.
         unsafe { (&raw mut (*self.place()).capturing).write_volatile(1) };
     }
 
     pub fn fail_synchronize(&self, code: i64) {
-        // SAFETY: as above.
+        // SAFETY: as in `begin_capture`.
         unsafe { (&raw mut (*self.place()).sync_result).write_volatile(code) };
     }
 
     pub fn set_full(&self, is_full: bool) {
-        // SAFETY: as above.
+        // SAFETY: as in `begin_capture`.
         unsafe { (&raw mut (*self.place()).is_full).write_volatile(i64::from(is_full)) };
     }
 
     pub fn current(&self) -> *mut c_void {
         let mut current = std::ptr::null_mut();
-        // SAFETY: the function's signature; writes one pointer.
+        // SAFETY: this is the function's signature, and it writes one pointer.
         unsafe {
             self.0.get::<unsafe extern "C" fn(*mut *mut c_void) -> i32>("cuCtxGetCurrent").unwrap()(&mut current)
         };
@@ -118,12 +121,12 @@ impl Fake {
     }
 
     pub fn push(&self, context: *mut c_void) {
-        // SAFETY: the function's signature.
+        // SAFETY: this is the function's signature.
         unsafe { self.0.get::<unsafe extern "C" fn(*mut c_void) -> i32>("cuCtxPushCurrent_v2").unwrap()(context) };
     }
 }
 
-/// What the tests launch: grouped heads, a causal mask, lengths that no tile divides.
+/// The problem that the tests launch: GQA, a causal mask, lengths that no tile divides.
 pub const PROBLEM: Problem = Problem {
     num_heads_kv: 2,
     seqlen_k: 400,
@@ -131,15 +134,16 @@ pub const PROBLEM: Problem = Problem {
     ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 300, 128)
 };
 
-/// Runs `body` in a process whose libcuda is the stand-in: the same test again, with a variable set.
+/// Runs `body` in a process whose libcuda is the stand-in. The process runs the same test with a
+/// variable set.
 pub fn with_fake(test: &str, body: fn(&Fake)) {
     with_fake_and(test, &[], body);
 }
 
-/// `with_fake` with more variables set.
+/// `with_fake` with more environment variables.
 pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     if std::env::var_os("FLASHTUNE_TEST_FAKE_DRIVER").is_some() {
-        // SAFETY: the stand-in's initialisers do nothing.
+        // SAFETY: the stand-in has no initialisers.
         return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
     }
     let folder = tempfile::tempdir().unwrap();
@@ -164,7 +168,8 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Puts a cubin, of sorts, for each kernel of the pass into a cache, as if NVRTC 12.8 had made them.
+/// Fills a cache with a placeholder cubin for each kernel of the pass, as if NVRTC 12.8 had
+/// compiled them.
 pub fn fill_cache_with(folder: &Path, problem: &Problem, config: &Config, target: &str) {
     let cache = CubinCache::new(Some(folder));
     let compiled = Compiled { cubin: b"\x7fELF and so on".to_vec(), log: String::new(), resources: Default::default() };

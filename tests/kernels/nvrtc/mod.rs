@@ -1,4 +1,5 @@
-//! NVRTC for the tests that compile: without it they say so and pass, unless `FLASHTUNE_REQUIRE_NVRTC=1`.
+//! NVRTC for tests that compile. Without it they say so and pass; `FLASHTUNE_REQUIRE_NVRTC=1` makes
+//! that a failure.
 
 use flashtune::cuda::nvrtc::Nvrtc;
 
@@ -9,7 +10,7 @@ pub fn nvrtc() -> Option<&'static Nvrtc> {
             panic!("FLASHTUNE_REQUIRE_NVRTC=1, but {error}")
         }
         Err(error) => {
-            eprintln!("SKIPPED, no NVRTC: {error}");
+            eprintln!("SKIPPED: no NVRTC: {error}");
             None
         }
     }

@@ -1,6 +1,8 @@
-//! The rows of the table in `docs/support.md`: each feature as a test case that uses it, and each gap with its reason.
+//! The rows of the table in `docs/support.md`: each feature as a test case that uses it, and each
+//! gap with its reason.
 //!
-//! A new feature adds a line to `features`. A feature that some family lacks also adds a line to `LACKS`.
+//! A new feature adds a line to `features`. A feature that some family lacks also adds a line to
+//! `LACKS`.
 
 use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Strides};
@@ -31,7 +33,8 @@ impl Feature {
         self.only.is_none_or(|only| only == pass)
     }
 
-    /// The plain case (bf16, head dim 64, 4 heads, packed tensors) with these lengths and this feature.
+    /// The plain case (bf16, head dim 64, 4 heads, packed tensors) with these lengths and this
+    /// feature.
     pub fn case(&self, (seqlen_q, seqlen_k): (i64, i64)) -> Case {
         let plain = Case::plain(Dtype::Bf16, seqlen_q, 64);
         let mut case = Case { batch_size: 3, num_heads_q: 4, num_heads_kv: 4, seqlen_k, ..plain };

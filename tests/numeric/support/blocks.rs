@@ -1,4 +1,5 @@
-//! Block masks: which blocks of a case's scores count, made from the case's seed, and the lists that say so, with traps.
+//! Block masks of a case, made from its seed: which blocks of scores count, and the lists that a
+//! launch gets. Unused list entries are traps.
 
 use super::buffer::Array;
 use super::case::{Case, Random};
@@ -8,10 +9,11 @@ use flashtune::problem::{BlockMask, Pass};
 use std::fmt;
 use std::str::FromStr;
 
-/// In the place of entries that nobody may read: no block, but a place that is mapped if it is taken for one.
+/// Fills list entries that must not be read. It names no block of the case, but a kernel that takes
+/// it for one computes a mapped address.
 const NO_BLOCK: i32 = 1 << 20;
 
-/// Sizes of a case's blocks, and along which dimensions its lists differ; along the others their stride is 0.
+/// Block sizes, and the dimensions along which the lists differ; the stride of the others is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     pub q: i64,
@@ -50,22 +52,23 @@ impl FromStr for Blocks {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
-    Nothing,
-    Part,
+pub enum BlockKind {
+    Hidden,
+    Partial,
     Full,
 }
 
-/// What each block shows, (batch, heads_q, blocks of queries, blocks of keys); one entry along dimensions where it is the same.
+/// The kind of each block, (batch, heads_q, blocks of queries, blocks of keys). The extent is 1
+/// along dimensions where the mask is the same.
 pub struct BlockMap {
     blocks: Blocks,
-    /// Of batch entries, heads, blocks of queries and of keys.
+    /// Batch entries, heads, blocks of queries, blocks of keys.
     extents: [usize; 4],
-    shows: Vec<Shows>,
+    kinds: Vec<BlockKind>,
 }
 
 impl BlockMap {
-    /// None where the case has no block mask. Some rows and columns show nothing.
+    /// None for a case without a block mask. Some rows and columns are hidden whole.
     pub fn new(case: &Case) -> Option<BlockMap> {
         let blocks = case.extras.block_mask?;
         let count = |length: i64, size: i64| ((length + size - 1) / size) as usize;
@@ -78,38 +81,38 @@ impl BlockMap {
         ];
         let mut random = Random::new(case.seed ^ 0xb10c);
         let hidden_column = random.between(0, 2 * extents[3] as i64) as usize;
-        let mut shows = Vec::new();
+        let mut kinds = Vec::new();
         for _ in 0..extents[0] * extents[1] * extents[2] {
-            let shows_all = random.between(0, 5) != 0;
+            let has_blocks = random.between(0, 5) != 0;
             for column in 0..extents[3] {
-                use Shows::{Full, Nothing, Part};
-                let show = random.pick(&[Nothing, Nothing, Part, Full]);
-                shows.push(if shows_all && column != hidden_column { show } else { Nothing });
+                use BlockKind::{Full, Hidden, Partial};
+                let kind = random.pick(&[Hidden, Hidden, Partial, Full]);
+                kinds.push(if has_blocks && column != hidden_column { kind } else { Hidden });
             }
         }
-        Some(BlockMap { blocks, extents, shows })
+        Some(BlockMap { blocks, extents, kinds })
     }
 
-    /// What the block of a score shows.
-    pub fn of_score(&self, [batch, head, row, key]: [usize; 4]) -> Shows {
-        self.of_block([batch, head, row / self.blocks.q as usize, key / self.blocks.k as usize])
+    /// The kind of the block that holds a score.
+    pub fn at_score(&self, [batch, head, row, key]: [usize; 4]) -> BlockKind {
+        self.at_block([batch, head, row / self.blocks.q as usize, key / self.blocks.k as usize])
     }
 
-    fn of_block(&self, place: [usize; 4]) -> Shows {
+    fn at_block(&self, place: [usize; 4]) -> BlockKind {
         let index =
             (0..4).fold(0, |index, at| index * self.extents[at] + if self.extents[at] == 1 { 0 } else { place[at] });
-        self.shows[index]
+        self.kinds[index]
     }
 }
 
-/// Whether a score's block is listed, and whether its mask is looked at; without a block mask both.
-pub fn shows(map: &Option<BlockMap>, place: [usize; 4]) -> Shows {
-    map.as_ref().map_or(Shows::Part, |map| map.of_score(place))
+/// The kind of the block that holds a score. Without a block mask every block is partial.
+pub fn block_kind(map: &Option<BlockMap>, place: [usize; 4]) -> BlockKind {
+    map.as_ref().map_or(BlockKind::Partial, |map| map.at_score(place))
 }
 
-/// The lists of a pass on a backend's device, shuffled.
+/// The shuffled block lists of one pass, on a backend's device.
 pub struct ListBuffers {
-    /// num_blocks, indices, and the same of full blocks, which `lists` points into.
+    /// The arrays that `lists` points into: num_blocks and indices, then the same for full blocks.
     _arrays: [Array; 4],
     lists: BlockLists,
 }
@@ -120,18 +123,18 @@ impl ListBuffers {
         let [batches, heads, blocks_q, blocks_k] = map.extents;
         let (rows, cols) = if pass == Pass::Forward { (blocks_q, blocks_k) } else { (blocks_k, blocks_q) };
         let mut random = Random::new(case.seed ^ 0x1157);
-        // Room in a row beyond what is used, in a head, and in a batch entry.
+        // Unused entries after each row, each head and each batch entry.
         let gap = case.seed as usize % 3;
         let (row_stride, head_gap) = (cols + gap, 2 * gap);
         let mut arrays = [(); 4].map(|()| Vec::<i32>::new());
         let all = (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h)));
         for (batch, head) in all {
             for row in 0..rows {
-                for (at, what) in [Shows::Part, Shows::Full].into_iter().enumerate() {
+                for (at, what) in [BlockKind::Partial, BlockKind::Full].into_iter().enumerate() {
                     let of =
                         |col| if pass == Pass::Forward { [batch, head, row, col] } else { [batch, head, col, row] };
                     let mut listed: Vec<i32> =
-                        (0..cols as i32).filter(|col| map.of_block(of(*col as usize)) == what).collect();
+                        (0..cols as i32).filter(|col| map.at_block(of(*col as usize)) == what).collect();
                     for entry in (1..listed.len()).rev() {
                         listed.swap(entry, random.between(0, entry as i64) as usize);
                     }
@@ -150,7 +153,7 @@ impl ListBuffers {
         let Blocks { of_batch, of_head, .. } = map.blocks;
         let [num_blocks, indices, full_num_blocks, full_indices] =
             arrays.each_ref().map(|array| array.address().cast_const().cast::<i32>());
-        let has_full = map.shows.contains(&Shows::Full);
+        let has_full = map.kinds.contains(&BlockKind::Full);
         let full = |list| if has_full { list } else { std::ptr::null() };
         let lists = BlockLists {
             num_blocks,

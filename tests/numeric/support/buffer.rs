@@ -1,7 +1,8 @@
-//! Buffers on a backend's device with traps: NaN where nothing may be read, canaries where nothing may be written.
+//! Buffers on a backend's device with traps: NaN where a kernel must not read, canaries where it
+//! must not write.
 //!
-//! An input's gaps and surroundings hold NaN, and so do rows that its sequences do not use, so that a stray read shows in
-//! the results. An output is poisoned whole with a pattern; what comes back must have changed exactly in its used rows.
+//! Gaps, surroundings and unused rows of an input hold NaN, so a stray read shows in the results.
+//! An output starts as a pattern of canaries; afterwards exactly its used rows must have changed.
 
 use super::case::{Case, Kind, Shape};
 use flashtune::backend::{Backend, Memory};
@@ -9,16 +10,17 @@ use flashtune::call::TensorRef;
 use flashtune::problem::Dtype;
 use half::{bf16, f16};
 
-/// Elements after the last row (or array element) that are watched too: more than any vector access or tile row.
+/// Guard elements after the last row: more than any vector access or tile row covers.
 pub const GUARD: usize = 1024;
-/// Every byte of a poisoned output: as fp16, bf16 or fp32 a NaN with a payload that no arithmetic produces.
+/// Every byte of a poisoned output. In fp16, bf16 and fp32 it makes a NaN whose payload no
+/// arithmetic produces.
 pub const CANARY: u8 = 0xff;
 
 pub struct Buffer {
     memory: Memory,
     shape: Shape,
     dtype: Dtype,
-    /// Of each row in order.
+    /// Whether each row is used, in order.
     used: Vec<bool>,
 }
 
@@ -45,7 +47,7 @@ impl Buffer {
         download(backend, &self.memory)
     }
 
-    /// As a new output is.
+    /// Sets every byte to the canary, as in a new output.
     pub fn poison(&self, backend: &Backend) {
         poison(backend, &self.memory);
     }
@@ -56,7 +58,8 @@ impl Buffer {
         TensorRef { data, stride_batch, stride_seqlen, stride_head }
     }
 
-    /// The rows in order, 0 in those that are not used; panics if anything but used rows has changed, or one was not written.
+    /// The rows in order, with 0 in unused rows. Panics if a byte outside of the used rows changed
+    /// or an element of a used row was not written.
     pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
         let size = self.dtype.bytes();
         let mut bytes = download(backend, &self.memory);
@@ -75,22 +78,23 @@ impl Buffer {
             row.fill(CANARY);
         }
         let stray = bytes.iter().position(|byte| *byte != CANARY);
-        assert!(stray.is_none(), "{name}: byte {} outside of its rows was written", stray.unwrap_or(0));
+        assert!(stray.is_none(), "{name}: byte {} outside of the used rows was written", stray.unwrap_or(0));
         values
     }
 }
 
-/// A contiguous array of fp32 or int32 (LSE, lengths) or raw bytes (workspace) between two guards.
+/// A contiguous array of fp32 or int32 (LSE, lengths) or of raw bytes (workspace) between two
+/// guards.
 pub struct Array {
     memory: Memory,
     bytes: usize,
 }
 
-/// Bytes of guard on either side; the array keeps the workspace's 256-byte alignment.
+/// Bytes of guard on either side. The array keeps the 256-byte alignment that the workspace needs.
 const ARRAY_GUARD: usize = 4096;
 
 impl Array {
-    /// Poisoned: as fp32 all NaN.
+    /// A poisoned array; as fp32 every element is NaN.
     pub fn output(backend: &Backend, bytes: usize) -> Array {
         Array { memory: upload(backend, &vec![CANARY; bytes + 2 * ARRAY_GUARD]), bytes }
     }
@@ -110,7 +114,7 @@ impl Array {
         Array { memory: upload(backend, &bytes), bytes: encoded.len() }
     }
 
-    /// With the guards.
+    /// All bytes, guards included.
     pub fn bytes(&self, backend: &Backend) -> Vec<u8> {
         download(backend, &self.memory)
     }
@@ -123,14 +127,14 @@ impl Array {
         self.memory.address().wrapping_byte_add(ARRAY_GUARD)
     }
 
-    /// The floats, every one of which must have been written, after checking the guards. Of those that are not `used`, where
-    /// that is given, none may have been, and they are -inf here.
+    /// Checks the guards and returns the floats, all of which must have been written. If `used` is
+    /// given, elements that are not used must be unwritten and are -inf in the result.
     pub fn read_output(&self, backend: &Backend, name: &str, used: Option<&[bool]>) -> Vec<f32> {
         let bytes = self.check_guards(backend, name);
         let elements = bytes[ARRAY_GUARD..][..self.bytes].chunks(4).enumerate();
         let read = |(at, element): (usize, &[u8])| {
             let (is_written, is_used) = (element.iter().any(|byte| *byte != CANARY), used.is_none_or(|used| used[at]));
-            assert_eq!(is_written, is_used, "{name}[{at}]: whether it was written, and whether it is used");
+            assert_eq!(is_written, is_used, "{name}[{at}]: written (left), used (right)");
             if is_used { decode(Dtype::Fp32, element) } else { f32::NEG_INFINITY }
         };
         elements.map(read).collect()
@@ -140,7 +144,7 @@ impl Array {
         let bytes = download(backend, &self.memory);
         let (before, rest) = bytes.split_at(ARRAY_GUARD);
         let stray = before.iter().chain(&rest[self.bytes..]).filter(|byte| **byte != CANARY).count();
-        assert_eq!(stray, 0, "{name}: {stray} bytes around it were written");
+        assert_eq!(stray, 0, "{name}: {stray} guard bytes were written");
         bytes
     }
 }

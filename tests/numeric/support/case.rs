@@ -1,7 +1,9 @@
-//! Case: one attention problem of the tests with everything that its data depends on, as a line of text.
+//! A `Case` is one attention problem of the tests with all that its data depends on. It prints as
+//! one line.
 //!
-//! A failing test prints the line; `FLASHTUNE_TEST_CASE="…line…"` runs that case alone (see `shapes`). It holds no
-//! values: `Data` makes them from the seed, rounded to the dtype, so that the reference sees what the kernels see.
+//! A failing test prints the line, and `FLASHTUNE_TEST_CASE="…line…"` runs that case alone (see
+//! `shapes`). A case holds no values. `Data` makes them from the seed and rounds them to the dtype,
+//! so the reference sees the kernel's inputs.
 
 use super::extras::Extras;
 use super::lengths::Side;
@@ -20,9 +22,10 @@ pub enum Strides {
     Bshd,
     /// (batch, heads, seqlen, dim), packed.
     Bhsd,
-    /// Each a view into a packed (batch, seqlen, heads_q + 2 heads_kv, dim): the other heads are gaps.
+    /// Each tensor is a view into one packed (batch, seqlen, heads_q + 2 heads_kv, dim) tensor, so
+    /// the other heads are gaps.
     PackedQkv,
-    /// Gaps in every dimension, each tensor's its own, that keep 16-byte alignment.
+    /// Gaps in every dimension, different for each tensor, that keep 16-byte alignment.
     Gaps,
     /// Gaps in every dimension that keep no alignment, and odd start addresses.
     OddGaps,
@@ -43,14 +46,14 @@ pub enum Kind {
     Dv,
 }
 
-/// A (batch, seqlen, heads, dim) tensor of a case: its shape, and where its elements lie in its buffer.
+/// Shape and memory layout of one (batch, seqlen, heads, dim) tensor of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub batch: i64,
     pub seqlen: i64,
     pub heads: i64,
     pub dim: i64,
-    /// Elements before the first.
+    /// Elements of the buffer before the tensor's first element.
     pub lead: i64,
     pub stride_batch: i64,
     pub stride_seqlen: i64,
@@ -89,16 +92,16 @@ pub struct Case {
     pub causal: Causal,
     pub softmax_scale: f32,
     pub dropout_p: f32,
-    /// Of the backward pass.
+    /// For the backward pass.
     pub deterministic: bool,
     pub strides: Strides,
     pub extras: Extras,
-    /// Of the values, and of the dropout mask.
+    /// Seed of the values and of the dropout mask.
     pub seed: u64,
 }
 
 impl Case {
-    /// One head of self-attention with nothing special; the laws begin from it.
+    /// One head of self-attention without any feature; the laws start from it.
     pub fn plain(dtype: Dtype, seqlen: i64, head_dim: i64) -> Case {
         Case {
             dtype,
@@ -125,7 +128,7 @@ impl Case {
         let has_one_diagonal = self.causal == Causal::None || window.top_left == (self.causal == Causal::TopLeft);
         assert!(
             !is_windowed || has_one_diagonal,
-            "a window and causal of two alignments, which the C face refuses: {self}"
+            "the C face refuses a window and a causal mask with different alignments: {self}"
         );
         let kinds: &[Kind] = match pass {
             Pass::Forward => &[Kind::Q, Kind::K, Kind::V, Kind::Out],
@@ -136,7 +139,7 @@ impl Case {
             self.dtype,
             shapes().flat_map(|of| [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head]),
         );
-        // As the C face has it of sequences of their own lengths.
+        // The rule of the C face for varlen.
         let is_uneven = |of: Shape| of.batch > 1 && of.seqlen > 1 && of.stride_batch % of.stride_seqlen != 0;
         let layout = match self.extras.is_varlen() && shapes().any(is_uneven) {
             true => widest.max(Layout::Vec4),
@@ -162,7 +165,7 @@ impl Case {
     }
 
     pub fn dropout(&self) -> Dropout {
-        // An offset with bits above 32, since those enter the mask by another way.
+        // The offset has bits above 32, which enter the mask through another word.
         Dropout { p: self.dropout_p, seed: self.seed, offset: self.seed << 20, ..Dropout::NONE }
     }
 
@@ -172,8 +175,8 @@ impl Case {
         DropoutMask::new(dropout.seed, dropout.offset, head, dropout.threshold())
     }
 
-    /// Whether the row sees the key by causal and window, in a sequence of these lengths: by the definition in the
-    /// documentation and nothing else.
+    /// Whether causal and window let the row see the key, in a sequence of these lengths. It
+    /// follows the definition in the documentation and shares no code with the library.
     pub fn sees(&self, [seqlen_q, seqlen_k]: [usize; 2], row: usize, key: usize) -> bool {
         let (row, key, ends) = (row as i64, key as i64, seqlen_k as i64 - seqlen_q as i64);
         let window = &self.extras.window;
@@ -197,7 +200,7 @@ impl Case {
         self.laid_out(kind, batch, seqlen)
     }
 
-    /// A tensor of the kind, with so many rows.
+    /// Layout of a tensor of this kind with the given batch and sequence extents.
     pub fn laid_out(&self, kind: Kind, batch: i64, seqlen: i64) -> Shape {
         let (heads, dim) = match kind {
             Kind::Q | Kind::Dq => (self.num_heads_q, self.head_dim),
@@ -224,8 +227,8 @@ impl Case {
     }
 }
 
-/// Values of the inputs, packed in the order of their dimensions, already rounded to the dtype. What the case's extras do not
-/// ask for is empty.
+/// Input values, packed in the order of their dimensions and rounded to the dtype. Tensors of
+/// features that the case does not use are empty.
 #[derive(Clone)]
 pub struct Data {
     pub q: Vec<f32>,
@@ -234,9 +237,9 @@ pub struct Data {
     pub dout: Vec<f32>,
     /// (batch, heads_q) or (heads_q)
     pub alibi: Vec<f32>,
-    /// As `PerScore` has it.
+    /// Laid out as `PerScore` says.
     pub bias: Vec<f32>,
-    /// What is there before.
+    /// Values before the backward pass adds to them.
     pub dbias: Vec<f32>,
     pub mask: Vec<u8>,
     pub sinks: Vec<f32>,
@@ -263,7 +266,7 @@ impl Data {
                 *bias = if hides_all || is_hidden { f32::NEG_INFINITY } else { round_to(case.dtype, value) };
             }
         }
-        // Small, so that adding to it rounds no more than the sums themselves.
+        // Values are small, so that adding to them rounds no more than the sums themselves.
         let dbias = if extras.dbias { bias.iter().map(|_| random.normal() / 64.0).collect() } else { Vec::new() };
         let mask_shape = extras.mask.map(|spread| PerScore::new(case, spread));
         let mut mask = vec![0; mask_shape.map_or(0, |shape| shape.len())];
@@ -275,7 +278,7 @@ impl Data {
             }
         }
         let heads_of_sinks = if extras.sinks { case.num_heads_q } else { 0 };
-        // Some take nothing.
+        // Some sinks are -inf and take no weight.
         let mut sink = || match random.between(0, 5) {
             0 => f32::NEG_INFINITY,
             _ => 2.0 * random.normal(),
@@ -360,7 +363,7 @@ impl FromStr for Case {
         let real = |name: &str| text(name)?.parse().map_err(|error| format!("{name}: {error}"));
         let named = |name: &str, of: &[String]| {
             let value = text(name)?;
-            of.iter().position(|known| known == value).ok_or(format!("{name}={value} is none of {of:?}"))
+            of.iter().position(|known| known == value).ok_or(format!("{name}={value} is not one of {of:?}"))
         };
         let dtypes = [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32];
         let masks = [Causal::None, Causal::BottomRight, Causal::TopLeft];

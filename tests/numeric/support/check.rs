@@ -1,4 +1,4 @@
-//! One case on one backend with one config, both passes, judged by the error rule.
+//! Runs one case on one backend with one config, in either pass, and judges it by the error rule.
 
 use super::case::{Case, Data};
 use super::error_rule::{Rule, compare, compare_lse, step};
@@ -7,10 +7,10 @@ use super::subject::{Forward, Gradients, Subject};
 use flashtune::config::Config;
 use flashtune::problem::Dtype;
 
-/// What the sum of many roundings stays below.
+/// A bound in standard deviations for the sum of many roundings.
 const SIX_DEVIATIONS: f64 = 6.0;
 
-/// A case with its data and both references, made once for all configs.
+/// A case with its data and both references, which all configs share.
 pub struct Prepared {
     pub case: Case,
     pub data: Data,
@@ -33,7 +33,7 @@ impl Prepared {
         }
     }
 
-    /// `is_split`: whether fp32 is allowed what products of two tf32 lose.
+    /// `is_split`: fp32 products may lose what splitting them into two tf32 loses.
     pub fn judge_forward(&self, is_split: bool, got: &Forward) -> Result<(), String> {
         let rule = self.rule(is_split, 2.0);
         compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score)?;
@@ -46,11 +46,12 @@ impl Prepared {
         compare("dv", &got.dv, &exact.dv, &naive.dv, rule(magnitudes.dv))?;
         compare("dk", &got.dk, &exact.dk, &naive.dk, rule(magnitudes.dk))?;
         compare("dq", &got.dq, &exact.dq, &naive.dq, rule(magnitudes.dq))?;
-        // Both are fp32 whatever the dtype. Each head's sink has one gradient, and O rounded to the dtype is all its error.
+        // Bias and sink gradients are fp32 in every dtype. Each head has one sink gradient, whose
+        // whole error comes from O rounded to the dtype.
         let fp32 = |terms| Rule { dtype: Dtype::Fp32, ..rule(terms) };
         compare("dbias", &got.dbias, &exact.dbias, &naive.dbias, fp32(magnitudes.dbias))?;
-        let of_inputs = SIX_DEVIATIONS * step(self.case.dtype, 1.0) / 2.0 * magnitudes.dsinks_of_out;
-        let of_sinks = Rule { of_inputs, ..fp32(magnitudes.dsinks) };
+        let input_rounding = SIX_DEVIATIONS * step(self.case.dtype, 1.0) / 2.0 * magnitudes.dsinks_deviation;
+        let of_sinks = Rule { input_rounding, ..fp32(magnitudes.dsinks) };
         compare("dsinks", &got.dsinks, &exact.dsinks, &naive.dsinks, of_sinks)
     }
 
@@ -59,17 +60,17 @@ impl Prepared {
     }
 
     fn rule(&self, is_split: bool, factor: f64) -> Rule {
-        Rule { dtype: self.case.dtype, factor, terms: 0.0, of_inputs: 0.0, is_split }
+        Rule { dtype: self.case.dtype, factor, terms: 0.0, input_rounding: 0.0, is_split }
     }
 
-    /// Runs the forward pass and judges it; panics with the line that reproduces the case.
+    /// Runs the forward pass and judges it. A panic prints the line that reproduces the case.
     pub fn forward(&self, subject: &Subject, config: &Config) -> Forward {
         let got = subject.forward(&self.case, &self.data, config);
         self.expect(self.judge_forward(self.is_split(subject), &got), config);
         got
     }
 
-    /// Runs the backward pass on what forward returned and judges it.
+    /// Runs the backward pass on a forward result and judges it.
     pub fn backward(&self, subject: &Subject, forward: &Forward, config: &Config) -> Gradients {
         let got = subject.backward(&self.case, &self.data, forward, config);
         self.expect(self.judge_backward(self.is_split(subject), &got), config);

@@ -1,10 +1,9 @@
-//! The error rule: the one judgement on numbers, for every dtype, pass and backend.
+//! The error rule judges every numeric result, for every dtype, pass and backend.
 //!
-//! Errors are measured against fp64. What plain arithmetic in the dtype gets wrong (the naive results) is the
-//! yardstick: twice its largest error forward, three times in gradients, one and a half
-//! times its mean error. On top
-//! comes rounding that is nobody's fault: one step of the output's own dtype, and what fp32 sums leave where terms of
-//! the given magnitude cancel.
+//! Errors are measured against fp64. The yardstick is the error of the naive results, which plain
+//! arithmetic in the dtype gives. A result may have twice the naive's largest error forward, three
+//! times in gradients, and 1.5 times its mean error. Two kinds of unavoidable rounding are added:
+//! one step of the output's dtype, and the rounding of fp32 sums whose terms cancel.
 
 use flashtune::problem::Dtype;
 
@@ -12,27 +11,30 @@ use flashtune::problem::Dtype;
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     pub dtype: Dtype,
-    /// Times the naive's largest error.
+    /// Allowed multiple of the naive's largest error.
     pub factor: f64,
-    /// Sum of the magnitudes of the terms that make an element, at the largest; 0 where nothing cancels.
+    /// Largest sum of magnitudes of an element's terms; 0 if nothing cancels.
     pub terms: f64,
-    /// Error that comes with rounded inputs of this tensor, where it has too few elements for the naive's to show all of it.
-    pub of_inputs: f64,
-    /// Whether products are of fp32 split into two tf32, which keep 22 of its 24 bits.
+    /// Error from rounded inputs, for a tensor with too few elements for the naive results to show
+    /// all of it.
+    pub input_rounding: f64,
+    /// Whether fp32 products are split into two tf32, which keep 22 of the 24 mantissa bits.
     pub is_split: bool,
 }
 
-/// Times the naive's mean error.
+/// Allowed multiple of the naive's mean error.
 const MEAN_FACTOR: f64 = 1.5;
-/// From this many elements on. The elements of a row share the error of the row's weights and delta, so fewer are the luck of a few
-/// roundings, and their mean is judged as the largest error is.
+/// Fewest elements whose mean error is judged by `MEAN_FACTOR`. Elements of a row share the error
+/// of the row's weights and delta, so a mean over fewer depends on the luck of a few roundings. It
+/// is then judged like the largest error.
 const ENOUGH_FOR_A_MEAN: f64 = 512.0;
-/// fp32 steps that a sum in another order, or with another exponential, may be off by, at its terms' magnitude.
+/// Allowed fp32 steps, at the terms' magnitude, for another order of the sum or another
+/// exponential.
 const FP32_STEPS: f64 = 4.0;
-/// What splitting both factors of a product leaves out, over the largest element.
-const OF_A_SPLIT: f64 = 4.768_371_582_031_25e-7; // 2^-21
+/// Error of splitting both factors of a product, relative to the largest element.
+const SPLIT_ERROR: f64 = 4.768_371_582_031_25e-7; // 2^-21
 
-/// Compares a result with the reference; `Err` says what is wrong and where.
+/// Compares a result with the reference. The error names the element that is wrong.
 pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: Rule) -> Result<(), String> {
     if got.len() != reference.len() {
         return Err(format!("{name}: {} elements, expected {}", got.len(), reference.len()));
@@ -47,7 +49,7 @@ pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: 
             continue;
         }
         if !reference.is_finite() || !got.is_finite() {
-            // Beyond the dtype's range both must agree on the infinity.
+            // Beyond the dtype's range both must give the same infinity.
             if f64::from(*got) == *reference {
                 continue;
             }
@@ -68,8 +70,8 @@ pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: 
         return Ok(());
     }
     let count = f64::from(count);
-    let split = if rule.is_split { OF_A_SPLIT * largest } else { 0.0 };
-    let cancelled = FP32_STEPS * rule.terms * 2f64.powi(-24) + rule.of_inputs + split;
+    let split = if rule.is_split { SPLIT_ERROR * largest } else { 0.0 };
+    let cancelled = FP32_STEPS * rule.terms * 2f64.powi(-24) + rule.input_rounding + split;
     let limit = rule.factor * naive_worst + step(rule.dtype, largest) + cancelled;
     if worst > limit {
         return Err(format!(
@@ -89,9 +91,10 @@ pub fn compare(name: &str, got: &[f32], reference: &[f64], naive: &[f64], rule: 
     Ok(())
 }
 
-/// LSE is fp32 in every dtype and comes from exact products of the inputs, so the naive results in the dtype say
-/// nothing of it. What remains is fp32 rounding of the scores (`score_terms` is the sum of magnitudes behind the
-/// largest), of an exponential and of a logarithm: 16 steps at that magnitude plus one.
+/// Judges LSE, which is fp32 in every dtype and comes from exact products of the inputs, so the
+/// naive results are no yardstick. What remains is fp32 rounding of the scores, an exponential and
+/// a logarithm: 16 steps at the magnitude plus one. `score_terms` is the largest sum of magnitudes
+/// behind a score.
 pub fn compare_lse(got: &[f32], reference: &[f64], score_terms: f64) -> Result<(), String> {
     let limit = 16.0 * 2f64.powi(-24) * (1.0 + score_terms);
     for (at, (got, reference)) in got.iter().zip(reference).enumerate() {
@@ -107,7 +110,7 @@ pub fn compare_lse(got: &[f32], reference: &[f64], score_terms: f64) -> Result<(
     }
 }
 
-/// The distance of neighbouring numbers of the dtype at a magnitude.
+/// The distance between neighbouring numbers of the dtype at a magnitude.
 pub fn step(dtype: Dtype, magnitude: f64) -> f64 {
     let (mantissa, smallest_exponent) = match dtype {
         Dtype::Fp16 => (10, -14),
@@ -118,12 +121,13 @@ pub fn step(dtype: Dtype, magnitude: f64) -> f64 {
     2f64.powi(exponent.max(smallest_exponent) - mantissa)
 }
 
-/// Compares two results that a law says are equal, where no reference stands behind them: within `steps` steps of the
-/// dtype at the magnitude of the largest element, or of fp32 sums where the dtype is fp32.
+/// Compares two results that a law says are equal and that no reference judges. They may differ by
+/// `steps` steps of the dtype, or of fp32 sums, at the magnitude of the largest element.
 pub fn agree(name: &str, a: &[f32], b: &[f32], dtype: Dtype, steps: f64) {
     assert_eq!(a.len(), b.len(), "{name}");
     let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
-    // In fp32 every product and sum inside rounds at the same scale as the output, so there are more steps.
+    // In fp32 every inner product and sum rounds at the scale of the output, so more steps are
+    // allowed.
     let limit = if dtype == Dtype::Fp32 { 16.0 } else { 1.0 } * steps * step(dtype, largest);
     for (at, (a, b)) in a.iter().zip(b).enumerate() {
         assert!(a == b || f64::from((a - b).abs()) <= limit, "{name}[{at}]: {a} and {b}, allowed {limit:.3e}");

@@ -1,4 +1,4 @@
-//! The buffers of a case's extras on a backend's device, and the arguments that a launch gets of them.
+//! The buffers of a case's extras on a backend's device, and the launch arguments made from them.
 
 use super::blocks::ListBuffers;
 use super::buffer::{Array, CANARY, encode};
@@ -17,14 +17,14 @@ pub struct ExtraBuffers {
     sinks: Option<Array>,
     dsinks: Option<Array>,
     dlse: Option<Array>,
-    /// cu_seqlens of q and of k, then seqused.
+    /// cu_seqlens of q and of k, then seqused of q and of k.
     lengths: [Option<Array>; 4],
     block_table: Option<Array>,
     lists: Option<ListBuffers>,
 }
 
 impl ExtraBuffers {
-    /// Of a backward pass with what the forward pass gave as LSE, else of a forward pass.
+    /// `lse` is the forward result for a backward pass, and None for a forward pass.
     pub fn new(backend: &Backend, case: &Case, data: &Data, lse: Option<&[f32]>) -> ExtraBuffers {
         let extras = &case.extras;
         let is_backward = lse.is_some();
@@ -51,14 +51,14 @@ impl ExtraBuffers {
             PerScoreBuffer::new(backend, shape, &[0], bytes.into_iter().map(Some), |byte: u8| vec![byte])
         });
         let used_dlse = || -> Vec<f32> {
-            // What comes into the LSE of a row that sees nothing goes nowhere.
-            let goes_on = case
+            // A row without keys must not read its dlse.
+            let is_read = case
                 .used_lse()
                 .into_iter()
                 .zip(lse.unwrap_or(&[]))
                 .map(|(is_used, lse)| is_used && *lse > f32::NEG_INFINITY);
-            let of_row = |(value, goes_on): (&f32, bool)| if goes_on { *value } else { f32::NAN };
-            data.dlse.iter().zip(goes_on).map(of_row).collect()
+            let of_row = |(value, is_read): (&f32, bool)| if is_read { *value } else { f32::NAN };
+            data.dlse.iter().zip(is_read).map(of_row).collect()
         };
         let lengths = [
             extras.cu_seqlens.q.then(|| case.cu_seqlens(Side::Q)),
@@ -107,12 +107,12 @@ impl ExtraBuffers {
         }
     }
 
-    /// What is there and what was added to it; empty where it is not wanted.
+    /// Values before the pass plus the gradient; empty if dbias is not requested.
     pub fn read_dbias(&self, backend: &Backend) -> Vec<f32> {
         self.dbias.as_ref().map_or(Vec::new(), |dbias| dbias.read_fp32(backend, "dbias"))
     }
 
-    /// Empty where there are no sinks.
+    /// Empty without sinks.
     pub fn read_dsinks(&self, backend: &Backend) -> Vec<f32> {
         self.dsinks.as_ref().map_or(Vec::new(), |dsinks| dsinks.read_output(backend, "dsinks", None))
     }

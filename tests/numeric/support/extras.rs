@@ -1,4 +1,5 @@
-//! Extras: what a case asks beyond softmax(scale * Q K^T) V, and its part of the case's line, where defaults are left out.
+//! Extras: the features that a case uses beyond softmax(scale * Q K^T) V, and their part of the
+//! case's line, which omits defaults.
 
 use super::blocks::Blocks;
 use flashtune::problem::{Features, Pass, Varlen, Window};
@@ -8,32 +9,34 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Extras {
     pub window: Window,
-    /// 0: none.
+    /// 0 means no softcap.
     pub softcap: f32,
-    /// Slopes of each head, and of each batch entry too.
+    /// Slopes for each head, or for each batch entry and head.
     pub alibi: Option<Spread>,
     pub bias: Option<Spread>,
-    /// Backward: its gradient, spread likewise.
+    /// Backward: gradient of the bias, with the same spread.
     pub dbias: bool,
     pub mask: Option<Spread>,
-    /// The mask's elements are bits.
+    /// The mask holds one bit a score instead of one byte.
     pub mask_bits: bool,
     pub sinks: bool,
     pub dlse: bool,
-    /// Which tensors hold sequences end to end.
+    /// The sides whose tensors hold packed sequences.
     pub cu_seqlens: Sides,
-    /// In which tensors only the first rows of each sequence are used.
+    /// The sides that use only the first rows of each sequence.
     pub seqused: Sides,
-    /// Forward: keys are in pages of so many.
+    /// Forward: keys are in pages of this size.
     pub page_size: Option<i64>,
     /// Forward.
     pub batch_invariant: bool,
-    /// How long the one sequence is that there is, in queries and keys, where lengths are its own.
+    /// Lengths in queries and keys of the only sequence, where lengths come from `cu_seqlens` or
+    /// `seqused`.
     pub alone: Option<[i64; 2]>,
     pub block_mask: Option<Blocks>,
 }
 
-/// Along which dimensions a (batch, heads_q, seqlen_q, seqlen_k) tensor has values of their own; along the others its stride is 0.
+/// The dimensions along which a (batch, heads_q, seqlen_q, seqlen_k) tensor varies; its stride is 0
+/// along the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     pub batch: bool,
@@ -43,7 +46,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// By the letters b, h, q and k.
+    /// From the letters b, h, q and k.
     pub const fn of(letters: &str) -> Spread {
         let mut spread = Spread { batch: false, head: false, row: false, key: false };
         let mut at = 0;
@@ -53,7 +56,7 @@ impl Spread {
                 b'h' => spread.head = true,
                 b'q' => spread.row = true,
                 b'k' => spread.key = true,
-                _ => panic!("a spread is of the letters b, h, q and k"),
+                _ => panic!("a spread consists of the letters b, h, q and k"),
             }
             at += 1;
         }
@@ -70,9 +73,9 @@ impl fmt::Display for Spread {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sides {
-    /// q and its like.
+    /// The side of q, out, dout and dq.
     pub q: bool,
-    /// k and its like.
+    /// The side of k, v, dk and dv.
     pub k: bool,
 }
 
@@ -107,7 +110,7 @@ impl Extras {
         }
     }
 
-    /// From the fields of a case's line.
+    /// Reads the fields of a case's line.
     pub fn parse(fields: &HashMap<&str, &str>) -> Result<Extras, String> {
         let number = |name: &str| match fields.get(name) {
             None => Ok(None),

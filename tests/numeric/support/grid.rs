@@ -1,14 +1,15 @@
-//! The grid that FlashAttention's tests walk, thinned: lengths, head dims, grouped heads, masks, and windows, softcap, ALiBi,
-//! dropout and deterministic each on and off. Of any two axes each value meets each value of the other at least once, in far
+//! A thinned form of the grid in FlashAttention's tests. Its axes are lengths, head dims, head
+//! ratios and masks, and window, softcap, ALiBi, dropout and deterministic, each on and off. Any
+//! two values of different axes meet at least once, in far fewer problems than the full product.
 //! fewer problems than the product has.
 
 use super::case::Case;
 use super::extras::{Extras, Spread};
-use super::shapes::{MASKS, only_the_given};
+use super::shapes::{MASKS, unless_one_is_given};
 use flashtune::problem::{Causal, Dtype, Window};
 use std::collections::BTreeSet;
 
-/// Of queries and of keys.
+/// (seqlen_q, seqlen_k).
 pub const LENGTHS: [(i64, i64); 7] =
     [(113, 203), (128, 217), (108, 256), (64, 128), (256, 512), (512, 256), (113, 211)];
 pub const LONG: [(i64, i64); 2] = [(1023, 1024), (2048, 2048)];
@@ -16,10 +17,10 @@ pub const HEAD_DIMS: [i64; 12] = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 22
 /// MHA, MQA, GQA.
 const HEADS: [(i64, i64); 3] = [(2, 2), (2, 1), (4, 2)];
 
-/// Of these lengths and head dims, all of what else there is.
+/// Cases for these lengths and head dims, thinned over all axes.
 pub fn thinned(dtypes: &[Dtype], lengths: &[(i64, i64)], head_dims: &[i64]) -> Vec<Case> {
     let axes = [head_dims.len(), lengths.len(), MASKS.len(), HEADS.len(), dtypes.len(), 2, 2, 2, 2, 2];
-    let of = |(turn, point): (usize, Vec<usize>)| {
+    let of = |(index, point): (usize, Vec<usize>)| {
         let [dim, length, mask, heads, dtype, ref switches @ ..] = point[..] else { unreachable!() };
         let [has_window, has_softcap, has_slopes, has_dropout, deterministic] =
             [0, 1, 2, 3, 4].map(|at| switches[at] == 1);
@@ -34,7 +35,7 @@ pub fn thinned(dtypes: &[Dtype], lengths: &[(i64, i64)], head_dims: &[i64]) -> V
             causal,
             dropout_p: if has_dropout { 0.17 } else { 0.0 },
             deterministic,
-            seed: 170 + turn as u64,
+            seed: 170 + index as u64,
             extras: Extras {
                 window: if has_window { window } else { Window::default() },
                 softcap: if has_softcap { 15.0 } else { 0.0 },
@@ -44,11 +45,12 @@ pub fn thinned(dtypes: &[Dtype], lengths: &[(i64, i64)], head_dims: &[i64]) -> V
             ..Case::plain(dtypes[dtype], seqlen_q, head_dims[dim])
         }
     };
-    only_the_given(covering(&axes).into_iter().enumerate().map(of).collect())
+    unless_one_is_given(covering(&axes).into_iter().enumerate().map(of).collect())
 }
 
-/// In fp32, rows whose scores ALiBi takes a hundred and more below 0: the keys that they see lie at the top left, and distances are counted
-/// from the bottom right. What rounding takes from such a row's LSE is in all of its weights, and a small softcap makes much of it.
+/// fp32 cases whose ALiBi term puts the scores of some rows 100 and more below 0. Those rows see
+/// keys at the top left, but distances count from the bottom right. The rounding of such a row's
+/// LSE enters all of its weights, and a small softcap amplifies it.
 pub fn far_below() -> Vec<Case> {
     let of = |((seqlen_q, head_dim, seed), softcap)| {
         let window = Window { left: Some(51), right: None, top_left: true };
@@ -65,11 +67,14 @@ pub fn far_below() -> Vec<Case> {
         }
     };
     let shapes = [(512, 128, 224), (108, 224, 242)];
-    only_the_given(shapes.into_iter().flat_map(|shape| [15.0, 1.0].map(|softcap| (shape, softcap))).map(of).collect())
+    unless_one_is_given(
+        shapes.into_iter().flat_map(|shape| [15.0, 1.0].map(|softcap| (shape, softcap))).map(of).collect(),
+    )
 }
 
-/// Points of a grid with axes of so many values, in which any two values of different axes meet at least once. A point begins
-/// with the first two that have not met, and takes on each other axis the value that meets most of its others anew.
+/// Points of a grid whose axes have the given numbers of values, so that any two values of
+/// different axes meet in some point. Each point starts from the first pair that has not met. On
+/// every other axis it takes the value that makes the most new pairs.
 fn covering(axes: &[usize]) -> Vec<Vec<usize>> {
     let pair = |one: (usize, usize), other: (usize, usize)| (one.min(other), one.max(other));
     let mut missing = BTreeSet::new();
@@ -85,7 +90,7 @@ fn covering(axes: &[usize]) -> Vec<Vec<usize>> {
                 continue;
             }
             let anew = |value| chosen.iter().filter(|at| missing.contains(&pair(**at, (axis, value)))).count();
-            // Among equals another one each time.
+            // Among equally good values, each point prefers another one.
             let best = (0..count).max_by_key(|value| (anew(*value), (value + points.len()) % count));
             chosen.push((axis, best.expect("an axis has values")));
         }

@@ -13,14 +13,14 @@ use flashtune::problem::{Causal, Dtype, Pass, Window};
 
 pub type Law = fn(&Subject, Dtype);
 
-/// Every law with its name, for those who run them all.
+/// Every law with its name, for callers that run them all.
 pub const ALL: &[(&str, Law)] = &[
     ("ones_in_v_give_ones_out", ones_in_v_give_ones_out),
     ("output_is_linear_in_v", output_is_linear_in_v),
     ("permuting_keys_changes_nothing_unmasked", permuting_keys_changes_nothing_unmasked),
     ("a_causal_row_is_the_unmasked_row_of_its_prefix", a_causal_row_is_the_unmasked_row_of_its_prefix),
     ("gqa_is_mha_with_repeated_heads", gqa_is_mha_with_repeated_heads),
-    ("keys_of_stride_0_are_keys_repeated", keys_of_stride_0_are_keys_repeated),
+    ("broadcast_keys_equal_repeated_keys", broadcast_keys_equal_repeated_keys),
     ("the_dropout_mask_shows_in_both_passes", the_dropout_mask_shows_in_both_passes),
     ("rows_without_keys_are_zero_and_have_no_gradient", rows_without_keys_are_zero_and_have_no_gradient),
     ("no_keys_at_all_is_an_empty_softmax", no_keys_at_all_is_an_empty_softmax),
@@ -29,10 +29,10 @@ pub const ALL: &[(&str, Law)] = &[
     ("extras_that_change_nothing_change_nothing", extras_that_change_nothing_change_nothing),
     ("a_bias_that_says_causal_is_causal", a_bias_that_says_causal_is_causal),
     ("a_sink_is_a_key_of_no_value", a_sink_is_a_key_of_no_value),
-    ("sequences_end_to_end_are_one_call_each", sequences_end_to_end_are_one_call_each),
+    ("packed_sequences_equal_one_call_each", packed_sequences_equal_one_call_each),
 ];
 
-/// A grouped, masked problem that has tails in every dimension.
+/// A masked GQA problem with tails in every dimension.
 fn usual(dtype: Dtype) -> Case {
     Case {
         batch_size: 2,
@@ -55,7 +55,8 @@ pub fn ones_in_v_give_ones_out(subject: &Subject, dtype: Dtype) {
         let mut data = Data::random(&case);
         data.v.fill(1.0);
         let ones = vec![1.0; data.dout.len()];
-        // A weight is rounded to the dtype where the sum of weights is not: half a step each, at worst all one way.
+        // Weights are rounded to the dtype but their sum is not. The error is half a step each, in
+        // the worst case all in one direction.
         agree("out", &forward(subject, &case, &data).out, &ones, dtype, 1.0);
     }
 }
@@ -64,13 +65,13 @@ pub fn output_is_linear_in_v(subject: &Subject, dtype: Dtype) {
     let case = Case { causal: Causal::BottomRight, ..usual(dtype) };
     let data = Data::random(&case);
     let mut random = Random::new(9);
-    // Small integers, so that the combination is exact in every dtype.
+    // Small integers make the combination exact in every dtype.
     let mut integers = || data.v.iter().map(|_| random.between(-8, 8) as f32).collect::<Vec<_>>();
     let (first, second) = (integers(), integers());
     let combine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| 2.0 * a - b).collect::<Vec<_>>();
     let of = |v: Vec<f32>| forward(subject, &case, &Data { v, ..data.clone() }).out;
     let combined = of(combine(&first, &second));
-    // Three outputs round, one of them doubled; weights round the same in all.
+    // Three outputs round, and one of them is doubled. The weights round the same in all.
     agree("out", &combine(&of(first), &of(second)), &combined, dtype, 2.0);
 }
 
@@ -85,7 +86,7 @@ pub fn permuting_keys_changes_nothing_unmasked(subject: &Subject, dtype: Dtype) 
     };
     let other = Data { k: permuted(&data.k, case.head_dim), v: permuted(&data.v, case.head_dim_v), ..data.clone() };
     let (one, two) = (forward(subject, &case, &data), forward(subject, &case, &other));
-    // Another order of keys is another running maximum, hence other roundings of the weights.
+    // Another order of keys has other running maxima, so the weights round differently.
     agree("out", &one.out, &two.out, dtype, 2.0);
     agree("lse", &one.lse, &two.lse, Dtype::Fp32, 1.0);
 }
@@ -127,13 +128,14 @@ pub fn gqa_is_mha_with_repeated_heads(subject: &Subject, dtype: Dtype) {
         let group_sum =
             |group: &[f32]| (0..dim).map(|c| (0..3).map(|g| group[g * dim + c]).sum()).collect::<Vec<f32>>();
         let summed: Vec<f32> = many.chunks(3 * dim).flat_map(group_sum).collect();
-        // Three rounded heads are added up here, against one rounding of the sum there.
+        // Here three rounded heads are added; there the sum is rounded once.
         agree(name, one, &summed, dtype, 3.0);
     }
 }
 
-/// What is read may be broadcast: one head of keys for all heads and batches. The same bits, since the work is the same.
-pub fn keys_of_stride_0_are_keys_repeated(subject: &Subject, dtype: Dtype) {
+/// One K/V head may be broadcast to all heads and batch entries by strides of 0. The bits are the
+/// same, because the work is.
+pub fn broadcast_keys_equal_repeated_keys(subject: &Subject, dtype: Dtype) {
     let one = Case::plain(dtype, 150, 64);
     let case = Case { batch_size: 2, num_heads_q: 4, num_heads_kv: 2, ..one.clone() };
     let keys = Data::random(&one).k;
@@ -147,7 +149,8 @@ pub fn keys_of_stride_0_are_keys_repeated(subject: &Subject, dtype: Dtype) {
     assert!(broadcast.out == copied.out && broadcast.lse == copied.lse);
 }
 
-/// With Q = K = 0 all weights are 1/seqlen_k, so V = I makes O the mask itself, and dout = I makes dV its transpose.
+/// With Q = K = 0 all weights are 1/seqlen_k, so V = I makes O the mask itself, and dout = I makes
+/// dV its transpose.
 pub fn the_dropout_mask_shows_in_both_passes(subject: &Subject, dtype: Dtype) {
     let length = 141;
     for dropout_p in [0.1, 0.5] {
@@ -198,7 +201,7 @@ pub fn the_dropout_mask_shows_in_both_passes(subject: &Subject, dtype: Dtype) {
     }
 }
 
-/// Bottom-right with more queries than keys: the first rows see nothing.
+/// With a bottom-right causal mask and more queries than keys, the first rows see nothing.
 pub fn rows_without_keys_are_zero_and_have_no_gradient(subject: &Subject, dtype: Dtype) {
     let case =
         Case { causal: Causal::BottomRight, seqlen_k: 20, strides: Strides::Bshd, ..Case::plain(dtype, 150, 40) };
@@ -212,7 +215,7 @@ pub fn rows_without_keys_are_zero_and_have_no_gradient(subject: &Subject, dtype:
     let config = subject.heuristic(&case, Pass::Backward);
     let gradients = subject.backward(&case, &data, &result, &config);
     assert!(gradients.dq[..empty * dim].iter().all(|x| *x == 0.0), "dQ of rows without keys");
-    // Whatever those rows hold, nothing else notices.
+    // The values of those rows affect no other result.
     let mut other = data.clone();
     other.q[..empty * dim].fill(3.0);
     other.dout[..empty * dim].fill(-2.0);
@@ -236,8 +239,9 @@ pub fn no_keys_at_all_is_an_empty_softmax(subject: &Subject, dtype: Dtype) {
     assert!(gradients.dk.iter().chain(&gradients.dv).all(|x| *x == 0.0));
 }
 
-/// One NaN in each input, in a causal problem: it shows in the rows that see it and nowhere else. (A hidden key's V is
-/// left out: a weight of 0 times NaN is NaN in the product of a tile, as in any tiled implementation.)
+/// One NaN in each input of a causal problem shows in the rows that see it and nowhere else. V of a
+/// hidden key is left out: the product of a tile multiplies it by a weight of 0, which gives NaN in
+/// any tiled implementation.
 pub fn nan_reaches_exactly_what_depends_on_it(subject: &Subject, dtype: Dtype) {
     let case = Case { causal: Causal::TopLeft, strides: Strides::Bshd, ..Case::plain(dtype, 150, 32) };
     let (dim, position, column) = (32, 70, 5);
@@ -256,7 +260,7 @@ pub fn nan_reaches_exactly_what_depends_on_it(subject: &Subject, dtype: Dtype) {
         assert_eq!(is_nan(&result.out, row, 0), row == position, "NaN in Q: O of row {row}");
         assert_eq!(result.lse[row].is_nan(), row == position, "NaN in Q: LSE of row {row}");
         assert_eq!(is_nan(&gradients.dq, row, 0), row == position, "NaN in Q: dQ of row {row}");
-        // Key `row` gets gradients from query `position` if that sees it.
+        // Key `row` gets gradients from query `position` if that query sees it.
         if row <= position {
             assert!(is_nan(&gradients.dk, row, 0) && is_nan(&gradients.dv, row, 0), "NaN in Q: dK, dV of key {row}");
         }
@@ -301,9 +305,10 @@ pub fn configs_agree_within_rounding(subject: &Subject, dtype: Dtype) {
     }
 }
 
-/// A window as wide as the keys, a softcap far above the scores, slopes and biases of 0, a mask of ones, sinks of -inf.
+/// A window as wide as the keys, a softcap far above the scores, slopes and biases of 0, a mask of
+/// ones, sinks of -inf.
 pub fn extras_that_change_nothing_change_nothing(subject: &Subject, dtype: Dtype) {
-    // A GPU's tanh is off by 2^-23 of the cap, a score of 5 by 5^3 / 3 cap^2.
+    // A GPU's tanh is off by 2^-23 of the cap, and the cap changes a score of 5 by 5^3 / 3 cap^2.
     let softcap = if dtype == Dtype::Fp32 { 1e5 } else { 1e3 };
     let all = Some(500);
     let of_scores = Some(Spread::of("hqk"));
@@ -358,7 +363,7 @@ pub fn a_bias_that_says_causal_is_causal(subject: &Subject, dtype: Dtype) {
     }
 }
 
-/// A key whose V is 0 and whose score is the sink's: in every row, by K and a first column of Q that is 1.
+/// The key has V = 0 and the sink's score in every row, because the first column of Q is 1.
 pub fn a_sink_is_a_key_of_no_value(subject: &Subject, dtype: Dtype) {
     let sink = 1.5;
     let with_key = Case { strides: Strides::Bshd, softmax_scale: 0.125, ..Case::plain(dtype, 130, 64) };
@@ -381,11 +386,11 @@ pub fn a_sink_is_a_key_of_no_value(subject: &Subject, dtype: Dtype) {
     let of_key = subject.backward(&with_key, &of_key, &other, &subject.heuristic(&with_key, Pass::Backward));
     agree("dk", &gradients.dk, &of_key.dk[..129 * 64], dtype, 2.0);
     agree("dv", &gradients.dv, &of_key.dv[..129 * 64], dtype, 2.0);
-    assert!(gradients.dsinks[0] != 0.0, "else this shows nothing");
+    assert!(gradients.dsinks[0] != 0.0, "the case must give its sink a gradient");
 }
 
-/// The same bits on the CPU.
-pub fn sequences_end_to_end_are_one_call_each(subject: &Subject, dtype: Dtype) {
+/// The bits are equal on the CPU and agree within rounding on a GPU.
+pub fn packed_sequences_equal_one_call_each(subject: &Subject, dtype: Dtype) {
     let is_exact = matches!(subject.backend, Backend::Cpu(_));
     for (causal, window) in [(Causal::None, None), (Causal::BottomRight, Some(40)), (Causal::TopLeft, None)] {
         let case = Case {

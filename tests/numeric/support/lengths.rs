@@ -1,9 +1,10 @@
-//! Lengths: which rows of a case's tensors its sequences have, and which of those are used; made from the case's seed.
+//! Lengths of a case's sequences, made from its seed: the rows of each sequence in a tensor, and
+//! the used ones among them.
 
 use super::case::{Case, Kind, Random, Shape};
 use flashtune::problem::Varlen;
 
-/// Tensors with as many rows as queries, or as keys.
+/// The tensors with a row for each query, or with a row for each key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Q,
@@ -24,10 +25,10 @@ impl Side {
 pub struct Rows {
     /// Entry of the tensor's batch dimension.
     pub entry: usize,
-    /// The first, within the entry.
+    /// The first row within the entry.
     pub begin: usize,
     pub length: usize,
-    /// How many of them are used.
+    /// Number of used rows.
     pub used: usize,
 }
 
@@ -46,7 +47,7 @@ impl Case {
         }
     }
 
-    /// Of each sequence. The first is as long as is allowed, others may be empty.
+    /// The rows of each sequence. The first sequence has the maximum length; others may be empty.
     pub fn rows(&self, side: Side) -> Vec<Rows> {
         let (longest, is_packed) = (self.seqlen(side), self.is_packed(side));
         let has_used = match side {
@@ -80,7 +81,7 @@ impl Case {
         (0..self.batch_size as usize).map(of_entry).collect()
     }
 
-    /// Rows of a tensor that holds sequences end to end; some may follow the last one.
+    /// Rows of a packed tensor. Some may follow the last sequence.
     pub fn total(&self, side: Side) -> i64 {
         let last = self.rows(side).last().map_or(0, |rows| rows.begin + rows.length) as i64;
         last + (self.seed % 4) as i64
@@ -91,7 +92,7 @@ impl Case {
         Varlen { total_q: total(Side::Q), total_k: total(Side::K), padded_q: self.extras.seqused.q }
     }
 
-    /// cu_seqlens of a side that has them.
+    /// `cu_seqlens` of a packed side.
     pub fn cu_seqlens(&self, side: Side) -> Vec<i32> {
         let ends = self.rows(side).into_iter().map(|rows| (rows.begin + rows.length) as i32);
         std::iter::once(0).chain(ends).collect()
@@ -112,13 +113,13 @@ impl Case {
         used.into_iter().flat_map(|used| std::iter::repeat_n(used, heads as usize)).collect()
     }
 
-    /// Elements of lse and dlse.
+    /// Elements of lse and of dlse.
     pub fn lse_len(&self) -> usize {
         let rows = if self.is_packed(Side::Q) { self.total(Side::Q) } else { self.batch_size * self.seqlen_q };
         (rows * self.num_heads_q) as usize
     }
 
-    /// Where a sequence's rows begin there.
+    /// Index in lse of a sequence's first row for a head.
     pub fn lse_begin(&self, batch: usize, head: usize) -> usize {
         match self.is_packed(Side::Q) {
             true => head * self.total(Side::Q) as usize + self.rows(Side::Q)[batch].begin,

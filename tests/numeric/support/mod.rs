@@ -1,4 +1,5 @@
-//! What the numeric tests share: cases, the reference, the error rule, shapes and laws, for any backend.
+//! Shared parts of the numeric tests for any backend: cases, the reference, the error rule, shapes
+//! and laws.
 
 pub mod blocks;
 pub mod buffer;

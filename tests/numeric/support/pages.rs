@@ -1,29 +1,30 @@
-//! Pages: where the keys of a case lie that has them in pages, made from the case's seed. Values stay in the order of sequences,
-//! so that the reference knows nothing of pages.
+//! The paged K/V cache of a case, made from its seed: the block table and each page's place. Values
+//! stay in the order of sequences, so the reference knows nothing of pages.
 
 use super::case::{Case, Kind, Random, Shape};
 use super::lengths::Side;
 
-/// In the place of entries that nobody may read: no page.
+/// Fills table entries that must not be read. It names no page.
 const NO_PAGE: i32 = i32::MIN;
 
 impl Case {
-    /// Entries of a sequence's row of the block table.
+    /// Pages of one sequence: the entries of its row in the block table.
     pub fn pages_of_a_sequence(&self) -> i64 {
         self.extras.page_size.map_or(0, |page_size| (self.seqlen_k + page_size - 1) / page_size)
     }
 
-    /// More than sequences have. The last one is nobody's: a kernel that takes a wrong entry for it reads NaN.
+    /// One page more than the sequences need. The last page belongs to no sequence, so a kernel
+    /// that maps a wrong entry to it reads NaN.
     pub fn num_pages(&self) -> i64 {
         self.batch_size * self.pages_of_a_sequence() + 2
     }
 
-    /// Elements from one sequence's row of the table to the next.
+    /// Elements from one sequence's row of the block table to the next.
     pub fn block_table_stride(&self) -> i64 {
         self.pages_of_a_sequence() + self.seed as i64 % 3
     }
 
-    /// Pages in no order, with what is no page past each sequence's used keys.
+    /// Shuffled pages, with `NO_PAGE` after each sequence's used keys.
     pub fn block_table(&self) -> Vec<i32> {
         let mut pages: Vec<i32> = (0..self.num_pages() as i32 - 1).collect();
         let mut random = Random::new(self.seed ^ 0x9a6e);
@@ -40,7 +41,7 @@ impl Case {
         table
     }
 
-    /// The tensor as it lies in memory: of keys in pages (num_pages, page_size, heads, dim).
+    /// The tensor's layout in memory; paged keys are (num_pages, page_size, heads, dim).
     pub fn shape_in_memory(&self, kind: Kind) -> Shape {
         match (self.extras.page_size, Side::of(kind)) {
             (Some(page_size), Side::K) => self.laid_out(kind, self.num_pages(), page_size),
@@ -48,7 +49,7 @@ impl Case {
         }
     }
 
-    /// Buffer index of each used row (batch, position, head) in order, and None for those that are not.
+    /// Buffer index of each used row (batch, position, head) in order, and None for unused rows.
     pub fn rows_in_memory(&self, kind: Kind) -> Vec<Option<usize>> {
         let used = self.used(kind);
         let (page_size, shape) = match (self.extras.page_size, Side::of(kind)) {

@@ -1,8 +1,10 @@
-//! Tensors that have something for each score (bias, mask, dbias): their shape, and their buffers with traps.
+//! Tensors with an element for each score (bias, mask, dbias): their shape, and their buffers with
+//! traps.
 //!
-//! Values are packed: as many along each dimension as the tensor's spread has. What no score needs is NaN.
+//! Values are packed over the dimensions along which the tensor varies. Values that no score needs
+//! are NaN.
 
-use super::blocks::{BlockMap, Shows, shows};
+use super::blocks::{BlockKind, BlockMap, block_kind};
 use super::buffer::{CANARY, GUARD, download, upload};
 use super::case::{Case, Data, Strides};
 use super::extras::Spread;
@@ -13,9 +15,9 @@ use flashtune::call::ScoresRef;
 /// Dimensions are batch, head, row and key.
 #[derive(Clone, Copy, Debug)]
 pub struct PerScore {
-    /// 1 where it is the same along a dimension.
+    /// The extent is 1 along dimensions where the tensor is the same.
     pub extents: [usize; 4],
-    /// Elements of the buffer; 0 where it is the same along a dimension.
+    /// Strides in elements of the buffer; 0 along dimensions where the tensor is the same.
     strides: [usize; 4],
     lead: usize,
 }
@@ -25,7 +27,8 @@ impl PerScore {
         PerScore::of_keys(case, spread, case.seqlen_k)
     }
 
-    /// Of a mask's bits the bytes, eight keys to each, also where all keys have the same.
+    /// The bytes of a bit mask, which hold eight keys each, also if the mask is the same for all
+    /// keys.
     pub fn of_bits(case: &Case, spread: Spread) -> PerScore {
         let contiguous = if case.strides == Strides::OddGaps { Strides::Gaps } else { case.strides };
         let case = Case { strides: contiguous, ..case.clone() };
@@ -56,12 +59,13 @@ impl PerScore {
         self.extents.iter().product()
     }
 
-    /// Index into the packed values of what a score has.
+    /// Index of a score's value in the packed values.
     pub fn index(&self, place: [usize; 4]) -> usize {
         (0..4).fold(0, |index, at| index * self.extents[at] + if self.extents[at] == 1 { 0 } else { place[at] })
     }
 
-    /// The bytes that `of_bits` describes, of a mask of this shape. Bits past the last key are 1.
+    /// Packs a byte mask of this shape into the bytes that `of_bits` describes. Bits past the last
+    /// key are 1.
     pub fn packed_bits(&self, case: &Case, mask: &[u8]) -> Vec<u8> {
         let ([batches, heads, rows, _], keys) = (self.extents, case.seqlen_k as usize);
         let mut bytes = Vec::new();
@@ -84,16 +88,17 @@ impl PerScore {
         })
     }
 
-    /// Which values some score needs: one of a used row and key that nothing hides.
+    /// Whether each value is needed by a score: one of a used row and a used key that nothing
+    /// hides.
     pub fn needed(&self, case: &Case, data: &Data) -> Vec<bool> {
         let mut needed = vec![false; self.len()];
         let (rows_q, rows_k) = (case.rows(Side::Q), case.rows(Side::K));
         let mask = case.extras.mask.map(|spread| PerScore::new(case, spread));
         let map = BlockMap::new(case);
-        let is_shown = |place| match shows(&map, place) {
-            Shows::Nothing => false,
-            Shows::Part => mask.is_none_or(|mask| data.mask[mask.index(place)] != 0),
-            Shows::Full => true,
+        let is_shown = |place| match block_kind(&map, place) {
+            BlockKind::Hidden => false,
+            BlockKind::Partial => mask.is_none_or(|mask| data.mask[mask.index(place)] != 0),
+            BlockKind::Full => true,
         };
         for (batch, (rows_q, rows_k)) in rows_q.iter().zip(&rows_k).enumerate() {
             for (row, key) in (0..rows_q.used).flat_map(|row| (0..rows_k.used).map(move |key| (row, key))) {
@@ -110,12 +115,13 @@ impl PerScore {
 pub struct PerScoreBuffer {
     memory: Memory,
     shape: PerScore,
-    /// Of an element.
+    /// Bytes of one element.
     bytes: usize,
 }
 
 impl PerScoreBuffer {
-    /// `encode` gives a value's bytes; in the place of values that are None, and in gaps, stand `filler`'s.
+    /// `encode` gives the bytes of a value. `filler` stands in place of values that are None and in
+    /// gaps.
     pub fn new<T>(
         backend: &Backend,
         shape: PerScore,
@@ -140,7 +146,7 @@ impl PerScoreBuffer {
         ScoresRef { data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k }
     }
 
-    /// The fp32 values; panics if anything between them has changed.
+    /// The fp32 values. Panics if a byte between them changed.
     pub fn read_fp32(&self, backend: &Backend, name: &str) -> Vec<f32> {
         let mut bytes = download(backend, &self.memory);
         let values = self.shape.places().map(|place| {
@@ -151,7 +157,7 @@ impl PerScoreBuffer {
         });
         let values = values.collect();
         let stray = bytes.iter().position(|byte| *byte != CANARY);
-        assert!(stray.is_none(), "{name}: byte {} outside of it was written", stray.unwrap_or(0));
+        assert!(stray.is_none(), "{name}: byte {} outside of the tensor was written", stray.unwrap_or(0));
         values
     }
 }

@@ -1,10 +1,12 @@
-//! Attention by its definition, forward and backward, one row after the other, with the whole row of scores at hand.
+//! Attention by its definition, forward and backward, one row after the other, with the whole row
+//! of scores in memory.
 //!
-//! Two arithmetics: fp64 throughout is the reference; the *naive* one accumulates in fp32 and rounds every
-//! intermediate to the dtype, as unfused attention in that dtype does, and is the yardstick of the error rule. No
-//! tiles, no online softmax, no code shared with the library but the dropout mask's definition.
+//! There are two arithmetics. fp64 throughout is the reference. The *naive* one accumulates in fp32
+//! and rounds every intermediate to the dtype, as unfused attention in that dtype does; it is the
+//! yardstick of the error rule. There are no tiles and no online softmax, and the only code shared
+//! with the library defines the dropout mask.
 
-use super::blocks::{BlockMap, Shows, shows};
+use super::blocks::{BlockKind, BlockMap, block_kind};
 use super::case::{Case, Data, Kind, round_to};
 use super::lengths::{Rows, Side};
 use super::per_score::PerScore;
@@ -66,26 +68,28 @@ pub struct Results {
     pub dq: Vec<f64>,
     pub dk: Vec<f64>,
     pub dv: Vec<f64>,
-    /// What was there before included; empty where it is not wanted.
+    /// Includes the values before the pass; empty if dbias is not requested.
     pub dbias: Vec<f64>,
-    /// Empty where there are no sinks.
+    /// Empty without sinks.
     pub dsinks: Vec<f64>,
     pub magnitudes: Magnitudes,
 }
 
-/// How large the summands are of which results are made: what cancels leaves the rounding of what cancelled.
+/// Largest sums of the magnitudes of an element's terms. Terms that cancel leave rounding errors of
+/// their own size.
 #[derive(Clone, Copy, Default)]
 pub struct Magnitudes {
-    /// max of |scale| * sum |q k|, over all scores, and of what else makes a score
+    /// Over all scores: |scale| * sum |q k| and the magnitudes of the score's other terms.
     pub score: f64,
-    /// max over elements of the sums that make dQ, dK, dV and the others with every term made positive
+    /// Over the elements of dQ; the next fields likewise for dK, dV and the others.
     pub dq: f64,
     pub dk: f64,
     pub dv: f64,
     pub dbias: f64,
     pub dsinks: f64,
-    /// Standard deviation of a sink's gradient for an error of 1 in each element of O, relative: sqrt(sum (p_sink dO O)^2)
-    pub dsinks_of_out: f64,
+    /// Standard deviation of a sink's gradient per unit of relative error in O: sqrt(sum (p_sink dO
+    /// O)^2).
+    pub dsinks_deviation: f64,
 }
 
 pub fn exact(case: &Case, data: &Data) -> Results {
@@ -117,7 +121,7 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
     for (index, head) in of_heads.iter().enumerate() {
         let (batch, head_q) = (index / heads, index % heads);
         let head_kv = head_q / (heads / case.num_heads_kv as usize);
-        // The heads of a group are summed wide in both arithmetics, as one long product would.
+        // Both arithmetics sum the heads of a GQA group in fp64, as one long product would.
         let add = |kind, into: &mut Vec<f64>, head_index, values: &[R]| {
             places(case, kind, batch, head_index).zip(values).for_each(|(at, value)| into[at] += value.wide());
         };
@@ -137,7 +141,7 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
         if case.extras.sinks {
             results.dsinks[head_q] += head.dsink.wide();
             let terms = &mut dsinks_terms[head_q];
-            *terms = [terms[0] + head.magnitudes.dsinks, terms[1] + head.magnitudes.dsinks_of_out.powi(2)];
+            *terms = [terms[0] + head.magnitudes.dsinks, terms[1] + head.magnitudes.dsinks_deviation.powi(2)];
         }
         let max = &mut results.magnitudes;
         let group = (case.num_heads_q / case.num_heads_kv) as f64;
@@ -149,7 +153,7 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
     results.magnitudes.dbias = dbias_terms.into_iter().fold(0.0, f64::max);
     for [terms, of_out] in dsinks_terms {
         let max = &mut results.magnitudes;
-        (max.dsinks, max.dsinks_of_out) = (max.dsinks.max(terms), max.dsinks_of_out.max(of_out.sqrt()));
+        (max.dsinks, max.dsinks_deviation) = (max.dsinks.max(terms), max.dsinks_deviation.max(of_out.sqrt()));
     }
     for values in [&mut results.out, &mut results.dq, &mut results.dk, &mut results.dv] {
         values.iter_mut().for_each(|value| *value = round(R::of(*value)).wide());
@@ -157,7 +161,7 @@ fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync))
     results
 }
 
-/// Packed index of each element of one head's matrix of a sequence's used rows.
+/// Packed index of each element of one head's matrix, over a sequence's used rows.
 fn places(case: &Case, kind: Kind, batch: usize, head: usize) -> impl Iterator<Item = usize> + use<> {
     let shape = case.shape(kind);
     let (seqlen, heads, dim) = (shape.seqlen as usize, shape.heads as usize, shape.dim as usize);
@@ -166,7 +170,7 @@ fn places(case: &Case, kind: Kind, batch: usize, head: usize) -> impl Iterator<I
     (first..first + used).flat_map(move |row| (0..dim).map(move |c| (row * heads + head) * dim + c))
 }
 
-/// What makes the scores of one head besides Q K^T, by the definitions.
+/// The terms of one head's scores besides Q K^T, by their definitions.
 struct Modifier<'a> {
     case: &'a Case,
     data: &'a Data,
@@ -199,14 +203,14 @@ impl<'a> Modifier<'a> {
         let place = [self.batch, self.head, row, key];
         let masks = || self.mask.is_some_and(|mask| self.data.mask[mask.index(place)] == 0);
         !self.case.sees([self.seqlen_q, self.seqlen_k], row, key)
-            || match shows(&self.map, place) {
-                Shows::Nothing => true,
-                Shows::Part => masks(),
-                Shows::Full => false,
+            || match block_kind(&self.map, place) {
+                BlockKind::Hidden => true,
+                BlockKind::Partial => masks(),
+                BlockKind::Full => false,
             }
     }
 
-    /// The score after all but the hiding, and what its gradient is multiplied with on the way back.
+    /// The score with all terms except hiding, and the factor of its gradient on the way back.
     fn apply<R: Real>(&self, score: R, row: usize, key: usize, round: &dyn Fn(R) -> R) -> (R, R) {
         let (mut score, mut slope) = (score, R::of(1.0));
         if self.case.extras.softcap != 0.0 {
@@ -233,21 +237,22 @@ impl<'a> Modifier<'a> {
         Some(f64::from(self.data.bias[shape.index([self.batch, self.head, row, key])]))
     }
 
-    /// Of what makes a score besides Q K^T; infinities, which leave nothing to round, do not count.
+    /// The magnitude of the terms besides Q K^T. Infinities leave nothing to round and do not
+    /// count.
     fn magnitude(&self, row: usize, key: usize) -> f64 {
         let terms = [Some(f64::from(self.case.extras.softcap)), self.alibi(row, key), self.bias(row, key)];
         terms.into_iter().flatten().map(f64::abs).filter(|term| term.is_finite()).sum()
     }
 }
 
-/// One query head: its results, dK and dV being its share of its group's.
+/// The results of one query head; dK and dV are its share of the group's.
 struct Head<R> {
     out: Vec<R>,
     lse: Vec<R>,
     dq: Vec<R>,
     dk: Vec<R>,
     dv: Vec<R>,
-    /// Row, key and gradient of each score, with the magnitude of its terms; empty where no dbias is wanted.
+    /// Row, key, gradient and magnitude of terms for each score; empty if dbias is not requested.
     dscores: Vec<(usize, usize, R, f64)>,
     dsink: R,
     magnitudes: Magnitudes,
@@ -291,7 +296,7 @@ impl<R: Real> Head<R> {
         };
         let sizes_of = |values: &[R]| -> Vec<f64> { values.iter().map(|value| value.wide().abs()).collect() };
         let (k_sizes, k_largest) = (sizes_of(&k_transposed), k.chunks(dim).map(largest).collect::<Vec<f64>>());
-        // Sums of magnitudes, per element of dK and dV and per row of dQ.
+        // Sums of magnitudes, one per key for dK and dV, and one per row for dQ.
         let (mut dk_terms, mut dv_terms) = (vec![0.0; seqlen_k], vec![0.0; seqlen_k]);
         for row in 0..seqlen_q {
             let keys: Vec<usize> = (0..seqlen_k).filter(|key| !modifier.hides(row, *key)).collect();
@@ -303,7 +308,8 @@ impl<R: Real> Head<R> {
             let (scores, slopes): (Vec<R>, Vec<R>) =
                 keys.iter().map(|key| modifier.apply(round(scale * round(scores[*key])), row, *key, round)).unzip();
             let top = scores.iter().fold(R::of(f64::NEG_INFINITY), |top, s| if *s > top { *s } else { top });
-            // A row that sees no key, or only scores of -inf, keeps O = 0 and gives no gradient, but that of its LSE to the sink.
+            // A row without keys, or with only scores of -inf, keeps O = 0. Its only gradient is
+            // that of its LSE to the sink.
             if top.wide() == f64::NEG_INFINITY && !scores.iter().any(|score| score.wide().is_nan()) {
                 if let Some(sink) = sink.filter(|sink| sink.wide() > f64::NEG_INFINITY) {
                     this.lse[row] = sink;
@@ -325,7 +331,7 @@ impl<R: Real> Head<R> {
 
             let mut dweights = vec![zero; seqlen_k];
             products(dout, &v_transposed, seqlen_k, &mut dweights);
-            // delta from the stored O, as the backward pass has it.
+            // delta comes from the stored O, as in the backward pass.
             let delta = dout.iter().zip(&*out).fold(zero, |sum, (dout, out)| sum + *dout * round(*out)) - dlse;
             if let Some(sink) = sink {
                 let weight = (sink - top).exp() / sum;
@@ -333,7 +339,7 @@ impl<R: Real> Head<R> {
                 let terms = dout.iter().zip(&*out).map(|(dout, out)| weight.wide() * dout.wide() * out.wide());
                 let of_row = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term.abs(), squares + term * term]);
                 this.magnitudes.dsinks += of_row[0] + weight.wide() * dlse.wide().abs();
-                this.magnitudes.dsinks_of_out = this.magnitudes.dsinks_of_out.hypot(of_row[1].sqrt());
+                this.magnitudes.dsinks_deviation = this.magnitudes.dsinks_deviation.hypot(of_row[1].sqrt());
             }
             let dq = &mut this.dq[row * dim..][..dim];
             let mut dq_terms = 0.0;
@@ -366,7 +372,8 @@ impl<R: Real> Head<R> {
     }
 }
 
-/// `sums[j] += sum over c of row[c] * transposed[c, j]`, for the first keys; `pitch` keys in a row of `transposed`.
+/// `sums[j] += sum over c of row[c] * transposed[c, j]`. A row of `transposed` has `pitch` keys;
+/// only the first `sums.len()` count.
 fn products<R: Real>(row: &[R], transposed: &[R], pitch: usize, sums: &mut [R]) {
     row.iter().zip(transposed.chunks(pitch.max(1))).for_each(|(factor, column)| add_scaled(sums, *factor, column));
 }

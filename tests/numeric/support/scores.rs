@@ -1,5 +1,6 @@
-//! Scores that are hard on an online softmax: they rise, fall, jump and alternate by far more than a block's maximum can
-//! follow. The first column of Q is 1, so the first column of K adds a score of the test's choice to the random ones.
+//! Scores that are hard on an online softmax: they rise, fall, jump and alternate by far more than
+//! a block's maximum can follow. The first column of Q is 1, so the first column of K adds a chosen
+//! score to the random ones.
 
 use super::case::{Case, Data, round_to};
 use flashtune::problem::{Causal, Dtype};
@@ -25,8 +26,8 @@ const PROFILES: &[(&str, Profile)] = &[
     ("-inf everywhere but in key 0", |key| if key == 0 { 5.0 } else { f32::NEG_INFINITY }),
 ];
 
-/// Shapes that reach each edge of what a backend does with such scores: rows whose last key ends a block of 64, grouped
-/// heads, a head dim of half a k-step, a negative scale, dropout.
+/// Shapes that reach each special case of a backend: rows whose last key ends a block of 64, GQA, a
+/// head dim of half a k-step, a negative scale, dropout.
 fn shapes(dtype: Dtype) -> Vec<Case> {
     let plain = Case { num_heads_q: 2, seqlen_k: SEQLEN_K, ..Case::plain(dtype, 150, 64) };
     vec![
@@ -37,7 +38,7 @@ fn shapes(dtype: Dtype) -> Vec<Case> {
     ]
 }
 
-/// Each profile in each shape, under the name that a failure is told by.
+/// Each profile in each shape, with the profile's name for messages.
 pub fn adversarial(dtype: Dtype) -> Vec<(&'static str, Case, Data)> {
     let of = |(name, profile): &(&'static str, Profile), case: Case| {
         let mut data = Data::random(&case);

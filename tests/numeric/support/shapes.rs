@@ -1,19 +1,20 @@
-//! The one generator of test shapes: every boundary of a tile first, then seeded random problems.
+//! The generator of all test shapes: first every boundary of a tile, then seeded random problems.
 //!
-//! `FLASHTUNE_TEST_CASE="…"` (the line that a failure prints) replaces all of them by that one.
+//! `FLASHTUNE_TEST_CASE="…"`, the line that a failure prints, replaces all cases by that one.
 
 use super::blocks::Blocks;
 use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
 use flashtune::problem::{Causal, Dtype, Window};
 
-/// Head dims that models use, those between the widths of matrix instructions, and the smallest.
+/// Head dims that models use, head dims between the widths of matrix instructions, and the smallest
+/// ones.
 const HEAD_DIMS: [i64; 16] = [64, 128, 32, 40, 72, 80, 96, 112, 16, 256, 8, 160, 1, 33, 192, 4];
-/// Query heads and key-value heads: MHA, MQA, and GQA of whole and odd ratios.
+/// (num_heads_q, num_heads_kv): MHA, MQA, and GQA with even and odd ratios.
 const HEADS: [(i64, i64); 6] = [(2, 2), (4, 1), (4, 2), (3, 1), (6, 2), (1, 1)];
 pub const MASKS: [Causal; 3] = [Causal::None, Causal::BottomRight, Causal::TopLeft];
 
-/// One case at each edge of a tile of `tile` rows and keys, and at the edges of the sequences themselves.
+/// One case at each edge of a tile of `tile` rows and keys, and at the edges of the sequences.
 pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
     let lengths = [
         (tile - 1, tile - 1),
@@ -33,36 +34,38 @@ pub fn boundaries(dtypes: &[Dtype], tile: i64) -> Vec<Case> {
     ];
     let all = lengths.into_iter().enumerate().flat_map(|(index, (seqlen_q, seqlen_k))| {
         MASKS.into_iter().enumerate().map(move |(mask, causal)| {
-            let turn = index + mask;
-            let (num_heads_q, num_heads_kv) = HEADS[turn % HEADS.len()];
-            let head_dim = HEAD_DIMS[turn % 4];
+            let mix = index + mask;
+            let (num_heads_q, num_heads_kv) = HEADS[mix % HEADS.len()];
+            let head_dim = HEAD_DIMS[mix % 4];
             Case {
-                // In steps of the head dims, so that each dim has every dtype, and dropout in one of them.
-                dtype: dtypes[turn / 4 % dtypes.len()],
-                batch_size: 1 + turn as i64 % 2,
+                // The dtype changes every four cases, so that each head dim meets every dtype and
+                // dropout meets one.
+                dtype: dtypes[mix / 4 % dtypes.len()],
+                batch_size: 1 + mix as i64 % 2,
                 num_heads_q,
                 num_heads_kv,
                 seqlen_q,
                 seqlen_k,
                 head_dim,
-                head_dim_v: if turn % 5 == 0 { 24 } else { head_dim },
+                head_dim_v: if mix % 5 == 0 { 24 } else { head_dim },
                 causal,
                 softmax_scale: (head_dim as f32).powf(-0.5),
-                dropout_p: if turn / 2 % 3 == 1 { 0.2 } else { 0.0 },
-                // Under one mask at each edge.
+                dropout_p: if mix / 2 % 3 == 1 { 0.2 } else { 0.0 },
+                // Deterministic with one mask at each edge.
                 deterministic: (index + 2 * mask) % 3 == 1,
-                strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
+                strides: ALL_STRIDES[mix % ALL_STRIDES.len()],
                 extras: Extras::default(),
                 seed: 1000 * tile as u64 + 10 * index as u64 + mask as u64,
             }
         })
     });
-    only_the_given(all.collect())
+    unless_one_is_given(all.collect())
 }
 
-/// `count` problems from a seed: lengths up to `max_seqlen`, head dims of the list and any from 1 to 512.
+/// `count` problems from a seed. Lengths go up to `max_seqlen`; head dims come from the list and
+/// from 1 to 512.
 pub fn random(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
-    only_the_given((seed..seed + count).map(|seed| random_case(dtypes, max_seqlen, seed)).collect())
+    unless_one_is_given((seed..seed + count).map(|seed| random_case(dtypes, max_seqlen, seed)).collect())
 }
 
 fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
@@ -73,7 +76,7 @@ fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
         _ => random.pick(&HEAD_DIMS),
     };
     let (head_dim, other_dim) = (head_dim(), head_dim());
-    // Wide heads with short sequences, so that no case takes much longer than another.
+    // Wide heads have shorter sequences, so that all cases take about the same time.
     let max_seqlen = (max_seqlen * 128 / (128 + head_dim)).max(16);
     let seqlen_q = random.between(0, max_seqlen);
     let other_length = random.between(0, max_seqlen);
@@ -97,39 +100,39 @@ fn random_case(dtypes: &[Dtype], max_seqlen: i64, seed: u64) -> Case {
     }
 }
 
-/// `count` problems from a seed with random combinations of all that a case may ask besides plain attention.
+/// `count` problems from a seed with random combinations of the features beyond plain attention.
 pub fn with_extras(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
     let of = |seed| {
         let case = random_case(dtypes, max_seqlen, seed);
-        // Head dims that more than one problem has: a GPU's kernels are built for each.
+        // Few head dims, because a GPU builds a kernel for each.
         let dim = [64, 128, 40, 192][seed as usize % 4];
         let (head_dim, head_dim_v) = (dim, if seed % 8 == 5 { 72 } else { dim });
         let extras = random_extras(&case);
-        // GPUs do not have the two together.
+        // GPUs do not support both together.
         let deterministic = case.deterministic && extras.block_mask.is_none();
         Case { head_dim, head_dim_v, softmax_scale: (dim as f32).powf(-0.5), extras, deterministic, ..case }
     };
-    only_the_given((seed..seed + count).map(of).collect())
+    unless_one_is_given((seed..seed + count).map(of).collect())
 }
 
 fn random_extras(case: &Case) -> Extras {
     let mut random = Random::new(case.seed ^ 0xfea7);
     let lengths = [0, 1, 7, 64, case.seqlen_k / 2, case.seqlen_k];
-    let (left, right) = (one_or_none(&mut random, &lengths), one_or_none(&mut random, &lengths));
+    let (left, right) = (sometimes(&mut random, &lengths), sometimes(&mut random, &lengths));
     let window = match case.causal {
         Causal::None => Window { left, right, top_left: (left, right) != (None, None) && random.pick(&[true, false]) },
         causal => Window { left, right: None, top_left: left.is_some() && causal == Causal::TopLeft },
     };
     let of_scores = ["bhqk", "hqk", "qk", "bqk", "bhk", "bk", "hk", "k"].map(Spread::of);
-    let bias = one_or_none(&mut random, &of_scores);
+    let bias = sometimes(&mut random, &of_scores);
     let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
     let is_varlen = random.pick(&[false, false, true]);
     let blocks = [(128, 128), (64, 64), (16, 48)]
         .map(|(q, k)| Blocks { of_batch: case.seed.is_multiple_of(3), ..Blocks::new(q, k) });
     let softcap = random.pick(&[0.0, 0.0, 2.0, 30.0]);
-    let alibi = one_or_none(&mut random, &["h", "bh"].map(Spread::of));
+    let alibi = sometimes(&mut random, &["h", "bh"].map(Spread::of));
     let dbias = bias.is_some() && random.pick(&[true, true, false]);
-    let mask = one_or_none(&mut random, &of_scores);
+    let mask = sometimes(&mut random, &of_scores);
     Extras {
         window,
         softcap,
@@ -145,39 +148,43 @@ fn random_extras(case: &Case) -> Extras {
         page_size: None,
         batch_invariant: false,
         alone: None,
-        block_mask: one_or_none(&mut random, &blocks).filter(|_| !is_varlen),
+        block_mask: sometimes(&mut random, &blocks).filter(|_| !is_varlen),
     }
 }
 
-/// None more often than not.
-fn one_or_none<T: Clone>(random: &mut Random, of: &[T]) -> Option<T> {
+/// None more often than a value.
+fn sometimes<T: Clone>(random: &mut Random, of: &[T]) -> Option<T> {
     let one = random.pick(of);
     random.pick(&[None, None, None, Some(one.clone()), Some(one)])
 }
 
-/// Sequences of their own lengths, in every way to say them, each with another mask: among them empty ones.
-pub fn of_own_lengths(dtypes: &[Dtype]) -> Vec<Case> {
+/// Varlen batches for each way to give lengths, each with another mask. Some sequences are empty.
+pub fn varlen(dtypes: &[Dtype]) -> Vec<Case> {
     let sides = [Sides::default(), Sides::BOTH, Sides { q: true, k: false }, Sides { q: false, k: true }];
     let pairs = sides.iter().flat_map(|cu_seqlens| sides.iter().map(move |seqused| (*cu_seqlens, *seqused)));
-    let of = |(turn, (cu_seqlens, seqused)): (usize, (Sides, Sides))| Case {
+    let of = |(index, (cu_seqlens, seqused)): (usize, (Sides, Sides))| Case {
         batch_size: 5,
         num_heads_q: 4,
         num_heads_kv: 2,
-        seqlen_k: [150, 200, 333][turn % 3],
-        causal: MASKS[turn % 3],
-        dropout_p: if turn % 4 == 2 { 0.2 } else { 0.0 },
-        deterministic: turn % 4 == 1,
-        strides: ALL_STRIDES[turn % ALL_STRIDES.len()],
-        seed: 230 + turn as u64,
+        seqlen_k: [150, 200, 333][index % 3],
+        causal: MASKS[index % 3],
+        dropout_p: if index % 4 == 2 { 0.2 } else { 0.0 },
+        deterministic: index % 4 == 1,
+        strides: ALL_STRIDES[index % ALL_STRIDES.len()],
+        seed: 230 + index as u64,
         extras: Extras { cu_seqlens, seqused, ..Extras::default() },
-        ..Case::plain(dtypes[turn % dtypes.len()], [270, 150, 200, 64][turn % 4], if turn % 2 == 0 { 64 } else { 128 })
+        ..Case::plain(
+            dtypes[index % dtypes.len()],
+            [270, 150, 200, 64][index % 4],
+            if index % 2 == 0 { 64 } else { 128 },
+        )
     };
     let varlen = pairs.filter(|(cu_seqlens, seqused)| cu_seqlens.any() || seqused.any());
-    only_the_given(varlen.enumerate().map(of).collect())
+    unless_one_is_given(varlen.enumerate().map(of).collect())
 }
 
-/// Keys in pages of every kind of size, as few or as many to a query as there may be, with random combinations of all else that
-/// a case may ask forward.
+/// Paged K/V caches with page sizes of every kind, from one query to as many as paging allows, and
+/// random combinations of the other forward features.
 pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
     let of = |seed| {
         let case = random_case(dtypes, max_seqlen, seed);
@@ -207,12 +214,12 @@ pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Ca
             ..case
         }
     };
-    only_the_given((seed..seed + count).map(of).collect())
+    unless_one_is_given((seed..seed + count).map(of).collect())
 }
 
-/// Batches whose sequences are to have the same bits alone: of few queries and of many, in every way to say lengths, each with
-/// something that moves with them.
-pub fn of_any_batch(dtypes: &[Dtype], of_pages: &[Dtype]) -> Vec<Case> {
+/// Batches for batch-invariant mode, with few and many queries, each way to give lengths, and
+/// features whose place depends on the lengths.
+pub fn batch_invariant(dtypes: &[Dtype], paged_dtypes: &[Dtype]) -> Vec<Case> {
     let keys = Sides { q: false, k: true };
     let none = Extras::default();
     let window = Window { left: Some(700), ..Window::default() };
@@ -228,50 +235,50 @@ pub fn of_any_batch(dtypes: &[Dtype], of_pages: &[Dtype]) -> Vec<Case> {
         (270, 333, Extras { cu_seqlens: Sides::BOTH, softcap: 20.0, ..none }),
         (270, 333, Extras { seqused: Sides::BOTH, window: Window { left: Some(64), ..window }, ..none }),
     ];
-    let of = |(turn, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| {
-        let dtypes = if extras.page_size.is_some() { of_pages } else { dtypes };
+    let of = |(index, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| {
+        let dtypes = if extras.page_size.is_some() { paged_dtypes } else { dtypes };
         Case {
             batch_size: 6,
             num_heads_q: 8,
             num_heads_kv: 2,
             seqlen_k,
-            causal: if turn % 3 == 2 { Causal::None } else { Causal::BottomRight },
-            seed: 500 + turn as u64,
+            causal: if index % 3 == 2 { Causal::None } else { Causal::BottomRight },
+            seed: 500 + index as u64,
             extras: Extras { batch_invariant: true, ..extras },
-            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, if turn % 2 == 0 { 128 } else { 64 })
+            ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, if index % 2 == 0 { 128 } else { 64 })
         }
     };
-    only_the_given(forms.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(forms.into_iter().enumerate().map(of).collect())
 }
 
-/// Block masks of every kind of size, with all that a case may ask beside one, for every kernel: lists of their own for batch entries and
-/// heads and shared ones, blocks that end past the sequence, and head dims of each width.
-pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (q, k, seqlen_q, seqlen_k, head_dim)): (usize, (i64, i64, i64, i64, i64))| {
-        let causal = MASKS[turn % 3];
+/// Block masks of every kind of size, with every other feature, for every kernel. Lists vary by
+/// batch entry and head or are shared, blocks end past the sequence, and head dims have each width.
+pub fn block_masks(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |(index, (q, k, seqlen_q, seqlen_k, head_dim)): (usize, (i64, i64, i64, i64, i64))| {
+        let causal = MASKS[index % 3];
         let window = Window { left: Some(200), right: None, top_left: causal == Causal::TopLeft };
-        let bias = (turn % 5 == 3).then_some(Spread::of("hqk"));
+        let bias = (index % 5 == 3).then_some(Spread::of("hqk"));
         Case {
             batch_size: 2,
             num_heads_q: 4,
-            num_heads_kv: [4, 2, 1][turn % 3],
+            num_heads_kv: [4, 2, 1][index % 3],
             seqlen_k,
             causal,
-            softmax_scale: (head_dim as f32).powf(-0.5) * if turn % 4 == 3 { -1.0 } else { 1.0 },
-            dropout_p: if turn % 5 == 2 { 0.2 } else { 0.0 },
-            strides: if turn % 4 == 1 { Strides::Bhsd } else { Strides::Bshd },
-            seed: 610 + turn as u64,
+            softmax_scale: (head_dim as f32).powf(-0.5) * if index % 4 == 3 { -1.0 } else { 1.0 },
+            dropout_p: if index % 5 == 2 { 0.2 } else { 0.0 },
+            strides: if index % 4 == 1 { Strides::Bhsd } else { Strides::Bshd },
+            seed: 610 + index as u64,
             extras: Extras {
-                block_mask: Some(Blocks { of_batch: turn % 2 == 0, of_head: turn % 3 != 1, ..Blocks::new(q, k) }),
-                window: if turn % 6 == 5 { window } else { Window::default() },
-                mask: (turn % 4 == 2).then_some(Spread::of("bqk")),
+                block_mask: Some(Blocks { of_batch: index % 2 == 0, of_head: index % 3 != 1, ..Blocks::new(q, k) }),
+                window: if index % 6 == 5 { window } else { Window::default() },
+                mask: (index % 4 == 2).then_some(Spread::of("bqk")),
                 bias,
                 dbias: bias.is_some(),
-                softcap: if turn % 7 == 6 { 2.0 } else { 0.0 },
-                sinks: turn % 4 == 1,
+                softcap: if index % 7 == 6 { 2.0 } else { 0.0 },
+                sinks: index % 4 == 1,
                 ..Extras::default()
             },
-            ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+            ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, head_dim)
         }
     };
     let shapes = [
@@ -292,13 +299,14 @@ pub fn of_blocks(dtypes: &[Dtype]) -> Vec<Case> {
         (128, 128, 130, 700, 512),
         (128, 128, 700, 700, 128),
     ];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// Head dims of sm90's middle backward kernel, which has up to three boxes of 64 columns of Q and K and of V: alike and not, each in both
-/// 16-bit dtypes with and without turns at dQ; masks, heads and lengths change from one of these four to the next. Queries and keys end within a
-/// tile, and several tiles add to each row of dQ.
-pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
+/// Head dims of sm90's middle backward kernel, which holds Q, K and V in up to three boxes of 64
+/// columns. The widths of Q/K and V are equal and different, each in both 16-bit dtypes,
+/// deterministic and not. Each of these four cases has another mask, heads and lengths. Queries and
+/// keys end within a tile, and several tiles add to each row of dQ.
+pub fn three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
     let dims = [
         (136, 136),
         (144, 144),
@@ -314,8 +322,8 @@ pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
         (40, 168),
     ];
     let dtypes: Vec<Dtype> = dtypes.iter().copied().filter(|dtype| *dtype != Dtype::Fp32).collect();
-    let of = |turn: usize| {
-        let (round, of_dims) = (turn / dims.len(), turn % dims.len());
+    let of = |index: usize| {
+        let (round, of_dims) = (index / dims.len(), index % dims.len());
         let (head_dim, head_dim_v) = dims[of_dims];
         let (num_heads_q, num_heads_kv) = HEADS[(of_dims + round) % HEADS.len()];
         Case {
@@ -325,17 +333,17 @@ pub fn of_three_boxes(dtypes: &[Dtype]) -> Vec<Case> {
             seqlen_k: [300, 520, 129][(of_dims / 2 + round) % 3],
             head_dim_v,
             causal: MASKS[(of_dims + round) % 3],
-            dropout_p: if turn % 5 == 3 { 0.2 } else { 0.0 },
+            dropout_p: if index % 5 == 3 { 0.2 } else { 0.0 },
             deterministic: round % 2 == 1,
-            seed: 160 + turn as u64,
+            seed: 160 + index as u64,
             ..Case::plain(dtypes[round / 2 % dtypes.len()], [270, 500, 97][(of_dims + 2 * round) % 3], head_dim)
         }
     };
-    only_the_given((0..4 * dims.len()).map(of).collect())
+    unless_one_is_given((0..4 * dims.len()).map(of).collect())
 }
 
-/// Small tensors of each memory layout, for what depends on strides alone.
-pub fn of_each_layout(dtypes: &[Dtype]) -> Vec<Case> {
+/// Small tensors of each memory layout, for tests that depend on strides alone.
+pub fn each_layout(dtypes: &[Dtype]) -> Vec<Case> {
     let of = |dtype: &Dtype, strides: &Strides| Case {
         batch_size: 2,
         num_heads_q: 4,
@@ -347,15 +355,15 @@ pub fn of_each_layout(dtypes: &[Dtype]) -> Vec<Case> {
     dtypes.iter().flat_map(|dtype| ALL_STRIDES.iter().map(move |strides| of(dtype, strides))).collect()
 }
 
-/// Many tiles in both directions, with tails, for what goes wrong only after some of them.
+/// Many tiles in both directions, with tails, for errors that appear only after several tiles.
 pub fn long(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+    let of = |(index, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
         num_heads_q: 2,
         seqlen_k,
         causal,
-        dropout_p: if turn == 2 { 0.1 } else { 0.0 },
-        seed: 70 + turn as u64,
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+        dropout_p: if index == 2 { 0.1 } else { 0.0 },
+        seed: 70 + index as u64,
+        ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, head_dim)
     };
     let shapes = [
         (1025, 1025, 64, Causal::BottomRight),
@@ -363,29 +371,30 @@ pub fn long(dtypes: &[Dtype]) -> Vec<Case> {
         (1300, 777, 64, Causal::TopLeft),
         (333, 1999, 96, Causal::BottomRight),
     ];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
 fn windowed(left: i64, right: Option<i64>) -> Extras {
     Extras { window: Window { left: Some(left), right, top_left: false }, ..Extras::default() }
 }
 
-fn end_to_end() -> Extras {
+fn packed() -> Extras {
     Extras { cu_seqlens: Sides::BOTH, ..Extras::default() }
 }
 
-/// More tiles than any GPU has multiprocessors, many times over, each small: what persistent blocks of threads carry from
-/// one tile to the next. Tiles differ in length, end within a block or see nothing.
+/// Many times more tiles than any GPU has multiprocessors, each small. They test the state that a
+/// persistent CTA carries from one tile to the next. Tiles differ in length, end within a block or
+/// see nothing.
 pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
+    let of = |(index, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
         batch_size: 5,
         num_heads_q: 72,
         num_heads_kv: 24,
         seqlen_k,
         causal,
-        seed: 90 + turn as u64,
+        seed: 90 + index as u64,
         extras,
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+        ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, head_dim)
     };
     let none = Extras::default();
     let shapes = [
@@ -397,27 +406,28 @@ pub fn many_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (150, 150, 256, Causal::TopLeft, none),
         (330, 330, 64, Causal::None, windowed(70, Some(20))),
         (200, 330, 128, Causal::BottomRight, windowed(90, None)),
-        (330, 330, 64, Causal::BottomRight, end_to_end()),
-        (200, 330, 128, Causal::None, Extras { window: windowed(90, Some(0)).window, ..end_to_end() }),
+        (330, 330, 64, Causal::BottomRight, packed()),
+        (200, 330, 128, Causal::None, Extras { window: windowed(90, Some(0)).window, ..packed() }),
         (200, 200, 128, Causal::TopLeft, Extras { seqused: Sides::BOTH, ..none }),
     ];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// The same of tiles of keys, which the backward pass walks over: some see no query, some end within one. Every second takes turns at
-/// dQ; of those that do not, some of every kernel's draw their tiles. A few are of the last dtype, the others of the first two.
+/// As many tiles of keys for the backward pass; some see no query and some end within one. Every
+/// second case is deterministic; among the others each kernel has cases that draw their tiles. A
+/// few cases have the last dtype, the others one of the first two.
 pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
+    let of = |(index, (seqlen_q, seqlen_k, head_dim, causal, extras)): (usize, (i64, i64, i64, Causal, Extras))| Case {
         batch_size: 2,
         num_heads_q: 60,
         num_heads_kv: 30,
         seqlen_k,
         causal,
-        dropout_p: if turn == 3 || turn == 6 { 0.2 } else { 0.0 },
-        deterministic: turn % 2 == 0,
-        seed: 110 + turn as u64,
+        dropout_p: if index == 3 || index == 6 { 0.2 } else { 0.0 },
+        deterministic: index % 2 == 0,
+        seed: 110 + index as u64,
         extras,
-        ..Case::plain(dtypes[if turn % 7 == 2 { dtypes.len() - 1 } else { turn / 2 % 2 }], seqlen_q, head_dim)
+        ..Case::plain(dtypes[if index % 7 == 2 { dtypes.len() - 1 } else { index / 2 % 2 }], seqlen_q, head_dim)
     };
     let none = Extras::default();
     let shapes = [
@@ -428,37 +438,37 @@ pub fn many_key_tiles(dtypes: &[Dtype]) -> Vec<Case> {
         (300, 640, 96, Causal::BottomRight, none),
         (150, 400, 256, Causal::BottomRight, none),
         (130, 300, 192, Causal::None, none),
-        // Many a block of threads: their slots come round.
+        // Each CTA gets many tiles, so its slots are reused.
         (70, 1500, 256, Causal::None, none),
         (40, 2000, 64, Causal::BottomRight, none),
         (300, 640, 64, Causal::BottomRight, windowed(150, None)),
         (300, 640, 128, Causal::None, windowed(70, Some(20))),
-        (300, 640, 64, Causal::None, end_to_end()),
-        (300, 640, 128, Causal::BottomRight, Extras { window: windowed(150, None).window, ..end_to_end() }),
+        (300, 640, 64, Causal::None, packed()),
+        (300, 640, 128, Causal::BottomRight, Extras { window: windowed(150, None).window, ..packed() }),
         (150, 640, 64, Causal::TopLeft, Extras { seqused: Sides::BOTH, ..none }),
         (300, 640, 160, Causal::BottomRight, windowed(150, None)),
         (150, 640, 128, Causal::BottomRight, none),
         (150, 300, 96, Causal::BottomRight, none),
-        (300, 400, 192, Causal::BottomRight, end_to_end()),
+        (300, 400, 192, Causal::BottomRight, packed()),
         (130, 300, 256, Causal::TopLeft, none),
         (300, 400, 256, Causal::None, windowed(70, Some(20))),
     ];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// Several tiles of keys, which add to the same queries in every kernel of the backward pass, small enough to be run a
-/// thousand times.
+/// Several tiles of keys that add to the same queries, for every kernel of the backward pass. The
+/// cases are small enough for a thousand runs.
 pub fn deterministic(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
+    let of = |(index, (seqlen_q, seqlen_k, head_dim, causal)): (usize, (i64, i64, i64, Causal))| Case {
         batch_size: 2,
-        num_heads_q: if turn % 2 == 0 { 6 } else { 3 },
+        num_heads_q: if index % 2 == 0 { 6 } else { 3 },
         num_heads_kv: 3,
         seqlen_k,
         causal,
-        dropout_p: if turn % 3 == 1 { 0.2 } else { 0.0 },
+        dropout_p: if index % 3 == 1 { 0.2 } else { 0.0 },
         deterministic: true,
-        seed: 130 + turn as u64,
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen_q, head_dim)
+        seed: 130 + index as u64,
+        ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, head_dim)
     };
     let shapes = [
         (300, 700, 64, Causal::None),
@@ -470,24 +480,24 @@ pub fn deterministic(dtypes: &[Dtype]) -> Vec<Case> {
         (260, 500, 256, Causal::None),
         (400, 400, 192, Causal::BottomRight),
     ];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-/// The same with more tiles at once than a GPU holds.
+/// Deterministic cases with more tiles than a GPU holds at once.
 pub fn long_deterministic(dtypes: &[Dtype]) -> Vec<Case> {
-    let of = |(turn, (seqlen, head_dim, causal)): (usize, (i64, i64, Causal))| Case {
+    let of = |(index, (seqlen, head_dim, causal)): (usize, (i64, i64, Causal))| Case {
         num_heads_q: 8,
         num_heads_kv: 4,
         causal,
         deterministic: true,
-        seed: 150 + turn as u64,
-        ..Case::plain(dtypes[turn % dtypes.len()], seqlen, head_dim)
+        seed: 150 + index as u64,
+        ..Case::plain(dtypes[index % dtypes.len()], seqlen, head_dim)
     };
     let shapes = [(8192, 128, Causal::None), (8192, 64, Causal::BottomRight), (4096, 256, Causal::BottomRight)];
-    only_the_given(shapes.into_iter().enumerate().map(of).collect())
+    unless_one_is_given(shapes.into_iter().enumerate().map(of).collect())
 }
 
-pub fn only_the_given(cases: Vec<Case>) -> Vec<Case> {
+pub fn unless_one_is_given(cases: Vec<Case>) -> Vec<Case> {
     match std::env::var("FLASHTUNE_TEST_CASE") {
         Ok(line) => vec![line.parse().unwrap_or_else(|error| panic!("FLASHTUNE_TEST_CASE: {error}"))],
         Err(_) => cases,

@@ -1,7 +1,7 @@
 //! Subject: the backend under test, its built executables, and runs of a case on it.
 //!
-//! A GPU builds one executable per problem class and config, which takes a second; they are kept for the process and
-//! `build_all` makes those of a whole test in parallel.
+//! A GPU builds one executable per problem class and config, which takes about a second.
+//! Executables are kept for the process, and `build_all` makes those of a whole test in parallel.
 
 use super::buffer::{Array, Buffer, upload_u64};
 use super::case::{Case, Data, Kind, Random};
@@ -22,7 +22,8 @@ pub struct Subject {
     built: Mutex<HashMap<String, Arc<Executable>>>,
 }
 
-/// What the forward pass returns, (batch, seqlen, heads, dim) and (batch, heads, seqlen); 0 and -inf in rows that are not used.
+/// The forward results, (batch, seqlen, heads, dim) and (batch, heads, seqlen). Unused rows are 0
+/// and -inf.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward {
     pub out: Vec<f32>,
@@ -34,18 +35,18 @@ pub struct Gradients {
     pub dq: Vec<f32>,
     pub dk: Vec<f32>,
     pub dv: Vec<f32>,
-    /// Empty where it is not wanted.
+    /// Empty if dbias is not requested.
     pub dbias: Vec<f32>,
-    /// Empty where there are no sinks.
+    /// Empty without sinks.
     pub dsinks: Vec<f32>,
 }
 
 impl Subject {
     pub fn cpu(num_threads: usize) -> Subject {
-        Subject::new(Backend::Cpu(cpu::Cpu::new(num_threads).expect("the CPU backend starts anywhere")))
+        Subject::new(Backend::Cpu(cpu::Cpu::new(num_threads).expect("the CPU backend starts on every machine")))
     }
 
-    /// None without a GPU, loudly; a failure if `FLASHTUNE_REQUIRE_GPU=1`.
+    /// None without a GPU, with a message; `FLASHTUNE_REQUIRE_GPU=1` makes that a failure.
     pub fn gpu() -> Option<Subject> {
         match kernel::Gpu::new(0, None, None) {
             Ok(gpu) => Some(Subject::new(Backend::Cuda(gpu))),
@@ -53,7 +54,7 @@ impl Subject {
                 panic!("FLASHTUNE_REQUIRE_GPU=1, but there is no usable GPU: {error}")
             }
             Err(error) => {
-                eprintln!("SKIPPED: no usable GPU, nothing was tested: {error}");
+                eprintln!("SKIPPED: no usable GPU, so nothing was tested: {error}");
                 None
             }
         }
@@ -74,8 +75,8 @@ impl Subject {
         matches!(self.backend, Backend::Cuda(_))
     }
 
-    /// Those in which it reads pages.
-    pub fn dtypes_of_pages(&self) -> &'static [Dtype] {
+    /// The dtypes in which the backend reads a paged K/V cache.
+    pub fn paged_dtypes(&self) -> &'static [Dtype] {
         match self.backend {
             Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16],
             Backend::Cpu(_) => self.dtypes(),
@@ -86,8 +87,9 @@ impl Subject {
         space::heuristic(&case.problem(pass), self.backend.device())
     }
 
-    /// The heuristic's config of each family that serves, the preferred one's first, then up to `extra` others of the
-    /// space, picked by the case's seed: of every family as many, however many configs it has.
+    /// The heuristic config of each family that serves the case, the preferred family's first, then
+    /// up to `extra` others. The case's seed picks these, with the same chance for every family,
+    /// however many configs it has.
     pub fn configs(&self, case: &Case, pass: Pass, extra: usize) -> Vec<Config> {
         let (problem, device) = (case.problem(pass), self.backend.device());
         let mut picked = space::heuristics(&problem, device);
@@ -95,8 +97,8 @@ impl Subject {
         others.retain(|config| !picked.contains(config));
         let families = space::families(&problem, device);
         let mut random = Random::new(case.seed ^ 0xc0f1);
-        for turn in 0..extra as u64 {
-            let family = families[((case.seed + turn) % families.len() as u64) as usize];
+        for pick in 0..extra as u64 {
+            let family = families[((case.seed + pick) % families.len() as u64) as usize];
             let of_family: Vec<usize> = (0..others.len()).filter(|index| others[*index].family == family).collect();
             if !of_family.is_empty() {
                 picked.push(others.swap_remove(random.pick(&of_family)));
@@ -105,7 +107,7 @@ impl Subject {
         picked
     }
 
-    /// Builds what a test is about to run, in parallel.
+    /// Builds the executables of a test in parallel.
     pub fn build_all(&self, work: &[(Problem, Config)]) {
         work.par_iter().for_each(|(problem, config)| {
             self.executable(problem, config);
@@ -125,12 +127,13 @@ impl Subject {
         self.forward_with(case, data, |_| (), config)
     }
 
-    /// Forward with something else than the buffers of the case.
+    /// Runs forward after `change` replaced some of the call's arguments.
     pub fn forward_with(&self, case: &Case, data: &Data, change: impl Fn(&mut Call), config: &Config) -> Forward {
         self.forward_runs(case, data, change, config, 1)
     }
 
-    /// The last of so many runs on the same tensors, all of which must leave the same bytes in outputs that were poisoned before.
+    /// Runs forward `runs` times on the same tensors and returns the last result. Outputs are
+    /// poisoned before each run, and all runs must leave the same bytes.
     pub fn forward_runs(
         &self,
         case: &Case,
@@ -169,7 +172,7 @@ impl Subject {
         }
     }
 
-    /// O alone, with a NULL for LSE.
+    /// O alone; the pointer to LSE is NULL.
     pub fn forward_without_lse(&self, case: &Case, data: &Data, config: &Config) -> Vec<f32> {
         let problem = case.problem(Pass::Forward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V]);
@@ -182,7 +185,7 @@ impl Subject {
         out.read_output(&self.backend, "out")
     }
 
-    /// Gradients from the given O and LSE, as the forward pass returned them.
+    /// Gradients from O and LSE of the forward pass.
     pub fn backward(&self, case: &Case, data: &Data, forward: &Forward, config: &Config) -> Gradients {
         let problem = case.problem(Pass::Backward);
         let buffers = self.inputs(case, data, &[Kind::Q, Kind::K, Kind::V, Kind::Dout]);
@@ -227,7 +230,7 @@ impl Subject {
         kinds.iter().map(|kind| Buffer::input(&self.backend, case, *kind, values(kind))).collect()
     }
 
-    /// Seed and offset go by value for even seeds and through device memory for odd ones.
+    /// Even seeds pass the dropout seed and offset by value, odd seeds through device memory.
     fn launch(&self, case: &Case, call: &Call, config: &Config) {
         let mut call = *call;
         let memory: [Memory; 2] =
@@ -243,7 +246,7 @@ impl Subject {
     }
 }
 
-/// The call with its first three tensors; the rest is NULL.
+/// A call with the first three tensors; everything else is NULL.
 fn call(case: &Case, problem: Problem, inputs: &[Buffer]) -> Call {
     let inputs = [inputs[0].view(), inputs[1].view(), inputs[2].view()];
     Call::of_inputs(problem, case.softmax_scale, case.dropout(), inputs)
