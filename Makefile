@@ -4,7 +4,7 @@ CFLAGS ?= -std=c99 -D_POSIX_C_SOURCE=200809L -O2 -Wall -Wextra
 PYTHON ?= python3
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
-.PHONY: all lib cli examples demo test bench header table clean
+.PHONY: all lib cli examples demo test bench header table prose clean
 .NOTPARALLEL:
 
 all: lib cli
@@ -44,6 +44,10 @@ header:
 # The table in docs/support.md.
 table:
 	FLASHTUNE_UPDATE_SUPPORT=1 cargo test --locked --test numeric feature_table
+
+# Documents and comments; examples run where the library is built.
+prose:
+	$(PYTHON) scripts/check_prose.py --skip "phrases of comments" --skip "width of comments"
 
 clean:
 	cargo clean

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs every test that this machine can run and ends with one line, 'N passed, N failed'.
 
-The Rust tests also compile and run the C programs; Python tests follow. --ci adds formatting, lints
-and the release library's size, each counted as a test. --prebuilt FOLDER runs the test binaries
-that scripts/pack_for_gpu_host.sh left in FOLDER, so that no Rust is needed. A line with SKIPPED
-names each test that cannot run.
+The Rust tests also compile and run the C programs; Python tests follow. --ci adds formatting, lints,
+prose and the release library's size, each counted as a test. --prebuilt FOLDER runs the test
+binaries that scripts/pack_for_gpu_host.sh left in FOLDER, so that no Rust is needed. A line with
+SKIPPED names each test that cannot run.
 """
 
 import argparse
@@ -214,6 +214,15 @@ def shipped_records(tally):
     tally.check("shipped records", binary.is_file() and run([binary, "records", "verify"])[0] == 0)
 
 
+def prose(tally, python, library):
+    """Runs the checks of documents and comments, and the tests of these checks."""
+    tests = run([python, ROOT / "scripts" / "test_check_prose.py"], is_shown=False)
+    tally.check("the tests of scripts/check_prose.py", tests[0] == 0)
+    command = [python, ROOT / "scripts" / "check_prose.py", "--skip", "phrases of comments", "--skip", "width of comments"]
+    status, _ = run(command, FLASHTUNE_LIBRARY=str(library))
+    tally.check("documents and comments", status == 0)
+
+
 def build_release_library():
     """Builds the release library and returns the exit status. LTO mostly uses one core, so the
     build runs beside the other checks."""
@@ -238,7 +247,7 @@ def release_library(tally, status):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ci", action="store_true", help="also check formatting, lints and the release library")
+    parser.add_argument("--ci", action="store_true", help="also check formatting, lints, prose and the release library")
     parser.add_argument("--prebuilt", type=Path, metavar="FOLDER", help="run the packed tests of FOLDER, without Rust")
     parser.add_argument("--jobs", type=int, default=4, help="number of prebuilt Rust tests to run at a time, default 4")
     parser.add_argument("--only", choices=["rust", "python"], help="run only the Rust or only the Python tests")
@@ -274,6 +283,7 @@ def main():
     elif arguments.ci and not python:
         tally.check("a python3 with numpy and pytest", False)
     if arguments.ci:
+        prose(tally, python or sys.executable, library)
         shipped_records(tally)
         release_library(tally, release.result())
     print(f"{tally.passed} passed, {tally.failed} failed")

@@ -1,0 +1,92 @@
+"""The parts of a Markdown document: links, headings, code and prose, each with the number of its line.
+
+Covers the Markdown that this repository uses: ATX headings, fenced and indented code, inline links. Knows no rules.
+"""
+
+import re
+
+_FENCE = re.compile(r"^```(\w*)")
+_LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+_SPAN = re.compile(r"`([^`]+)`")
+
+
+def blocks(text):
+    """(line, language, code) of each fenced block."""
+    begin, language, code = 0, None, []
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = _FENCE.match(line)
+        if fence and language is None:
+            begin, language, code = number, fence[1], []
+        elif fence:
+            yield begin, language, "".join(code)
+            language = None
+        elif language is not None:
+            code.append(line + "\n")
+
+
+def _outside_fences(text):
+    is_inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if _FENCE.match(line):
+            is_inside = not is_inside
+        elif not is_inside:
+            yield number, line
+
+
+def _is_indented_code(line):
+    return line.startswith("    ") and line.strip()
+
+
+def prose(text):
+    """(line, words) of everything but code and comments."""
+    for number, line in _outside_fences(text):
+        if not _is_indented_code(line) and not line.startswith("<!--"):
+            yield number, _SPAN.sub("`…`", line)
+
+
+def links(text):
+    for number, line in _outside_fences(text):
+        yield from ((number, target) for target in _LINK.findall(_SPAN.sub("`…`", line)))
+
+
+def code_spans(text):
+    for number, line in _outside_fences(text):
+        if not _is_indented_code(line):
+            yield from ((number, span) for span in _SPAN.findall(line))
+
+
+def anchors(text):
+    """The anchors that GitHub makes of the headings."""
+    seen = {}
+    for _, line in _outside_fences(text):
+        heading = re.match(r"#+ (.*?)\s*$", line)
+        if heading:
+            name = re.sub(r"[^\w\- ]", "", heading[1].lower()).replace(" ", "-")
+            seen[name] = seen.get(name, -1) + 1
+            yield f"{name}-{seen[name]}" if seen[name] else name
+
+
+def commands(text):
+    """(line, words) of each shell command: in blocks marked sh, in indented code, and in code spans."""
+    for begin, language, code in blocks(text):
+        if language == "sh":
+            yield from _split(enumerate(code.splitlines(), begin + 1))
+    yield from _split((number, line) for number, line in _outside_fences(text) if _is_indented_code(line))
+    spans = code_spans(text)
+    yield from _split((number, span) for number, span in spans if re.match(r"(make|flashtune|python3|scripts/\S+) ", span))
+
+
+def _split(lines):
+    for number, line in lines:
+        for command in re.split(r"&&|\|\||;|\|", re.sub(r"\s#.*", "", line)):
+            words = [word for word in command.split() if not re.match(r"\w+=", word)]
+            if words:
+                yield number, words
+
+
+def expand_braces(path):
+    """The paths of `a/{b,c}.md`."""
+    braces = re.search(r"\{([^{}]*)\}", path)
+    if not braces:
+        return [path]
+    return [one for part in braces[1].split(",") for one in expand_braces(path[: braces.start()] + part + path[braces.end() :])]
