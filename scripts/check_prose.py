@@ -3,9 +3,10 @@
 
     python3 scripts/check_prose.py [--only NAME] [--skip NAME]
 
-The checks are: README's length, relative links and anchors in Markdown, paths and commands that Markdown names, C and
-Python examples in Markdown, and the width and some phrases of comments. Whether a sentence reads well is for a person
-to judge. `scripts/test.py --ci` runs this script after the build, since examples need the library.
+The checks are: README's length, relative links and anchors in Markdown, paths and commands that
+Markdown names, C and Python examples in Markdown, documents that comments name, and the width and
+some phrases of comments. Whether a sentence reads well is for a person to judge.
+`scripts/test.py --ci` runs this script after the build, since examples need the library.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def paths(repository):
 
 
 def commands(repository):
-    """Commands in Markdown name Makefile targets, subcommands and options of the command line, and scripts that exist."""
+    """Commands in Markdown name targets, subcommands, options and scripts that exist."""
     makefile = repository.root / "Makefile"
     targets = set(re.findall(r"^([\w-]+):", makefile.read_text(), re.MULTILINE)) if makefile.is_file() else set()
     if not repository.command:
@@ -111,15 +112,26 @@ def commands(repository):
             elif Path(program).name == "flashtune" and repository.command:
                 wrong = unknown_option(repository.command, arguments)
             elif program == "python3" and arguments and arguments[0].endswith(".py"):
-                wrong = None if (repository.root / arguments[0]).is_file() else arguments[0]
+                wrong = unknown_to_script(repository.root, arguments)
             elif program.startswith("scripts/"):
-                wrong = None if (repository.root / program).is_file() else program
+                wrong = unknown_to_script(repository.root, words)
             if wrong:
                 yield f"{repository.place(path, line)}: {wrong} does not exist"
 
 
+def unknown_to_script(root, words):
+    """The script, where it is missing, or the first long option that occurs nowhere in its folder."""
+    script = root / words[0]
+    if not script.is_file():
+        return words[0]
+    texts = [path.read_text() for path in script.parent.glob("*.py")] + [script.read_text()]
+    options = (re.match(r"--[\w-]+", word) for word in words[1:])
+    missing = (option[0] for option in options if option and not any(f'"{option[0]}"' in text for text in texts))
+    return next((f"{words[0]} {option}" for option in missing if option != "--help"), None)
+
+
 def unknown_option(command, arguments):
-    """The first subcommand or long option that the command line does not have; None where it has them all."""
+    """The first subcommand or long option that the command line does not have, or None."""
     known = ()
     for word in arguments:
         if "\nCommands:\n" not in help_of(command, known) or word.startswith("-"):
@@ -218,6 +230,18 @@ def document_phrases(repository):
                 yield f"{repository.place(path, line)}: {found[0].strip()!r}"
 
 
+def comment_references(repository):
+    """Documents that comments name exist, and so do headings of the form (DESIGN.md, Lookup)."""
+    pattern = re.compile(r"\b([\w/-]+\.md)(?:, ([^()]*)\))?")
+    for path, line, text in source_comments(repository):
+        for name, heading in pattern.findall(text):
+            found = repository.root / name
+            if not found.is_file():
+                yield f"{repository.place(path, line)}: {name} is no file"
+            elif heading and markdown.anchor(heading) not in markdown.anchors(found.read_text()):
+                yield f"{repository.place(path, line)}: {name} has no heading {heading!r}"
+
+
 def comment_phrases(repository):
     for path, line, text in source_comments(repository):
         for found in PHRASES.finditer(comments.words(text)):
@@ -246,6 +270,7 @@ CHECKS = {
     "Python examples": python_examples,
     "public functions": public_functions,
     "phrases of documents": document_phrases,
+    "references of comments": comment_references,
     "phrases of comments": comment_phrases,
     "width of comments": comment_width,
 }

@@ -80,6 +80,21 @@ class Tree(unittest.TestCase):
         (place,) = self.found(check_prose.public_functions)
         self.assertIn("flashtune_b", place)
 
+    def test_options_that_a_script_does_not_have_are_found(self):
+        self.write("bench/a.py", "from loop import parser\n")
+        self.write("bench/loop.py", 'parser.add_argument("--suites")\n')
+        self.write("a.md", "`python3 bench/a.py --suites x`\n")
+        self.assertEqual(self.found(check_prose.commands), [])
+        self.write("a.md", "`python3 bench/a.py --suite x`\n")
+        self.assertEqual(len(self.found(check_prose.commands)), 1)
+
+    def test_documents_that_comments_name_in_vain_are_found(self):
+        self.write("DESIGN.md", "## The error rule\n")
+        self.write("a.rs", "// See (DESIGN.md, The error rule), or DESIGN.md, which says it.\n")
+        self.assertEqual(self.found(check_prose.comment_references), [])
+        self.write("a.rs", "// See (DESIGN.md, tuning log).\n// See docs/gone.md.\n")
+        self.assertEqual(len(self.found(check_prose.comment_references)), 2)
+
     def test_phrases_are_found_in_prose_and_comments_alone(self):
         self.write("a.md", "One of `Of ` them.\n\n    Of code\n")
         self.write("a.rs", 'let x = "Of text"; // of it\n')

@@ -1,6 +1,7 @@
 """The comment lines of source files, each with the number of its line.
 
-A comment line holds nothing but a comment: `//`, `/* */`, Tera's `@* *@`, `#`, or a part of a Python docstring.
+A comment line holds nothing but a comment: `//`, `/* */`, Tera's `@* *@`, `#`, or a part of a
+Python docstring.
 """
 
 import ast

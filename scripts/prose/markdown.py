@@ -1,6 +1,7 @@
-"""The parts of a Markdown document: links, headings, code and prose, each with the number of its line.
+"""The parts of a Markdown document: links, headings, code and prose, each with its line number.
 
-Covers the Markdown that this repository uses: ATX headings, fenced and indented code, inline links. Knows no rules.
+Covers the Markdown that this repository uses: ATX headings, fenced and indented code, inline links.
+Knows no rules.
 """
 
 import re
@@ -55,19 +56,23 @@ def code_spans(text):
             yield from ((number, span) for span in _SPAN.findall(line))
 
 
+def anchor(heading):
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def anchors(text):
     """The anchors that GitHub makes of the headings."""
     seen = {}
     for _, line in _outside_fences(text):
         heading = re.match(r"#+ (.*?)\s*$", line)
         if heading:
-            name = re.sub(r"[^\w\- ]", "", heading[1].lower()).replace(" ", "-")
+            name = anchor(heading[1])
             seen[name] = seen.get(name, -1) + 1
             yield f"{name}-{seen[name]}" if seen[name] else name
 
 
 def commands(text):
-    """(line, words) of each shell command: in blocks marked sh, in indented code, and in code spans."""
+    """(line, words) of each shell command, in blocks marked sh, indented code and code spans."""
     for begin, language, code in blocks(text):
         if language == "sh":
             yield from _split(enumerate(code.splitlines(), begin + 1))

@@ -1,9 +1,10 @@
 //! The table in `docs/support.md`, made by asking every backend and kernel family for every feature
 //! in both passes.
 //!
-//! A GPU family's kernel is rendered, must differ from the kernel without the feature, and is compiled by NVRTC. The CPU
-//! backend runs the case, and the error rule judges the result. Without NVRTC the test skips compilation and says so;
-//! `FLASHTUNE_REQUIRE_NVRTC=1` makes that skip a failure. A gap without a reason in `feature_list` fails the test.
+//! A GPU family's kernel is rendered, must differ from the kernel without the feature, and is
+//! compiled by NVRTC. The CPU backend runs the case, and the error rule judges the result. Without
+//! NVRTC the test skips compilation and says so; `FLASHTUNE_REQUIRE_NVRTC=1` makes that skip a
+//! failure. A gap without a reason in `feature_list` fails the test.
 
 use crate::feature_list::{Feature, LACKS, features};
 use crate::library;
