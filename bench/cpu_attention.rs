@@ -13,8 +13,9 @@ use flashtune::config::{Config, Family};
 use flashtune::cpu::Cpu;
 use flashtune::dropout::Dropout;
 use flashtune::error::Result;
+use flashtune::family;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
-use flashtune::tune::space;
+use flashtune::tune::candidates;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -52,13 +53,13 @@ fn main() -> Result<()> {
                 layout: Layout::Vec8,
             };
             let configs = match given.get("blocks").map(String::as_str) {
-                Some("all") => space::candidates(&problem, backend.device()),
+                Some("all") => candidates::all(&problem, backend.device()),
                 Some(one) => {
                     let (m, n) = one.split_once('x').expect("MxN");
                     let value = |text: &str| text.parse().expect("a number");
                     vec![Config::new(Family::Cpu, [("block_m", value(m)), ("block_n", value(n))])]
                 }
-                None => vec![space::heuristic(&problem, backend.device())],
+                None => vec![family::heuristic(&problem, backend.device())],
             };
             for config in configs {
                 let (median, best) = measure(&backend, &problem, &config)?;
@@ -127,7 +128,7 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
     };
     // The backward pass reads the forward pass's outputs.
     let forward = Problem { pass: Pass::Forward, ..*p };
-    backend.build(&forward, &space::heuristic(&forward, backend.device()))?.launch(&call, backend.stream())?;
+    backend.build(&forward, &family::heuristic(&forward, backend.device()))?.launch(&call, backend.stream())?;
     call.problem = *p;
     let mut times = Vec::new();
     for _ in 0..RUNS + 2 {

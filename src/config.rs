@@ -1,6 +1,6 @@
 //! Config: *how* a problem is done. A kernel family and named integers, never an index.
 //!
-//! The names and their values are declared in `tune::space`; a template sees each of them under its own name. Text
+//! The names and their values are declared in `family`; a template sees each of them under its own name. Text
 //! form: `sm80 block_m=128 block_n=64 …`, names sorted.
 
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! flashtune: exact attention, forward and backward, behind a small C header.
 //!
-//! The flow is `capi -> plan -> tune -> backend -> kernel -> cuda`, with `cpu` beside `kernel`. `problem`,
-//! `config`, `device`, `call`, `merge`, `kv_append`, `dropout` and `error` are leaves. A test fails on an import that points
-//! upward.
+//! The flow is `capi -> plan -> tune -> backend -> kernel -> cuda`, with `cpu` beside `kernel`, and `family`, the
+//! arithmetic of each kernel family, beside `cuda`. `problem`, `config`, `device`, `call`, `merge`, `kv_append`,
+//! `dropout` and `error` are leaves. A test fails on an import that points upward.
 
 pub mod backend;
 pub mod call;
@@ -13,6 +13,7 @@ pub mod cuda;
 pub mod device;
 pub mod dropout;
 pub mod error;
+pub mod family;
 pub mod kernel;
 pub mod kv_append;
 pub mod merge;

@@ -2,10 +2,12 @@
 
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
+use flashtune::family;
 use flashtune::plan::record::{Record, read_lines, write_lines};
 use flashtune::plan::{Choice, Known, Source, choices, key, proven, shipped};
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::{Outcome, Timed, space};
+use flashtune::tune::candidates;
+use flashtune::tune::{Outcome, Timed};
 use std::sync::Arc;
 
 const LLAMA: Problem = Problem {
@@ -20,7 +22,7 @@ fn h200() -> Device {
 
 /// Configs of the problem that are not the heuristic's, told apart by their order.
 fn config(problem: &Problem, device: &Device, index: usize) -> Config {
-    space::candidates(problem, device).swap_remove(index + 1)
+    candidates::all(problem, device).swap_remove(index + 1)
 }
 
 fn record(problem: &Problem, device: &Device, index: usize) -> Arc<Record> {
@@ -42,7 +44,7 @@ fn a_deterministic_problem_has_the_heuristics_config_and_no_other() {
         Known { process: vec![record(&plain, &device, 0), record(&deterministic, &device, 1)], ..Known::default() };
     assert_eq!(first(&known, &plain, &device).source, Source::Process);
     let [only] = &choices(&known, &deterministic, &device)[..] else { panic!("one choice") };
-    assert_eq!((&only.config, only.source), (&space::heuristic(&deterministic, &device), Source::Heuristic));
+    assert_eq!((&only.config, only.source), (&family::heuristic(&deterministic, &device), Source::Heuristic));
     assert!(only.reason.starts_with("deterministic, whatever the records say"), "{}", only.reason);
 }
 
@@ -73,7 +75,7 @@ fn a_batch_invariant_problem_has_one_config_in_every_batch() {
                 let known = Known { process: vec![record(&tuned, device, 0)], ..Known::default() };
                 let [only] = &choices(&known, &key::canonical(&problem), device)[..] else { panic!("one choice") };
                 assert!(only.reason.starts_with("batch-invariant, whatever the records say"), "{}", only.reason);
-                let checked = space::check(&key::canonical(&problem), &only.config, device);
+                let checked = family::check(&key::canonical(&problem), &only.config, device);
                 assert_eq!(checked, Ok(()), "{problem:?}");
                 only.config.clone()
             };
@@ -118,7 +120,7 @@ fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
     }
     assert_eq!(
         all[4..].iter().map(|choice| choice.config.clone()).collect::<Vec<_>>(),
-        space::heuristics(&LLAMA, &device)
+        family::heuristics(&LLAMA, &device)
     );
     known.process.clear();
     known.machine.clear();
@@ -166,7 +168,7 @@ fn the_nearest_shape_of_the_class_is_taken() {
 fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
-    let config = space::heuristic(&decode(1), &device).with("num_splits", 24);
+    let config = family::heuristic(&decode(1), &device).with("num_splits", 24);
     let tuned = Arc::new(Record { config, ..Record::clone(&record(&decode(1), &device, 0)) });
     let known = Known { machine: vec![tuned], ..Known::default() };
     let splits = |batch_size| {
@@ -180,7 +182,7 @@ fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
 fn the_time_of_a_record_whose_splits_were_carried_over_is_told_with_its_own() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
-    let config = space::heuristic(&decode(1), &device).with("num_splits", 24);
+    let config = family::heuristic(&decode(1), &device).with("num_splits", 24);
     let tuned = Arc::new(Record { config, ..Record::clone(&record(&decode(1), &device, 0)) });
     let known = Known { machine: vec![tuned], ..Known::default() };
     let reason = |batch_size| first(&known, &decode(batch_size), &device).reason;
@@ -200,7 +202,7 @@ fn what_is_decoded_by_its_canonical_problem_may_be_split() {
     for (group_size, seqlen_q) in (1..=200).flat_map(|group_size| (1..=200).map(move |seqlen_q| (group_size, seqlen_q)))
     {
         let problem = problem(group_size, seqlen_q);
-        if space::is_bound_by_keys(&key::canonical(&problem)) {
+        if family::is_bound_by_keys(&key::canonical(&problem)) {
             assert!(problem.max_splits() > 1, "{group_size} {seqlen_q}");
         }
     }
@@ -214,7 +216,7 @@ fn what_is_decoded_by_its_canonical_problem_may_be_split() {
 fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
-    let good = space::heuristic(&decode(1), &device);
+    let good = family::heuristic(&decode(1), &device);
     // Its own shape, and one that splits are counted anew for.
     let sources = |config: &Config| {
         let tuned = Arc::new(Record { config: config.clone(), ..Record::clone(&record(&decode(1), &device, 0)) });
@@ -300,8 +302,8 @@ fn a_far_record_of_this_machine_comes_after_a_near_shipped_one() {
 #[test]
 fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
     let device = h200();
-    let sm80 = space::heuristics(&LLAMA, &device).pop().unwrap().with("num_stages", 1);
-    assert_eq!((sm80.family, space::check(&LLAMA, &sm80, &device)), (Family::Sm80, Ok(())));
+    let sm80 = family::heuristics(&LLAMA, &device).pop().unwrap().with("num_stages", 1);
+    assert_eq!((sm80.family, family::check(&LLAMA, &sm80, &device)), (Family::Sm80, Ok(())));
     let old = Record { config: sm80.clone(), ..Record::clone(&record(&LLAMA, &device, 0)) };
     let known = |records: &[&Record]| {
         let machine = records.iter().map(|record| Arc::new(Record::clone(record))).collect();
@@ -310,7 +312,7 @@ fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
     let configs = |records: &[&Record]| -> Vec<Config> {
         choices(&known(records), &LLAMA, &device).into_iter().map(|choice| choice.config).collect()
     };
-    let [sm90, other] = &space::heuristics(&LLAMA, &device)[..] else { panic!("two families serve") };
+    let [sm90, other] = &family::heuristics(&LLAMA, &device)[..] else { panic!("two families serve") };
     assert_eq!(configs(&[&old]), [sm90.clone(), sm80.clone(), other.clone()]);
     let reason = |records: &[&Record]| first(&known(records), &LLAMA, &device).reason;
     assert!(reason(&[]).starts_with("no record of "), "{}", reason(&[]));
@@ -360,7 +362,7 @@ fn a_record_that_breaks_a_constraint_is_a_miss() {
         ..Device::typical(Arch::Sm(8, 6)).unwrap()
     };
     let misfit =
-        space::candidates(&large, &device).into_iter().find(|config| space::check(&large, config, &a10).is_err());
+        candidates::all(&large, &device).into_iter().find(|config| family::check(&large, config, &a10).is_err());
     let mut record = Record::clone(&record(&large, &device, 0));
     record.config = misfit.unwrap();
     let known = Known { machine: vec![Arc::new(record)], ..Known::default() };

@@ -5,9 +5,11 @@ use flashtune::config::{Config, Family};
 use flashtune::cpu::Cpu;
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
+use flashtune::family;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source, key, record};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::{Event, Outcome, Phase, Timed, TuneOptions, space, worker};
+use flashtune::tune::candidates;
+use flashtune::tune::{Event, Outcome, Phase, Timed, TuneOptions, worker};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -19,7 +21,7 @@ const SMALL: Problem =
 
 /// A config that is not the heuristic's.
 fn config(problem: &Problem, device: &Device, index: usize) -> Config {
-    space::candidates(problem, device).swap_remove(index + 1)
+    candidates::all(problem, device).swap_remove(index + 1)
 }
 
 fn engine_with(folder: &Path, options: EngineOptions) -> Engine {
@@ -49,7 +51,7 @@ fn without_records_the_plan_is_the_heuristics() {
     assert!(engine.prepared(&SMALL).is_none());
     let plan = engine.prepare(&SMALL).unwrap();
     assert_eq!(plan.source, Source::Heuristic);
-    assert_eq!(plan.config, space::heuristic(&key::canonical(&SMALL), engine.backend().device()));
+    assert_eq!(plan.config, family::heuristic(&key::canonical(&SMALL), engine.backend().device()));
     assert!(Arc::ptr_eq(&plan, &engine.prepared(&SMALL).unwrap()));
     // One token more is the same bucket and the same plan.
     let longer = Problem { seqlen_k: 97, ..SMALL };
@@ -239,7 +241,7 @@ fn what_is_loaded_serves_a_shape_that_may_not_be_prepared_and_leaves_it_to_be_pr
     assert!(engine.any_loaded(&far).is_none());
     engine.prepare(&SMALL).unwrap();
     let plan = engine.any_loaded(&far).unwrap();
-    space::check(&far, &plan.config, engine.backend().device()).unwrap();
+    family::check(&far, &plan.config, engine.backend().device()).unwrap();
     assert!(engine.any_loaded(&Problem { dropout: true, ..SMALL }).is_none(), "another class");
     assert!(engine.prepared(&far).is_none());
     assert_eq!(engine.prepare(&far).unwrap().source, Source::Process);
@@ -260,7 +262,7 @@ fn a_deterministic_problem_is_not_tuned_and_takes_nothing_from_what_was() {
     assert_eq!(engine.prepare(&plain).unwrap().source, Source::Process);
     let plan = engine.prepare(&deterministic).unwrap();
     assert_eq!(plan.source, Source::Heuristic);
-    assert_eq!(plan.config, space::heuristic(&deterministic, engine.backend().device()));
+    assert_eq!(plan.config, family::heuristic(&deterministic, engine.backend().device()));
     // Not even where nothing may be prepared.
     let far = Problem { seqlen_q: 400, seqlen_k: 400, ..deterministic };
     assert!(engine.any_loaded(&Problem { deterministic: false, ..far }).is_some());
@@ -329,11 +331,11 @@ fn invalid_and_unsupported_problems_are_statuses() {
     }
     let device = Device::typical(Arch::Sm(9, 0)).unwrap();
     let fp32 = Problem { dtype: Dtype::Fp32, ..SMALL };
-    assert!(space::supported(&fp32, &device).is_ok());
+    assert!(family::supported(&fp32, &device).is_ok());
     let pages = Problem { features: Features { paged: Some(16), ..Features::NONE }, ..fp32 };
-    assert_eq!(space::supported(&pages, &device).unwrap_err().status, Status::Unsupported);
+    assert_eq!(family::supported(&pages, &device).unwrap_err().status, Status::Unsupported);
     let turing = Device { arch: Arch::Sm(7, 5), ..device };
-    assert_eq!(space::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
+    assert_eq!(family::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
 }
 
 #[test]
@@ -366,8 +368,8 @@ fn what_is_prepared_remains_so_when_records_come() {
     engine.prepare(&far).unwrap();
     // A record whose config is not loaded.
     let record = self::engine(from.path()).autotune(&SMALL, &quick(), &mut go_on).unwrap();
-    let loaded = space::heuristic(&key::canonical(&SMALL), engine.backend().device());
-    let all = space::candidates(&SMALL, engine.backend().device());
+    let loaded = family::heuristic(&key::canonical(&SMALL), engine.backend().device());
+    let all = candidates::all(&SMALL, engine.backend().device());
     let config = all.into_iter().find(|config| *config != loaded).unwrap();
     let path = from.path().join("records.jsonl");
     std::fs::write(&path, Record { config: config.clone(), ..record }.to_line().unwrap()).unwrap();
@@ -464,7 +466,7 @@ fn an_imported_record_replaces_only_a_slower_one() {
         let plan = engine.prepare(&SMALL).unwrap();
         (plan.source, plan.config.clone())
     };
-    let candidates = space::candidates(&SMALL, engine.backend().device());
+    let candidates = candidates::all(&SMALL, engine.backend().device());
     let other = candidates.into_iter().find(|config| *config != own.config).unwrap();
     assert_eq!(import(&other, own.median_us * 2.0), 0);
     assert_eq!(import(&other, own.median_us), 0);
@@ -494,7 +496,7 @@ fn records_that_the_space_does_not_accept_are_not_imported() {
     let other_cpu = Device { name: "another host".to_owned(), ..cpu.clone() };
     let gpu = Device::typical(Arch::Sm(9, 0)).unwrap();
     let turing = Device { name: "NVIDIA T4".to_owned(), arch: Arch::Sm(7, 5), ..gpu.clone() };
-    let (here, there) = (space::heuristic(&SMALL, &cpu), space::heuristic(&SMALL, &gpu));
+    let (here, there) = (family::heuristic(&SMALL, &cpu), family::heuristic(&SMALL, &gpu));
     let records = [
         (&cpu, here.clone(), true),
         (&other_cpu, here.clone(), true),

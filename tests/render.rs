@@ -5,12 +5,12 @@
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
+use flashtune::family::heuristic;
 use flashtune::kernel::constants::CONSTANTS;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::heuristic;
 
 const SM90: Arch = Arch::Sm(9, 0);
 

@@ -86,16 +86,17 @@ mod tests {
     use super::*;
     use crate::backend::Backend;
     use crate::cpu::Cpu;
+    use crate::family;
     use crate::plan::Record;
     use crate::problem::{Dtype, Layout, Pass, Problem};
-    use crate::tune::{Outcome, Timed, space};
+    use crate::tune::{Outcome, Timed};
     use std::sync::Arc;
 
     #[test]
     fn a_time_is_told_of_the_config_that_was_measured_alone() {
         let problem = Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32) };
         let backend = Backend::Cpu(Cpu::new(1).unwrap());
-        let measured = space::heuristic(&problem, backend.device());
+        let measured = family::heuristic(&problem, backend.device());
         let executable = Arc::new(backend.build(&problem, &measured).unwrap());
         let winner = Timed { config: measured.clone(), median_us: 7.0, utilisation: None };
         let outcome = Outcome { winner, spread: 0.0, check_error: 0.0, runner_up: None, default_us: Some(9.0) };

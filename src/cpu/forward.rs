@@ -20,18 +20,10 @@ use super::vector::{LANES, Level, multiply_in_place, scale_rows, softmax_step};
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::problem::Problem;
+use crate::family::cpu::scratch;
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 use std::ops::Range;
-
-/// Floats of scratch that a task of `run` takes.
-pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let TileSize { m, n } = tile_size;
-    let dropout = if problem.dropout { m * n } else { 0 };
-    (dim + dim_v) * (m + n) + m * n + 3 * m + dropout
-}
 
 pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
     let problem = &call.problem;
@@ -55,7 +47,7 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
     };
     let query_blocks = (problem.seqlen_q as usize).div_ceil(tile_size.m);
     let tasks = problem.batch_size as usize * pass.heads * query_blocks;
-    workers.for_each(tasks, scratch_floats(problem, tile_size), |task, scratch| {
+    workers.for_each(tasks, scratch::forward(problem, tile_size), |task, scratch| {
         let (head, block) = (task / query_blocks, task % query_blocks);
         pass.query_block(head / pass.heads, head % pass.heads, block * tile_size.m, scratch);
     })

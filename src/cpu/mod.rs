@@ -43,15 +43,6 @@ use workers::Workers;
 /// No host has more hardware threads; a larger number is a mistake.
 const MAX_THREADS: usize = 4096;
 
-/// Bytes of tiles that each thread works on.
-pub fn scratch_bytes(problem: &Problem, config: &Config) -> usize {
-    let floats = match problem.pass {
-        Pass::Forward => forward::scratch_floats(problem, TileSize::of(config)),
-        Pass::Backward => backward::scratch_floats(problem, TileSize::of(config)),
-    };
-    floats * size_of::<f32>()
-}
-
 pub struct Cpu {
     device: Device,
     workers: Arc<Workers>,

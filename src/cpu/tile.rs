@@ -2,26 +2,12 @@
 //!
 //! Both passes, the score modifiers and the block map speak of tiles in these words. Nothing here reads a tensor.
 
-use crate::config::Config;
+pub use crate::family::cpu::scratch::TileSize;
 
 /// Tile sizes are multiples of this: a register of the widest instruction set, and a patch of the dropout mask.
 pub const BLOCK_STEP: u32 = 16;
 /// Larger tiles only move out of the caches.
 pub const MAX_BLOCK: u32 = 1024;
-
-#[derive(Clone, Copy)]
-pub struct TileSize {
-    /// Query rows.
-    pub m: usize,
-    /// Keys.
-    pub n: usize,
-}
-
-impl TileSize {
-    pub fn of(config: &Config) -> TileSize {
-        TileSize { m: config.get("block_m") as usize, n: config.get("block_n") as usize }
-    }
-}
 
 /// A line of a tile from (row, key) on.
 #[derive(Clone, Copy)]

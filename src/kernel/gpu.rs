@@ -3,7 +3,6 @@
 //! It knows how a pass becomes modules on the device; what a launch does with them is `launch`'s.
 
 use super::cubin_cache::CubinCache;
-use super::geometry::{Arguments, KernelSpec};
 use super::launch::Executable;
 use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
@@ -17,6 +16,7 @@ use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
+use crate::family::geometry::{Arguments, KernelSpec};
 use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::Problem;

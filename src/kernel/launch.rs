@@ -4,7 +4,6 @@
 //! with it. It allocates nothing, takes no lock, reads no file and waits for nothing, so it is legal in a stream capture;
 //! all else was done when it was built.
 
-use super::geometry::{self, Arguments, KernelSpec};
 use super::launch_maps::{KeyMaps, LaunchMaps};
 use super::modules::Loaded;
 use super::tile_counters::TileCounters;
@@ -15,6 +14,7 @@ use crate::cuda::context::{Context, Current};
 use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
+use crate::family::geometry::{self, Arguments, KernelSpec};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 

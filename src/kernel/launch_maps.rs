@@ -9,11 +9,11 @@
 //! the two are too far together a third dimension takes back, with a stride that wraps around 2^64: a lower address would do the
 //! same, but TMA wants the map's address in mapped memory. The idea is of Triton's and quack's ragged descriptors.
 
-use super::geometry::{BOX_COLS, Boxes};
 use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;
 use crate::cuda::tensor_map::{Element, Fetch, MAX_RANK, Tensor, TensorMap};
 use crate::error::{Error, Result};
+use crate::family::geometry::{BOX_COLS, Boxes};
 use crate::problem::{Dtype, Pass, Problem, Varlen};
 
 pub struct LaunchMaps {

@@ -6,12 +6,12 @@
 //! compilers or caches.
 
 use super::constants::{self, ARCH, Value};
-use super::geometry::{self, Arguments};
 use super::sources::{Sources, embedded, overridden};
 use super::{kv_append, merge, sm_clock};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
+use crate::family::geometry::{self, Arguments};
 use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};

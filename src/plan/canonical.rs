@@ -4,8 +4,8 @@
 //! sequence that grows by one token does not make a plan at each step. The engine makes a `Canonical` once, where a
 //! problem comes in; lookup, tuning and building take it from there. This file knows nothing of keys and records.
 
+use crate::family;
 use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
-use crate::tune::space;
 use std::ops::Deref;
 
 /// Keys that a batch-invariant problem is planned for: one head's tiles fill a GPU, and the keys are cut into the
@@ -87,7 +87,7 @@ pub fn bucket(size: i64) -> i64 {
 /// counts whole: a tile of keys does the heads of its group one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();
-    let are_few = [a, b].into_iter().all(space::is_bound_by_keys);
+    let are_few = [a, b].into_iter().all(family::is_bound_by_keys);
     let heads = |p: &Problem| if are_few { p.num_heads_kv } else { p.num_heads_q };
     let parallelism = |p: &Problem| log(p.batch_size) + log(heads(p));
     // A split with more keys repeats the same work.

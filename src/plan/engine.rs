@@ -16,10 +16,12 @@ use crate::backend::{Backend, Executable, KvAppender, Merger};
 use crate::config::Config;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
+use crate::family;
 use crate::kv_append::KvAppendClass;
 use crate::merge::MergeClass;
 use crate::problem::Problem;
-use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions, Worker, space};
+use crate::tune::candidates;
+use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions, Worker};
 use arc_swap::ArcSwap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -107,7 +109,7 @@ impl Engine {
 
     /// Whether this backend does the problem. Compiles nothing.
     pub fn supported(&self, problem: &Problem) -> Result<()> {
-        space::supported(problem, self.backend.device())
+        family::supported(problem, self.backend.device())
     }
 
     /// The plan of a validated problem, if it is there or follows, in memory alone, from what is loaded. Takes no lock.
@@ -158,10 +160,10 @@ impl Engine {
             return None;
         }
         let (canonical, device) = (key::canonical(problem), self.backend.device());
-        space::supported(&canonical, device).ok()?;
+        family::supported(&canonical, device).ok()?;
         let class = Class::of(&canonical);
         let serves = |(of, config): &(Class, Config), executable: &Option<_>| {
-            executable.is_some() && *of == class && space::check(&canonical, config, device).is_ok()
+            executable.is_some() && *of == class && family::check(&canonical, config, device).is_ok()
         };
         let ((_, config), executable) = self.loaded.executables.first(serves)?;
         Some(Arc::new(Plan {
@@ -196,7 +198,7 @@ impl Engine {
     pub fn pin(&self, problem: &Problem, config: Config) -> Result<()> {
         self.supported(problem)?;
         self.refuse_if_sealed(problem)?;
-        space::check(problem, &config, self.backend.device()).map_err(Error::invalid)?;
+        family::check(problem, &config, self.backend.device()).map_err(Error::invalid)?;
         let executable = self.build(problem, &config)?;
         let plan = Plan {
             problem: *problem,
@@ -229,7 +231,7 @@ impl Engine {
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let _known = Measuring::begin(&self.measured_by);
         // A search that may try everything is not spared by one that could not.
-        let preferred = space::heuristic(&key::canonical(problem), self.backend.device()).family;
+        let preferred = family::heuristic(&key::canonical(problem), self.backend.device()).family;
         let stands = |record: &Arc<Record>| {
             !options.retune && record.has_tried(preferred) && !(record.proven_only && options.worker.is_some())
         };
@@ -408,7 +410,7 @@ impl Engine {
         let may_be_unproven = is_cpu || options.worker.is_some();
         let candidates = self.candidates(problem, may_be_unproven);
         let neighbours = |config: &Config| match may_be_unproven {
-            true => self.fitting(problem, space::neighbours(&key::canonical(problem), config, device)),
+            true => self.fitting(problem, candidates::neighbours(&key::canonical(problem), config, device)),
             false => Vec::new(),
         };
         let request = Request {
@@ -460,14 +462,16 @@ impl Engine {
         let device = self.backend.device();
         // A config must also pass for the problem that stands for all with this key, or its record would never be a hit.
         let canonical = key::canonical(problem);
-        let mut all = vec![space::heuristic(&canonical, device)];
-        all.extend(lookup::proven(&self.known.load(), &canonical, device).into_iter().take(space::MAX_CANDIDATES / 2));
+        let mut all = vec![family::heuristic(&canonical, device)];
+        all.extend(
+            lookup::proven(&self.known.load(), &canonical, device).into_iter().take(candidates::MAX_CANDIDATES / 2),
+        );
         if may_be_unproven {
-            all.extend(space::first_candidates(&canonical, device));
+            all.extend(candidates::first(&canonical, device));
         }
         let mut candidates = Vec::new();
         for config in self.fitting(problem, all) {
-            if candidates.len() < space::MAX_CANDIDATES && !candidates.contains(&config) {
+            if candidates.len() < candidates::MAX_CANDIDATES && !candidates.contains(&config) {
                 candidates.push(config);
             }
         }
@@ -475,7 +479,7 @@ impl Engine {
     }
 
     fn fitting(&self, problem: &Problem, mut configs: Vec<Config>) -> Vec<Config> {
-        configs.retain(|config| space::check(problem, config, self.backend.device()).is_ok());
+        configs.retain(|config| family::check(problem, config, self.backend.device()).is_ok());
         configs
     }
 

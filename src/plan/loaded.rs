@@ -157,14 +157,14 @@ mod tests {
     use super::*;
     use crate::backend::Backend;
     use crate::cpu::Cpu;
+    use crate::family;
     use crate::problem::{Dtype, Pass};
-    use crate::tune::space;
 
     #[test]
     fn a_plan_of_an_older_generation_replaces_none() {
         let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32);
         let backend = Backend::Cpu(Cpu::new(1).unwrap());
-        let config = space::heuristic(&problem, backend.device());
+        let config = family::heuristic(&problem, backend.device());
         let executable = Arc::new(backend.build(&problem, &config).unwrap());
         let plan = |reason: &str| {
             let (config, executable) = (config.clone(), Arc::clone(&executable));

@@ -2,7 +2,7 @@
 //!
 //! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
 //! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class, whose config keeps
-//! what it was tuned to but for what follows from the shape alone (`space::carried_over`); what this GPU has of the
+//! what it was tuned to but for what follows from the shape alone (`family::carried_over`); what this GPU has of the
 //! very shape comes before all others. Every hit is checked against the constraints of this device; what fails is a miss.
 //! A record from before the kernel family existed that is preferred now says nothing against it and comes after the heuristic. A deterministic or batch-invariant
 //! problem has one choice, whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
@@ -11,8 +11,8 @@ use super::key::{self, Class};
 use super::record::Record;
 use crate::config::Config;
 use crate::device::Device;
+use crate::family;
 use crate::problem::Problem;
-use crate::tune::space;
 use std::sync::Arc;
 
 /// Where a plan's config came from.
@@ -72,10 +72,10 @@ const NEAR: f64 = 2.0;
 /// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build. One alone
 /// where it follows no record: another would give other bits.
 pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice> {
-    let heuristics = space::heuristics(problem, device);
+    let heuristics = family::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
     let passed_over = |mut choices: Vec<Choice>| {
-        if let Some(why) = space::passed_over(problem, device) {
+        if let Some(why) = family::passed_over(problem, device) {
             choices.iter_mut().for_each(|choice| choice.reason += &format!("; {why}"));
         }
         choices
@@ -108,7 +108,7 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
     let fits = |record: &&Arc<Record>| {
         Class::of(&record.problem) == Class::of(problem)
             && passes(record)
-            && space::check(problem, &config_of(record, problem, device), device).is_ok()
+            && family::check(problem, &config_of(record, problem, device), device).is_ok()
     };
     let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
         records.iter().filter(|record| record.device_key() == device_key).filter(fits).cloned().collect()
@@ -153,7 +153,7 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
     let all = known.process.iter().chain(&known.machine).chain(&known.shipped);
     let mut records: Vec<&Arc<Record>> = all
         .filter(|record| record.arch == device.arch && record.problem.pass == problem.pass)
-        .filter(|record| space::check(problem, &record.config, device).is_ok())
+        .filter(|record| family::check(problem, &record.config, device).is_ok())
         .collect();
     let other_class = |record: &Record| Class::of(&record.problem) != Class::of(problem);
     records.sort_by(|a, b| {
@@ -173,7 +173,7 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
 fn config_of(record: &Record, problem: &Problem, device: &Device) -> Config {
     match record.key == key::record_key(problem) {
         true => record.config.clone(),
-        false => space::carried_over(&record.config, &record.problem, problem, device),
+        false => family::carried_over(&record.config, &record.problem, problem, device),
     }
 }
 

@@ -207,8 +207,9 @@ fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a
 mod tests {
     use super::*;
     use crate::config::{Config, Family};
+    use crate::family;
     use crate::problem::{Dtype, Pass};
-    use crate::tune::{Outcome, Timed, space};
+    use crate::tune::{Outcome, Timed};
 
     const PROBLEM: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 1, 65536, 64);
 
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn a_record_that_tried_the_preferred_family_goes_before_a_faster_one_that_did_not() {
         let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
-        let [sm90, sm80] = &space::heuristics(&PROBLEM, &device)[..] else { panic!("two families serve") };
+        let [sm90, sm80] = &family::heuristics(&PROBLEM, &device)[..] else { panic!("two families serve") };
         let record = |config: &Config, median_us| {
             let winner = Timed { config: config.clone(), median_us, utilisation: None };
             let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };

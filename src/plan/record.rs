@@ -8,8 +8,9 @@ use super::key;
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Status};
+use crate::family;
 use crate::problem::Problem;
-use crate::tune::{Outcome, Timed, space};
+use crate::tune::{Outcome, Timed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -118,15 +119,15 @@ impl Record {
     /// Whether the space, as it is now, accepts its config on the device that it names, as far as that is known `here`.
     pub fn check(&self, here: &Device) -> Result<(), String> {
         let device = self.device_as_known(here)?;
-        space::supported(&self.problem, &device).map_err(|error| error.message)?;
-        space::check(&self.problem, &self.config, &device)
+        family::supported(&self.problem, &device).map_err(|error| error.message)?;
+        family::check(&self.problem, &self.config, &device)
     }
 
     /// Whether it goes before another record of its id. One that has not tried the family that is preferred now is used
     /// after the heuristic and so is worth less, however fast it is.
     pub fn is_better_than(&self, other: &Record, here: &Device) -> bool {
         let Ok(device) = self.device_as_known(here) else { return false };
-        let preferred = space::heuristic(&key::canonical(&self.problem), &device).family;
+        let preferred = family::heuristic(&key::canonical(&self.problem), &device).family;
         let rank = |record: &Record| (!record.has_tried(preferred), record.median_us);
         rank(self) < rank(other)
     }

@@ -7,11 +7,11 @@
 use super::arena::{self, Arena, Tensor};
 use super::features::{FeatureGradient, Listed};
 use super::lengths::{Lengths, RAGGED};
-use super::space;
 use crate::backend::{Backend, Executable};
 use crate::cpu::Cpu;
 use crate::dropout::Dropout;
 use crate::error::Result;
+use crate::family;
 use crate::problem::{BlockMask, Dtype, Features, Pass, Problem, Varlen, Window};
 
 /// One reduced problem with its inputs and what must come out.
@@ -184,7 +184,7 @@ fn reference(
     if let Some(lse) = lse {
         arena.write_lse(oracle, lse)?;
     }
-    let executable = oracle.build(problem, &space::heuristic(problem, oracle.device()))?;
+    let executable = oracle.build(problem, &family::heuristic(problem, oracle.device()))?;
     executable.launch(arena.call(), oracle.stream())?;
     let outputs = arena::outputs(problem.pass);
     let outputs = outputs.iter().map(|t| Ok((*t, arena.read(oracle, *t)?))).collect::<Result<_>>()?;
@@ -300,7 +300,7 @@ mod tests {
             let problem = Problem { pass, features, ..PROBLEM };
             problem.validate().unwrap();
             let check = Check::new(&cpu, &problem).unwrap();
-            let executable = cpu.build(&problem, &space::heuristic(&problem, cpu.device())).unwrap();
+            let executable = cpu.build(&problem, &family::heuristic(&problem, cpu.device())).unwrap();
             let error = check.run(&cpu, &executable).unwrap().unwrap();
             assert!(error > 0.0 && error < bound(Dtype::Bf16), "{pass:?}: {error}");
         }

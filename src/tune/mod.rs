@@ -1,9 +1,10 @@
-//! The tuner: the space and its constraints, the search, timing, and the check of candidates.
+//! The tuner: the candidates, the search, timing, and the check of results.
 //!
 //! It is given a problem, a backend and what earlier runs found out, and returns the winner. It knows nothing of
 //! records and files: `plan` turns an `Outcome` into a record and keeps the trials that it is told of on the way.
 
 mod arena;
+pub mod candidates;
 mod check;
 mod contest;
 mod features;
@@ -11,7 +12,6 @@ mod lengths;
 mod pages;
 mod rig;
 mod search;
-pub mod space;
 mod timing;
 mod utilisation;
 pub mod worker;

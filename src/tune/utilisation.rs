@@ -6,9 +6,9 @@
 //! The time is the whole pass's: launches, the last wave and the small kernels of the backward pass are in it. Candidates
 //! are ranked by their time; u says how much there is left to gain.
 
-use super::space;
 use crate::backend::Elapsed;
 use crate::device::Device;
+use crate::family;
 use crate::problem::{Dtype, Problem};
 
 /// The least that a problem takes.
@@ -25,7 +25,7 @@ impl Floor {
     pub fn of(problem: &Problem, device: &Device) -> Option<Floor> {
         let per_cycle = f64::from(device.sm_count) * f64::from(device.tensor_flops_per_cycle());
         let per_second = device.memory_bytes_per_second as f64;
-        match space::is_bound_by_keys(problem) {
+        match family::is_bound_by_keys(problem) {
             _ if problem.dtype == Dtype::Fp32 => None,
             true => (per_second > 0.0).then(|| Floor::Seconds(problem.key_value_bytes() / per_second)),
             false => (per_cycle > 0.0).then(|| Floor::Cycles(problem.flops() / per_cycle)),

@@ -5,10 +5,10 @@ use flashtune::call::{Call, TensorRef};
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::dropout::Dropout;
+use flashtune::family::heuristic;
 use flashtune::kernel::{Executable, Gpu, KernelParams};
 use flashtune::plan::key::canonical;
 use flashtune::problem::{Features, Problem, Varlen};
-use flashtune::tune::space::heuristic;
 use std::ffi::c_void;
 use std::mem::offset_of;
 

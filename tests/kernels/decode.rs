@@ -5,11 +5,11 @@
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
+use flashtune::family::heuristic;
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::canonical;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::heuristic;
 use rayon::prelude::*;
 
 fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {

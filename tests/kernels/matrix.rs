@@ -11,12 +11,13 @@ use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
+use flashtune::family::geometry::KernelSpec;
+use flashtune::family::{check, heuristic, heuristics};
 use flashtune::kernel::compile::{compile, target};
-use flashtune::kernel::{KernelSpec, render_pass, sass, sources};
+use flashtune::kernel::{render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::space::{check, heuristic, heuristics};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -9,9 +9,9 @@ use crate::support::lengths::Side;
 use crate::support::shapes;
 use crate::support::subject::{Forward, Subject};
 use flashtune::config::Config;
+use flashtune::family;
 use flashtune::plan::key::canonical;
 use flashtune::problem::Pass;
-use flashtune::tune::space;
 use rayon::prelude::*;
 
 /// The CPU backend, and the GPU if there is one.
@@ -21,7 +21,7 @@ fn subjects() -> Vec<Subject> {
 
 /// The config that the engine chooses.
 fn config(subject: &Subject, case: &Case) -> Config {
-    space::heuristic(&canonical(&case.problem(Pass::Forward)), subject.backend.device())
+    family::heuristic(&canonical(&case.problem(Pass::Forward)), subject.backend.device())
 }
 
 /// Whether the sequences of one side have lengths from `cu_seqlens` or `seqused`.

@@ -14,10 +14,10 @@ use crate::support::check::Prepared;
 use crate::support::subject::Subject;
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
+use flashtune::family;
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::render_pass;
 use flashtune::problem::{Causal, Features, Pass, Problem, Window};
-use flashtune::tune::space;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,11 +65,11 @@ impl Cell {
         }
         let case = feature.case(column.lengths);
         let problem = case.problem(column.pass);
-        let configs = match space::supported(&problem, device) {
-            Ok(()) => space::heuristics(&problem, device),
+        let configs = match family::supported(&problem, device) {
+            Ok(()) => family::heuristics(&problem, device),
             Err(_) => Vec::new(),
         };
-        let takes = |config: &Config| space::check(&problem, config, device).is_ok() && (feature.has)(config);
+        let takes = |config: &Config| family::check(&problem, config, device).is_ok() && (feature.has)(config);
         match configs.into_iter().find(|config| config.family == column.family && takes(config)) {
             Some(config) => Cell::Has(case, problem, config),
             None => Cell::Lacks,

@@ -11,8 +11,9 @@ use crate::support::scores;
 use crate::support::shapes;
 use crate::support::subject::{Forward, Subject};
 use flashtune::config::Config;
+use flashtune::family;
 use flashtune::problem::{Pass, Problem};
-use flashtune::tune::space;
+use flashtune::tune::candidates;
 use rayon::prelude::*;
 use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
@@ -32,7 +33,7 @@ fn configs(subject: &Subject, case: &Case, extra: usize) -> [Vec<Config>; 2] {
 /// the running maximum in another way.
 fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
     let (problem, device) = (case.problem(Pass::Forward), subject.backend.device());
-    let candidates = space::candidates(&problem, device);
+    let candidates = candidates::all(&problem, device);
     let mut chosen: Vec<Config> = Vec::new();
     for config in candidates {
         if !chosen.iter().any(|other| other.family == config.family) {
@@ -48,7 +49,7 @@ fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
             .collect::<Vec<_>>()
     };
     let others: Vec<Config> = chosen.iter().flat_map(other_maximum).collect();
-    chosen.extend(others.into_iter().filter(|config| space::check(&problem, config, device).is_ok()));
+    chosen.extend(others.into_iter().filter(|config| family::check(&problem, config, device).is_ok()));
     chosen
 }
 
@@ -142,7 +143,7 @@ fn gpu_is_right_forward_on_more_tiles_than_it_holds_at_once() {
     let Some(subject) = subject() else { return };
     shapes::many_tiles(subject.dtypes()).par_iter().for_each(|case| {
         let prepared = Prepared::new(case);
-        let preferred = space::heuristics(&case.problem(Pass::Forward), subject.backend.device());
+        let preferred = family::heuristics(&case.problem(Pass::Forward), subject.backend.device());
         for config in one_of_each_family(subject, case) {
             let judged = prepared.forward(subject, &config);
             let runs = if preferred.contains(&config) { 200 } else { 20 };
@@ -158,7 +159,7 @@ fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
     shapes::many_key_tiles(subject.dtypes()).par_iter().for_each(|case| {
         let prepared = Prepared::new(case);
         let forward = subject.forward(case, &prepared.data, &subject.heuristic(case, Pass::Forward));
-        for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+        for config in family::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
             let first = prepared.backward(subject, &forward, &config);
             for run in 1..20 {
                 let again = subject.backward(case, &prepared.data, &forward, &config);
@@ -173,7 +174,7 @@ fn gpu_is_right_backward_on_more_tiles_than_it_holds_at_once() {
 
 /// Runs every family that serves the case, also where it is not the preferred one.
 fn assert_deterministic(subject: &Subject, case: &Case, data: &Data, forward: &Forward, runs: usize) {
-    for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+    for config in family::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
         let first = subject.backward(case, data, forward, &config);
         for run in 1..runs {
             assert!(subject.backward(case, data, forward, &config) == first, "run {run} differs: {case}, {config}");
@@ -187,7 +188,7 @@ fn gpu_gives_the_same_bits_at_every_run_of_a_deterministic_backward_pass() {
     shapes::deterministic(subject.dtypes()).par_iter().for_each(|case| {
         let prepared = Prepared::new(case);
         let forward = subject.forward(case, &prepared.data, &subject.heuristic(case, Pass::Forward));
-        for config in space::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
+        for config in family::heuristics(&case.problem(Pass::Backward), subject.backend.device()) {
             prepared.backward(subject, &forward, &config);
         }
         assert_deterministic(subject, case, &prepared.data, &forward, 1000);

@@ -5,9 +5,10 @@ use crate::device::DeviceArg;
 use crate::problems::{self, ClassArgs, ShapeArgs};
 use crate::{Failure, print_json};
 use flashtune::config::Config;
+use flashtune::family;
 use flashtune::plan::{Engine, key};
 use flashtune::problem::Problem;
-use flashtune::tune::{Floor, Rig, space};
+use flashtune::tune::{Floor, Rig};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -85,7 +86,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn time(engine: &Engine, problem: &Problem, runs: usize) -> Result<Timing, Failure> {
     let plan = engine.prepare(problem)?;
-    let default = space::heuristic(&key::canonical(problem), engine.backend().device());
+    let default = family::heuristic(&key::canonical(problem), engine.backend().device());
     let floor = Floor::of(problem, engine.backend().device());
     let mut rig = Rig::new(engine.backend(), problem);
     let samples = rig.measure(&plan.config, runs)?;

@@ -5,11 +5,11 @@ use crate::problems::{ClassArgs, ShapeArgs, by_name};
 use crate::{Failure, print_json, usage};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
+use flashtune::family;
 use flashtune::kernel;
 use flashtune::kv_append::KvAppendClass;
 use flashtune::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout, Problem};
-use flashtune::tune::space;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -83,7 +83,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let problem = Problem { layout, ..plain };
     let device = Device::typical(args.arch)
         .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
-    space::supported(&problem, &device).map_err(usage)?;
+    family::supported(&problem, &device).map_err(usage)?;
     let config = config(heuristic(&problem, &device, args.family.as_deref())?, &problem, &device, &args.config)?;
     match &args.cubin {
         None => {
@@ -118,7 +118,7 @@ fn access_bytes(text: &str) -> Result<i64, String> {
 
 /// The heuristic's config, of the given family.
 fn heuristic(problem: &Problem, device: &Device, family: Option<&str>) -> Result<Config, Failure> {
-    let all = space::heuristics(problem, device);
+    let all = family::heuristics(problem, device);
     let names: Vec<&str> = all.iter().map(|config| config.family.name()).collect();
     let at = family.map_or(Some(0), |family| names.iter().position(|name| *name == family));
     at.map(|at| all[at].clone()).ok_or_else(|| {
@@ -133,7 +133,7 @@ fn config(mut config: Config, problem: &Problem, device: &Device, given: &[Strin
         let (name, value) = parsed.ok_or_else(|| usage(format_args!("--config is {text:?}; write NAME=VALUE")))?;
         config = config.with(name, value);
     }
-    space::check(problem, &config, device).map_err(usage)?;
+    family::check(problem, &config, device).map_err(usage)?;
     Ok(config)
 }
 

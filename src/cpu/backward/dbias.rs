@@ -4,7 +4,7 @@
 //! heads and blocks add to one element, and a task has all tiles of its elements. So no two tasks meet, and the order
 //! of the sums does not depend on the number of threads.
 
-use super::tiles::{ScoresAre, Tiles, scratch_floats};
+use super::tiles::{ScoresAre, Tiles};
 use crate::call::Call;
 use crate::cpu::element::Element;
 use crate::cpu::scores::Scores;
@@ -12,6 +12,7 @@ use crate::cpu::sequence::Sequence;
 use crate::cpu::tile::{Axis, Line};
 use crate::cpu::workers::Workers;
 use crate::error::Result;
+use crate::family::cpu::scratch;
 use std::ops::Range;
 
 /// A dimension of the bias in entries, heads or blocks.
@@ -48,7 +49,7 @@ pub fn run<E: Element>(tiles: &Tiles<E>, call: &Call, workers: &Workers) -> Resu
         Dimension::new(blocks(problem.seqlen_q, tiles.tile_size.m), view.stride_seqlen_q),
     ];
     let tasks = dimensions.iter().map(Dimension::tasks).product();
-    workers.for_each(tasks, scratch_floats(problem, tiles.tile_size), |mut task, scratch| {
+    workers.for_each(tasks, scratch::backward_tiles(problem, tiles.tile_size), |mut task, scratch| {
         let [batches, heads, key_blocks, query_blocks] = dimensions.map(|dimension| {
             let index = task % dimension.tasks();
             task /= dimension.tasks();

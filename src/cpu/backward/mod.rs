@@ -17,25 +17,17 @@ use super::vector::Level;
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::problem::Problem;
+use crate::family::cpu::scratch;
 use statistics::Statistics;
 use std::slice::from_raw_parts_mut;
 use tiles::{KeyTile, QueryTile, ScoresAre, Tiles};
-
-/// Floats of scratch that any task of `run` takes.
-pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let accumulators = tile_size.n * (dim + dim_v) + tile_size.m * problem.workspace_cols() as usize;
-    let of_tiles = accumulators + tiles::scratch_floats(problem, tile_size);
-    of_tiles.max(statistics::scratch_floats(tile_size.m, dim_v))
-}
 
 pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
     let problem = &call.problem;
     let pass = Backward::<E>::new(call, tile_size, level);
     let heads = problem.num_heads_q as usize;
     let (batches, kv_heads) = (problem.batch_size as usize, problem.num_heads_kv as usize);
-    let floats = scratch_floats(problem, tile_size);
+    let floats = scratch::backward(problem, tile_size);
     let query_blocks = (problem.seqlen_q as usize).div_ceil(tile_size.m);
     let key_blocks = (problem.seqlen_k as usize).div_ceil(tile_size.n);
 

@@ -29,11 +29,6 @@ unsafe impl<E> Send for Statistics<E> {}
 // SAFETY: as above.
 unsafe impl<E> Sync for Statistics<E> {}
 
-/// Floats of scratch of `rows`.
-pub fn scratch_floats(block_m: usize, dim_v: usize) -> usize {
-    2 * block_m * dim_v
-}
-
 impl<E: Element> Statistics<E> {
     pub fn new(call: &Call, level: Level) -> Self {
         let (of, args) = (&call.problem.features, &call.features);

@@ -14,19 +14,9 @@ use crate::cpu::sequence::{Sequence, Sequences};
 use crate::cpu::tile::{Axis, BlockKind, Line, TileSize};
 use crate::cpu::vector::{LANES, Level, in_two_parts, multiply_in_place, score_gradients};
 use crate::cpu::workers::take;
-use crate::problem::Problem;
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 use std::slice::from_raw_parts;
-
-/// Floats of scratch of a key tile and a query tile.
-pub fn scratch_floats(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let padded_dim = problem.workspace_cols() as usize;
-    let TileSize { m, n } = tile_size;
-    let tiles = 2 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
-    n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + tiles * m * n
-}
 
 /// K and V of a key block in the orientations that the products want.
 pub struct KeyTile<'a> {

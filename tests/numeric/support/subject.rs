@@ -9,9 +9,10 @@ use super::extra_buffers::ExtraBuffers;
 use flashtune::backend::{Backend, Executable, Memory};
 use flashtune::call::Call;
 use flashtune::config::Config;
+use flashtune::family;
 use flashtune::plan::key::Class;
 use flashtune::problem::{Dtype, Pass, Problem};
-use flashtune::tune::space;
+use flashtune::tune::candidates;
 use flashtune::{cpu, kernel};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -84,7 +85,7 @@ impl Subject {
     }
 
     pub fn heuristic(&self, case: &Case, pass: Pass) -> Config {
-        space::heuristic(&case.problem(pass), self.backend.device())
+        family::heuristic(&case.problem(pass), self.backend.device())
     }
 
     /// The heuristic config of each family that serves the case, the preferred family's first, then
@@ -92,10 +93,10 @@ impl Subject {
     /// however many configs it has.
     pub fn configs(&self, case: &Case, pass: Pass, extra: usize) -> Vec<Config> {
         let (problem, device) = (case.problem(pass), self.backend.device());
-        let mut picked = space::heuristics(&problem, device);
-        let mut others = space::candidates(&problem, device);
+        let mut picked = family::heuristics(&problem, device);
+        let mut others = candidates::all(&problem, device);
         others.retain(|config| !picked.contains(config));
-        let families = space::families(&problem, device);
+        let families = family::families(&problem, device);
         let mut random = Random::new(case.seed ^ 0xc0f1);
         for pick in 0..extra as u64 {
             let family = families[((case.seed + pick) % families.len() as u64) as usize];

@@ -3,7 +3,7 @@
 use super::Constraint;
 use crate::config::Config;
 use crate::device::Device;
-use crate::kernel::geometry;
+use crate::family::geometry;
 
 /// Shared memory of an SM that CUDA takes for each block of threads (CUDA Programming Guide, "Compute Capabilities").
 pub const RESERVED_BYTES: u32 = 1024;

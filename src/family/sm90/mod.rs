@@ -10,7 +10,7 @@ mod forward;
 use super::{Constraint, Knob};
 use crate::config::Config;
 use crate::device::Device;
-use crate::kernel::geometry::{self, Sm90Backward};
+use crate::family::geometry::{self, Sm90Backward};
 use crate::problem::{BlockMask, Dtype, Layout, Pass, Problem};
 
 pub fn knobs(pass: Pass) -> &'static [Knob] {
@@ -78,12 +78,11 @@ fn padded(length: i64, block: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{MAX_CANDIDATES, check, families, first_candidates, heuristic, heuristics};
+    use super::super::{check, families, heuristic, heuristics};
     use super::*;
     use crate::config::Family;
     use crate::device::Arch;
     use crate::problem::{Causal, Features, Varlen, Window};
-    use std::collections::BTreeSet;
 
     pub fn h200() -> Device {
         Device::typical(Arch::Sm(9, 0)).unwrap()
@@ -185,19 +184,6 @@ mod tests {
                 let error = check(&problem, &config, &device).unwrap_err();
                 assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
             }
-        }
-    }
-
-    #[test]
-    fn both_families_are_among_the_first_candidates_this_one_first() {
-        for pass in [Pass::Forward, Pass::Backward] {
-            let first = first_candidates(&problem(pass, 128, 128), &h200());
-            assert_eq!(first.len(), MAX_CANDIDATES);
-            assert_eq!(first[0], heuristic(&problem(pass, 128, 128), &h200()));
-            let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
-            let turn = [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80];
-            assert!(turns.chunks(4).all(|families| families == turn), "{pass:?}: {turns:?}");
-            assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), first.len());
         }
     }
 }

@@ -2,12 +2,12 @@
 //! fewer, transposed (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
+use super::super::limits::{GRID, MASK_BLOCKS, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
 use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
-use crate::kernel::geometry::{self, Sm90Backward};
+use crate::family::geometry::{self, Sm90Backward};
 use crate::problem::Problem;
 
 pub const KNOBS: &[Knob] = &[

@@ -1,8 +1,10 @@
 //! The sm80 family's space: `mma.sync` kernels, one warp per 16-row slab. Constraints stand here with their reason and
 //! once more as static asserts in `templates/sm80_forward.cu.tera` and `sm80_backward.cu.tera`.
 
-use super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY, THREADS, register_budget};
-use super::{Constraint, Knob, sm80_fp32};
+mod fp32;
+
+use super::limits::{GRID, MASK_BLOCKS, SHARED_MEMORY, THREADS, register_budget};
+use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Window};
@@ -182,7 +184,7 @@ fn registers(problem: &Problem, config: &Config) -> u32 {
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     let configs = match problem.pass {
         Pass::Forward => known_forward(problem, device),
-        Pass::Backward if problem.dtype == Dtype::Fp32 => sm80_fp32::known_backward(problem),
+        Pass::Backward if problem.dtype == Dtype::Fp32 => fp32::known_backward(problem),
         Pass::Backward => known_backward(problem),
     };
     let fits = configs.iter().find(|config| super::check(problem, config, device).is_ok());
@@ -196,7 +198,7 @@ fn known_forward(problem: &Problem, device: &Device) -> Vec<Config> {
         _ => 128,
     };
     if problem.dtype == Dtype::Fp32 {
-        return sm80_fp32::known_forward(problem, slice);
+        return fp32::known_forward(problem, slice);
     }
     let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
     // What a row's end, a lane's addresses or another copy of the loop keeps in registers; a softcap alone does not.
@@ -414,45 +416,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn what_won_on_an_h200_is_among_the_first_candidates() {
-        let h200 = &devices()[2];
-        let won = [
-            (Pass::Forward, 64, "block_m=128 block_n=64 num_warps=4 num_stages=3 q_in_regs=1 ctas_per_sm=2"),
-            (Pass::Forward, 128, "block_m=128 block_n=48 num_warps=4 num_stages=1 q_in_regs=0 ctas_per_sm=2"),
-            (Pass::Forward, 256, "block_m=128 block_n=64 num_warps=8 num_stages=2 q_in_regs=0 ctas_per_sm=1"),
-            (
-                Pass::Backward,
-                64,
-                "block_m=64 block_n=96 num_warps=4 num_stages=1 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=2",
-            ),
-            (
-                Pass::Backward,
-                128,
-                "block_m=64 block_n=128 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=4",
-            ),
-            (
-                Pass::Backward,
-                256,
-                "block_m=64 block_n=64 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=1",
-            ),
-        ];
-        for (pass, head_dim, knobs) in won {
-            let candidates = super::super::candidates(&problem(pass, head_dim, head_dim, Causal::None), h200);
-            let wanted =
-                |config: &Config| knobs.split(' ').all(|knob| config.to_string().split(' ').any(|has| has == knob));
-            let rank = candidates.iter().position(wanted);
-            assert!(rank.is_some_and(|rank| rank < super::super::MAX_CANDIDATES), "{head_dim} {knobs}: rank {rank:?}");
-            // The search begins with configs that are apart, and looks around the best of them.
-            let first = super::super::first_candidates(&problem(pass, head_dim, head_dim, Causal::None), h200);
-            let near = first.iter().map(|other| super::super::differences(other, &candidates[rank.unwrap()])).min();
-            assert!(
-                near.is_some_and(|steps| steps <= 1),
-                "{head_dim} {knobs}: {near:?} steps from the first candidates"
-            );
         }
     }
 }

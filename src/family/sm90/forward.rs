@@ -1,11 +1,11 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
-use super::super::gpu::{GRID, MASK_BLOCKS, SHARED_MEMORY};
+use super::super::limits::{GRID, MASK_BLOCKS, SHARED_MEMORY};
 use super::super::{Constraint, Knob, check};
 use super::padded;
 use crate::config::{Config, Family};
 use crate::device::Device;
-use crate::kernel::geometry;
+use crate::family::geometry;
 use crate::problem::{Dtype, Problem};
 
 pub const KNOBS: &[Knob] = &[

@@ -2,11 +2,11 @@
 //! bytes in flight on each SM, that all SMs have an equal share and, where there is TMA, that it copies them. Constraints
 //! stand here with their reason and once more as static asserts in `templates/decode.cu.tera`.
 
-use super::gpu::{GRID, RESERVED_BYTES, SHARED_MEMORY, THREADS, register_budget};
+use super::limits::{GRID, RESERVED_BYTES, SHARED_MEMORY, THREADS, register_budget};
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
-use crate::kernel::geometry;
+use crate::family::geometry;
 use crate::problem::{Layout, MAX_SPLITS, Problem};
 
 const KNOBS: &[Knob] = &[
@@ -294,7 +294,7 @@ const FULL_RATE_IN_FLIGHT: u32 = 30 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::super::{candidates, check, families, first_candidates};
+    use super::super::{check, families};
     use super::*;
     use crate::config::Family::{Decode, Sm90};
     use crate::problem::{Causal, Dtype, Features, MAX_SPLITS, Pass};
@@ -433,15 +433,8 @@ mod tests {
     }
 
     #[test]
-    fn no_candidate_has_more_splits_than_the_workspace_has_room_for() {
-        let [_, _, h200, _] = devices();
-        for (batch_size, seqlen_k) in [(1, 100), (1, 100_000), (8, 4096), (200, 4096), (300, 4096)] {
-            let problem = problem(batch_size, 4, 1, seqlen_k, 128);
-            let most = candidates(&problem, &h200).iter().map(|config| i64::from(config.get("num_splits"))).max();
-            assert!(most.unwrap().max(1) <= problem.max_splits() && problem.max_splits() <= MAX_SPLITS);
-            assert_eq!(problem.workspace_bytes() == 0, problem.max_splits() == 1);
-        }
-        assert!(SPLITS.contains(&(MAX_SPLITS as u32)));
+    fn the_knob_reaches_the_most_splits_that_there_may_be() {
+        assert_eq!(SPLITS.last(), Some(&(MAX_SPLITS as u32)));
     }
 
     #[test]
@@ -487,14 +480,5 @@ mod tests {
         refused(&narrow, heuristic(&narrow, &h200));
         // 48 columns of V are no whole boxes.
         refused(&Problem { head_dim_v: 96, ..plain }, heuristic(&plain, &h200).with("warps_v", 2));
-    }
-
-    #[test]
-    fn the_heuristic_is_the_first_of_several_candidates() {
-        let [_, _, h200, _] = devices();
-        let problem = problem(1, 4, 1, 8192, 128);
-        let first = first_candidates(&problem, &h200);
-        assert_eq!(first[0], heuristic(&problem, &h200));
-        assert!(first.iter().filter(|config| config.family == Family::Decode).count() > 8);
     }
 }

@@ -1,10 +1,12 @@
 //! The CPU family's space: block sizes of the tiles, what bounds them, and the choice without measurement.
 
+pub mod scratch;
+
 use super::{Constraint, Knob};
 use crate::config::{Config, Family};
-use crate::cpu;
 use crate::device::Device;
 use crate::problem::{Causal, Pass, Problem};
+use scratch::TileSize;
 
 /// Multiples of 16: tiles are cut along registers of 16 floats and along the 16 x 16 patches of the dropout mask.
 /// Multiples of 48 too, the rows of the GEMM's best kernel.
@@ -24,7 +26,7 @@ const CONSTRAINTS: &[Constraint] = &[
             };
             // The smallest tiles are always allowed, so that there is a config on a host with many threads.
             let smallest = config.get("block_m") <= 32 && config.get("block_n") <= 32;
-            smallest || cpu::scratch_bytes(problem, config) as u64 <= share
+            smallest || scratch::bytes(problem, TileSize::of(config)) as u64 <= share
         },
     },
     Constraint {
@@ -98,7 +100,7 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{candidates, check};
+    use super::super::check;
     use super::*;
     use crate::device::Arch;
     use crate::problem::{Dtype, Layout};
@@ -158,16 +160,5 @@ mod tests {
                 assert_ne!(heuristic(&plain, &roomy), heuristic(&plain, &crowded), "else this shows nothing");
             }
         }
-    }
-
-    #[test]
-    fn candidates_begin_with_the_heuristic_and_name_none_twice() {
-        let device = device(2, 1 << 25);
-        let problem = problem(Pass::Forward, 1024, 1024, 64, Causal::None);
-        let candidates = candidates(&problem, &device);
-        assert_eq!(candidates[0], heuristic(&problem, &device));
-        assert!(candidates.len() > 20);
-        let distinct: std::collections::BTreeSet<_> = candidates.iter().collect();
-        assert_eq!(distinct.len(), candidates.len());
     }
 }

@@ -1,6 +1,6 @@
 //! What a (Problem, Config) launches and what it costs, by arithmetic alone: kernels, threads, shared memory, grids.
 //!
-//! `tune::space` discards by it what cannot fit, `launch` launches by it, and each template asserts the shared memory
+//! `check` discards by it what cannot fit, `launch` launches by it, and each template asserts the shared memory
 //! that it is given here (`smem_bytes`), or takes its size from here (`threads`, `rows`), so the two sides cannot drift apart.
 
 use crate::config::{Config, Family};
@@ -120,7 +120,7 @@ pub fn kernels(problem: &Problem, config: &Config) -> Vec<KernelSpec> {
             },
             registers: Some(sm90_registers(config.get("block_m"))),
         }],
-        // No config of this family is for a backward pass: `space::check` refuses it.
+        // No config of this family is for a backward pass: `check` refuses it.
         (Family::Decode, Pass::Backward) => Vec::new(),
         (Family::Decode, Pass::Forward) => decode(problem, config),
         (Family::Sm80, Pass::Backward) => backward(

@@ -1,14 +1,14 @@
-//! The space of configs: each knob with its values, each constraint with its reason, and the heuristic choice.
+//! Kernel families: one room for each, and what every family answers.
 //!
-//! A family declares its knobs, constraints, heuristic and cost in its own file; the rules that hold for all families
-//! are here: which families serve a problem, what passes `check`, and in which order candidates are tried. A constraint
-//! that a kernel relies on is asserted once more in its template. Nothing here measures or remembers.
+//! A family declares its knobs, constraints, heuristic, cost and kernels in its own folder. This file knows which
+//! families there are, which of them serve a problem, and which configs pass `check`. A constraint that a kernel relies
+//! on is asserted once more in its template. Everything here is arithmetic: nothing measures, launches or remembers.
 
-mod cpu;
+pub mod cpu;
 mod decode;
-mod gpu;
+pub mod geometry;
+mod limits;
 mod sm80;
-mod sm80_fp32;
 mod sm90;
 
 use crate::config::{Config, Family};
@@ -31,10 +31,6 @@ pub struct Constraint {
     pub reason: &'static str,
     pub holds: fn(&Problem, &Config, &Device) -> bool,
 }
-
-/// Candidates worth compiling before anything is known: at about a second per compilation and core, 16 cores build them
-/// in four or five. What is learned from them says where to look further: see `neighbours`.
-pub const MAX_CANDIDATES: usize = 64;
 
 /// The families that do a problem on a device, the preferred one first.
 pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
@@ -105,82 +101,16 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     }
 }
 
-/// Every config that passes `check`, family after family, most promising first and the heuristic's before all, in a
-/// fixed order.
-pub fn candidates(problem: &Problem, device: &Device) -> Vec<Config> {
-    families(problem, device).iter().flat_map(|family| of_family(*family, problem, device)).collect()
-}
-
-/// A family's configs that pass `check`, its heuristic's first.
-fn of_family(family: Family, problem: &Problem, device: &Device) -> Vec<Config> {
-    let heuristic = heuristic_of(family, problem, device);
+/// Every config of a family that passes `check`, each with its cost, in no order.
+pub fn passing(family: Family, problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
     let constraints = constraints(family, problem.pass);
-    let mut ranked = Vec::new();
+    let mut passing = Vec::new();
     for_each_combination(family, knobs(family, problem.pass), |config| {
-        let fits = constraints.iter().all(|constraint| (constraint.holds)(problem, config, device));
-        if fits && heuristic.as_ref() != Some(config) {
-            ranked.push((cost(problem, config, device), config.clone()));
+        if constraints.iter().all(|constraint| (constraint.holds)(problem, config, device)) {
+            passing.push((cost(problem, config, device), config.clone()));
         }
     });
-    ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
-    heuristic.into_iter().chain(ranked.into_iter().map(|(_, config)| config)).collect()
-}
-
-/// The most promising ones that are apart: of configs that differ in a single knob the first stands for the others,
-/// which are its `neighbours`. Of two families, three of the preferred one come to one of the other.
-pub fn first_candidates(problem: &Problem, device: &Device) -> Vec<Config> {
-    let mut queues: Vec<_> = families(problem, device)
-        .iter()
-        .map(|family| spread(of_family(*family, problem, device)).into_iter())
-        .collect();
-    let mut chosen = Vec::new();
-    while chosen.len() < MAX_CANDIDATES {
-        let before = chosen.len();
-        for (index, queue) in queues.iter_mut().enumerate() {
-            chosen.extend(queue.take(if index == 0 { 3 } else { 1 }));
-        }
-        if chosen.len() == before {
-            break;
-        }
-    }
-    chosen.truncate(MAX_CANDIDATES);
-    chosen
-}
-
-/// Of one family's configs, at most MAX_CANDIDATES that are apart.
-fn spread(all: Vec<Config>) -> Vec<Config> {
-    let mut chosen: Vec<Config> = Vec::new();
-    for config in &all {
-        if chosen.len() == MAX_CANDIDATES {
-            break;
-        }
-        if chosen.iter().all(|other| differences(config, other) > 1) {
-            chosen.push(config.clone());
-        }
-    }
-    // A small space is tried as a whole.
-    for config in all {
-        if chosen.len() < MAX_CANDIDATES && !chosen.contains(&config) {
-            chosen.push(config);
-        }
-    }
-    chosen
-}
-
-/// The configs one step away: one knob at the value before or after its own. Most promising first.
-pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Config> {
-    let mut ranked: Vec<(f64, Config)> = knobs(config.family, problem.pass)
-        .iter()
-        .flat_map(|knob| {
-            let at = knob.values.iter().position(|value| *value == config.get(knob.name));
-            let beside = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
-            beside.filter_map(|at| Some(config.clone().with(knob.name, *knob.values.get(at)?)))
-        })
-        .filter(|neighbour| check(problem, neighbour, device).is_ok())
-        .map(|neighbour| (cost(problem, &neighbour, device), neighbour))
-        .collect();
-    ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
-    ranked.into_iter().map(|(_, neighbour)| neighbour).collect()
+    passing
 }
 
 /// A config that was measured on one problem, as another problem of the class takes it: what follows from the shape
@@ -190,10 +120,6 @@ pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Devi
         Family::Decode if check_knobs(config, to.pass).is_ok() => decode::carried_over(config, from, to, device),
         Family::Cpu | Family::Sm80 | Family::Sm90 | Family::Decode => config.clone(),
     }
-}
-
-fn differences(a: &Config, b: &Config) -> usize {
-    a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
 }
 
 /// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.
@@ -246,7 +172,8 @@ pub fn heuristics(problem: &Problem, device: &Device) -> Vec<Config> {
     families(problem, device).iter().filter_map(|family| heuristic_of(*family, problem, device)).collect()
 }
 
-fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Config> {
+/// The heuristic's config of one family; None where none of its configs fits.
+pub fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Config> {
     match family {
         Family::Cpu => Some(cpu::heuristic(problem, device)),
         Family::Sm80 => Some(sm80::heuristic(problem, device)),
@@ -255,8 +182,8 @@ fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Co
     }
 }
 
-/// What the family expects a config to cost, in any unit: it only orders candidates.
-fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
+/// The cost that the family expects of a config, in any unit: it only orders candidates.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
     match config.family {
         Family::Cpu => cpu::cost(problem, config, device),
         Family::Sm80 => sm80::cost(problem, config, device),

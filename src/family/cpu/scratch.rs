@@ -1,0 +1,60 @@
+//! Scratch: how many floats a worker thread of the CPU backend takes for its tiles.
+//!
+//! The space's constraint bounds them by the cache, and `cpu` allocates them. The code that divides the scratch among
+//! tiles is `cpu`'s; it takes no more than is counted here.
+
+use crate::config::Config;
+use crate::problem::{Pass, Problem};
+
+#[derive(Clone, Copy)]
+pub struct TileSize {
+    /// Query rows.
+    pub m: usize,
+    /// Keys.
+    pub n: usize,
+}
+
+impl TileSize {
+    pub fn of(config: &Config) -> TileSize {
+        TileSize { m: config.get("block_m") as usize, n: config.get("block_n") as usize }
+    }
+}
+
+/// Bytes of tiles that each thread works on.
+pub fn bytes(problem: &Problem, tile_size: TileSize) -> usize {
+    let floats = match problem.pass {
+        Pass::Forward => forward(problem, tile_size),
+        Pass::Backward => backward(problem, tile_size),
+    };
+    floats * size_of::<f32>()
+}
+
+/// Floats of a task of the forward pass.
+pub fn forward(problem: &Problem, tile_size: TileSize) -> usize {
+    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
+    let TileSize { m, n } = tile_size;
+    let dropout = if problem.dropout { m * n } else { 0 };
+    (dim + dim_v) * (m + n) + m * n + 3 * m + dropout
+}
+
+/// Floats of any task of the backward pass.
+pub fn backward(problem: &Problem, tile_size: TileSize) -> usize {
+    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
+    let accumulators = tile_size.n * (dim + dim_v) + tile_size.m * problem.workspace_cols() as usize;
+    let of_tiles = accumulators + backward_tiles(problem, tile_size);
+    of_tiles.max(statistics(tile_size.m, dim_v))
+}
+
+/// Floats of a key tile and a query tile of the backward pass.
+pub fn backward_tiles(problem: &Problem, tile_size: TileSize) -> usize {
+    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
+    let padded_dim = problem.workspace_cols() as usize;
+    let TileSize { m, n } = tile_size;
+    let tiles = 2 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
+    n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + tiles * m * n
+}
+
+/// Floats of O and dO, of which the backward pass's delta is made.
+fn statistics(block_m: usize, dim_v: usize) -> usize {
+    2 * block_m * dim_v
+}

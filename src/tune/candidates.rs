@@ -1,0 +1,200 @@
+//! Candidates: the configs that a search tries, in a fixed order.
+//!
+//! Which configs pass, and what each is expected to cost, is the families' answer (`family`); the order, the first
+//! selection and the steps from one config to the next are here. Nothing here measures or remembers.
+
+use crate::config::{Config, Family};
+use crate::device::Device;
+use crate::family;
+use crate::problem::Problem;
+
+/// Candidates that are compiled before anything is known: at about a second per compilation and core, 16 cores build
+/// them in four or five seconds. The best of them say where to look further: see `neighbours`.
+pub const MAX_CANDIDATES: usize = 64;
+
+/// Every config that passes `check`, family after family, most promising first and the heuristic's before all, in a
+/// fixed order.
+pub fn all(problem: &Problem, device: &Device) -> Vec<Config> {
+    family::families(problem, device).iter().flat_map(|family| of_family(*family, problem, device)).collect()
+}
+
+/// A family's configs that pass `check`, its heuristic's first.
+fn of_family(family: Family, problem: &Problem, device: &Device) -> Vec<Config> {
+    let heuristic = family::heuristic_of(family, problem, device);
+    let mut ranked = family::passing(family, problem, device);
+    ranked.retain(|(_, config)| heuristic.as_ref() != Some(config));
+    heuristic.into_iter().chain(by_cost(ranked)).collect()
+}
+
+/// The cheapest first; configs of equal cost in their own order.
+fn by_cost(mut ranked: Vec<(f64, Config)>) -> impl Iterator<Item = Config> {
+    ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+    ranked.into_iter().map(|(_, config)| config)
+}
+
+/// The most promising configs that are apart: the first of those that differ in a single knob stands for the others,
+/// which are its `neighbours`. The preferred family gives three for each one of another family.
+pub fn first(problem: &Problem, device: &Device) -> Vec<Config> {
+    let mut queues: Vec<_> = family::families(problem, device)
+        .iter()
+        .map(|family| spread(of_family(*family, problem, device)).into_iter())
+        .collect();
+    let mut chosen = Vec::new();
+    while chosen.len() < MAX_CANDIDATES {
+        let before = chosen.len();
+        for (index, queue) in queues.iter_mut().enumerate() {
+            chosen.extend(queue.take(if index == 0 { 3 } else { 1 }));
+        }
+        if chosen.len() == before {
+            break;
+        }
+    }
+    chosen.truncate(MAX_CANDIDATES);
+    chosen
+}
+
+/// At most MAX_CANDIDATES of one family's configs, those that are apart first.
+fn spread(all: Vec<Config>) -> Vec<Config> {
+    let mut chosen: Vec<Config> = Vec::new();
+    for config in &all {
+        if chosen.len() == MAX_CANDIDATES {
+            break;
+        }
+        if chosen.iter().all(|other| differences(config, other) > 1) {
+            chosen.push(config.clone());
+        }
+    }
+    // A small space is tried as a whole.
+    for config in all {
+        if chosen.len() < MAX_CANDIDATES && !chosen.contains(&config) {
+            chosen.push(config);
+        }
+    }
+    chosen
+}
+
+/// The configs one step away: one knob at the value before or after its own. Most promising first.
+pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Config> {
+    let ranked: Vec<(f64, Config)> = family::knobs(config.family, problem.pass)
+        .iter()
+        .flat_map(|knob| {
+            let at = knob.values.iter().position(|value| *value == config.get(knob.name));
+            let beside = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
+            beside.filter_map(|at| Some(config.clone().with(knob.name, *knob.values.get(at)?)))
+        })
+        .filter(|neighbour| family::check(problem, neighbour, device).is_ok())
+        .map(|neighbour| (family::cost(problem, &neighbour, device), neighbour))
+        .collect();
+    by_cost(ranked).collect()
+}
+
+fn differences(a: &Config, b: &Config) -> usize {
+    a.knobs.iter().zip(&b.knobs).filter(|(a, b)| a != b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Arch;
+    use crate::problem::{Causal, Dtype, Layout, MAX_SPLITS, Pass};
+    use std::collections::BTreeSet;
+
+    fn h200() -> Device {
+        Device::typical(Arch::Sm(9, 0)).unwrap()
+    }
+
+    fn decoding(batch_size: i64, seqlen_k: i64) -> Problem {
+        let problem = Problem::dense(Pass::Forward, Dtype::Bf16, batch_size, 32, 1, 128);
+        Problem { num_heads_kv: 8, seqlen_k, causal: Causal::BottomRight, ..problem }
+    }
+
+    #[test]
+    fn candidates_begin_with_the_heuristic_and_name_none_twice() {
+        let cpu = Device { arch: Arch::Cpu, sm_count: 2, l2_bytes: 1 << 25, ..h200() };
+        let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 2, 1024, 64);
+        let candidates = all(&problem, &cpu);
+        assert_eq!(candidates[0], family::heuristic(&problem, &cpu));
+        assert!(candidates.len() > 20);
+        let distinct: BTreeSet<_> = candidates.iter().collect();
+        assert_eq!(distinct.len(), candidates.len());
+    }
+
+    #[test]
+    fn sm80_configs_that_won_on_an_h200_are_among_the_first_candidates() {
+        let h200 = h200();
+        let won = [
+            (Pass::Forward, 64, "block_m=128 block_n=64 num_warps=4 num_stages=3 q_in_regs=1 ctas_per_sm=2"),
+            (Pass::Forward, 128, "block_m=128 block_n=48 num_warps=4 num_stages=1 q_in_regs=0 ctas_per_sm=2"),
+            (Pass::Forward, 256, "block_m=128 block_n=64 num_warps=8 num_stages=2 q_in_regs=0 ctas_per_sm=1"),
+            (
+                Pass::Backward,
+                64,
+                "block_m=64 block_n=96 num_warps=4 num_stages=1 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=2",
+            ),
+            (
+                Pass::Backward,
+                128,
+                "block_m=64 block_n=128 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=4",
+            ),
+            (
+                Pass::Backward,
+                256,
+                "block_m=64 block_n=64 num_warps=8 num_stages=2 sdp_warps_m=2 dkv_warps_n=2 dq_warps_m=1",
+            ),
+        ];
+        for (pass, head_dim, knobs) in won {
+            let problem = Problem { layout: Layout::Vec1, ..Problem::dense(pass, Dtype::Bf16, 1, 8, 1000, head_dim) };
+            let problem = Problem { num_heads_kv: 2, ..problem };
+            let candidates = of_family(Family::Sm80, &problem, &h200);
+            let wanted =
+                |config: &Config| knobs.split(' ').all(|knob| config.to_string().split(' ').any(|has| has == knob));
+            let rank = candidates.iter().position(wanted);
+            assert!(rank.is_some_and(|rank| rank < MAX_CANDIDATES), "{head_dim} {knobs}: rank {rank:?}");
+            // The search begins with configs that are apart, and looks around the best of them.
+            let first = first(&problem, &h200);
+            let near = first.iter().map(|other| differences(other, &candidates[rank.unwrap()])).min();
+            assert!(
+                near.is_some_and(|steps| steps <= 1),
+                "{head_dim} {knobs}: {near:?} steps from the first candidates"
+            );
+        }
+    }
+
+    #[test]
+    fn both_families_are_among_the_first_candidates_sm90_first() {
+        let h200 = h200();
+        for pass in [Pass::Forward, Pass::Backward] {
+            let problem = Problem::dense(pass, Dtype::Bf16, 4, 16, 4096, 128);
+            let first = first(&problem, &h200);
+            assert_eq!(first.len(), MAX_CANDIDATES);
+            assert_eq!(first[0], family::heuristic(&problem, &h200));
+            let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
+            let turn = [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80];
+            assert!(turns.chunks(4).all(|families| families == turn), "{pass:?}: {turns:?}");
+            assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), first.len());
+        }
+    }
+
+    #[test]
+    fn the_heuristics_config_is_the_first_of_several_of_decode() {
+        let h200 = h200();
+        let problem = decoding(1, 8192);
+        let first = first(&problem, &h200);
+        assert_eq!(first[0], family::heuristic(&problem, &h200));
+        assert!(first.iter().filter(|config| config.family == Family::Decode).count() > 8);
+    }
+
+    #[test]
+    fn no_candidate_has_more_splits_than_the_workspace_has_room_for() {
+        let h200 = h200();
+        for (batch_size, seqlen_k) in [(1, 100), (1, 100_000), (8, 4096), (200, 4096), (300, 4096)] {
+            let problem = decoding(batch_size, seqlen_k);
+            let most = all(&problem, &h200)
+                .iter()
+                .map(|config| i64::from(config.knobs.get("num_splits").copied().unwrap_or(1)))
+                .max();
+            assert!(most.unwrap().max(1) <= problem.max_splits() && problem.max_splits() <= MAX_SPLITS);
+            assert_eq!(problem.workspace_bytes() == 0, problem.max_splits() == 1);
+        }
+    }
+}
