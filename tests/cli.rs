@@ -1,4 +1,5 @@
-//! The command line as its users meet it: exit codes, output for people and for programs, signals, files.
+//! The command line as users see it: exit codes, output for people and for programs, signals,
+//! files.
 
 use flashtune::backend::Backend;
 use flashtune::config::Config;
@@ -50,8 +51,9 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 
 const SMALL: &str = r#"{"num_heads_q":2,"seqlen_q":48,"head_dim":32,"dtype":"fp32"}"#;
 
-/// The same as a call has it.
-const OF_SMALL: Problem = Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 2, 48, 32) };
+/// The same problem as a call describes it.
+const SMALL_PROBLEM: Problem =
+    Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 2, 48, 32) };
 
 #[test]
 fn bad_usage_is_2_and_failure_is_1() {
@@ -153,17 +155,17 @@ fn autotune_writes_records_that_the_other_commands_read() {
     let records = json_lines(&first);
     let passes: Vec<&str> = records.iter().map(|record| record["problem"]["pass"].as_str().unwrap()).collect();
     assert_eq!(passes, ["forward", "backward"]);
-    // Not a terminal: plain lines.
+    // The output is no terminal, so progress is plain lines.
     let told = stderr(&first);
     assert!(told.contains("[1/2] v1 forward fp32") && told.contains("2 of 2 problems have a record"), "{told}");
     assert!(!told.contains('\u{1b}'), "{told}");
     let written = std::fs::read_to_string(&output).unwrap();
     assert_eq!(written.lines().count(), 2);
-    // Again: nothing is measured, nothing changes.
+    // A second run measures nothing and changes nothing.
     let again = run(&cache, &args);
     assert_eq!(json_lines(&again), records);
     assert_eq!(std::fs::read_to_string(&output).unwrap(), written);
-    // A file of records from elsewhere is added to.
+    // A file that already has records from elsewhere is extended.
     let elsewhere = written.lines().next().unwrap().replace(r#""device":""#, r#""device":"Another "#);
     std::fs::write(&output, format!("{elsewhere}\n")).unwrap();
     assert!(run(&cache, &args).status.success());
@@ -228,7 +230,7 @@ fn what_is_tuned_in_another_dtype_is_what_a_call_in_that_dtype_finds() {
         let options = EngineOptions { cache_dir: Some(cache), ..EngineOptions::default() };
         let engine = Engine::new(Backend::Cpu(Cpu::new(0).unwrap()), options);
         for pass in [Pass::Forward, Pass::Backward] {
-            let problem = Problem { pass, dtype, layout, ..OF_SMALL };
+            let problem = Problem { pass, dtype, layout, ..SMALL_PROBLEM };
             assert_eq!(engine.prepare(&problem).unwrap().source, Source::Machine, "{line} {option}: {problem:?}");
         }
     }
@@ -254,7 +256,7 @@ fn a_tuning_database_of_ones_own_is_used() {
 #[test]
 fn verify_finds_records_that_no_longer_fit() {
     let folder = tempfile::tempdir().unwrap();
-    // The shipped ones, whatever they are, must fit: CI's check.
+    // CI relies on this: all shipped records must fit.
     let shipped = run(folder.path(), &["records", "verify"]);
     assert!(shipped.status.success(), "{}", stderr(&shipped));
     let problems = write(folder.path(), "problems.jsonl", SMALL);
@@ -304,7 +306,7 @@ fn every_preset_is_a_list_of_valid_problems() {
         "speculative",
         "all",
     ] {
-        // No time: all are left, and counted.
+        // With a time limit of 0 all problems are left, and the message counts them.
         let output = run(folder.path(), &["autotune", "--device", "cpu", "--time-limit", "0", "--preset", name]);
         assert!(output.status.success(), "{name}: {}", stderr(&output));
         let told = stderr(&output);
@@ -315,7 +317,7 @@ fn every_preset_is_a_list_of_valid_problems() {
             assert_eq!(count, 3 * 6 * 2 * 2);
         }
         total = if name == "all" { total } else { total + count };
-        // Some presets share problems: all has each once.
+        // Some presets share problems; `all` has each once.
         assert!(name != "all" || (count <= total && count > total / 2), "{told}, {total}");
     }
 }
@@ -417,7 +419,7 @@ fn render_compiles_where_there_is_nvrtc() {
     let required = std::env::var("FLASHTUNE_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
     if stderr(&output).contains("libnvrtc") && !required {
         assert_eq!(output.status.code(), Some(1));
-        eprintln!("SKIPPED, no NVRTC: {}", stderr(&output));
+        eprintln!("SKIPPED: no NVRTC: {}", stderr(&output));
         return;
     }
     let used = json_lines(&output);
@@ -468,7 +470,7 @@ fn the_worker_ends_with_its_parent() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Held open: its end would be the end too.
+    // The pipe stays open, because its end would end the worker too.
     let mut questions = child.stdin.take().unwrap();
     std::io::Write::write_all(&mut questions, b"what?\n").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));

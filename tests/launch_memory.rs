@@ -1,5 +1,6 @@
-//! What a launch on a CPU context allocates once it is prepared: the products' own buffers for a tile, and nothing that grows with
-//! the problem. Alone in its program, whose allocator counts.
+//! The memory that a prepared launch on a CPU context allocates: buffers for the products of a
+//! tile, and nothing that grows with the problem. This test is a program of its own because its
+//! allocator counts.
 
 use flashtune::capi::backward::{flashtune_backward, flashtune_backward_workspace_size};
 use flashtune::capi::context::{
@@ -17,16 +18,16 @@ struct Counting;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator, with a number beside it.
+// SAFETY: forwards to the system's allocator and only records sizes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps GlobalAlloc's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps GlobalAlloc's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -34,7 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The largest allocation of the quietest of some launches: the harness's own threads allocate, too.
+/// The largest allocation of the quietest of several launches, because the harness's threads
+/// allocate too.
 fn largest_of(launch: impl Fn() -> i32) -> usize {
     let of_one = || {
         LARGEST.store(0, Ordering::Relaxed);
@@ -45,15 +47,16 @@ fn largest_of(launch: impl Fn() -> i32) -> usize {
 }
 
 #[test]
-fn what_a_launch_allocates_does_not_grow_with_the_blocks_of_a_block_mask() {
-    // A number for each block of a row would show in the longer ones, and more so a byte for each block of all rows.
-    assert_eq!(of_both_passes(65_536), of_both_passes(1024));
+fn launch_allocations_do_not_grow_with_the_blocks_of_a_block_mask() {
+    // A counter for each block of a row would show in the longer sequence, and a byte for each
+    // block of all rows even more.
+    assert_eq!(largest_allocations(65_536), largest_allocations(1024));
 }
 
-/// Of the forward and of the backward pass of one head, under blocks of the diagonal.
-fn of_both_passes(seqlen: usize) -> (usize, usize) {
+/// The forward and the backward pass of one head, whose block mask lists the diagonal's blocks.
+fn largest_allocations(seqlen: usize) -> (usize, usize) {
     const DIM: usize = 16;
-    // They are their own transpose.
+    // The lists of a diagonal are their own transpose.
     let (counts, indices) = (vec![1; seqlen / 16], (0..seqlen as i32 / 16).collect::<Vec<i32>>());
     let block_mask = flashtune_block_mask {
         block_q: 16,
@@ -77,7 +80,7 @@ fn of_both_passes(seqlen: usize) -> (usize, usize) {
         stride_head: DIM as i64,
     });
     let mut lse = vec![0f32; seqlen];
-    // SAFETY: the header asks for zeros first.
+    // SAFETY: the header asks the caller to start from zeros.
     let mut forward: flashtune_forward_params = unsafe { zeroed() };
     forward.struct_size = size_of::<flashtune_forward_params>() as u64;
     forward.dtype = FLASHTUNE_DTYPE_FP32;
@@ -86,7 +89,7 @@ fn of_both_passes(seqlen: usize) -> (usize, usize) {
     (forward.head_dim, forward.head_dim_v) = (DIM as i64, DIM as i64);
     (forward.q, forward.k, forward.v, forward.out, forward.lse) = (q, k, v, out, lse.as_mut_ptr());
     (forward.features, forward.block_mask) = (FLASHTUNE_FEATURE_BLOCK_MASK, block_mask);
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let mut backward: flashtune_backward_params = unsafe { zeroed() };
     backward.struct_size = size_of::<flashtune_backward_params>() as u64;
     backward.dtype = FLASHTUNE_DTYPE_FP32;
@@ -97,12 +100,13 @@ fn of_both_passes(seqlen: usize) -> (usize, usize) {
     (backward.dout, backward.dq, backward.dk, backward.dv) = (dout, dq, dk, dv);
     (backward.features, backward.block_mask) = (FLASHTUNE_FEATURE_BLOCK_MASK, block_mask);
 
-    // SAFETY: the header asks for zeros first.
+    // SAFETY: as above.
     let mut options: flashtune_context_options = unsafe { zeroed() };
     options.struct_size = size_of::<flashtune_context_options>() as u64;
     (options.backend, options.num_threads, options.cache_dir) = (FLASHTUNE_BACKEND_CPU, 2, c"".as_ptr());
     let mut context: *mut flashtune_context = std::ptr::null_mut();
-    // SAFETY: structs of their sizes, and tensors of these shapes that outlive the calls; so in all calls below.
+    // SAFETY: the structs have their declared sizes, and the tensors have these shapes and outlive
+    // the calls. The same holds for the calls below.
     assert_eq!(unsafe { flashtune_context_create(&options, &mut context) }, 0);
     let mut bytes = 0;
     // SAFETY: as above.
@@ -111,11 +115,12 @@ fn of_both_passes(seqlen: usize) -> (usize, usize) {
     let at = workspace.as_ptr().align_offset(256);
     let workspace: *mut c_void = workspace[at..].as_mut_ptr().cast();
     // SAFETY: as above.
-    let of_forward = largest_of(|| unsafe { flashtune_forward(context, &forward, workspace, 0, std::ptr::null_mut()) });
+    let forward_bytes =
+        largest_of(|| unsafe { flashtune_forward(context, &forward, workspace, 0, std::ptr::null_mut()) });
     // SAFETY: as above.
-    let of_backward =
+    let backward_bytes =
         largest_of(|| unsafe { flashtune_backward(context, &backward, workspace, bytes, std::ptr::null_mut()) });
-    // SAFETY: nobody uses it any more.
+    // SAFETY: the context is not used afterwards.
     assert_eq!(unsafe { flashtune_context_destroy(context) }, 0);
-    (of_forward, of_backward)
+    (forward_bytes, backward_bytes)
 }

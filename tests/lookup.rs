@@ -1,4 +1,4 @@
-//! Which record is a hit, in which order, and records as text. No device is needed.
+//! The order in which a lookup tries records, and records as text. No device is needed.
 
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
@@ -20,7 +20,7 @@ fn h200() -> Device {
     Device::typical(Arch::Sm(9, 0)).unwrap()
 }
 
-/// Configs of the problem that are not the heuristic's, told apart by their order.
+/// A config of the problem that is not the heuristic's; `index` tells several apart.
 fn config(problem: &Problem, device: &Device, index: usize) -> Config {
     candidates::all(problem, device).swap_remove(index + 1)
 }
@@ -36,7 +36,7 @@ fn first(known: &Known, problem: &Problem, device: &Device) -> Choice {
 }
 
 #[test]
-fn a_deterministic_problem_has_the_heuristics_config_and_no_other() {
+fn deterministic_problem_has_only_the_heuristics_config() {
     let device = h200();
     let plain = Problem { pass: Pass::Backward, ..LLAMA };
     let deterministic = Problem { deterministic: true, ..plain };
@@ -48,9 +48,10 @@ fn a_deterministic_problem_has_the_heuristics_config_and_no_other() {
     assert!(only.reason.starts_with("deterministic, whatever the records say"), "{}", only.reason);
 }
 
-/// Of few queries and of many, end to end and in pages, on every backend: no batch makes another.
+/// Few and many queries, packed and paged, on every backend: the config does not depend on the
+/// batch.
 #[test]
-fn a_batch_invariant_problem_has_one_config_in_every_batch() {
+fn batch_invariant_problem_has_one_config_for_every_batch() {
     let devices = [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)].map(|arch| Device::typical(arch).unwrap());
     let cpu = Device { arch: Arch::Cpu, name: "cpu".into(), sm_count: 8, l2_bytes: 32 << 20, ..h200() };
     let lengths = Some(Varlen::default());
@@ -90,7 +91,7 @@ fn a_batch_invariant_problem_has_one_config_in_every_batch() {
 }
 
 #[test]
-fn a_record_of_a_deterministic_problem_is_ignored() {
+fn record_of_a_deterministic_problem_is_ignored() {
     let deterministic = Problem { pass: Pass::Backward, deterministic: true, ..LLAMA };
     let line = record(&deterministic, &h200(), 0).to_line().unwrap();
     let (records, ignored) = read_lines(&line);
@@ -112,7 +113,7 @@ fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
     let all = choices(&known, &LLAMA, &device);
     let sources: Vec<Source> = all.iter().map(|choice| choice.source).collect();
     use Source::*;
-    // Last the config of the other family, should the preferred one's not build.
+    // The config of the other family comes last, in case the preferred one's does not build.
     assert_eq!(sources, [Process, Machine, Shipped, NearestGpu, Heuristic, Heuristic]);
     for (index, choice) in all[..4].iter().enumerate() {
         assert_eq!(choice.config, records[index].config);
@@ -132,7 +133,7 @@ fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
 }
 
 #[test]
-fn of_several_gpus_the_one_with_the_nearest_size_is_taken() {
+fn record_of_the_gpu_with_the_nearest_sm_count_is_taken() {
     let gpu = |name: &str, sm_count| Device { name: name.into(), sm_count, ..h200() };
     let [small, large] =
         [("NVIDIA GH200", 78), ("NVIDIA H100", 114)].map(|(name, sms)| record(&LLAMA, &gpu(name, sms), 0));
@@ -165,7 +166,7 @@ fn the_nearest_shape_of_the_class_is_taken() {
 }
 
 #[test]
-fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
+fn num_splits_of_a_near_decode_record_are_recomputed() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
     let config = family::heuristic(&decode(1), &device).with("num_splits", 24);
@@ -179,7 +180,7 @@ fn a_decoding_record_nearby_is_split_for_the_problem_at_hand() {
 }
 
 #[test]
-fn the_time_of_a_record_whose_splits_were_carried_over_is_told_with_its_own() {
+fn reason_names_the_num_splits_that_a_near_records_time_belongs_to() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
     let config = family::heuristic(&decode(1), &device).with("num_splits", 24);
@@ -187,13 +188,13 @@ fn the_time_of_a_record_whose_splits_were_carried_over_is_told_with_its_own() {
     let known = Known { machine: vec![tuned], ..Known::default() };
     let reason = |batch_size| first(&known, &decode(batch_size), &device).reason;
     assert!(reason(1).ends_with("machine; 100.0 us where the default took 120.0"), "{}", reason(1));
-    let of_neighbour = "; 100.0 us there with num_splits=24 where the default took 120.0";
-    assert!(reason(2).ends_with(of_neighbour), "{}", reason(2));
+    let neighbours_time = "; 100.0 us there with num_splits=24 where the default took 120.0";
+    assert!(reason(2).ends_with(neighbours_time), "{}", reason(2));
 }
 
-/// It gets the config of the problem that stands for it.
+/// The canonical problem's config must be usable for the problem itself.
 #[test]
-fn what_is_decoded_by_its_canonical_problem_may_be_split() {
+fn problem_whose_canonical_form_decodes_may_be_split() {
     let problem = |group_size: i64, seqlen_q| Problem {
         num_heads_kv: 1,
         seqlen_k: 65536,
@@ -206,18 +207,18 @@ fn what_is_decoded_by_its_canonical_problem_may_be_split() {
             assert!(problem.max_splits() > 1, "{group_size} {seqlen_q}");
         }
     }
-    // Far from few queries no call is asked for a workspace.
+    // Beyond few queries no call needs a workspace.
     for (group_size, seqlen_q) in [(1, 97), (8, 20), (4, 32)] {
         assert_eq!(problem(group_size, seqlen_q).workspace_bytes(), 0);
     }
 }
 
 #[test]
-fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
+fn decode_record_with_a_missing_or_invalid_knob_is_a_miss() {
     let device = h200();
     let decode = |batch_size| Problem { batch_size, seqlen_q: 1, seqlen_k: 16384, causal: Causal::None, ..LLAMA };
     let good = family::heuristic(&decode(1), &device);
-    // Its own shape, and one that splits are counted anew for.
+    // The record's own shape, and a shape for which the splits are computed anew.
     let sources = |config: &Config| {
         let tuned = Arc::new(Record { config: config.clone(), ..Record::clone(&record(&decode(1), &device, 0)) });
         let known = Known { machine: vec![tuned], ..Known::default() };
@@ -227,7 +228,7 @@ fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
     for knob in good.knobs.keys() {
         let mut lacking = good.clone();
         lacking.knobs.remove(knob);
-        // Without TMA a config is right, too.
+        // A config without TMA is valid too.
         let odd = [if knob == "tma" { 2 } else { 0 }, u32::MAX].map(|value| good.clone().with(knob, value));
         for config in odd.into_iter().chain([lacking]) {
             assert_eq!(sources(&config), [Source::Heuristic; 2], "{config}");
@@ -237,10 +238,10 @@ fn a_decoding_record_that_lacks_a_knob_or_has_an_odd_one_is_a_miss() {
     assert_eq!(sources(&half_a_team), [Source::Heuristic; 2]);
 }
 
-/// Each shipped record left out in turn: what its problem gets from those that are left, beside what was found for it. As
-/// a record knows its runner-up's time, it often knows what the neighbour's config costs.
+/// Leaves out each shipped record in turn and compares its problem's lookup among the others with
+/// the record. The record's runner-up often tells how fast the neighbour's config is.
 #[test]
-fn a_shipped_record_that_is_left_out_is_told_by_its_neighbours() {
+fn neighbours_predict_a_shipped_record_that_is_left_out() {
     let device = h200();
     let shipped = shipped::EMBEDDED.iter().flat_map(|(_, text)| read_lines(text).0).map(Arc::new);
     let records: Vec<Arc<Record>> = shipped.filter(|record| record.arch == device.arch).collect();
@@ -249,7 +250,7 @@ fn a_shipped_record_that_is_left_out_is_told_by_its_neighbours() {
     for left_out in &records {
         let others = records.iter().filter(|record| !Arc::ptr_eq(record, left_out)).cloned();
         let choice = first(&Known { shipped: others.collect(), ..Known::default() }, &left_out.problem, &device);
-        // Some are the only ones of their class, or further than a lookup likes to go.
+        // Some records are the only ones of their class, or too far from any other for a lookup.
         let Some(neighbour) = &choice.record else { continue };
         if key::distance(&neighbour.problem, &left_out.problem) > 2.0 {
             continue;
@@ -265,7 +266,7 @@ fn a_shipped_record_that_is_left_out_is_told_by_its_neighbours() {
 }
 
 #[test]
-fn a_near_record_of_this_machine_comes_after_a_shipped_one_of_the_very_shape() {
+fn shipped_record_of_the_same_shape_precedes_a_near_record_of_this_machine() {
     let device = h200();
     let near = Problem { batch_size: 2, ..LLAMA };
     let known = Known {
@@ -278,16 +279,16 @@ fn a_near_record_of_this_machine_comes_after_a_shipped_one_of_the_very_shape() {
     };
     assert_eq!(sources(&LLAMA)[..3], [Source::Shipped, Source::Machine, Source::Heuristic]);
     assert_eq!(sources(&near)[..3], [Source::Machine, Source::Shipped, Source::Heuristic]);
-    // Of neither's shape, this machine's.
+    // Neither record has this shape, so this machine's is taken.
     assert_eq!(sources(&Problem { batch_size: 4, ..LLAMA })[0], Source::Machine);
-    // That of another GPU is a guess, however near.
+    // A record of another GPU stays a guess, however near its shape.
     let other = Device { name: "NVIDIA H100".into(), ..h200() };
     let elsewhere = Known { shipped: vec![record(&LLAMA, &other, 1)], ..known.clone() };
     assert_eq!(choices(&elsewhere, &LLAMA, &device)[0].source, Source::Machine);
 }
 
 #[test]
-fn a_far_record_of_this_machine_comes_after_a_near_shipped_one() {
+fn near_shipped_record_precedes_a_far_record_of_this_machine() {
     let device = h200();
     let short = Problem { seqlen_q: 128, seqlen_k: 128, ..LLAMA };
     let known = Known {
@@ -300,7 +301,7 @@ fn a_far_record_of_this_machine_comes_after_a_near_shipped_one() {
 }
 
 #[test]
-fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
+fn record_that_did_not_try_the_preferred_family_follows_the_heuristic() {
     let device = h200();
     let sm80 = family::heuristics(&LLAMA, &device).pop().unwrap().with("num_stages", 1);
     assert_eq!((sm80.family, family::check(&LLAMA, &sm80, &device)), (Family::Sm80, Ok(())));
@@ -317,17 +318,18 @@ fn a_record_that_did_not_try_the_preferred_family_comes_after_the_heuristic() {
     let reason = |records: &[&Record]| first(&known(records), &LLAMA, &device).reason;
     assert!(reason(&[]).starts_with("no record of "), "{}", reason(&[]));
     assert!(reason(&[&old]).contains("did not try sm90: the heuristic's"), "{}", reason(&[&old]));
-    // A winner of both families is one, and the field survives its line.
+    // A record that measured both families is a hit, and the field survives the round trip through
+    // its line.
     let new = Record { also_tried: [Family::Sm90].into(), ..old.clone() };
     let new = Record::from_line(&new.to_line().unwrap()).unwrap();
     assert_eq!(configs(&[&new])[0], sm80);
-    // An old record of this very shape does not hide a new one of another.
+    // An old record of this very shape does not hide a new record of another shape.
     let far = Record::clone(&record(&Problem { seqlen_q: 1024, ..LLAMA }, &device, 3));
     assert_eq!(configs(&[&old, &far])[..2], [far.config.clone(), sm90.clone()]);
 }
 
 #[test]
-fn the_reason_says_why_the_family_of_the_gpu_does_not_serve() {
+fn reason_says_why_the_preferred_family_does_not_serve() {
     let reason = |problem: &Problem, device: &Device| first(&Known::default(), problem, device).reason;
     let of_views = Problem { layout: Layout::Vec4, ..LLAMA };
     assert!(reason(&of_views, &h200()).contains("sm90 does not serve: TMA"), "{}", reason(&of_views, &h200()));
@@ -341,7 +343,7 @@ fn the_reason_says_why_the_family_of_the_gpu_does_not_serve() {
 }
 
 #[test]
-fn a_record_that_breaks_a_constraint_is_a_miss() {
+fn record_that_breaks_a_constraint_is_a_miss() {
     let device = h200();
     let spoil = |change: fn(Config) -> Config| {
         let mut record = Record::clone(&record(&LLAMA, &device, 0));
@@ -353,7 +355,7 @@ fn a_record_that_breaks_a_constraint_is_a_miss() {
     assert_eq!(spoil(|config| config.with("block_m", 100)), Source::Heuristic);
     assert_eq!(spoil(|config| config.with("num_wraps", 4)), Source::Heuristic);
     assert_eq!(spoil(|config| Config { family: Family::Cpu, ..config }), Source::Heuristic);
-    // Fits this GPU, but not one with less shared memory.
+    // The config fits this GPU, but not one with less shared memory.
     let large = Problem { head_dim: 256, head_dim_v: 256, ..LLAMA };
     let a10 = Device {
         sm_count: device.sm_count,
@@ -371,7 +373,7 @@ fn a_record_that_breaks_a_constraint_is_a_miss() {
 }
 
 #[test]
-fn record_with_unknown_field_is_ignored_in_the_field_alone() {
+fn unknown_field_of_a_record_is_ignored_alone() {
     let line = record(&LLAMA, &h200(), 0).to_line().unwrap();
     let with = |field: &str| line.replacen('{', &format!("{{{field},"), 1);
     let read = Record::from_line(&with(r#""clock_mhz":1980,"notes":{"by":"me"}"#)).unwrap();
@@ -379,11 +381,12 @@ fn record_with_unknown_field_is_ignored_in_the_field_alone() {
 }
 
 #[test]
-fn record_with_another_meaning_is_ignored_as_a_whole() {
+fn record_with_an_unknown_meaning_is_ignored_whole() {
     let line = record(&LLAMA, &Device::typical(Arch::Sm(8, 0)).unwrap(), 0).to_line().unwrap();
     assert!(Record::from_line(&line).is_ok());
     for (from, to) in [
-        // A later version's key, with a field that this library does not know: it would be taken for full attention.
+        // A later version's key has a field that this library does not know. Ignoring the field
+        // would make it a record of full attention.
         ("v1 forward", "v2 forward"),
         ("vec8 gqa4", "vec8 window128 gqa4"),
         (r#""family":"sm80""#, r#""family":"sm200""#),
@@ -450,7 +453,7 @@ fn lines_are_sorted_and_byte_stable() {
 }
 
 #[test]
-fn proven_are_the_configs_that_records_of_the_architecture_name_for_the_pass() {
+fn proven_configs_come_from_records_of_the_architecture_and_pass() {
     let (device, a100) = (h200(), Device::typical(Arch::Sm(8, 0)).unwrap());
     let other_gpu = Device { name: "NVIDIA H100 PCIe".into(), sm_count: 114, ..h200() };
     let far = Problem { dropout: true, seqlen_q: 512, ..LLAMA };
@@ -459,7 +462,7 @@ fn proven_are_the_configs_that_records_of_the_architecture_name_for_the_pass() {
         shipped: vec![record(&LLAMA, &other_gpu, 2), record(&Problem { pass: Pass::Backward, ..LLAMA }, &device, 3)],
         ..Known::default()
     };
-    // The same class first. What the A100 ran, and what belongs to the other pass, proves nothing here.
+    // The same class comes first. Configs of the A100 and of the other pass prove nothing here.
     let expected = [&known.shipped[0], &known.machine[0]].map(|record| record.config.clone());
     assert_eq!(proven(&known, &LLAMA, &device), expected);
     assert!(proven(&known, &LLAMA, &Device { arch: Arch::Sm(12, 0), ..h200() }).is_empty());
@@ -476,7 +479,7 @@ fn one_query_at_the_end_of_the_keys_is_not_causal() {
         let causal = Problem { features, ..query };
         let simpler = causal.without_idle_causal();
         assert_eq!(simpler, Problem { causal: Causal::None, ..causal });
-        // The diagonal, where something else is measured from it, stays.
+        // The causal mask stays if another feature counts from its diagonal.
         assert!(simpler.aligns_ends() && causal.aligns_ends());
     }
     let windowed = Features { window: Window { left: Some(7), ..Window::default() }, ..Features::NONE };

@@ -1,6 +1,7 @@
-//! Rendering: what a template may use, how device files are spliced in, and that equal inputs give equal bytes.
+//! Rendering: which names a template may use, how device files are spliced in, and equal inputs
+//! giving equal bytes.
 //!
-//! On templates of its own, so that a failure here is the renderer's and not a kernel's.
+//! The templates are made for the tests, so a failure is the renderer's and not a kernel's.
 
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
@@ -36,13 +37,13 @@ fn rendered(files: &[(&str, &str)]) -> String {
     renderer(files).render(&problem(), &config(), "test", SM90).unwrap()
 }
 
-/// What follows the header comment.
+/// The text after the header comment.
 fn body(text: &str) -> &str {
     text.split_once("\n\n").unwrap().1
 }
 
 #[test]
-fn values_of_the_class_and_knobs_are_filled_in() {
+fn class_constants_and_knobs_are_filled_in() {
     let text = rendered(&[(
         "test.cu.tera",
         "@{ dtype }@ @{ head_dim }@ @{ head_dim_v }@ @{ is_causal }@ @{ has_dropout }@ @{ vec }@ @{ arch }@ @{ block_m }@ @{ template }@\n",
@@ -57,7 +58,7 @@ fn braces_of_cuda_and_ptx_are_plain_text() {
 }
 
 #[test]
-fn a_condition_picks_whole_includes() {
+fn condition_selects_whole_includes() {
     let template =
         "@[ if has_dropout ]@\n#include \"device/a.cuh\"\n@[ else ]@\n#include \"device/b.cuh\"\n@[ endif ]@\n";
     let text = rendered(&[("test.cu.tera", template), ("device/a.cuh", "int a;\n"), ("device/b.cuh", "int b;\n")]);
@@ -65,7 +66,7 @@ fn a_condition_picks_whole_includes() {
 }
 
 #[test]
-fn a_device_file_is_spliced_once_and_raw_at_its_first_mention() {
+fn device_file_is_spliced_raw_once_at_its_first_mention() {
     let text = rendered(&[
         ("test.cu.tera", "#include \"device/b.cuh\"\n#include \"device/a.cuh\"\nkernel\n"),
         ("device/a.cuh", "int a; // @{ not_a_tag }@\n"),
@@ -75,7 +76,7 @@ fn a_device_file_is_spliced_once_and_raw_at_its_first_mention() {
 }
 
 #[test]
-fn files_that_include_each_other_end() {
+fn files_that_include_each_other_are_spliced_once() {
     let text = rendered(&[
         ("test.cu.tera", "#include \"device/a.cuh\"\n"),
         ("device/a.cuh", "#include \"device/b.cuh\"\nint a;\n"),
@@ -86,7 +87,7 @@ fn files_that_include_each_other_end() {
 }
 
 #[test]
-fn an_include_of_no_file_is_an_error_that_names_it() {
+fn include_of_a_missing_file_is_an_error_that_names_it() {
     let error = renderer(&[("test.cu.tera", "#include \"device/gone.cuh\"\n")])
         .render(&problem(), &config(), "test", SM90)
         .unwrap_err();
@@ -94,7 +95,7 @@ fn an_include_of_no_file_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_name_that_is_not_given_is_an_error_even_in_a_condition() {
+fn unknown_name_is_an_error_even_in_a_condition() {
     for template in [
         "@{ block_k }@\n",
         "@[ if block_k ]@ x @[ endif ]@\n",
@@ -106,20 +107,20 @@ fn a_name_that_is_not_given_is_an_error_even_in_a_condition() {
 }
 
 #[test]
-fn an_unknown_template_is_an_error_that_names_the_known_ones() {
+fn unknown_template_is_an_error_that_names_the_known_ones() {
     let error = renderer(&[("test.cu.tera", "")]).render(&problem(), &config(), "other", SM90).unwrap_err();
     assert!(error.message.contains("\"other\"") && error.message.contains("test"), "{error}");
 }
 
 #[test]
-fn a_template_that_does_not_parse_is_an_error_that_names_it() {
+fn template_that_does_not_parse_is_an_error_that_names_it() {
     let sources: Sources = [("bad.cu.tera".to_owned(), "@[ if ]@\n".to_owned())].into();
     let error = Renderer::new(sources).err().unwrap();
     assert!(error.message.contains("bad.cu.tera"), "{error}");
 }
 
 #[test]
-fn a_knob_may_not_take_the_place_of_the_problem() {
+fn knob_may_not_override_a_value_of_the_problem() {
     let error = renderer(&[("test.cu.tera", "@{ head_dim }@\n")])
         .render(&problem(), &config().with("head_dim", 64), "test", SM90)
         .unwrap_err();
@@ -127,7 +128,7 @@ fn a_knob_may_not_take_the_place_of_the_problem() {
 }
 
 #[test]
-fn fp32_but_of_sm80_and_the_cpu_have_no_kernel() {
+fn fp32_renders_only_for_sm80_and_the_cpu_family_has_no_kernel() {
     let renderer = renderer(&[("test.cu.tera", "@{ dtype }@ @{ vec }@\n")]);
     let fp32 = Problem { dtype: Dtype::Fp32, ..problem() };
     assert_eq!(body(&renderer.render(&fp32, &config(), "test", SM90).unwrap()), "fp32 4\n");
@@ -137,7 +138,7 @@ fn fp32_but_of_sm80_and_the_cpu_have_no_kernel() {
 }
 
 #[test]
-fn the_header_names_values_files_and_the_command_and_nothing_that_varies() {
+fn header_names_values_files_and_the_command_and_nothing_that_varies() {
     let files = [
         ("test.cu.tera", "#include \"device/a.cuh\"\nint m = @{ block_m }@ + @{ head_dim }@;\n"),
         ("device/a.cuh", "int a;\n"),
@@ -158,7 +159,7 @@ fn the_header_names_values_files_and_the_command_and_nothing_that_varies() {
 }
 
 #[test]
-fn a_text_depends_only_on_what_its_template_uses() {
+fn text_depends_only_on_the_values_that_its_template_uses() {
     let renderer = renderer(&[("test.cu.tera", "int d = @{ head_dim }@;\n")]);
     let text = renderer.render(&problem(), &config(), "test", SM90).unwrap();
     let other = Problem { batch_size: 7, seqlen_q: 1, causal: Causal::None, dtype: Dtype::Fp16, ..problem() };
@@ -176,7 +177,7 @@ fn both_causal_alignments_are_one_kernel() {
 }
 
 #[test]
-fn an_override_folder_replaces_file_by_file() {
+fn override_folder_replaces_single_files() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("device")).unwrap();
     std::fs::write(folder.path().join("device/params.cuh"), "int other;\n").unwrap();
@@ -214,7 +215,7 @@ fn every_constant_of_the_class_is_mentioned_by_a_kernel() {
     }
 }
 
-/// A feature that one family has and another lacks would be left out of a problem's kernel without a word.
+/// A feature that one family has and another lacks would be left out of a kernel without an error.
 #[test]
 fn the_families_have_the_same_features() {
     let h200 = Device::typical(SM90).unwrap();
@@ -235,13 +236,13 @@ fn the_families_have_the_same_features() {
         assert_eq!(backward, features(&of_sm90(Pass::Backward, head_dim), template), "{template}");
     }
     let mut decode = features(&Problem { seqlen_q: 1, ..problem() }, "decode");
-    // No other family splits keys.
+    // Only decode splits keys.
     decode.retain(|name| name != "is_batch_invariant");
     assert_eq!(decode, forward);
 }
 
 #[test]
-fn every_feature_makes_another_kernel() {
+fn every_feature_changes_the_kernel() {
     let plain = Problem { causal: Causal::None, ..problem() };
     let with = |features| Problem { features, ..plain };
     let (none, window) = (Features::NONE, Window::default());
@@ -280,7 +281,7 @@ fn every_feature_makes_another_kernel() {
 }
 
 #[test]
-fn every_kernel_that_follows_another_waits_for_it() {
+fn every_kernel_after_the_first_waits_for_its_predecessor() {
     let (h200, few_queries) = (Device::typical(SM90).unwrap(), Problem { seqlen_q: 1, seqlen_k: 100_000, ..problem() });
     let sinks = Features { sinks: true, ..Features::NONE };
     let backward = |head_dim| Problem { pass: Pass::Backward, head_dim, features: sinks, ..problem() };

@@ -1,6 +1,8 @@
-//! The store under faults and under many processes: correct results whatever happens, at most one line of log.
+//! The store under faults and with many processes at once: results stay right, and a fault costs at
+//! most one line of log.
 //!
-//! Processes are the real binary on the CPU backend. What needs root says so where it is skipped.
+//! The processes are the real binary on the CPU backend. A test that needs root says so when it is
+//! skipped.
 
 use flashtune::plan::Store;
 use std::collections::HashSet;
@@ -51,8 +53,8 @@ fn keys_in(cache: &Path) -> HashSet<String> {
         .collect()
 }
 
-/// It worked, gave a record, and said at most one line of warning.
-fn assert_well(output: &Output) -> String {
+/// Asserts that the command succeeded, gave a record and printed at most one warning.
+fn assert_success(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{:?}\n{stderr}", output.status);
     let record: serde_json::Value =
@@ -77,7 +79,7 @@ fn sixteen_processes_on_an_empty_cache_leave_the_union() {
         })
         .collect();
     for child in children {
-        assert_eq!(assert_well(&child.wait_with_output().unwrap()), "");
+        assert_eq!(assert_success(&child.wait_with_output().unwrap()), "");
     }
     let keys = keys_in(&cache);
     assert_eq!(keys.len(), 16, "{keys:?}");
@@ -85,12 +87,12 @@ fn sixteen_processes_on_an_empty_cache_leave_the_union() {
 }
 
 #[test]
-fn a_killed_process_loses_nothing_that_was_written() {
+fn killed_process_loses_no_written_record() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let problems = problem_file(folder.path(), &[16, 24, 32, 48, 64, 96]);
     let mut before = HashSet::new();
-    // Spread over the life of a run, from its start to its last write.
+    // The kills are spread over the run, from its start to its last write.
     for round in 0..14 {
         let mut child = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(7 + 83 * round));
@@ -101,12 +103,12 @@ fn a_killed_process_loses_nothing_that_was_written() {
         before = after;
     }
     let output = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap();
-    assert_eq!(assert_well(&output), "");
+    assert_eq!(assert_success(&output), "");
     assert_eq!(keys_in(&cache).len(), 6);
     assert!(!cache.join("records.broken").exists());
 }
 
-/// A store with some entries in a folder of its own.
+/// A store with some entries, in a folder of its own.
 fn filled(cache: &Path) -> Store {
     std::fs::create_dir_all(cache).unwrap();
     std::fs::set_permissions(cache, PermissionsExt::from_mode(0o700)).unwrap();
@@ -127,7 +129,7 @@ fn files_under(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_is_written_is_read_and_removed_by_the_next() {
+fn another_store_reads_and_removes_written_entries() {
     let folder = tempfile::tempdir().unwrap();
     let store = filled(folder.path());
     let entries = store.read();
@@ -139,7 +141,7 @@ fn what_is_written_is_read_and_removed_by_the_next() {
 }
 
 #[test]
-fn threads_that_write_at_once_leave_the_union() {
+fn concurrent_writers_leave_the_union() {
     let folder = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -156,7 +158,7 @@ fn threads_that_write_at_once_leave_the_union() {
 }
 
 #[test]
-fn a_damaged_database_is_a_miss_and_a_new_one_is_begun() {
+fn damaged_database_is_a_miss_and_is_started_anew() {
     let folder = tempfile::tempdir().unwrap();
     let mut random = 12345u64;
     let mut next = move || {
@@ -183,7 +185,7 @@ fn a_damaged_database_is_a_miss_and_a_new_one_is_begun() {
             _ => bytes.clear(),
         }
         std::fs::write(file, &bytes).unwrap();
-        // No wrong entry is ever read.
+        // A read never returns a wrong entry.
         let store = Store::in_folder(&cache).unwrap();
         let after = store.read();
         assert!(after.iter().all(|(key, value)| before.get(key) == Some(value)), "round {round}: {}", file.display());
@@ -192,16 +194,16 @@ fn a_damaged_database_is_a_miss_and_a_new_one_is_begun() {
         } else {
             kept += 1
         }
-        // And it can be written again.
+        // The store can be written again.
         let written = store.write(&[("new".into(), Some("entry".into()))], DEADLINE).unwrap();
         assert_eq!(written.get("new").map(String::as_str), Some("entry"), "round {round}: {}", file.display());
         assert_eq!(Store::in_folder(&cache).unwrap().read(), written);
     }
-    assert!(lost > 5 && kept > 5, "{lost} lost, {kept} kept: the damage is not what it should be");
+    assert!(lost > 5 && kept > 5, "{lost} lost, {kept} kept: the damage must destroy some databases and spare others");
 }
 
 #[test]
-fn a_file_in_the_databases_place_is_set_aside() {
+fn file_in_the_databases_place_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::in_folder(folder.path()).unwrap();
     std::fs::write(folder.path().join("records.sled"), "not a folder").unwrap();
@@ -211,16 +213,16 @@ fn a_file_in_the_databases_place_is_set_aside() {
 }
 
 #[test]
-fn what_was_set_aside_before_makes_room_whatever_it_is() {
+fn setting_aside_replaces_an_earlier_file_or_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (database, broken) = (folder.path().join("records.sled"), folder.path().join("records.broken"));
-    // A folder, which takes the place of a file that was set aside.
+    // A folder in the database's place replaces a file that was set aside earlier.
     std::fs::write(&broken, "an earlier one").unwrap();
     drop(filled(folder.path()));
     files_under(&database).iter().for_each(|file| std::fs::write(file, "no database").unwrap());
     assert!(Store::in_folder(folder.path()).unwrap().read().is_empty());
     assert!(broken.is_dir());
-    // And a file, which takes the place of that folder.
+    // A file in the database's place replaces that folder.
     std::fs::remove_dir_all(&database).unwrap();
     std::fs::write(&database, "not a folder").unwrap();
     assert!(Store::in_folder(folder.path()).unwrap().read().is_empty());
@@ -235,10 +237,10 @@ fn a_lock_that_is_never_released_delays_but_does_not_stop() {
     let lock = std::fs::File::options().write(true).open(cache.join("records.lock")).unwrap();
     lock.lock().unwrap();
     let problems = problem_file(folder.path(), &[16]);
-    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    let warning = assert_success(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
     assert!(warning.contains("held by another process"), "{warning}");
     drop(lock);
-    assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    assert_success(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
     assert_eq!(keys_in(&cache).len(), 1);
 }
 
@@ -246,25 +248,25 @@ fn a_lock_that_is_never_released_delays_but_does_not_stop() {
 fn without_home_records_are_kept_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let problems = problem_file(folder.path(), &[16]);
-    assert_well(&autotune(&problems).output().unwrap());
+    assert_success(&autotune(&problems).output().unwrap());
     let entries: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(entries.len(), 1, "only the problem file");
 }
 
 #[test]
-fn a_full_disk_costs_the_records_alone() {
+fn full_disk_loses_only_the_records() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
-    // No file may grow: what a full disk does, by another error.
+    // `ulimit -f 0` forbids any file to grow; it acts like a full disk with another error code.
     let script = r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#;
     let mut shell = Command::new("sh");
     shell.args(["-c", script, env!("CARGO_BIN_EXE_flashtune"), "autotune", "--device", "cpu", "--json", "--problems"]);
     let output = shell.arg(&problems).env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG").output().unwrap();
-    let warning = assert_well(&output);
+    let warning = assert_success(&output);
     assert!(warning.contains("records"), "{warning}");
-    // With room again it goes on, whatever was left behind.
+    // With room again the next run works, whatever the failed run left behind.
     let output = autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap();
-    assert_well(&output);
+    assert_success(&output);
     assert_eq!(keys_in(&cache).len(), 1);
 }
 
@@ -275,7 +277,7 @@ fn is_root() -> bool {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_folder_of_another_user_is_refused() {
+fn folder_of_another_user_is_refused() {
     if !is_root() {
         eprintln!("SKIPPED: only root can give a folder to another user");
         return;
@@ -284,24 +286,24 @@ fn a_folder_of_another_user_is_refused() {
     let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
     std::fs::create_dir(&cache).unwrap();
     std::os::unix::fs::chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
-    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    let warning = assert_success(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
     assert!(warning.contains("belongs to user 65534"), "{warning}");
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
 }
 
 #[test]
-fn a_folder_that_others_may_write_to_is_refused() {
+fn folder_that_others_may_write_to_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
     std::fs::create_dir(&cache).unwrap();
     std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o777)).unwrap();
-    let warning = assert_well(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
+    let warning = assert_success(&autotune(&problems).env("FLASHTUNE_CACHE_DIR", &cache).output().unwrap());
     assert!(warning.contains("0777"), "{warning}");
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
 }
 
 #[test]
-fn a_read_only_folder_costs_the_records_alone() {
+fn read_only_folder_loses_only_the_records() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, problems) = (folder.path().join("cache"), problem_file(folder.path(), &[16]));
     std::fs::create_dir(&cache).unwrap();
@@ -312,12 +314,12 @@ fn a_read_only_folder_costs_the_records_alone() {
     command.args(["autotune", "--device", "cpu", "--json", "--problems"]).arg(&problems);
     command.env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG");
     if is_root() {
-        // Permissions do not bind root: the program runs as nobody, who owns the folder.
+        // Permissions do not bind root, so the program runs as nobody, who owns the folder.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(&cache, Some(NOBODY), Some(NOBODY)).unwrap();
         command.uid(NOBODY).gid(NOBODY);
     }
-    let warning = assert_well(&command.output().unwrap());
+    let warning = assert_success(&command.output().unwrap());
     assert!(warning.contains("records"), "{warning}");
     std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o700)).unwrap();
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);

@@ -1,4 +1,5 @@
-//! The search's decisions, on a bench whose times, faults and noise are made up, and on workers that misbehave.
+//! The decisions of the search, on a bench with made-up times, faults and noise, and on workers
+//! that misbehave.
 
 use flashtune::config::{Config, Family};
 use flashtune::error::{Error, Status};
@@ -16,7 +17,7 @@ const PROBLEM: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 8, 512, 6
 /// 40 us at the clock of `elapsed`.
 const FLOOR: Option<Floor> = Some(Floor::Cycles(40_000.0));
 
-/// Named by its block_m; block_m 64 is the default.
+/// Configs are told apart by block_m; block_m 64 is the default.
 fn config(block_m: u32) -> Config {
     Config::new(Family::Sm80, [("block_m", block_m)])
 }
@@ -24,7 +25,7 @@ fn config(block_m: u32) -> Config {
 /// How a made-up candidate behaves.
 #[derive(Clone, Copy)]
 enum Behaviour {
-    /// Takes this many microseconds, give or take the given share.
+    /// Takes this many microseconds, with noise up to the given share.
     Takes(f64, f64),
     FailsToBuild,
     Spills(f64),
@@ -39,7 +40,7 @@ struct FakeBench {
     random: u64,
     built: Vec<Config>,
     sampled: Vec<Config>,
-    /// Real time that a sample takes.
+    /// Wall time that a sample takes.
     sample_cost: Duration,
 }
 
@@ -54,7 +55,7 @@ impl FakeBench {
         }
     }
 
-    /// Uniform in -1 ... 1.
+    /// Uniform in [-1, 1].
     fn noise(&mut self) -> f64 {
         self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.random >> 40) as f64 / (1 << 23) as f64 - 1.0
@@ -95,7 +96,7 @@ impl Bench for FakeBench {
     }
 }
 
-/// At a clock of 1 GHz.
+/// Time at a clock of 1 GHz.
 fn elapsed(us: f64) -> Elapsed {
     Elapsed { time: Duration::from_secs_f64(us * 1e-6), sm_clock_hz: Some(1e9) }
 }
@@ -106,7 +107,7 @@ struct Report {
 }
 
 impl Report {
-    /// Whether the failure is the problem's alone, or else its class's.
+    /// Whether the failure is stored for this problem rather than for its class.
     fn failed_here(&self, block_m: u32) -> bool {
         let failed = self.trials.iter().find(|trial| trial.config == config(block_m)).unwrap();
         matches!(failed.verdict, Verdict::FailedHere { .. })
@@ -150,7 +151,7 @@ fn run(bench: &mut dyn Bench, candidates: &[u32]) -> Report {
 }
 
 #[test]
-fn the_fastest_right_candidate_wins() {
+fn fastest_correct_candidate_wins() {
     let mut bench = FakeBench::new(&[
         (64, Takes(100.0, 0.01)),
         (16, Takes(120.0, 0.01)),
@@ -165,7 +166,7 @@ fn the_fastest_right_candidate_wins() {
     let default_us = outcome.default_us.unwrap();
     assert!((99.0..101.0).contains(&default_us), "{default_us}");
     assert_eq!(report.failure(256), Some("Out is off by 3.0e-1"));
-    // Every one that was timed is told of with its share of the ceiling: 40 us of 80, of 90, of 120.
+    // Every measured config is reported with its share of the ceiling: 40 us out of 80, 90 and 120.
     let u = |m| {
         report.trials.iter().find(|trial| trial.config == config(m)).and_then(|trial| match trial.verdict {
             Verdict::Measured { utilisation, .. } => utilisation,
@@ -176,12 +177,13 @@ fn the_fastest_right_candidate_wins() {
         assert!((u(block_m).unwrap() - share).abs() < 0.01, "{block_m}: {:?}", u(block_m));
     }
     assert_eq!((outcome.winner.utilisation, u(256)), (u(32), None));
-    assert!(!bench.sampled.contains(&config(256)), "what is wrong is never timed");
+    assert!(!bench.sampled.contains(&config(256)), "a config that gives wrong results is never timed");
 }
 
 #[test]
 fn the_default_is_kept_when_the_others_are_within_the_noise() {
-    // Eleven candidates of equal speed, as noisy as a busy machine: the best of eleven medians is not better.
+    // Eleven candidates of equal speed, as noisy as a busy machine. The best of eleven medians is
+    // not really faster.
     for seed in 0..40 {
         let others: Vec<u32> = (1..=10).collect();
         let mut behaviours: Vec<(u32, Behaviour)> = others.iter().map(|m| (*m, Takes(100.0, 0.15))).collect();
@@ -190,7 +192,8 @@ fn the_default_is_kept_when_the_others_are_within_the_noise() {
         bench.random = seed;
         let candidates: Vec<u32> = std::iter::once(64).chain(others).collect();
         let report = run(&mut bench, &candidates);
-        // Two standard errors, and several challengers at once: a false winner may pass, but then it is as good.
+        // The margin is two standard errors for several challengers. A false winner may pass, but
+        // then it is as fast.
         let outcome = report.outcome.unwrap();
         assert!(outcome.winner.config == config(64) || outcome.winner.median_us > 85.0);
     }
@@ -199,7 +202,7 @@ fn the_default_is_kept_when_the_others_are_within_the_noise() {
 }
 
 #[test]
-fn a_drifting_clock_favours_nobody() {
+fn drifting_clock_favours_no_candidate() {
     struct Drifting(FakeBench, f64);
     impl Bench for Drifting {
         fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
@@ -209,7 +212,7 @@ fn a_drifting_clock_favours_nobody() {
             self.0.check(config)
         }
         fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
-            // Every run is 0.5 % slower than the one before.
+            // Every run takes 0.5 % longer than the previous one.
             self.1 *= 1.005;
             let Elapsed { time, sm_clock_hz } = self.0.sample(config)?;
             Ok(Elapsed { time: time.mul_f64(self.1), sm_clock_hz })
@@ -224,7 +227,8 @@ fn a_drifting_clock_favours_nobody() {
 
 #[test]
 fn the_search_climbs_from_neighbour_to_neighbour() {
-    // Time falls towards block_m 40; only 64 and 80 are known at the start. Four steps lead from 64 to 60, not to 40.
+    // Time falls towards block_m 40. Only 64 and 80 are candidates at first, and four steps lead
+    // from 64 to 60, not to 40.
     let behaviours: Vec<(u32, Behaviour)> =
         (1..=100u32).map(|m| (m, Takes(100.0 + 10.0 * f64::from(m.abs_diff(40)), 0.0))).collect();
     let neighbours = |of: &Config| vec![config(of.get("block_m") - 1), config(of.get("block_m") + 1)];
@@ -244,7 +248,7 @@ fn the_search_climbs_from_neighbour_to_neighbour() {
     };
     let minute = Duration::from_secs(60);
     assert_eq!(climb(&behaviours, minute).0, 60);
-    // Where the neighbours are worse it stays, and looks no further.
+    // The search stays and ends if all neighbours are slower.
     let mut valley = behaviours.clone();
     valley[62] = (63, IsWrong);
     valley[64] = (65, FailsToBuild);
@@ -260,13 +264,13 @@ fn slow_candidates_are_dropped_early() {
     let candidates: Vec<u32> = std::iter::once(64).chain(1..=40).chain([65]).collect();
     let report = run(&mut bench, &candidates);
     assert_eq!(report.winner(), 65);
-    // A warm-up and one run each.
+    // One warm-up and one run.
     assert_eq!(bench.sampled.iter().filter(|c| **c == config(7)).count(), 2);
     assert!(bench.sampled.iter().filter(|c| **c == config(65)).count() > 20);
 }
 
 #[test]
-fn what_fails_is_reported_with_its_reason_and_the_rest_goes_on() {
+fn failures_are_reported_with_their_reasons_and_do_not_end_the_search() {
     let mut bench = FakeBench::new(&[
         (64, Takes(100.0, 0.0)),
         (1, FailsToBuild),
@@ -285,13 +289,13 @@ fn what_fails_is_reported_with_its_reason_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_spilling_kernel_is_taken_where_all_spill() {
+fn spilling_kernel_wins_if_all_spill() {
     let mut bench = FakeBench::new(&[(64, Spills(100.0)), (1, Spills(50.0))]);
     assert_eq!(run(&mut bench, &[64, 1]).winner(), 1);
 }
 
 #[test]
-fn a_spilling_default_loses_to_any_kernel_that_does_not() {
+fn spilling_default_loses_to_any_kernel_that_does_not_spill() {
     let mut bench = FakeBench::new(&[(64, Spills(50.0)), (1, Takes(120.0, 0.0)), (2, Takes(100.0, 0.0))]);
     let outcome = run(&mut bench, &[64, 1, 2]).outcome.unwrap();
     assert_eq!((outcome.winner.config, outcome.runner_up.unwrap().config), (config(2), config(1)));
@@ -299,7 +303,7 @@ fn a_spilling_default_loses_to_any_kernel_that_does_not() {
 }
 
 #[test]
-fn a_late_kernel_that_does_not_spill_wins_over_those_that_do() {
+fn late_kernel_without_spills_wins_over_spilling_ones() {
     let mut bench = FakeBench::new(&[(64, Spills(50.0)), (1, Spills(40.0)), (2, Takes(100.0, 0.0))]);
     let request = Request {
         problem: &PROBLEM,
@@ -314,7 +318,7 @@ fn a_late_kernel_that_does_not_spill_wins_over_those_that_do() {
 }
 
 #[test]
-fn a_broken_default_leaves_the_best_of_the_others() {
+fn broken_default_leaves_the_best_of_the_others() {
     let mut bench = FakeBench::new(&[(64, IsWrong), (1, Takes(90.0, 0.0)), (2, Takes(80.0, 0.0))]);
     let report = run(&mut bench, &[64, 1, 2]);
     assert_eq!(report.winner(), 2);
@@ -322,7 +326,7 @@ fn a_broken_default_leaves_the_best_of_the_others() {
 }
 
 #[test]
-fn when_all_fail_the_first_reason_is_told() {
+fn first_reason_is_reported_if_all_fail() {
     let mut bench = FakeBench::new(&[(64, FailsToBuild), (1, IsWrong)]);
     let error = run(&mut bench, &[64, 1]).outcome.unwrap_err();
     assert_eq!(error.status, Status::Unsupported);
@@ -330,7 +334,7 @@ fn when_all_fail_the_first_reason_is_told() {
 }
 
 #[test]
-fn a_lost_device_ends_the_search_in_this_process() {
+fn lost_device_ends_the_search_in_this_process() {
     let mut bench = FakeBench::new(&[(64, Takes(100.0, 0.0)), (1, LosesTheDevice), (2, Takes(80.0, 0.0))]);
     let report = run(&mut bench, &[64, 1, 2]);
     assert_eq!(report.failure(1), Some("an illegal memory access was encountered"));
@@ -347,7 +351,8 @@ fn the_time_limit_ends_the_search_with_what_was_measured() {
     let report = run_with(&mut bench, &candidates, &[], Duration::from_millis(100), usize::MAX);
     assert_eq!(report.winner(), 64);
     assert!(report.outcome.unwrap().default_us.is_some());
-    // 64 warm-ups alone would take 320 ms, a whole search 3 s; the margin is for a machine that is busy.
+    // 64 warm-ups alone would take 320 ms and a whole search 3 s; the rest is a margin for a busy
+    // machine.
     assert!(bench.sampled.len() < 64, "{} samples in {:?}", bench.sampled.len(), started.elapsed());
 }
 
@@ -360,16 +365,16 @@ fn a_time_limit_of_zero_still_measures_the_default() {
 }
 
 #[test]
-fn a_default_that_does_not_compile_does_not_hold_up_the_time_limit() {
+fn default_that_does_not_compile_does_not_extend_the_time_limit() {
     let mut bench =
         FakeBench::new(&[(64, FailsToBuild), (1, FailsToBuild), (2, Takes(10.0, 0.0)), (3, Takes(9.0, 0.0))]);
-    // Too late from the start: no more is compiled than until one is there.
+    // The limit is over from the start, so compilation ends with the first config that builds.
     let _ = run_with(&mut bench, &[64, 1, 2, 3], &[], Duration::ZERO, usize::MAX);
     assert_eq!(bench.built, [64, 1, 2].map(config));
 }
 
 #[test]
-fn a_resumed_run_does_not_repeat_failures_nor_what_was_slow() {
+fn resumed_run_repeats_neither_failed_nor_slow_candidates() {
     let behaviours =
         [(64, Takes(100.0, 0.0)), (1, IsWrong), (2, Takes(200.0, 0.0)), (3, Takes(80.0, 0.0)), (4, Takes(90.0, 0.0))];
     let measured =
@@ -380,7 +385,7 @@ fn a_resumed_run_does_not_repeat_failures_nor_what_was_slow() {
     let report = run_with(&mut bench, &[64, 1, 2, 3, 4], &known, Duration::from_secs(60), usize::MAX);
     assert_eq!(report.winner(), 3);
     assert_eq!(bench.built, [64, 3, 4].map(config));
-    // Even a default that failed before is tried again: without it nothing is sure to work.
+    // A default that failed before is tried again, because no other config is sure to work.
     let mut bench = FakeBench::new(&behaviours);
     let report = run_with(&mut bench, &[64, 3], &[failed(64)], Duration::from_secs(60), usize::MAX);
     assert_eq!(bench.built, [64, 3].map(config));
@@ -388,7 +393,7 @@ fn a_resumed_run_does_not_repeat_failures_nor_what_was_slow() {
 }
 
 #[test]
-fn a_stopped_run_has_reported_its_trials_and_resumes_to_the_same_winner() {
+fn stopped_run_reports_its_trials_and_resumes_to_the_same_winner() {
     let behaviours = [
         (64, Takes(100.0, 0.0)),
         (1, FailsToBuild),
@@ -412,7 +417,8 @@ fn a_stopped_run_has_reported_its_trials_and_resumes_to_the_same_winner() {
     }
 }
 
-/// A worker that answers as it should, except that checking block_m 13 does `misdeed`, and building block_m 17 too.
+/// A worker that answers correctly, except that checking block_m 13 and building block_m 17 do
+/// `misdeed`.
 fn shell_worker(misdeed: &str) -> Worker {
     let script = format!(
         r#"
@@ -439,7 +445,7 @@ fn shell_worker(misdeed: &str) -> Worker {
 }
 
 #[test]
-fn a_candidate_that_hangs_is_ended_without_losing_the_pass() {
+fn hanging_candidate_is_killed_without_ending_the_search() {
     let report = run(&mut shell_worker("exec sleep 1000"), &[64, 13, 32]);
     assert_eq!(report.winner(), 32);
     let reason = report.failure(13).unwrap();
@@ -448,7 +454,7 @@ fn a_candidate_that_hangs_is_ended_without_losing_the_pass() {
 }
 
 #[test]
-fn a_candidate_that_crashes_is_recorded_with_the_signal() {
+fn crashing_candidate_is_recorded_with_its_signal() {
     let report = run(&mut shell_worker("kill -SEGV $$"), &[64, 13, 32]);
     assert_eq!(report.winner(), 32);
     let reason = report.failure(13).unwrap();
@@ -457,7 +463,7 @@ fn a_candidate_that_crashes_is_recorded_with_the_signal() {
 }
 
 #[test]
-fn a_candidate_that_crashes_the_compiler_is_found_among_its_batch() {
+fn candidate_that_crashes_the_compiler_is_identified_in_its_batch() {
     let report = run(&mut shell_worker("exit 9"), &[64, 32, 17]);
     assert_eq!(report.winner(), 32);
     let reason = report.failure(17).unwrap();
@@ -467,7 +473,7 @@ fn a_candidate_that_crashes_the_compiler_is_found_among_its_batch() {
 }
 
 #[test]
-fn a_candidate_that_loses_the_device_costs_one_worker() {
+fn candidate_that_loses_the_device_costs_one_worker() {
     let misdeed = r#"echo '{"failed":{"candidate":{"reason":"illegal address","poisoned":true}}}'"#;
     let report = run(&mut shell_worker(misdeed), &[64, 13, 32]);
     assert_eq!(report.winner(), 32);
@@ -476,7 +482,7 @@ fn a_candidate_that_loses_the_device_costs_one_worker() {
 }
 
 #[test]
-fn a_worker_that_cannot_start_ends_the_search() {
+fn worker_that_cannot_start_ends_the_search() {
     let command = |program: &str, args: &[&str]| worker::Command {
         program: program.into(),
         args: args.iter().map(Into::into).collect(),

@@ -1,5 +1,5 @@
-/* A small fp32 attention problem in C: its buffers, packed, with guard bytes around, and the same
- * pass in naive double arithmetic to compare with. */
+/* A small fp32 attention problem in C: packed buffers between guards, and the same passes in naive
+ * double arithmetic to compare with. */
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
@@ -16,7 +16,7 @@ typedef struct Shape {
 
 enum { Q, K, V, OUT, LSE, DOUT, DQ, DK, DV, BUFFERS };
 
-/* Floats on either side of every buffer that nobody may touch. */
+/* Floats on either side of every buffer that no call may change. */
 enum { GUARD = 16 };
 #define CANARY 1234.5f
 
@@ -39,7 +39,7 @@ static inline float random_float(uint32_t *state) {
   return (float)(*state >> 8) / (float)(1 << 24) * 2.0f - 1.0f;
 }
 
-/* Outputs hold the canary, so that a failed call that wrote one is seen. */
+/* Outputs start as the canary, so a failed call that writes one is noticed. */
 static inline void reset_outputs(Attention *a) {
   static const int outputs[] = {OUT, LSE, DQ, DK, DV};
   for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
@@ -84,7 +84,7 @@ static inline Attention make_attention(Shape s, uint32_t seed) {
   f->v = packed(a.data[V], s.seqlen_k, s.num_heads_kv, s.head_dim_v);
   f->out = packed(a.data[OUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
   f->lse = a.data[LSE];
-  /* Up to lse both structs have the same fields. */
+  /* Both structs have the same fields up to lse. */
   memcpy(g, f, offsetof(flashtune_forward_params, features));
   g->struct_size = sizeof *g;
   g->dout = packed(a.data[DOUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
@@ -105,14 +105,14 @@ static inline void free_attention(Attention *a) {
   for (int b = 0; b < BUFFERS; b++) free(a->whole[b]);
 }
 
-/* Workspace of a backward pass, aligned to 256 bytes; free() it. */
+/* Workspace of a backward pass, aligned to 256 bytes; the caller frees it. */
 static inline void *make_workspace(uint64_t bytes) {
   void *workspace = NULL;
   CHECK(posix_memalign(&workspace, 256, bytes ? bytes : 256) == 0, "no memory");
   return workspace;
 }
 
-/* Both passes in double: fills results[OUT..DV] (malloced; NULL for what is an input). */
+/* Both passes in double. Fills results[OUT..DV] with malloced arrays, and with NULL for inputs. */
 static inline void reference(const Attention *a, double *results[BUFFERS]) {
   Shape s = a->shape;
   int64_t hq = s.num_heads_q, hk = s.num_heads_kv, sq = s.seqlen_q, sk = s.seqlen_k, d = s.head_dim, dv = s.head_dim_v;
@@ -162,7 +162,7 @@ static inline void reference(const Attention *a, double *results[BUFFERS]) {
 }
 
 /* Largest difference of one result, relative to the largest value of its reference. The fp32 passes
- * sum at most a few hundred terms of size 1: 2e-5 is a hundred roundings. */
+ * sum at most a few hundred terms of size 1, and 2e-5 is a hundred roundings. */
 static inline void check_close(const Attention *a, double *results[BUFFERS], int first, int last) {
   for (int b = first; b <= last; b++) {
     if (results[b] == NULL) continue;
@@ -181,7 +181,7 @@ static inline void free_reference(double *results[BUFFERS]) {
   for (int b = 0; b < BUFFERS; b++) free(results[b]);
 }
 
-/* A CPU context that keeps its records in `folder` ("": in memory). */
+/* A CPU context that keeps its records in `folder`, or in memory for "". */
 static inline flashtune_context *cpu_context(const char *folder) {
   flashtune_context_options options;
   memset(&options, 0, sizeof options);

@@ -1,4 +1,4 @@
-/* Every wrong argument gets its status, a sentence that names it, and touches no output. */
+/* Every wrong argument gets its status and a message that names it, and no output is written. */
 #include "attention.h"
 
 #include <limits.h>
@@ -12,7 +12,7 @@ static uint64_t workspace_bytes;
 static const Shape shape = {2, 4, 2, 5, 7, 8, 4, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
 static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
-/* Data of features, of shape: 2 batch entries, 4 heads, 5 queries, 7 keys. */
+/* Data of the features for 2 batch entries, 4 heads, 5 queries, 7 keys. */
 static float slopes[8], scores[2 * 4 * 5 * 7], score_gradients[2 * 4 * 5 * 7], sinks[4], sink_gradients[4];
 static const uint8_t shown[7];
 static const int32_t begins[3] = {0, 3, 8}, used[2] = {5, 0};
@@ -41,7 +41,7 @@ static flashtune_plan_info canary_info(void) {
   return info;
 }
 
-/* What is wrong whoever asks: all five functions and autotune refuse it. */
+/* Arguments that every function refuses: all five functions and autotune. */
 static void forward_refused(const flashtune_forward_params *p, int32_t status, const char *word) {
   flashtune_plan_info info = canary_info();
   flashtune_autotune_params tune;
@@ -92,7 +92,7 @@ static void backward_refused(const flashtune_backward_params *p, int32_t status,
   FORWARD_REFUSED(word, mutation);   \
   BACKWARD_REFUSED(word, mutation)
 
-/* What only a launch needs: the others accept it. */
+/* Arguments that only a launch needs; the other functions accept the same struct. */
 #define FORWARD_NEEDS(word, mutation)                                           \
   do {                                                                          \
     flashtune_forward_params p = a.forward;                                     \
@@ -156,7 +156,7 @@ static void struct_sizes(void) {
   } newer;
   FORWARD_REFUSED("struct_size is 0", p.struct_size = 0);
   FORWARD_REFUSED("struct_size is 8", p.struct_size = 8);
-  /* The first release's params end before features. */
+  /* The params of the first release end before `features`. */
   FORWARD_REFUSED("struct_size", p.struct_size = offsetof(flashtune_forward_params, features) - 1);
   FORWARD_REFUSED("struct_size is 16385", p.struct_size = 16385);
   FORWARD_REFUSED("struct_size is 18446744073709551615", p.struct_size = UINT64_MAX);
@@ -171,7 +171,7 @@ static void struct_sizes(void) {
   newer.later[1] = 1;
   forward_refused(&newer.known, invalid, "must be zero");
 
-  /* A caller of the first release, whose params end before deterministic. */
+  /* A caller of the first release, whose params end before `deterministic`. */
   flashtune_backward_params older = a.backward;
   older.struct_size = offsetof(flashtune_backward_params, deterministic);
   older.deterministic = 2;
@@ -198,7 +198,8 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("causal is -1", p.causal = -1);
   BOTH_REFUSED("softmax_scale is NaN", p.softmax_scale = NAN);
   BOTH_REFUSED("softmax_scale is inf", p.softmax_scale = INFINITY);
-  /* What a kernel makes of them would be infinite or 0: softmax_scale * log2(e), 1 / softcap, softmax_scale / softcap. */
+  /* These values are finite, but the constants made from them are infinite or 0: softmax_scale *
+   * log2(e), 1 / softcap, softmax_scale / softcap. */
   BOTH_REFUSED("softmax_scale is -2.4e38; it must be of a magnitude from 2^-100 to 2^100", p.softmax_scale = -2.4e38f);
   BOTH_REFUSED("softmax_scale is 1e-40", p.softmax_scale = 1e-40f);
   BOTH_REFUSED("softmax_scale is 1.2676508e30", p.softmax_scale = nextafterf(ldexpf(1, 100), INFINITY));
@@ -238,7 +239,7 @@ static void sizes(void) {
   BOTH_REFUSED("head_dim is 513; it must be from 1 to 512", p.head_dim = 513);
   BOTH_REFUSED("head_dim_v is -1", p.head_dim_v = -1);
   BOTH_REFUSED("head_dim_v is 513", p.head_dim_v = 513);
-  /* Each in range, the product not. */
+  /* Each number is in range, but their product is not. */
   BOTH_REFUSED("overflows", p.batch_size = 1 << 30; p.num_heads_q = p.num_heads_kv = 1 << 30);
   BOTH_REFUSED("overflows", p.batch_size = 1 << 30; p.num_heads_q = p.num_heads_kv = 1; p.seqlen_q = 1 << 30);
 }
@@ -254,7 +255,7 @@ static void strides(void) {
   BACKWARD_REFUSED("dout.stride_head is -4", p.dout.stride_head = -4);
   BACKWARD_REFUSED("dq.stride_batch is -1", p.dq.stride_batch = -1);
   BACKWARD_REFUSED("dk at", p.dk.stride_batch = INT64_MAX);
-  /* Outputs that hold two elements in one place; the same strides are fine for inputs. */
+  /* Outputs that hold two elements in one place are refused; inputs may have the same strides. */
   FORWARD_REFUSED("out is written", p.out.stride_batch = 0);
   FORWARD_REFUSED("out is written", p.out.stride_head = 0);
   FORWARD_REFUSED("out is written", p.out.stride_seqlen = p.out.stride_head);
@@ -295,7 +296,7 @@ static void overlapping(void) {
   BACKWARD_REFUSED("dv overlaps dout", p.dout.data = p.dv.data);
   BACKWARD_REFUSED("dk overlaps dv", p.dv.data = p.dk.data);
   BACKWARD_REFUSED("dq overlaps dk", p.dk.data = (float *)p.dq.data + 8);
-  /* Inputs may share what they like. */
+  /* Inputs may overlap. */
   flashtune_forward_params p = a.forward;
   p.k.data = p.q.data;
   p.v.data = p.q.data;
@@ -323,7 +324,7 @@ static void windows_and_caps(void) {
   BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT);
   BOTH_REFUSED("the window aligns to the bottom right and causal to the top left", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT;
                p.causal = FLASHTUNE_CAUSAL_TOP_LEFT);
-  /* Also where it hides no more than causal does. */
+  /* A window that hides no more keys than causal does is refused too. */
   BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT;
                p.window_left = -1; p.window_right = 0);
   BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT;
@@ -344,7 +345,7 @@ static void features_and_their_bits(void) {
   FORWARD_REFUSED("0x100 is no FLASHTUNE_FEATURE_* of the forward pass", ASK(BIAS); ASK(DBIAS));
   FORWARD_REFUSED("0x200 is no FLASHTUNE_FEATURE_* of the forward pass", ASK(DLSE));
   BACKWARD_REFUSED("dbias is asked for without a bias", ASK(DBIAS));
-  /* A pointer without its bit. */
+  /* A pointer without its feature bit. */
   BOTH_REFUSED("features has no FLASHTUNE_FEATURE_ALIBI", p.alibi_slopes = slopes);
   BOTH_REFUSED("bias.data is", p.bias = whole(scores));
   BOTH_REFUSED("mask.data is", p.mask.data = (void *)shown);
@@ -358,7 +359,7 @@ static void features_and_their_bits(void) {
   BACKWARD_REFUSED("dbias.data is", ASK(BIAS); p.bias = whole(scores); p.dbias = whole(score_gradients));
   BACKWARD_REFUSED("dsinks is", p.dsinks = sink_gradients);
   BACKWARD_REFUSED("dlse is", p.dlse = (const float *)p.lse);
-  /* A bit without its pointer. */
+  /* A feature bit without its pointer. */
   FORWARD_NEEDS("alibi_slopes is NULL; it must point to 4 fp32 values", ASK(ALIBI));
   FORWARD_NEEDS("alibi_slopes is NULL; it must point to (2, 4) fp32 values", ASK(ALIBI); p.alibi_stride_batch = 4);
   FORWARD_NEEDS("bias.data is NULL; it must point to (batch, heads_q, seqlen_q, seqlen_k) = (2, 4, 5, 7) fp32", ASK(BIAS));
@@ -401,7 +402,7 @@ static void feature_data(void) {
   BACKWARD_REFUSED("dq overlaps dsinks", ASK(SINKS); p.sinks = sinks; p.dsinks = (float *)p.dq.data + 4);
   BACKWARD_REFUSED("dbias is written", ASK_DBIAS; p.dbias = whole(score_gradients);
                    p.dbias.stride_seqlen_q = 6);
-  /* A sum is no overlap, but has no fixed order. */
+  /* Heads that share a dbias are summed, which is no overlap, but the sum has no fixed order. */
   flashtune_backward_params p = a.backward;
   ASK_DBIAS;
   p.dbias = whole(score_gradients);
@@ -413,7 +414,7 @@ static void feature_data(void) {
   OK(flashtune_backward_supported(context, &p));
 }
 
-/* On the host lengths can be read, and a launch does. */
+/* On the host lengths are readable, so a launch checks them. */
 static void lengths(void) {
   static const int32_t from_one[3] = {1, 3, 8}, falling[3] = {0, 4, 3}, long_one[3] = {0, 2, 8}, many[3] = {0, 5, 11};
   static const int32_t negative[2] = {5, -1}, past_its_end[2] = {4, 0};
@@ -429,7 +430,7 @@ static void lengths(void) {
                 p.seqused_q = past_its_end);
   BACKWARD_NEEDS("seqused_k[1] is -1; it must be from 0 to the sequence's length, 7", ASK(SEQUSED_K);
                  p.seqused_k = negative);
-  /* Tensors of sequences end to end have no batch dimension. */
+  /* Packed tensors have no batch dimension. */
   FORWARD_NEEDS("q.data is NULL; it must point to (total, heads, dim) = (10, 4, 8) fp32", PACKED(begins); p.q.data = NULL);
   FORWARD_REFUSED("out is written, but its strides (seqlen 0, head 4) put several of its (total, heads, dim) = (10, 4, 4)",
                   PACKED(begins); p.out.stride_seqlen = 0);
@@ -442,7 +443,7 @@ static void lengths(void) {
   FAILS(flashtune_forward_plan_info(context, &p, &info), invalid, "batch_size is 2, total_q 0 and seqlen_k 7");
 }
 
-/* Blocks of 16 x 32: one of queries and one of keys. */
+/* Blocks of 16 x 32 scores: one block of queries and one of keys. */
 static void block_masks(void) {
   static const int32_t one[1] = {1}, none[1] = {0}, two[1] = {2}, minus[1] = {-1}, first[2] = {0, 0}, second[2] = {1, 0};
 #define BLOCKS(counts, entries) ASK(BLOCK_MASK); p.block_mask.block_q = 16; p.block_mask.block_k = 32; \
@@ -462,7 +463,7 @@ static void block_masks(void) {
   BACKWARD_NEEDS("block_mask.indices is NULL", BLOCKS(one, NULL));
   FORWARD_NEEDS("one of block_mask.full_num_blocks and block_mask.full_indices is NULL", BLOCKS(one, first);
                 p.block_mask.full_num_blocks = none);
-  /* On the host lists can be read, and a launch does. */
+  /* On the host block lists are readable, so a launch checks them. */
   FORWARD_NEEDS("block_mask.num_blocks[0][0][0] is -1; it must be from 0 to max_blocks, which is 2", BLOCKS(minus, first));
   BACKWARD_NEEDS("block_mask.full_num_blocks[0][0][0] is 2; it must be from 0 to max_blocks, which is 1", BLOCKS(none, first);
                  p.block_mask.max_blocks = 1; p.block_mask.full_num_blocks = two; p.block_mask.full_indices = first);
@@ -548,7 +549,7 @@ int main(void) {
   workspaces();
   autotune_params();
   record_files();
-  /* After all that the context still works. */
+  /* The context still works after all these errors. */
   run_and_check(context, &a);
   free(workspace);
   free_attention(&a);

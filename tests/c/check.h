@@ -1,4 +1,5 @@
-/* Checks for the C test programs: a failed one prints where and what, and ends the program with 1. */
+/* Checks for the C test programs. A failed check prints its place and reason, and ends the program
+ * with 1. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -28,7 +29,7 @@
     CHECK(flashtune_last_error()[0] == 0, "success left: %s", flashtune_last_error()); \
   } while (0)
 
-/* A flashtune call that must fail with `expected` and say `word`. */
+/* A flashtune call that must fail with `expected` and name `word` in its message. */
 #define FAILS(call, expected, word)                                                  \
   do {                                                                               \
     int32_t status_ = (call);                                                        \

@@ -1,4 +1,5 @@
-/* Contexts: made and ended in a loop, wrong options refused, what they run on; versions, statuses, log. */
+/* Contexts: creating and destroying them in a loop, wrong options, backends; versions, statuses,
+ * log. */
 #include "attention.h"
 
 static flashtune_context_options cpu_options(void) {
@@ -36,7 +37,8 @@ static void wrong_options(void) {
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is -1", options.tuning_time_limit_seconds = -1);
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is inf", options.tuning_time_limit_seconds = INFINITY);
   OPTIONS_REFUSED(invalid, "options.tuning_time_limit_seconds is NaN", options.tuning_time_limit_seconds = NAN);
-  /* No such GPU, or no driver: either way the message says what was asked for or where it was looked. */
+  /* The machine has no such GPU or no driver. Either message says what was asked for or which
+   * places were tried. */
   OPTIONS_REFUSED(FLASHTUNE_STATUS_NO_DEVICE, "", options.backend = FLASHTUNE_BACKEND_CUDA;
                   options.device_ordinal = 9999);
   CHECK(strstr(flashtune_last_error(), "9999") || strstr(flashtune_last_error(), "libcuda.so.1"), "%s",
@@ -138,7 +140,7 @@ static void on_line(int32_t level, const char *message, void *user) {
   lines->inside = flashtune_set_log_callback(NULL, NULL);
 }
 
-/* A cache folder that cannot be used is a line of log and nothing else. */
+/* A cache folder that cannot be used costs one line of log and nothing else. */
 static void log_lines(void) {
   Lines lines = {0, 0};
   OK(flashtune_set_log_callback(on_line, &lines));

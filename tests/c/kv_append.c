@@ -1,5 +1,6 @@
-/* Writing into a cache: new keys go behind those that each sequence has, in a row and in pages; what has no place is left out; and
- * every wrong argument gets a sentence that names it and touches no output. */
+/* Appending to a K/V cache, contiguous and paged: new keys go behind those of each sequence, and
+ * sequences without room are left out. Every wrong argument gets a message that names it, and no
+ * output is written. */
 #include "attention.h"
 
 #include <limits.h>
@@ -8,15 +9,16 @@ static flashtune_context *context;
 static flashtune_kv_append_params good;
 static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
-/* Two new keys each of four sequences, two heads, a cache of seven keys in a row or of seven pages of three. */
+/* Two new keys for each of four sequences, with two heads. The cache has seven keys a sequence, or
+ * seven pages of three keys. */
 enum { BATCH = 4, NEW = 2, HEADS = 2, DIM = 6, DIM_V = 4, CACHE = 7, PAGE_SIZE = 3, PAGES = 7, OF_A_SEQUENCE = 3 };
 static const int32_t seqlens[BATCH] = {2, 6, 5, -1};
 static const int32_t table[BATCH * OF_A_SEQUENCE] = {4, 0, 9, 1, 1, 1, 8, 5, 2, 6, 6, 6};
-/* The second has no room, and the fourth no length. */
+/* The second sequence has no room, and the length of the fourth is invalid. */
 static const int32_t used[BATCH] = {4, 6, 7, 0};
 
 static float k_new[BATCH * NEW * HEADS * DIM], v_new[BATCH * NEW * HEADS * DIM_V];
-/* As large as a cache in a row, which is larger than one in pages, with guards. */
+/* The size of a contiguous cache, which is larger than a paged one, with guards. */
 static float k_cache[BATCH * CACHE * HEADS * DIM + 2 * GUARD], v_cache[BATCH * CACHE * HEADS * DIM_V + 2 * GUARD];
 static int32_t seqused[BATCH];
 
@@ -48,7 +50,7 @@ static flashtune_kv_append_params in_pages(void) {
   return p;
 }
 
-/* The cache holds the new keys of the sequences that have room and the canary everywhere else. */
+/* The cache holds the new keys of the sequences with room, and the canary everywhere else. */
 static void check_cache(const flashtune_kv_append_params *p, const float *cache, size_t count, const float *new, int dim) {
   static int is_new[sizeof k_cache / sizeof *k_cache];
   memset(is_new, 0, sizeof is_new);
@@ -73,7 +75,7 @@ static void appends(const flashtune_kv_append_params *p) {
   for (int b = 0; b < BATCH; b++) CHECK(seqused[b] == (p->seqused ? used[b] : -7), "seqused[%d] is %d", b, seqused[b]);
 }
 
-/* What is wrong whoever asks. */
+/* Arguments that every function refuses. */
 #define REFUSED(word, mutation)                                     \
   do {                                                              \
     flashtune_kv_append_params p = good;                            \
@@ -82,7 +84,7 @@ static void appends(const flashtune_kv_append_params *p) {
     FAILS(flashtune_kv_append(context, &p, NULL), invalid, word);   \
   } while (0)
 
-/* What only a launch needs. */
+/* Arguments that only a launch needs. */
 #define NEEDS(word, mutation)                                     \
   do {                                                            \
     flashtune_kv_append_params p = good;                          \
@@ -157,7 +159,7 @@ int main(void) {
   pages.seqused = NULL;
   appends(&pages);
 
-  /* Without new keys only lengths are written, without a sequence nothing. */
+  /* Without new keys only lengths are written, and without a sequence nothing is. */
   flashtune_kv_append_params p = in_pages();
   reset();
   p.seqlen_new = 0;
@@ -167,7 +169,7 @@ int main(void) {
   p.batch_size = 0, p.seqlens = NULL;
   OK(flashtune_kv_append(context, &p, NULL));
 
-  /* What was prepared goes on in a sealed context; what was not is not. */
+  /* A sealed context still serves prepared problems and refuses others. */
   OK(flashtune_context_seal(context));
   appends(&row);
   row.dtype = FLASHTUNE_DTYPE_BF16;

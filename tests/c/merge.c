@@ -1,5 +1,5 @@
-/* Merging: attention over halves of the keys gives attention over all of them, and every wrong argument gets a sentence that
- * names it and touches no output. */
+/* Merging: attention over both halves of the keys merges into attention over all of them. Every
+ * wrong argument gets a message that names it, and no output is written. */
 #include "attention.h"
 
 #include <limits.h>
@@ -8,7 +8,7 @@ static flashtune_context *context;
 static flashtune_merge_params good;
 static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
-/* What is wrong whoever asks. */
+/* Arguments that every function refuses. */
 #define REFUSED(word, mutation)                                  \
   do {                                                           \
     flashtune_merge_params p = good;                             \
@@ -17,7 +17,7 @@ static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
     FAILS(flashtune_merge(context, &p, NULL), invalid, word);    \
   } while (0)
 
-/* What only a launch needs. */
+/* Arguments that only a launch needs. */
 #define NEEDS(word, mutation)                                    \
   do {                                                           \
     flashtune_merge_params p = good;                             \
@@ -59,7 +59,7 @@ int main(void) {
   const Shape shape = {2, 4, 2, 5, 14, 8, 4, FLASHTUNE_CAUSAL_NONE};
   Attention a = make_attention(shape, 3);
   context = cpu_context("");
-  /* Each half's out and lse, one behind the other. */
+  /* The out and lse of both halves, one behind the other. */
   float *outs = malloc(2 * sizeof(float) * (size_t)a.count[OUT]), *lses = malloc(2 * sizeof(float) * (size_t)a.count[LSE]);
   CHECK(outs != NULL && lses != NULL, "no memory");
   for (int half = 0; half < 2; half++) {
@@ -95,14 +95,14 @@ int main(void) {
   free_reference(results);
   check_guards(&a);
 
-  /* Without an lse, and with nothing to do. */
+  /* Without an lse, and without any work. */
   flashtune_merge_params p = good;
   p.lse = NULL;
   OK(flashtune_merge(context, &p, NULL));
   p.seqlen = 0, p.out.data = p.partial_out.data = NULL, p.partial_lse = NULL;
   OK(flashtune_merge(context, &p, NULL));
 
-  /* What was prepared goes on in a sealed context; what was not is not. */
+  /* A sealed context still serves prepared problems and refuses others. */
   OK(flashtune_context_seal(context));
   OK(flashtune_merge(context, &good, NULL));
   p = good;

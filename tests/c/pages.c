@@ -1,5 +1,5 @@
-/* Keys in pages: the same keys in a row give the same bits, and every wrong argument gets a sentence that names it and touches no
- * output. */
+/* The paged K/V cache gives the same bits as contiguous keys. Every wrong argument gets a message
+ * that names it, and no output is written. */
 #include "attention.h"
 
 #include <limits.h>
@@ -9,11 +9,12 @@ static Attention a;
 static flashtune_forward_params good;
 static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
-/* Pages of 3 keys: a sequence of 7 takes 3 of them. k and v hold 7, of which the last is nobody's. */
+/* Pages hold 3 keys, so a sequence of 7 keys takes 3 pages. k and v have 7 pages; no sequence uses
+ * the last one. */
 enum { PAGE_SIZE = 3, PAGES = 7, OF_A_SEQUENCE = 3 };
 static const int32_t table[2 * OF_A_SEQUENCE] = {4, 0, 3, 1, 5, 2};
 
-/* What is wrong whoever asks. */
+/* Arguments that every function refuses. */
 #define REFUSED(word, mutation)                                        \
   do {                                                                 \
     flashtune_forward_params p = good;                                 \
@@ -23,7 +24,7 @@ static const int32_t table[2 * OF_A_SEQUENCE] = {4, 0, 3, 1, 5, 2};
     FAILS(flashtune_forward(context, &p, NULL, 0, NULL), invalid, word); \
   } while (0)
 
-/* What only a launch needs. */
+/* Arguments that only a launch needs. */
 #define NEEDS(word, mutation)                                          \
   do {                                                                 \
     flashtune_forward_params p = good;                                 \
@@ -54,13 +55,13 @@ static void bad_arguments(void) {
   NEEDS("block_table is NULL; it must point to (2, 3) int32 values", p.block_table = NULL);
   NEEDS("block_table[0][2] is -1; it must be from 0 to num_pages - 1, which is 6", p.block_table = below);
   NEEDS("block_table[1][0] is 7", p.block_table = above);
-  /* There is no backward pass. */
+  /* The backward pass has no pages. */
   flashtune_backward_params backward = a.backward;
   backward.features = FLASHTUNE_FEATURE_PAGED;
   FAILS(flashtune_backward_supported(context, &backward), invalid, "0x400 is no FLASHTUNE_FEATURE_* of the backward pass");
 }
 
-/* The rows of a tensor of keys to the pages that the table names; NAN everywhere else. */
+/* Copies the rows of a tensor of keys to the pages in the block table, and fills the rest with NAN. */
 static float *in_pages(const float *rows, int64_t row) {
   float *pages = malloc(PAGES * PAGE_SIZE * (size_t)row * sizeof *pages);
   CHECK(pages != NULL, "no memory");
@@ -107,7 +108,7 @@ int main(void) {
   for (int64_t i = 0; i < a.count[OUT]; i++) CHECK(a.data[OUT][i] == CANARY, "a failed call wrote out");
   same_bits(&a.forward, &good);
 
-  /* Entries past a sequence's length are nobody's. */
+  /* Entries past a sequence's length are not read. */
   static const int32_t used[2] = {7, 2}, short_table[6] = {4, 0, 3, 1, 99, -1};
   flashtune_forward_params contiguous = a.forward, paged = good;
   contiguous.features |= FLASHTUNE_FEATURE_SEQUSED_K, paged.features |= FLASHTUNE_FEATURE_SEQUSED_K;
@@ -115,7 +116,8 @@ int main(void) {
   paged.block_table = short_table;
   same_bits(&contiguous, &paged);
 
-  /* Of one sequence the stride is nobody's, and shapes alone need neither. */
+  /* A single sequence does not use the table's stride, and a call for shapes needs neither stride
+   * nor table. */
   paged = good;
   paged.batch_size = 1, paged.block_table_stride = 0;
   OK(flashtune_forward_supported(context, &paged));

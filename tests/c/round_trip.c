@@ -1,5 +1,5 @@
-/* Forward and backward on the CPU against naive double arithmetic: masks, head ratios, unequal head
- * dims, odd lengths, rows without keys, empty problems, other strides, packed gradients. */
+/* Forward and backward on the CPU against naive double arithmetic: masks, head ratios, different
+ * head dims, odd lengths, rows without keys, empty problems, other strides, packed gradients. */
 #include "attention.h"
 
 static void shapes(flashtune_context *context) {
@@ -19,7 +19,8 @@ static void shapes(flashtune_context *context) {
   }
 }
 
-/* Nothing to read or nothing to write, and pointers that are NULL because there is no element. */
+/* Empty problems: without inputs or without outputs, where pointers to tensors without elements are
+ * NULL. */
 static void empty_problems(flashtune_context *context) {
   Shape no_keys = {1, 2, 2, 5, 0, 8, 8, FLASHTUNE_CAUSAL_NONE};
   Attention a = make_attention(no_keys, 1);
@@ -46,8 +47,8 @@ static void empty_problems(flashtune_context *context) {
   free_attention(&a);
 }
 
-/* q, k, v of one (batch, seqlen, 3, heads, dim) buffer and dq, dk, dv of another give the same as
- * separate ones; so does (batch, heads, seqlen, dim). */
+/* q, k, v in one (batch, seqlen, 3, heads, dim) buffer and dq, dk, dv in another give the same
+ * results as separate buffers. So does (batch, heads, seqlen, dim). */
 static void packed_and_transposed(flashtune_context *context) {
   enum { B = 2, S = 37, H = 3, D = 16, N = B * S * H * D };
   Shape shape = {B, H, H, S, S, D, D, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
@@ -90,8 +91,8 @@ static void packed_and_transposed(flashtune_context *context) {
   free_attention(&a);
 }
 
-/* V = 1 gives O = 1 whatever the scores; with dropout the kept weights are scaled up, so that the
- * mean over many rows stays near 1, and a seed read through a pointer gives the mask of its value. */
+/* V = 1 gives O = 1 for any scores. Dropout scales the kept weights, so the mean over many rows
+ * stays near 1. A seed read through a pointer gives the same mask as the seed by value. */
 static void dropout_is_a_function_of_its_seed(flashtune_context *context) {
   Shape shape = {1, 4, 4, 64, 64, 16, 16, FLASHTUNE_CAUSAL_NONE};
   Attention a = make_attention(shape, 3);
@@ -123,7 +124,8 @@ static void dropout_is_a_function_of_its_seed(flashtune_context *context) {
   free_attention(&a);
 }
 
-/* Another workspace, and a plan that says so. */
+/* A deterministic backward pass needs a larger workspace, and its plan says that it is
+ * deterministic. */
 static void deterministic_backward(flashtune_context *context) {
   Shape shape = {2, 4, 2, 70, 90, 32, 32, FLASHTUNE_CAUSAL_BOTTOM_RIGHT};
   Attention a = make_attention(shape, 9);
@@ -151,7 +153,8 @@ static void forward_and_backward(flashtune_context *context, Attention *a) {
   check_guards(a);
 }
 
-/* A packed batch is its sequences end to end; only lse then lies by heads. What no sequence uses stays as it is. */
+/* A packed batch holds its sequences end to end; only lse is ordered by heads. Rows that no
+ * sequence uses are unchanged. */
 static void sequences_end_to_end(flashtune_context *context) {
   enum { B = 2, H = 4, SQ = 33, SK = 40 };
   static const int32_t begins_q[B + 1] = {0, SQ, B * SQ}, begins_k[B + 1] = {0, SK, B * SK}, used_k[B] = {SK, 0};
@@ -186,7 +189,8 @@ static void sequences_end_to_end(flashtune_context *context) {
   free_attention(&a);
 }
 
-/* On a GPU one query over many keys has its keys split, and their partial results in a workspace; never on the CPU. */
+/* On a GPU one query over many keys is split, and its partial results need a workspace. The CPU
+ * never splits. */
 static void one_query_needs_no_workspace(flashtune_context *context) {
   Shape shape = {1, 2, 2, 1, 256, 64, 64, FLASHTUNE_CAUSAL_NONE};
   Attention a = make_attention(shape, 5);

@@ -1,5 +1,5 @@
-/* Many threads on one context, each with its own problems: every result is right, every thread has its
- * own last error. */
+/* Many threads use one context, each with its own problems. Every result is right, and every thread
+ * has its own last error. */
 #include "attention.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ static void *work(void *argument) {
     Attention a = make_attention(shape, (uint32_t)(thread * ROUNDS + round));
     char word[64];
     run_and_check(context, &a);
-    /* The last error is this thread's, whatever the others do meanwhile. */
+    /* The last error belongs to this thread, whatever the others do meanwhile. */
     a.forward.num_heads_kv = -1 - thread;
     snprintf(word, sizeof word, "num_heads_kv is %d;", -1 - thread);
     FAILS(flashtune_forward(context, &a.forward, NULL, 0, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, word);

@@ -1,5 +1,5 @@
-/* Tuning through C: progress, cancelling, what a plan says of itself, records across contexts and files.
- * The argument is an empty folder. */
+/* Tuning through C: progress, cancelling, the text of a plan, records in other contexts and in
+ * files. The argument is an empty folder. */
 #include "attention.h"
 
 typedef struct Seen {
@@ -37,7 +37,8 @@ int main(int argc, char **argv) {
   CHECK(argc == 2, "usage: tuning FOLDER");
   flashtune_context *context = cpu_context(argv[1]);
 
-  /* Without a record: the heuristic, not measured. Shapes alone are enough to ask. */
+  /* Without a record the plan is the heuristic's and has no time. The shapes are enough for this
+   * call. */
   Attention shapes_only = a;
   shapes_only.forward.q.data = shapes_only.forward.k.data = shapes_only.forward.v.data = NULL;
   shapes_only.forward.out.data = shapes_only.forward.lse = NULL;
@@ -60,14 +61,15 @@ int main(int argc, char **argv) {
   CHECK(info.source == FLASHTUNE_SOURCE_PROCESS && info.measured_us > 0, "source %d", info.source);
   run_and_check(context, &a);
 
-  /* Another context finds it in the folder, under either policy and without measuring again. */
+  /* Another context finds the record in the folder, under either policy, and does not measure
+   * again. */
   flashtune_context *later = cpu_context(argv[1]);
   flashtune_plan_info again = forward_plan(later, &a);
   CHECK(again.source == FLASHTUNE_SOURCE_MACHINE, "source %d", again.source);
   CHECK(strcmp(again.config, info.config) == 0 && again.measured_us == info.measured_us, "%s", again.config);
   OK(flashtune_context_destroy(later));
 
-  /* Out to a file, and into a context that has no folder. */
+  /* Records go to a file and from there into a context without a folder. */
   snprintf(file, sizeof file, "%s/records.jsonl", argv[1]);
   OK(flashtune_records_export(context, file, &count));
   CHECK(count == 1, "%llu records", (unsigned long long)count);

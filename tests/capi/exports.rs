@@ -1,12 +1,12 @@
-//! What the shared library shows and needs: only flashtune_* goes out, and no CUDA library is linked.
+//! The shared library exports only flashtune_* functions and links no CUDA library.
 
 use crate::library;
 use std::process::Command;
 
 fn binutil(tool: &str, arguments: &[&str]) -> String {
     let output = Command::new(tool).args(arguments).arg(library::path()).output();
-    let output =
-        output.unwrap_or_else(|error| panic!("{tool} (binutils, beside the C compiler) does not start: {error}"));
+    let output = output
+        .unwrap_or_else(|error| panic!("{tool} (of binutils, which come with the C compiler) does not start: {error}"));
     assert!(output.status.success(), "{tool}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -17,16 +17,16 @@ fn only_flashtune_functions_are_exported() {
     let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(names.contains(&"flashtune_forward") && names.contains(&"flashtune_backward"), "{names:?}");
     let foreign: Vec<_> = names.iter().filter(|name| !name.starts_with("flashtune_")).collect();
-    assert!(foreign.is_empty(), "exported beside flashtune_*: {foreign:?}");
+    assert!(foreign.is_empty(), "exported functions outside of flashtune_*: {foreign:?}");
 }
 
 #[test]
-fn every_exported_function_is_in_the_header_and_the_other_way_round() {
+fn exports_and_header_name_the_same_functions() {
     let listed = binutil("nm", &["-D", "--defined-only"]);
     let mut exported: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
     exported.sort_unstable();
     let header = std::fs::read_to_string(library::root().join("include/flashtune.h")).unwrap();
-    // A declaration begins a line and has its name before the parenthesis.
+    // A declaration starts a line and has its name before the parenthesis.
     let declarations = header.lines().filter(|line| line.starts_with("int32_t ") || line.starts_with("const char *"));
     let mut declared: Vec<&str> = declarations
         .filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next())

@@ -1,10 +1,10 @@
-//! include/flashtune.h: in step with src/capi, and clean on its own in C99 and C++11.
+//! include/flashtune.h is in step with src/capi and compiles on its own as C99 and C++11.
 
 use crate::library;
 use std::path::Path;
 use std::process::Command;
 
-/// What build.rs made of src/capi.
+/// The header that build.rs generated from src/capi.
 const GENERATED: &str = include_str!(concat!(env!("OUT_DIR"), "/flashtune.h"));
 
 #[test]
@@ -17,7 +17,7 @@ fn header_is_what_cbindgen_makes_of_the_sources() {
     let drift = GENERATED.lines().zip(committed.lines()).enumerate().find(|(_, (new, old))| new != old);
     assert!(
         committed == GENERATED,
-        "include/flashtune.h is not what src/capi gives; first difference: {drift:?}\nFLASHTUNE_UPDATE_HEADER=1 cargo test --test capi header makes it anew"
+        "include/flashtune.h differs from src/capi; first difference: {drift:?}\nFLASHTUNE_UPDATE_HEADER=1 cargo test --test capi header writes it anew"
     );
 }
 
@@ -27,7 +27,8 @@ fn version_macros_are_the_built_librarys() {
         let start = format!("#define FLASHTUNE_VERSION_{name} ");
         GENERATED.lines().find_map(|line| line.strip_prefix(&start)?.parse::<i32>().ok()).unwrap()
     });
-    // SAFETY: our own library, whose start-up code does nothing; the function is declared so in the header.
+    // SAFETY: this is our own library, whose initialisers do nothing, and the header declares the
+    // function so.
     let version = unsafe {
         let library = libloading::Library::new(library::path()).unwrap();
         library.get::<extern "C" fn() -> i32>(b"flashtune_version").unwrap()()
@@ -48,7 +49,7 @@ fn header_compiles_alone_as_cpp11() {
 fn compiles_alone(variable: &str, default: &str, standard: &str, extension: &str) {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("alone").with_extension(extension);
-    // Twice, so that the include guard is tried; the use shows that the names are there.
+    // Two includes test the include guard; main uses the declared names.
     let text = "#include <flashtune.h>\n#include <flashtune.h>\nint main(void) { return flashtune_version() == FLASHTUNE_VERSION ? 0 : 1; }\n";
     std::fs::write(&source, text).unwrap();
     let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_owned());

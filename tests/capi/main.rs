@@ -1,4 +1,4 @@
-//! The C face: the header, what the shared library shows, and C programs that use both.
+//! The C face: the header, the exports of the shared library, and C programs that use both.
 
 mod library;
 

@@ -1,5 +1,6 @@
-//! The C programs of tests/c and examples/c: compiled with warnings as errors and, where the compiler has it, under
-//! the address and undefined-behaviour sanitizers; run against the library that was built along with this test.
+//! Runs the C programs of tests/c and examples/c against the library built with this test. They
+//! compile with warnings as errors, and with the address and undefined-behaviour sanitizers if the
+//! compiler has them.
 
 use crate::library;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,9 @@ fn tuning_is_remembered() {
     passes("tuning");
 }
 
-/// The example is also the README's demonstration: tuned once, remembered by the next run. It has no sanitizer, since
-/// it may run on a GPU, and its unfused attention takes its time.
+/// The example is also the README's demonstration: it tunes once, and the next run finds the
+/// record. It runs without a sanitizer, because its unfused attention is slow and it may run on a
+/// GPU.
 #[test]
 fn example_tunes_once_and_starts_from_its_record_later() {
     let folder = tempfile::tempdir().unwrap();
@@ -62,7 +64,8 @@ fn example_tunes_once_and_starts_from_its_record_later() {
     }
 }
 
-/// Compiles tests/c/<name>.c and runs it in an empty home, with the path of a cache folder to be as its argument.
+/// Compiles tests/c/<name>.c and runs it in an empty home. Its argument is the path of a cache
+/// folder that does not exist yet.
 fn passes(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&format!("tests/c/{name}.c"), folder.path(), sanitizers());
@@ -76,7 +79,8 @@ fn run(program: &Path, home: &Path, argument: &str) -> Output {
     let mut command = Command::new(program);
     command.arg(argument).env("HOME", home).env_remove("XDG_CACHE_HOME").env_remove("FLASHTUNE_CACHE_DIR");
     command.env("LD_LIBRARY_PATH", library::path().parent().unwrap());
-    // The CUDA driver maps memory where AddressSanitizer has its shadow gap; protected, cuInit is out of memory.
+    // The CUDA driver maps memory in AddressSanitizer's shadow gap. If the gap is protected, cuInit
+    // reports that memory is out.
     command.env("ASAN_OPTIONS", "protect_shadow_gap=0");
     command.output().unwrap_or_else(|error| panic!("{} does not start: {error}", program.display()))
 }
@@ -97,7 +101,7 @@ fn compiler() -> String {
     std::env::var("CC").unwrap_or_else(|_| "cc".to_owned())
 }
 
-/// The sanitizers' flags, if a program built with them runs here.
+/// The sanitizers' flags, if a program built with them runs on this machine.
 fn sanitizers() -> &'static [&'static str] {
     const FLAGS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     static WORK: OnceLock<bool> = OnceLock::new();

@@ -1,14 +1,15 @@
-//! Where the tests find the shared library and the source tree.
+//! Paths of the shared library and the source tree for the tests.
 
 use std::path::PathBuf;
 
-/// The source tree: at run time first, since a test binary may run from another place than it was built in.
+/// The source tree. A path given at run time comes first, because a test binary may run elsewhere
+/// than it was built.
 pub fn root() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
-/// The libflashtune.so that was built along with this test: FLASHTUNE_LIBRARY, else the newest beside or above the
-/// test binary (target/debug/deps), which holds for an unpacked archive of test binaries too.
+/// The libflashtune.so built with this test: FLASHTUNE_LIBRARY, or the newest one beside or above
+/// the test binary (target/debug/deps). An unpacked archive of test binaries has the same layout.
 pub fn path() -> PathBuf {
     if let Some(path) = std::env::var_os("FLASHTUNE_LIBRARY") {
         return PathBuf::from(path);
