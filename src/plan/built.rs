@@ -1,7 +1,7 @@
 //! Built: what runs beside the passes (merging, writing into a cache), of this process, readable without a lock. There is nothing to
 //! choose or to record: each class has the one.
 
-use super::loaded::{Map, Turns};
+use super::shared_map::{KeyLocks, SharedMap};
 use crate::backend::Backend;
 use crate::error::Result;
 use std::hash::Hash;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 pub struct Built<C, T> {
     build: fn(&Backend, &C) -> Result<T>,
-    built: Map<C, Arc<T>>,
-    building: Turns<C>,
+    built: SharedMap<C, Arc<T>>,
+    building: KeyLocks<C>,
 }
 
 impl<C: Clone + Eq + Hash, T> Built<C, T> {
     /// `build` is the backend's way to one of a class.
     pub fn new(build: fn(&Backend, &C) -> Result<T>) -> Self {
-        Built { build, built: Map::default(), building: Turns::default() }
+        Built { build, built: SharedMap::default(), building: KeyLocks::default() }
     }
 
     /// If it is there. Takes no lock.
@@ -26,7 +26,7 @@ impl<C: Clone + Eq + Hash, T> Built<C, T> {
 
     /// Builds it, where it is not there yet, once however many threads ask for it.
     pub fn prepare(&self, backend: &Backend, class: &C) -> Result<Arc<T>> {
-        self.building.alone(class, || match self.built.get(class) {
+        self.building.locked(class, || match self.built.get(class) {
             Some(built) => Ok(built),
             None => {
                 let built = Arc::new((self.build)(backend, class)?);

@@ -1,18 +1,23 @@
-//! Lookup: which configs to use for a problem, best first, from what is known in memory.
+//! Lookup: the configs to use for a problem, best first, from the records in memory.
 //!
-//! This process's winners, this machine's records, what ships for this GPU, what ships for the nearest GPU of the same
-//! architecture, and the heuristic, which always works. Within each, the nearest shape of the same class, whose config keeps
-//! what it was tuned to but for what follows from the shape alone (`family::carried_over`); what this GPU has of the
-//! very shape comes before all others. Every hit is checked against the constraints of this device; what fails is a miss.
-//! A record from before the kernel family existed that is preferred now says nothing against it and comes after the heuristic. A deterministic or batch-invariant
-//! problem has one choice, whatever is known: its result follows no measurement. Nothing here builds, reads files or locks.
+//! The sources, in order: this process's winners, this machine's records, records that ship for this GPU, records that
+//! ship for the nearest GPU of the architecture, and the heuristic, which always works. A source answers with its
+//! nearest shape of the class. Records of this device and of exactly this shape come before all others.
+//!
+//! - A record of another shape keeps its config, except the knobs that follow from the shape (`family::carried_over`).
+//! - A record whose config breaks a constraint of this device is a miss.
+//! - A record may be older than the kernel family that is preferred now. It did not measure that family, so it comes
+//!   after the heuristic.
+//! - A deterministic or batch-invariant problem has one choice, whatever the records say.
+//!
+//! Nothing here builds, reads files or locks.
 
+use super::canonical::Canonical;
 use super::key::{self, Class};
 use super::record::Record;
 use crate::config::Config;
 use crate::device::Device;
 use crate::family;
-use crate::problem::Problem;
 use std::sync::Arc;
 
 /// Where a plan's config came from.
@@ -52,7 +57,7 @@ pub struct Choice {
     /// One sentence for a person.
     pub reason: String,
     pub record: Option<Arc<Record>>,
-    /// Whether the record is of this very key and this very device.
+    /// Whether the record has exactly this key and this device.
     pub is_exact: bool,
 }
 
@@ -65,45 +70,45 @@ pub struct Known {
     pub shipped: Vec<Arc<Record>>,
 }
 
-/// Within this distance (a factor of four in one length, but for the keys' of few queries) a record comes before what a
-/// later source has nearer; beyond it a record is used only where no source has one within.
+/// A source whose record is within this distance goes before later sources with nearer records. A farther record is
+/// used only if no source has one within it. A factor of four in one length is this far, except in the keys of few queries.
 const NEAR: f64 = 2.0;
 
-/// All choices for a problem, no config twice: records, the heuristic, and what is left should that not build. One alone
-/// where it follows no record: another would give other bits.
-pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice> {
+/// All choices for a problem, no config twice: records, the heuristic, then configs for the case that neither builds.
+/// A problem that follows no record has one choice: another would give other bits.
+pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choice> {
     let heuristics = family::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
-    let passed_over = |mut choices: Vec<Choice>| {
+    let with_passed_over = |mut choices: Vec<Choice>| {
         if let Some(why) = family::passed_over(problem, device) {
             choices.iter_mut().for_each(|choice| choice.reason += &format!("; {why}"));
         }
         choices
     };
     if let Some(why) = problem.follows_no_record() {
-        return passed_over(vec![of_heuristic(preferred, &format!("{why}, whatever the records say"))]);
+        return with_passed_over(vec![from_heuristic(preferred, &format!("{why}, whatever the records say"))]);
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
-    let mut choices = of_records(known, problem, device, &|record| has_tried(record));
-    let before = of_records(known, problem, device, &|record| !has_tried(record));
-    let why = match choices.is_empty() && !before.is_empty() {
+    let mut choices = from_records(known, problem, device, &|record| has_tried(record));
+    let untried = from_records(known, problem, device, &|record| !has_tried(record));
+    let why = match choices.is_empty() && !untried.is_empty() {
         true => format!("the records of {} did not try {}", Class::of(problem), preferred.family.name()),
         false => format!("no record of {}", Class::of(problem)),
     };
-    choices.push(of_heuristic(preferred, &why));
-    choices.extend(before);
-    choices.extend(others.iter().map(|config| of_heuristic(config, &why)));
+    choices.push(from_heuristic(preferred, &why));
+    choices.extend(untried);
+    choices.extend(others.iter().map(|config| from_heuristic(config, &why)));
     let mut seen = Vec::new();
     choices.retain(|choice| {
         let is_new = !seen.contains(&choice.config);
         seen.push(choice.config.clone());
         is_new
     });
-    passed_over(choices)
+    with_passed_over(choices)
 }
 
-/// What the records say that pass, each tier's nearest shape.
-fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn(&Record) -> bool) -> Vec<Choice> {
+/// The choices of the records that pass: the nearest shape of each source.
+fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> Vec<Choice> {
     let device_key = key::device_key(device);
     let fits = |record: &&Arc<Record>| {
         Class::of(&record.problem) == Class::of(problem)
@@ -122,7 +127,7 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
         (Source::Process, here(&known.process)),
         (Source::Machine, here(&known.machine)),
         (Source::Shipped, here(&known.shipped)),
-        (Source::NearestGpu, of_nearest_gpu(elsewhere.filter(fits).cloned().collect(), device)),
+        (Source::NearestGpu, only_nearest_gpu(elsewhere.filter(fits).cloned().collect(), device)),
     ];
     let nearest: Vec<(f64, Source, Arc<Record>)> = tiers
         .into_iter()
@@ -132,13 +137,13 @@ fn of_records(known: &Known, problem: &Problem, device: &Device, passes: &dyn Fn
         .collect();
     let (near, far): (Vec<_>, Vec<_>) = nearest.into_iter().partition(|(distance, ..)| *distance <= NEAR);
     let mut choices: Vec<Choice> =
-        near.into_iter().chain(far).map(|(_, source, record)| of_record(source, record, problem, device)).collect();
-    // Another shape's record, though of this machine, is only a guess beside one of this very shape.
+        near.into_iter().chain(far).map(|(_, source, record)| from_record(source, record, problem, device)).collect();
+    // A record of another shape is a guess; one of exactly this shape is not.
     choices.sort_by_key(|choice| !choice.is_exact);
     choices
 }
 
-fn of_heuristic(config: &Config, why: &str) -> Choice {
+fn from_heuristic(config: &Config, why: &str) -> Choice {
     Choice {
         config: config.clone(),
         source: Source::Heuristic,
@@ -148,8 +153,9 @@ fn of_heuristic(config: &Config, why: &str) -> Choice {
     }
 }
 
-/// The configs that some record of this architecture names for the same pass: they compiled, ended and agreed there.
-pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> {
+/// The configs that some record of this architecture names for the same pass, nearest class first. They compiled, ended
+/// and agreed with the reference there.
+pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config> {
     let all = known.process.iter().chain(&known.machine).chain(&known.shipped);
     let mut records: Vec<&Arc<Record>> = all
         .filter(|record| record.arch == device.arch && record.problem.pass == problem.pass)
@@ -169,42 +175,42 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
     configs
 }
 
-/// The config that a record gives a problem: its own, or of a problem nearby what that makes of it.
-fn config_of(record: &Record, problem: &Problem, device: &Device) -> Config {
+/// The config that a record gives a problem: its own, or for another shape the carried-over one.
+fn config_of(record: &Record, problem: &Canonical, device: &Device) -> Config {
     match record.key == key::record_key(problem) {
         true => record.config.clone(),
         false => family::carried_over(&record.config, &record.problem, problem, device),
     }
 }
 
-fn of_record(source: Source, record: Arc<Record>, problem: &Problem, device: &Device) -> Choice {
+fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device: &Device) -> Choice {
     let is_exact = record.key == key::record_key(problem);
-    let whose = match source {
+    let origin = match source {
         Source::Process => "tuned in this process".to_owned(),
         Source::NearestGpu => format!("record of {}, the nearest GPU", record.device),
         Source::Shipped => "shipped record of this GPU".to_owned(),
         _ => "record of this machine".to_owned(),
     };
     let shape = if is_exact { String::new() } else { format!(", the nearest shape: {}", record.key) };
-    let against = match record.default_us {
+    let versus_default = match record.default_us {
         Some(default_us) if default_us > record.median_us => format!(" where the default took {default_us:.1}"),
         _ => String::new(),
     };
     let config = config_of(&record, problem, device);
-    let there = if is_exact { "" } else { " there" };
-    let of_its_own = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != **value);
-    let with = of_its_own.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
+    let measured_there = if is_exact { "" } else { " there" };
+    let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != **value);
+    let with = changed.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
     Choice {
         config,
         source,
-        reason: format!("{whose}{shape}; {:.1} us{there}{with}{against}", record.median_us),
+        reason: format!("{origin}{shape}; {:.1} us{measured_there}{with}{versus_default}", record.median_us),
         is_exact: is_exact && source != Source::NearestGpu,
         record: Some(record),
     }
 }
 
-/// Ties go to the first key, so that the choice does not depend on the order of records.
-fn nearest_shape(records: Vec<Arc<Record>>, problem: &Problem) -> Option<(f64, Arc<Record>)> {
+/// The record with the nearest shape. Ties go to the first key, so that the order of records does not matter.
+fn nearest_shape(records: Vec<Arc<Record>>, problem: &Canonical) -> Option<(f64, Arc<Record>)> {
     let exact = key::record_key(problem);
     let distance = |record: &Record| if record.key == exact { 0.0 } else { key::distance(&record.problem, problem) };
     records
@@ -213,8 +219,8 @@ fn nearest_shape(records: Vec<Arc<Record>>, problem: &Problem) -> Option<(f64, A
         .min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.key.cmp(&b.1.key)))
 }
 
-/// The records of the GPU whose number of processors is nearest.
-fn of_nearest_gpu(mut records: Vec<Arc<Record>>, device: &Device) -> Vec<Arc<Record>> {
+/// Keeps the records of the GPU whose number of SMs is nearest.
+fn only_nearest_gpu(mut records: Vec<Arc<Record>>, device: &Device) -> Vec<Arc<Record>> {
     let apart = |record: &Record| (f64::from(record.sm_count.max(1)) / f64::from(device.sm_count.max(1))).ln().abs();
     let nearest = records
         .iter()

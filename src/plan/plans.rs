@@ -1,0 +1,127 @@
+//! Plans: what the engine chose and built for each canonical problem, readable without a lock.
+//!
+//! A launch looks a plan up here. Records change while plans are made, so plans carry the number of the generation of
+//! records that they were chosen from. Nothing here chooses or builds.
+
+use super::canonical::Canonical;
+use super::lookup::{Choice, Source};
+use super::record::Record;
+use crate::backend::Executable;
+use crate::config::Config;
+use crate::problem::Problem;
+use arc_swap::ArcSwap;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A problem's config, the reason for it, and the executable to launch.
+pub struct Plan {
+    /// The problem that the config was chosen for: the canonical one, or the exact one of a pinned plan.
+    pub problem: Problem,
+    pub config: Config,
+    pub source: Source,
+    /// One sentence: why this config.
+    pub reason: String,
+    pub record: Option<Record>,
+    pub executable: Arc<Executable>,
+}
+
+impl Plan {
+    pub fn new(canonical: &Canonical, choice: Choice, executable: Arc<Executable>) -> Arc<Plan> {
+        Arc::new(Plan {
+            problem: **canonical,
+            config: choice.config,
+            source: choice.source,
+            reason: choice.reason,
+            record: choice.record.as_deref().cloned(),
+            executable,
+        })
+    }
+}
+
+/// Plans by canonical problem, and the generation of records that they follow. A plan chosen from older records never
+/// replaces one chosen from newer records, however late its thread arrives.
+#[derive(Default)]
+pub struct Plans(ArcSwap<Generation>);
+
+#[derive(Clone, Default)]
+struct Generation {
+    number: u64,
+    plans: HashMap<Canonical, Arc<Plan>>,
+}
+
+impl Plans {
+    pub fn get(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
+        self.0.load().plans.get(canonical).cloned()
+    }
+
+    /// Inserts the plan that `choose` makes, and makes it again if a new generation began meanwhile.
+    pub fn insert_chosen<E>(
+        &self,
+        canonical: &Canonical,
+        choose: impl Fn() -> Result<Arc<Plan>, E>,
+    ) -> Result<Arc<Plan>, E> {
+        loop {
+            let generation = self.generation();
+            let plan = choose()?;
+            if self.insert(generation, canonical, &plan) {
+                return Ok(plan);
+            }
+        }
+    }
+
+    /// The number to pass to `insert`. Read it before the records that the plan is chosen from.
+    fn generation(&self) -> u64 {
+        self.0.load().number
+    }
+
+    /// Begins the next generation, after new records are in place. Returns its number and the problems that have plans;
+    /// these serve until they are replaced.
+    pub fn begin_generation(&self) -> (u64, Vec<Canonical>) {
+        let before = self.0.rcu(|now| Generation { number: now.number + 1, plans: now.plans.clone() });
+        (before.number + 1, before.plans.keys().copied().collect())
+    }
+
+    /// Inserts a plan of a generation. Returns false, and inserts nothing, if a later generation has begun.
+    pub fn insert(&self, generation: u64, canonical: &Canonical, plan: &Arc<Plan>) -> bool {
+        let before = self.0.rcu(|now| {
+            let mut next = Generation::clone(now);
+            if now.number == generation {
+                next.plans.insert(*canonical, Arc::clone(plan));
+            }
+            next
+        });
+        before.number == generation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::cpu::Cpu;
+    use crate::family;
+    use crate::plan::canonical::canonical;
+    use crate::problem::{Dtype, Pass};
+
+    #[test]
+    fn a_plan_of_an_older_generation_replaces_none() {
+        let canonical = canonical(&Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32));
+        let backend = Backend::Cpu(Cpu::new(1).unwrap());
+        let config = family::heuristic(&canonical, backend.device());
+        let executable = Arc::new(backend.build(&canonical, &config).unwrap());
+        let plan = |reason: &str| {
+            let (config, executable) = (config.clone(), Arc::clone(&executable));
+            let (source, reason) = (Source::Heuristic, reason.to_owned());
+            Arc::new(Plan { problem: *canonical, config, source, reason, record: None, executable })
+        };
+        let plans = Plans::default();
+        let old = plans.generation();
+        assert!(plans.insert(old, &canonical, &plan("before")));
+        let (new, planned) = plans.begin_generation();
+        assert_eq!(planned, [canonical]);
+        assert_eq!(plans.get(&canonical).unwrap().reason, "before", "it serves until it is replaced");
+        assert!(plans.insert(new, &canonical, &plan("winner")));
+        assert!(!plans.insert(old, &canonical, &plan("late")));
+        assert_eq!(plans.get(&canonical).unwrap().reason, "winner");
+    }
+}

@@ -1,0 +1,89 @@
+//! SharedMap: a map that readers use without a lock. KeyLocks: one thread at a time for each key.
+//!
+//! A launch loads an atomic pointer and looks up. A writer copies the map, adds to the copy and swaps the pointer. The
+//! maps of an engine are small (one plan a record key in use), so the copies are cheap. Nothing here knows plans.
+
+use arc_swap::ArcSwap;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub struct SharedMap<K, V>(ArcSwap<HashMap<K, V>>);
+
+impl<K, V> Default for SharedMap<K, V> {
+    fn default() -> Self {
+        SharedMap(ArcSwap::from_pointee(HashMap::new()))
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
+    pub fn get(&self, key: &K) -> Option<V> {
+        self.0.load().get(key).cloned()
+    }
+
+    /// The entry with the smallest key among those that pass.
+    pub fn first(&self, passes: impl Fn(&K, &V) -> bool) -> Option<(K, V)>
+    where
+        K: Ord,
+    {
+        let map = self.0.load();
+        map.iter()
+            .filter(|(key, value)| passes(key, value))
+            .min_by(|a, b| a.0.cmp(b.0))
+            .map(|(k, v)| (k.clone(), v.clone()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.load().is_empty()
+    }
+
+    pub fn insert(&self, key: K, value: V) {
+        self.0.rcu(|map| {
+            let mut map = HashMap::clone(map);
+            map.insert(key.clone(), value.clone());
+            map
+        });
+    }
+}
+
+/// Lets one thread at a time work on each key. Work on different keys runs side by side.
+pub struct KeyLocks<K>(Mutex<HashMap<K, Arc<Mutex<()>>>>);
+
+impl<K> Default for KeyLocks<K> {
+    fn default() -> Self {
+        KeyLocks(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Clone + Eq + Hash> KeyLocks<K> {
+    /// Runs `work` under the key's lock. The work must first check whether another thread has done it meanwhile.
+    pub fn locked<T>(&self, key: &K, work: impl FnOnce() -> T) -> T {
+        let lock = Arc::clone(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default());
+        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = work();
+        drop(guard);
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The map and this thread hold one reference each: no other thread waits for this key.
+        if Arc::strong_count(&lock) <= 2 {
+            locks.remove(key);
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_entry_is_the_smallest_key_that_passes_with_its_value() {
+        let map = SharedMap::default();
+        for (key, value) in [(3, Some('c')), (1, None), (2, Some('b'))] {
+            map.insert(key, value);
+        }
+        // A smaller key whose value does not pass (a config that did not build) hides none behind it.
+        assert_eq!(map.first(|_, value| value.is_some()), Some((2, Some('b'))));
+        assert_eq!(map.first(|key, value| *key > 2 && value.is_some()), Some((3, Some('c'))));
+        assert_eq!(map.first(|key, _| *key > 3), None);
+    }
+}
