@@ -9,10 +9,10 @@ use crate::cpu;
 use crate::device::Device;
 use crate::error::{Result, Status};
 use crate::kernel;
-use crate::kv_append::{KvAppend, KvAppendClass};
-use crate::merge::{Merge, MergeClass};
+use crate::ops::{Op, OpClass};
 use crate::problem::Problem;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use crate::call::Stream;
 pub use crate::kernel::{Elapsed, Resources};
@@ -29,16 +29,15 @@ pub enum Executable {
     Cpu(cpu::Executable),
 }
 
-/// What merges partial results, built and loaded. Shared as an Executable.
-pub enum Merger {
-    Cuda(kernel::Merger),
-    Cpu(cpu::Merger),
+/// A small operation built and loaded: ready for any call of its class. Shared as an Executable.
+pub struct OpExecutable {
+    class: OpClass,
+    target: OpTarget,
 }
 
-/// What writes new keys into a cache, built and loaded. Shared as an Executable.
-pub enum KvAppender {
-    Cuda(kernel::KvAppender),
-    Cpu(cpu::KvAppender),
+enum OpTarget {
+    Cuda(kernel::FixedKernel),
+    Cpu(Arc<cpu::Workers>),
 }
 
 /// Memory of the backend's device, owned; freed on drop.
@@ -80,18 +79,13 @@ impl Backend {
         }
     }
 
-    pub fn build_merger(&self, class: &MergeClass) -> Result<Merger> {
-        match self {
-            Backend::Cuda(gpu) => gpu.build_merger(class).map(Merger::Cuda),
-            Backend::Cpu(cpu) => Ok(Merger::Cpu(cpu.build_merger())),
-        }
-    }
-
-    pub fn build_kv_appender(&self, class: &KvAppendClass) -> Result<KvAppender> {
-        match self {
-            Backend::Cuda(gpu) => gpu.build_kv_appender(class).map(KvAppender::Cuda),
-            Backend::Cpu(cpu) => Ok(KvAppender::Cpu(cpu.build_kv_appender())),
-        }
+    /// Builds the operation for the class of this call. The call's pointers are not read.
+    pub fn build_op<O: Op>(&self, op: &O) -> Result<OpExecutable> {
+        let target = match self {
+            Backend::Cuda(gpu) => OpTarget::Cuda(gpu.build_fixed(&op.kernel())?),
+            Backend::Cpu(cpu) => OpTarget::Cpu(Arc::clone(cpu.workers())),
+        };
+        Ok(OpExecutable { class: op.class(), target })
     }
 
     /// Bytes are left as they come: nothing relies on zeros.
@@ -179,22 +173,20 @@ impl Executable {
     }
 }
 
-impl Merger {
-    /// Enqueues the work on `stream` (CPU: does it), as an Executable.
-    pub fn launch(&self, merge: &Merge, stream: Stream) -> Result<()> {
-        match self {
-            Merger::Cuda(merger) => merger.launch(merge, stream),
-            Merger::Cpu(merger) => merger.launch(merge),
-        }
-    }
-}
-
-impl KvAppender {
-    /// Enqueues the work on `stream` (CPU: does it), as an Executable.
-    pub fn launch(&self, append: &KvAppend, stream: Stream) -> Result<()> {
-        match self {
-            KvAppender::Cuda(appender) => appender.launch(append, stream),
-            KvAppender::Cpu(appender) => appender.launch(append),
+impl OpExecutable {
+    /// Enqueues the work on `stream` (CPU: does it), as an Executable. The call is of the class that this was built for,
+    /// and is not empty.
+    #[expect(
+        clippy::not_unsafe_ptr_arg_deref,
+        reason = "a stream is a handle that the caller answers for, as in an Executable's launch"
+    )]
+    pub fn launch<O: Op>(&self, op: &O, stream: Stream) -> Result<()> {
+        assert_eq!(self.class, op.class(), "an operation is launched by what was built for its class");
+        match &self.target {
+            // SAFETY: the kernel is of the call's class, so it takes KernelParams (`Op`'s promise). That the pointers hold
+            // until the work is done, and that the stream is of this context, is the caller's contract with the C face.
+            OpTarget::Cuda(kernel) => unsafe { kernel.launch(op.grid(kernel.sm_count()), &op.kernel_params(), stream) },
+            OpTarget::Cpu(workers) => op.run_on_cpu(workers),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! flashtune: exact attention, forward and backward, behind a small C header.
 //!
-//! The flow is `capi -> plan -> tune -> backend -> kernel -> cuda`, with `cpu` beside `kernel`, and `family`, the
-//! arithmetic of each kernel family, beside `cuda`. `problem`, `config`, `device`, `call`, `merge`, `kv_append`,
-//! `dropout` and `error` are leaves. A test fails on an import that points upward.
+//! The flow is `capi -> plan -> tune -> backend -> ops -> kernel -> cuda`, with `cpu` beside `kernel`, and `family`, the
+//! arithmetic of each kernel family, beside `cuda`. `problem`, `config`, `device`, `call`, `dropout` and `error` are
+//! leaves. A test fails on an import that points upward.
 
 pub mod backend;
 pub mod call;
@@ -15,8 +15,7 @@ pub mod dropout;
 pub mod error;
 pub mod family;
 pub mod kernel;
-pub mod kv_append;
-pub mod merge;
+pub mod ops;
 pub mod plan;
 pub mod problem;
 pub mod tune;

@@ -4,19 +4,16 @@ use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
+use super::op::{self, OpParams};
 use super::operand::{Access, Data, Operand, Rows};
 use super::pages::PageInputs;
-use super::panic_boundary::enter;
-use super::ready::ready;
-use super::sized::{self, SizedStruct, address};
+use super::sized::{SizedStruct, address};
 use super::touched::Touched;
 use super::types::*;
-use crate::backend::{KvAppender, Stream};
 use crate::error::{Error, Result};
-use crate::kv_append::{KvAppend, KvAppendClass};
+use crate::ops::kv_append::{KvAppend, KvAppendClass};
 use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// New keys and values of several sequences, to be written into a cache behind those that each has there: k_new and
 /// v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b. A sequence whose length is negative, or leaves
@@ -104,11 +101,8 @@ pub unsafe extern "C" fn flashtune_kv_append_prepare(
     context: *mut flashtune_context,
     params: *const flashtune_kv_append_params,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: the C caller promises what the header says; so below.
-        let (context, append) = unsafe { asked(context, params, Data::Optional)? };
-        appender(context, &append.class, None).map(drop)
-    })
+    // SAFETY: the C caller promises what the header says; so in the function below.
+    unsafe { op::prepare(context, params) }
 }
 
 /// Writes new keys and values into a cache, for example those of a step of decoding before its attention, which takes
@@ -123,30 +117,16 @@ pub unsafe extern "C" fn flashtune_kv_append(
     params: *const flashtune_kv_append_params,
     stream: *mut c_void,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: as above.
-        let (context, append) = unsafe { asked(context, params, Data::Required)? };
-        match append.is_empty() {
-            true => Ok(()),
-            false => appender(context, &append.class, Some(stream))?.launch(&append, stream),
-        }
-    })
+    // SAFETY: as above.
+    unsafe { op::launch(context, params, stream) }
 }
 
-unsafe fn asked<'a>(
-    context: *mut flashtune_context,
-    params: *const flashtune_kv_append_params,
-    data: Data,
-) -> Result<(&'a flashtune_context, KvAppend)> {
-    // SAFETY: by the caller's promise.
-    let context = unsafe { flashtune_context::of(context)? };
-    // SAFETY: by the caller's promise.
-    let params = unsafe { sized::read("params", params)? };
-    Ok((context, check(&params, data, Memory::of(context.engine.backend()))?))
-}
+impl OpParams for flashtune_kv_append_params {
+    type Op = KvAppend;
 
-fn appender(context: &flashtune_context, class: &KvAppendClass, stream: Option<Stream>) -> Result<Arc<KvAppender>> {
-    ready(context, context.engine.kv_appenders(), class, stream, "flashtune_kv_append_prepare")
+    fn check(&self, data: Data, memory: Memory) -> Result<KvAppend> {
+        check(self, data, memory)
+    }
 }
 
 fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Result<KvAppend> {

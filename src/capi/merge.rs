@@ -4,19 +4,16 @@ use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
+use super::op::{self, OpParams};
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
-use super::panic_boundary::enter;
-use super::ready::ready;
-use super::sized::{self, SizedStruct};
+use super::sized::SizedStruct;
 use super::touched::Touched;
 use super::types::*;
-use crate::backend::{Merger, Stream};
 use crate::error::{Error, Result};
-use crate::merge::{Merge, MergeClass};
+use crate::ops::merge::{Merge, MergeClass};
 use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// Results of attention of the same queries over several parts of the keys, to be merged into the result over all of
 /// them: each weighs as much as its part of the sum of exponentials, which its lse tells. Set all of it to zero first,
@@ -75,11 +72,8 @@ pub unsafe extern "C" fn flashtune_merge_prepare(
     context: *mut flashtune_context,
     params: *const flashtune_merge_params,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: the C caller promises what the header says; so below.
-        let (context, merge) = unsafe { asked(context, params, Data::Optional)? };
-        merger(context, &merge.class, None).map(drop)
-    })
+    // SAFETY: the C caller promises what the header says; so in the function below.
+    unsafe { op::prepare(context, params) }
 }
 
 /// Merges partial results, for example of attention over a shared prefix and over each sequence's own keys. Attention
@@ -94,30 +88,16 @@ pub unsafe extern "C" fn flashtune_merge(
     params: *const flashtune_merge_params,
     stream: *mut c_void,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: as above.
-        let (context, merge) = unsafe { asked(context, params, Data::Required)? };
-        match merge.rows() {
-            0 => Ok(()),
-            _ => merger(context, &merge.class, Some(stream))?.launch(&merge, stream),
-        }
-    })
+    // SAFETY: as above.
+    unsafe { op::launch(context, params, stream) }
 }
 
-unsafe fn asked<'a>(
-    context: *mut flashtune_context,
-    params: *const flashtune_merge_params,
-    data: Data,
-) -> Result<(&'a flashtune_context, Merge)> {
-    // SAFETY: by the caller's promise.
-    let context = unsafe { flashtune_context::of(context)? };
-    // SAFETY: by the caller's promise.
-    let params = unsafe { sized::read("params", params)? };
-    Ok((context, check(&params, data, Memory::of(context.engine.backend()))?))
-}
+impl OpParams for flashtune_merge_params {
+    type Op = Merge;
 
-fn merger(context: &flashtune_context, class: &MergeClass, stream: Option<Stream>) -> Result<Arc<Merger>> {
-    ready(context, context.engine.mergers(), class, stream, "flashtune_merge_prepare")
+    fn check(&self, data: Data, memory: Memory) -> Result<Merge> {
+        check(self, data, memory)
+    }
 }
 
 fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<Merge> {

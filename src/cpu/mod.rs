@@ -10,11 +10,9 @@ mod dropout;
 mod element;
 mod forward;
 mod host;
-mod kv_append;
 mod mask;
 mod matmul;
 mod memory;
-mod merge;
 mod read_only;
 mod scores;
 mod sequence;
@@ -22,10 +20,11 @@ mod tile;
 mod vector;
 mod workers;
 
-pub use kv_append::KvAppender;
+pub use element::{Element, Tensor};
 pub use memory::HostMemory;
-pub use merge::Merger;
+pub use sequence::Place;
 pub use tile::{BLOCK_STEP, MAX_BLOCK};
+pub use workers::{Workers, take};
 
 use crate::call::Call;
 use crate::call::Stream;
@@ -38,7 +37,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tile::TileSize;
 use vector::Level;
-use workers::Workers;
 
 /// No host has more hardware threads; a larger number is a mistake.
 const MAX_THREADS: usize = 4096;
@@ -98,14 +96,9 @@ impl Cpu {
         })
     }
 
-    /// For every class.
-    pub fn build_merger(&self) -> Merger {
-        Merger { workers: self.workers.clone() }
-    }
-
-    /// For every class.
-    pub fn build_kv_appender(&self) -> KvAppender {
-        KvAppender { workers: self.workers.clone() }
+    /// The threads that small operations run on beside the passes.
+    pub fn workers(&self) -> &Arc<Workers> {
+        &self.workers
     }
 
     pub fn allocate(&self, bytes: usize) -> Result<HostMemory> {

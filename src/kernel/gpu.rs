@@ -6,7 +6,7 @@ use super::cubin_cache::CubinCache;
 use super::launch::Executable;
 use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
-use super::{KvAppender, Merger, Nvrtc, modules, render_pass};
+use super::{FixedKernel, FixedSpec, Nvrtc, modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
 use crate::cuda;
@@ -17,8 +17,6 @@ use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::geometry::{Arguments, KernelSpec};
-use crate::kv_append::KvAppendClass;
-use crate::merge::MergeClass;
 use crate::problem::Problem;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -99,14 +97,9 @@ impl Gpu {
         Executable::new(&self.context, kernels, config, tile_counters, &self.device)
     }
 
-    /// Renders, compiles or takes from the cache, and loads what merges partial results.
-    pub fn build_merger(&self, class: &MergeClass) -> Result<Merger> {
-        Merger::new(&self.context, &self.device, &self.cubins, class)
-    }
-
-    /// The same of what writes new keys and values into a cache.
-    pub fn build_kv_appender(&self, class: &KvAppendClass) -> Result<KvAppender> {
-        KvAppender::new(&self.context, &self.device, &self.cubins, class)
+    /// Renders, compiles or takes from the cache, and loads a kernel that has no config.
+    pub fn build_fixed(&self, spec: &FixedSpec) -> Result<FixedKernel> {
+        FixedKernel::new(&self.context, &self.device, &self.cubins, spec)
     }
 
     /// None where there is no memory for them now: the kernel then runs a fixed schedule. A later build tries again.

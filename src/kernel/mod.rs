@@ -8,11 +8,10 @@ pub mod compile;
 pub mod constants;
 pub mod cubin_cache;
 pub mod cubin_limit;
+pub mod fixed;
 mod gpu;
-pub mod kv_append;
 mod launch;
 mod launch_maps;
-pub mod merge;
 mod modules;
 mod params;
 pub mod render;
@@ -24,10 +23,10 @@ mod tile_counters;
 pub use crate::cuda::library::{Attempt, Search};
 pub use crate::cuda::memory::DeviceMemory;
 pub use compile::Compiled;
+pub use constants::Value;
+pub use fixed::{FixedKernel, FixedSpec};
 pub use gpu::{Elapsed, Gpu};
-pub use kv_append::KvAppender;
 pub use launch::Executable;
-pub use merge::Merger;
 pub use params::KernelParams;
 
 use crate::config::Config;
@@ -37,8 +36,6 @@ use crate::cuda::nvrtc::Nvrtc;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::family::geometry::{self, KernelSpec};
-use crate::kv_append::KvAppendClass;
-use crate::merge::MergeClass;
 use crate::problem::Problem;
 use render::Renderer;
 
@@ -98,14 +95,9 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
     kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, spec.template, arch)?))).collect()
 }
 
-/// The text of the kernel that merges partial results.
-pub fn render_merge(class: &MergeClass, arch: Arch) -> Result<String> {
-    Renderer::shared()?.render_merge(class, arch)
-}
-
-/// The text of the kernel that writes new keys and values into a cache.
-pub fn render_kv_append(class: &KvAppendClass, arch: Arch) -> Result<String> {
-    Renderer::shared()?.render_kv_append(class, arch)
+/// The text of a kernel that has no config.
+pub fn render_fixed(spec: &FixedSpec, arch: Arch) -> Result<String> {
+    spec.text(Renderer::shared()?, arch)
 }
 
 /// Stands for the template files in use, overrides included.

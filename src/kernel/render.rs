@@ -7,13 +7,10 @@
 
 use super::constants::{self, ARCH, Value};
 use super::sources::{Sources, embedded, overridden};
-use super::{kv_append, merge, sm_clock};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::family::geometry::{self, Arguments};
-use crate::kv_append::KvAppendClass;
-use crate::merge::MergeClass;
 use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,25 +74,9 @@ impl Renderer {
         self.fill(template, &values, config.family, &knobs, arch, Some(problem))
     }
 
-    /// The text of the kernel that merges partial results.
-    pub fn render_merge(&self, class: &MergeClass, arch: Arch) -> Result<String> {
-        self.fill(merge::TEMPLATE, &merge_values(class), merge::FAMILY, &[PARTIALS_ARE_FP32], arch, None)
-    }
-
-    /// The text of the kernel that writes new keys and values into a cache.
-    pub fn render_kv_append(&self, class: &KvAppendClass, arch: Arch) -> Result<String> {
-        let values = [(ACCESS_BYTES, class.access_bytes as u32), ("threads", kv_append::THREADS)];
-        let values = values.map(|(name, value)| (name.to_owned(), Value::Integer(value))).into();
-        self.fill(kv_append::TEMPLATE, &values, kv_append::FAMILY, &[ACCESS_BYTES], arch, None)
-    }
-
-    /// The text of the kernel that tells the SMs' clock.
-    pub fn render_sm_clock(&self, arch: Arch) -> Result<String> {
-        let values = [("slots".to_owned(), Value::Integer(sm_clock::SLOTS))].into();
-        self.fill(sm_clock::TEMPLATE, &values, merge::FAMILY, &["slots"], arch, None)
-    }
-
-    fn fill(
+    /// The text of `templates/<template>.cu.tera` with these values. `knobs` names the values that the text's header
+    /// lists behind the family. Without a problem the text gets no class constants.
+    pub(super) fn fill(
         &self,
         template: &str,
         values: &BTreeMap<String, Value>,
@@ -211,22 +192,6 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
         }
     }
     Ok(values)
-}
-
-/// The one thing besides the class of the output that its kernel depends on.
-const PARTIALS_ARE_FP32: &str = "partials_are_fp32";
-
-/// The one thing that the kernel of a cache's new keys depends on.
-const ACCESS_BYTES: &str = "access_bytes";
-
-fn merge_values(class: &MergeClass) -> BTreeMap<String, Value> {
-    let values = [
-        ("dtype", Value::Name(class.dtype.name().to_owned())),
-        ("vec", Value::Integer(class.layout.elements() as u32)),
-        (PARTIALS_ARE_FP32, Value::Flag(class.partial_dtype == Dtype::Fp32)),
-        ("threads", Value::Integer(merge::THREADS)),
-    ];
-    values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// The comment on top: only what the text depends on, so that equal kernels stay equal texts.

@@ -4,44 +4,37 @@
 //! A GPU at its power limit changes its clock from kernel to kernel, faster than the driver or NVML tell: only so is it
 //! known what a kernel could have done at most (`tune::utilisation`). Measurement alone uses it, never a launch.
 
+use super::constants::Value;
 use super::cubin_cache::CubinCache;
-use super::merge::FAMILY;
-use super::modules::{self, Loaded, Source};
-use super::render::Renderer;
+use super::fixed::{FixedKernel, FixedSpec};
 use crate::cuda::context::Context;
 use crate::cuda::memory::DeviceMemory;
-use crate::cuda::module::Function;
 use crate::cuda::stream::OwnedStream;
 use crate::device::Device;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// File under `templates/`, without `.cu.tera`.
-pub const TEMPLATE: &str = "sm_clock";
-/// More than any GPU has SMs, whose numbers may have gaps.
-pub const SLOTS: u32 = 1024;
+/// More slots than any GPU has SMs, whose numbers may have gaps.
+const SLOTS: u32 = 1024;
 /// A cycle count and nanoseconds, uint64 each: the twin of `Stamp` in `templates/sm_clock.cu.tera`.
 const STAMP_BYTES: usize = 16;
 
 pub(super) struct SmClock {
-    context: Arc<Context>,
-    function: Function,
-    /// Before the work, after it. A slot of zeros has no stamp.
+    kernel: FixedKernel,
+    /// Stamps before the work and after it. A slot of zeros has no stamp.
     stamps: [DeviceMemory; 2],
-    blocks: u32,
-    /// Keeps the module found by those who build the same text later.
-    _loaded: Arc<Loaded>,
+}
+
+/// The kernel that writes the stamps: CTAs of one thread, each of which stamps its SM.
+pub fn spec() -> FixedSpec {
+    FixedSpec { name: "sm_clock", threads: 1, class: Vec::new(), knobs: vec![("slots", Value::Integer(SLOTS))] }
 }
 
 impl SmClock {
     pub fn new(context: &Arc<Context>, device: &Device, cubins: &CubinCache) -> Result<SmClock> {
-        let text = Renderer::shared()?.render_sm_clock(device.arch)?;
-        let source = Source { name: TEMPLATE, family: FAMILY, text: &text };
-        let loaded = modules::load(context, device, cubins, &source)?;
-        let function = loaded.module.function(c"flashtune_sm_clock", 0)?;
+        let kernel = FixedKernel::new(context, device, cubins, &spec())?;
         let stamps = || DeviceMemory::allocate(context, SLOTS as usize * STAMP_BYTES);
-        let stamps = [stamps()?, stamps()?];
-        Ok(SmClock { context: context.clone(), function, stamps, blocks: device.sm_count, _loaded: loaded })
+        Ok(SmClock { kernel, stamps: [stamps()?, stamps()?] })
     }
 
     pub fn clear(&self, stream: &OwnedStream) -> Result<()> {
@@ -57,11 +50,10 @@ impl SmClock {
     }
 
     fn stamp(&self, stamps: &DeviceMemory, stream: &OwnedStream) -> Result<()> {
-        let current = self.context.enter()?;
-        let address = stamps.address();
-        let mut arguments = [std::ptr::from_ref(&address).cast_mut().cast()];
-        // SAFETY: the kernel takes one address, of SLOTS stamps, which live until the stream's work is done: freeing waits.
-        unsafe { self.function.launch(&current, [self.blocks, 1, 1], 1, 0, stream.handle(), false, &mut arguments) }
+        let grid = [self.kernel.sm_count(), 1, 1];
+        // SAFETY: the kernel takes one address, of SLOTS stamps. They live until the stream's work is done, since freeing
+        // them waits for it. The stream is of the kernel's context.
+        unsafe { self.kernel.launch(grid, &stamps.address(), stream.handle()) }
     }
 
     /// Hz between the two stamps, once all work on the stream is done; None where no SM has both.

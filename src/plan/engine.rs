@@ -4,7 +4,7 @@
 //! if the policy says so, build, insert. A launch never waits for it. The engine decides when each step happens; the
 //! steps are `lookup`, `tuning`, `executables` and `plans`, and `known_records` keeps the records.
 
-use super::built::Built;
+use super::built_ops::BuiltOps;
 use super::canonical::{Canonical, canonical};
 use super::executables::{Executables, Loaded, is_of_the_config};
 use super::key::{self, Class};
@@ -15,12 +15,10 @@ use super::plans::{Plan, Plans};
 use super::record::Record;
 use super::shared_map::{KeyLocks, SharedMap};
 use super::tuning;
-use crate::backend::{Backend, KvAppender, Merger};
+use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::family;
-use crate::kv_append::KvAppendClass;
-use crate::merge::MergeClass;
 use crate::problem::Problem;
 use crate::tune::{self, Observer, TuneOptions};
 use std::ops::ControlFlow;
@@ -60,8 +58,7 @@ pub struct Engine {
     pinned: SharedMap<Problem, Arc<Plan>>,
     plans: Plans,
     executables: Executables,
-    mergers: Built<MergeClass, Merger>,
-    kv_appenders: Built<KvAppendClass, KvAppender>,
+    ops: BuiltOps,
     preparing: KeyLocks<Canonical>,
     measuring: Measuring,
     is_sealed: AtomicBool,
@@ -77,8 +74,7 @@ impl Engine {
             pinned: SharedMap::default(),
             plans: Plans::default(),
             executables: Executables::default(),
-            mergers: Built::new(Backend::build_merger),
-            kv_appenders: Built::new(Backend::build_kv_appender),
+            ops: BuiltOps::default(),
             preparing: KeyLocks::default(),
             measuring: Measuring::default(),
             is_sealed: AtomicBool::new(false),
@@ -89,12 +85,8 @@ impl Engine {
         &self.backend
     }
 
-    pub fn mergers(&self) -> &Built<MergeClass, Merger> {
-        &self.mergers
-    }
-
-    pub fn kv_appenders(&self) -> &Built<KvAppendClass, KvAppender> {
-        &self.kv_appenders
+    pub fn ops(&self) -> &BuiltOps {
+        &self.ops
     }
 
     /// Whether this backend does the problem. Compiles nothing.

@@ -5,7 +5,7 @@
 //! `measuring`), `executables` (building), `plans` (what a launch finds). Below them, `machine` keeps this machine's
 //! records in a `store`, `shipped` reads those in the library, and `record` and `key` are their form.
 
-mod built;
+mod built_ops;
 mod canonical;
 mod engine;
 mod executables;
@@ -21,7 +21,7 @@ pub mod shipped;
 mod store;
 mod tuning;
 
-pub use built::Built;
+pub use built_ops::BuiltOps;
 pub use canonical::Canonical;
 pub use engine::{Engine, EngineOptions, Policy};
 pub use lookup::{Choice, Known, Source};

@@ -14,6 +14,7 @@ use flashtune::kernel::compile::{Compiled, EntryResources, compile, options, tar
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::cubin_limit::Limit;
 use flashtune::kernel::render::Renderer;
+use flashtune::kernel::sm_clock;
 use flashtune::kernel::sources::embedded;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -215,7 +216,7 @@ fn clock_kernel_compiles_without_warnings() {
     let Some(nvrtc) = nvrtc() else { return };
     let renderer = Renderer::new(embedded()).unwrap();
     for arch in [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)] {
-        let text = renderer.render_sm_clock(arch).unwrap();
+        let text = sm_clock::spec().text(&renderer, arch).unwrap();
         let compiled = compile(nvrtc, "sm_clock", &text, &target(arch, Family::Sm80, nvrtc).unwrap()).unwrap();
         assert_eq!((compiled.log.as_str(), compiled.resources["flashtune_sm_clock"].stack_bytes), ("", 0));
     }

@@ -4,10 +4,10 @@
 use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{compile, target};
-use flashtune::kernel::kv_append::FAMILY;
+use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
-use flashtune::kv_append::KvAppendClass;
+use flashtune::ops::kv_append::KvAppendClass;
 use rayon::prelude::*;
 
 const ARCHS: [Arch; 6] =
@@ -20,7 +20,7 @@ fn every_class_compiles_without_a_stack() {
     [16, 8, 4, 2].par_iter().for_each(|access_bytes| {
         let class = KvAppendClass { access_bytes: *access_bytes };
         for arch in ARCHS {
-            let text = renderer.render_kv_append(&class, arch).unwrap();
+            let text = class.kernel().text(&renderer, arch).unwrap();
             let compiled = compile(nvrtc, "kv_append", &text, &target(arch, FAMILY, nvrtc).unwrap()).unwrap();
             let used = compiled.resources["flashtune_kv_append"];
             // The grid assumes that 8 CTAs fit an SM.

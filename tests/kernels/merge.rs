@@ -4,10 +4,10 @@
 use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{compile, target};
-use flashtune::kernel::merge::FAMILY;
+use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
-use flashtune::merge::MergeClass;
+use flashtune::ops::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
 
@@ -24,7 +24,7 @@ fn every_class_compiles_without_a_stack() {
     }
     classes.par_iter().for_each(|class| {
         for arch in [Arch::Sm(8, 0), Arch::Sm(9, 0)] {
-            let text = renderer.render_merge(class, arch).unwrap();
+            let text = class.kernel().text(&renderer, arch).unwrap();
             let compiled = compile(nvrtc, "merge", &text, &target(arch, FAMILY, nvrtc).unwrap()).unwrap();
             let stack = compiled.resources["flashtune_merge"].stack_bytes;
             assert_eq!((stack, compiled.log.as_str()), (0, ""), "{class} for {arch}");

@@ -6,7 +6,7 @@ use crate::support::case::{ALL_STRIDES, Case, Kind, Random, Shape, Strides};
 use crate::support::subject::Subject;
 use flashtune::backend::{Backend, Memory};
 use flashtune::call::TensorRef;
-use flashtune::kv_append::{KvAppend, KvAppendClass};
+use flashtune::ops::kv_append::{KvAppend, KvAppendClass};
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
 
@@ -154,8 +154,8 @@ impl AppendCase {
         let (seqlens, table) = (Array::input_int32(backend, &self.seqlens), Array::input_int32(backend, &self.table));
         let seqused = Array::output(backend, self.seqlens.len() * 4);
         let append = self.append(tensors.each_ref().map(|(_, _, memory)| memory), [&seqlens, &table, &seqused]);
-        let appender = backend.build_kv_appender(&append.class).unwrap();
-        appender.launch(&append, backend.stream()).and_then(|()| backend.synchronize()).unwrap();
+        let executable = backend.build_op(&append).unwrap();
+        executable.launch(&append, backend.stream()).and_then(|()| backend.synchronize()).unwrap();
 
         for ((shapes, [new, cache], memory), name) in tensors.iter_mut().zip(["k", "v"]) {
             let expected = self.written(new, std::mem::take(cache), *shapes);

@@ -6,7 +6,7 @@ use crate::support::case::{Case, Data, Kind, Random, Strides};
 use crate::support::check::Prepared;
 use crate::support::subject::{Forward, Subject};
 use flashtune::call::TensorRef;
-use flashtune::merge::{Merge, MergeClass};
+use flashtune::ops::merge::{Merge, MergeClass};
 use flashtune::problem::{Causal, Dtype, Layout, Pass};
 use rayon::prelude::*;
 
@@ -56,8 +56,8 @@ fn merged(subject: &Subject, case: &Case, partials: &[Forward], partial_dtype: D
         out: out.view(),
         lse: lse.address().cast(),
     };
-    let merger = backend.build_merger(&merge.class).unwrap();
-    merger.launch(&merge, backend.stream()).and_then(|()| backend.synchronize()).unwrap();
+    let executable = backend.build_op(&merge).unwrap();
+    executable.launch(&merge, backend.stream()).and_then(|()| backend.synchronize()).unwrap();
     Forward { out: out.read_output(backend, "out"), lse: lse.read_output(backend, "lse", None) }
 }
 

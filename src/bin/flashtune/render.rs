@@ -7,8 +7,8 @@ use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;
 use flashtune::kernel;
-use flashtune::kv_append::KvAppendClass;
-use flashtune::merge::MergeClass;
+use flashtune::ops::kv_append::KvAppendClass;
+use flashtune::ops::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout, Problem};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -101,13 +101,13 @@ pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
     // A lane loads at most four elements.
     let layout = args.layout.max(Layout::Vec4);
     let class = MergeClass { dtype: args.dtype, partial_dtype, layout };
-    print!("{}", kernel::render_merge(&class, args.arch).map_err(usage)?);
+    print!("{}", kernel::render_fixed(&class.kernel(), args.arch).map_err(usage)?);
     Ok(())
 }
 
 pub fn run_kv_append(args: KvAppendArgs) -> Result<(), Failure> {
     let class = KvAppendClass { access_bytes: args.access_bytes };
-    print!("{}", kernel::render_kv_append(&class, args.arch).map_err(usage)?);
+    print!("{}", kernel::render_fixed(&class.kernel(), args.arch).map_err(usage)?);
     Ok(())
 }
 

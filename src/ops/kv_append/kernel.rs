@@ -1,40 +1,35 @@
-//! KvAppender: the kernel that writes new keys and values into a cache, from its class to the launch. It has no config to choose: it
-//! copies.
+//! The kernel that writes new keys and values into a K/V cache: what its text is rendered from, its argument and its grid.
+//!
+//! The kernel only copies, so it has no config to search for.
 
-use super::cubin_cache::CubinCache;
-use super::modules::{self, Loaded, Source};
-use super::render::Renderer;
-use crate::call::{Stream, TensorRef};
-use crate::config::Family;
-use crate::cuda::context::Context;
-use crate::cuda::module::Function;
-use crate::device::Device;
-use crate::error::Result;
-use crate::kv_append::{KvAppend, KvAppendClass};
-use std::sync::Arc;
+use super::call::KvAppend;
+use crate::call::TensorRef;
+use crate::kernel::{FixedSpec, Value};
+use crate::ops::class::KvAppendClass;
 
-/// File under `templates/`, without `.cu.tera`.
-pub const TEMPLATE: &str = "kv_append";
-pub const THREADS: u32 = 128;
-/// Its kernels have sm80's instructions, and are compiled for what those are.
-pub const FAMILY: Family = Family::Decode;
-/// Blocks of threads for each SM, over all of a launch's keys and values. With 32 bytes of each thread in flight that is 32 KB an SM: decode's
-/// reads are within 3 % of the memory's rate with 64 (DESIGN.md, tuning log), and of what a copy moves half is read.
-const BLOCKS_PER_SM: u64 = 8;
-/// What a grid holds along y; further sequences are done in turn.
+const THREADS: u32 = 128;
+/// CTAs for each SM, over all keys and values of a launch. Each thread has 32 bytes in flight, so an SM has 32 KB.
+/// Decode's reads come within 3 % of the memory's rate with 64 KB (DESIGN.md, tuning log), and half of a copy's
+/// traffic is reads.
+const CTAS_PER_SM: u64 = 8;
+/// Limit of a grid's y dimension. A CTA loops over further sequences.
 const MAX_GRID_SEQUENCES: i64 = 65535;
 
-pub struct KvAppender {
-    context: Arc<Context>,
-    function: Function,
-    sm_count: u32,
-    /// Keeps the module found by those who build the same text later.
-    _loaded: Arc<Loaded>,
+impl KvAppendClass {
+    /// The kernel of this class.
+    pub fn kernel(&self) -> FixedSpec {
+        FixedSpec {
+            name: "kv_append",
+            threads: THREADS,
+            class: Vec::new(),
+            knobs: vec![("access_bytes", Value::Integer(self.access_bytes as u32))],
+        }
+    }
 }
 
-/// What the kernel gets by value, the twin of `KvAppendParams` in `templates/kv_append.cu.tera`.
+/// The kernel's argument, the twin of `KvAppendParams` in `templates/kv_append.cu.tera`.
 #[repr(C)]
-struct KvAppendParams {
+pub struct KvAppendParams {
     k_new: TensorRef,
     v_new: TensorRef,
     k_cache: TensorRef,
@@ -56,8 +51,8 @@ struct KvAppendParams {
 const _: () = assert!(size_of::<KvAppendParams>() == 4 * 32 + 4 * 8 + 8 * 4);
 
 impl KvAppendParams {
-    /// Each size fits an i32 (`capi` has bounded them), and each stride that is ever used is a whole number of accesses.
-    fn new(append: &KvAppend) -> KvAppendParams {
+    /// Each size fits an i32, since `capi` bounds them. Each stride that is used is a whole number of accesses.
+    pub fn new(append: &KvAppend) -> KvAppendParams {
         let elements = append.class.access_bytes / append.element_bytes;
         let in_accesses = |tensor: &TensorRef| TensorRef {
             data: tensor.data,
@@ -86,45 +81,14 @@ impl KvAppendParams {
     }
 }
 
-impl KvAppender {
-    pub(super) fn new(
-        context: &Arc<Context>,
-        device: &Device,
-        cubins: &CubinCache,
-        class: &KvAppendClass,
-    ) -> Result<KvAppender> {
-        let text = Renderer::shared()?.render_kv_append(class, device.arch)?;
-        let source = Source { name: TEMPLATE, family: FAMILY, text: &text };
-        let loaded = modules::load(context, device, cubins, &source)?;
-        let function = loaded.module.function(c"flashtune_kv_append", 0)?;
-        Ok(KvAppender { context: context.clone(), function, sm_count: device.sm_count, _loaded: loaded })
-    }
-
-    /// Enqueues the work on `stream`. The pointers and the stream are as `capi` has checked and documented; there is something
-    /// to write.
-    #[expect(
-        clippy::not_unsafe_ptr_arg_deref,
-        reason = "a stream is a handle that the caller answers for, as in an Executable's launch"
-    )]
-    pub fn launch(&self, append: &KvAppend, stream: Stream) -> Result<()> {
-        let params = KvAppendParams::new(append);
-        let grid = grid(append, self.sm_count);
-        let current = self.context.enter()?;
-        let mut arguments = [std::ptr::from_ref(&params).cast_mut().cast()];
-        // SAFETY: the template asserts the size of KvAppendParams, its only argument; that the pointers hold until the work is
-        // done, and that the stream is of this context, is the caller's contract with the C face.
-        unsafe { self.function.launch(&current, grid, THREADS, 0, stream, false, &mut arguments) }
-    }
-}
-
-/// Blocks of threads for each sequence, sequences, and 2 for keys and values.
-fn grid(append: &KvAppend, sm_count: u32) -> [u32; 3] {
+/// x: CTAs for each sequence, y: sequences, z: 2 for keys and values.
+pub fn grid(append: &KvAppend, sm_count: u32) -> [u32; 3] {
     let sequences = append.batch_size.min(MAX_GRID_SEQUENCES) as u64;
     let row = append.head_dim.max(append.head_dim_v) * append.element_bytes / append.class.access_bytes;
-    let of_keys = (append.seqlen_new * append.num_heads_kv * row) as u64;
-    let of_device = u64::from(sm_count) * BLOCKS_PER_SM;
-    let blocks = of_keys.div_ceil(THREADS.into()).min(of_device.div_ceil(2 * sequences)).max(1);
-    [blocks as u32, sequences as u32, 2]
+    let accesses = (append.seqlen_new * append.num_heads_kv * row) as u64;
+    let ctas_of_device = u64::from(sm_count) * CTAS_PER_SM;
+    let ctas = accesses.div_ceil(THREADS.into()).min(ctas_of_device.div_ceil(2 * sequences)).max(1);
+    [ctas as u32, sequences as u32, 2]
 }
 
 #[cfg(test)]

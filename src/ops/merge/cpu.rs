@@ -1,52 +1,39 @@
-//! Merging partial results on host memory: a task is a block of rows of one batch entry and head.
+//! Merging on host memory: a task is a block of rows of one batch entry and head.
 
-use super::element::{Element, Tensor};
-use super::sequence::Place;
-use super::workers::{Workers, take};
+use super::call::Merge;
 use crate::call::TensorRef;
+use crate::cpu::{Element, Place, Tensor, Workers, take};
 use crate::error::Result;
-use crate::merge::Merge;
 use crate::problem::Dtype;
 use half::{bf16, f16};
-use std::sync::Arc;
 
-/// Rows of a task: enough to be worth handing out.
+/// Rows of a task: enough to outweigh the cost of handing it to a worker.
 const ROWS: usize = 64;
 
-pub struct Merger {
-    pub(super) workers: Arc<Workers>,
+/// Returns when the outputs are written.
+pub fn run(merge: &Merge, workers: &Workers) -> Result<()> {
+    match (merge.class.dtype, merge.class.partial_dtype) {
+        (Dtype::Fp16, Dtype::Fp32) => merge_rows::<f16, f32>(merge, workers),
+        (Dtype::Bf16, Dtype::Fp32) => merge_rows::<bf16, f32>(merge, workers),
+        (Dtype::Fp16, _) => merge_rows::<f16, f16>(merge, workers),
+        (Dtype::Bf16, _) => merge_rows::<bf16, bf16>(merge, workers),
+        (Dtype::Fp32, _) => merge_rows::<f32, f32>(merge, workers),
+    }
 }
 
-impl Merger {
-    /// Returns when the outputs are written.
-    pub fn launch(&self, merge: &Merge) -> Result<()> {
-        match merge.class.dtype {
-            Dtype::Fp16 => self.of::<f16>(merge),
-            Dtype::Bf16 => self.of::<bf16>(merge),
-            Dtype::Fp32 => self.run::<f32, f32>(merge),
+/// `E` is the output's element, `P` a partial's.
+fn merge_rows<E: Element, P: Element>(merge: &Merge, workers: &Workers) -> Result<()> {
+    let (heads, seqlen, dim) = (merge.num_heads as usize, merge.seqlen as usize, merge.head_dim_v as usize);
+    let blocks = seqlen.div_ceil(ROWS);
+    let tasks = merge.batch_size as usize * heads * blocks;
+    workers.for_each(tasks, merge.num_partials as usize + 2 * dim, |task, mut scratch| {
+        let (batch_head, first) = (task / blocks, task % blocks * ROWS);
+        let weights = take(&mut scratch, merge.num_partials as usize);
+        let (row, wide) = (take(&mut scratch, dim), scratch);
+        for position in first..seqlen.min(first + ROWS) {
+            merge_row::<E, P>(merge, batch_head / heads, batch_head % heads, position, weights, row, wide);
         }
-    }
-
-    fn of<E: Element>(&self, merge: &Merge) -> Result<()> {
-        match merge.class.partial_dtype {
-            Dtype::Fp32 => self.run::<E, f32>(merge),
-            _ => self.run::<E, E>(merge),
-        }
-    }
-
-    fn run<E: Element, P: Element>(&self, merge: &Merge) -> Result<()> {
-        let (heads, seqlen, dim) = (merge.num_heads as usize, merge.seqlen as usize, merge.head_dim_v as usize);
-        let blocks = seqlen.div_ceil(ROWS);
-        let tasks = merge.batch_size as usize * heads * blocks;
-        self.workers.for_each(tasks, merge.num_partials as usize + 2 * dim, |task, mut scratch| {
-            let (batch_head, first) = (task / blocks, task % blocks * ROWS);
-            let weights = take(&mut scratch, merge.num_partials as usize);
-            let (row, wide) = (take(&mut scratch, dim), scratch);
-            for position in first..seqlen.min(first + ROWS) {
-                merge_row::<E, P>(merge, batch_head / heads, batch_head % heads, position, weights, row, wide);
-            }
-        })
-    }
+    })
 }
 
 fn merge_row<E: Element, P: Element>(
@@ -60,13 +47,13 @@ fn merge_row<E: Element, P: Element>(
 ) {
     let at = (batch * merge.num_heads as usize + head) * merge.seqlen as usize + position;
     let lses = |partial: usize| {
-        let of_partial = merge.partial_lse.wrapping_offset(partial as isize * merge.partial_lse_stride as isize);
+        let lse = merge.partial_lse.wrapping_offset(partial as isize * merge.partial_lse_stride as isize);
         // SAFETY: an LSE has an element for each row (the caller checked its size).
-        unsafe { of_partial.add(at).read() }
+        unsafe { lse.add(at).read() }
     };
     let lse = weigh(weights, lses);
     row.fill(0.0);
-    // What saw no key may hold anything.
+    // A partial that saw no key may hold anything, so its row is not read.
     let seeing = weights.iter().enumerate().filter(|(partial, _)| lses(*partial) != f32::NEG_INFINITY);
     for (partial, weight) in seeing {
         let begin = partial as isize * merge.partial_out_stride as isize;
@@ -86,7 +73,7 @@ fn merge_row<E: Element, P: Element>(
     }
 }
 
-/// The weights of partials of these LSEs, 0 where one saw no key, and the LSE of all of them.
+/// Writes the weights of the partials with these LSEs, 0 for a partial that saw no key. Returns the LSE over all keys.
 fn weigh(weights: &mut [f32], lses: impl Fn(usize) -> f32) -> f32 {
     let top = (0..weights.len()).map(&lses).fold(f32::NEG_INFINITY, f32::max);
     if top == f32::NEG_INFINITY && (0..weights.len()).all(|partial| !lses(partial).is_nan()) {
@@ -114,7 +101,7 @@ mod tests {
         let (weights, lse) = weighed(&[1f32.ln(), 3f32.ln(), f32::NEG_INFINITY]);
         assert!((weights[0] - 0.25).abs() < 1e-6 && (weights[1] - 0.75).abs() < 1e-6 && weights[2] == 0.0);
         assert!((lse - 4f32.ln()).abs() < 1e-6);
-        // Far beyond what exponentials alone hold.
+        // Exponentials of these LSEs underflow in fp32.
         let (weights, lse) = weighed(&[-500.0, -500.0]);
         assert!(weights == [0.5, 0.5] && (lse + 500.0 - 2f32.ln()).abs() < 1e-4);
     }
