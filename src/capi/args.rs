@@ -2,12 +2,12 @@
 //!
 //! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
 
+use super::accesses::Accesses;
 use super::array::Array;
 use super::inputs::Inputs;
 use super::operand::{Access, Data, Operand, Rows};
 use super::overlap::Footprint;
 use super::sized::flag;
-use super::touched::Touched;
 use super::types::*;
 use crate::backend::Backend;
 use crate::call::{Call, TensorRef};
@@ -23,7 +23,7 @@ const WORKSPACE_ALIGNMENT: usize = 256;
 pub struct Checked {
     pub call: Call,
     memory: Memory,
-    touched: Touched,
+    accesses: Accesses,
 }
 
 /// Where a context's data lies.
@@ -52,11 +52,11 @@ pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) ->
     let [q, k, v] = tensors(&problem, &inputs);
     let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
     let mut operands = [q, k, v, out];
-    let (call, mut touched) = check(problem, &inputs, &mut operands, data, memory)?;
-    touched.add(Access::Written, lse(&call.problem, params.lse, Data::Optional)?);
-    check_together(&call.problem, &inputs, &touched, data, memory)?;
+    let (call, mut accesses) = check(problem, &inputs, &mut operands, data, memory)?;
+    accesses.add(Access::Written, lse(&call.problem, params.lse, Data::Optional)?);
+    check_together(&call.problem, &inputs, &accesses, data, memory)?;
     let [q, k, v, out] = operands.map(|operand| operand.tensor);
-    Ok(Checked { call: Call { q, k, v, out, lse: params.lse, ..call }, memory, touched })
+    Ok(Checked { call: Call { q, k, v, out, lse: params.lse, ..call }, memory, accesses })
 }
 
 pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) -> Result<Checked> {
@@ -70,11 +70,11 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
     let dk = rows_of_keys("dk", Access::Written, &problem, problem.head_dim, &params.dk);
     let dv = rows_of_keys("dv", Access::Written, &problem, problem.head_dim_v, &params.dv);
     let mut operands = [q, k, v, out, dout, dq, dk, dv];
-    let (call, mut touched) = check(problem, &inputs, &mut operands, data, memory)?;
-    touched.add(Access::Read, lse(&call.problem, params.lse, data)?);
-    check_together(&call.problem, &inputs, &touched, data, memory)?;
+    let (call, mut accesses) = check(problem, &inputs, &mut operands, data, memory)?;
+    accesses.add(Access::Read, lse(&call.problem, params.lse, data)?);
+    check_together(&call.problem, &inputs, &accesses, data, memory)?;
     let [q, k, v, out, dout, dq, dk, dv] = operands.map(|operand| operand.tensor);
-    Ok(Checked { call: Call { q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, ..call }, memory, touched })
+    Ok(Checked { call: Call { q, k, v, out, lse: params.lse.cast_mut(), dout, dq, dk, dv, ..call }, memory, accesses })
 }
 
 impl Checked {
@@ -105,7 +105,7 @@ impl Checked {
             return Err(Error::new(Status::WorkspaceTooSmall, message));
         }
         let footprint = Footprint::contiguous("workspace", workspace as u64, needed as i64);
-        self.touched.refuse_overlap_with(&footprint)?;
+        self.accesses.refuse_overlap_with(&footprint)?;
         self.call.workspace = workspace;
         Ok(())
     }
@@ -162,17 +162,17 @@ fn check(
     operands: &mut [Operand],
     data: Data,
     memory: Memory,
-) -> Result<(Call, Touched)> {
+) -> Result<(Call, Accesses)> {
     let (softmax_scale, dropout) = inputs.scalars()?;
-    let mut touched = Touched::default();
+    let mut accesses = Accesses::default();
     for operand in operands.iter_mut() {
         let footprint = operand.check(data)?;
-        touched.add(operand.access, footprint);
+        accesses.add(operand.access, footprint);
     }
     for word in dropout_words(&dropout) {
-        touched.add(Access::Read, word.check()?);
+        accesses.add(Access::Read, word.check()?);
     }
-    inputs.features.check(&problem, data, &mut |access, footprint| touched.add(access, [footprint]))?;
+    inputs.features.check(&problem, data, &mut |access, footprint| accesses.add(access, [footprint]))?;
     let widest = || Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     problem.layout = match memory {
         Memory::Host => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
@@ -183,12 +183,12 @@ fn check(
         Memory::Device => widest(),
     };
     let call = Call::of_inputs(problem, softmax_scale, dropout, [TensorRef::NULL; 3]);
-    Ok((Call { features: inputs.features.args(), ..call }, touched))
+    Ok((Call { features: inputs.features.args(), ..call }, accesses))
 }
 
 /// What is checked once each tensor is known to be right by itself.
-fn check_together(problem: &Problem, inputs: &Inputs, touched: &Touched, data: Data, memory: Memory) -> Result<()> {
-    touched.refuse_overlaps()?;
+fn check_together(problem: &Problem, inputs: &Inputs, accesses: &Accesses, data: Data, memory: Memory) -> Result<()> {
+    accesses.refuse_overlaps()?;
     match (memory, data) {
         // SAFETY: a launch on a CPU context, of checked pointers; the C caller promises what the header says.
         (Memory::Host, Data::Required) => unsafe { inputs.features.check_lengths(problem) },

@@ -3,7 +3,8 @@
 use super::context::{flashtune_context, time_limit};
 use super::operand::Data;
 use super::panic_boundary::enter;
-use super::pass::{self, checked};
+use super::params::checked;
+use super::pass;
 use super::sized::{self, SizedStruct};
 use super::types::{flashtune_backward_params, flashtune_forward_params};
 use crate::error::{Error, Result};

@@ -3,6 +3,7 @@
 use super::args::{self, Checked, Memory};
 use super::context::flashtune_context;
 use super::operand::Data;
+use super::params::Params;
 use super::pass;
 use super::plan_info::flashtune_plan_info;
 use super::sized::SizedStruct;
@@ -18,7 +19,9 @@ unsafe impl SizedStruct for flashtune_forward_params {
 // When the struct grows, this number does, and OLDEST stays.
 const _: () = assert!(size_of::<flashtune_forward_params>() == 568);
 
-impl pass::Params for flashtune_forward_params {
+impl Params for flashtune_forward_params {
+    type Checked = Checked;
+
     fn check(&self, data: Data, memory: Memory) -> Result<Checked> {
         args::forward(self, data, memory)
     }

@@ -1,14 +1,15 @@
 //! Writing new keys and values into a cache: the params as C sees them, their checks, and the functions.
 
+use super::accesses::Accesses;
 use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
-use super::op::{self, OpParams};
+use super::op;
 use super::operand::{Access, Data, Operand, Rows};
 use super::pages::PageInputs;
+use super::params::Params;
 use super::sized::{SizedStruct, address};
-use super::touched::Touched;
 use super::types::*;
 use crate::error::{Error, Result};
 use crate::ops::kv_append::{KvAppend, KvAppendClass};
@@ -121,8 +122,8 @@ pub unsafe extern "C" fn flashtune_kv_append(
     unsafe { op::launch(context, params, stream) }
 }
 
-impl OpParams for flashtune_kv_append_params {
-    type Op = KvAppend;
+impl Params for flashtune_kv_append_params {
+    type Checked = KvAppend;
 
     fn check(&self, data: Data, memory: Memory) -> Result<KvAppend> {
         check(self, data, memory)
@@ -164,18 +165,18 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };
     let is_unread = batch_size == 0 || (seqlen_new == 0 && params.seqused.is_null());
     let data_of_lengths = if is_unread { Data::Optional } else { data };
-    let mut touched = Touched::default();
+    let mut accesses = Accesses::default();
     for operand in &mut operands {
         let footprint = operand.check(data_of_cache)?;
-        touched.add(operand.access, footprint);
+        accesses.add(operand.access, footprint);
     }
-    touched.add(Access::Read, Array::new("seqlens", params.seqlens, batch_size).check_given(data_of_lengths, None)?);
+    accesses.add(Access::Read, Array::new("seqlens", params.seqlens, batch_size).check_given(data_of_lengths, None)?);
     if page_size != 0 {
         let table = pages.table_of(batch_size, ("seqlen_cache", seqlen_cache), data_of_cache)?;
-        touched.add(Access::Read, table.check_given(data_of_cache, None)?);
+        accesses.add(Access::Read, table.check_given(data_of_cache, None)?);
     }
-    touched.add(Access::Written, Array::new("seqused", params.seqused.cast_const(), batch_size).check()?);
-    touched.refuse_overlaps()?;
+    accesses.add(Access::Written, Array::new("seqused", params.seqused.cast_const(), batch_size).check()?);
+    accesses.refuse_overlaps()?;
     let layout = match memory {
         Memory::Host => Layout::Vec1,
         Memory::Device => Layout::widest(dtype, operands.iter().flat_map(Operand::layout_quantities)),

@@ -1,14 +1,15 @@
 //! Merging partial results: the params as C sees them, their checks, and the functions.
 
+use super::accesses::Accesses;
 use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
-use super::op::{self, OpParams};
+use super::op;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
+use super::params::Params;
 use super::sized::SizedStruct;
-use super::touched::Touched;
 use super::types::*;
 use crate::error::{Error, Result};
 use crate::ops::merge::{Merge, MergeClass};
@@ -92,8 +93,8 @@ pub unsafe extern "C" fn flashtune_merge(
     unsafe { op::launch(context, params, stream) }
 }
 
-impl OpParams for flashtune_merge_params {
-    type Op = Merge;
+impl Params for flashtune_merge_params {
+    type Checked = Merge;
 
     fn check(&self, data: Data, memory: Memory) -> Result<Merge> {
         check(self, data, memory)
@@ -136,12 +137,12 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
     let mut partial_out =
         Operand::new("partial_out", Access::Read, &params.partial_out, sizes, partial_dtype).repeated(partials);
     let mut out = Operand::new("out", Access::Written, &params.out, sizes, dtype);
-    let mut touched = Touched::default();
-    touched.add(Access::Read, partial_out.check(data)?);
-    touched.add(Access::Read, partial_lses(params, rows as i64, data)?);
-    touched.add(Access::Written, out.check(data)?);
-    touched.add(Access::Written, Array::new("lse", params.lse.cast_const(), rows as i64).check()?);
-    touched.refuse_overlaps()?;
+    let mut accesses = Accesses::default();
+    accesses.add(Access::Read, partial_out.check(data)?);
+    accesses.add(Access::Read, partial_lses(params, rows as i64, data)?);
+    accesses.add(Access::Written, out.check(data)?);
+    accesses.add(Access::Written, Array::new("lse", params.lse.cast_const(), rows as i64).check()?);
+    accesses.refuse_overlaps()?;
     let layout = match memory {
         Memory::Host => Layout::Vec1,
         // A lane loads at most four elements, 16 bytes of an fp32 partial.

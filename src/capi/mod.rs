@@ -23,6 +23,7 @@ pub mod records;
 pub mod status;
 pub mod types;
 
+mod accesses;
 mod args;
 mod array;
 mod block_mask;
@@ -35,8 +36,8 @@ mod operand;
 mod overlap;
 mod pages;
 mod panic_boundary;
+mod params;
 mod pass;
 mod scores;
 mod sized;
 mod text;
-mod touched;

@@ -2,54 +2,34 @@
 //!
 //! `merge` and `kv_append` differ only in their params.
 
-use super::args::Memory;
 use super::context::flashtune_context;
 use super::operand::Data;
 use super::panic_boundary::enter;
-use super::sized::{self, SizedStruct};
+use super::params::{Params, checked_with_context};
 use crate::backend::{OpExecutable, Stream};
 use crate::error::{Error, Result, Status};
 use crate::ops::Op;
 use std::sync::Arc;
 
-/// A params struct of one operation.
-pub trait OpParams: SizedStruct {
-    type Op: Op;
-
-    fn check(&self, data: Data, memory: Memory) -> Result<Self::Op>;
-}
-
 /// # Safety
-/// A live context or NULL; `params` as `sized::read`. The same holds for `launch`.
-pub unsafe fn prepare<P: OpParams>(context: *mut flashtune_context, params: *const P) -> i32 {
+/// As `checked_with_context`. The same holds for `launch`.
+pub unsafe fn prepare<P: Params<Checked: Op>>(context: *mut flashtune_context, params: *const P) -> i32 {
     enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, op) = unsafe { checked(context, params, Data::Optional)? };
+        let (context, op) = unsafe { checked_with_context(context, params, Data::Optional)? };
         executable(context, &op, None).map(drop)
     })
 }
 
-pub unsafe fn launch<P: OpParams>(context: *mut flashtune_context, params: *const P, stream: Stream) -> i32 {
+pub unsafe fn launch<P: Params<Checked: Op>>(context: *mut flashtune_context, params: *const P, stream: Stream) -> i32 {
     enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, op) = unsafe { checked(context, params, Data::Required)? };
+        let (context, op) = unsafe { checked_with_context(context, params, Data::Required)? };
         if op.is_empty() {
             return Ok(());
         }
         executable(context, &op, Some(stream))?.launch(&op, stream)
     })
-}
-
-unsafe fn checked<'a, P: OpParams>(
-    context: *mut flashtune_context,
-    params: *const P,
-    data: Data,
-) -> Result<(&'a flashtune_context, P::Op)> {
-    // SAFETY: by the caller's promise.
-    let context = unsafe { flashtune_context::of(context)? };
-    // SAFETY: by the caller's promise.
-    let params = unsafe { sized::read("params", params)? };
-    Ok((context, params.check(data, Memory::of(context.engine.backend()))?))
 }
 
 /// The executable of the call's class. One that is missing is built, but neither in a sealed context nor while `stream`

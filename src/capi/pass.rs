@@ -1,9 +1,10 @@
 //! The four calls of a pass and its plan's description, once for both passes: what happens after the arguments are
 //! checked. `forward` and `backward` differ only in their params.
 
-use super::args::{Checked, Memory};
+use super::args::Checked;
 use super::context::flashtune_context;
 use super::operand::Data;
+use super::params::{Params, checked_with_context};
 use super::plan_info::flashtune_plan_info;
 use super::{panic_boundary, sized};
 use crate::backend::Stream;
@@ -13,40 +14,24 @@ use crate::problem::{Problem, Varlen};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A params struct of one pass.
-pub trait Params: sized::SizedStruct {
-    fn check(&self, data: Data, memory: Memory) -> Result<Checked>;
-}
-
-/// The caller's params, copied and checked.
-///
 /// # Safety
-/// As `sized::read`.
-pub unsafe fn checked<P: Params>(
-    context: &flashtune_context,
-    argument: &str,
-    params: *const P,
-    data: Data,
-) -> Result<Checked> {
-    // SAFETY: by the caller's promise.
-    let params = unsafe { sized::read(argument, params)? };
-    params.check(data, Memory::of(context.engine.backend()))
-}
-
-/// # Safety
-/// A live context or NULL; `params` as `sized::read`. The same holds for every function below.
-pub unsafe fn supported<P: Params>(context: *mut flashtune_context, params: *const P) -> i32 {
+/// As `checked_with_context`. The same holds for every function below.
+pub unsafe fn supported<P: Params<Checked = Checked>>(context: *mut flashtune_context, params: *const P) -> i32 {
     panic_boundary::enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let (context, checked) = unsafe { checked_with_context(context, params, Data::Optional)? };
         context.engine.supported(&checked.call.problem)
     })
 }
 
-pub unsafe fn workspace_size<P: Params>(context: *mut flashtune_context, params: *const P, bytes: *mut u64) -> i32 {
+pub unsafe fn workspace_size<P: Params<Checked = Checked>>(
+    context: *mut flashtune_context,
+    params: *const P,
+    bytes: *mut u64,
+) -> i32 {
     panic_boundary::enter(|| {
         // SAFETY: by the caller's promise.
-        let (_, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let (_, checked) = unsafe { checked_with_context(context, params, Data::Optional)? };
         let bytes = sized::output("bytes", bytes)?;
         // SAFETY: not NULL and aligned, and the caller promises that it may be written.
         unsafe { bytes.write(checked.workspace_bytes() as u64) };
@@ -54,10 +39,10 @@ pub unsafe fn workspace_size<P: Params>(context: *mut flashtune_context, params:
     })
 }
 
-pub unsafe fn prepare<P: Params>(context: *mut flashtune_context, params: *const P) -> i32 {
+pub unsafe fn prepare<P: Params<Checked = Checked>>(context: *mut flashtune_context, params: *const P) -> i32 {
     panic_boundary::enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let (context, checked) = unsafe { checked_with_context(context, params, Data::Optional)? };
         let problem = &checked.call.problem;
         if problem.is_empty() {
             return context.engine.supported(problem);
@@ -66,7 +51,7 @@ pub unsafe fn prepare<P: Params>(context: *mut flashtune_context, params: *const
     })
 }
 
-pub unsafe fn launch<P: Params>(
+pub unsafe fn launch<P: Params<Checked = Checked>>(
     context: *mut flashtune_context,
     params: *const P,
     workspace: *mut c_void,
@@ -75,7 +60,7 @@ pub unsafe fn launch<P: Params>(
 ) -> i32 {
     panic_boundary::enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, mut checked) = unsafe { asked(context, params, Data::Required)? };
+        let (context, mut checked) = unsafe { checked_with_context(context, params, Data::Required)? };
         checked.set_workspace(workspace, workspace_bytes)?;
         let problem = &checked.call.problem;
         if problem.is_empty() {
@@ -85,14 +70,14 @@ pub unsafe fn launch<P: Params>(
     })
 }
 
-pub unsafe fn plan_info<P: Params>(
+pub unsafe fn plan_info<P: Params<Checked = Checked>>(
     context: *mut flashtune_context,
     params: *const P,
     info: *mut flashtune_plan_info,
 ) -> i32 {
     panic_boundary::enter(|| {
         // SAFETY: by the caller's promise.
-        let (context, checked) = unsafe { asked(context, params, Data::Optional)? };
+        let (context, checked) = unsafe { checked_with_context(context, params, Data::Optional)? };
         // SAFETY: by the caller's promise.
         let size = unsafe { sized::output_size("info", info)? };
         let problem = &checked.call.problem;
@@ -119,18 +104,6 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
             )))
         }
     }
-}
-
-unsafe fn asked<'a, P: Params>(
-    context: *mut flashtune_context,
-    params: *const P,
-    data: Data,
-) -> Result<(&'a flashtune_context, Checked)> {
-    // SAFETY: by the caller's promise.
-    let context = unsafe { flashtune_context::of(context)? };
-    // SAFETY: by the caller's promise.
-    let checked = unsafe { checked(context, "params", params, data)? };
-    Ok((context, checked))
 }
 
 /// The plan that is there, else a new one where one may be made: not in a sealed context, not while `stream` captures.

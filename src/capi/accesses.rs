@@ -1,17 +1,18 @@
-//! Touched: the bytes that a call reads and writes, and that what it writes shares none with the others.
+//! Accesses: the bytes that a call reads and writes. A byte that it writes may belong to no other of its tensors.
 
 use super::operand::Access;
 use super::overlap::Footprint;
 use crate::error::{Error, Result};
 
-/// At most q, k, v, out, dout, lse, two dropout words and ten of the features; dq, dk, dv, dbias and dsinks.
+/// The longest lists: q, k, v, out, dout, lse, two dropout words and ten tensors of the features are read; dq, dk, dv,
+/// dbias and dsinks are written.
 #[derive(Default)]
-pub struct Touched {
+pub struct Accesses {
     read: Footprints<18>,
     written: Footprints<5>,
 }
 
-impl Touched {
+impl Accesses {
     pub fn add(&mut self, access: Access, more: impl IntoIterator<Item = Footprint>) {
         match access {
             Access::Read => self.read.extend(more),
@@ -20,14 +21,14 @@ impl Touched {
     }
 
     pub fn refuse_overlaps(&self) -> Result<()> {
-        let Touched { read, written } = self;
+        let Accesses { read, written } = self;
         for (index, output) in written.iter().enumerate() {
             read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;
         }
         Ok(())
     }
 
-    /// Of something more that is written.
+    /// Refuses one more output that shares a byte with any tensor of the call.
     pub fn refuse_overlap_with(&self, output: &Footprint) -> Result<()> {
         self.read.iter().chain(self.written.iter()).try_for_each(|other| refuse_overlap(output, other))
     }
