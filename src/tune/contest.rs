@@ -3,8 +3,9 @@
 //! Decisions only; `search` runs the candidates. All are compared with the default's samples of the same turns, so that
 //! those who joined later, or when the clock was slower, are judged alike.
 
+use super::outcome::{Outcome, Timed};
 use super::timing::{self, Samples};
-use super::{Floor, Outcome, Timed};
+use super::utilisation::Floor;
 use crate::config::Config;
 use std::time::Duration;
 

@@ -6,8 +6,10 @@
 //! `contest`, and tells its caller of every trial as soon as it is known.
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
+use super::outcome::{Outcome, Timed, Trial, Verdict};
+use super::progress::{Phase, Progress};
 use super::timing::Samples;
-use super::{Floor, Outcome, Phase, Progress, Timed, Trial, Verdict};
+use super::utilisation::Floor;
 use crate::backend::Elapsed;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};

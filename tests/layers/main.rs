@@ -33,7 +33,6 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("src/kernel", "gpu", "mod.rs"),
     ("src/kernel", "launch", "mod.rs"),
     ("src/tune", "features", "arena"),
-    ("src/tune", "mod.rs", "worker"),
     ("src/family", "cpu", "mod.rs"),
     ("src/family", "decode", "mod.rs"),
     ("src/family", "limits", "mod.rs"),
@@ -41,13 +40,6 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("src/family", "sm90", "mod.rs"),
     ("src/family/sm90", "backward", "mod.rs"),
     ("src/family/sm90", "forward", "mod.rs"),
-    ("src/bin/flashtune", "autotune", "mod.rs"),
-    ("src/bin/flashtune", "bench", "mod.rs"),
-    ("src/bin/flashtune", "info", "mod.rs"),
-    ("src/bin/flashtune", "problems", "mod.rs"),
-    ("src/bin/flashtune", "records", "mod.rs"),
-    ("src/bin/flashtune", "render", "mod.rs"),
-    ("src/bin/flashtune", "worker", "mod.rs"),
 ];
 
 fn layer(module: &str) -> Option<usize> {

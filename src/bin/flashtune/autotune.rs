@@ -1,9 +1,9 @@
 //! `flashtune autotune`: the offline pass over presets or a problem file.
 
 use crate::device::DeviceArg;
+use crate::failure::{Failure, print_json, usage};
 use crate::problems;
 use crate::progress::Display;
-use crate::{Failure, print_json, usage};
 use flashtune::device::Arch;
 use flashtune::error::Status;
 use flashtune::plan::{Engine, Record, key, record};

@@ -2,8 +2,8 @@
 
 use crate::autotune::utilisation;
 use crate::device::DeviceArg;
+use crate::failure::{Failure, print_json};
 use crate::problems::{self, ClassArgs, ShapeArgs};
-use crate::{Failure, print_json};
 use flashtune::config::Config;
 use flashtune::family;
 use flashtune::plan::{Engine, key};

@@ -1,7 +1,7 @@
 //! `flashtune info`: what is here. Devices, libraries found or not and where looked, cache, records, versions.
 
 use crate::device::cache_folder;
-use crate::{Failure, print_json};
+use crate::failure::{Failure, print_json};
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
 use flashtune::device::Device;

@@ -5,6 +5,7 @@
 mod autotune;
 mod bench;
 mod device;
+mod failure;
 mod features;
 mod info;
 mod presets;
@@ -15,8 +16,7 @@ mod render;
 mod worker;
 
 use clap::{Parser, Subcommand};
-use flashtune::error::Error;
-use std::io::Write;
+use failure::Failure;
 use std::process::ExitCode;
 
 /// Exact attention, rendered, compiled and tuned at run time.
@@ -46,25 +46,6 @@ enum Command {
     /// Runs candidates for `autotune`, which starts it
     #[command(hide = true)]
     Worker(worker::Args),
-}
-
-/// How a command ends when not well.
-enum Failure {
-    /// It was asked for something that cannot be: 2.
-    Usage(String),
-    /// It was asked well and did not succeed: 1.
-    Failed(String),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Failed(error.message)
-    }
-}
-
-/// For errors in what the user wrote.
-fn usage(error: impl std::fmt::Display) -> Failure {
-    Failure::Usage(error.to_string())
 }
 
 fn main() -> ExitCode {
@@ -100,10 +81,4 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// One line of JSON on standard output.
-fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
-    writeln!(std::io::stdout(), "{text}").map_err(|error| Failure::Failed(format!("standard output: {error}")))
 }

@@ -1,8 +1,8 @@
 //! Problems as the user writes them: a preset, a file of JSON lines, or options of the command line.
 
+use crate::failure::{Failure, usage};
 use crate::features::FeatureArgs;
 use crate::presets;
-use crate::{Failure, usage};
 use flashtune::plan::key;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use serde::Deserialize;

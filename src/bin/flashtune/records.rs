@@ -1,7 +1,7 @@
 //! `flashtune records`: list, export, import, verify.
 
 use crate::device::DeviceArg;
-use crate::{Failure, print_json};
+use crate::failure::{Failure, print_json};
 use clap::Subcommand;
 use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;

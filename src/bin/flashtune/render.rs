@@ -1,8 +1,8 @@
 //! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge` and
 //! `render-kv-append`: the kernels that merge partial results and write into a cache. No GPU is needed.
 
+use crate::failure::{Failure, print_json, usage};
 use crate::problems::{ClassArgs, ShapeArgs, by_name};
-use crate::{Failure, print_json, usage};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;

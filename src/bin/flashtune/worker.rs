@@ -1,7 +1,7 @@
 //! `flashtune worker`: the child of `autotune`, which runs what may hang or crash. Not for people.
 
-use crate::Failure;
 use crate::device::DeviceArg;
+use crate::failure::Failure;
 use flashtune::error::Error;
 use flashtune::tune::worker;
 use std::io::BufRead;
