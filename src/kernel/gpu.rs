@@ -3,13 +3,14 @@
 //! It knows how a pass becomes modules on the device; what a launch does with them is `launch`'s.
 
 use super::cubin_cache::CubinCache;
+use super::discovery::described;
+use super::fixed::{FixedKernel, FixedSpec};
 use super::launch::Executable;
 use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
-use super::{FixedKernel, FixedSpec, Nvrtc, modules, render_pass};
+use super::{modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
-use crate::cuda;
 use crate::cuda::context::Context;
 use crate::cuda::event::Event;
 use crate::cuda::memory::DeviceMemory;
@@ -188,10 +189,4 @@ impl Gpu {
         let sm_clock_hz = sm_clock.map_or(Ok(None), |clock| clock.hz(&self.stream))?;
         Ok(Elapsed { time: clock.stop.since(&clock.start)?, sm_clock_hz })
     }
-}
-
-/// A device as the driver and NVRTC together describe it.
-pub(super) fn described(driver: &cuda::driver::Driver, device: i32) -> Result<Device> {
-    let nvrtc_version = Nvrtc::get().map_or((0, 0), Nvrtc::version);
-    Ok(Device { nvrtc_version, ..cuda::device::describe(driver, device)? })
 }

@@ -6,8 +6,9 @@
 
 use super::launch_maps::{KeyMaps, LaunchMaps};
 use super::modules::Loaded;
+use super::params::KernelParams;
+use super::resources::Resources;
 use super::tile_counters::TileCounters;
-use super::{KernelParams, Resources};
 use crate::call::{Call, Stream};
 use crate::config::Config;
 use crate::cuda::context::{Context, Current};

@@ -8,6 +8,7 @@ pub mod compile;
 pub mod constants;
 pub mod cubin_cache;
 pub mod cubin_limit;
+mod discovery;
 pub mod fixed;
 mod gpu;
 mod launch;
@@ -15,6 +16,7 @@ mod launch_maps;
 mod modules;
 mod params;
 pub mod render;
+mod resources;
 pub mod sass;
 pub mod sm_clock;
 pub mod sources;
@@ -24,55 +26,20 @@ pub use crate::cuda::library::{Attempt, Search};
 pub use crate::cuda::memory::DeviceMemory;
 pub use compile::Compiled;
 pub use constants::Value;
+pub use discovery::{compiler_archs, devices, driver_search, nvrtc_search};
 pub use fixed::{FixedKernel, FixedSpec};
 pub use gpu::{Elapsed, Gpu};
 pub use launch::Executable;
 pub use params::KernelParams;
+pub use resources::Resources;
 
 use crate::config::Config;
-use crate::cuda;
-use crate::cuda::driver::Driver;
 use crate::cuda::nvrtc::Nvrtc;
-use crate::device::{Arch, Device};
+use crate::device::Arch;
 use crate::error::{Error, Result};
 use crate::family::geometry::{self, KernelSpec};
 use crate::problem::Problem;
 use render::Renderer;
-
-/// What a built kernel uses, of the main kernel of a pass. Zeros on the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Resources {
-    pub registers: u32,
-    /// All that ptxas says.
-    pub spill_bytes: u32,
-    /// Those that products wait for: of a kernel whose warpgroups have parts the consumers' alone (`sass`), else all.
-    pub costly_spill_bytes: u32,
-    pub smem_bytes: u32,
-    pub threads: u32,
-}
-
-/// The GPUs that this process sees, in the order of their ordinals.
-pub fn devices() -> Result<Vec<Device>> {
-    let driver = Driver::get()?;
-    (0..cuda::device::count(driver)?)
-        .map(|ordinal| gpu::described(driver, cuda::device::at(driver, ordinal)?))
-        .collect()
-}
-
-/// Where libcuda was looked for, and what came of it.
-pub fn driver_search() -> &'static Search {
-    Driver::search()
-}
-
-/// Where libnvrtc was looked for, and what came of it.
-pub fn nvrtc_search() -> &'static Search {
-    Nvrtc::search()
-}
-
-/// The architectures that the NVRTC in use makes cubins for, ascending.
-pub fn compiler_archs() -> Result<Vec<Arch>> {
-    Ok(Nvrtc::get()?.archs().iter().map(|number| Arch::Sm(number / 10, number % 10)).collect())
-}
 
 /// The texts of all kernels of a pass, in launch order. Every knob of the config must be read by one of them: one that
 /// none reads is misspelt, or the two sides have come apart.

@@ -3,13 +3,13 @@
 //! A text is loaded once per context, however many plans use it, and is unloaded with the last of them. Two threads
 //! that want the same text at once compile it once; different texts do not wait for each other.
 
-use super::compile::{EntryResources, Target, compile, options, target, targets};
+use super::compile::{Compiled, EntryResources, Target, compile, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
-use super::{Compiled, Nvrtc, sass};
+use super::sass;
 use crate::config::Family;
 use crate::cuda::context::Context;
 use crate::cuda::module::Module;
-use crate::cuda::nvrtc::OLDEST_MAJOR;
+use crate::cuda::nvrtc::{Nvrtc, OLDEST_MAJOR};
 use crate::device::Device;
 use crate::error::Result;
 use std::collections::{BTreeMap, HashMap};

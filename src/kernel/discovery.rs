@@ -1,0 +1,35 @@
+//! Discovery: the GPUs, the driver and the compiler that this process finds.
+
+use crate::cuda;
+use crate::cuda::driver::Driver;
+use crate::cuda::library::Search;
+use crate::cuda::nvrtc::Nvrtc;
+use crate::device::{Arch, Device};
+use crate::error::Result;
+
+/// The GPUs that this process sees, in the order of their ordinals.
+pub fn devices() -> Result<Vec<Device>> {
+    let driver = Driver::get()?;
+    (0..cuda::device::count(driver)?).map(|ordinal| described(driver, cuda::device::at(driver, ordinal)?)).collect()
+}
+
+/// The places where libcuda was looked for, and the result.
+pub fn driver_search() -> &'static Search {
+    Driver::search()
+}
+
+/// The places where libnvrtc was looked for, and the result.
+pub fn nvrtc_search() -> &'static Search {
+    Nvrtc::search()
+}
+
+/// The architectures that the NVRTC in use makes cubins for, ascending.
+pub fn compiler_archs() -> Result<Vec<Arch>> {
+    Ok(Nvrtc::get()?.archs().iter().map(|number| Arch::Sm(number / 10, number % 10)).collect())
+}
+
+/// A device as the driver and NVRTC together describe it.
+pub(super) fn described(driver: &cuda::driver::Driver, device: i32) -> Result<Device> {
+    let nvrtc_version = Nvrtc::get().map_or((0, 0), Nvrtc::version);
+    Ok(Device { nvrtc_version, ..cuda::device::describe(driver, device)? })
+}
