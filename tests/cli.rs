@@ -6,7 +6,7 @@ use flashtune::config::Config;
 use flashtune::cpu::Cpu;
 use flashtune::plan::record::read_lines;
 use flashtune::plan::{Engine, EngineOptions, Source};
-use flashtune::problem::{Causal, Dtype, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Feature, Layout, Pass, Problem};
 use flashtune::tune::candidates;
 use flashtune::tune::worker;
 use flashtune::tune::{Bench, Fault, Worker};
@@ -54,6 +54,16 @@ const SMALL: &str = r#"{"num_heads_q":2,"seqlen_q":48,"head_dim":32,"dtype":"fp3
 /// The same problem as a call describes it.
 const SMALL_PROBLEM: Problem =
     Problem { layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Fp32, 1, 2, 48, 32) };
+
+#[test]
+fn every_feature_of_the_table_has_its_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = stdout(&run(folder.path(), &["render", "--help"]));
+    for (name, what) in Feature::ALL.iter().flat_map(|feature| feature.row().options) {
+        let option = format!("--{} ", name.replace('_', "-"));
+        assert!(help.lines().any(|line| line.contains(&option) && line.ends_with(what)), "{option}{what}");
+    }
+}
 
 #[test]
 fn bad_usage_is_2_and_failure_is_1() {

@@ -7,7 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::family::heuristic;
-use flashtune::kernel::constants::CONSTANTS;
+use flashtune::kernel::constants;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
@@ -210,7 +210,7 @@ fn a_constant_of_the_class_is_declared_where_the_text_mentions_it() {
 #[test]
 fn every_constant_of_the_class_is_mentioned_by_a_kernel() {
     let sources = embedded();
-    for constant in CONSTANTS {
+    for constant in constants::class() {
         assert!(sources.values().any(|text| text.contains(constant.name)), "{}", constant.name);
     }
 }

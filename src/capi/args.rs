@@ -115,7 +115,7 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
     let keys = |name, dim, tensor| match problem.features.paged {
         None => rows_of_keys(name, Access::Read, problem, dim, tensor),
         Some(page_size) => {
-            let pages = [inputs.features.pages.num_pages, page_size, problem.num_heads_kv, dim];
+            let pages = [inputs.features.pass.pages.num_pages, page_size, problem.num_heads_kv, dim];
             Operand::new(name, Access::Read, tensor, pages, problem.dtype).with_rows(Rows::InPages)
         }
     };

@@ -1,5 +1,5 @@
-//! FeatureInputs: what a call asks beyond plain attention, taken out of either pass's C struct, and its checks: bits
-//! against pointers, the window against causal, arrays and their sizes. Lengths on the host are `lengths`'.
+//! FeatureInputs: a call's features in the C structs, and their checks: bits against pointers, the window against
+//! causal, arrays and their sizes. `inputs` reads the fields; `lengths` checks lengths on the host.
 
 use super::array::Array;
 use super::factor::check_factor;
@@ -12,116 +12,69 @@ use super::sized::address;
 use super::types::*;
 use crate::call::{FeatureArgs, ScoresRef};
 use crate::error::{Error, Result};
-use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
+use crate::problem::features::{Bit, bits};
+use crate::problem::{Causal, Feature, Features, Pass, Problem, Varlen, Window};
 use std::ffi::c_void;
 
-/// The fields of the same names, unchecked; NULL where the pass does not have them.
+/// The fields of the same names that both passes have, unchecked.
 pub struct FeatureInputs {
-    features: u64,
-    window: i32,
-    softcap: f32,
-    window_left: i64,
-    window_right: i64,
-    alibi_slopes: *const f32,
-    alibi_stride_batch: i64,
-    bias: flashtune_scores_tensor,
-    mask: flashtune_scores_tensor,
-    sinks: *const f32,
-    cu_seqlens_q: *const i32,
-    cu_seqlens_k: *const i32,
-    seqused_q: *const i32,
-    seqused_k: *const i32,
-    total_q: i64,
-    total_k: i64,
-    dbias: flashtune_scores_tensor,
-    dsinks: *mut f32,
-    dlse: *const f32,
-    pub pages: PageInputs,
-    block_mask: flashtune_block_mask,
+    pub features: u64,
+    pub window: i32,
+    pub softcap: f32,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub alibi_slopes: *const f32,
+    pub alibi_stride_batch: i64,
+    pub bias: flashtune_scores_tensor,
+    pub mask: flashtune_scores_tensor,
+    pub sinks: *const f32,
+    pub cu_seqlens_q: *const i32,
+    pub cu_seqlens_k: *const i32,
+    pub seqused_q: *const i32,
+    pub seqused_k: *const i32,
+    pub total_q: i64,
+    pub total_k: i64,
+    pub block_mask: flashtune_block_mask,
+    pub pass: PassInputs,
 }
 
-const NO_SCORES: flashtune_scores_tensor = flashtune_scores_tensor {
-    data: std::ptr::null_mut(),
-    stride_batch: 0,
-    stride_head: 0,
-    stride_seqlen_q: 0,
-    stride_seqlen_k: 0,
-};
+/// The fields of the same names that one pass alone has.
+pub struct PassInputs {
+    pub dbias: flashtune_scores_tensor,
+    pub dsinks: *mut f32,
+    pub dlse: *const f32,
+    pub pages: PageInputs,
+}
 
-macro_rules! take_features_from {
-    ($params:ty, $dbias:expr, $dsinks:expr, $dlse:expr, $pages:expr) => {
-        impl From<&$params> for FeatureInputs {
-            fn from(params: &$params) -> FeatureInputs {
-                FeatureInputs {
-                    features: params.features,
-                    window: params.window,
-                    softcap: params.softcap,
-                    window_left: params.window_left,
-                    window_right: params.window_right,
-                    alibi_slopes: params.alibi_slopes,
-                    alibi_stride_batch: params.alibi_stride_batch,
-                    bias: params.bias,
-                    mask: params.mask,
-                    sinks: params.sinks,
-                    cu_seqlens_q: params.cu_seqlens_q,
-                    cu_seqlens_k: params.cu_seqlens_k,
-                    seqused_q: params.seqused_q,
-                    seqused_k: params.seqused_k,
-                    total_q: params.total_q,
-                    total_k: params.total_k,
-                    dbias: $dbias(params),
-                    dsinks: $dsinks(params),
-                    dlse: $dlse(params),
-                    pages: $pages(params),
-                    block_mask: params.block_mask,
-                }
-            }
-        }
+impl PassInputs {
+    pub const NONE: PassInputs = PassInputs {
+        dbias: flashtune_scores_tensor {
+            data: std::ptr::null_mut(),
+            stride_batch: 0,
+            stride_head: 0,
+            stride_seqlen_q: 0,
+            stride_seqlen_k: 0,
+        },
+        dsinks: std::ptr::null_mut(),
+        dlse: std::ptr::null(),
+        pages: PageInputs::NONE,
     };
 }
-type Forward = flashtune_forward_params;
-type Backward = flashtune_backward_params;
-take_features_from!(
-    Forward,
-    |_: &Forward| NO_SCORES,
-    |_: &Forward| std::ptr::null_mut(),
-    |_: &Forward| std::ptr::null(),
-    |p: &Forward| PageInputs::from(p)
-);
-take_features_from!(
-    Backward,
-    |p: &Backward| p.dbias,
-    |p: &Backward| p.dsinks,
-    |p: &Backward| p.dlse,
-    |_: &Backward| PageInputs::NONE
-);
 
-/// A feature's bit as the header names it.
-type Bit = (u64, &'static str);
-const ALIBI: Bit = (FLASHTUNE_FEATURE_ALIBI, "FLASHTUNE_FEATURE_ALIBI");
-const BIAS: Bit = (FLASHTUNE_FEATURE_BIAS, "FLASHTUNE_FEATURE_BIAS");
-const MASK: Bit = (FLASHTUNE_FEATURE_MASK, "FLASHTUNE_FEATURE_MASK");
-const SINKS: Bit = (FLASHTUNE_FEATURE_SINKS, "FLASHTUNE_FEATURE_SINKS");
-const CU_SEQLENS_Q: Bit = (FLASHTUNE_FEATURE_CU_SEQLENS_Q, "FLASHTUNE_FEATURE_CU_SEQLENS_Q");
-const CU_SEQLENS_K: Bit = (FLASHTUNE_FEATURE_CU_SEQLENS_K, "FLASHTUNE_FEATURE_CU_SEQLENS_K");
-const SEQUSED_Q: Bit = (FLASHTUNE_FEATURE_SEQUSED_Q, "FLASHTUNE_FEATURE_SEQUSED_Q");
-const SEQUSED_K: Bit = (FLASHTUNE_FEATURE_SEQUSED_K, "FLASHTUNE_FEATURE_SEQUSED_K");
-const DBIAS: Bit = (FLASHTUNE_FEATURE_DBIAS, "FLASHTUNE_FEATURE_DBIAS");
-const DLSE: Bit = (FLASHTUNE_FEATURE_DLSE, "FLASHTUNE_FEATURE_DLSE");
-const PAGED: Bit = (FLASHTUNE_FEATURE_PAGED, "FLASHTUNE_FEATURE_PAGED");
-const MASK_BITS: Bit = (FLASHTUNE_FEATURE_MASK_BITS, "FLASHTUNE_FEATURE_MASK_BITS");
-const ANY_MASK: Bit = (MASK.0 | MASK_BITS.0, "FLASHTUNE_FEATURE_MASK or _MASK_BITS");
-const BLOCK_MASK: Bit = (FLASHTUNE_FEATURE_BLOCK_MASK, "FLASHTUNE_FEATURE_BLOCK_MASK");
+/// Either bit of a mask.
+const ANY_MASK: Bit =
+    Bit { value: bits::MASK.value | bits::MASK_BITS.value, name: "FLASHTUNE_FEATURE_MASK or _MASK_BITS" };
 
-const VARLEN: u64 = CU_SEQLENS_Q.0 | CU_SEQLENS_K.0 | SEQUSED_Q.0 | SEQUSED_K.0;
-const OF_BOTH: u64 = ALIBI.0 | BIAS.0 | ANY_MASK.0 | SINKS.0 | VARLEN | BLOCK_MASK.0;
-const OF_FORWARD: u64 = OF_BOTH | PAGED.0;
-const OF_BACKWARD: u64 = OF_BOTH | DBIAS.0 | DLSE.0;
+/// The bits that calls of a pass may have.
+fn known_bits(pass: Pass) -> u64 {
+    let rows = Feature::ALL.iter().map(|feature| feature.row()).filter(|row| row.passes.contains(&pass));
+    rows.flat_map(|row| row.bits).fold(0, |known, bit| known | bit.value)
+}
 
 impl FeatureInputs {
     /// What the problem says of them; nothing of data.
     pub fn of_problem(&self, pass: Pass, causal: Causal) -> Result<Features> {
-        let known = if pass == Pass::Forward { OF_FORWARD } else { OF_BACKWARD };
+        let known = known_bits(pass);
         if self.features & !known != 0 {
             let of_the_pass = if pass == Pass::Forward { "forward" } else { "backward" };
             return Err(Error::invalid(format!(
@@ -130,13 +83,15 @@ impl FeatureInputs {
                 self.features & !known
             )));
         }
-        if self.has(MASK) && self.has(MASK_BITS) {
+        if self.has(bits::MASK) && self.has(bits::MASK_BITS) {
             return Err(Error::invalid(format!(
                 "features is {:#x}, with {} and {}; a mask is of bytes or of bits",
-                self.features, MASK.1, MASK_BITS.1
+                self.features,
+                bits::MASK.name,
+                bits::MASK_BITS.name
             )));
         }
-        self.refuse_unasked()?;
+        self.refuse_data_without_bit()?;
         if self.softcap < 0.0 {
             return Err(Error::invalid(format!(
                 "softcap is {:?}; it must not be negative (0 means none)",
@@ -145,71 +100,77 @@ impl FeatureInputs {
         }
         check_factor("softcap", self.softcap, "0 means none")?;
         let varlen = Varlen {
-            total_q: self.has(CU_SEQLENS_Q).then_some(self.total_q),
-            total_k: self.has(CU_SEQLENS_K).then_some(self.total_k),
-            padded_q: self.has(SEQUSED_Q),
+            total_q: self.has(bits::CU_SEQLENS_Q).then_some(self.total_q),
+            total_k: self.has(bits::CU_SEQLENS_K).then_some(self.total_k),
+            padded_q: self.has(bits::SEQUSED_Q),
         };
-        Ok(Features {
+        let why_paged = "since features has FLASHTUNE_FEATURE_PAGED";
+        let paged = self.has(bits::PAGED).then(|| self.pass.pages.page_size(why_paged)).transpose()?;
+        let mut features = Features {
             window: self.window(causal)?,
             softcap: self.softcap().is_some(),
-            alibi: self.has(ALIBI),
-            bias: self.has(BIAS),
-            dbias: self.has(DBIAS),
-            mask: self.has(ANY_MASK),
-            mask_bits: self.has(MASK_BITS),
-            sinks: self.has(SINKS),
-            dlse: self.has(DLSE),
-            varlen: (self.features & VARLEN != 0).then_some(varlen),
-            paged: self
-                .has(PAGED)
-                .then(|| self.pages.page_size("since features has FLASHTUNE_FEATURE_PAGED"))
-                .transpose()?,
-            block_mask: self.has(BLOCK_MASK).then(|| self.block_mask.block_mask()),
-        })
+            varlen: self.has_feature(Feature::Varlen).then_some(varlen),
+            paged,
+            block_mask: self.has(bits::BLOCK_MASK).then(|| self.block_mask.block_mask()),
+            ..Features::NONE
+        };
+        let by_bits = Feature::ALL.iter().filter(|feature| self.has_feature(**feature));
+        by_bits.for_each(|feature| features.switch_on(*feature));
+        Ok(features)
     }
 
     pub fn softcap(&self) -> Option<f32> {
         (self.softcap > 0.0).then_some(self.softcap)
     }
 
-    /// Whether it is asked for; of several bits whether one is.
-    fn has(&self, (bit, _): Bit) -> bool {
-        self.features & bit != 0
+    /// Whether the bit is set; of several whether one is.
+    fn has(&self, bit: Bit) -> bool {
+        self.features & bit.value != 0
     }
 
-    /// Data of a feature that is not asked for is a bit forgotten.
-    fn refuse_unasked(&self) -> Result<()> {
+    fn has_feature(&self, feature: Feature) -> bool {
+        feature.row().bits.iter().any(|bit| self.has(*bit))
+    }
+
+    /// Data without its feature's bit means that the caller forgot the bit.
+    fn refuse_data_without_bit(&self) -> Result<()> {
         let pointers = [
-            ("alibi_slopes", self.alibi_slopes.cast::<c_void>(), ALIBI),
-            ("bias.data", self.bias.data.cast_const(), BIAS),
+            ("alibi_slopes", self.alibi_slopes.cast::<c_void>(), bits::ALIBI),
+            ("bias.data", self.bias.data.cast_const(), bits::BIAS),
             ("mask.data", self.mask.data.cast_const(), ANY_MASK),
-            ("sinks", self.sinks.cast(), SINKS),
-            ("cu_seqlens_q", self.cu_seqlens_q.cast(), CU_SEQLENS_Q),
-            ("cu_seqlens_k", self.cu_seqlens_k.cast(), CU_SEQLENS_K),
-            ("seqused_q", self.seqused_q.cast(), SEQUSED_Q),
-            ("seqused_k", self.seqused_k.cast(), SEQUSED_K),
-            ("dbias.data", self.dbias.data.cast_const(), DBIAS),
-            ("dsinks", self.dsinks.cast_const().cast(), SINKS),
-            ("dlse", self.dlse.cast(), DLSE),
-            ("block_table", self.pages.block_table.cast(), PAGED),
+            ("sinks", self.sinks.cast(), bits::SINKS),
+            ("cu_seqlens_q", self.cu_seqlens_q.cast(), bits::CU_SEQLENS_Q),
+            ("cu_seqlens_k", self.cu_seqlens_k.cast(), bits::CU_SEQLENS_K),
+            ("seqused_q", self.seqused_q.cast(), bits::SEQUSED_Q),
+            ("seqused_k", self.seqused_k.cast(), bits::SEQUSED_K),
+            ("dbias.data", self.pass.dbias.data.cast_const(), bits::DBIAS),
+            ("dsinks", self.pass.dsinks.cast_const().cast(), bits::SINKS),
+            ("dlse", self.pass.dlse.cast(), bits::DLSE),
+            ("block_table", self.pass.pages.block_table.cast(), bits::PAGED),
         ];
-        let of_blocks = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), BLOCK_MASK));
-        if let Some((name, pointer, (_, bit))) =
+        let of_blocks = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), bits::BLOCK_MASK));
+        if let Some((name, pointer, bit)) =
             pointers.into_iter().chain(of_blocks).find(|(_, pointer, bit)| !pointer.is_null() && !self.has(*bit))
         {
             let pointer = address(pointer);
-            return Err(Error::invalid(format!("{name} is {pointer}; it must be NULL, since features has no {bit}")));
+            return Err(Error::invalid(format!(
+                "{name} is {pointer}; it must be NULL, since features has no {}",
+                bit.name
+            )));
         }
         let sizes = [
-            ("total_q", self.total_q, CU_SEQLENS_Q),
-            ("total_k", self.total_k, CU_SEQLENS_K),
-            ("page_size", self.pages.page_size, PAGED),
-            ("num_pages", self.pages.num_pages, PAGED),
+            ("total_q", self.total_q, bits::CU_SEQLENS_Q),
+            ("total_k", self.total_k, bits::CU_SEQLENS_K),
+            ("page_size", self.pass.pages.page_size, bits::PAGED),
+            ("num_pages", self.pass.pages.num_pages, bits::PAGED),
         ];
-        let of_blocks = self.block_mask.sizes().map(|(name, size)| (name, size, BLOCK_MASK));
+        let of_blocks = self.block_mask.sizes().map(|(name, size)| (name, size, bits::BLOCK_MASK));
         for (name, size, bit) in sizes.into_iter().chain(of_blocks) {
             if size != 0 && !self.has(bit) {
-                return Err(Error::invalid(format!("{name} is {size}; it must be 0, since features has no {}", bit.1)));
+                return Err(Error::invalid(format!(
+                    "{name} is {size}; it must be 0, since features has no {}",
+                    bit.name
+                )));
             }
         }
         Ok(())
@@ -254,33 +215,36 @@ impl FeatureInputs {
         }
         let in_lse = p.lse_elements();
         let arrays = [
-            (ALIBI, Array::new("alibi_slopes", self.alibi_slopes, p.num_heads_q).of_batch(p, self.alibi_stride_batch)),
-            (SINKS, Array::new("sinks", self.sinks, p.num_heads_q)),
-            (CU_SEQLENS_Q, Array::new("cu_seqlens_q", self.cu_seqlens_q, p.batch_size + 1)),
-            (CU_SEQLENS_K, Array::new("cu_seqlens_k", self.cu_seqlens_k, p.batch_size + 1)),
-            (SEQUSED_Q, Array::new("seqused_q", self.seqused_q, p.batch_size)),
-            (SEQUSED_K, Array::new("seqused_k", self.seqused_k, p.batch_size)),
-            (DLSE, Array::new("dlse", self.dlse, in_lse)),
-            (PAGED, self.pages.table(p, data)?),
+            (
+                bits::ALIBI,
+                Array::new("alibi_slopes", self.alibi_slopes, p.num_heads_q).of_batch(p, self.alibi_stride_batch),
+            ),
+            (bits::SINKS, Array::new("sinks", self.sinks, p.num_heads_q)),
+            (bits::CU_SEQLENS_Q, Array::new("cu_seqlens_q", self.cu_seqlens_q, p.batch_size + 1)),
+            (bits::CU_SEQLENS_K, Array::new("cu_seqlens_k", self.cu_seqlens_k, p.batch_size + 1)),
+            (bits::SEQUSED_Q, Array::new("seqused_q", self.seqused_q, p.batch_size)),
+            (bits::SEQUSED_K, Array::new("seqused_k", self.seqused_k, p.batch_size)),
+            (bits::DLSE, Array::new("dlse", self.pass.dlse, in_lse)),
+            (bits::PAGED, self.pass.pages.table(p, data)?),
         ];
         // With no batch entry nothing is read.
         for (bit, array) in arrays.into_iter().filter(|(bit, _)| self.has(*bit) && p.batch_size > 0) {
-            array.check_given(data, Some(bit.1))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
+            array.check_given(data, Some(bit.name))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
         self.block_mask.check(p, data, touch)?;
-        let dsinks = Array::new("dsinks", self.dsinks.cast_const(), p.num_heads_q);
+        let dsinks = Array::new("dsinks", self.pass.dsinks.cast_const(), p.num_heads_q);
         dsinks.check()?.into_iter().for_each(|bytes| touch(Access::Written, bytes));
 
         let element = (p.dtype.bytes(), p.dtype.name());
         let scores = [
-            (BIAS, ScoresOperand::new("bias", Access::Read, self.bias, p, element)),
-            (MASK, ScoresOperand::new("mask", Access::Read, self.mask, p, (1, "one-byte"))),
-            (MASK_BITS, ScoresOperand::bits("mask", self.mask, p)),
-            (DBIAS, ScoresOperand::new("dbias", Access::Written, self.dbias, p, (4, "fp32"))),
+            (bits::BIAS, ScoresOperand::new("bias", Access::Read, self.bias, p, element)),
+            (bits::MASK, ScoresOperand::new("mask", Access::Read, self.mask, p, (1, "one-byte"))),
+            (bits::MASK_BITS, ScoresOperand::bits("mask", self.mask, p)),
+            (bits::DBIAS, ScoresOperand::new("dbias", Access::Written, self.pass.dbias, p, (4, "fp32"))),
         ];
         for (bit, operand) in scores.iter().filter(|(bit, _)| self.has(*bit)) {
             operand.check(data)?.into_iter().for_each(|bytes| touch(operand.access, bytes));
-            if let Some(dim) = operand.summed_dim().filter(|_| p.deterministic && *bit == DBIAS) {
+            if let Some(dim) = operand.summed_dim().filter(|_| p.deterministic && *bit == bits::DBIAS) {
                 return Err(Error::unsupported(format!(
                     "dbias.stride_{dim} is 0 and deterministic 1: a sum over {dim} into one element has no fixed order; give each score its own element and sum those, or set deterministic to 0"
                 )));
@@ -309,7 +273,7 @@ impl FeatureInputs {
         // SAFETY: by the caller's promise.
         unsafe { self.block_mask.check_entries(p)? };
         // SAFETY: by the caller's promise, and the lengths are right.
-        if self.has(PAGED) { unsafe { self.pages.check_entries(p, self.seqused_k) } } else { Ok(()) }
+        if self.has(bits::PAGED) { unsafe { self.pass.pages.check_entries(p, self.seqused_k) } } else { Ok(()) }
     }
 
     pub fn args(&self) -> FeatureArgs {
@@ -318,18 +282,18 @@ impl FeatureInputs {
             alibi_slopes: self.alibi_slopes,
             alibi_stride_batch: self.alibi_stride_batch,
             bias: ScoresRef::from(self.bias),
-            dbias: ScoresRef::from(self.dbias),
+            dbias: ScoresRef::from(self.pass.dbias),
             mask: ScoresRef::from(self.mask),
             sinks: self.sinks,
-            dsinks: self.dsinks,
-            dlse: self.dlse,
+            dsinks: self.pass.dsinks,
+            dlse: self.pass.dlse,
             cu_seqlens_q: self.cu_seqlens_q,
             cu_seqlens_k: self.cu_seqlens_k,
             seqused_q: self.seqused_q,
             seqused_k: self.seqused_k,
-            block_table: self.pages.block_table,
-            block_table_stride: self.pages.block_table_stride,
-            num_pages: self.pages.num_pages,
+            block_table: self.pass.pages.block_table,
+            block_table_stride: self.pass.pages.block_table_stride,
+            num_pages: self.pass.pages.num_pages,
             block_lists: self.block_mask.lists(),
         }
     }

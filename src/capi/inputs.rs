@@ -4,7 +4,8 @@
 //! the other: a field that both have is read from each by its name, here and nowhere else.
 
 use super::factor::check_factor;
-use super::features::FeatureInputs;
+use super::features::{FeatureInputs, PassInputs};
+use super::pages::PageInputs;
 use super::types::*;
 use crate::dropout::Dropout;
 use crate::error::{Error, Result};
@@ -33,10 +34,12 @@ pub struct Inputs {
     pub features: FeatureInputs,
 }
 
-macro_rules! take_inputs_from {
-    ($params:ty) => {
+/// `$own` gives what the pass alone has.
+macro_rules! take_from {
+    ($params:ty, $own:expr) => {
         impl From<&$params> for Inputs {
             fn from(params: &$params) -> Inputs {
+                let own: fn(&$params) -> PassInputs = $own;
                 Inputs {
                     dtype: params.dtype,
                     causal: params.causal,
@@ -56,14 +59,38 @@ macro_rules! take_inputs_from {
                     q: params.q,
                     k: params.k,
                     v: params.v,
-                    features: params.into(),
+                    features: FeatureInputs {
+                        features: params.features,
+                        window: params.window,
+                        softcap: params.softcap,
+                        window_left: params.window_left,
+                        window_right: params.window_right,
+                        alibi_slopes: params.alibi_slopes,
+                        alibi_stride_batch: params.alibi_stride_batch,
+                        bias: params.bias,
+                        mask: params.mask,
+                        sinks: params.sinks,
+                        cu_seqlens_q: params.cu_seqlens_q,
+                        cu_seqlens_k: params.cu_seqlens_k,
+                        seqused_q: params.seqused_q,
+                        seqused_k: params.seqused_k,
+                        total_q: params.total_q,
+                        total_k: params.total_k,
+                        block_mask: params.block_mask,
+                        pass: own(params),
+                    },
                 }
             }
         }
     };
 }
-take_inputs_from!(flashtune_forward_params);
-take_inputs_from!(flashtune_backward_params);
+take_from!(flashtune_forward_params, |params| PassInputs { pages: PageInputs::from(params), ..PassInputs::NONE });
+take_from!(flashtune_backward_params, |params| PassInputs {
+    dbias: params.dbias,
+    dsinks: params.dsinks,
+    dlse: params.dlse,
+    ..PassInputs::NONE
+});
 
 impl Inputs {
     /// With what only one pass's struct says.

@@ -348,3 +348,22 @@ pub struct flashtune_backward_params {
     /// not with deterministic.
     pub block_mask: flashtune_block_mask,
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::problem::Feature;
+    use std::collections::BTreeMap;
+
+    /// cbindgen reads this file as text, so the numbers stand here a second time.
+    #[test]
+    fn the_headers_feature_bits_are_those_of_the_table() {
+        let lines = include_str!("types.rs").lines().filter_map(|line| line.strip_prefix("pub const "));
+        let literals: BTreeMap<&str, u64> = lines
+            .filter_map(|line| line.strip_suffix(';')?.split_once(": u64 = "))
+            .map(|(name, number)| (name, number.parse().unwrap()))
+            .collect();
+        let table: BTreeMap<&str, u64> =
+            Feature::ALL.iter().flat_map(|feature| feature.row().bits).map(|bit| (bit.name, bit.value)).collect();
+        assert_eq!(literals, table);
+    }
+}

@@ -8,7 +8,7 @@
 
 use super::canonical::bucket;
 use crate::device::{Arch, Device};
-use crate::problem::{Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use crate::problem::{Dtype, Feature, Features, Layout, Pass, Problem, Varlen, Window};
 use std::fmt;
 
 pub use super::canonical::{canonical, distance};
@@ -73,38 +73,13 @@ impl fmt::Display for Class {
             if self.dropout { "dropout" } else { "nodropout" },
             self.layout.elements()
         )?;
-        // A feature without a name here would share its records with those that lack it.
-        let Features {
-            window: _,
-            softcap,
-            alibi,
-            bias,
-            dbias,
-            mask,
-            mask_bits,
-            sinks,
-            dlse,
-            varlen,
-            paged,
-            block_mask,
-        } = self.features;
-        let names = [
-            (self.deterministic, "deterministic"),
-            (self.batch_invariant, "batchinvariant"),
-            (self.has_window, "window"),
-            (softcap, "softcap"),
-            (alibi, "alibi"),
-            (bias, "bias"),
-            (dbias, "dbias"),
-            (mask && !mask_bits, "mask"),
-            (mask_bits, "maskbits"),
-            (sinks, "sinks"),
-            (dlse, "dlse"),
-            (varlen.is_some(), "varlen"),
-        ];
-        names.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, name)| write!(f, " {name}"))?;
-        paged.map_or(Ok(()), |page_size| write!(f, " page{page_size}"))?;
-        block_mask.map_or(Ok(()), |mask| write!(f, " blocks{}x{}", mask.block_q, mask.block_k))
+        let flags = [(self.deterministic, "deterministic"), (self.batch_invariant, "batchinvariant")];
+        flags.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, name)| write!(f, " {name}"))?;
+        let is_on = |feature: &&Feature| match feature {
+            Feature::Window => self.has_window,
+            other => self.features.is_on(**other),
+        };
+        Feature::ALL.iter().filter(is_on).try_for_each(|feature| write!(f, " {}", (feature.row().word)(&self.features)))
     }
 }
 

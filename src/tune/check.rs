@@ -7,6 +7,7 @@
 use super::arena::{self, Arena, Tensor};
 use super::features::{FeatureGradient, Listed};
 use super::lengths::{Lengths, RAGGED};
+use super::values;
 use crate::backend::{Backend, Executable};
 use crate::cpu::Cpu;
 use crate::dropout::Dropout;
@@ -135,7 +136,7 @@ impl Case {
         };
         let random = |tensor: Tensor| {
             let shape = arena::Shape::of(problem, tensor);
-            arena::rounded(&arena::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
+            values::rounded(&values::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
         };
         let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
         let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
@@ -146,7 +147,7 @@ impl Case {
         if problem.pass == Pass::Backward {
             // Both get the output as the dtype holds it: its rounding is the caller's, not the candidate's.
             let (_, out) = expected.outputs.swap_remove(0);
-            inputs.push((Tensor::Out, arena::rounded(&out, problem.dtype)));
+            inputs.push((Tensor::Out, values::rounded(&out, problem.dtype)));
             inputs.push((Tensor::Dout, random(Tensor::Dout)));
             let backward = Problem { dtype: Dtype::Fp32, ..*problem };
             let lse = expected.lse;
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_nan_anywhere_is_an_error() {
-        let expected = arena::normals(640, 1);
+        let expected = values::normals(640, 1);
         for at in [0, 13, 639] {
             let mut actual = expected.clone();
             actual[at] = f32::NAN;
@@ -310,19 +311,19 @@ mod tests {
     fn rounding_passes_and_a_lost_key_does_not() {
         // A row of attention over 500 keys with equal weights, and the same without the last key.
         let (keys, dim) = (500, 64);
-        let v = arena::normals(keys * dim, 2);
+        let v = values::normals(keys * dim, 2);
         let mean = |count: usize| -> Vec<f32> {
             (0..dim).map(|d| (0..count).map(|j| v[j * dim + d]).sum::<f32>() / keys as f32).collect()
         };
         let expected = mean(keys);
-        let rounded = arena::rounded(&expected, Dtype::Bf16);
+        let rounded = values::rounded(&expected, Dtype::Bf16);
         assert!(row_error(&rounded, &expected, dim) < bound(Dtype::Bf16) / 4.0);
         assert!(row_error(&mean(keys - 1), &expected, dim) > bound(Dtype::Bf16));
     }
 
     #[test]
     fn an_empty_row_must_be_zero() {
-        let mut expected = arena::normals(640, 3);
+        let mut expected = values::normals(640, 3);
         expected[..64].fill(0.0);
         let mut actual = expected.clone();
         assert_eq!(row_error(&actual, &expected, 64), 0.0);

@@ -1,10 +1,10 @@
-//! The device buffers of what a problem asks beyond plain attention, with values that every backend holds exactly.
+//! The device buffers of a problem's features, with values that every backend holds exactly.
 //!
-//! Values are the same for equal problems but for the dtype, so that a candidate and its reference get the same.
+//! Problems that differ in the dtype alone get the same values, so that a candidate and its reference do.
 
-use super::arena::{decode, encode, normals};
 use super::lengths::Lengths;
 use super::pages::Pages;
+use super::values::{decode, encode, normals};
 use crate::backend::{Backend, Memory};
 use crate::call::{BlockLists, FeatureArgs, ScoresRef};
 use crate::error::Result;

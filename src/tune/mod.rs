@@ -17,6 +17,7 @@ mod rig;
 mod search;
 mod timing;
 mod utilisation;
+mod values;
 pub mod worker;
 
 pub use crate::backend::Elapsed;

@@ -1,56 +1,47 @@
-//! A problem's features as the user asks for them, in an option or a line of a problem file.
+//! A problem's features as a user writes them, in options or in a line of a problem file: one struct for both.
 
+use flashtune::problem::features::help;
 use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
+use serde::Deserialize;
 
-#[derive(Clone, Copy, Default, clap::Args)]
+/// Options of the command line, and fields of a line of a problem file. The table of features has their help.
+#[derive(Clone, Copy, Default, clap::Args, Deserialize)]
+#[serde(default)]
 pub struct FeatureArgs {
-    /// Keys before its diagonal that a query sees; all if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = help("window_left"))]
     pub window_left: Option<i64>,
-    /// Keys after its diagonal that a query sees; all if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = help("window_right"))]
     pub window_right: Option<i64>,
-    /// A soft cap of the scores
-    #[arg(long)]
+    #[arg(long, help = help("softcap"))]
     pub softcap: bool,
-    /// ALiBi slopes
-    #[arg(long)]
+    #[arg(long, help = help("alibi"))]
     pub alibi: bool,
-    /// A tensor that is added to the scores
-    #[arg(long)]
+    #[arg(long, help = help("bias"))]
     pub bias: bool,
-    /// Backward: the gradient of the bias
-    #[arg(long)]
+    #[arg(long, help = help("dbias"))]
     pub dbias: bool,
-    /// A tensor of bytes that says which keys are seen
-    #[arg(long)]
+    #[arg(long, help = help("mask"))]
     pub mask: bool,
-    /// A tensor of bits that says it
-    #[arg(long, conflicts_with = "mask")]
+    #[arg(long, conflicts_with = "mask", help = help("mask_bits"))]
     pub mask_bits: bool,
-    /// A score of each head to no key
-    #[arg(long)]
+    #[arg(long, help = help("sinks"))]
     pub sinks: bool,
-    /// Backward: a gradient into the LSE
-    #[arg(long)]
+    #[arg(long, help = help("dlse"))]
     pub dlse: bool,
-    /// Sequences end to end, each as long as the longest
-    #[arg(long)]
+    #[arg(long, help = help("varlen"))]
     pub varlen: bool,
-    /// Forward: keys of a page, where k and v are pages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = help("page_size"))]
     pub page_size: Option<i64>,
-    /// A block mask, of blocks of N queries and N keys
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = help("block_mask"))]
     pub block_mask: Option<i64>,
 }
 
 impl FeatureArgs {
-    /// The problem with these features; what belongs to the backward pass only there.
+    /// The problem with these features. Those of the backward pass alone stay off in a forward pass.
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
-        // Lengths of sequences in pages are what says how many of them are used.
+        // With pages `seqused_k` says how long sequences are, and k has no total.
         let total_k = if self.page_size.is_some() { None } else { total(problem.seqlen_k) };
         let varlen = Varlen { total_q: total(problem.seqlen_q), total_k, ..Varlen::default() };
         let window = match (self.window_left, self.window_right) {

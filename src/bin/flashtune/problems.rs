@@ -35,55 +35,15 @@ struct Line {
     dropout: Option<bool>,
     /// The widest that dtype and head dims allow; no wider one is taken, since no call has it.
     layout: Option<Layout>,
-    /// No window.
-    window_left: Option<i64>,
-    window_right: Option<i64>,
-    /// false, as all that follow
-    #[serde(default)]
-    softcap: bool,
-    #[serde(default)]
-    alibi: bool,
-    #[serde(default)]
-    bias: bool,
-    /// Of the backward pass.
-    #[serde(default)]
-    dbias: bool,
-    #[serde(default)]
-    mask: bool,
-    #[serde(default)]
-    mask_bits: bool,
-    #[serde(default)]
-    sinks: bool,
-    /// Of the backward pass.
-    #[serde(default)]
-    dlse: bool,
-    #[serde(default)]
-    varlen: bool,
-    /// Not in pages. There is no backward pass then.
-    page_size: Option<i64>,
-    /// None.
-    block_mask: Option<i64>,
+    /// All off. There is no backward pass with pages.
+    #[serde(flatten)]
+    features: FeatureArgs,
 }
 
 impl Line {
     /// In that dtype, or in the line's own.
     fn problems(self, dtype: Option<Dtype>) -> Vec<Problem> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
-        let features = FeatureArgs {
-            window_left: self.window_left,
-            window_right: self.window_right,
-            softcap: self.softcap,
-            alibi: self.alibi,
-            bias: self.bias,
-            dbias: self.dbias,
-            mask: self.mask,
-            mask_bits: self.mask_bits,
-            sinks: self.sinks,
-            dlse: self.dlse,
-            varlen: self.varlen,
-            page_size: self.page_size,
-            block_mask: self.block_mask,
-        };
         let dtype = dtype.or(self.dtype).unwrap_or(Dtype::Bf16);
         let widest = Layout::widest(dtype, [self.head_dim, head_dim_v]);
         let plain = |pass| Problem {
@@ -103,10 +63,10 @@ impl Line {
             features: Features::NONE,
             layout: self.layout.map_or(widest, |layout| layout.max(widest)),
         };
-        let of_pass = |pass| features.on(plain(pass)).without_idle_causal();
+        let of_pass = |pass| self.features.on(plain(pass)).without_idle_causal();
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
-            None if self.page_size.is_some() => vec![of_pass(Pass::Forward)],
+            None if self.features.page_size.is_some() => vec![of_pass(Pass::Forward)],
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
         }
     }

@@ -1,0 +1,441 @@
+//! Features: what a problem may add to plain attention, and the one table of what the library knows of each.
+//!
+//! The record key, the renderer, the command line and the checks of the C face follow from the table. A new feature is a
+//! field of `Features`, a row, and a line in `is_on` and `switch_on`; the compiler asks for each. What a feature does is
+//! in `templates/device` and `cpu`.
+
+use super::{Causal, Pass, Problem};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// How many keys before and after its diagonal a row sees: j from i + shift - left to i + shift + right. The shift is
+/// the causal alignment's. None: all of that side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Window {
+    pub left: Option<i64>,
+    /// None where the problem is causal, which says the same as 0.
+    pub right: Option<i64>,
+    /// The diagonal of `Causal::TopLeft`, else of `Causal::BottomRight`; as the problem's causal says, where it is
+    /// causal.
+    pub top_left: bool,
+}
+
+impl Window {
+    /// A window of a causal problem has causal's diagonal.
+    pub fn check_corner(&self, causal: Causal) -> Result<()> {
+        let (of_window, of_causal) = match (self.top_left, causal) {
+            (false, Causal::TopLeft) => ("bottom right", "top left"),
+            (true, Causal::BottomRight) => ("top left", "bottom right"),
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!(
+            "the window aligns to the {of_window} and causal to the {of_causal}; both must align to the same corner"
+        )))
+    }
+}
+
+/// Varlen: which tensors hold sequences end to end, (total, heads, dim), and how many rows those have. None: (batch,
+/// seqlen, heads, dim), where each sequence uses its first rows. The lengths are in device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Varlen {
+    pub total_q: Option<i64>,
+    pub total_k: Option<i64>,
+    /// `seqused_q` says how many of its rows of q each sequence uses.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub padded_q: bool,
+}
+
+/// Only the blocks of scores that lists name (`call::BlockLists`) count. The sizes of a block, in queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockMask {
+    pub block_q: i64,
+    pub block_k: i64,
+}
+
+/// What a problem adds to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a feature that is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Features {
+    pub window: Window,
+    /// Scores s become c * tanh(s / c).
+    pub softcap: bool,
+    /// -slope * |i + seqlen_k - seqlen_q - j| is added to scores.
+    pub alibi: bool,
+    /// A tensor is added to scores.
+    pub bias: bool,
+    /// Backward: the gradient of the bias is wanted.
+    pub dbias: bool,
+    /// A tensor says which keys are seen, by bytes or bits.
+    pub mask: bool,
+    /// The elements of the mask are bits.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mask_bits: bool,
+    /// Each query head has a score to no key, which takes its share of the softmax.
+    pub sinks: bool,
+    /// Backward: there is a gradient into the LSE.
+    pub dlse: bool,
+    /// seqlen_q and seqlen_k bound the lengths of the sequences.
+    pub varlen: Option<Varlen>,
+    /// Forward: k and v are pages of this many keys, (pages, page size, heads, dim). A block table names the pages of
+    /// each sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paged: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_mask: Option<BlockMask>,
+}
+
+impl Features {
+    pub const NONE: Features = Features {
+        window: Window { left: None, right: None, top_left: false },
+        softcap: false,
+        alibi: false,
+        bias: false,
+        dbias: false,
+        mask: false,
+        mask_bits: false,
+        sinks: false,
+        dlse: false,
+        varlen: None,
+        paged: None,
+        block_mask: None,
+    };
+
+    pub fn is_none(&self) -> bool {
+        *self == Features::NONE
+    }
+
+    /// Whether scores go through more than a factor before the softmax.
+    pub const fn modifies_scores(&self) -> bool {
+        self.softcap || self.alibi || self.bias || self.mask
+    }
+    pub fn is_on(&self, feature: Feature) -> bool {
+        // Without `..`, so that a new field has to name its feature.
+        let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask } =
+            *self;
+        match feature {
+            Feature::Window => window != Window::default(),
+            Feature::Softcap => softcap,
+            Feature::Alibi => alibi,
+            Feature::Bias => bias,
+            Feature::Dbias => dbias,
+            Feature::Mask => mask && !mask_bits,
+            Feature::MaskBits => mask_bits,
+            Feature::Sinks => sinks,
+            Feature::Dlse => dlse,
+            Feature::Varlen => varlen.is_some(),
+            Feature::Paged => paged.is_some(),
+            Feature::BlockMask => block_mask.is_some(),
+        }
+    }
+
+    /// Switches on a feature that is a mere flag. One with sizes is on by these.
+    pub fn switch_on(&mut self, feature: Feature) {
+        match feature {
+            Feature::Softcap => self.softcap = true,
+            Feature::Alibi => self.alibi = true,
+            Feature::Bias => self.bias = true,
+            Feature::Dbias => self.dbias = true,
+            Feature::Mask => self.mask = true,
+            Feature::MaskBits => (self.mask, self.mask_bits) = (true, true),
+            Feature::Sinks => self.sinks = true,
+            Feature::Dlse => self.dlse = true,
+            Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {}
+        }
+    }
+}
+
+/// A bit of `features` in the C structs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bit {
+    pub value: u64,
+    /// In the header.
+    pub name: &'static str,
+}
+
+/// The bits. `capi::types` spells them again for the header; a test there compares.
+pub mod bits {
+    use super::Bit;
+
+    pub const ALIBI: Bit = Bit { value: 1 << 0, name: "FLASHTUNE_FEATURE_ALIBI" };
+    pub const BIAS: Bit = Bit { value: 1 << 1, name: "FLASHTUNE_FEATURE_BIAS" };
+    pub const MASK: Bit = Bit { value: 1 << 2, name: "FLASHTUNE_FEATURE_MASK" };
+    pub const SINKS: Bit = Bit { value: 1 << 3, name: "FLASHTUNE_FEATURE_SINKS" };
+    pub const CU_SEQLENS_Q: Bit = Bit { value: 1 << 4, name: "FLASHTUNE_FEATURE_CU_SEQLENS_Q" };
+    pub const CU_SEQLENS_K: Bit = Bit { value: 1 << 5, name: "FLASHTUNE_FEATURE_CU_SEQLENS_K" };
+    pub const SEQUSED_Q: Bit = Bit { value: 1 << 6, name: "FLASHTUNE_FEATURE_SEQUSED_Q" };
+    pub const SEQUSED_K: Bit = Bit { value: 1 << 7, name: "FLASHTUNE_FEATURE_SEQUSED_K" };
+    pub const DBIAS: Bit = Bit { value: 1 << 8, name: "FLASHTUNE_FEATURE_DBIAS" };
+    pub const DLSE: Bit = Bit { value: 1 << 9, name: "FLASHTUNE_FEATURE_DLSE" };
+    pub const PAGED: Bit = Bit { value: 1 << 10, name: "FLASHTUNE_FEATURE_PAGED" };
+    pub const MASK_BITS: Bit = Bit { value: 1 << 11, name: "FLASHTUNE_FEATURE_MASK_BITS" };
+    pub const BLOCK_MASK: Bit = Bit { value: 1 << 12, name: "FLASHTUNE_FEATURE_BLOCK_MASK" };
+}
+
+/// A `constexpr` that kernels may read.
+pub struct Constant {
+    /// In CUDA.
+    pub name: &'static str,
+    /// In templates' tags and in the header comment of a rendered text.
+    pub tag: &'static str,
+    pub meaning: &'static str,
+    pub value: ConstantValue,
+}
+
+/// How a constant follows from the problem; its type in CUDA is int or bool.
+pub enum ConstantValue {
+    Integer(fn(&Problem) -> u32),
+    Flag(fn(&Problem) -> bool),
+}
+
+/// What the rest of the library knows of a feature.
+pub struct Row {
+    /// The command line's options and the fields of a problem file, `-` for `_`, and what `--help` says of them.
+    pub options: &'static [(&'static str, &'static str)],
+    pub passes: &'static [Pass],
+    /// Any of them switches it on. None: it is on by a field of the C struct alone.
+    pub bits: &'static [Bit],
+    /// In the record key, where the feature is on.
+    pub word: fn(&Features) -> String,
+    pub constants: &'static [Constant],
+}
+
+const BOTH: &[Pass] = &[Pass::Forward, Pass::Backward];
+
+/// Makes the enum, the list of all its variants and the row of each from one table.
+macro_rules! table {
+    ($($feature:ident => $row:expr,)*) => {
+        /// One thing that a problem may add to plain attention.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Feature {
+            $($feature,)*
+        }
+
+        impl Feature {
+            /// In the order of the words in a record key.
+            pub const ALL: &[Feature] = &[$(Feature::$feature,)*];
+
+            pub const fn row(self) -> &'static Row {
+                match self {
+                    $(Feature::$feature => const { &$row },)*
+                }
+            }
+        }
+    };
+}
+
+table! {
+    Window => Row {
+        options: &[
+            ("window_left", "Keys before its diagonal that a query sees; all if not given"),
+            ("window_right", "Keys after its diagonal that a query sees; all if not given"),
+        ],
+        passes: BOTH,
+        bits: &[],
+        word: |_| "window".to_owned(),
+        constants: &[Constant {
+            name: "kHasWindow",
+            tag: "has_window",
+            meaning: "rows see keys from a diagonal on: a window to the left",
+            value: ConstantValue::Flag(|p| p.left_shift().is_some()),
+        }],
+    },
+    Softcap => Row {
+        options: &[("softcap", "A soft cap of the scores")],
+        passes: BOTH,
+        bits: &[],
+        word: |_| "softcap".to_owned(),
+        constants: &[Constant {
+            name: "kHasSoftcap",
+            tag: "has_softcap",
+            meaning: "scores s become c * tanh(s / c) (device/scores.cuh)",
+            value: ConstantValue::Flag(|p| p.features.softcap),
+        }],
+    },
+    Alibi => Row {
+        options: &[("alibi", "ALiBi slopes")],
+        passes: BOTH,
+        bits: &[bits::ALIBI],
+        word: |_| "alibi".to_owned(),
+        constants: &[Constant {
+            name: "kHasAlibi",
+            tag: "has_alibi",
+            meaning: "scores lose a multiple of the distance to the diagonal (device/scores.cuh)",
+            value: ConstantValue::Flag(|p| p.features.alibi),
+        }],
+    },
+    Bias => Row {
+        options: &[("bias", "A tensor that is added to the scores")],
+        passes: BOTH,
+        bits: &[bits::BIAS],
+        word: |_| "bias".to_owned(),
+        constants: &[Constant {
+            name: "kHasBias",
+            tag: "has_bias",
+            meaning: "a tensor is added to scores",
+            value: ConstantValue::Flag(|p| p.features.bias),
+        }],
+    },
+    Dbias => Row {
+        options: &[("dbias", "Backward: the gradient of the bias")],
+        passes: &[Pass::Backward],
+        bits: &[bits::DBIAS],
+        word: |_| "dbias".to_owned(),
+        constants: &[Constant {
+            name: "kHasDbias",
+            tag: "has_dbias",
+            meaning: "the gradient of the bias is wanted",
+            value: ConstantValue::Flag(|p| p.features.dbias),
+        }],
+    },
+    Mask => Row {
+        options: &[("mask", "A tensor of bytes that says which keys are seen")],
+        passes: BOTH,
+        bits: &[bits::MASK],
+        word: |_| "mask".to_owned(),
+        constants: &[Constant {
+            name: "kHasMask",
+            tag: "has_mask",
+            meaning: "a tensor says which keys a row sees",
+            value: ConstantValue::Flag(|p| p.features.mask),
+        }],
+    },
+    MaskBits => Row {
+        options: &[("mask_bits", "A tensor of bits that says it")],
+        passes: BOTH,
+        bits: &[bits::MASK_BITS],
+        word: |_| "maskbits".to_owned(),
+        constants: &[Constant {
+            name: "kMaskIsBits",
+            tag: "mask_is_bits",
+            meaning: "the elements of the mask are bits, else bytes",
+            value: ConstantValue::Flag(|p| p.features.mask_bits),
+        }],
+    },
+    Sinks => Row {
+        options: &[("sinks", "A score of each head to no key")],
+        passes: BOTH,
+        bits: &[bits::SINKS],
+        word: |_| "sinks".to_owned(),
+        constants: &[Constant {
+            name: "kHasSinks",
+            tag: "has_sinks",
+            meaning: "each query head has a score to no key (device/sink.cuh)",
+            value: ConstantValue::Flag(|p| p.features.sinks),
+        }],
+    },
+    Dlse => Row {
+        options: &[("dlse", "Backward: a gradient into the LSE")],
+        passes: &[Pass::Backward],
+        bits: &[bits::DLSE],
+        word: |_| "dlse".to_owned(),
+        constants: &[Constant {
+            name: "kHasDlse",
+            tag: "has_dlse",
+            meaning: "a gradient flows into the LSE",
+            value: ConstantValue::Flag(|p| p.features.dlse),
+        }],
+    },
+    Varlen => Row {
+        options: &[("varlen", "Sequences end to end, each as long as the longest")],
+        passes: BOTH,
+        bits: &[bits::CU_SEQLENS_Q, bits::CU_SEQLENS_K, bits::SEQUSED_Q, bits::SEQUSED_K],
+        word: |_| "varlen".to_owned(),
+        constants: &[Constant {
+            name: "kIsVarlen",
+            tag: "is_varlen",
+            meaning: "each sequence has its own length, in device memory (device/sequence.cuh)",
+            value: ConstantValue::Flag(|p| p.features.varlen.is_some()),
+        }],
+    },
+    Paged => Row {
+        options: &[("page_size", "Forward: keys of a page, where k and v are pages")],
+        passes: &[Pass::Forward],
+        bits: &[bits::PAGED],
+        word: |features| format!("page{}", features.paged.unwrap_or(0)),
+        constants: &[Constant {
+            name: "kPageSize",
+            tag: "page_size",
+            meaning: "keys of a page of K and V (device/key_pages.cuh); 0: not paged",
+            value: ConstantValue::Integer(|p| p.features.paged.unwrap_or(0) as u32),
+        }],
+    },
+    BlockMask => Row {
+        options: &[("block_mask", "A block mask, of blocks of N queries and N keys")],
+        passes: BOTH,
+        bits: &[bits::BLOCK_MASK],
+        word: |features| {
+            features.block_mask.map_or(String::new(), |mask| format!("blocks{}x{}", mask.block_q, mask.block_k))
+        },
+        constants: &[
+            Constant {
+                name: "kMaskBlockQ",
+                tag: "mask_block_q",
+                meaning: "queries of a block of the block mask (device/block_list.cuh); 0: none",
+                value: ConstantValue::Integer(|p| p.features.block_mask.map_or(0, |mask| mask.block_q as u32)),
+            },
+            Constant {
+                name: "kMaskBlockK",
+                tag: "mask_block_k",
+                meaning: "keys of a block of the block mask; 0: none",
+                value: ConstantValue::Integer(|p| p.features.block_mask.map_or(0, |mask| mask.block_k as u32)),
+            },
+        ],
+    },
+}
+
+/// What `--help` says of an option that stands in the table.
+pub fn help(option: &str) -> &'static str {
+    let mut options = Feature::ALL.iter().flat_map(|feature| feature.row().options);
+    options.find(|(name, _)| *name == option).map(|(_, help)| *help).expect("an option of the table")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Dtype;
+
+    #[test]
+    fn no_two_features_share_a_name_anywhere() {
+        let rows = || Feature::ALL.iter().map(|feature| feature.row());
+        let bits: Vec<u64> = rows().flat_map(|row| row.bits).map(|bit| bit.value).collect();
+        assert_eq!(bits.iter().fold(0, |all, bit| all | bit), bits.iter().sum::<u64>(), "{bits:?}");
+        assert!(bits.iter().all(|bit| bit.is_power_of_two()));
+        let words = rows().map(|row| (row.word)(&Features::NONE));
+        let options = rows().flat_map(|row| row.options).map(|(name, _)| format!("--{name}"));
+        let constants = rows().flat_map(|row| row.constants).flat_map(|c| [c.name.to_owned(), c.tag.to_owned()]);
+        let mut names: Vec<String> = words.chain(options).chain(constants).collect();
+        names.sort();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn a_flag_that_is_switched_on_is_on_and_no_other_is() {
+        for feature in Feature::ALL {
+            let mut features = Features::NONE;
+            features.switch_on(*feature);
+            let on: Vec<&Feature> = Feature::ALL.iter().filter(|other| features.is_on(**other)).collect();
+            assert!(on.is_empty() || on == [feature], "{feature:?}: {on:?}");
+            assert_eq!(on.is_empty(), features.is_none(), "{feature:?}");
+        }
+    }
+
+    #[test]
+    fn every_flag_changes_its_constant() {
+        let plain = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 1, 64, 64);
+        for feature in Feature::ALL {
+            let mut features = Features::NONE;
+            features.switch_on(*feature);
+            let on = Problem { features, ..plain };
+            for constant in feature.row().constants {
+                if let ConstantValue::Flag(value) = constant.value {
+                    assert_eq!((value(&plain), value(&on)), (false, !features.is_none()), "{}", constant.name);
+                }
+            }
+        }
+    }
+}

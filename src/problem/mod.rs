@@ -1,0 +1,272 @@
+//! Problem: *what* is computed. Pass, types, shape, mask, dropout on or off, other features, determinism, layout class.
+//!
+//! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`) and nothing of
+//! how it is done (see `config`). Two calls with equal Problems share a plan.
+
+mod cost;
+pub mod features;
+mod validate;
+mod workspace;
+
+pub use features::{BlockMask, Feature, Features, Varlen, Window};
+use serde::{Deserialize, Serialize};
+pub use workspace::{MAX_SPLITS, SPLIT_KEYS_OF_ANY_BATCH, WORKSPACE_COLS, WORKSPACE_ROWS};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pass {
+    Forward,
+    Backward,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    Fp16,
+    Bf16,
+    Fp32,
+}
+
+impl Dtype {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::Fp16 | Dtype::Bf16 => 2,
+            Dtype::Fp32 => 4,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::Fp16 => "fp16",
+            Dtype::Bf16 => "bf16",
+            Dtype::Fp32 => "fp32",
+        }
+    }
+}
+
+/// Which keys row i of the queries sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Causal {
+    /// All of them.
+    None,
+    /// Key j iff j <= i + seqlen_k - seqlen_q: the last query sees the last key.
+    BottomRight,
+    /// Key j iff j <= i: the first query sees the first key.
+    TopLeft,
+}
+
+/// The widest access in elements that every row of every tensor of the call allows: the head dims, strides and
+/// base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one `cp.async`, and what TMA demands;
+/// strides that TMA cannot take for their size count as narrower. Of fp32 those 16 bytes are 4 elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    Vec8,
+    Vec4,
+    Vec2,
+    Vec1,
+}
+
+impl Layout {
+    pub const fn elements(self) -> i64 {
+        match self {
+            Layout::Vec8 => 8,
+            Layout::Vec4 => 4,
+            Layout::Vec2 => 2,
+            Layout::Vec1 => 1,
+        }
+    }
+
+    /// The widest class of at most 16 bytes that divides every one of `quantities`, given in elements.
+    pub fn widest(dtype: Dtype, quantities: impl IntoIterator<Item = i64>) -> Layout {
+        let all = quantities.into_iter().fold(0, |bits, q| bits | q);
+        [Layout::Vec8, Layout::Vec4, Layout::Vec2]
+            .into_iter()
+            .find(|layout| layout.elements() * dtype.bytes() as i64 <= 16 && all % layout.elements() == 0)
+            .unwrap_or(Layout::Vec1)
+    }
+}
+
+/// Blocks of a block mask are multiples of this: the rows of the smallest tile, in both directions.
+pub const MASK_BLOCK_STEP: i64 = 16;
+/// The largest of them: a block past the last one still lies within int32.
+pub const MAX_MASK_BLOCK: i64 = 2048;
+/// The largest head dim of either kind.
+pub const MAX_HEAD_DIM: i64 = 512;
+/// Packed rows of the largest tile of the decode family.
+const TILE_ROWS: i64 = 64;
+/// Up to this many, a tile of one head's queries would be at most a quarter full.
+const FEW_QUERIES: i64 = 16;
+/// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
+/// sum of a row index and a tile, stay within int32 in kernels.
+pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Problem {
+    pub pass: Pass,
+    pub dtype: Dtype,
+    pub batch_size: i64,
+    pub num_heads_q: i64,
+    pub num_heads_kv: i64,
+    pub seqlen_q: i64,
+    pub seqlen_k: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub causal: Causal,
+    pub dropout: bool,
+    /// Backward: the same bits at every run, whatever was measured. The config is the heuristic's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
+    /// Forward: a sequence's result has the same bits alone and in any batch. The config is the heuristic's for what no
+    /// batch changes (`plan::key`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub batch_invariant: bool,
+    #[serde(default, skip_serializing_if = "Features::is_none")]
+    pub features: Features,
+    pub layout: Layout,
+}
+
+impl Problem {
+    /// Self-attention with as many key-value heads as query heads and no features, in rows and strides of whole 16
+    /// bytes. Other problems differ from this one.
+    pub const fn dense(
+        pass: Pass,
+        dtype: Dtype,
+        batch_size: i64,
+        num_heads: i64,
+        seqlen: i64,
+        head_dim: i64,
+    ) -> Problem {
+        Problem {
+            pass,
+            dtype,
+            batch_size,
+            num_heads_q: num_heads,
+            num_heads_kv: num_heads,
+            seqlen_q: seqlen,
+            seqlen_k: seqlen,
+            head_dim,
+            head_dim_v: head_dim,
+            causal: Causal::None,
+            dropout: false,
+            deterministic: false,
+            batch_invariant: false,
+            features: Features::NONE,
+            layout: Layout::Vec8,
+        }
+    }
+
+    /// Elements of an access of at most 16 bytes. A problem file may name the layout of a narrower type.
+    pub const fn access_elements(&self) -> i64 {
+        let (of_layout, of_16_bytes) = (self.layout.elements(), 16 / self.dtype.bytes() as i64);
+        if of_layout < of_16_bytes { of_layout } else { of_16_bytes }
+    }
+
+    /// Query heads per key-value head.
+    pub const fn group_size(&self) -> i64 {
+        self.num_heads_q / self.num_heads_kv
+    }
+
+    /// The queries of all heads that share a key-value head.
+    pub const fn packed_rows(&self) -> i64 {
+        self.seqlen_q.saturating_mul(self.group_size())
+    }
+
+    /// Rows of a block mask's lists, and the blocks that a row may name; None without a block mask.
+    pub fn list_extents(&self) -> Option<(i64, i64)> {
+        let BlockMask { block_q, block_k } = self.features.block_mask?;
+        let (q, k) = ((self.seqlen_q + block_q - 1) / block_q, (self.seqlen_k + block_k - 1) / block_k);
+        Some(if self.pass == Pass::Forward { (q, k) } else { (k, q) })
+    }
+
+    /// Whether the keys may be split over CTAs, paged or not: there is no dropout and no training while decoding.
+    pub fn may_decode(&self) -> bool {
+        // A tile holds rows of several heads, whose block lists differ.
+        let has_lists = self.features.block_mask.is_some();
+        self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout && !has_lists
+    }
+
+    /// The property that forbids the use of records: the config is then the heuristic's alone.
+    pub const fn follows_no_record(&self) -> Option<&'static str> {
+        match (self.deterministic, self.batch_invariant) {
+            (true, _) => Some("deterministic"),
+            (_, true) => Some("batch-invariant"),
+            _ => None,
+        }
+    }
+
+    /// Whether one tile of the decode family holds the packed rows, or two where there are few queries: the rows of one
+    /// head would fill a quarter of a tile.
+    pub fn has_few_rows(&self) -> bool {
+        (1..=self.most_few_rows(FEW_QUERIES)).contains(&self.packed_rows())
+    }
+
+    const fn most_few_rows(&self, few_queries: i64) -> i64 {
+        if self.seqlen_q <= few_queries { 2 * TILE_ROWS } else { TILE_ROWS }
+    }
+
+    /// Whether a batch-invariant problem runs as few queries do, each CTA with a split of the keys. Only where all
+    /// sequences have equally many queries, so that a sequence's own number decides.
+    pub fn has_few_queries_in_any_batch(&self) -> bool {
+        !self.has_varlen_queries() && self.has_few_rows()
+    }
+
+    /// Whether sequences may differ in their numbers of queries.
+    fn has_varlen_queries(&self) -> bool {
+        self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
+    }
+
+    /// The same without a causal mask that hides nothing: that of one query for each sequence, aligned to the last key.
+    /// A measurement of decoding then serves callers that say causal and those that do not. A batch-invariant problem
+    /// keeps the mask, as it would beside longer sequences.
+    pub fn without_idle_causal(self) -> Problem {
+        let has_no_window = self.features.window == Window::default();
+        let sees_all = self.causal == Causal::BottomRight && self.seqlen_q == 1 && has_no_window;
+        match sees_all && !self.has_varlen_queries() && !self.batch_invariant {
+            true => Problem { causal: Causal::None, ..self },
+            false => self,
+        }
+    }
+
+    /// Row i sees keys j <= i + this; None: up to the last one. With varlen the kernel adds the shift of each sequence's
+    /// alignment.
+    pub fn right_shift(&self) -> Option<i64> {
+        let right = if self.causal == Causal::None { self.features.window.right } else { Some(0) };
+        right.map(|right| self.alignment_shift() + right)
+    }
+
+    /// Row i sees keys j >= i + this; None: from the first one on. With varlen as above.
+    pub fn left_shift(&self) -> Option<i64> {
+        self.features.window.left.map(|left| self.alignment_shift() - left)
+    }
+
+    /// Whether the diagonal goes through each sequence's last query and key, not through its first ones.
+    pub fn aligns_ends(&self) -> bool {
+        match self.causal {
+            Causal::None => !self.features.window.top_left,
+            causal => causal == Causal::BottomRight,
+        }
+    }
+
+    fn alignment_shift(&self) -> i64 {
+        match self.features.varlen {
+            None if self.aligns_ends() => self.seqlen_k - self.seqlen_q,
+            _ => 0,
+        }
+    }
+
+    /// Whether the output has no element, so that nothing is launched.
+    pub const fn is_empty(&self) -> bool {
+        let has_no_output = self.seqlen_q == 0 && (matches!(self.pass, Pass::Forward) || self.seqlen_k == 0);
+        self.batch_size == 0 || has_no_output
+    }
+
+    /// Elements of the LSE: one for each row of queries and query head. Without a sequence there is none.
+    pub const fn lse_elements(&self) -> i64 {
+        match self.features.varlen {
+            Some(Varlen { total_q: Some(total), .. }) if self.batch_size > 0 => self.num_heads_q * total,
+            _ => self.batch_size * self.num_heads_q * self.seqlen_q,
+        }
+    }
+}
