@@ -189,7 +189,7 @@ fn autotune_writes_records_that_the_other_commands_read() {
     assert_eq!(std::fs::read_to_string(&exported).unwrap(), written);
     let other = folder.path().join("other");
     let imported = run(&other, &["records", "import", exported.to_str().unwrap()]);
-    assert!(stderr(&imported).contains("2 records taken"), "{}", stderr(&imported));
+    assert!(stderr(&imported).contains("2 records imported"), "{}", stderr(&imported));
     assert_eq!(json_lines(&run(&other, &["records", "list", "--device", "cpu", "--json"])), listed);
     let bench = ["bench", "file", problems.to_str().unwrap(), "--device", "cpu", "--json", "--runs", "3"];
     for timing in json_lines(&run(&other, &bench)) {

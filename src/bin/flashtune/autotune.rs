@@ -1,4 +1,4 @@
-//! `flashtune autotune`: the offline pass over presets or a problem file.
+//! `flashtune autotune`: the offline tuning run over presets or a problem file.
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json, usage};
@@ -17,38 +17,40 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// cpu or the number of a GPU [default: GPU 0, or the CPU where there is none]
+    /// The device to tune on: cpu or the number of a GPU [default: GPU 0, or the CPU without a GPU]
     #[arg(long, value_name = "N|cpu")]
     device: Option<DeviceArg>,
-    /// Problems of a model or a grid; repeatable [default without --problems: all]
+    /// Tune the problems of a model or a grid; repeatable [default without --problems: all]
     #[arg(long = "preset", value_name = "NAME")]
     presets: Vec<String>,
-    /// Problems as JSON lines, such as {"num_heads_q":32,"num_heads_kv":8,"seqlen_q":4096,"head_dim":128,"causal":"bottom-right"}
+    /// Tune the problems of a file of JSON lines, such as
+    /// {"num_heads_q":32,"num_heads_kv":8,"seqlen_q":4096,"head_dim":128,"causal":"bottom-right"}
     #[arg(long, value_name = "FILE")]
     problems: Option<PathBuf>,
-    /// Take the problems in this dtype instead of their own: fp16, bf16 or fp32
+    /// Replace the dtype of all problems: fp16, bf16 or fp32
     #[arg(long, value_parser = problems::by_name::<Dtype>)]
     dtype: Option<Dtype>,
-    /// Budget of the whole run
+    /// Time limit of the whole run in seconds [default: none for the run, 20 s for each problem]
     #[arg(long, value_name = "SECONDS")]
     time_limit: Option<f64>,
-    /// Add the records of this run's problems to a file for shipping or for other machines
+    /// Add this run's records to a file, for shipping or for other machines
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Measure again although there is a record
+    /// Measure problems again that have a record
     #[arg(long)]
     retune: bool,
-    /// A line for each candidate too: its time and utilisation, or why it failed
+    /// Also print a line for each candidate: its time and utilisation, or why it failed
     #[arg(long)]
     verbose: bool,
-    /// Print the records as JSON lines
+    /// Print the records as JSON lines on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// A kernel of the largest problems runs for some ten milliseconds; a check includes the reference on the CPU.
+/// A kernel of the largest problems takes some 10 ms, and a check computes the reference on the
+/// CPU.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The largest kernels compile for some ten seconds, on a busy machine for several times that.
+/// The largest kernels compile for some ten seconds, and several times longer on a busy machine.
 const BUILD_PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn run(args: Args) -> Result<(), Failure> {
@@ -60,7 +62,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let budget = match args.time_limit {
         None => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
-            usage(format_args!("--time-limit is {seconds}; it must be a number of seconds, 0 or more"))
+            usage(format_args!("--time-limit is {seconds}; it must be a number of seconds, at least 0"))
         })?),
     };
     let device = args.device.unwrap_or_default();
@@ -91,7 +93,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 failures += 1;
                 display.finish_one(index, &format!("{name}: failed: {reason}"));
             }
-            Tuned::Over => left += 1,
+            Tuned::Stopped => left += 1,
         }
     }
     display.end();
@@ -101,13 +103,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let over = match (left, pass.stop.load(Ordering::Relaxed)) {
         (0, _) => "",
-        (_, true) => ", stopped by a signal; run it again to go on",
-        (_, false) => ", the time limit is over; run it again to go on",
+        (_, true) => ", stopped by a signal; run it again to continue",
+        (_, false) => ", the time limit is over; run it again to continue",
     };
     eprintln!("{tuned} of {} problems have a record, {failures} failed, {left} are left{over}", problems.len());
     match (failures, pass.stop.load(Ordering::Relaxed)) {
         (0, false) => Ok(()),
-        (0, true) => Err(Failure::Failed("stopped by a signal; what was done is kept".into())),
+        (0, true) => Err(Failure::Failed("stopped by a signal; finished records are kept".into())),
         (_, _) => Err(Failure::Failed(format!("{failures} problems failed"))),
     }
 }
@@ -125,15 +127,15 @@ struct Pass<'a> {
 enum Tuned {
     Record(Box<Record>),
     Failed(String),
-    /// Stopped, or no time left.
-    Over,
+    /// The run was stopped, or its time is over.
+    Stopped,
 }
 
 impl Pass<'_> {
     fn tune(&mut self, problem: &Problem, name: &str, display: &Display) -> Tuned {
         let left = self.budget.map(|budget| budget.saturating_sub(self.started.elapsed()));
         if self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero()) {
-            return Tuned::Over;
+            return Tuned::Stopped;
         }
         let options = TuneOptions {
             time_limit: left.unwrap_or(DEFAULT_TIME_LIMIT).min(DEFAULT_TIME_LIMIT),
@@ -143,19 +145,19 @@ impl Pass<'_> {
         let tuned = self.engine.autotune(problem, &options, &mut |event| {
             match event {
                 Event::Progress(progress) => display.step(name, &progress),
-                Event::Trial(trial) if self.verbose => display.line(&told(trial)),
+                Event::Trial(trial) if self.verbose => display.line(&trial_line(trial)),
                 Event::Trial(_) => {}
             }
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         match tuned {
             Ok(record) => Tuned::Record(Box::new(record)),
-            Err(error) if error.status == Status::Cancelled => Tuned::Over,
+            Err(error) if error.status == Status::Cancelled => Tuned::Stopped,
             Err(error) => Tuned::Failed(error.message),
         }
     }
 
-    /// This program again, as the process that may hang or crash in place of this one.
+    /// This program as a worker process, so that a hang or crash does not end the run.
     fn worker(&self) -> Option<worker::Command> {
         if self.engine.backend().device().arch == Arch::Cpu {
             return None;
@@ -166,7 +168,7 @@ impl Pass<'_> {
     }
 }
 
-/// Ctrl-C and SIGTERM end the run after the step at hand; a second one ends it at once.
+/// Ctrl-C and SIGTERM end the run after the current step; a second signal ends it at once.
 fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
@@ -191,7 +193,7 @@ fn summary(name: &str, record: &Record) -> String {
     format!("{name}: {:.1} us, {tflops:.3} TFLOP/s{u}{gain}, {}", record.median_us, record.config)
 }
 
-fn told(trial: &Trial) -> String {
+fn trial_line(trial: &Trial) -> String {
     let config = &trial.config;
     match &trial.verdict {
         Verdict::Measured { median_us, utilisation: u } => {
@@ -201,12 +203,13 @@ fn told(trial: &Trial) -> String {
     }
 }
 
-/// What of the device's ceiling was reached (`tune::Floor`), as a part of a line.
+/// The share of the device's ceiling that was reached (`tune::Floor`), as a part of a line.
 pub fn utilisation(of_ceiling: Option<f64>) -> String {
     of_ceiling.map_or(String::new(), |u| format!(", u {u:.3}"))
 }
 
-/// New records replace those of the same device and key; the others in the file stay.
+/// Merges new records into a file. They replace records of the same device and key; the others
+/// stay.
 fn add_to(path: &Path, records: Vec<Record>) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", path.display()));
     let before = match std::fs::read_to_string(path) {

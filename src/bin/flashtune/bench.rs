@@ -1,4 +1,4 @@
-//! `flashtune bench`: the time of the plan that a problem gets, beside what the heuristic's would take.
+//! `flashtune bench`: the time of the config that a problem gets, and of the heuristic's config.
 
 use crate::autotune::utilisation;
 use crate::device::DeviceArg;
@@ -14,31 +14,31 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// cpu or the number of a GPU [default: GPU 0, or the CPU where there is none]
+    /// The device to run on: cpu or the number of a GPU [default: GPU 0, or the CPU without a GPU]
     #[arg(long, value_name = "N|cpu", global = true)]
     device: Option<DeviceArg>,
     #[command(subcommand)]
     what: What,
-    /// Cold runs of each, of which the median is told
+    /// Number of runs with cold caches; the median is printed
     #[arg(long, default_value = "20", global = true)]
     runs: usize,
-    /// One JSON line for each problem
+    /// Print one JSON line for each problem
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// A problem by its options
+    /// Time one problem, given by options
     Problem {
         #[command(flatten)]
         class: ClassArgs,
         #[command(flatten)]
         shape: ShapeArgs,
     },
-    /// The problems of a preset
+    /// Time the problems of presets
     Preset { names: Vec<String> },
-    /// The problems of a file of JSON lines
+    /// Time the problems of a file of JSON lines
     File { file: PathBuf },
 }
 
@@ -51,7 +51,7 @@ struct Timing {
     median_us: f64,
     spread: f64,
     tflops: f64,
-    /// Of the device's ceiling; null where that is not known.
+    /// Share of the device's ceiling; null if the ceiling is unknown.
     utilisation: Option<f64>,
     default_us: f64,
 }

@@ -1,4 +1,5 @@
-//! `--device`: a GPU by its ordinal, the CPU, or what there is, and the engine on it with this user's cache folder.
+//! `--device`: a GPU by its number, the CPU, or the default, and the engine on it with this user's
+//! cache folder.
 
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
@@ -10,7 +11,7 @@ use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceArg {
-    /// GPU 0 if it and a compiler for it are there, else the CPU.
+    /// GPU 0 if it and a compiler for it exist, else the CPU.
     #[default]
     Auto,
     Gpu(i32),
@@ -25,7 +26,7 @@ impl FromStr for DeviceArg {
             "cpu" => Ok(DeviceArg::Cpu),
             _ => match text.parse() {
                 Ok(ordinal) if ordinal >= 0 => Ok(DeviceArg::Gpu(ordinal)),
-                _ => Err("write cpu or the number of a GPU, from 0".to_owned()),
+                _ => Err("it must be cpu or the number of a GPU, counted from 0".to_owned()),
             },
         }
     }
@@ -40,12 +41,12 @@ impl DeviceArg {
         }
     }
 
-    /// With the records of this machine.
+    /// The engine on this device, with this machine's records.
     pub fn engine(self) -> Result<Engine> {
         Ok(Engine::new(self.open()?, EngineOptions { cache_dir: cache_folder(), ..EngineOptions::default() }))
     }
 
-    /// The ordinal that a worker opens the same GPU by.
+    /// The number by which a worker opens the same GPU.
     pub const fn ordinal(self) -> i32 {
         match self {
             DeviceArg::Gpu(ordinal) => ordinal,
@@ -54,7 +55,8 @@ impl DeviceArg {
     }
 }
 
-/// Of records and cubins. The command line has no setting of its own, only the environment.
+/// The folder of records and cubins. Only the environment sets it; the command line has no option
+/// for it.
 pub fn cache_folder() -> Option<PathBuf> {
     cache_dir::resolve(None)
 }

@@ -1,4 +1,5 @@
-//! `flashtune info`: what is here. Devices, libraries found or not and where looked, cache, records, versions.
+//! `flashtune info`: devices, libraries with the places searched, the cache folder, records,
+//! versions.
 
 use crate::device::cache_folder;
 use crate::failure::{Failure, print_json};
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -21,14 +22,14 @@ pub struct Args {
 struct Info {
     version: &'static str,
     devices: Vec<Device>,
-    /// Why there is no GPU among them.
+    /// Why no GPU is listed.
     no_gpu: Option<String>,
     libcuda: Search,
     libnvrtc: Search,
     /// Architectures that the NVRTC in use compiles for.
     compiler_archs: Vec<String>,
     cache_dir: Option<PathBuf>,
-    /// Why records and cubins are kept in memory alone.
+    /// Why records and cubins are kept only in memory.
     no_cache: Option<String>,
     machine_records: usize,
     shipped_files: Vec<&'static str>,

@@ -1,6 +1,7 @@
-//! The command line: what an operator does with flashtune. One file for each command.
+//! The command line for operators, with one file for each command.
 //!
-//! Results go to standard output, progress and log lines to standard error. Exit codes: 0 done, 1 failed, 2 bad usage.
+//! Results go to standard output, progress and log lines to standard error. Exit codes: 0 success,
+//! 1 failure, 2 bad usage.
 
 mod autotune;
 mod bench;
@@ -19,7 +20,7 @@ use clap::{Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
-/// Exact attention, rendered, compiled and tuned at run time.
+/// Exact attention, rendered, compiled and tuned at run time
 #[derive(Parser)]
 #[command(name = "flashtune", version, arg_required_else_help = true)]
 struct Cli {
@@ -29,33 +30,34 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure the candidates for a list of problems and keep the winners
+    /// Measure the candidate configs of a list of problems and keep the fastest of each
     Autotune(autotune::Args),
-    /// Show devices, libraries, cache and versions
+    /// Show devices, libraries, the cache folder and versions
     Info(info::Args),
-    /// Print or compile the kernels of a problem; no GPU is needed
+    /// Print or compile the kernels of a problem, without a GPU
     Render(render::Args),
-    /// Print the kernel that merges partial results
+    /// Print the kernel that merges partial results, without a GPU
     RenderMerge(render::MergeArgs),
-    /// Print the kernel that writes new keys and values into a cache
+    /// Print the kernel that appends keys and values to a K/V cache, without a GPU
     RenderKvAppend(render::KvAppendArgs),
-    /// List, exchange and check records
+    /// List, export, import and verify tuning records
     Records(records::Args),
-    /// Time the plan of a problem
+    /// Time the config that a problem gets
     Bench(bench::Args),
-    /// Runs candidates for `autotune`, which starts it
+    /// Run candidates for `autotune`, which starts this command itself
     #[command(hide = true)]
     Worker(worker::Args),
 }
 
 fn main() -> ExitCode {
-    // Our own warnings; a dependency's only where RUST_LOG asks for them.
+    // Only our own warnings by default; RUST_LOG enables those of dependencies.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("flashtune=warn"))
         .format_timestamp(None)
         .init();
     let command = Cli::parse().command;
-    // A reader that has seen enough (`| head`) ends this program quietly, where println would panic. Not `autotune`:
-    // it writes to workers that may have crashed, and must survive that.
+    // A reader that closes the pipe early (`| head`) ends this program quietly, where println would
+    // panic. `autotune` must survive a broken pipe, because its workers may crash while it writes
+    // to them.
     if !matches!(command, Command::Autotune(_)) {
         // SAFETY: no other thread runs yet, and the default disposition installs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

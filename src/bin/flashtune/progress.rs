@@ -1,11 +1,11 @@
-//! What is seen of a long run: a bar on a terminal, plain lines elsewhere, both on standard error.
+//! The progress of a long run on standard error: a bar on a terminal, plain lines elsewhere.
 
 use flashtune::tune::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 
 pub struct Display {
-    /// None where standard error is no terminal.
+    /// None if standard error is no terminal.
     bar: Option<ProgressBar>,
     total: usize,
 }
@@ -34,7 +34,7 @@ impl Display {
         ));
     }
 
-    /// A problem is done: its line stands above the bar.
+    /// Prints the line of a finished problem above the bar.
     pub fn finish_one(&self, index: usize, line: &str) {
         match &self.bar {
             Some(bar) => {
@@ -45,7 +45,7 @@ impl Display {
         }
     }
 
-    /// A line above the bar.
+    /// Prints a line above the bar.
     pub fn line(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),

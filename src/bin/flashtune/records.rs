@@ -1,4 +1,4 @@
-//! `flashtune records`: list, export, import, verify.
+//! `flashtune records`: list, export, import and verify tuning records.
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json};
@@ -15,24 +15,29 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// This machine's records and those that ship for the device's architecture
+    /// List this machine's records and the shipped ones of the device's architecture
     List {
+        /// cpu or the number of a GPU [default: GPU 0, or the CPU without a GPU]
         #[arg(long, value_name = "N|cpu")]
         device: Option<DeviceArg>,
-        /// One JSON line each
+        /// Print one JSON line for each record
         #[arg(long)]
         json: bool,
     },
     /// Write this machine's records of a device to a file
     Export {
+        /// cpu or the number of a GPU [default: GPU 0, or the CPU without a GPU]
         #[arg(long, value_name = "N|cpu")]
         device: Option<DeviceArg>,
         file: PathBuf,
     },
-    /// Take the records of a file into this machine's
+    /// Import the records of a file into this machine's
     Import { file: PathBuf },
-    /// Check records against the space as it is now [default: the shipped ones]
-    Verify { files: Vec<PathBuf> },
+    /// Check records against this version's search space [default: the shipped records]
+    Verify {
+        /// Files of JSON lines
+        files: Vec<PathBuf>,
+    },
 }
 
 #[derive(Serialize)]
@@ -52,7 +57,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Import { file } => {
             let count = DeviceArg::Cpu.engine()?.import_records(&file)?;
-            eprintln!("{count} records taken from {}", file.display());
+            eprintln!("{count} records imported from {}", file.display());
             Ok(())
         }
         Command::Verify { files } => verify(&files),
@@ -98,9 +103,9 @@ fn verify(files: &[PathBuf]) -> Result<(), Failure> {
         }
         if files.is_empty() && record::write_lines(records).as_deref() != Ok(text) {
             bad += 1;
-            eprintln!("{name}: its lines are not sorted or not as flashtune writes them");
+            eprintln!("{name}: its lines are not sorted or not in flashtune's own format");
         }
     }
-    eprintln!("{good} records are good, {bad} are not");
-    if bad == 0 { Ok(()) } else { Err(Failure::Failed(format!("{bad} records are not good"))) }
+    eprintln!("{good} records are valid, {bad} are not");
+    if bad == 0 { Ok(()) } else { Err(Failure::Failed(format!("{bad} records are not valid"))) }
 }

@@ -1,5 +1,6 @@
-//! `flashtune render`: the kernels of a problem as text, or compiled with what they use; `flashtune render-merge` and
-//! `render-kv-append`: the kernels that merge partial results and write into a cache. No GPU is needed.
+//! `flashtune render` prints the kernels of a problem, or compiles them and prints their resources.
+//! `render-merge` and `render-kv-append` print the kernels that merge partial results and append to
+//! a K/V cache. None needs a GPU.
 
 use crate::failure::{Failure, print_json, usage};
 use crate::problems::{ClassArgs, ShapeArgs, by_name};
@@ -15,52 +16,56 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, …
+    /// Architecture of the kernels: sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, …
     #[arg(long)]
     arch: Arch,
     #[command(flatten)]
     class: ClassArgs,
-    /// By it the heuristic chooses family and config; the text depends on those alone
+    /// The heuristic chooses family and config by the shape; the text depends only on those.
     #[command(flatten)]
     shape: ShapeArgs,
-    /// The widest access that tensors allow: vec8, vec4, vec2 or vec1 [default: the widest that the head dims do]
+    /// Widest access that the tensors allow: vec8, vec4, vec2 or vec1 [default: the widest that the
+    /// head dims allow]
     #[arg(long, value_parser = by_name::<Layout>)]
     layout: Option<Layout>,
-    /// The kernel family, where several serve: sm90 or sm80 on sm_90, decode too where queries are few [default: the
-    /// preferred one]
+    /// Kernel family, if several serve the problem: sm90 or sm80 on sm_90, and decode for few
+    /// queries [default: the preferred family]
     #[arg(long)]
     family: Option<String>,
-    /// Knobs that differ from the heuristic's config
+    /// Knobs that replace those of the heuristic's config
     #[arg(long, value_name = "NAME=VALUE", num_args = 1..)]
     config: Vec<String>,
-    /// Compile with NVRTC: write the main kernel's cubin here (the others beside it, by name), and print what they use
+    /// Compile with NVRTC, write the main kernel's cubin to FILE and the others beside it, and
+    /// print the resources of each
     #[arg(long, value_name = "FILE")]
     cubin: Option<PathBuf>,
-    /// With --cubin: what they use as JSON lines
+    /// With --cubin: print the resources as JSON lines
     #[arg(long, requires = "cubin")]
     json: bool,
 }
 
 #[derive(clap::Args)]
 pub struct MergeArgs {
+    /// Architecture of the kernel, such as sm_90
     #[arg(long)]
     arch: Arch,
-    /// fp16, bf16 or fp32
+    /// Dtype of the output: fp16, bf16 or fp32
     #[arg(long, value_parser = by_name::<Dtype>, default_value = "bf16")]
     dtype: Dtype,
-    /// The partial outputs are fp32, not of dtype
+    /// The partial outputs are fp32 instead of --dtype
     #[arg(long)]
     partials_are_fp32: bool,
-    /// The widest access that tensors allow: vec4, vec2 or vec1; vec8 is taken as vec4
+    /// Widest access that the tensors allow: vec4, vec2 or vec1; vec8 counts as vec4
     #[arg(long, value_parser = by_name::<Layout>, default_value = "vec4")]
     layout: Layout,
 }
 
 #[derive(clap::Args)]
 pub struct KvAppendArgs {
+    /// Architecture of the kernel, such as sm_90
     #[arg(long)]
     arch: Arch,
-    /// Of the widest access that all addresses, strides and rows allow: 16, 8, 4 or 2
+    /// Bytes of the widest access that all addresses, strides and rows allow: 16, 8, 4 or 2
     #[arg(long, default_value = "16", value_parser = access_bytes)]
     access_bytes: i64,
 }
@@ -116,7 +121,7 @@ fn access_bytes(text: &str) -> Result<i64, String> {
     bytes.ok_or_else(|| "it must be 16, 8, 4 or 2".to_owned())
 }
 
-/// The heuristic's config, of the given family.
+/// The heuristic's config of this family, or of the preferred one.
 fn heuristic(problem: &Problem, device: &Device, family: Option<&str>) -> Result<Config, Failure> {
     let all = family::heuristics(problem, device);
     let names: Vec<&str> = all.iter().map(|config| config.family.name()).collect();
@@ -126,7 +131,7 @@ fn heuristic(problem: &Problem, device: &Device, family: Option<&str>) -> Result
     })
 }
 
-/// The config with the given knobs put in, if that passes the constraints.
+/// Puts the given knobs into the config and checks the result against the constraints.
 fn config(mut config: Config, problem: &Problem, device: &Device, given: &[String]) -> Result<Config, Failure> {
     for text in given {
         let parsed = text.split_once('=').and_then(|(name, value)| Some((name, value.parse().ok()?)));

@@ -1,4 +1,5 @@
-//! `flashtune worker`: the child of `autotune`, which runs what may hang or crash. Not for people.
+//! `flashtune worker`: the child process of `autotune`, which runs what may hang or crash. Users do
+//! not call it.
 
 use crate::device::DeviceArg;
 use crate::failure::Failure;
@@ -15,16 +16,18 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let (sender, questions) = mpsc::channel();
-    // The end of the input means that the parent is gone or wants no more. It ends this process whatever the main
-    // thread waits for: a kernel that hangs must not outlive the run and keep the GPU.
+    // End of input means that the parent is gone or has finished. It must end this process whatever
+    // the main thread waits for, so that a hanging kernel does not outlive the run and keep the
+    // GPU.
     let read_questions = move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             if sender.send(line).is_err() {
                 return;
             }
         }
-        // Without exit handlers: those of CUDA and NVRTC free what the main thread may be using.
-        // SAFETY: ends the process; what was answered was flushed line by line.
+        // Exit handlers are skipped: those of CUDA and NVRTC free memory that the main thread may
+        // be using.
+        // SAFETY: ends the process; every answer was flushed after its line.
         unsafe { libc::_exit(0) }
     };
     std::thread::Builder::new().name("flashtune-questions".into()).spawn(read_questions).map_err(Error::from)?;
