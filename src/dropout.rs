@@ -13,7 +13,7 @@
 //! ```
 //!
 //! What is kept is scaled by 65536 / (65536 - threshold), the exact inverse of the probability of keeping.
-//! `templates/device/dropout.cuh` is the same function in CUDA; a test compares them bit for bit.
+//! `templates/device/attention/dropout.cuh` is the same function in CUDA; a test compares them bit for bit.
 
 /// What a launch needs of dropout. Seed and offset come from device memory where the pointers are set (u64 each).
 #[derive(Clone, Copy, Debug)]

@@ -195,6 +195,51 @@ fn every_embedded_template_parses() {
     Renderer::new(embedded()).unwrap();
 }
 
+/// PTX has a name wherever a kernel uses it: comments may speak of `asm`, code outside of the folder may not.
+#[test]
+fn ptx_stands_in_its_own_folder_alone() {
+    let has_asm = |text: &str| {
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+        words.into_iter().any(|word| word.trim_matches('_') == "asm")
+    };
+    let (ptx, others): (Vec<_>, Vec<_>) = embedded().into_iter().partition(|(name, _)| name.starts_with("device/ptx/"));
+    assert!(ptx.iter().all(|(_, text)| has_asm(text)));
+    let with_asm: Vec<String> = others.into_iter().filter(|(_, text)| has_asm(text)).map(|(name, _)| name).collect();
+    assert!(with_asm.is_empty(), "{with_asm:?}");
+}
+
+#[test]
+fn a_wgmma_is_written_from_its_shape() {
+    let wgmma = embedded()["device/ptx/wgmma.tera"].clone();
+    let product = |call: &str| {
+        let call = format!("@{{ <wgmma element=\"bf16\" {call} /> }}@\n");
+        body(&rendered(&[("device/ptx/wgmma.tera", wgmma.as_str()), ("test.cu.tera", &call)]))
+            .replace("\"\n        \"", "")
+    };
+    let shared = product("name=\"multiply\" n={16} a=\"shared\" c=\"overwrites\" transpose_b={true}");
+    assert!(shared.contains("void multiply(float (&acc)[2][4], uint64 a, uint64 b)"), "{shared}");
+    assert!(shared.contains("setp.ne.b32 p, 0, 0;"), "{shared}");
+    let registers = "{%0, %1, %2, %3, %4, %5, %6, %7}";
+    let written = format!("m64n16k16.f32.bf16.bf16 {registers}, %8, %9, p, 1, 1, 0, 1;");
+    assert!(shared.contains(&written), "{shared}");
+    assert_eq!(shared.matches("\"=f\"").count(), 8);
+    let held = product("name=\"multiply\" n={16} a=\"registers\" c=\"accumulates\"");
+    assert!(
+        held.contains("void multiply(float (&acc)[2][4], const uint32 (&a)[4], uint64 b, int accumulate)"),
+        "{held}"
+    );
+    assert!(held.contains("setp.ne.b32 p, %13, 0;"), "{held}");
+    assert!(held.contains(&format!("{registers}, {{%8, %9, %10, %11}}, %12, p, 1, 1, 0;")), "{held}");
+    assert!(
+        held.contains(": \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b), \"r\"(accumulate));"),
+        "{held}"
+    );
+    let added = product("name=\"multiply\" n={16} a=\"shared\" c=\"adds\" transpose_a={true}");
+    assert!(added.contains("setp.eq.b32 p, 0, 0;") && added.contains("p, 1, 1, 1, 0;"), "{added}");
+    assert_eq!(added.matches("\"+f\"").count(), 8);
+}
+
 #[test]
 fn a_constant_of_the_class_is_declared_where_the_text_mentions_it() {
     let text = rendered(&[

@@ -92,7 +92,7 @@ impl Function {
     }
 
     /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no lock of ours. One that `waits`
-    /// for the kernel before it by itself (`templates/device/previous_kernel.cuh`) may start while that one ends.
+    /// for the kernel before it by itself (`templates/device/schedule/previous_kernel.cuh`) may start while that one ends.
     ///
     /// # Safety
     /// `arguments` point to values of the kernel's parameter types, in its order, which live until this returns; what

@@ -248,7 +248,7 @@ fn backward(problem: &Problem, config: &Config, main: KernelSpec) -> Vec<KernelS
     kernels
 }
 
-/// Whether a family's backward pass computes dQ's transpose, which orders the accumulator (device/dq_accum.cuh).
+/// Whether a family's backward pass computes dQ's transpose, which orders the accumulator (device/layout/dq_accum.cuh).
 pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
     family == Family::Sm90 && sm90_backward(problem) != Sm90Backward::Middle
 }
@@ -291,12 +291,12 @@ pub fn grid_fits(spec: &KernelSpec, problem: &Problem) -> bool {
     tiles(spec, problem) < i32::MAX as u64
 }
 
-/// Columns of a shared tile: the head dim up to a multiple of 8 (device/tile_sm80.cuh).
+/// Columns of a shared tile: the head dim up to a multiple of 8 (device/layout/padded_tile.cuh).
 const fn tile_cols(dim: i64) -> u32 {
     (dim as u32).div_ceil(8) * 8
 }
 
-/// Bytes of a shared tile: an odd number of 16-byte chunks a row (device/tile_sm80.cuh).
+/// Bytes of a shared tile: an odd number of 16-byte chunks a row (device/layout/padded_tile.cuh).
 pub const fn tile_bytes(dtype: Dtype, rows: u32, dim: i64) -> u32 {
     rows * ((tile_cols(dim) * dtype.bytes() as u32 / 16) | 1) * 16
 }

@@ -43,8 +43,10 @@ const BEFORE_FEATURES: &[Constant] = &[
     flag("kIsCausal", "is_causal", "rows see keys up to a diagonal: causal, or a window to the right", |p| {
         p.right_shift().is_some()
     }),
-    flag("kHasDropout", "has_dropout", "weights are dropped (device/dropout.cuh)", |p| p.dropout),
-    flag("kIsDeterministic", "is_deterministic", "tiles add to dQ in turn (device/turns.cuh)", |p| p.deterministic),
+    flag("kHasDropout", "has_dropout", "weights are dropped (device/attention/dropout.cuh)", |p| p.dropout),
+    flag("kIsDeterministic", "is_deterministic", "tiles add to dQ in turn (device/schedule/dq_turns.cuh)", |p| {
+        p.deterministic
+    }),
     flag("kIsBatchInvariant", "is_batch_invariant", "a sequence's own keys decide its splits, not the grid", |p| {
         p.batch_invariant
     }),

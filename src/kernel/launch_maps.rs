@@ -4,7 +4,7 @@
 //! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
 //!
 //! Sequences of their own lengths end where only the device knows, and what lies behind must neither be loaded nor stored, which
-//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/tma_sm90.cuh): of the first, which has
+//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/layout/tensor_map.cuh): of the first, which has
 //! `MAX_MAP_ROWS`, a kernel takes the last as the sequence's last row; the second is where the sequence ends in the tensor. What
 //! the two are too far together a third dimension takes back, with a stride that wraps around 2^64: a lower address would do the
 //! same, but TMA wants the map's address in mapped memory. The idea is of Triton's and quack's ragged descriptors.
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!((q.rank, k.rank), (5, 5));
         let rows_between = rows_between(&call);
         assert_eq!(rows_between, [0, 300, 300, 0]);
-        // As device/tma_sm90.cuh has it.
+        // As device/layout/tensor_map.cuh has it.
         let at = |row: i64, length: i64, start: i64, head: i64| {
             [row + MAX_MAP_ROWS - length, MAX_MAP_ROWS, start + length, head]
         };

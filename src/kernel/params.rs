@@ -28,10 +28,10 @@ pub struct KernelParams {
     pub lse_log2: *mut f32,
     /// Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
     pub delta: *mut f32,
-    /// Workspace, fp32, in the order of `templates/device/dq_accum.cuh`; of the same rows, at most
+    /// Workspace, fp32, in the order of `templates/device/layout/dq_accum.cuh`; of the same rows, at most
     /// workspace_cols each.
     pub dq_accum: *mut f32,
-    /// Workspace, what `templates/device/turns.cuh` counts; NULL where the pass is not deterministic.
+    /// Workspace, what `templates/device/schedule/dq_turns.cuh` counts; NULL where the pass is not deterministic.
     pub turns: *mut u32,
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,
@@ -83,10 +83,10 @@ pub struct KernelParams {
     pub left_shift: i32,
     /// Whether each sequence's last query and key are on its diagonal, else its first.
     pub aligns_ends: i32,
-    /// int32 (batch, blocks), what `templates/device/key_pages.cuh` reads.
+    /// int32 (batch, blocks), what `templates/device/attention/key_pages.cuh` reads.
     pub block_table: *const i32,
     pub block_table_stride: i64,
-    /// Workspace, what `templates/device/partials.cuh` says.
+    /// Workspace, what `templates/device/attention/partials.cuh` says.
     pub partial_o: *mut f32,
     pub partial_lse: *mut f32,
     /// How many the launch cuts the keys into.

@@ -37,7 +37,7 @@ impl Renderer {
         };
         tera.set_delimiters(delimiters).map_err(template_error)?;
         tera.autoescape_on(Vec::<&str>::new());
-        let templates = sources.iter().filter(|(name, _)| name.ends_with(SUFFIX));
+        let templates = sources.iter().filter(|(name, _)| name.ends_with(TERA));
         tera.add_raw_templates(templates.map(|(name, text)| (name.as_str(), text.as_str()))).map_err(template_error)?;
         Ok(Renderer { tera, sources })
     }
@@ -148,6 +148,8 @@ impl Renderer {
 }
 
 const SUFFIX: &str = ".cu.tera";
+/// A kernel template, or a file of components that templates use.
+const TERA: &str = ".tera";
 const PROBLEM_BEGINS: &str = "// ---- problem ------------------------------------------------------------------------------------------------------\n";
 const PROBLEM_ENDS: &str = "// -------------------------------------------------------------------------------------------------------------------\n\n";
 

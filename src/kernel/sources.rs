@@ -33,7 +33,7 @@ fn add(sources: &mut Sources, folder: &Path, prefix: &str) -> std::io::Result<()
         let name = format!("{prefix}{}", name.to_string_lossy());
         if path.is_dir() {
             add(sources, &path, &format!("{name}/"))?;
-        } else if name.ends_with(".cuh") || name.ends_with(".cu.tera") {
+        } else if name.ends_with(".cuh") || name.ends_with(".tera") {
             sources.insert(name, std::fs::read_to_string(&path)?);
         }
     }

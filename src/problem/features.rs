@@ -250,7 +250,7 @@ table! {
         constants: &[Constant {
             name: "kHasSoftcap",
             tag: "has_softcap",
-            meaning: "scores s become c * tanh(s / c) (device/scores.cuh)",
+            meaning: "scores s become c * tanh(s / c) (device/attention/scores.cuh)",
             value: ConstantValue::Flag(|p| p.features.softcap),
         }],
     },
@@ -262,7 +262,7 @@ table! {
         constants: &[Constant {
             name: "kHasAlibi",
             tag: "has_alibi",
-            meaning: "scores lose a multiple of the distance to the diagonal (device/scores.cuh)",
+            meaning: "scores lose a multiple of the distance to the diagonal (device/attention/scores.cuh)",
             value: ConstantValue::Flag(|p| p.features.alibi),
         }],
     },
@@ -322,7 +322,7 @@ table! {
         constants: &[Constant {
             name: "kHasSinks",
             tag: "has_sinks",
-            meaning: "each query head has a score to no key (device/sink.cuh)",
+            meaning: "each query head has a score to no key (device/attention/sink.cuh)",
             value: ConstantValue::Flag(|p| p.features.sinks),
         }],
     },
@@ -346,7 +346,7 @@ table! {
         constants: &[Constant {
             name: "kIsVarlen",
             tag: "is_varlen",
-            meaning: "each sequence has its own length, in device memory (device/sequence.cuh)",
+            meaning: "each sequence has its own length, in device memory (device/attention/sequence.cuh)",
             value: ConstantValue::Flag(|p| p.features.varlen.is_some()),
         }],
     },
@@ -358,7 +358,7 @@ table! {
         constants: &[Constant {
             name: "kPageSize",
             tag: "page_size",
-            meaning: "keys of a page of K and V (device/key_pages.cuh); 0: not paged",
+            meaning: "keys of a page of K and V (device/attention/key_pages.cuh); 0: not paged",
             value: ConstantValue::Integer(|p| p.features.paged.unwrap_or(0) as u32),
         }],
     },
@@ -373,7 +373,7 @@ table! {
             Constant {
                 name: "kMaskBlockQ",
                 tag: "mask_block_q",
-                meaning: "queries of a block of the block mask (device/block_list.cuh); 0: none",
+                meaning: "queries of a block of the block mask (device/attention/block_list.cuh); 0: none",
                 value: ConstantValue::Integer(|p| p.features.block_mask.map_or(0, |mask| mask.block_q as u32)),
             },
             Constant {

@@ -33,7 +33,7 @@ impl Problem {
     pub const fn workspace_rows_of_head(&self) -> i64 {
         match self.features.varlen {
             // A sequence begins at the multiple of 16 at or below the rows before it plus WORKSPACE_ROWS for each
-            // (device/sequence.cuh).
+            // (device/attention/sequence.cuh).
             Some(Varlen { total_q: Some(total), .. }) => (total + (self.batch_size + 1) * WORKSPACE_ROWS) / 16 * 16,
             _ => self.batch_size * self.workspace_rows(),
         }
@@ -97,7 +97,7 @@ impl Problem {
         self.batch_size * self.num_heads_q * self.seqlen_q
     }
 
-    /// Columns of a partial state's O (device/partials.cuh).
+    /// Columns of a partial state's O (device/attention/partials.cuh).
     pub const fn partial_cols(&self) -> i64 {
         (self.head_dim_v + 3) / 4 * 4
     }

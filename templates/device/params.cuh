@@ -15,7 +15,7 @@ struct ScoresView {
     int64 stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k;
 };
 
-// The lists of a block mask, what device/block_list.cuh reads. Rows are of blocks of queries forward, of keys backward.
+// The lists of a block mask, what device/attention/block_list.cuh reads. Rows are of blocks of queries forward, of keys backward.
 struct BlockListsView {
     const int *num_blocks, *indices;            // (batch, heads_q, rows), (batch, heads_q, rows, max_blocks)
     const int *full_num_blocks, *full_indices;  // the same of full blocks; may be null
@@ -30,14 +30,14 @@ struct KernelParams {
     // Workspace (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q, workspace_rows_of_head).
     float* lse_log2;     // of fp32 tensors in natural units (Log2Lse); +inf for rows without keys and past a sequence's last
     float* delta;        // rowsum(dO * O) - dlse; 0 past a sequence's last row
-    float* dq_accum;     // of the same rows, in the order of device/dq_accum.cuh
-    uint32* turns;       // what device/turns.cuh counts; null where the pass is not deterministic
+    float* dq_accum;     // of the same rows, in the order of device/layout/dq_accum.cuh
+    uint32* turns;       // what device/schedule/dq_turns.cuh counts; null where the pass is not deterministic
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
     uint64 dropout_seed, dropout_offset;
     int batch_size, num_heads_q, num_heads_kv, group_size;
     int seqlen_q, seqlen_k;
-    int right_shift;     // row i sees keys j <= i + right_shift; device/sequence.cuh adds what sequences of their own lengths need
+    int right_shift;     // row i sees keys j <= i + right_shift; device/attention/sequence.cuh adds what sequences of their own lengths need
     int workspace_rows;  // no block of a multiple of 16 rows up to 128 reaches past them
     float softmax_scale;
     float softmax_scale_log2;  // softmax_scale * log2(e)
@@ -59,12 +59,12 @@ struct KernelParams {
     float softcap_log2;        // softcap * log2(e)
     int left_shift;            // row i sees keys j >= i + left_shift; as right_shift
     int aligns_ends;           // whether a sequence's last query and key are on its diagonal, else its first
-    const int* block_table;    // (batch, blocks): the pages of each sequence, as device/key_pages.cuh says
+    const int* block_table;    // (batch, blocks): the pages of each sequence, as device/attention/key_pages.cuh says
     int64 block_table_stride;  // from one sequence's to the next
-    float *partial_o, *partial_lse;  // workspace, what device/partials.cuh says
+    float *partial_o, *partial_lse;  // workspace, what device/attention/partials.cuh says
     int num_splits;            // of the keys
     int num_pages;             // batch entries of k and v, where they are pages
-    // Rows from one sequence to the next in q, k, v and out (forward) or dout (backward), where those are padded (device/tma_sm90.cuh).
+    // Rows from one sequence to the next in q, k, v and out (forward) or dout (backward), where those are padded (device/layout/tensor_map.cuh).
     int map_rows_q, map_rows_k, map_rows_v, map_rows_o;
     BlockListsView block_lists;
 };

@@ -1,5 +1,5 @@
-// Fixed-width integers, a bool as a type and one that chooses a type, and addresses within shared memory, which PTX takes as 32-bit numbers,
-// and one float from such an address.
+// Fixed-width integers, a bool as a type, a choice between types, and addresses within shared memory, which PTX takes as
+// 32-bit numbers.
 
 using int64 = long long;
 using uint64 = unsigned long long;
@@ -19,11 +19,6 @@ struct Either<false, A, B> { using Type = B; };
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ float load_float(uint32 from) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
-    return value;
-}
 
-// A value that all lanes of a warp agree on, so that the compiler knows it, too, and keeps it in a uniform register.
+// A value that all lanes of a warp agree on. The compiler then knows it, too, and keeps it in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }

@@ -1,0 +1,72 @@
+// The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum, straight from device
+// memory by mma.sync. It is right for any scores and slow; rows come here whose sum passed 2^90, or whose first searched
+// scores were all -inf and the others very low (RowSoftmax::failed).
+
+#include "device/schedule/tile_order.cuh"
+#include "device/attention/mask.cuh"
+#include "device/attention/row_softmax.cuh"
+#include "device/numeric.cuh"
+#include "device/ptx/mma.cuh"
+
+__device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
+
+// `row` is the lane's first row. Returns O unnormalised, the reference and the sums of whole rows.
+template <int kTiles>
+__device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax& softmax, float (&total)[2], const Tile& tile, int row,
+                                           float scale_log2, const KernelParams& params, const Sequence& sequence) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int head_kv = tile.head / params.group_size;
+    const uint16* gQ = static_cast<const uint16*>(params.q.data) + sequence.place_q(params, params.q, tile.head);
+    const uint16* gK = static_cast<const uint16*>(params.k.data) + sequence.place_k(params, params.k, head_kv);
+    const uint16* gV = static_cast<const uint16*>(params.v.data) + sequence.place_k(params, params.v, head_kv);
+    const float sign = params.softmax_scale_log2 < 0.f ? -1.f : 1.f;
+    const int last_row = min(row - g + 15, sequence.seqlen_q - 1), end = key_end(last_row, sequence);
+
+    #pragma unroll
+    for (int n = 0; n < kTiles; ++n) acc_o[n][0] = acc_o[n][1] = acc_o[n][2] = acc_o[n][3] = 0.f;
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) softmax.reference[r] = -infinity(), softmax.sum[r] = 0.f;
+
+    // Eight keys at a time: of the registers a main loop leaves, few are free.
+    const auto add_keys = [&](int key) {
+        float s[1][4] = {};
+        #pragma unroll 1
+        for (int col = 0; col < kHeadDim; col += 8) {
+            const auto load_q = [&](int r) { return load_pair(gQ + min(row + r * 8, sequence.seqlen_q - 1) * params.q.stride_seqlen + col + 2 * t); };
+            const uint32 a[4] = {load_q(0), load_q(1)};
+            mma_k8(s[0], a, load_pair(gK + min(key + g, sequence.seqlen_k - 1) * params.k.stride_seqlen + col + 2 * t));
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) s[0][i] *= sign;
+        mask_scores(s, row, key + 2 * t, sequence);
+        softmax.lazy(s, scale_log2);
+        if (softmax.pending) {
+            #pragma unroll
+            for (int n = 0; n < kTiles; ++n) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) acc_o[n][i] *= softmax.factor[i / 2];
+            }
+        }
+        const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3])};
+        const auto load_v = [&](int k, int col) { return k < sequence.seqlen_k ? uint32(gV[k * params.v.stride_seqlen + col]) : 0; };
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const int k = key + 2 * t, col = n * 8 + g;
+            mma_k8(acc_o[n], p, load_v(k, col) | load_v(k + 1, col) << 16);
+        }
+    };
+    if constexpr (kHasBlockMask) {
+        const KeyList list(params, sequence, tile.head, tile.first);
+        #pragma unroll 1
+        for (int position = list.size() - 1; position >= 0; --position) {
+            const int begin = list.at(position).tile * kBlockN;
+            #pragma unroll 1
+            for (int key = begin; key < min(begin + kBlockN, end); key += 8) add_keys(key);
+        }
+    } else {
+        #pragma unroll 1
+        for (int key = key_begin(row - g, sequence); key < end; key += 8) add_keys(key);
+    }
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] = softmax.total(r);
+}

@@ -1,0 +1,110 @@
+// Online softmax in base 2 over a warpgroup's scores.
+//
+// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is what a row's scaled scores are lowered by. Sums stay per
+// lane until the end. When a step moves a reference, `pending` asks for O to be multiplied by `factor` before the step's weights
+// are added to it; two rules keep that rare:
+//
+// lazy   the reference is the running maximum as it was when some row of the warp last outgrew it by 2^8 (the idea is
+//        FlashAttention-4's): weights up to 2^8 lose nothing in fp32 sums nor in a 16-bit P.
+// stale  blocks that need no mask are not searched for a maximum at all. When a row's sum has passed 2^40, the sum becomes
+//        its reference. P is bf16, with fp32's exponents, so weights are as accurate at any scale. What this cannot do
+//        shows in the row's total, and the tile is done again (exact_rows.cuh): a sum past 2^90 stays infinite to the end,
+//        and a row whose first searched scores were all -inf has a reference from nowhere, hence perhaps a sum near 0.
+
+#include "device/numeric.cuh"
+
+struct RowSoftmax {
+    float reference[2];  // in log2 units; -inf for a row that has seen nothing
+    float sum[2];        // of 2^(score * scale_log2 - reference), this lane's columns
+    float factor[2];     // what O is to be multiplied with, where `pending`
+    bool pending;        // warp-uniform
+
+    static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p90f;  // of a row
+
+    // A row that has seen nothing is lowered by 0, so that no -inf - -inf arises.
+    __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
+    // Before the first block that is not searched.
+    __device__ __forceinline__ void settle() { reference[0] = lowered_by(0), reference[1] = lowered_by(1); }
+
+    template <int kTiles>
+    static __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
+        float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+        #pragma unroll
+        for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        return quad_max(maximum);
+    }
+
+    // Weights in place, and their sums.
+    template <int kTiles>
+    __device__ __forceinline__ void weigh(float (&s)[kTiles][4], float scale_log2, float lower0, float lower1) {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, i < 2 ? -lower0 : -lower1));
+                sum[i / 2] += s[n][i];
+            }
+        }
+    }
+
+    // Whether a row's sum is out of bounds, of which a lane has a quarter.
+    __device__ __forceinline__ bool is_spoiled(int r) const { return sum[r] > kLargestSum / 4; }
+
+    __device__ __forceinline__ void move_reference(int r, float to) {
+        factor[r] = exp2_approx(reference[r] - (to == -infinity() ? 0.f : to));
+        reference[r] = to;
+        sum[r] *= factor[r];
+    }
+
+    // The first block of a tile: nothing to rescale.
+    template <int kTiles>
+    __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * scale_log2, sum[r] = 0.f;
+        weigh(s, scale_log2, lowered_by(0), lowered_by(1));
+    }
+
+    // A further block that is searched for its maximum.
+    template <int kTiles>
+    __device__ __forceinline__ void lazy(float (&s)[kTiles][4], float scale_log2) {
+        const float found[2] = {row_maximum(s, 0) * scale_log2, row_maximum(s, 1) * scale_log2};
+        pending = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
+        if (pending) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                // Under a window or a block mask blocks that are searched follow those that are not.
+                const bool was_spoiled = kStaleMax && (kHasWindow || kHasBlockMask) && is_spoiled(r);
+                move_reference(r, fmaxf(reference[r], found[r]));
+                if (was_spoiled) sum[r] = infinity();
+            }
+        }
+        weigh(s, scale_log2, lowered_by(0), lowered_by(1));
+    }
+
+    // A further block that is not searched.
+    template <int kTiles>
+    __device__ __forceinline__ void stale(float (&s)[kTiles][4], float scale_log2) {
+        pending = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > kRenewedSum);
+        if (pending) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const bool was_spoiled = is_spoiled(r);
+                // Held below 2^127, so that an infinite sum leaves the other lanes' reference finite.
+                move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(quad_max(sum[r])))));
+                if (was_spoiled) sum[r] = infinity();
+            }
+        }
+        weigh(s, scale_log2, reference[0], reference[1]);
+    }
+
+    // Whether a stale reference failed the row. One of the row's own leaves a weight or a renewed sum of about 1 or more.
+    // NaN comes from the inputs alone, and stays.
+    static __device__ __forceinline__ bool failed(float total, bool sees_keys) {
+        return total > kLargestSum || (total < 0.5f && sees_keys);
+    }
+
+    // Sum over the whole row; the lanes of a quad agree afterwards.
+    __device__ __forceinline__ float total(int r) const { return quad_sum(sum[r]); }
+    // Natural log of the sum of exp(score * scale); -inf for a row without keys.
+    __device__ __forceinline__ float lse(int r, float total) const { return total == 0.f ? -infinity() : (lowered_by(r) + log2_approx(total)) * kLn2; }
+};

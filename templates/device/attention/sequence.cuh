@@ -1,0 +1,74 @@
+// One sequence of the batch: how long it is, where it begins in the tensors, and the diagonals between which a row sees keys.
+// Without kIsVarlen all of it is the launch's; with it lengths come from device memory.
+
+#include "device/params.cuh"
+
+// What the launch says of all sequences is read where it is used, out of the constant bank; held in registers it would make kernels spill.
+template <bool kOfItsOwn>
+struct SequenceBounds {
+    const int &seqlen_q, &seqlen_k;
+    const int& right_shift;   // row i sees keys j <= i + right_shift (kIsCausal)
+    const int& left_shift;    // row i sees keys j >= i + left_shift (kHasWindow)
+    static constexpr int64 offset_q = 0, offset_k = 0;  // of its first row in q, k and their like, in rows, where those have no batch dimension
+
+    __device__ __forceinline__ SequenceBounds(const KernelParams& params, int)
+        : seqlen_q(params.seqlen_q), seqlen_k(params.seqlen_k), right_shift(params.right_shift), left_shift(params.left_shift) {}
+};
+
+template <>
+struct SequenceBounds<true> {
+    int seqlen_q, seqlen_k, right_shift, left_shift;
+    int64 offset_q = 0, offset_k = 0;
+
+    __device__ __forceinline__ SequenceBounds(const KernelParams& params, int batch) {
+        seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+        // What only the device knows is held to what the host was told: a longer sequence loses its last rows.
+        if (params.cu_seqlens_q) {
+            offset_q = params.cu_seqlens_q[batch];
+            seqlen_q = min(seqlen_q, params.cu_seqlens_q[batch + 1] - int(offset_q));
+        }
+        if (params.cu_seqlens_k) {
+            offset_k = params.cu_seqlens_k[batch];
+            seqlen_k = min(seqlen_k, params.cu_seqlens_k[batch + 1] - int(offset_k));
+        }
+        if (params.seqused_q) seqlen_q = min(seqlen_q, params.seqused_q[batch]);
+        if (params.seqused_k) seqlen_k = min(seqlen_k, params.seqused_k[batch]);
+        seqlen_q = max(0, seqlen_q), seqlen_k = max(0, seqlen_k);
+        const int shift = params.aligns_ends ? seqlen_k - seqlen_q : 0;
+        right_shift = params.right_shift + shift, left_shift = params.left_shift + shift;
+    }
+};
+
+struct Sequence : SequenceBounds<kIsVarlen> {
+    int batch;
+
+    __device__ __forceinline__ Sequence(const KernelParams& params, int batch) : SequenceBounds(params, batch), batch(batch) {}
+
+    // Elements from a tensor's start to its row 0 of this sequence and head.
+    __device__ __forceinline__ int64 place_q(const KernelParams& params, const TensorView& view, int head) const {
+        return place(view, head, kIsVarlen && params.cu_seqlens_q, offset_q);
+    }
+    __device__ __forceinline__ int64 place_k(const KernelParams& params, const TensorView& view, int head_kv) const {
+        return place(view, head_kv, kIsVarlen && params.cu_seqlens_k, offset_k);
+    }
+
+    // Index of row 0 in lse and dlse.
+    __device__ __forceinline__ int64 lse_row(const KernelParams& params, int head) const {
+        if (kIsVarlen && params.cu_seqlens_q) return head * params.total_q + offset_q;
+        return int64(batch * params.num_heads_q + head) * params.seqlen_q;
+    }
+    // Index of row 0 in the workspace's arrays of rows, a multiple of 16. Sequences that lie end to end have 128 rows to spare each.
+    __device__ __forceinline__ int64 workspace_row(const KernelParams& params, int head) const {
+        if (kIsVarlen && params.cu_seqlens_q) return head * params.workspace_rows_of_head + (offset_q + batch * 128) / 16 * 16;
+        return int64(batch * params.num_heads_q + head) * params.workspace_rows;
+    }
+    // How far a head's rows lie from the next head's there.
+    __device__ __forceinline__ int64 workspace_rows_between_heads(const KernelParams& params) const {
+        return kIsVarlen && params.cu_seqlens_q ? params.workspace_rows_of_head : int64(params.workspace_rows);
+    }
+
+private:
+    __device__ __forceinline__ int64 place(const TensorView& view, int head, bool is_packed, int64 offset) const {
+        return (is_packed ? offset * view.stride_seqlen : batch * view.stride_batch) + head * view.stride_head;
+    }
+};

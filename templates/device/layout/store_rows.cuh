@@ -1,0 +1,39 @@
+// From accumulators to rows in device memory, 16 bytes a store: the four lanes of a quad, which hold two columns each of
+// four neighbouring 8-column tiles, trade them by shuffles for all eight columns of one tile each.
+
+#include "device/ptx/math.cuh"
+
+// Lane t of a quad has words w[0..3] and gets word t of every lane, in lane order.
+__device__ __forceinline__ void quad_transpose(uint32 (&w)[4], int lane) {
+    const bool odd = lane & 1, upper = lane & 2;
+    #pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32 got = __shfl_xor_sync(0xffffffff, odd ? w[i] : w[i + 1], 1);
+        if (odd) w[i] = got; else w[i + 1] = got;
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32 got = __shfl_xor_sync(0xffffffff, upper ? w[i] : w[i + 2], 2);
+        if (upper) w[i] = got; else w[i + 2] = got;
+    }
+}
+
+// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist, and `cols_left` columns.
+template <int kTiles>
+__device__ __forceinline__ void store_rows(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left = kTiles * 8) {
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        #pragma unroll
+        for (int n = 0; n < kTiles; n += 4) {
+            uint32 w[4] = {};
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (n + i < kTiles) w[i] = pack2(acc[n + i][2 * r], acc[n + i][2 * r + 1]);
+            }
+            quad_transpose(w, lane);
+            if (r * 8 < rows_left && n + lane % 4 < kTiles && (n + lane % 4) * 8 < cols_left) {
+                *reinterpret_cast<uint4*>(out + r * 8 * stride + (n + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+    }
+}

@@ -1,0 +1,20 @@
+// Asynchronous copies of single threads from device memory to shared memory (PTX ISA, "cp.async").
+
+#include "device/types.cuh"
+
+// Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(uint32 target, const void* source, bool valid) {
+    const int bytes = valid ? kBytes : 0;
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                     :: "r"(target), "l"(source), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                     :: "r"(target), "l"(source), "r"(bytes), "n"(kBytes) : "memory");
+    }
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's latest groups are in flight.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }

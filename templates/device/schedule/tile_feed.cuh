@@ -1,0 +1,45 @@
+// The producer's source of tiles, of one CTA or of a cluster of kCtas.
+//
+// Where tiles have one length, a feed takes every n-th tile, of n feeds. Where they differ in length (causal mask, window,
+// block mask, varlen), it draws the next tile that nobody has taken from a counter in device memory. The last feed to
+// finish sets the counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without
+// a counter (null) it takes every n-th tile.
+//
+// A feed draws the next tile before it loads the last block of the current one, which hides the atomic's latency. A tile
+// drawn any earlier would wait for a long tile to end while other CTAs are idle.
+//
+// kByTicket (schedule/dq_turns.cuh): the counter gives all tiles, the first one too. The counter's owner sets it to zero
+// before the launch. A feed draws no tile before it has loaded the one before.
+
+#include "device/schedule/tile_order.cuh"
+
+template <typename Tiles, int kCtas = 1, bool kByTicket = false>
+struct TileFeed {
+    const KernelParams& params;
+    TileList<Tiles, kIsVarlen> tiles;
+    uint32* const counter;
+    uint32 index = blockIdx.x / kCtas, next = 0;
+    bool has_next = false;
+
+    static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kCtas; }
+    __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
+        : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
+        if (kByTicket && this->counter) index = draw();
+    }
+    __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
+    __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
+    // Before a tile's last block. For a tile without blocks advance() draws.
+    __device__ __forceinline__ void draw_next() {
+        if (!kByTicket && counter) next = draw(), has_next = true;
+    }
+    __device__ __forceinline__ void advance() {
+        if (!counter) index += feeds();
+        else index = has_next ? next : draw();
+        has_next = false;
+    }
+    __device__ __forceinline__ void finish() const {
+        if (kByTicket || !counter) return;
+        __threadfence();  // this feed's draws come before its end
+        if (atomicAdd(counter + 1, 1u) == feeds() - 1) counter[0] = 0, counter[1] = 0;
+    }
+};

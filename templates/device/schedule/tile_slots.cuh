@@ -1,0 +1,41 @@
+// How a producer tells the consumers of its CTA which tiles to do: slots in shared memory, each with a full and an empty
+// barrier. Tiles are numbered in the order in which the CTA does them (`nth`). Consumers hold a tile's slot to the tile's
+// end and look at the next slot before, so there are more than two.
+
+#include "device/ptx/shared.cuh"
+#include "device/schedule/ring.cuh"
+#include "device/schedule/tile_order.cuh"
+
+struct TileSlots {
+    static constexpr int kSlots = 4;
+    static constexpr int kTileBytes = kHasWindow ? 32 : 16;
+    static constexpr int kBytes = kSlots * (kTileBytes + 8 + 8);
+    uint32 base;  // tiles, full barriers, empty barriers
+
+    __device__ __forceinline__ uint32 place(uint32 nth) const { return base + nth % kSlots * kTileBytes; }
+    __device__ __forceinline__ uint32 full(uint32 nth) const { return base + kSlots * kTileBytes + nth % kSlots * 8; }
+    __device__ __forceinline__ uint32 empty(uint32 nth) const { return base + kSlots * (kTileBytes + 8) + nth % kSlots * 8; }
+    static __device__ __forceinline__ uint32 parity(uint32 nth) { return nth / kSlots & 1; }
+
+    __device__ __forceinline__ void init(int consumer_warps) const {
+        for (int slot = 0; slot < kSlots; ++slot) barrier_init(full(slot), 1), barrier_init(empty(slot), consumer_warps);
+    }
+    __device__ __forceinline__ void put(uint32 nth, const Tile& tile) const {
+        barrier_wait(empty(nth), parity(nth) ^ 1);
+        store_four_ints(place(nth), tile.first, tile.head, tile.batch, tile.blocks);
+        if constexpr (kHasWindow) store_int(place(nth) + 16, tile.begin);
+        barrier_arrive(full(nth));
+    }
+    __device__ __forceinline__ Tile get(uint32 nth) const {
+        barrier_wait(full(nth), parity(nth));
+        const int4 words = load_four_ints(place(nth));
+        Tile tile = {words.x, words.y, words.z, words.w, 0};
+        if constexpr (kHasWindow) tile.begin = load_int(place(nth) + 16);
+        return tile;
+    }
+    // By each consumer warp, after it has read the slot for the last time.
+    __device__ __forceinline__ void release(uint32 nth, int lane) const {
+        __syncwarp();  // every lane has read
+        if (lane == 0) barrier_arrive(empty(nth));
+    }
+};
