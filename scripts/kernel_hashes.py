@@ -8,6 +8,7 @@ NVDISASM.
 
   kernel_hashes.py write FILE                    hashes of the working tree
   kernel_hashes.py write FILE --commit REV       hashes of a commit, which is built in build/kernel-hashes
+  kernel_hashes.py write FILE --program PATH     hashes of a built command line, where there is no Rust
   kernel_hashes.py compare A [B]                 A and B: files or commits; B is the working tree by default
   kernel_hashes.py diff A B --kernel NAME        the disassembly of one kernel in both
   kernel_hashes.py list                          the problems of the matrix
@@ -323,7 +324,7 @@ def built(commit):
 
 
 def kernels(commit, arguments):
-    tree = Tree(built(commit))
+    tree = Tree(getattr(arguments, "program", None) or built(commit))
     chosen = {name: problem for name, problem in matrix().items() if re.search(arguments.only, name)}
     if not chosen:
         sys.exit(f"--only {arguments.only!r}: no problem of the matrix matches")
@@ -390,7 +391,9 @@ def main():
         sub.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="compilations side by side")
         return sub
 
-    command("write", write, "file").add_argument("--commit", metavar="REV")
+    of_write = command("write", write, "file").add_mutually_exclusive_group()
+    of_write.add_argument("--commit", metavar="REV")
+    of_write.add_argument("--program", metavar="PATH", type=Path)
     command("compare", compare, "a", "b")
     command("diff", diff, "a", "b").add_argument("--kernel", required=True, metavar="NAME", help="as `compare` prints it")
     command("list", list_problems)
