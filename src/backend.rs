@@ -1,7 +1,7 @@
 //! Backend: the one place where GPU and CPU meet, so that plan and tune are written once.
 //!
-//! It knows how to build an Executable for (Problem, Config), to launch it, and what the tuner needs of a machine:
-//! memory, copies and a clock. It knows nothing of records, spaces or C.
+//! It builds and launches passes (Executable) and small operations (OpExecutable). It gives the
+//! tuner memory, copies and a clock. It knows nothing of records, spaces or C.
 
 use crate::call::Call;
 use crate::config::Config;
@@ -22,14 +22,15 @@ pub enum Backend {
     Cpu(cpu::Cpu),
 }
 
-/// A (Problem class, Config) built and loaded: ready for any shape of its class. Cheap to share; launches from many
-/// threads at once are fine.
+/// A (Problem class, Config) built and loaded: ready for any shape of its class. Sharing it is
+/// cheap, and many threads may launch it at once.
 pub enum Executable {
     Cuda(kernel::Executable),
     Cpu(cpu::Executable),
 }
 
-/// A small operation built and loaded: ready for any call of its class. Shared as an Executable.
+/// A small operation built and loaded: ready for any call of its class. It is shared as an
+/// Executable is.
 pub struct OpExecutable {
     class: OpClass,
     target: OpTarget,
@@ -47,10 +48,11 @@ pub enum Memory {
 }
 
 impl Backend {
-    /// The GPU if it is complete, that is usable and with a compiler for it, else the CPU, with the reason as a log line.
+    /// The GPU if it is usable and has a compiler, else the CPU. A log line gives the reason for
+    /// the CPU.
     pub fn open_auto(ordinal: i32, cache_dir: Option<PathBuf>, num_threads: usize) -> Result<Backend> {
         let (reason, level) = match kernel::Gpu::new(ordinal, None, cache_dir) {
-            // With cubins in the cache it would do some problems, and fail at others.
+            // The cubin cache would serve some problems, and the others would fail.
             Ok(gpu) if gpu.device().nvrtc_version == (0, 0) => {
                 (format!("{} is there, but no libnvrtc", gpu.device().name), log::Level::Warn)
             }
@@ -71,7 +73,8 @@ impl Backend {
         }
     }
 
-    /// Renders, compiles (or takes from the cubin cache) and loads. May run on several threads at once.
+    /// Renders, compiles (or takes from the cubin cache) and loads. May run on several threads at
+    /// once.
     pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
         match self {
             Backend::Cuda(gpu) => gpu.build(problem, config).map(Executable::Cuda),
@@ -88,7 +91,7 @@ impl Backend {
         Ok(OpExecutable { class: op.class(), target })
     }
 
-    /// Bytes are left as they come: nothing relies on zeros.
+    /// The bytes are uninitialised: nothing relies on zeros.
     pub fn allocate(&self, bytes: usize) -> Result<Memory> {
         match self {
             Backend::Cuda(gpu) => gpu.allocate(bytes).map(Memory::Cuda),
@@ -96,7 +99,8 @@ impl Backend {
         }
     }
 
-    /// Copies host bytes to the start of `memory`; returns when done. Lengths must not exceed the allocation.
+    /// Copies host bytes to the start of `memory`; returns when done. Lengths must not exceed the
+    /// allocation.
     pub fn upload(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
         match (self, memory) {
             (Backend::Cuda(gpu), Memory::Cuda(memory)) => gpu.upload(memory, bytes),
@@ -105,7 +109,8 @@ impl Backend {
         }
     }
 
-    /// Copies the start of `memory` to the host once all work queued on the backend's own stream is done.
+    /// Copies the start of `memory` to the host once all work queued on the backend's own stream is
+    /// done.
     pub fn download(&self, memory: &Memory, bytes: &mut [u8]) -> Result<()> {
         match (self, memory) {
             (Backend::Cuda(gpu), Memory::Cuda(memory)) => gpu.download(memory, bytes),
@@ -138,8 +143,8 @@ impl Backend {
         }
     }
 
-    /// Time of one run of `work` on the backend's own stream, by device events on the GPU and the monotonic clock on
-    /// the CPU. With `cold` the last-level cache is overwritten first, outside the timed span.
+    /// Time of one run of `work` on the backend's own stream. The GPU uses device events, the CPU
+    /// the monotonic clock. With `cold` the last-level cache is overwritten before the timed span.
     pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Elapsed> {
         match self {
             Backend::Cuda(gpu) => gpu.time(cold, work),
@@ -149,7 +154,8 @@ impl Backend {
 }
 
 impl Executable {
-    /// Enqueues the pass on `stream` (CPU: runs it). No allocation, synchronisation, compilation, file or lock.
+    /// Enqueues the pass on `stream`; the CPU runs it. A launch does not allocate, synchronise,
+    /// compile, read files or lock.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
         match self {
             Executable::Cuda(executable) => executable.launch(call, stream),
@@ -174,8 +180,8 @@ impl Executable {
 }
 
 impl OpExecutable {
-    /// Enqueues the work on `stream` (CPU: does it), as an Executable. The call is of the class that this was built for,
-    /// and is not empty.
+    /// Enqueues the work on `stream`; the CPU does it. The call has the class that this executable
+    /// was built for, and is not empty.
     #[expect(
         clippy::not_unsafe_ptr_arg_deref,
         reason = "a stream is a handle that the caller answers for, as in an Executable's launch"
@@ -183,8 +189,9 @@ impl OpExecutable {
     pub fn launch<O: Op>(&self, op: &O, stream: Stream) -> Result<()> {
         assert_eq!(self.class, op.class(), "an operation is launched by what was built for its class");
         match &self.target {
-            // SAFETY: the kernel is of the call's class, so it takes KernelParams (`Op`'s promise). That the pointers hold
-            // until the work is done, and that the stream is of this context, is the caller's contract with the C face.
+            // SAFETY: the kernel has the call's class, so it takes KernelParams (`Op`'s promise).
+            // By the contract of the C face the pointers hold until the work is done, and the
+            // stream is of this context.
             OpTarget::Cuda(kernel) => unsafe { kernel.launch(op.grid(kernel.sm_count()), &op.kernel_params(), stream) },
             OpTarget::Cpu(workers) => op.run_on_cpu(workers),
         }

@@ -1,11 +1,12 @@
-//! Accesses: the bytes that a call reads and writes. A byte that it writes may belong to no other of its tensors.
+//! Accesses: the bytes that a call reads and writes. A byte that it writes may belong to no other
+//! of its tensors.
 
 use super::operand::Access;
 use super::overlap::Footprint;
 use crate::error::{Error, Result};
 
-/// The longest lists: q, k, v, out, dout, lse, two dropout words and ten tensors of the features are read; dq, dk, dv,
-/// dbias and dsinks are written.
+/// The longest lists: q, k, v, out, dout, lse, two dropout words and ten tensors of the features
+/// are read; dq, dk, dv, dbias and dsinks are written.
 #[derive(Default)]
 pub struct Accesses {
     read: Footprints<18>,

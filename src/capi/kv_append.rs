@@ -1,4 +1,4 @@
-//! Writing new keys and values into a cache: the params as C sees them, their checks, and the functions.
+//! Writing new keys and values into a K/V cache: the C struct, its checks, and the C functions.
 
 use super::accesses::Accesses;
 use super::args::Memory;
@@ -77,7 +77,7 @@ unsafe impl SizedStruct for flashtune_kv_append_params {
     const NAME: &'static str = "flashtune_kv_append_params";
     const OLDEST: usize = 240;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_kv_append_params>() == 240);
 
 impl From<&flashtune_kv_append_params> for PageInputs {
@@ -161,7 +161,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
         cache("k_cache", &params.k_cache, head_dim),
         cache("v_cache", &params.v_cache, head_dim_v),
     ];
-    // Without new keys neither the cache nor the table is looked at.
+    // Without new keys neither the cache nor the table is read.
     let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };
     let is_unread = batch_size == 0 || (seqlen_new == 0 && params.seqused.is_null());
     let data_of_lengths = if is_unread { Data::Optional } else { data };
@@ -243,10 +243,10 @@ fn check_sizes(params: &flashtune_kv_append_params, pages: &PageInputs) -> Resul
     Ok(())
 }
 
-/// Rows of a tensor whose bytes, of the largest dim and type, an i64 counts.
+/// Most rows of a tensor. Their bytes fit an i64 with the largest head dim and type.
 const MAX_ROWS: i128 = 1 << 50;
 
-/// Entries of the cache, rows of each, and what they are.
+/// Entries of the cache, rows of each entry, and their meaning.
 fn cache_rows(params: &flashtune_kv_append_params) -> (i64, i64, Rows) {
     match params.page_size {
         0 => (params.batch_size, params.seqlen_cache, Rows::OfBatch),

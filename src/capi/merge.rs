@@ -1,4 +1,4 @@
-//! Merging partial results: the params as C sees them, their checks, and the functions.
+//! Merging partial results: the C struct, its checks, and the C functions.
 
 use super::accesses::Accesses;
 use super::args::Memory;
@@ -59,7 +59,7 @@ unsafe impl SizedStruct for flashtune_merge_params {
     const NAME: &'static str = "flashtune_merge_params";
     const OLDEST: usize = 152;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_merge_params>() == 152);
 
 /// Gets the kernel that merges such partials ready; may take a second. Once it returned OK, flashtune_merge only

@@ -1,4 +1,5 @@
-//! The two calls of a small operation, once for all operations: what happens after the arguments are checked.
+//! The two calls of a small operation, once for all operations: what happens after the arguments
+//! are checked.
 //!
 //! `merge` and `kv_append` differ only in their params.
 
@@ -32,8 +33,8 @@ pub unsafe fn launch<P: Params<Checked: Op>>(context: *mut flashtune_context, pa
     })
 }
 
-/// The executable of the call's class. One that is missing is built, but neither in a sealed context nor while `stream`
-/// captures.
+/// The executable of the call's class. One that is missing is built, but neither in a sealed
+/// context nor while `stream` captures.
 fn executable<O: Op>(context: &flashtune_context, op: &O, stream: Option<Stream>) -> Result<Arc<OpExecutable>> {
     let engine = &context.engine;
     let class = op.class();

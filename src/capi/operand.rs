@@ -1,4 +1,5 @@
-//! Operand: one tensor of a call, with what the problem says of its shape. Checks of pointer, strides and extent.
+//! Operand: one tensor of a call, with its sizes by the problem. This file checks pointer, strides
+//! and extent.
 
 use super::overlap::{Footprint, overflows};
 use super::sized::address;
@@ -8,7 +9,7 @@ use crate::cuda::tensor_map::STRIDE_LIMIT;
 use crate::error::{Error, Result};
 use crate::problem::{Dtype, Layout};
 
-/// Whether data pointers must be there: a launch needs them, everything else is asked of shapes.
+/// Whether data pointers may be NULL. A launch needs them; all other calls need shapes only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     Required,
@@ -21,12 +22,12 @@ pub enum Access {
     Written,
 }
 
-/// What the first two dimensions of a tensor are, for messages.
+/// The meaning of a tensor's first two dimensions, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// (batch, seqlen)
     OfBatch,
-    /// One of all sequences' rows, whose batch stride nobody looks at.
+    /// (total): the rows of all sequences. The batch stride is not read.
     EndToEnd,
     /// (pages, page size)
     InPages,
@@ -43,7 +44,7 @@ pub struct Operand {
     heads: i64,
     dim: i64,
     dtype: Dtype,
-    /// How many such tensors there are, and elements from one to the next.
+    /// Number of such tensors, and elements from one to the next.
     copies: (i64, i64),
 }
 
@@ -66,17 +67,17 @@ impl Operand {
         Operand { name, tensor, access, rows, batch_size, seqlen, heads, dim, dtype, copies }
     }
 
-    /// The same tensor, whose first two dimensions are these.
+    /// The same tensor with another meaning of its first two dimensions.
     pub fn with_rows(self, rows: Rows) -> Self {
         Operand { rows, ..self }
     }
 
-    /// So many of them, and elements from one to the next.
+    /// Several such tensors: their number, and elements from one to the next.
     pub fn repeated(self, copies: (i64, i64)) -> Self {
         Operand { copies, ..self }
     }
 
-    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
+    /// Checks pointer and strides. Returns the tensor's bytes, or None without data or elements.
     pub fn check(&mut self, data: Data) -> Result<Option<Footprint>> {
         let t = &self.tensor;
         let strides = [("batch", t.stride_batch), ("seqlen", t.stride_seqlen), ("head", t.stride_head)];
@@ -117,20 +118,22 @@ impl Operand {
         Ok((!self.tensor.data.is_null()).then_some(footprint))
     }
 
-    /// What vector access depends on, in elements: address, head dim, and the strides that are ever used.
+    /// The quantities, in elements, that limit vector access: address, head dim, and the strides
+    /// that are used.
     pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
         let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
         let dims = dims.into_iter().chain([self.copies]);
         let element = self.dtype.bytes() as i64;
         let strides = dims.filter(|(count, _)| *count > 1).map(move |(_, stride)| {
-            // What TMA cannot reach counts as narrower than what TMA takes.
+            // A stride beyond TMA's limit counts as narrower than TMA's access.
             if stride < STRIDE_LIMIT as i64 / element { stride } else { stride | Layout::Vec4.elements() }
         });
         let first = if self.is_empty() { 0 } else { self.tensor.data as i64 / element };
         strides.chain([first, self.dim])
     }
 
-    /// Whether the rows of all sequences can be counted as one dimension, as tensor maps of sequences of their own lengths do.
+    /// Whether the rows of all sequences form one dimension, as tensor maps of varlen problems
+    /// need.
     pub fn counts_by_rows(&self) -> bool {
         self.is_empty() || self.tensor.rows_between(self.batch_size, self.seqlen).is_some()
     }

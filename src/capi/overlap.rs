@@ -1,17 +1,17 @@
 //! Whether two tensors share a byte, and whether one holds two elements in the same place.
 //!
-//! Comparing byte ranges alone would refuse dq, dk and dv interleaved in one packed buffer, so where ranges meet, the
-//! equation "address in a = address in b" is searched for a solution. Nothing that overlaps is ever accepted. What
-//! does not is accepted unless the strides are so tangled that the search exceeds its budget; equal or nested strides
-//! (every packed layout in use) take a few steps.
+//! Comparing byte ranges alone would refuse dq, dk and dv interleaved in one packed buffer. Where
+//! ranges meet, the equation "address in a = address in b" is searched for a solution. Tensors that
+//! overlap are never accepted. Tensors that do not overlap are refused only where the search
+//! exceeds its budget. Equal or nested strides, as in every packed layout in use, take a few steps.
 
 use crate::error::Error;
 use std::fmt;
 
-/// Bytes a tensor may reach over: keeps all of the arithmetic below within an i64.
+/// Most bytes that a tensor may span. The limit keeps the arithmetic below within an i64.
 pub const MAX_EXTENT: i64 = 1 << 60;
 
-/// One strided dimension: how many entries, and the bytes from one to the next.
+/// One strided dimension: the number of entries, and the bytes from one to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct Dim {
     pub count: i64,
@@ -35,8 +35,8 @@ impl Footprint {
         Footprint { name, start, extent: bytes, row: bytes, dims: [Dim { count: 1, stride: 0 }; 4] }
     }
 
-    /// Rows of `row` bytes; dimensions are (entries, elements from one to the next), with at least one entry each. What
-    /// it would reach over is the error, where that is more than may be.
+    /// Rows of `row` bytes. Dimensions are (entries, elements from one to the next), with at least
+    /// one entry each. The error is the extent, if it exceeds the limit.
     pub fn strided(
         name: &'static str,
         start: u64,
@@ -44,7 +44,7 @@ impl Footprint {
         element: i64,
         dims: [(i64, i64); 4],
     ) -> Result<Self, i128> {
-        // The sizes are below 2^31, so that no sum of four products leaves an i128.
+        // The sizes are below 2^31, so a sum of four products fits an i128.
         let reach = |(count, stride): (i64, i64)| (count - 1) as i128 * stride as i128;
         let extent = dims.into_iter().map(reach).sum::<i128>() * element as i128 + row as i128;
         if extent > MAX_EXTENT as i128 || start.checked_add(extent as u64).is_none() {
@@ -62,7 +62,8 @@ impl Footprint {
         self.start.saturating_add(self.extent as u64)
     }
 
-    /// Whether two of its own rows may share a byte: sorted by stride, each stride must clear all below it.
+    /// Whether two of its own rows may share a byte: sorted by stride, each stride must clear all
+    /// below it.
     pub fn overlaps_itself(&self) -> bool {
         let mut dims = self.dims;
         dims.sort_unstable_by_key(|dim| dim.stride);
@@ -79,13 +80,14 @@ impl Footprint {
         if self.end() <= other.start || other.end() <= self.start {
             return false;
         }
-        // Only reached within MAX_EXTENT of each other, so the difference fits.
+        // The ranges meet, so they lie within MAX_EXTENT of each other and the difference fits.
         let distance = other.start.wrapping_sub(self.start) as i64;
         Equation::between(self, other).has_solution(0, distance, &mut SEARCH_BUDGET.clone())
     }
 }
 
-/// That an argument, said with where and how it lies, would reach over `extent` bytes.
+/// The error for an argument that would span `extent` bytes. `argument` describes its address and
+/// strides.
 pub fn overflows(argument: &str, extent: i128) -> Error {
     Error::invalid(format!(
         "{argument} overflows: it would reach over {extent} bytes; at most {MAX_EXTENT} within the address space are allowed"
@@ -98,10 +100,11 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// Nested strides need at most three tries for each of eight dimensions, almost always one.
+/// Nested strides need at most three tries for each of eight dimensions, and almost always one.
 const SEARCH_BUDGET: u32 = 4096;
 
-/// A term `stride * d` with d in `low..=high`: how far the two tensors may move apart along one stride.
+/// A term `stride * d` with d in `low..=high`: how far the two tensors may move apart along one
+/// stride.
 #[derive(Clone, Copy)]
 struct Term {
     stride: i64,

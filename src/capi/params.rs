@@ -1,4 +1,5 @@
-//! Params: a struct of arguments of one call, copied from the C caller and checked. Passes and small operations use it.
+//! Params: a struct of arguments of one call, copied from the C caller and checked. Passes and
+//! small operations use it.
 
 use super::args::Memory;
 use super::context::flashtune_context;

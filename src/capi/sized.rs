@@ -1,7 +1,9 @@
-//! Structs that begin with their size, so that they can grow: what is read of an older or a newer caller's.
+//! Structs that begin with their size, so that they can grow. This file reads those of older and
+//! newer callers.
 //!
-//! Shorter than ours is an older caller: the missing tail is zeros, every field's default, but nothing is shorter than
-//! the first release. Longer is a newer caller: fine as long as it uses nothing that we do not know.
+//! An older caller's struct is shorter than ours, but never shorter than in the first release. Its
+//! missing tail counts as zeros, the default of every field. A newer caller's struct is longer, and
+//! its unknown tail must be zeros.
 
 use crate::error::{Error, Result};
 use std::ffi::c_void;
@@ -12,16 +14,16 @@ use std::mem::MaybeUninit;
 /// # Safety
 /// `repr(C)`, the first field a `u64`, and every pattern of bytes a valid value.
 pub unsafe trait SizedStruct: Copy {
-    /// As the header names it.
+    /// Name in the header.
     const NAME: &'static str;
-    /// Its size in the first release that had it.
+    /// Size in the first release that had the struct.
     const OLDEST: usize;
 }
 
-/// More than any struct of any release: a `struct_size` beyond it is an uninitialised field.
+/// Larger than any struct of any release: a larger `struct_size` is an uninitialised field.
 const ABSURD: u64 = 16 * 1024;
 
-/// A field that is 0 or 1, and the reserved one after it, each by its name and value.
+/// Reads a field that is 0 or 1 and the reserved field after it, each given by name and value.
 pub fn flag((name, value): (&str, i32), (reserved_name, reserved): (&str, i32)) -> Result<bool> {
     match (value, reserved) {
         (0, 0) => Ok(false),
@@ -58,7 +60,7 @@ pub unsafe fn read<T: SizedStruct>(argument: &str, pointer: *const T) -> Result<
     }
 }
 
-/// How many bytes of an output struct the caller has, checked before the work starts.
+/// Bytes of the caller's output struct, checked before the work starts.
 ///
 /// # Safety
 /// As `read`.
@@ -67,7 +69,8 @@ pub unsafe fn output_size<T: SizedStruct>(argument: &str, pointer: *mut T) -> Re
     unsafe { size_of_struct(argument, pointer) }
 }
 
-/// Writes an output struct over all `size` bytes but the first eight; what is beyond ours becomes zero.
+/// Writes an output struct behind its first eight bytes. Bytes behind our struct, up to `size`,
+/// become zero.
 ///
 /// # Safety
 /// `size` came from `output_size` for this pointer, and as many bytes are writable.
@@ -107,7 +110,7 @@ unsafe fn size_of_struct<T: SizedStruct>(argument: &str, pointer: *const T) -> R
     Ok(size as usize)
 }
 
-/// A pointer that an output is written through.
+/// Checks the pointer to an output.
 pub fn output<T>(argument: &str, pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() || !pointer.is_aligned() {
         return Err(Error::invalid(format!(
@@ -143,7 +146,8 @@ mod tests {
     }
 
     fn read_words(words: &[u64]) -> Result<Grown> {
-        // SAFETY: the tests give as many words as the first one says, or a size that is refused unread.
+        // SAFETY: the tests give as many words as the first one says, or a size that is refused
+        // unread.
         unsafe { read("params", words.as_ptr().cast::<Grown>()) }
     }
 

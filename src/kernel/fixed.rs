@@ -1,7 +1,8 @@
-//! FixedKernel: a kernel whose text follows from its class alone. There is no config to choose for it.
+//! FixedKernel: a kernel whose text follows from its class alone. There is no config to choose for
+//! it.
 //!
-//! A FixedSpec describes the kernel, and this file renders, compiles, loads and launches it. The small operations and
-//! the SM clock are built here; this file knows none of them by name.
+//! A FixedSpec describes the kernel, and this file renders, compiles, loads and launches it. The
+//! small operations and the SM clock are built here; this file knows none of them by name.
 
 use super::constants::Value;
 use super::cubin_cache::CubinCache;
@@ -17,7 +18,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Fixed kernels use sm80's instructions alone, so they are compiled for every target, as decode's kernels are.
+/// Fixed kernels use sm80's instructions alone, so they are compiled for every target, as decode's
+/// kernels are.
 pub const FAMILY: Family = Family::Decode;
 
 /// What a fixed kernel is rendered from.
@@ -76,8 +78,9 @@ impl FixedKernel {
     /// Enqueues the kernel on `stream`. The launch allocates nothing and takes no lock.
     ///
     /// # Safety
-    /// `Params` is the twin of the kernel's only argument. Every pointer in `params` is valid on the device until the
-    /// stream's work is done. `stream` is NULL or a live stream of the kernel's context.
+    /// `Params` is the twin of the kernel's only argument. Every pointer in `params` is valid on
+    /// the device until the stream's work is done. `stream` is NULL or a live stream of the
+    /// kernel's context.
     pub unsafe fn launch<Params>(&self, grid: [u32; 3], params: &Params, stream: Stream) -> Result<()> {
         let current = self.context.enter()?;
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];

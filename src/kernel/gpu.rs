@@ -1,6 +1,7 @@
-//! Gpu: one device through one context. It builds executables and gives the tuner memory, a stream and a clock.
+//! Gpu: one device through one context. It builds executables and gives the tuner memory, a stream
+//! and a clock.
 //!
-//! It knows how a pass becomes modules on the device; what a launch does with them is `launch`'s.
+//! It turns a pass into modules on the device. `launch` uses them.
 
 use super::cubin_cache::CubinCache;
 use super::discovery::described;
@@ -29,9 +30,9 @@ pub struct Gpu {
     device: Device,
     cubins: CubinCache,
     stream: OwnedStream,
-    /// Held for the whole of a measurement, so that no two share the stream.
+    /// Locked for a whole measurement, so that no two share the stream.
     clock: Mutex<Option<Clock>>,
-    /// Made with the first executable that needs it.
+    /// Made for the first executable that needs the counters.
     tile_counters: Mutex<Option<Arc<TileCounters>>>,
 }
 
@@ -41,21 +42,22 @@ struct Clock {
     stop: Event,
     /// Twice the L2 cache: overwriting it leaves nothing of a kernel's inputs there.
     flush: DeviceMemory,
-    /// None where its kernel cannot be had: a time is then told without it.
+    /// None if its kernel cannot be built. Times are then reported without a clock.
     sm_clock: Option<SmClock>,
 }
 
-/// What some work took.
+/// Time and clock of some work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Elapsed {
     pub time: Duration,
-    /// What the SMs ran at meanwhile, in the mean; None where that is not known.
+    /// Mean clock of the SMs during the work; None if unknown.
     pub sm_clock_hz: Option<f64>,
 }
 
 impl Gpu {
-    /// The GPU of the caller's CUDA context or, without one, of the ordinal through its primary context. The context
-    /// must outlive the Gpu and all that it makes. `cache_dir` is where cubins are kept: see `cache_dir::resolve`.
+    /// The GPU of the caller's CUDA context. Without one, the GPU of this ordinal through its
+    /// primary context. The context must outlive the Gpu and all that it makes. `cache_dir` is the
+    /// folder of cubins (`cache_dir::resolve`).
     pub fn new(ordinal: i32, context: Option<*mut c_void>, cache_dir: Option<PathBuf>) -> Result<Gpu> {
         let context = match context {
             // SAFETY: the C face's contract for its `cuda_context` is that of this call.
@@ -103,7 +105,8 @@ impl Gpu {
         FixedKernel::new(&self.context, &self.device, &self.cubins, spec)
     }
 
-    /// None where there is no memory for them now: the kernel then runs a fixed schedule. A later build tries again.
+    /// None if the device has no memory for the counters now: the kernel then runs a fixed
+    /// schedule. A later build tries again.
     fn tile_counters(&self) -> Result<Option<Arc<TileCounters>>> {
         let mut guard = self.tile_counters.lock().unwrap_or_else(PoisonError::into_inner);
         if guard.is_none() {
@@ -125,7 +128,7 @@ impl Gpu {
         Ok(guard.clone())
     }
 
-    /// Bytes are left as they come.
+    /// The bytes are uninitialised.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
         DeviceMemory::allocate(&self.context, bytes)
     }
@@ -140,7 +143,7 @@ impl Gpu {
         memory.download(bytes, &self.stream)
     }
 
-    /// Our own stream, in the order of which neither the caller's work nor the default stream's stands.
+    /// Our own stream. Neither the caller's streams nor the default stream synchronise with it.
     pub fn stream(&self) -> Stream {
         self.stream.handle()
     }
@@ -149,7 +152,8 @@ impl Gpu {
         self.stream.synchronize()
     }
 
-    /// Whether work on a stream would be captured into a graph. The stream is NULL or a live one of this context.
+    /// Whether work on a stream would be captured into a graph. The stream is NULL or a live one of
+    /// this context.
     #[expect(
         clippy::not_unsafe_ptr_arg_deref,
         reason = "a stream is a handle that the caller answers for, as in launch"
@@ -159,8 +163,9 @@ impl Gpu {
         unsafe { is_capturing(&self.context.enter()?, stream) }
     }
 
-    /// Time of one run of `work` on `stream()`, between device events. With `cold` the L2 cache is overwritten first,
-    /// which also keeps the device busy while `work` is enqueued, so that the host's speed is not in the span.
+    /// Time of one run of `work` on `stream()`, between device events. With `cold` the L2 cache is
+    /// overwritten first, which also keeps the device busy while `work` is enqueued, so that the
+    /// host's speed is not in the span.
     pub fn time(&self, cold: bool, work: &mut dyn FnMut(Stream) -> Result<()>) -> Result<Elapsed> {
         let mut guard = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let clock = match &mut *guard {

@@ -1,7 +1,8 @@
 //! From a rendered text to a module on the device: this process, then the cubin cache, then NVRTC.
 //!
-//! A text is loaded once per context, however many plans use it, and is unloaded with the last of them. Two threads
-//! that want the same text at once compile it once; different texts do not wait for each other.
+//! A text is loaded once per context, however many plans use it, and is unloaded with the last of
+//! them. Two threads that want the same text at once compile it once. Different texts do not wait
+//! for each other.
 
 use super::compile::{Compiled, EntryResources, Target, compile, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
@@ -18,19 +19,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 pub(super) struct Loaded {
     pub module: Arc<Module>,
     pub resources: BTreeMap<String, EntryResources>,
-    /// `sass::consumer_spill_bytes` of its cubin.
+    /// `sass::consumer_spill_bytes` of the module's cubin.
     pub consumer_spill_bytes: Option<u32>,
 }
 
 type Slot = Arc<Mutex<Weak<Loaded>>>;
-/// By context and text. What a text is compiled for follows from the context's device and the family that it names.
+/// By context and text. The target of a text follows from the context's device and the family that
+/// the text names.
 type Slots = HashMap<(usize, TextDigest), Slot>;
 
 /// A rendered text.
 pub(super) struct Source<'a> {
-    /// What messages call it.
+    /// Name in messages.
     pub name: &'a str,
-    /// Whose targets it is compiled for.
+    /// The family whose targets the text is compiled for.
     pub family: Family,
     pub text: &'a str,
 }
@@ -59,18 +61,19 @@ pub(super) fn load(
 fn slot(context: usize, digest: &TextDigest) -> Slot {
     static SLOTS: OnceLock<Mutex<Slots>> = OnceLock::new();
     let mut slots = lock(SLOTS.get_or_init(Mutex::default));
-    // A slot that no thread is at and whose module is gone; a tuning pass leaves thousands.
+    // Drops slots that no thread uses and whose module is gone. A tuning run leaves thousands.
     slots.retain(|_, slot| Arc::strong_count(slot) > 1 || lock(slot).strong_count() > 0);
     slots.entry((context, digest.clone())).or_default().clone()
 }
 
-/// A lock whose holder panicked guards a Weak that is valid all the same.
+/// A poisoned lock is taken too: its Weak stays valid when a holder panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cubin of a text for a device, from the cache or compiled now. Without NVRTC an entry that any version which the
-/// driver can load has made will do: the maths is the same, and the alternative is none.
+/// The cubin of a text for a device, from the cache or compiled now. Without NVRTC, a cached cubin
+/// of any NVRTC version that the driver can load serves: the maths is the same, and there is no
+/// alternative.
 fn cubin(device: &Device, cubins: &CubinCache, source: &Source, digest: &TextDigest) -> Result<Compiled> {
     let Source { name, family, text } = *source;
     match Nvrtc::get() {
@@ -89,9 +92,10 @@ fn cubin(device: &Device, cubins: &CubinCache, source: &Source, digest: &TextDig
     }
 }
 
-/// The newest cached cubin of a text: all versions up to the driver's major, for all targets that the device runs.
+/// The newest cached cubin of a text, of NVRTC versions up to the driver's major version and of all
+/// targets that the device runs.
 fn any_version(targets: &[Target], driver_major: u32, cubins: &CubinCache, digest: &TextDigest) -> Option<Compiled> {
-    /// No major version of CUDA has had a higher one.
+    /// No major version of CUDA had a higher minor version.
     const NEWEST_MINOR: u32 = 9;
     let versions =
         (OLDEST_MAJOR..=driver_major).rev().flat_map(|major| (0..=NEWEST_MINOR).rev().map(move |minor| (major, minor)));

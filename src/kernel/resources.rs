@@ -6,7 +6,8 @@ pub struct Resources {
     pub registers: u32,
     /// All spilled bytes that ptxas reports.
     pub spill_bytes: u32,
-    /// Spilled bytes that products wait for. In a warp-specialised kernel these are the consumers' (`sass`), else all.
+    /// Spilled bytes that products wait for. In a warp-specialised kernel these are the consumers'
+    /// (`sass`), else all.
     pub costly_spill_bytes: u32,
     pub smem_bytes: u32,
     pub threads: u32,

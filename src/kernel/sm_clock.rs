@@ -1,8 +1,9 @@
-//! SmClock: the clock that the SMs ran at while some work was done. A kernel before the work and one after it write down
-//! each SM's cycle counter and the GPU's timer.
+//! SmClock: the clock that the SMs ran at during some work. A kernel before the work and one after
+//! it store each SM's cycle counter and the GPU's timer.
 //!
-//! A GPU at its power limit changes its clock from kernel to kernel, faster than the driver or NVML tell: only so is it
-//! known what a kernel could have done at most (`tune::utilisation`). Measurement alone uses it, never a launch.
+//! A GPU at its power limit changes its clock from kernel to kernel, faster than the driver or NVML
+//! report. `tune::utilisation` needs this clock to know a kernel's best possible time. Measurements
+//! use it, launches do not.
 
 use super::constants::Value;
 use super::cubin_cache::CubinCache;
@@ -51,12 +52,13 @@ impl SmClock {
 
     fn stamp(&self, stamps: &DeviceMemory, stream: &OwnedStream) -> Result<()> {
         let grid = [self.kernel.sm_count(), 1, 1];
-        // SAFETY: the kernel takes one address, of SLOTS stamps. They live until the stream's work is done, since freeing
-        // them waits for it. The stream is of the kernel's context.
+        // SAFETY: the kernel takes one address, of SLOTS stamps. They live until the stream's work
+        // is done, since freeing them waits for it. The stream is of the kernel's context.
         unsafe { self.kernel.launch(grid, &stamps.address(), stream.handle()) }
     }
 
-    /// Hz between the two stamps, once all work on the stream is done; None where no SM has both.
+    /// Mean Hz between the two stamps, after all work on the stream is done. None if no SM has both
+    /// stamps.
     pub fn hz(&self, stream: &OwnedStream) -> Result<Option<f64>> {
         let read = |memory: &DeviceMemory| -> Result<Vec<u8>> {
             let mut bytes = vec![0; memory.bytes()];
@@ -77,7 +79,7 @@ fn mean_hz(before: &[u8], after: &[u8]) -> Option<f64> {
         .chunks_exact(STAMP_BYTES)
         .zip(after.chunks_exact(STAMP_BYTES))
         .map(|(before, after)| (words(before), words(after)))
-        // The timer of some GPUs ticks once a microsecond: a short span may not have seen it move.
+        // The timer of some GPUs ticks once a microsecond, so it may stand still in a short span.
         .filter(|([_, from], [_, to])| *from > 0 && to > from)
         .map(|([from_cycle, from], [to_cycle, to])| to_cycle.wrapping_sub(from_cycle) as f64 * 1e9 / (to - from) as f64)
         .collect();

@@ -1,4 +1,5 @@
-//! OpClass: what an operation is built for. A class is the key of the operations that an engine has built.
+//! OpClass: what an operation is built for. A class is the key of the operations that an engine has
+//! built.
 //!
 //! All classes stand in this file, below the operations, so that one cache holds every kind.
 

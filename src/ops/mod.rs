@@ -1,7 +1,9 @@
-//! Small operations: work beside the passes that has one kernel for each class and no config to search for.
+//! Small operations: work beside the passes that has one kernel for each class and no config to
+//! search for.
 //!
-//! `op` says what an operation is, `class` lists what operations are built for, and each operation has its folder.
-//! The backend builds and launches every operation in the same way. This module knows nothing of plans, records or C.
+//! `op` says what an operation is, `class` lists what operations are built for, and each operation
+//! has its folder. The backend builds and launches every operation in the same way. This module
+//! knows nothing of plans, records or C.
 
 pub mod class;
 pub mod kv_append;

@@ -1,15 +1,17 @@
-//! Op: what an operation answers, so that building, caching and launching are written once for all operations.
+//! Op: what an operation answers, so that building, caching and launching are written once for all
+//! operations.
 
 use super::class::OpClass;
 use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
 
-/// One call of an operation: its sizes and tensors, checked by `capi`. Nothing below `capi` checks pointers again.
+/// One call of an operation: its sizes and tensors, checked by `capi`. Nothing below `capi` checks
+/// pointers again.
 ///
 /// # Safety
-/// `KernelParams` is the twin of the only argument of the kernel that `kernel` describes. The pointers in it are those
-/// of the call.
+/// `KernelParams` is the twin of the only argument of the kernel that `kernel` describes. The
+/// pointers in it are those of the call.
 pub unsafe trait Op {
     /// The struct that the kernel takes by value.
     type KernelParams;

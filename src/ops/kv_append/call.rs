@@ -33,7 +33,8 @@ pub struct KvAppend {
     pub num_pages: i64,
 }
 
-// SAFETY: a KvAppend only carries addresses; the backend that dereferences them in a launch answers for the access.
+// SAFETY: a KvAppend only carries addresses; the backend that dereferences them in a launch answers
+// for the access.
 unsafe impl Send for KvAppend {}
 // SAFETY: as above; the fields are plain data.
 unsafe impl Sync for KvAppend {}

@@ -1,7 +1,7 @@
 //! Writing new keys and values into a K/V cache on host memory.
 //!
-//! Without pages a task is some of one sequence's new keys. Sequences may share pages, so with pages a task is all that
-//! goes to one head's keys or values.
+//! Without pages a task is some of one sequence's new keys. Sequences may share pages, so with
+//! pages a task is all that goes to one head's keys or values.
 
 use super::call::KvAppend;
 use crate::call::TensorRef;
@@ -94,8 +94,9 @@ fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64
         for head in heads.clone() {
             let from = address(append, side.from, [batch, position, head]);
             let to = address(append, side.to, [entry, row, head]);
-            // SAFETY: the two rows share no byte (the caller checked the tensors). No other task writes this row: without
-            // pages it is this sequence's, with pages this head's. The sequence has room and a page for each new key.
+            // SAFETY: the two rows share no byte (the caller checked the tensors). No other task
+            // writes this row: without pages it is this sequence's, with pages this head's. The
+            // sequence has room and a page for each new key.
             unsafe { std::ptr::copy_nonoverlapping(from, to, (side.dim * append.element_bytes) as usize) };
         }
     }
@@ -122,7 +123,8 @@ fn place(append: &KvAppend, batch: i64, key: i64) -> (i64, i64) {
 }
 
 fn page(append: &KvAppend, batch: i64, index: i64) -> i64 {
-    // SAFETY: the page of a key that the sequence has room for (the caller checked the table's size).
+    // SAFETY: the page of a key that the sequence has room for (the caller checked the table's
+    // size).
     i64::from(unsafe { append.block_table.offset((batch * append.block_table_stride + index) as isize).read() })
 }
 

@@ -1,4 +1,5 @@
-//! The kernel that writes new keys and values into a K/V cache: what its text is rendered from, its argument and its grid.
+//! The kernel that writes new keys and values into a K/V cache: what its text is rendered from, its
+//! argument and its grid.
 //!
 //! The kernel only copies, so it has no config to search for.
 
@@ -8,9 +9,9 @@ use crate::kernel::{FixedSpec, Value};
 use crate::ops::class::KvAppendClass;
 
 const THREADS: u32 = 128;
-/// CTAs for each SM, over all keys and values of a launch. Each thread has 32 bytes in flight, so an SM has 32 KB.
-/// Decode's reads come within 3 % of the memory's rate with 64 KB (DESIGN.md, tuning log), and half of a copy's
-/// traffic is reads.
+/// CTAs for each SM, over all keys and values of a launch. Each thread has 32 bytes in flight, so
+/// an SM has 32 KB. Decode's reads come within 3 % of the memory's rate with 64 KB (DESIGN.md,
+/// tuning log), and half of a copy's traffic is reads.
 const CTAS_PER_SM: u64 = 8;
 /// Limit of a grid's y dimension. A CTA loops over further sequences.
 const MAX_GRID_SEQUENCES: i64 = 65535;
@@ -51,7 +52,8 @@ pub struct KvAppendParams {
 const _: () = assert!(size_of::<KvAppendParams>() == 4 * 32 + 4 * 8 + 8 * 4);
 
 impl KvAppendParams {
-    /// Each size fits an i32, since `capi` bounds them. Each stride that is used is a whole number of accesses.
+    /// Each size fits an i32, since `capi` bounds them. Each stride that is used is a whole number
+    /// of accesses.
     pub fn new(append: &KvAppend) -> KvAppendParams {
         let elements = append.class.access_bytes / append.element_bytes;
         let in_accesses = |tensor: &TensorRef| TensorRef {

@@ -1,6 +1,7 @@
 //! KvAppend: new keys and values are written into a K/V cache behind those that each sequence has.
 //!
-//! Lengths and block tables lie in the backend's memory, so the work itself judges whether a sequence has room.
+//! Lengths and block tables lie in the backend's memory, so the work itself judges whether a
+//! sequence has room.
 
 mod call;
 mod cpu;
@@ -15,7 +16,8 @@ use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
 
-// SAFETY: KvAppendParams in templates/kv_append.cu.tera has the same fields, and the template asserts its size.
+// SAFETY: KvAppendParams in templates/kv_append.cu.tera has the same fields, and the template
+// asserts its size.
 unsafe impl Op for KvAppend {
     type KernelParams = kernel::KvAppendParams;
 

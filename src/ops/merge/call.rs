@@ -11,7 +11,8 @@ pub struct Merge {
     pub seqlen: i64,
     pub num_heads: i64,
     pub head_dim_v: i64,
-    /// The first partial output, (batch, seqlen, heads, head_dim_v). A row whose LSE is -inf is not read.
+    /// The first partial output, (batch, seqlen, heads, head_dim_v). A row whose LSE is -inf is not
+    /// read.
     pub partial_out: TensorRef,
     /// Elements from one partial output to the next.
     pub partial_out_stride: i64,
@@ -31,7 +32,8 @@ impl Merge {
     }
 }
 
-// SAFETY: a Merge only carries addresses; the backend that dereferences them in a launch answers for the access.
+// SAFETY: a Merge only carries addresses; the backend that dereferences them in a launch answers
+// for the access.
 unsafe impl Send for Merge {}
 // SAFETY: as above; the fields are plain data.
 unsafe impl Sync for Merge {}

@@ -73,7 +73,8 @@ fn merge_row<E: Element, P: Element>(
     }
 }
 
-/// Writes the weights of the partials with these LSEs, 0 for a partial that saw no key. Returns the LSE over all keys.
+/// Writes the weights of the partials with these LSEs, 0 for a partial that saw no key. Returns the
+/// LSE over all keys.
 fn weigh(weights: &mut [f32], lses: impl Fn(usize) -> f32) -> f32 {
     let top = (0..weights.len()).map(&lses).fold(f32::NEG_INFINITY, f32::max);
     if top == f32::NEG_INFINITY && (0..weights.len()).all(|partial| !lses(partial).is_nan()) {

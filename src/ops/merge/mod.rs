@@ -15,7 +15,8 @@ use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
 
-// SAFETY: MergeParams in templates/merge.cu.tera has the same fields, and the template asserts its size.
+// SAFETY: MergeParams in templates/merge.cu.tera has the same fields, and the template asserts its
+// size.
 unsafe impl Op for Merge {
     type KernelParams = kernel::MergeParams;
 
