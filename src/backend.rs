@@ -213,3 +213,33 @@ impl Memory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::TensorRef;
+    use crate::ops::merge::{Merge, MergeClass};
+    use crate::problem::{Dtype, Layout};
+
+    #[test]
+    #[should_panic(expected = "built for its class")]
+    fn an_operation_of_another_class_is_not_launched() {
+        let merge = |dtype| Merge {
+            class: MergeClass { dtype, partial_dtype: Dtype::Fp32, layout: Layout::Vec1 },
+            num_partials: 1,
+            batch_size: 0,
+            seqlen: 0,
+            num_heads: 1,
+            head_dim_v: 1,
+            partial_out: TensorRef::NULL,
+            partial_out_stride: 0,
+            partial_lse: std::ptr::null(),
+            partial_lse_stride: 0,
+            out: TensorRef::NULL,
+            lse: std::ptr::null_mut(),
+        };
+        let backend = Backend::Cpu(cpu::Cpu::new(1).unwrap());
+        let executable = backend.build_op(&merge(Dtype::Fp16)).unwrap();
+        let _ = executable.launch(&merge(Dtype::Bf16), std::ptr::null_mut());
+    }
+}

@@ -153,7 +153,7 @@ impl Equation {
         };
         let below = self.terms[level + 1..self.count].iter();
         let (low, high) = below.fold(self.last, |(low, high), t| (low + t.low * t.stride, high + t.high * t.stride));
-        // What is left for the smaller strides must lie within their reach.
+        // The rest of the distance must lie within the reach of the smaller strides.
         let first = (distance - high + term.stride - 1).div_euclid(term.stride).max(term.low);
         let last = (distance - low).div_euclid(term.stride).min(term.high);
         (first..=last).any(|d| {

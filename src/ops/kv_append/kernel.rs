@@ -7,6 +7,7 @@ use super::call::KvAppend;
 use crate::call::TensorRef;
 use crate::kernel::{FixedSpec, Value};
 use crate::ops::class::KvAppendClass;
+use crate::ops::op::Op;
 
 const THREADS: u32 = 128;
 /// CTAs for each SM, over all keys and values of a launch. Each thread has 32 bytes in flight, so
@@ -20,7 +21,7 @@ impl KvAppendClass {
     /// The kernel of this class.
     pub fn kernel(&self) -> FixedSpec {
         FixedSpec {
-            name: "kv_append",
+            name: KvAppend::NAME,
             threads: THREADS,
             class: Vec::new(),
             knobs: vec![("access_bytes", Value::Integer(self.access_bytes as u32))],

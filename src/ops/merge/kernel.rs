@@ -6,6 +6,7 @@ use super::call::Merge;
 use crate::call::TensorRef;
 use crate::kernel::{FixedSpec, Value};
 use crate::ops::class::MergeClass;
+use crate::ops::op::Op;
 use crate::problem::Dtype;
 
 /// One warp computes one row of the output.
@@ -15,7 +16,7 @@ impl MergeClass {
     /// The kernel of this class.
     pub fn kernel(&self) -> FixedSpec {
         FixedSpec {
-            name: "merge",
+            name: Merge::NAME,
             threads: THREADS,
             class: vec![
                 ("dtype", Value::Name(self.dtype.name().to_owned())),
