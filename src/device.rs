@@ -1,4 +1,5 @@
-//! Device: *where* a problem runs. What the space's constraints and the record key need to know of it.
+//! Device: *where* a problem runs, with the facts that a family's constraints and the record key
+//! need.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,7 +56,8 @@ pub struct Device {
     pub arch: Arch,
     /// Streaming multiprocessors; for the CPU the worker threads.
     pub sm_count: u32,
-    /// Shared memory in bytes that one block may ask for (opt-in limit), and that one SM has. 0 on the CPU.
+    /// Shared memory in bytes that one block may ask for (opt-in limit), and that one SM has. 0 on
+    /// the CPU.
     pub smem_per_block: u32,
     pub smem_per_sm: u32,
     /// 32-bit registers of one SM. 0 on the CPU.
@@ -65,17 +67,19 @@ pub struct Device {
     /// Last-level cache in bytes.
     pub l2_bytes: u64,
     pub memory_bytes: u64,
-    /// What the memory moves in a second by its clock and width; 0 on the CPU, and where the driver does not tell.
+    /// Bytes that the memory moves in a second, by its clock and width. 0 on the CPU, and if the
+    /// driver does not tell.
     pub memory_bytes_per_second: u64,
     /// `major * 1000 + minor * 10` as the driver reports it; 0 on the CPU.
     pub driver_version: u32,
-    /// (major, minor) of the NVRTC in use; (0, 0) on the CPU or where none was found.
+    /// (major, minor) of the NVRTC in use; (0, 0) on the CPU, or if none was found.
     pub nvrtc_version: (u32, u32),
 }
 
 impl Device {
-    /// A well-known GPU of the architecture, for rendering and checking configs where there is none. None for those that
-    /// the kernels do not run on. Limits per compute capability: CUDA programming guide, technical specifications.
+    /// A well-known GPU of the architecture, for rendering and checking configs without a GPU. None
+    /// for architectures that the kernels do not run on. Limits per compute capability: CUDA
+    /// programming guide, technical specifications.
     pub fn typical(arch: Arch) -> Option<Device> {
         // Name, SMs, shared memory of an SM in KB, threads of an SM, L2 in MB, GB/s of memory.
         let (name, sm_count, smem_kb, threads_per_sm, l2_mb, memory_gbs) = match arch {
@@ -105,8 +109,9 @@ impl Device {
         })
     }
 
-    /// Operations that the tensor cores of an SM do in a cycle at most, a multiply-add being two: dense products of 16-bit
-    /// elements summed in fp32, by the whitepapers of the architectures. 0 on the CPU.
+    /// The most operations of an SM's tensor cores in a cycle; a multiply-add is two. They are
+    /// dense products of 16-bit elements summed in fp32, by the whitepapers of the architectures. 0
+    /// on the CPU.
     pub const fn tensor_flops_per_cycle(&self) -> u32 {
         match self.arch {
             Arch::Sm(8, 0 | 7) => 2048,

@@ -1,9 +1,11 @@
-//! The dropout mask: a pure function of (seed, offset, batch, head, row, key), equal on every backend and tile size.
+//! The dropout mask: a pure function of (seed, offset, batch, head, row, key), equal on every
+//! backend and tile size.
 //!
-//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). One draw of 128 bits serves
-//! eight elements, 16 bits each: rows {r, r+8} x keys {c, c+1, c+8, c+9} of an aligned 16 x 16 block, r = row mod 8,
-//! c even. That patch is what one lane of an `mma` accumulator holds, in the scores and in their transpose, so a
-//! kernel draws once per eight elements in either orientation.
+//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). One draw
+//! of 128 bits serves eight elements, 16 bits each: rows {r, r+8} x keys {c, c+1, c+8, c+9} of an
+//! aligned 16 x 16 block, r = row mod 8, c even. That patch is what one lane of an `mma`
+//! accumulator holds, in the scores and in their transpose, so a kernel draws once per eight
+//! elements in either orientation.
 //!
 //! ```text
 //!     key     = (seed low, seed high XOR offset high)
@@ -12,10 +14,12 @@
 //!     dropped = 16 bits < threshold,  threshold = round(p * 65536), at most 65535
 //! ```
 //!
-//! What is kept is scaled by 65536 / (65536 - threshold), the exact inverse of the probability of keeping.
-//! `templates/device/attention/dropout.cuh` is the same function in CUDA; a test compares them bit for bit.
+//! Kept weights are scaled by 65536 / (65536 - threshold), the exact inverse of the probability of
+//! keeping. `templates/device/attention/dropout.cuh` is the same function in CUDA; a test compares
+//! them bit for bit.
 
-/// What a launch needs of dropout. Seed and offset come from device memory where the pointers are set (u64 each).
+/// The dropout of a launch. Seed and offset come from device memory if the pointers are set (u64
+/// each).
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// Probability of dropping, in [0, 1).
@@ -30,12 +34,12 @@ impl Dropout {
     pub const NONE: Dropout =
         Dropout { p: 0.0, seed: 0, offset: 0, seed_ptr: std::ptr::null(), offset_ptr: std::ptr::null() };
 
-    /// 16-bit draws below this are dropped.
+    /// A 16-bit draw below this drops its weight.
     pub fn threshold(&self) -> u32 {
         ((self.p as f64 * 65536.0).round() as u32).min(65535)
     }
 
-    /// What a kept weight is multiplied with.
+    /// The factor of a kept weight.
     pub fn keep_scale(&self) -> f32 {
         (65536.0 / (65536 - self.threshold()) as f64) as f32
     }
@@ -55,7 +59,8 @@ pub const fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4]
     counter
 }
 
-/// The mask of one (batch, head): seed, offset and head folded into Philox's key and upper counter words.
+/// The mask of one (batch, head): seed, offset and head folded into Philox's key and upper counter
+/// words.
 #[derive(Clone, Copy, Debug)]
 pub struct DropoutMask {
     key: [u32; 2],

@@ -1,6 +1,7 @@
 //! Errors: a status with a number that never changes, and a sentence for a person.
 //!
-//! The numbers are the C face's; `capi` hands them out as they stand here. A retired number stays listed.
+//! The numbers are those of the C face; `capi` hands them out unchanged. A retired number stays
+//! listed.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ pub enum Status {
     Ok = 0,
     /// An argument is wrong; the message names it, its value and what is allowed.
     InvalidArgument = 1,
-    /// A valid problem that this build, device or backend does not do.
+    /// The problem is valid, and this build, device or backend does not do it.
     Unsupported = 2,
     /// The plan is not prepared and may not be prepared now (stream capture, sealed context).
     NotPrepared = 3,
@@ -26,9 +27,9 @@ pub enum Status {
     WorkspaceTooSmall = 9,
     /// A file could not be read or written.
     Io = 10,
-    /// The caller's progress callback or a signal stopped the work; what was done is kept.
+    /// The caller's progress callback or a signal stopped the work. Finished work is kept.
     Cancelled = 11,
-    /// A bug in flashtune: a panic was caught at the boundary.
+    /// A bug in flashtune: the boundary caught a panic.
     Internal = 12,
 }
 
@@ -53,7 +54,7 @@ impl Error {
         Error::new(Status::Unsupported, message)
     }
 
-    /// The same error with what was being done put in front.
+    /// The same error, with the action that failed put in front.
     pub fn context(mut self, doing: impl fmt::Display) -> Self {
         self.message = format!("{doing}: {}", self.message);
         self

@@ -1,7 +1,8 @@
-//! The contest: candidates with their samples, who is ahead, who drops out after a round, who wins.
+//! The contest: who is ahead, who drops out after a round, and who wins, from each candidate's
+//! samples.
 //!
-//! Decisions only; `search` runs the candidates. All are compared with the default's samples of the same turns, so that
-//! those who joined later, or when the clock was slower, are judged alike.
+//! It only decides; `search` runs the candidates. Each candidate is compared with the default's
+//! samples of the same laps, so that late joiners and a slower clock change nothing.
 
 use super::outcome::{Outcome, Timed};
 use super::timing::{self, Samples};
@@ -9,20 +10,20 @@ use super::utilisation::Floor;
 use crate::config::Config;
 use std::time::Duration;
 
-/// A round of successive halving: samples that every survivor gets in it, and who survives it.
+/// A round of successive halving: the samples that each survivor gets, and the rule for surviving.
 pub struct Round {
     pub samples: usize,
-    /// At most this many, beside the default.
+    /// At most this many survive, beside the default.
     keep: usize,
-    /// None slower than this times the best.
+    /// A survivor takes at most this times the best.
     cutoff: f64,
 }
 
-/// What newcomers go through: it weeds out what is plainly slow, at one or two runs each.
+/// The rounds of newcomers: they drop the plainly slow, at one or two runs each.
 pub const QUALIFYING: &[Round] =
     &[Round { samples: 1, keep: 24, cutoff: 1.6 }, Round { samples: 2, keep: 12, cutoff: 1.3 }];
 
-/// What those who qualified go through; the last round decides.
+/// The rounds of those who qualified; the last one decides.
 pub const FINAL: &[Round] = &[
     Round { samples: 4, keep: 6, cutoff: 1.15 },
     Round { samples: 8, keep: 3, cutoff: 1.08 },
@@ -32,7 +33,7 @@ pub const FINAL: &[Round] = &[
 pub struct Contender {
     pub config: Config,
     pub is_default: bool,
-    /// As `search` hears of them.
+    /// Bytes that the bench reported (`BuildObserver`).
     pub spill_bytes: u32,
     pub check_error: f64,
     pub samples: Samples,
@@ -56,7 +57,8 @@ impl Contest {
         Timed { config: config.clone(), median_us: samples.median_us(), utilisation }
     }
 
-    /// Takes out those that do not survive the round, or may not win, and returns them with what they took.
+    /// Removes the candidates that do not survive the round, or may not win, and returns them with
+    /// their times.
     pub fn halve(&mut self, round: &Round) -> Vec<Timed> {
         let scores = self.scores();
         let mut sorted = scores.clone();
@@ -83,7 +85,8 @@ impl Contest {
         Some((&best.config, Duration::from_secs_f64(best.samples.median_us() * 1e-6)))
     }
 
-    /// The fastest, unless the default is as good within the margin and the noise. None where nothing was measured.
+    /// The fastest, unless the default is as good within the margin and the noise. None if nothing
+    /// was measured.
     pub fn decide(mut self) -> Option<Outcome> {
         let best = self.best()?.0.clone();
         let may_win = self.may_win();
@@ -102,8 +105,9 @@ impl Contest {
         };
         let winner = self.contenders.remove(winner);
         let timed = self.timed(&winner);
-        // The runner-up's time is told by its ratio to the winner's in the turns that both had. Who was dropped after
-        // a few turns counts only where nobody lasted longer: a few turns may all have been odd.
+        // The runner-up's time follows from its ratio to the winner's in the laps that both ran.
+        // A candidate that dropped out early counts only if no other lasted longer: its few laps
+        // may all be odd.
         let others = self.contenders.iter().chain(&self.dropped).filter(|other| may_win(other));
         let others = others.map(|other| {
             let was_brief = other.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum();
@@ -122,15 +126,16 @@ impl Contest {
         })
     }
 
-    /// Who may win: a record must not name a kernel that spills, unless no other was measured. That holds for the
-    /// default too, which stays beside the others as their measure.
+    /// A candidate may win unless its kernel spills, or if every measured one does. The rule holds
+    /// for the default too, which stays as the measure of the others.
     fn may_win(&self) -> impl Fn(&Contender) -> bool + use<> {
         let is_clean = |contender: &Contender| contender.spill_bytes == 0;
         let must_be_clean = self.contenders.iter().any(|other| is_clean(other) && other.samples.count() > 0);
         move |contender| contender.samples.count() > 0 && (is_clean(contender) || !must_be_clean)
     }
 
-    /// Time as a share of the default's; in microseconds where there is no default. Infinite for who may not win.
+    /// Time as a share of the default's, or in microseconds if there is no default. Infinite for a
+    /// candidate that may not win.
     fn scores(&self) -> Vec<f64> {
         let may_win = self.may_win();
         let default = self.contenders.iter().find(|contender| contender.is_default && contender.samples.count() > 0);

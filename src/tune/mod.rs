@@ -1,7 +1,8 @@
 //! The tuner: the candidates, the search, timing, and the check of results.
 //!
-//! It takes a problem, a backend and the trials of earlier runs, and returns the winner. It knows nothing of records and
-//! files: `plan` turns an `Outcome` into a record, and keeps the trials that a search reports.
+//! It takes a problem, a backend and the trials of earlier runs, and returns the winner. It knows
+//! nothing of records and files: `plan` turns an `Outcome` into a record, and keeps the trials that
+//! a search reports.
 
 mod arena;
 pub mod candidates;

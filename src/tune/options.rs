@@ -13,8 +13,8 @@ pub struct TuneOptions {
     pub time_limit: Duration,
     /// Measures again even if there is a record, and tries again configs that failed before.
     pub retune: bool,
-    /// The process that unproven candidates run in. Without it a GPU tries only configs proven for its architecture. The
-    /// CPU does not use it, since no candidate can hang it.
+    /// The process that unproven candidates run in. Without it a GPU tries only configs proven for
+    /// its architecture. The CPU does not use it, since no candidate can hang it.
     pub worker: Option<Command>,
 }
 

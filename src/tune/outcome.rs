@@ -14,9 +14,11 @@ pub struct Trial {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does not compile, does not agree with the reference, or spills. No shape of the class tries it again.
+    /// It does not compile, does not agree with the reference, or spills. No shape of the class
+    /// tries it again.
     Failed { reason: String },
-    /// It hung, crashed or did not launch on this problem, which may be too large for it. Other shapes still try it.
+    /// It hung, crashed or did not launch on this problem, which may be too large for it. Other
+    /// shapes still try it.
     FailedHere { reason: String },
     /// It is right, and was measured until it was dropped or the run ended.
     Measured {
@@ -27,8 +29,8 @@ pub enum Verdict {
     },
 }
 
-/// The families that have a measured config. A family whose candidates all failed, or were not reached in time, was not
-/// compared with others.
+/// The families that have a measured config. A family whose candidates all failed, or were not
+/// reached in time, was not compared with others.
 pub fn measured_families(trials: &[Trial]) -> BTreeSet<Family> {
     let measured = trials.iter().filter(|trial| matches!(trial.verdict, Verdict::Measured { .. }));
     measured.map(|trial| trial.config.family).collect()
@@ -39,7 +41,8 @@ pub fn measured_families(trials: &[Trial]) -> BTreeSet<Family> {
 pub struct Timed {
     pub config: Config,
     pub median_us: f64,
-    /// The least time that the device could take over this one (`utilisation`); None where that is not known.
+    /// The least time that the device could take over this one (`utilisation`); None where that is
+    /// not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilisation: Option<f64>,
 }

@@ -1,6 +1,7 @@
-//! Rig: the bench in this process. It owns the buffers of one problem, the check's reference and what has been built.
+//! Rig: the bench in this process. It owns the buffers of one problem, the check's reference and
+//! the built candidates.
 //!
-//! Buffers and reference are made when they are first needed, so that compilation begins at once.
+//! It makes buffers and reference when they are first needed, so that compilation begins at once.
 
 use super::arena::{self, Arena};
 use super::check::Check;
@@ -15,8 +16,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// Sets of buffers that runs take turns on, at most: a set that fits the last-level cache would otherwise be found
-/// there again, in part, even though the cache is overwritten in between.
+/// The most sets of buffers that runs rotate through. The last-level cache would otherwise still
+/// hold part of a small set, even though it is overwritten between runs.
 const MAX_SETS: usize = 3;
 
 pub struct Rig<'a> {
@@ -33,7 +34,7 @@ impl<'a> Rig<'a> {
         Rig { backend, problem: *problem, executables: HashMap::new(), check: None, arenas: Vec::new(), turn: 0 }
     }
 
-    /// Times a config that is known to work: `runs` cold runs after one that is discarded.
+    /// Times a config that is known to work: `runs` cold runs after a discarded one.
     pub fn measure(&mut self, config: &Config, runs: usize) -> Result<Samples> {
         let fault = |fault| match fault {
             Fault::Bench(error) => error,
@@ -85,7 +86,7 @@ impl Bench for Rig<'_> {
                     while !stop.load(Ordering::Relaxed) {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         let Some(config) = configs.get(index) else { break };
-                        // The receiver is gone only when the caller has stopped.
+                        // The receiver is gone only if the caller has stopped.
                         if sender.send((index, backend.build(&problem, config))).is_err() {
                             break;
                         }
@@ -95,7 +96,7 @@ impl Bench for Rig<'_> {
                 let spawned =
                     std::thread::Builder::new().name("flashtune-build".into()).spawn_scoped(scope, build_some);
                 if let Err(error) = spawned {
-                    // Some threads are enough.
+                    // One thread is enough.
                     if thread == 0 {
                         let _ = done(0, Err(Fault::Bench(error.into())));
                     }
@@ -138,11 +139,12 @@ impl Bench for Rig<'_> {
     }
 }
 
-/// Who is to blame for an error while a candidate was built or run.
+/// Whether the candidate or the bench is to blame for an error while a candidate was built or run.
 fn blame(error: Error) -> Fault {
     match error.status {
         Status::NoDevice | Status::NoCompiler | Status::OutOfMemory | Status::Internal => Fault::Bench(error),
-        // An illegal address or instruction ends the context; which errors do is the driver's secret.
+        // An illegal address or instruction ends the context. The driver does not document which
+        // errors do.
         Status::Cuda => Fault::Poisoned(error.message),
         _ => Fault::Candidate(error.message),
     }

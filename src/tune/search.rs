@@ -1,9 +1,10 @@
-//! The search: which of the candidates is the fastest that is right.
+//! The search: finds the fastest candidate that is right.
 //!
-//! Compile all in parallel, check each against the reference, time the survivors in interleaved rounds; look further
-//! around the best; then time those that are left until one is clearly the fastest. It sees candidates through a `Bench`
-//! alone, which runs them in this process (`rig`) or in a child that may die (`worker`), leaves the decisions to
-//! `contest`, and tells its caller of every trial as soon as it is known.
+//! It compiles all candidates in parallel, checks each against the reference, and times the
+//! survivors in interleaved rounds. Then it looks at neighbours of the best, and times those that
+//! are left until one is clearly the fastest. It runs candidates through a `Bench`, in this process
+//! (`rig`) or in a child that may die (`worker`). `contest` decides who stays. The caller hears of
+//! every trial at once.
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
 use super::outcome::{Outcome, Timed, Trial, Verdict};
@@ -19,16 +20,18 @@ use std::time::{Duration, Instant};
 
 /// Where candidates run.
 pub trait Bench {
-    /// Builds all of them, in parallel; `done` hears of each by its index, in any order, and stops the rest by `Break`.
+    /// Builds all of them in parallel. `done` receives each result by its index, in any order, and
+    /// stops the rest by `Break`.
     fn build(&mut self, configs: &[Config], done: &mut BuildObserver);
-    /// The candidate's relative error against the reference, on a reduced problem of the same class.
+    /// The candidate's relative error against the reference, on a reduced problem of the same
+    /// class.
     fn check(&mut self, config: &Config) -> Result<f64, Fault>;
     /// The time of one run on the problem itself, cold.
     fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault>;
 }
 
-/// Hears of a built candidate: its index and the bytes of registers that it spills where products wait for them
-/// (`Resources::costly_spill_bytes`).
+/// Receives a built candidate: its index and the bytes of registers that it spills where products
+/// wait for them (`Resources::costly_spill_bytes`).
 pub type BuildObserver<'a> = dyn FnMut(usize, Result<u32, Fault>) -> ControlFlow<()> + 'a;
 
 /// Why a step failed.
@@ -36,9 +39,9 @@ pub type BuildObserver<'a> = dyn FnMut(usize, Result<u32, Fault>) -> ControlFlow
 pub enum Fault {
     /// The candidate is to blame; the others go on.
     Candidate(String),
-    /// The same, by a hang, a crash or a lost device: it may do on another problem of the class.
+    /// The candidate hung, crashed or lost the device. It may run on another problem of the class.
     Here(String),
-    /// As `Here`, and nothing can run in its process any more.
+    /// As `Here`, and its process can run nothing more.
     Poisoned(String),
     /// The bench itself cannot go on: no memory, no compiler, no device.
     Bench(Error),
@@ -47,19 +50,20 @@ pub enum Fault {
 /// What to search.
 pub struct Request<'a> {
     pub problem: &'a Problem,
-    /// The heuristic's config first; it stays to the end and wins unless it is clearly beaten, or spills and another
-    /// does not.
+    /// The heuristic's config comes first. It stays to the end and wins unless it is clearly
+    /// beaten, or spills and another does not.
     pub candidates: &'a [Config],
-    /// Where to look further once a config turned out well.
+    /// The configs to try next once this one did well.
     pub neighbours: &'a dyn Fn(&Config) -> Vec<Config>,
-    /// What earlier runs found out about these candidates on this problem.
+    /// The trials of earlier runs of these candidates on this problem.
     pub known: &'a [Trial],
     pub time_limit: Duration,
-    /// What utilisation is of; None where that is not known.
+    /// The floor that utilisation is measured against; None where it is not known.
     pub floor: Option<Floor>,
 }
 
-/// Hears of every step and every trial; `Break` stops the search, what was reported is kept.
+/// Receives every step and every trial. `Break` stops the search and keeps the trials reported so
+/// far.
 pub type Observer<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
 
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +78,8 @@ const COMPILE_SHARE: f64 = 0.6;
 /// A candidate that a killed run found slower than its best by this factor is not measured again.
 const KNOWN_SLOW: f64 = 1.25;
 
-/// How often the search looks around the best, and at how many of its neighbours.
+/// The number of times that the search looks around the best, and the neighbours that it tries each
+/// time.
 const STEPS: usize = 4;
 const NEIGHBOURS: usize = 16;
 
@@ -85,7 +90,7 @@ pub fn search(bench: &mut dyn Bench, request: &Request, observer: &mut Observer)
         contest: Contest::new(request.floor),
         started: Instant::now(),
         tried: Vec::new(),
-        turn: 0,
+        lap: 0,
         failed: 0,
         first_failure: None,
         is_clean: false,
@@ -113,8 +118,8 @@ struct Run<'a, 'b> {
     contest: Contest,
     started: Instant,
     tried: Vec<Config>,
-    /// Turns of the round-robin so far.
-    turn: usize,
+    /// Laps of the round-robin so far.
+    lap: usize,
     failed: usize,
     first_failure: Option<String>,
     /// Whether a kernel without spills was built.
@@ -122,7 +127,7 @@ struct Run<'a, 'b> {
 }
 
 impl Run<'_, '_> {
-    /// Builds, checks and warms up those that are new. False where there is none.
+    /// Builds, checks and warms up the new ones. Returns false if there are none.
     fn admit(&mut self, bench: &mut dyn Bench, configs: &[Config]) -> Result<bool> {
         let is_first = self.tried.is_empty();
         let fresh: Vec<Config> = configs
@@ -145,7 +150,7 @@ impl Run<'_, '_> {
         Some(config) == self.request.candidates.first()
     }
 
-    /// Known from an earlier run to fail, or to be slow.
+    /// An earlier run found it to fail, or to be slow.
     fn is_hopeless(&self, config: &Config) -> bool {
         let known = self.request.known;
         let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
@@ -155,7 +160,7 @@ impl Run<'_, '_> {
         })
     }
 
-    /// Those to go on with, and the bytes that each spills.
+    /// The survivors, and the bytes that each spills.
     fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<(Config, u32)>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
@@ -175,7 +180,8 @@ impl Run<'_, '_> {
                     broken = Some(error);
                     ControlFlow::Break(())
                 }
-                // The default must have been tried, however long it takes, and where it fails another must be there.
+                // The default must be tried, however long it takes; if it fails, another must be
+                // found.
                 Ok(()) if self.is_late() && !awaits_default && (!has_default || spills.iter().any(Option::is_some)) => {
                     ControlFlow::Break(())
                 }
@@ -185,8 +191,8 @@ impl Run<'_, '_> {
         if let Some(error) = broken {
             return Err(error);
         }
-        // A kernel that spills waits for its own registers; it is measured only where nothing else is to be had, or as
-        // the default.
+        // A kernel that spills waits for its own registers. It is measured only as the default, or
+        // if no other is left.
         self.is_clean |= spills.contains(&Some(0));
         let mut kept = Vec::new();
         for (config, spills) in configs.into_iter().zip(spills) {
@@ -258,19 +264,19 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// One sample of each, round-robin: a clock that drifts, drifts for all of them.
+    /// One sample of each, round-robin: a drifting clock then drifts for all of them.
     fn take_turns(&mut self, bench: &mut dyn Bench) -> Result<()> {
-        self.turn += 1;
+        self.lap += 1;
         let mut at = 0;
         while let Some(contender) = self.contest.contenders.get(at) {
-            // The default has a time even when the limit is over: a record without one would be of no use.
+            // The default gets a time even after the limit: a record without one is of no use.
             if self.is_over() && !(contender.is_default && contender.samples.count() == 0) {
                 at += 1;
                 continue;
             }
             match bench.sample(&self.contest.contenders[at].config) {
                 Ok(sample) => {
-                    self.contest.contenders[at].samples.push(self.turn, sample);
+                    self.contest.contenders[at].samples.push(self.lap, sample);
                     at += 1;
                 }
                 Err(fault) => {
@@ -334,7 +340,8 @@ impl Run<'_, '_> {
     }
 }
 
-/// The check runs on a reduced problem and speaks for the class; what fails only when the problem itself is run does not.
+/// The check runs on a reduced problem and speaks for the class. A failure on the problem itself
+/// does not.
 fn at_this_size(fault: Fault) -> Fault {
     match fault {
         Fault::Candidate(reason) => Fault::Here(reason),

@@ -1,27 +1,27 @@
-//! Samples of one candidate's run time and what is read from them: median, spread, and the noise of the median.
+//! Samples of one candidate's run time, and their median, spread and noise.
 //!
-//! Pure arithmetic. How samples are taken (interleaved, cold) is `search`'s and `rig`'s.
+//! Pure arithmetic. `search` and `rig` take the samples (interleaved, cold).
 
 use super::utilisation::Floor;
 use crate::backend::Elapsed;
 
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
-    /// By the turn in which they were taken, ascending.
+    /// By lap, ascending.
     all: Vec<(usize, Elapsed)>,
 }
 
 impl Samples {
-    /// Turns are counted over all candidates of a search and only grow.
-    pub fn push(&mut self, turn: usize, sample: Elapsed) {
-        self.all.push((turn, sample));
+    /// A lap is one sample of every survivor. Laps are counted over a whole search and only grow.
+    pub fn push(&mut self, lap: usize, sample: Elapsed) {
+        self.all.push((lap, sample));
     }
 
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Infinite where nothing was measured, so that it is never the best.
+    /// Infinite if nothing was measured, so that it is never the best.
     pub fn median_us(&self) -> f64 {
         quantile(&self.values(), 0.5)
     }
@@ -31,7 +31,7 @@ impl Samples {
         spread(&self.values())
     }
 
-    /// The median of what each sample is of its floor; None where no sample's is known.
+    /// The median of each sample's floor over its time; None if no sample's floor is known.
     pub fn utilisation(&self, floor: Option<Floor>) -> Option<f64> {
         let shares: Vec<f64> = self.all.iter().filter_map(|(_, elapsed)| floor?.over(elapsed)).collect();
         (!shares.is_empty()).then(|| quantile(&shares, 0.5))
@@ -46,28 +46,30 @@ fn us(elapsed: &Elapsed) -> f64 {
     elapsed.time.as_secs_f64() * 1e6
 }
 
-/// Fewer pairs than this say nothing of their spread.
+/// Fewer pairs than this do not show their spread.
 const FEWEST_PAIRS: usize = 4;
 
 /// The default keeps its place unless it is beaten by more than this share of its time.
 const MARGIN: f64 = 0.02;
 
-/// How `a` compares with `b`, the median over the turns in which both were sampled; NaN where there was none.
+/// The ratio of `a` to `b`: the median over the laps in which both were sampled; NaN if there is
+/// none.
 pub fn ratio(a: &Samples, b: &Samples) -> f64 {
     let ratios = ratios(a, b);
     if ratios.is_empty() { f64::NAN } else { quantile(&ratios, 0.5) }
 }
 
 fn ratios(a: &Samples, b: &Samples) -> Vec<f64> {
-    let of_turn = |turn: usize| b.all.binary_search_by_key(&turn, |(turn, _)| *turn).ok().map(|at| us(&b.all[at].1));
-    a.all.iter().filter_map(|(turn, elapsed)| Some(us(elapsed) / of_turn(*turn)?)).collect()
+    let of_lap = |lap: usize| b.all.binary_search_by_key(&lap, |(lap, _)| *lap).ok().map(|at| us(&b.all[at].1));
+    a.all.iter().filter_map(|(lap, elapsed)| Some(us(elapsed) / of_lap(*lap)?)).collect()
 }
 
 /// Whether `challenger` is faster than `default` by more than the margin and twice the noise.
 ///
-/// Both were sampled in turn, so the ratio of neighbours is free of what changes slowly (clock, heat); the noise is the
-/// standard error of the ratios' median. For a normal distribution the standard deviation is half the interquartile
-/// range / 0.6745, and the median's standard error sqrt(pi / 2) times the mean's.
+/// Both were sampled in each lap, so slow changes (clock, heat) cancel in the ratio of
+/// neighbours. The noise is the standard error of the ratios' median. For a normal distribution the
+/// standard deviation is half the interquartile range / 0.6745, and the median's standard error
+/// sqrt(pi / 2) times the mean's.
 pub fn beats(challenger: &Samples, default: &Samples) -> bool {
     let ratios = ratios(challenger, default);
     let gain = 1.0 - quantile(&ratios, 0.5);
@@ -79,7 +81,8 @@ fn spread(values: &[f64]) -> f64 {
     (quantile(values, 0.75) - quantile(values, 0.25)) / (2.0 * quantile(values, 0.5))
 }
 
-/// Linear interpolation between the two values around the quantile; infinite where there are none.
+/// Linear interpolation between the two values around the quantile; infinite if there are no
+/// values.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -99,8 +102,8 @@ mod tests {
     }
 
     fn samples(us: impl IntoIterator<Item = u64>) -> Samples {
-        us.into_iter().enumerate().fold(Samples::default(), |mut all, (turn, us)| {
-            all.push(turn, sample(us));
+        us.into_iter().enumerate().fold(Samples::default(), |mut all, (lap, us)| {
+            all.push(lap, sample(us));
             all
         })
     }
@@ -109,9 +112,9 @@ mod tests {
     fn utilisation_is_of_each_samples_own_clock() {
         // The same cycles at a clock that falls.
         let mut all = Samples::default();
-        for (turn, ghz) in [2.0, 1.6, 1.0].into_iter().enumerate() {
+        for (lap, ghz) in [2.0, 1.6, 1.0].into_iter().enumerate() {
             let time = Duration::from_secs_f64(1000.0 / (ghz * 1e9));
-            all.push(turn, Elapsed { time, sm_clock_hz: Some(ghz * 1e9) });
+            all.push(lap, Elapsed { time, sm_clock_hz: Some(ghz * 1e9) });
         }
         assert!((all.utilisation(Some(Floor::Cycles(700.0))).unwrap() - 0.7).abs() < 1e-3);
         assert_eq!(all.utilisation(None), None);
@@ -145,16 +148,17 @@ mod tests {
 
     #[test]
     fn what_slows_both_alike_is_no_noise() {
-        let drift = |us: u64| (0..20).map(move |turn| us + us * turn / 10);
+        let drift = |us: u64| (0..20).map(move |lap| us + us * lap / 10);
         assert!(beats(&samples(drift(950)), &samples(drift(1000))));
     }
 
     #[test]
     fn only_samples_of_the_same_turn_are_compared() {
         let mut late = Samples::default();
-        // Measured while everything took twice as long, and faster than the default then.
-        (10..20).for_each(|turn| late.push(turn, sample(190)));
-        let default = samples((0..20).map(|turn| if turn < 10 { 100 } else { 200 }));
+        // It was measured while everything took twice as long, and was faster than the default
+        // then.
+        (10..20).for_each(|lap| late.push(lap, sample(190)));
+        let default = samples((0..20).map(|lap| if lap < 10 { 100 } else { 200 }));
         assert_eq!(ratio(&late, &default), 0.95);
         assert!(beats(&late, &default));
         assert!(ratio(&samples([1, 2]), &late).is_nan());

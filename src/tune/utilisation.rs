@@ -1,27 +1,29 @@
-//! Utilisation, u: the least time that a problem could take on a device, over the time that it took.
+//! Utilisation, u: the least time that a problem could take on a device, over its measured time.
 //!
-//! Of many queries the least is that of the pass's products (`Problem::flops`) on the tensor cores of all SMs at the clock
-//! that the SMs ran at meanwhile. What a power limit takes from the clock is thus nobody's loss, so u repeats from run to
-//! run where TFLOP/s do not. Of few queries over many keys it is that of reading K and V once at the memory's full rate.
-//! The time is the whole pass's: launches, the last wave and the small kernels of the backward pass are in it. Candidates
-//! are ranked by their time; u says how much there is left to gain.
+//! With many queries the least time is that of the pass's products (`Problem::flops`) on the tensor
+//! cores of all SMs, at the clock that the SMs ran at. A power limit that lowers the clock thus
+//! does not lower u, and u repeats from run to run where TFLOP/s do not. With few queries over many
+//! keys the least time is that of reading K and V once at the memory's full rate. The measured time
+//! is the whole pass's, with launches, the last wave and the small kernels of the backward pass.
+//! Candidates are ranked by their time; u says how much there is left to gain.
 
 use crate::backend::Elapsed;
 use crate::device::Device;
 use crate::family;
 use crate::problem::{Dtype, Problem};
 
-/// The least that a problem takes.
+/// The least that a problem takes on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Floor {
-    /// Of all SMs' tensor cores.
+    /// Cycles with all SMs' tensor cores busy.
     Cycles(f64),
-    /// Of the memory.
+    /// Seconds with the memory at its full rate.
     Seconds(f64),
 }
 
 impl Floor {
-    /// None where the device does not tell its ceilings, and in fp32, which has several: by how its products are made.
+    /// None if the device does not tell its ceilings, and in fp32, whose ceiling depends on how the
+    /// products are made.
     pub fn of(problem: &Problem, device: &Device) -> Option<Floor> {
         let per_cycle = f64::from(device.sm_count) * f64::from(device.tensor_flops_per_cycle());
         let per_second = device.memory_bytes_per_second as f64;
@@ -32,7 +34,7 @@ impl Floor {
         }
     }
 
-    /// The least over what was taken; None where it is of a clock that is not known.
+    /// The least over the measured time; None if it needs a clock that is not known.
     pub fn over(&self, elapsed: &Elapsed) -> Option<f64> {
         let seconds = match self {
             Floor::Cycles(cycles) => cycles / elapsed.sm_clock_hz?,

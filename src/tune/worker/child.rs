@@ -1,4 +1,5 @@
-//! The child's side: reads questions, answers them with a `Rig`, ends when its input ends or its device is lost.
+//! The child's side: reads questions and answers them with a `Rig`. It ends when its input ends or
+//! its device is lost.
 
 use super::{Answer, Failure, Question};
 use crate::backend::{Backend, Elapsed};
@@ -8,7 +9,8 @@ use crate::tune::search::{Bench, Fault};
 use std::io::Write;
 use std::ops::ControlFlow;
 
-/// Answers until `questions` (lines) ends. A candidate that loses the device's context ends it early, after the answer.
+/// Answers until `questions` (lines) ends. A candidate that loses the device's context ends it
+/// early, after its answer.
 pub fn serve(backend: &Backend, mut questions: impl Iterator<Item = String>, mut answers: impl Write) -> Result<()> {
     let Some(first) = questions.next() else { return Ok(()) };
     let Question::Problem(problem) = read(&first)? else {
@@ -71,7 +73,7 @@ fn write(answers: &mut impl Write, answer: &Answer) -> Result<()> {
 
 fn failure(fault: Fault) -> Failure {
     match fault {
-        // Which of the two it is follows, in the parent, from the question.
+        // The parent tells the two apart by its question.
         Fault::Candidate(reason) | Fault::Here(reason) => Failure::Candidate { reason, poisoned: false },
         Fault::Poisoned(reason) => Failure::Candidate { reason, poisoned: true },
         Fault::Bench(error) => Failure::of_child(error),

@@ -1,8 +1,9 @@
-//! Worker: the bench in a child process, which a candidate may hang or crash without losing the run.
+//! Worker: the bench in a child process. A candidate may hang or crash it without losing the run.
 //!
-//! The parent (`parent.rs`) asks one step at a time and waits for it with a watchdog; the child (`child.rs`) owns a
-//! `Rig` and answers. Both speak JSON, one message a line, over the child's standard input and output. The search
-//! itself, its time limit and its memory of failures stay in the parent.
+//! The parent (`parent.rs`) asks one step at a time and waits for it with a watchdog; the child
+//! (`child.rs`) owns a `Rig` and answers. Both speak JSON, one message a line, over the child's
+//! standard input and output. The search itself, its time limit and its memory of failures stay in
+//! the parent.
 
 mod child;
 mod parent;
@@ -22,8 +23,8 @@ use std::time::Duration;
 pub struct Command {
     pub program: OsString,
     pub args: Vec<OsString>,
-    /// How long one check or run of a candidate on a small problem may take before the child is ended; a large problem
-    /// is given more.
+    /// The longest time of one check or run of a candidate on a small problem, after which the
+    /// child is ended. A large problem gets more.
     pub patience: Duration,
     /// The same for compiling one candidate, whatever the problem's size.
     pub build_patience: Duration,
@@ -32,7 +33,7 @@ pub struct Command {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Question {
-    /// The first line: what all the others are about.
+    /// The first line. All the others are about this problem.
     Problem(Problem),
     Build(Vec<Config>),
     Check(Config),
@@ -42,9 +43,9 @@ enum Question {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
-    /// The device and the check's reference are there.
+    /// The device is open and the check's reference computed.
     Ready,
-    /// One for each config of a `Build`, in any order.
+    /// One answer for each config of a `Build`, in any order.
     Built {
         index: usize,
         spill_bytes: u32,
@@ -66,9 +67,9 @@ enum Answer {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Failure {
-    /// The candidate is to blame. With `poisoned` the child ends after this answer.
+    /// The candidate is to blame. If `poisoned`, the child ends after this answer.
     Candidate { reason: String, poisoned: bool },
-    /// The child cannot go on whatever the candidate.
+    /// The child cannot go on, whatever the candidate.
     Child { status: i32, message: String },
 }
 

@@ -1,5 +1,5 @@
-//! The parent's side: a `Bench` whose candidates run in a child. A child that hangs is killed, one that dies is
-//! replaced, and in both cases the candidate at work is the one to blame.
+//! The parent's side: a `Bench` whose candidates run in a child. It kills a child that hangs and
+//! replaces one that dies. In both cases the candidate at work is to blame.
 
 use super::{Answer, Command, Failure, Question};
 use crate::backend::Elapsed;
@@ -14,10 +14,11 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Starting a process, opening the device and compiling nothing yet.
+/// The time to start a process and open the device, without compiling.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A candidate that stays below this many operations a second, a tenth of what small GPUs do, is as good as hung.
+/// A candidate below this many operations a second is taken as hung. Small GPUs do ten times as
+/// many.
 const SLOWEST_FLOPS: f64 = 1e13;
 
 pub struct Worker {
@@ -32,7 +33,7 @@ struct Running {
     answers: Receiver<Answer>,
 }
 
-/// Why there was no answer.
+/// The reason for a missing answer.
 enum Silence {
     Hung,
     Died(String),
@@ -84,7 +85,7 @@ impl Worker {
     fn end(&mut self) -> String {
         let Some(mut running) = self.running.take() else { return "is gone".into() };
         drop(running.questions);
-        // A child that closed its output is given a moment to say why by its exit status.
+        // A child that closed its output gets a moment to exit, so that its status says why.
         for _ in 0..20 {
             match running.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -114,7 +115,7 @@ impl Worker {
             Err(Silence::Hung) => format!("hung: no answer within {patience:.0?}, the process was ended"),
             Err(silence) => format!("crashed: the process {}", told(&silence)),
         };
-        // A compiler that hangs or crashes does so whatever the size of the problem.
+        // A compiler hangs or crashes whatever the problem's size.
         Err(if is_build { Fault::Candidate(reason) } else { Fault::Here(reason) })
     }
 
@@ -136,7 +137,8 @@ impl Worker {
         }
     }
 
-    /// Builds the batch in one child. Returns those that it did not answer for, and why, if it fell silent.
+    /// Builds the batch in one child. Returns the configs that the child fell silent before
+    /// answering for.
     fn build_batch(&mut self, configs: &[Config], done: &mut BuildObserver) -> ControlFlow<(), Vec<usize>> {
         let mut waiting: Vec<usize> = (0..configs.len()).collect();
         if let Err(error) = self.start() {
@@ -159,7 +161,8 @@ impl Worker {
             };
             waiting.retain(|other| *other != index);
             if index < configs.len() && done(index, result).is_break() {
-                // The rest is being compiled for nothing; a new child finds in the cubin cache what is done.
+                // The child is compiling the rest for nothing. A new child finds finished cubins in
+                // the cache.
                 if !waiting.is_empty() {
                     self.end();
                 }
@@ -173,7 +176,7 @@ impl Worker {
 impl Bench for Worker {
     fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
         let ControlFlow::Continue(unanswered) = self.build_batch(configs, done) else { return };
-        // One of them crashed or hung the compiler: one at a time, the guilty one shows.
+        // One of them crashed or hung the compiler. Built one at a time, it shows.
         for index in unanswered {
             let flow = match self.step(&Question::Build(vec![configs[index].clone()])) {
                 Ok(Answer::Built { spill_bytes, .. }) => done(index, Ok(spill_bytes)),
@@ -216,14 +219,16 @@ fn spawn(command: &Command) -> std::io::Result<Running> {
         .args(&command.args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // A group of its own: Ctrl-C on the terminal is for the parent, which ends the child in order.
+        // A process group of its own: Ctrl-C on the terminal then reaches only the parent, which
+        // ends the child in order.
         .process_group(0)
         .spawn()?;
     let (Some(questions), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(std::io::Error::other("the child has no pipes"));
     };
     let (sender, answers) = mpsc::channel();
-    // Ends with the child's output. Lines that are no answer (a library that prints) are passed over.
+    // The thread ends with the child's output. It skips lines that are no answer, which a library
+    // may print.
     let read_answers = move || {
         for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
             if let Ok(answer) = serde_json::from_str(&line)
@@ -249,7 +254,7 @@ fn unexpected(answer: &Answer) -> Error {
     Error::new(Status::Internal, format!("the worker answered {answer:?} to another question"))
 }
 
-/// The statuses that `blame` in `rig` gives to the bench.
+/// The statuses that `rig` blames on the bench.
 fn known_status(status: i32) -> Status {
     [Status::NoDevice, Status::NoCompiler, Status::OutOfMemory]
         .into_iter()
