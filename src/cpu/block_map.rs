@@ -1,8 +1,9 @@
-//! Block map: which blocks of scores count, from the lists of a launch's block mask. Both passes ask it tile by tile.
+//! Block map: which blocks of scores count, from the lists of a launch's block mask. Both passes
+//! ask it tile by tile.
 //!
-//! Scores are read by rows and by keys, and a list may be in any order. A tile therefore copies the kinds of the blocks
-//! that it overlaps to a table of its own, one byte a block; a launch allocates nothing. Without a block mask all scores
-//! lie in one partial block.
+//! Scores are read by rows and by keys, and a list may be in any order. A tile therefore copies the
+//! kinds of the blocks that it overlaps to a table of its own, one byte a block; a launch allocates
+//! nothing. Without a block mask all scores lie in one partial block.
 
 use super::read_only::ReadOnly;
 use super::tile::{Axis, BlockKind, Line, MAX_BLOCK};
@@ -24,7 +25,8 @@ struct Lists {
     indices_strides: [usize; 3],
 }
 
-/// The number of listed blocks of each row, and the blocks; NULL where the call has no list of this kind.
+/// The number of listed blocks of each row, and the blocks; NULL where the call has no list of this
+/// kind.
 #[derive(Clone, Copy)]
 struct List {
     counts: ReadOnly<i32>,
@@ -42,7 +44,8 @@ pub struct TileBlocks {
     kinds: [BlockKind; MOST_BLOCKS],
 }
 
-/// Blocks of the largest tile: tiles and the smallest blocks both begin at multiples of `MASK_BLOCK_STEP`.
+/// Blocks of the largest tile: tiles and the smallest blocks both begin at multiples of
+/// `MASK_BLOCK_STEP`.
 const MOST_BLOCKS: usize = (MAX_BLOCK as usize / MASK_BLOCK_STEP as usize).pow(2);
 
 impl BlockMap {
@@ -75,7 +78,8 @@ impl BlockMap {
         let (of_rows, of_keys) = (of(rows, lists.block.0), of(keys, lists.block.1));
         (table.first, table.cols) = ((of_rows.start, of_keys.start), of_keys.len());
         table.kinds[..of_rows.len() * of_keys.len()].fill(BlockKind::Empty);
-        // The forward pass has a list for each block of queries, the backward pass for each block of keys.
+        // The forward pass has a list for each block of queries, the backward pass for each block
+        // of keys.
         let (lists_of, listed, steps) = match lists.pass {
             Pass::Forward => (of_rows, of_keys, (table.cols, 1)),
             Pass::Backward => (of_keys, of_rows, (1, table.cols)),
@@ -94,7 +98,8 @@ impl BlockMap {
 }
 
 impl TileBlocks {
-    /// Cuts a line of `len` scores at the borders of blocks: each piece's place in the line, and its block's kind.
+    /// Cuts a line of `len` scores at the borders of blocks: each piece's place in the line, and
+    /// its block's kind.
     pub fn pieces(&self, line: Line, len: usize) -> impl Iterator<Item = (Range<usize>, BlockKind)> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -142,7 +147,8 @@ impl Lists {
         let first = batch * batch_indices + head * head_indices + row * row_indices;
         let both = [(self.partial, BlockKind::Partial), (self.full, BlockKind::Full)];
         for (list, kind) in both.into_iter().filter(|(list, _)| !list.counts.is_null()) {
-            // SAFETY: the number of this row, in an array that the caller keeps alive and unwritten during a launch.
+            // SAFETY: the number of this row, in an array that the caller keeps alive and unwritten
+            // during a launch.
             let count = unsafe { list.counts.at(batch * batch_counts + head * head_counts + row) } as usize;
             for entry in first..first + count {
                 // SAFETY: an entry of this row, likewise.

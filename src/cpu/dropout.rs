@@ -1,7 +1,7 @@
 //! The dropout mask of a tile, as multipliers 1 (kept) and 0 (dropped).
 //!
-//! The mask itself is `crate::dropout`'s; here it is drawn patch-wise, once per eight elements. The scale of what is
-//! kept is applied elsewhere, as one factor of a whole product.
+//! `crate::dropout` defines the mask; this file draws it by patches, once per eight elements. The
+//! scale of kept weights is applied elsewhere, as one factor of a whole product.
 
 use super::vector::{Level, vectorized};
 use crate::call::Call;
@@ -18,11 +18,12 @@ pub struct Masks {
 }
 
 impl Masks {
-    /// None where the problem has no dropout.
+    /// None if the problem has no dropout.
     pub fn new(call: &Call, level: Level) -> Option<Masks> {
         let read = |pointer: *const u64, value: u64| match pointer.is_null() {
             true => value,
-            // SAFETY: on this backend the pointers, where set, are host memory with one u64 (the header says so).
+            // SAFETY: on this backend the pointers, where set, are host memory with one u64 (the
+            // header says so).
             false => unsafe { pointer.read_unaligned() },
         };
         call.problem.dropout.then(|| Masks {
@@ -34,9 +35,9 @@ impl Masks {
         })
     }
 
-    /// Fills the tile of rows `row..row + rows` and keys `key..key + keys`, element (i, j) at
-    /// `i * row_stride + j * key_stride`. `row` and `key` are multiples of 16, and the tile has room for `rows` and
-    /// `keys` rounded up to 16.
+    /// Fills the tile of rows `row..row + rows` and keys `key..key + keys`, element (i, j) at `i *
+    /// row_stride + j * key_stride`. `row` and `key` are multiples of 16, and the tile has room for
+    /// `rows` and `keys` rounded up to 16.
     #[allow(clippy::too_many_arguments)] // two ranges, two strides
     pub fn fill(
         &self,

@@ -1,6 +1,6 @@
 //! Element types and rows of them: how fp16, bf16 and fp32 tensors become fp32 tiles and back.
 //!
-//! Everything inside a tile is fp32. Here alone are caller's addresses turned into slices.
+//! Everything inside a tile is fp32. Only this file turns the caller's addresses into slices.
 
 use super::sequence::{Pages, Place, Sequence};
 use crate::call::TensorRef;
@@ -56,7 +56,8 @@ pub struct Tensor<E> {
     dim: usize,
 }
 
-// SAFETY: a Tensor is an address and strides; each access through it is an unsafe call whose caller answers for it.
+// SAFETY: a Tensor is an address and strides; each access through it is an unsafe call whose caller
+// answers for it.
 unsafe impl<E> Send for Tensor<E> {}
 // SAFETY: as above.
 unsafe impl<E> Sync for Tensor<E> {}
@@ -72,7 +73,7 @@ impl<E: Element> Tensor<E> {
         }
     }
 
-    /// The head's rows from a sequence's row 0 on.
+    /// The head's rows, from the sequence's row 0 on.
     pub fn head(&self, place: Place, head: usize) -> Head<E> {
         let begin = match place {
             Place::Entry(batch) => batch as isize * self.stride_batch,
@@ -82,7 +83,7 @@ impl<E: Element> Tensor<E> {
         Head { data, stride: self.stride_seqlen, dim: self.dim, pages: None }
     }
 
-    /// The head's rows of a sequence's keys, of k or its like.
+    /// The head's rows of a sequence's keys, in k or v.
     pub fn keys(&self, sequence: &Sequence, head: usize) -> Head<E> {
         match sequence.pages {
             None => self.head(sequence.place_k, head),
@@ -97,7 +98,7 @@ pub struct Head<E> {
     data: *mut E,
     stride: isize,
     dim: usize,
-    /// With elements from one page to the next; `data` is then in the first one.
+    /// The pages, and the stride between them in elements; `data` is then in the first page.
     pages: Option<(Pages, isize)>,
 }
 
@@ -106,7 +107,8 @@ impl<E: Element> Head<E> {
         let (begin, row) = match self.pages {
             None => (0, position),
             Some((Pages { table, first, size }, stride)) => {
-                // SAFETY: the table has an entry for each page of a used key (the caller checked its size).
+                // SAFETY: the table has an entry for each page of a used key (the caller checked
+                // its size).
                 let page = unsafe { table.at(first + position / size) };
                 (page as isize * stride, position % size)
             }
@@ -121,8 +123,8 @@ impl<E: Element> Head<E> {
         unsafe { std::slice::from_raw_parts(self.address(position), self.dim) }
     }
 
-    /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `row * pitch + c`. Columns from `dim` to
-    /// `pitch` become 0.
+    /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `row * pitch + c`.
+    /// Columns from `dim` to `pitch` become 0.
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes meanwhile.
@@ -134,8 +136,8 @@ impl<E: Element> Head<E> {
         }
     }
 
-    /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `c * pitch + row`. Rows from `rows` to
-    /// `padded_rows` become 0.
+    /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `c * pitch + row`. Rows
+    /// from `rows` to `padded_rows` become 0.
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes meanwhile.
@@ -182,7 +184,8 @@ impl<E: Element> Head<E> {
         E::narrow(wide, unsafe { std::slice::from_raw_parts_mut(row, self.dim) });
     }
 
-    /// Rounds `factor * tile` into rows `first..first + rows`, element (row, c) at `c * pitch + row` of `tile`.
+    /// Rounds `factor * tile` into rows `first..first + rows`, element (row, c) at `c * pitch +
+    /// row` of `tile`.
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody else reads or writes meanwhile.

@@ -1,12 +1,14 @@
-//! The forward pass: one task per (batch, head, block of queries), which walks the keys with an online softmax.
+//! The forward pass: one task per (batch, head, block of queries), which walks the keys with an
+//! online softmax.
 //!
-//! Tiles have the queries contiguous (element (row, key) at `key * block_m + row`), and so has the output
-//! accumulator: maxima, sums and rescaling run along the vector registers without a horizontal step, and the GEMM
-//! reads the queries and the weights in place. Scores are base 2, scaled by the product that makes them.
+//! Tiles have the queries contiguous (element (row, key) at `key * block_m + row`), and so has the
+//! output accumulator: maxima, sums and rescaling run along the vector registers without a
+//! horizontal step, and the GEMM reads the queries and the weights in place. Scores are base 2,
+//! scaled by the product that makes them.
 //!
-//! Hidden scores are overwritten, so a NaN in a hidden key's K is never seen. A hidden key's V meets a weight of 0 in
-//! the product of its tile: there a NaN or inf does spread, as in every tiled implementation. Rows and keys that a
-//! sequence does not use are never read.
+//! Hidden scores are overwritten, so a NaN in a hidden key's K never spreads. A hidden key's V
+//! meets a weight of 0 in the product of its tile: a NaN or inf there does spread, as in every
+//! tiled implementation. Rows and keys that a sequence does not use are never read.
 
 use super::block_map::{BlockMap, TileBlocks};
 use super::dropout::Masks;
@@ -72,7 +74,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// Those of the tile's rows, counted from its first, that see its `key`, counted likewise.
+    /// The rows of the tile that see its `key`; both count from the tile's first.
     fn rows_that_see(&self, key: usize, sequence: &Sequence) -> Range<usize> {
         let seen_by = sequence.mask.rows_of(self.first_key + key);
         let in_tile = |row: usize| row.saturating_sub(self.first_row).min(self.rows);
@@ -96,7 +98,7 @@ struct Forward<E> {
     v: Tensor<E>,
     out: Tensor<E>,
     lse: Lse,
-    /// The caller's score to no key of each query head.
+    /// The sinks: one more score for each query head, which belongs to no key.
     sinks: Option<ReadOnly<f32>>,
 }
 
@@ -124,11 +126,12 @@ impl<E: Element> Forward<E> {
 
         let kv_head = head / self.group_size;
         let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
-        // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and unwritten during a launch.
+        // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and
+        // unwritten during a launch.
         unsafe { self.q.head(sequence.place_q, head).load_transposed(first_row, rows, padded_rows, q, m) };
 
-        // Keys that no row of the block sees are never visited, but for those that complete a patch of the dropout
-        // mask.
+        // Keys that no row of the block sees are not visited, except to complete a patch of the
+        // dropout mask.
         let visible_keys = sequence.mask.keys_of_block(first_row..first_row + rows);
         let seen_by_all = sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end;
         let begin = visible_keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize;
@@ -172,7 +175,7 @@ impl<E: Element> Forward<E> {
         self.finish(&out, head, lse_row, first_row..first_row + rows, acc_o, row_max, row_sum);
     }
 
-    /// Puts what scores go through before the softmax on those that are seen.
+    /// Applies softcap, ALiBi, bias and mask to the scores that causal and window leave.
     fn modify(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
@@ -185,7 +188,7 @@ impl<E: Element> Forward<E> {
         }
     }
 
-    /// Puts -inf where a row does not see a key.
+    /// Writes -inf where a row does not see a key.
     fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
@@ -201,8 +204,9 @@ impl<E: Element> Forward<E> {
 
     /// Divides by the sums and stores the block's rows and their LSE.
     ///
-    /// A row that sees nothing, or only scores of -inf, has a sum of 0, since the largest weight of any other is 1: O =
-    /// 0 and LSE = -inf, whatever lies in the accumulator. A NaN among its scores makes the sum NaN.
+    /// A row that sees nothing, or only scores of -inf, has a sum of 0; any other row has a weight
+    /// of 1. Its O is 0 and its LSE -inf, whatever the accumulator holds. A NaN among its scores
+    /// makes the sum NaN.
     #[allow(clippy::too_many_arguments)] // where to, which rows, and the three results of the key loop
     fn finish(
         &self,
@@ -230,27 +234,27 @@ impl<E: Element> Forward<E> {
             row_sum[row] = keep_scale * end.factor;
         }
         scale_rows(self.level, acc_o, m, row_sum);
-        // SAFETY: the sequence has these rows, in an output that this launch alone writes, and they are of this task's
-        // block.
+        // SAFETY: the sequence has these rows, in an output that this launch alone writes, and they
+        // are of this task's block.
         unsafe { out.store_transposed(rows.start, rows.len(), acc_o, m, 1.0) };
     }
 }
 
 /// The end of a row's softmax.
 struct RowEnd {
-    /// What its accumulator is multiplied with; finite for a row that sees nothing, whose accumulator is 0.
+    /// The factor of its accumulator; finite for a row that sees nothing, whose accumulator is 0.
     factor: f32,
     lse: f32,
 }
 
 impl RowEnd {
-    /// A sink is one more score, of which the accumulator has nothing.
+    /// A sink is one more score, which adds nothing to the accumulator.
     fn new(max: f32, sum: f32, sink_log2: Option<f32>) -> RowEnd {
         let (max, sum, share) = match sink_log2 {
             None => (max, sum, 1.0),
             Some(sink) => {
                 let top = if sink > max { sink } else { max };
-                // A row that has neither: any finite reference will do.
+                // A row with neither scores nor a sink: any finite reference will do.
                 let reference = if top == f32::NEG_INFINITY { 0.0 } else { top };
                 let share = (max - reference).exp2();
                 (top, sum * share + (sink - reference).exp2(), share)
@@ -258,7 +262,8 @@ impl RowEnd {
         };
         match sum == 0.0 {
             true => RowEnd { factor: 1.0, lse: f32::NEG_INFINITY },
-            // Wide, since what rounding takes from an LSE is in all of the row's weights backward.
+            // In fp64: an error of rounding in the LSE would be in all of the row's weights in the
+            // backward pass.
             false => RowEnd { factor: share / sum, lse: (f64::from(max) * LN_2 + f64::from(sum).ln()) as f32 },
         }
     }

@@ -1,14 +1,16 @@
-//! The host as a Device: its name, its last-level cache and memory, as far as the operating system tells.
+//! The host as a Device: its name, last-level cache and memory, as far as the operating system
+//! tells.
 
 use crate::device::{Arch, Device};
 use std::fs::read_to_string;
 
-/// Assumed where the operating system does not tell: the last-level cache of a common server socket.
+/// Assumed if the operating system does not tell: the last-level cache of a common server socket.
 const DEFAULT_CACHE_BYTES: u64 = 32 << 20;
 
-/// Of last-level cache for each core that a process may use; few processors have more (some EPYC with 3D V-Cache and few cores). A
-/// guest of two cores is shown all of its host's, once 480 MiB, which it shares with its neighbours; to empty that before each cold
-/// measurement took nine tenths of a tuning run.
+/// The last-level cache assumed for each core that a process may use. Few processors have more
+/// (some EPYC with 3D V-Cache and few cores). A guest of two cores is shown its host's whole cache,
+/// once 480 MiB, which it shares with its neighbours. Emptying that before each cold measurement
+/// took nine tenths of a tuning run.
 const MAX_CACHE_BYTES_PER_CORE: u64 = 16 << 20;
 
 pub fn describe(num_threads: usize) -> Device {
@@ -28,7 +30,8 @@ pub fn describe(num_threads: usize) -> Device {
     }
 }
 
-/// What of the last-level cache that the operating system tells of, if it does, is taken to hold data of a process on so many cores.
+/// The part of the last-level cache, if the operating system tells it, that is taken to hold the
+/// data of a process on this many cores.
 fn reachable_cache(told: Option<u64>, cores: usize) -> u64 {
     told.unwrap_or(DEFAULT_CACHE_BYTES).min(MAX_CACHE_BYTES_PER_CORE * cores as u64)
 }

@@ -1,7 +1,8 @@
-//! Which keys a query of a sequence sees: for a row, and the reverse for a key.
+//! Mask: the keys that a query sees, and the queries that see a key.
 //!
-//! Every row sees a range of the keys, and neither end of it decreases with the row. So a block of rows sees from its
-//! first row's first key to its last row's last one, and a block of keys likewise.
+//! Every row sees a range of keys, and neither end of it decreases with the row. A block of rows
+//! therefore sees the keys from its first row's first to its last row's last; a block of keys
+//! likewise.
 
 use std::ops::Range;
 
@@ -9,9 +10,9 @@ use std::ops::Range;
 pub struct Mask {
     pub seqlen_q: usize,
     pub seqlen_k: usize,
-    /// Row i sees keys j >= i + this; None: from the first one on.
+    /// Row i sees keys j >= i + this; None: from the first key on.
     pub left_shift: Option<i64>,
-    /// Row i sees keys j <= i + this; None: up to the last one.
+    /// Row i sees keys j <= i + this; None: up to the last key.
     pub right_shift: Option<i64>,
 }
 

@@ -1,9 +1,9 @@
-//! The face of the kept GEMM crate: one product of fp32 tiles, checked, on the calling thread.
+//! One product of fp32 tiles through the GEMM crate, checked, on the calling thread.
 //!
-//! Parallelism is over tiles, not inside products. The crate wants the output's contiguous index to be the row and the
-//! left factor's too; such a factor it copies at most into a buffer that it keeps for each thread, and the right one it
-//! reads in place (AVX-512). The tiles of `forward` and `backward` are laid out for that, so that a product allocates a
-//! few bytes of the crate's bookkeeping and nothing else.
+//! Parallelism is over tiles, not inside products. The crate wants contiguous rows in the output
+//! and in the left factor. It copies at most such a left factor, into a buffer that it keeps for
+//! each thread, and reads the right one in place (AVX-512). The tiles of `forward` and `backward`
+//! are laid out for that, so a product allocates only a few bytes of the crate's bookkeeping.
 
 /// A strided matrix: element (row, column) at `data[row * row_stride + column * column_stride]`.
 #[derive(Clone, Copy)]
@@ -30,18 +30,19 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// What becomes of the output's old content.
+/// Whether the output's old content is replaced or added to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Into {
     Overwrite,
     Add,
 }
 
-/// Output rows of one call into the crate. Its AVX-512 kernel for 64 rows spills accumulators (rustc 1.95) and runs at
-/// two thirds of the speed of the one for 48.
+/// Output rows of one call into the crate. Its AVX-512 kernel for 64 rows spills accumulators
+/// (rustc 1.95) and runs at two thirds of the speed of the one for 48.
 const MAX_ROWS: usize = 48;
 
-/// `out (+)= factor * left * right`, with left (m, k), right (k, n) and out's element (i, j) at `j * pitch + i`.
+/// `out (+)= factor * left * right`, with left (m, k), right (k, n) and out's element (i, j) at `j
+/// * pitch + i`.
 #[allow(clippy::too_many_arguments)] // the shape, the three matrices and what to do with them
 pub fn multiply(
     [m, n, k]: [usize; 3],
@@ -63,8 +64,8 @@ pub fn multiply(
         // Equal parts of whole registers: 128 rows are 48 + 48 + 32.
         let parts = (m - row).div_ceil(MAX_ROWS);
         let rows = (m - row).div_ceil(parts).next_multiple_of(16).min(m - row);
-        // SAFETY: the asserts above bound every element of the three matrices, hence of these rows; `out` is borrowed
-        // exclusively.
+        // SAFETY: the asserts above bound every element of the three matrices, hence of these rows;
+        // `out` is borrowed exclusively.
         unsafe {
             gemm_f32::gemm::f32::get_gemm_fn()(
                 rows,

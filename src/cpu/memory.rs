@@ -1,6 +1,7 @@
 //! Host memory of the CPU backend: aligned, zeroed at first, freed on drop.
 //!
-//! Tensors of the tuner and the tests, and each worker's scratch, live in it. It knows nothing of attention.
+//! It holds the tensors of the tuner and the tests, and each worker's scratch. It knows nothing of
+//! attention.
 
 use crate::error::{Error, Result, Status};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -12,14 +13,14 @@ const ALIGNMENT: usize = 256;
 
 #[derive(Debug)]
 pub struct HostMemory {
-    /// As the allocator gave it, with `ALIGNMENT` bytes to spare.
+    /// The allocator's block, with `ALIGNMENT` bytes to spare.
     allocation: NonNull<u8>,
     data: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: HostMemory owns its allocation like a Vec; its own methods write through `&self` only in `upload`, whose
-// callers order it against launches as they must on a GPU.
+// SAFETY: HostMemory owns its allocation like a Vec; its own methods write through `&self` only in
+// `upload`, whose callers order it against launches as they must on a GPU.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -49,21 +50,23 @@ impl HostMemory {
 
     pub(super) fn upload(&self, bytes: &[u8]) -> Result<()> {
         self.check_length(bytes.len())?;
-        // SAFETY: the length was checked; a source that overlaps would have to borrow this allocation, which no
-        // method lends out while `&self` is shared.
+        // SAFETY: the length was checked; a source that overlaps would have to borrow this
+        // allocation, which no method lends out while `&self` is shared.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     pub(super) fn download(&self, bytes: &mut [u8]) -> Result<()> {
         self.check_length(bytes.len())?;
-        // SAFETY: the length was checked and all bytes are initialised, by `alloc_zeroed` at the latest.
+        // SAFETY: the length was checked and all bytes are initialised, by `alloc_zeroed` at the
+        // latest.
         unsafe { std::ptr::copy_nonoverlapping(self.data.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     pub(super) fn as_floats_mut(&mut self) -> &mut [f32] {
-        // SAFETY: 256-byte aligned, initialised, and borrowed as long as `self`; every bit pattern is a float.
+        // SAFETY: 256-byte aligned, initialised, and borrowed as long as `self`; every bit pattern
+        // is a float.
         unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().cast(), self.bytes / size_of::<f32>()) }
     }
 
@@ -83,8 +86,8 @@ impl Drop for HostMemory {
     }
 }
 
-/// Aligned by hand and not by the allocator: for an alignment this large std would zero the memory itself, page by
-/// page, where the allocator hands out fresh pages that are zero already.
+/// Aligned by hand and not by the allocator: for so large an alignment std would zero the memory
+/// itself, page by page. The allocator hands out fresh pages that are zero already.
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(ALIGNMENT)?, 1).ok()
 }

@@ -1,8 +1,9 @@
 //! The CPU backend: exact tiled attention with online softmax on host memory, multi-threaded.
 //!
-//! `Cpu` is the machine, `Executable` a pass with its block sizes; `forward` and `backward` hold the algorithm. It is
-//! what runs without a GPU and what GPU results are tested against, so every rule of the numbers holds here exactly.
-//! It knows nothing of records, the search or C; a launch trusts its Call, as `call` says.
+//! `Cpu` is the machine and `Executable` a pass with its tile size; `forward` and `backward` hold
+//! the algorithm. This backend runs without a GPU and is the reference that GPU results are tested
+//! against, so it follows every rule of the numbers exactly. It knows nothing of records, the
+//! search or C. A launch trusts its Call, as `call` says.
 
 mod backward;
 mod block_map;
@@ -44,11 +45,11 @@ const MAX_THREADS: usize = 4096;
 pub struct Cpu {
     device: Device,
     workers: Arc<Workers>,
-    /// Of `l2_bytes`; written before a cold measurement. Empty until the first.
+    /// `l2_bytes` long and empty until the first cold measurement, each of which writes it.
     cache_filler: Mutex<Vec<u8>>,
 }
 
-/// A pass with its block sizes, for every shape of its class.
+/// A pass with its tile size, for every shape of its class.
 pub struct Executable {
     pass: Pass,
     dtype: Dtype,
@@ -127,7 +128,8 @@ impl Cpu {
 }
 
 impl Executable {
-    /// Returns when the outputs are written. May run on many threads at once; their tasks share the workers.
+    /// Returns when the outputs are written. May run on many threads at once; their tasks share the
+    /// workers.
     pub fn launch(&self, call: &Call) -> Result<()> {
         match self.dtype {
             Dtype::Fp16 => self.run::<f16>(call),

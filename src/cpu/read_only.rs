@@ -1,4 +1,4 @@
-//! ReadOnly: an array of the caller's that the threads of a launch read.
+//! ReadOnly: an array of the caller that a launch's threads read.
 
 #[derive(Clone, Copy)]
 pub struct ReadOnly<T>(*const T);
@@ -19,7 +19,7 @@ impl<T: Copy> ReadOnly<T> {
     }
 
     /// # Safety
-    /// The index is one of a live array, which nobody writes meanwhile.
+    /// The index lies in a live array that nobody writes meanwhile.
     pub unsafe fn at(&self, index: usize) -> T {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(index).read() }

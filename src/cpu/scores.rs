@@ -1,7 +1,9 @@
-//! Scores: softcap, ALiBi, bias and mask (bytes or bits), applied between Q K^T and the softmax by both passes.
+//! Scores: softcap, ALiBi, bias and mask (bytes or bits), applied between Q K^T and the softmax by
+//! both passes.
 //!
-//! The forward pass works on columns of a tile and the backward pass on rows; both are lines here. A caller passes only
-//! the part of a line that causal and window leave, so no hidden element is read. Scores leave this file in base 2.
+//! The forward pass works on columns of a tile and the backward pass on rows; both are lines here.
+//! A caller passes only the part of a line that causal and window leave, so no hidden element is
+//! read. Scores leave this file in base 2.
 
 use super::element::Element;
 use super::read_only::ReadOnly;
@@ -55,8 +57,9 @@ impl<E: Element> ScoreModifier<E> {
         self.softcap_log2.is_some()
     }
 
-    /// Turns the line's products, already multiplied with `factor`, into scores. With a softcap, `slopes` receives
-    /// 1 - tanh^2, the factor of a score's gradient on its way back. The line lies in one block, which is not empty.
+    /// Turns the line's products, already multiplied with `factor`, into scores. With a softcap,
+    /// `slopes` receives 1 - tanh^2, the factor of a score's gradient on its way back. The line
+    /// lies in one block, which is not empty.
     pub fn modify(
         &self,
         sequence: &Sequence,

@@ -1,6 +1,8 @@
-//! The sequences of a launch: how long each is, where it lies in the tensors and the workspace, and what its rows see.
+//! The sequences of a launch: their lengths, their places in the tensors and the workspace, and
+//! what their rows see.
 //!
-//! Without lengths of their own all are the problem's. Lengths are host memory here and were checked by the caller.
+//! In a batch that is not varlen all have the problem's lengths. Varlen lengths are host memory
+//! here; the caller checked them.
 
 use super::mask::Mask;
 use super::read_only::ReadOnly;
@@ -18,20 +20,21 @@ pub struct Sequences {
     block_table_stride: usize,
 }
 
-/// Where a sequence's row 0 lies in a tensor.
+/// The place of a sequence's row 0 in a tensor.
 #[derive(Clone, Copy)]
 pub enum Place {
-    /// In this entry of the batch dimension.
+    /// The first row of this entry of the batch dimension.
     Entry(usize),
-    /// At this row of a tensor that holds sequences end to end.
+    /// This row of a tensor that holds packed sequences.
     Row(usize),
 }
 
-/// Where a sequence's keys lie that are in pages, entries of the batch dimension of k and v.
+/// The place of a sequence's keys in a paged K/V cache, whose pages are entries of the batch
+/// dimension.
 #[derive(Clone, Copy)]
 pub struct Pages {
     pub table: ReadOnly<i32>,
-    /// Of this sequence's first page there.
+    /// The index of this sequence's first page in the table.
     pub first: usize,
     /// Keys of a page.
     pub size: usize,
@@ -42,9 +45,9 @@ pub struct Sequence {
     pub batch: usize,
     pub seqlen_q: usize,
     pub seqlen_k: usize,
-    /// In q and its like.
+    /// In q, out and their gradients.
     pub place_q: Place,
-    /// In k and its like, where those are not pages.
+    /// In k, v and their gradients, if they are not paged.
     pub place_k: Place,
     pub pages: Option<Pages>,
     pub mask: Mask,
@@ -87,7 +90,7 @@ impl Sequences {
         Sequence { batch, seqlen_q, seqlen_k, place_q, place_k, pages, mask }
     }
 
-    /// Index of a sequence's row 0 in lse and its like.
+    /// Index of a sequence's row 0 in the LSE and its gradient.
     pub fn lse_row(&self, sequence: &Sequence, head: usize) -> usize {
         let problem = &self.problem;
         let total = problem.features.varlen.and_then(|varlen| varlen.total_q).unwrap_or(0);
@@ -99,8 +102,8 @@ impl Sequences {
         self.row_of(sequence, head, self.problem.workspace_rows(), self.problem.workspace_rows_of_head())
     }
 
-    /// In an array of `rows` for each batch entry and head, or of `total` rows for each head where sequences lie end to
-    /// end.
+    /// The index in an array of `rows` for each batch entry and head or, if sequences are packed,
+    /// of `total` rows for each head.
     fn row_of(&self, sequence: &Sequence, head: usize, rows: i64, total: i64) -> usize {
         match sequence.place_q {
             Place::Entry(batch) => (batch * self.problem.num_heads_q as usize + head) * rows as usize,
@@ -109,9 +112,10 @@ impl Sequences {
     }
 }
 
-/// Where a sequence begins, and how many of its rows are used.
+/// A sequence's first row, and the number of its rows in use.
 fn extent(batch: usize, seqlen: i64, cu_seqlens: ReadOnly<i32>, seqused: ReadOnly<i32>) -> (Place, usize) {
-    // SAFETY: on this backend the arrays, where given, are host memory of batch (+ 1) elements (the header says so).
+    // SAFETY: on this backend the arrays, where given, are host memory of batch (+ 1) elements (the
+    // header says so).
     let read = |array: ReadOnly<i32>, at: usize| i64::from(unsafe { array.at(at) });
     let (place, length) = match cu_seqlens.is_null() {
         true => (Place::Entry(batch), seqlen),

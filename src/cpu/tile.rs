@@ -1,10 +1,13 @@
-//! Tile: the size of a tile of scores, the lines that it is worked on by, and how much of a block counts.
+//! Tile: the size of a tile of scores, the lines that it is worked on by, and how much of a block
+//! counts.
 //!
-//! Both passes, the score modifiers and the block map speak of tiles in these words. Nothing here reads a tensor.
+//! Both passes, the score modifiers and the block map speak of tiles in these words. Nothing here
+//! reads a tensor.
 
 pub use crate::family::cpu::scratch::TileSize;
 
-/// Tile sizes are multiples of this: a register of the widest instruction set, and a patch of the dropout mask.
+/// Tile sizes are multiples of this: a register of the widest instruction set, and a patch of the
+/// dropout mask.
 pub const BLOCK_STEP: u32 = 16;
 /// Larger tiles only move out of the caches.
 pub const MAX_BLOCK: u32 = 1024;

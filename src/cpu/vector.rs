@@ -1,7 +1,8 @@
 //! The element-wise loops of a tile: exponentials, running maxima and sums, score gradients.
 //!
-//! Written as plain loops that LLVM vectorises and compiled once for each instruction set; `Level` picks at run time.
-//! They know tiles and rows of scores, not sequences, heads or masks beyond "how many of this row".
+//! Written as plain loops that LLVM vectorises and compiled once for each instruction set; `Level`
+//! picks at run time. They know tiles and rows of scores, not sequences, heads or masks beyond "how
+//! many of this row".
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -31,8 +32,8 @@ impl Level {
     }
 }
 
-/// Defines `fn name(level, arguments…)` whose body is compiled once per level. In the body the constant `FMA` says
-/// whether a fused multiply-add is one instruction.
+/// Defines `fn name(level, arguments…)` whose body is compiled once per level. In the body the
+/// constant `FMA` says whether a fused multiply-add is one instruction.
 macro_rules! vectorized {
     ($($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -68,7 +69,8 @@ macro_rules! vectorized {
 }
 pub(super) use vectorized;
 
-/// An fp32 number and what is missing in it: one rounding of a row's LSE would be in all of the row's weights alike.
+/// An fp32 number and its rounding error. One rounding of a row's LSE would be in all of the row's
+/// weights alike.
 pub fn in_two_parts(x: f64) -> [f32; 2] {
     let high = x as f32;
     [high, if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 }]
@@ -79,7 +81,8 @@ fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// 2^f - 1 = f times this, for f in [-1/2, 1/2]: a minimax polynomial, relative error of 2^f 2e-9 before rounding.
+/// 2^f - 1 = f times this, for f in [-1/2, 1/2]: a minimax polynomial, relative error of 2^f 2e-9
+/// before rounding.
 #[inline(always)]
 fn exp2_slope<const FMA: bool>(f: f32) -> f32 {
     let mut p = 0.000_153_533_62;
@@ -93,23 +96,27 @@ fn exp2_slope<const FMA: bool>(f: f32) -> f32 {
 /// Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low mantissa bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// 2^x within 1 ulp (1.25 without FMA), down to the denormals; 2^-inf = 0, 2^NaN = NaN, too large an x gives inf.
+/// 2^x within 1 ulp (1.25 without FMA), down to the denormals; 2^-inf = 0, 2^NaN = NaN, too large
+/// an x gives inf.
 #[inline(always)]
 fn exp2<const FMA: bool>(x: f32) -> f32 {
-    // Beyond these the result is 0 or inf anyway. Written as selects, which keep a NaN, unlike f32::clamp's min/max.
+    // Beyond these the result is 0 or inf anyway. Written as selects, which keep a NaN, unlike
+    // f32::clamp's min/max.
     let x = if x < -151.0 { -151.0 } else { x };
     let x = if x > 129.0 { 129.0 } else { x };
     let rounded = x + ROUND;
     let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let f = x - (rounded - ROUND);
     let p = multiply_add::<FMA>(exp2_slope::<FMA>(f), f, 1.0);
-    // 2^n in two factors, since neither 2^-151 nor 2^129 is a float: p * 2^(n/2) is exact, the last product rounds.
+    // 2^n in two factors, since neither 2^-151 nor 2^129 is a float: p * 2^(n/2) is exact, the last
+    // product rounds.
     let half = n >> 1;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
     p * power(half) * power(n.wrapping_sub(half))
 }
 
-/// tanh within 3 ulp, also near 0, where 1 - 2 / (e^2x + 1) would cancel: e / (e + 2) with e = e^2|x| - 1.
+/// tanh within 3 ulp, also near 0, where 1 - 2 / (e^2x + 1) would cancel: e / (e + 2) with e =
+/// e^2|x| - 1.
 #[inline(always)]
 fn tanh<const FMA: bool>(x: f32) -> f32 {
     // From 10 on it is 1 in fp32. A select keeps a NaN.
@@ -129,10 +136,12 @@ fn tanh<const FMA: bool>(x: f32) -> f32 {
 pub const LANES: usize = 16;
 
 vectorized! {
-    /// One step of the online softmax over `keys` columns of base-2 scores, element (row, key) at `key * pitch + row`.
+    /// One step of the online softmax over `keys` columns of base-2 scores, element (row, key) at
+    /// `key * pitch + row`.
     ///
-    /// Scores become weights 2^(score - row_max); `row_max` and `row_sum` are brought up to date, and `rescale` gets
-    /// what sums and products of earlier tiles must be multiplied with. All lengths are multiples of `LANES`.
+    /// Scores become weights 2^(score - row_max). `row_max` and `row_sum` are updated, and
+    /// `rescale` receives the factor of the sums and products of earlier tiles. All lengths are
+    /// multiples of `LANES`.
     pub fn softmax_step(
         scores: &mut [f32],
         pitch: usize,
@@ -150,7 +159,8 @@ vectorized! {
                 // A NaN score is no maximum; it reaches the sum through its own weight.
                 (0..LANES).for_each(|l| max[l] = if scores[l] > max[l] { scores[l] } else { max[l] });
             }
-            // A row that has seen only -inf: any finite reference makes its weights 0 and not NaN.
+            // In a row that has seen only -inf, any finite reference makes the weights 0 and not
+            // NaN.
             let reference = max.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
             let mut sum = [0.0; LANES];
             for key in 0..keys {
@@ -183,8 +193,9 @@ vectorized! {
         x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
     }
 
-    /// One row of the backward pass: base-2 scores become weights 2^(score - lse_log2), and the gradients of the
-    /// weights become those of the scores, weight * (gradient - delta). `lse_log2` is `in_two_parts`.
+    /// One row of the backward pass: base-2 scores become weights 2^(score - lse_log2), and the
+    /// gradients of the weights become those of the scores, weight * (gradient - delta). `lse_log2`
+    /// is `in_two_parts`.
     pub fn score_gradients(scores: &mut [f32], gradients: &mut [f32], lse_log2: [f32; 2], delta: f32) {
         let [lse, lse_rest] = lse_log2;
         for (score, gradient) in scores.iter_mut().zip(gradients) {
@@ -266,7 +277,8 @@ mod tests {
     #[test]
     fn exp2_is_within_about_one_ulp_at_every_level() {
         for level in levels() {
-            // 4 million arguments over the whole range, denormal results included, evenly and around zero.
+            // 4 million arguments over the whole range, denormal results included, evenly and
+            // around zero.
             let arguments: Vec<f32> = (0..2_000_000)
                 .map(|i| -149.0 + i as f32 * (276.9 / 2_000_000.0))
                 .chain((0..2_000_000).map(|i| (i as f32 - 1e6) * 1e-6))

@@ -1,7 +1,9 @@
-//! The worker threads and their scratch: tasks of one launch run on them in any order, each with a private buffer.
+//! The worker threads and their scratch. The tasks of a launch run on them in any order, each with
+//! a private buffer.
 //!
-//! Each `Cpu` has its own rayon pool, never rayon's global one, which belongs to the program that loaded us. Scratch
-//! grows to the largest tile set that a worker has met and stays, so a repeated launch allocates none.
+//! Each `Cpu` has its own rayon pool, never rayon's global one, which belongs to the host program.
+//! Scratch grows to the largest tile that a worker has met and stays, so a repeated launch
+//! allocates none.
 
 use super::memory::HostMemory;
 use crate::error::{Error, Result, Status};
@@ -10,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 pub struct Workers {
     pool: rayon::ThreadPool,
-    /// One per worker. A worker is the only one to lock its own, so the lock never waits.
+    /// One for each worker. A worker locks only its own, so the lock never waits.
     scratch: Vec<Mutex<HostMemory>>,
 }
 
@@ -31,8 +33,9 @@ impl Workers {
         self.scratch.len()
     }
 
-    /// Runs `work(task, scratch)` for every task below `tasks`, `scratch` having `floats` elements of any value, and
-    /// returns when all are done. Fails only if scratch cannot be had, and then some tasks have not run.
+    /// Runs `work(task, scratch)` for every task below `tasks` and returns when all are done.
+    /// `scratch` has `floats` elements of any value. It fails only if scratch cannot be allocated;
+    /// some tasks have then not run.
     pub fn for_each(&self, tasks: usize, floats: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Result<()> {
         let run = |task: usize| -> Result<()> {
             let worker = rayon::current_thread_index().expect("tasks run on the pool");

@@ -1,15 +1,17 @@
-//! Canonical: the problem that stands for all problems with one record key, and the distance between shapes.
+//! Canonical: the problem that stands for all problems with one record key, and the distance
+//! between shapes.
 //!
-//! Sizes are rounded to buckets, so that one choice serves every problem of a key, whichever came first, and a
-//! sequence that grows by one token does not make a plan at each step. The engine makes a `Canonical` once, where a
-//! problem comes in; lookup, tuning and building take it from there. This file knows nothing of keys and records.
+//! Sizes are rounded to buckets, so that one choice serves every problem of a key, whichever came
+//! first, and a sequence that grows by one token does not make a plan at each step. The engine
+//! makes a `Canonical` once, where a problem comes in; lookup, tuning and building take it from
+//! there. This file knows nothing of keys and records.
 
 use crate::family;
 use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
 use std::ops::Deref;
 
-/// Keys that a batch-invariant problem is planned for: one head's tiles fill a GPU, and the keys are cut into the
-/// largest number of splits.
+/// Keys that a batch-invariant problem is planned for: one head's tiles fill a GPU, and the keys
+/// are cut into the largest number of splits.
 const ANY_SEQLEN: i64 = 1 << 16;
 
 /// A problem that `canonical` returned.
@@ -42,8 +44,8 @@ pub fn canonical(problem: &Problem) -> Canonical {
     Canonical(if rounded.validate().is_ok() { rounded } else { *problem })
 }
 
-/// The same problem for every batch that a sequence may be in: batch size, longest lengths and totals are fixed. The
-/// number of queries stays where it decides the kernel family in every batch.
+/// The same problem for every batch that a sequence may be in: batch size, longest lengths and
+/// totals are fixed. The number of queries stays where it decides the kernel family in every batch.
 fn with_any_batch(problem: &Problem) -> Problem {
     Problem {
         batch_size: 1,
@@ -71,7 +73,8 @@ pub fn bucket(size: i64) -> i64 {
         return size;
     }
     let power = 1i64 << size.ilog2();
-    // The borders are the geometric means of neighbours: sqrt(3/2) = 1.2247, sqrt(3) = 1.7321, in 1/1024.
+    // The borders are the geometric means of neighbours: sqrt(3/2) = 1.2247, sqrt(3) = 1.7321, in
+    // 1/1024.
     match (size as i128) * 1024 / i128::from(power) {
         ..1254 => power,
         1254..1774 => power + power / 2,
@@ -79,12 +82,13 @@ pub fn bucket(size: i64) -> i64 {
     }
 }
 
-/// The distance between two problems of one class: Euclidean, in powers of two, over parallelism, both lengths, the
-/// GQA group and the window. Two problems of few queries (decoding) are measured by what their kernels see: tiles
-/// hold a GQA group, so parallelism counts K/V heads; the keys' length counts a quarter; a tile's rows count too.
+/// The distance between two problems of one class: Euclidean, in powers of two, over parallelism,
+/// both lengths, the GQA group and the window. Two problems of few queries (decoding) are measured
+/// by what their kernels see: tiles hold a GQA group, so parallelism counts K/V heads; the keys'
+/// length counts a quarter; a tile's rows count too.
 ///
-/// The group size counts a quarter forward, where it changes what the cache shares and not the work. Backward it
-/// counts whole: a tile of keys does the heads of its group one after the other.
+/// The group size counts a quarter forward, where it changes what the cache shares and not the
+/// work. Backward it counts whole: a tile of keys does the heads of its group one after the other.
 pub fn distance(a: &Problem, b: &Problem) -> f64 {
     let log = |size: i64| (size.max(1) as f64).log2();
     let are_few = [a, b].into_iter().all(family::is_bound_by_keys);

@@ -1,8 +1,9 @@
 //! Engine: from a problem to a plan. The one object behind a C context and behind the command line.
 //!
-//! `prepared` is what a launch calls: no lock, no file, no compiler. `prepare` goes one way: canonicalise, look up, tune
-//! if the policy says so, build, insert. A launch never waits for it. The engine decides when each step happens; the
-//! steps are `lookup`, `tuning`, `executables` and `plans`, and `known_records` keeps the records.
+//! `prepared` is what a launch calls: no lock, no file, no compiler. `prepare` goes one way:
+//! canonicalise, look up, tune if the policy says so, build, insert. A launch never waits for it.
+//! The engine decides when each step happens; the steps are `lookup`, `tuning`, `executables` and
+//! `plans`, and `known_records` keeps the records.
 
 use super::built_ops::BuiltOps;
 use super::canonical::{Canonical, canonical};
@@ -37,7 +38,8 @@ pub enum Policy {
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The folder of this machine's records, resolved (`kernel::cache_dir`). None keeps records in memory alone.
+    /// The folder of this machine's records, resolved (`kernel::cache_dir`). None keeps records in
+    /// memory alone.
     pub cache_dir: Option<PathBuf>,
     pub policy: Policy,
     /// The limit of one tuning run inside `prepare`.
@@ -94,7 +96,8 @@ impl Engine {
         family::supported(problem, self.backend.device())
     }
 
-    /// The plan of a validated problem, if it is loaded or follows from what is loaded. Takes no lock.
+    /// The plan of a validated problem, if it is loaded or follows from what is loaded. Takes no
+    /// lock.
     pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.pinned(problem).or_else(|| self.planned(&canonical(problem)))
     }
@@ -109,7 +112,8 @@ impl Engine {
         }
         self.refuse_if_sealed(problem)?;
         if self.options.policy == Policy::Tune {
-            // Even if this call would only build: another thread may prepare the same problem and wait to measure it.
+            // Even if this call would only build: another thread may prepare the same problem and
+            // wait to measure it.
             self.measuring.refuse_inside("prepare")?;
         }
         self.preparing.locked(&canonical, || {
@@ -140,27 +144,30 @@ impl Engine {
         Ok(())
     }
 
-    /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without `retune` it returns a
-    /// record that this machine already has of the problem.
+    /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without
+    /// `retune` it returns a record that this machine already has of the problem.
     pub fn autotune(&self, problem: &Problem, options: &TuneOptions, observer: &mut Observer) -> Result<Record> {
         self.supported(problem)?;
         self.tune(problem, &canonical(problem), options, observer)
     }
 
-    /// A plan for a validated problem that has none, where nothing may be prepared (sealed context, stream capture): a
-    /// config that was loaded for another shape of the class. The plan is not kept, so a later `prepare` does its work.
-    /// None for a deterministic or batch-invariant problem, whose result may not depend on what came before.
+    /// A plan for a validated problem that has none, where nothing may be prepared (sealed context,
+    /// stream capture): a config that was loaded for another shape of the class. The plan is not
+    /// kept, so a later `prepare` does its work. None for a deterministic or batch-invariant
+    /// problem, whose result may not depend on what came before.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.any_loaded_of_class(&canonical(problem))
     }
 
-    /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their number.
+    /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their
+    /// number.
     pub fn export_records(&self, path: &Path) -> Result<usize> {
         self.records.export(path)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are better than those of the same device
-    /// and key. Returns how many it took. It passes over records that the space does not accept.
+    /// Takes records of any device from lines into this machine's, where they are better than those
+    /// of the same device and key. Returns how many it took. It passes over records that the space
+    /// does not accept.
     pub fn import_records(&self, path: &Path) -> Result<usize> {
         let taken = self.records.import(path)?;
         self.replan(|_| true);
@@ -251,8 +258,8 @@ impl Engine {
         self.options.policy == Policy::Tune && !choice.is_exact && may_follow && !self.is_sealed()
     }
 
-    /// Measures the problem if the policy says so. A problem that cannot be tuned (no memory for its buffers) still has
-    /// its records and the heuristic.
+    /// Measures the problem if the policy says so. A problem that cannot be tuned (no memory for
+    /// its buffers) still has its records and the heuristic.
     fn tune_if_wanted(&self, problem: &Problem, canonical: &Canonical) {
         let is_wanted = self.choices(canonical).first().is_some_and(|choice| self.wants_tuning(canonical, choice));
         if !is_wanted || problem.is_empty() {
@@ -306,8 +313,8 @@ impl Engine {
         Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "there is no config for the problem")))
     }
 
-    /// Chooses again, from new records, for the plans of these classes. Each plan serves until the new one is built:
-    /// what was prepared remains prepared.
+    /// Chooses again, from new records, for the plans of these classes. Each plan serves until the
+    /// new one is built: what was prepared remains prepared.
     fn replan(&self, concerns: impl Fn(&Class) -> bool) {
         let (generation, planned) = self.plans.begin_generation();
         for canonical in planned.iter().filter(|canonical| concerns(&Class::of(canonical))) {

@@ -1,7 +1,8 @@
-//! Executables: the passes that this process has built, by problem class and config, readable without a lock.
+//! Executables: the passes that this process has built, by problem class and config, readable
+//! without a lock.
 //!
-//! It builds each once, however many threads ask, and remembers configs that do not build. It does not know which
-//! config a problem should have.
+//! It builds each once, however many threads ask, and remembers configs that do not build. It does
+//! not know which config a problem should have.
 
 use super::key::Class;
 use super::shared_map::{KeyLocks, SharedMap};
@@ -35,7 +36,8 @@ impl Executables {
         }
     }
 
-    /// An executable of the class whose config passes: the one with the smallest config. Takes no lock.
+    /// An executable of the class whose config passes: the one with the smallest config. Takes no
+    /// lock.
     pub fn any(&self, class: Class, passes: impl Fn(&Config) -> bool) -> Option<(Config, Arc<Executable>)> {
         let serves = |(of, config): &(Class, Config), executable: &Option<_>| {
             executable.is_some() && *of == class && passes(config)
@@ -63,7 +65,8 @@ impl Executables {
     }
 }
 
-/// Whether another config may build where this one failed. A missing compiler or a full memory fails all configs.
+/// Whether another config may build where this one failed. A missing compiler or a full memory
+/// fails all configs.
 pub fn is_of_the_config(error: &Error) -> bool {
     matches!(error.status, Status::CompileFailed | Status::Unsupported | Status::InvalidArgument)
 }

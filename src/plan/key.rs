@@ -1,10 +1,12 @@
 //! Keys: the problem class, the bucketed shape, and the text that a record is found by.
 //!
-//! `v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096`: what stands before `gqa` is the
-//! class and must match exactly, since an executable is built for it; the rest is the shape, in buckets, and may be
-//! answered by the nearest. Features follow the class, and a window's sides the shape, where there are any:
-//! `… vec8 window softcap gqa4 … sk4096 l1024`. A new field of Problem belongs here, with a new version, but for
-//! `deterministic` and `batch_invariant`: such problems have no records. Not the cubin's key: that is a hash of the rendered text.
+//! `v1 forward bf16 d128 dv128 causal nodropout vec8 gqa4 b1 hq32 sq4096 sk4096`: what stands
+//! before `gqa` is the class and must match exactly, since an executable is built for it; the rest
+//! is the shape, in buckets, and may be answered by the nearest. Features follow the class, and a
+//! window's sides the shape, where there are any: `… vec8 window softcap gqa4 … sk4096 l1024`. A
+//! new field of Problem belongs here, with a new version, but for `deterministic` and
+//! `batch_invariant`: such problems have no records. Not the cubin's key: that is a hash of the
+//! rendered text.
 
 use super::canonical::bucket;
 use crate::device::{Arch, Device};
@@ -100,8 +102,8 @@ pub fn record_key(problem: &Problem) -> String {
     )
 }
 
-/// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts of a GPU (MIG), and
-/// numbers of CPU threads, apart.
+/// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts
+/// of a GPU (MIG), and numbers of CPU threads, apart.
 pub fn device_key(device: &Device) -> String {
     device_key_of(device.arch, &device.name, device.sm_count)
 }
@@ -231,7 +233,8 @@ mod tests {
         let padded = Features { varlen: Some(padded), ..Features::NONE };
         let own = |features, seqlen_q| Problem { batch_invariant: true, features, seqlen_q, ..LLAMA };
         for (features, lengths_q) in [
-            // Each has as many queries, which decide with the heads: 16 x 4 are few, 17 x 4 are not.
+            // Each has as many queries, which decide with the heads: 16 x 4 are few, 17 x 4 are
+            // not.
             (Features::NONE, &[1][..]),
             (paged, &[16]),
             (Features::NONE, &[17, 1000, 131_072]),

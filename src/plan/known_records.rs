@@ -1,7 +1,7 @@
 //! KnownRecords: every record that an engine knows, in memory, with this machine's store behind it.
 //!
-//! The lookup reads a snapshot; tuning and import add to it. Records come from `shipped`, and from and to `machine`.
-//! Nothing here chooses a config.
+//! The lookup reads a snapshot; tuning and import add to it. Records come from `shipped`, and from
+//! and to `machine`. Nothing here chooses a config.
 
 use super::key;
 use super::lookup::{Known, Source};
@@ -25,7 +25,8 @@ pub struct KnownRecords {
 }
 
 impl KnownRecords {
-    /// Reads this machine's records and the shipped ones, once. Without a folder records live in memory alone.
+    /// Reads this machine's records and the shipped ones, once. Without a folder records live in
+    /// memory alone.
     pub fn read(cache_dir: Option<&Path>, device: &Device) -> KnownRecords {
         let machine = Machine::new(cache_dir.and_then(Store::in_folder));
         let known = Known {
@@ -71,17 +72,20 @@ impl KnownRecords {
         process.chain(machine).chain(shipped).collect()
     }
 
-    /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their number.
+    /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their
+    /// number.
     pub fn export(&self, path: &Path) -> Result<usize> {
         let known = self.known.load();
-        // A record that this process tuned comes first and so replaces the one that it read at its start.
+        // A record that this process tuned comes first and so replaces the one that it read at its
+        // start.
         let own = known.process.iter().chain(&known.machine).filter(|record| record.device_key() == self.device_key);
         let records: Vec<Record> = own.map(|record| Record::clone(record)).collect();
         record::write_file(path, records)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are better than those of the same device
-    /// and key. Returns how many it took. It passes over records that the space does not accept.
+    /// Takes records of any device from lines into this machine's, where they are better than those
+    /// of the same device and key. Returns how many it took. It passes over records that the space
+    /// does not accept.
     pub fn import(&self, path: &Path) -> Result<usize> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
         let (records, ignored) = record::read_lines(&text);
@@ -102,7 +106,8 @@ impl KnownRecords {
         Ok(taken.len())
     }
 
-    /// The trials of an earlier run for this problem that did not end, and the failures known for it or its class.
+    /// The trials of an earlier run for this problem that did not end, and the failures known for
+    /// it or its class.
     pub fn trials(&self, problem: &Problem) -> Vec<Trial> {
         self.machine.trials(&self.id(problem), problem, &self.device)
     }

@@ -1,13 +1,15 @@
 //! Lookup: the configs to use for a problem, best first, from the records in memory.
 //!
-//! The sources, in order: this process's winners, this machine's records, records that ship for this GPU, records that
-//! ship for the nearest GPU of the architecture, and the heuristic, which always works. A source answers with its
-//! nearest shape of the class. Records of this device and of exactly this shape come before all others.
+//! The sources, in order: this process's winners, this machine's records, records that ship for
+//! this GPU, records that ship for the nearest GPU of the architecture, and the heuristic, which
+//! always works. A source answers with its nearest shape of the class. Records of this device and
+//! of exactly this shape come before all others.
 //!
-//! - A record of another shape keeps its config, except the knobs that follow from the shape (`family::carried_over`).
+//! - A record of another shape keeps its config, except the knobs that follow from the shape
+//!   (`family::carried_over`).
 //! - A record whose config breaks a constraint of this device is a miss.
-//! - A record may be older than the kernel family that is preferred now. It did not measure that family, so it comes
-//!   after the heuristic.
+//! - A record may be older than the kernel family that is preferred now. It did not measure that
+//!   family, so it comes after the heuristic.
 //! - A deterministic or batch-invariant problem has one choice, whatever the records say.
 //!
 //! Nothing here builds, reads files or locks.
@@ -70,12 +72,14 @@ pub struct Known {
     pub shipped: Vec<Arc<Record>>,
 }
 
-/// A source whose record is within this distance goes before later sources with nearer records. A farther record is
-/// used only if no source has one within it. A factor of four in one length is this far, except in the keys of few queries.
+/// A source whose record is within this distance goes before later sources with nearer records. A
+/// farther record is used only if no source has one within it. A factor of four in one length is
+/// this far, except in the keys of few queries.
 const NEAR: f64 = 2.0;
 
-/// All choices for a problem, no config twice: records, the heuristic, then configs for the case that neither builds.
-/// A problem that follows no record has one choice: another would give other bits.
+/// All choices for a problem, no config twice: records, the heuristic, then configs for the case
+/// that neither builds. A problem that follows no record has one choice: another would give other
+/// bits.
 pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choice> {
     let heuristics = family::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
@@ -153,8 +157,8 @@ fn from_heuristic(config: &Config, why: &str) -> Choice {
     }
 }
 
-/// The configs that some record of this architecture names for the same pass, nearest class first. They compiled, ended
-/// and agreed with the reference there.
+/// The configs that some record of this architecture names for the same pass, nearest class first.
+/// They compiled, ended and agreed with the reference there.
 pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config> {
     let all = known.process.iter().chain(&known.machine).chain(&known.shipped);
     let mut records: Vec<&Arc<Record>> = all
@@ -209,7 +213,8 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
     }
 }
 
-/// The record with the nearest shape. Ties go to the first key, so that the order of records does not matter.
+/// The record with the nearest shape. Ties go to the first key, so that the order of records does
+/// not matter.
 fn nearest_shape(records: Vec<Arc<Record>>, problem: &Canonical) -> Option<(f64, Arc<Record>)> {
     let exact = key::record_key(problem);
     let distance = |record: &Record| if record.key == exact { 0.0 } else { key::distance(&record.problem, problem) };

@@ -1,7 +1,8 @@
-//! Machine: what has been found out on this machine: its records, and the trials of runs that did not end.
+//! Machine: the records of this machine, and the trials of runs that did not end.
 //!
-//! In memory, with the store behind it. Changes are gathered and written in batches; what cannot be written stays
-//! and goes with the next batch. It knows how records and trials lie in the store, not which of them is looked up.
+//! Both live in memory, with the store behind them. Changes are gathered and written in batches. A
+//! change that cannot be written goes with the next batch. This file knows how records and trials
+//! lie in the store, not which of them a lookup takes.
 
 use super::key::Class;
 use super::record::Record;
@@ -14,11 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Trials of a run are written this often: what a killed run loses at most.
+/// The interval between writes of a run's trials: a killed run loses no more than this.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a batch of trials waits for other processes before it stays in memory.
+/// The longest wait of a batch of trials for other processes. It then stays in memory.
 const WRITE_DEADLINE: Duration = Duration::from_secs(2);
-/// The same for winners, which cost a whole run, and for the last batch of an engine, which has no next one to go with.
+/// The same for winners, which cost a whole run, and for an engine's last batch, which has no later
+/// one to go with.
 const LONG_DEADLINE: Duration = Duration::from_secs(10);
 
 const RECORD: &str = "record | ";
@@ -43,21 +45,22 @@ impl Machine {
         Machine { store, state: Mutex::new(State { entries, pending: BTreeMap::new(), written: Instant::now() }) }
     }
 
-    /// All that can be read; others are left where they are and ignored.
+    /// All records that can be read. Others are left where they are and ignored.
     pub fn records(&self) -> Vec<Record> {
         let state = self.state();
         under(&state.entries, RECORD).filter_map(|(_, line)| Record::from_line(line).ok()).collect()
     }
 
-    /// Adds or replaces records, which ends the runs that led to them: their measurements go, their failures stay.
+    /// Adds or replaces records, which ends the runs that led to them: their measurements go, their
+    /// failures stay.
     pub fn put(&self, records: &[Record]) {
         let mut state = self.state();
         records.iter().for_each(|record| state.put(record));
         self.write(&mut state, LONG_DEADLINE);
     }
 
-    /// The same for those alone that are better than the record of their id, or have none that is of use. Returns the
-    /// ids of those.
+    /// The same for records that are better than the one of their id, or have no usable one there.
+    /// Returns their ids.
     pub fn put_better(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
         let mut state = self.state();
         // Other processes may have found better ones since this one read the store.
@@ -76,8 +79,8 @@ impl Machine {
         taken
     }
 
-    /// What is known of candidates for a problem: measurements of a run that did not end, and what failed for its class
-    /// or for itself.
+    /// The known trials of candidates for a problem: measurements of a run that did not end, and
+    /// failures for its class or for itself.
     pub fn trials(&self, record_id: &str, problem: &Problem, device: &Device) -> Vec<Trial> {
         let folders =
             [trials_of(record_id), failures_of_class(problem, device), failures_of_problem(record_id, device)];
@@ -86,8 +89,8 @@ impl Machine {
         lines.filter_map(|(_, line)| serde_json::from_str(line).ok()).collect()
     }
 
-    /// A measurement belongs to the problem and takes back the failures of its config; a failure belongs to the problem
-    /// or its class, on this compiler and library.
+    /// A measurement belongs to the problem and takes back the failures of its config. A failure
+    /// belongs to the problem or its class, on this compiler and library.
     pub fn note(&self, record_id: &str, problem: &Problem, device: &Device, trial: &Trial) {
         let folder = match trial.verdict {
             Verdict::Measured { .. } => trials_of(record_id),
@@ -110,7 +113,7 @@ impl Machine {
         }
     }
 
-    /// Writes what is pending.
+    /// Writes the pending changes.
     pub fn flush(&self) {
         self.write(&mut self.state(), WRITE_DEADLINE);
     }
@@ -123,25 +126,26 @@ impl Machine {
         }
     }
 
-    /// Writes what is pending, if anything, and reads what is there.
+    /// Writes the pending changes, if any, and reads the store.
     fn exchange(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
         let Some(store) = &self.store else { return };
         let mut written = store.write(&state.changes(), deadline);
         if store.has_begun_anew() {
-            // What was read before is gone with the damaged database; this process still has it.
+            // The damaged database took the entries read before with it; this process still has
+            // them.
             let all = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
             state.pending.extend(all);
             written = store.write(&state.changes(), deadline);
         }
-        // What is there afterwards has the winners of other processes too.
+        // The store now has the winners of other processes too.
         if let Some(entries) = written {
             state.entries = entries;
             state.pending.clear();
         }
     }
 
-    /// A panic while it was held left nothing half done: each change is one insertion.
+    /// A panic under the lock left nothing half done: each change is one insertion.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -187,7 +191,8 @@ fn failures_of_problem(record_id: &str, device: &Device) -> String {
     format!("{} | {record_id} | ", failures(device))
 }
 
-/// A failure says nothing of another library, compiler or template text: fixing one tries its candidates again.
+/// A failure says nothing about another library, compiler or template text: after a fix its
+/// candidates are tried again.
 fn failures(device: &Device) -> String {
     let (major, minor) = device.nvrtc_version;
     let built_by = match device.arch {
@@ -197,7 +202,7 @@ fn failures(device: &Device) -> String {
     format!("{FAILURE}{}{built_by}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The entries whose key begins with the prefix.
+/// The entries whose keys begin with the prefix.
 fn under<'a>(entries: &'a Entries, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let from = entries.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
     from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.as_str(), value.as_str()))
@@ -258,7 +263,7 @@ mod tests {
             Record::new(&PROBLEM, &device, outcome)
         };
         let tried_both = |median_us| Record { also_tried: [Family::Sm90].into(), ..record(sm80, median_us) };
-        // The CPU takes them in as well: what is preferred is a matter of the record's device.
+        // The CPU imports them as well: the preferred family depends on the record's device.
         let here = Device { arch: Arch::Cpu, ..device.clone() };
         for (imported, is_taken) in [
             (record(sm80, 10.0), true),

@@ -1,7 +1,8 @@
 //! Measuring: one tuning run at a time, since measurements side by side would disturb each other.
 //!
-//! A run's progress callback may call the engine again on the same thread. A second run would then wait for the first,
-//! which waits for the callback; `refuse_inside` turns that deadlock into an error.
+//! A run's progress callback may call the engine again on the same thread. A second run would then
+//! wait for the first, which waits for the callback; `refuse_inside` turns that deadlock into an
+//! error.
 
 use crate::error::{Error, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,9 +1,10 @@
 //! Plans: which config serves a problem, and the executable built from it.
 //!
-//! `Engine` is what `capi` and the command line use. The flow of `Engine::prepare` and the file of each step:
-//! `canonical` (the problem that stands for a record key), `lookup` (the choices, from `known_records`), `tuning` (under
-//! `measuring`), `executables` (building), `plans` (what a launch finds). Below them, `machine` keeps this machine's
-//! records in a `store`, `shipped` reads those in the library, and `record` and `key` are their form.
+//! `Engine` is what `capi` and the command line use. The flow of `Engine::prepare` and the file of
+//! each step: `canonical` (the problem that stands for a record key), `lookup` (the choices, from
+//! `known_records`), `tuning` (under `measuring`), `executables` (building), `plans` (what a launch
+//! finds). Below them, `machine` keeps this machine's records in a `store`, `shipped` reads those
+//! in the library, and `record` and `key` are their form.
 
 mod built_ops;
 mod canonical;
@@ -38,7 +39,8 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
     lookup::choices(known, &canonical::canonical(problem), device)
 }
 
-/// The configs that some record of the device's architecture names for the problem's pass, nearest class first.
+/// The configs that some record of the device's architecture names for the problem's pass, nearest
+/// class first.
 pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> {
     lookup::proven(known, &canonical::canonical(problem), device)
 }

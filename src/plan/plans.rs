@@ -1,7 +1,7 @@
 //! Plans: what the engine chose and built for each canonical problem, readable without a lock.
 //!
-//! A launch looks a plan up here. Records change while plans are made, so plans carry the number of the generation of
-//! records that they were chosen from. Nothing here chooses or builds.
+//! A launch looks a plan up here. Records change while plans are made, so plans carry the number of
+//! the generation of records that they were chosen from. Nothing here chooses or builds.
 
 use super::canonical::Canonical;
 use super::lookup::{Choice, Source};
@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 /// A problem's config, the reason for it, and the executable to launch.
 pub struct Plan {
-    /// The problem that the config was chosen for: the canonical one, or the exact one of a pinned plan.
+    /// The problem that the config was chosen for: the canonical one, or the exact one of a pinned
+    /// plan.
     pub problem: Problem,
     pub config: Config,
     pub source: Source,
@@ -38,8 +39,8 @@ impl Plan {
     }
 }
 
-/// Plans by canonical problem, and the generation of records that they follow. A plan chosen from older records never
-/// replaces one chosen from newer records, however late its thread arrives.
+/// Plans by canonical problem, and the generation of records that they follow. A plan chosen from
+/// older records never replaces one chosen from newer records, however late its thread arrives.
 #[derive(Default)]
 pub struct Plans(ArcSwap<Generation>);
 
@@ -54,7 +55,8 @@ impl Plans {
         self.0.load().plans.get(canonical).cloned()
     }
 
-    /// Inserts the plan that `choose` makes, and makes it again if a new generation began meanwhile.
+    /// Inserts the plan that `choose` makes, and makes it again if a new generation began
+    /// meanwhile.
     pub fn insert_chosen<E>(
         &self,
         canonical: &Canonical,
@@ -74,14 +76,15 @@ impl Plans {
         self.0.load().number
     }
 
-    /// Begins the next generation, after new records are in place. Returns its number and the problems that have plans;
-    /// these serve until they are replaced.
+    /// Begins the next generation, after new records are in place. Returns its number and the
+    /// problems that have plans; these serve until they are replaced.
     pub fn begin_generation(&self) -> (u64, Vec<Canonical>) {
         let before = self.0.rcu(|now| Generation { number: now.number + 1, plans: now.plans.clone() });
         (before.number + 1, before.plans.keys().copied().collect())
     }
 
-    /// Inserts a plan of a generation. Returns false, and inserts nothing, if a later generation has begun.
+    /// Inserts a plan of a generation. Returns false, and inserts nothing, if a later generation
+    /// has begun.
     pub fn insert(&self, generation: u64, canonical: &Canonical, plan: &Arc<Plan>) -> bool {
         let before = self.0.rcu(|now| {
             let mut next = Generation::clone(now);

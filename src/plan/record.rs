@@ -1,8 +1,9 @@
-//! Record: what tuning one problem on one device found, as one line of JSON.
+//! Record: the result of tuning one problem on one device, as one line of JSON.
 //!
-//! Fields are named and may be added: unknown ones are ignored. What would give a line another meaning (a key of
-//! another version, a field of the problem that this library does not know, an unknown family) makes it be ignored as
-//! a whole; unknown knobs are found by the space's check at lookup. Lines are sorted and byte-stable: no dates, no hosts.
+//! Fields are named, and new ones may be added: unknown ones are ignored. A line is ignored as a
+//! whole if it may mean something else here: a key of another version, an unknown field of the
+//! problem, an unknown family. The check at lookup finds unknown knobs. Lines are sorted and
+//! byte-stable: no dates, no hosts.
 
 use super::key;
 use crate::config::{Config, Family};
@@ -20,16 +21,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// `key::record_key(problem)`. Written for people to grep, and compared on reading.
+    /// `key::record_key(problem)`. It is written for people to grep, and compared on reading.
     pub key: String,
-    /// As the driver spells it; for the CPU its model name.
+    /// The name as the driver spells it; for the CPU its model name.
     pub device: String,
     pub arch: Arch,
     pub sm_count: u32,
     /// The winner.
     pub config: Config,
     pub median_us: f64,
-    /// The least time that the device could take over this one (`tune::utilisation`); None where that was not known.
+    /// The least time that the device could take over the measured one (`tune::utilisation`). None
+    /// if that was not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilisation: Option<f64>,
     /// Half the interquartile range over the median.
@@ -44,10 +46,12 @@ pub struct Record {
     pub driver_version: u32,
     pub nvrtc_version: (u32, u32),
     pub library_version: String,
-    /// Only the heuristic's config and proven ones were tried: a pass that may try all measures the problem again.
+    /// Only the heuristic's config and proven ones were tried. A run that may try all measures the
+    /// problem again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub proven_only: bool,
-    /// The kernel families that were measured beside the winner's: of one that is not here the record says nothing.
+    /// The kernel families measured beside the winner's. The record says nothing about other
+    /// families.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub also_tried: BTreeSet<Family>,
 }
@@ -79,7 +83,7 @@ impl Record {
         }
     }
 
-    /// Whether a config of the family was measured, so that the winner was chosen from it too.
+    /// Whether a config of the family was measured, so that the winner beat it.
     pub fn has_tried(&self, family: Family) -> bool {
         self.config.family == family || self.also_tried.contains(&family)
     }
@@ -101,7 +105,7 @@ impl Record {
             return Err(format!("its problem is {why}, and such a one follows no record"));
         }
         let (own, most) = (record.problem.layout.elements(), record.problem.access_elements());
-        // From before a layout was at most 16 bytes of any dtype: no call would find it.
+        // Older libraries wrote layouts of more than 16 bytes. No call would find them now.
         if own > most {
             let dtype = record.problem.dtype.name();
             return Err(format!("its layout is vec{own}; of {dtype} no call has more than vec{most}"));
@@ -116,15 +120,16 @@ impl Record {
         Ok(record)
     }
 
-    /// Whether the space, as it is now, accepts its config on the device that it names, as far as that is known `here`.
+    /// Whether this library accepts its config on the device that it names, as far as the device is
+    /// known `here`.
     pub fn check(&self, here: &Device) -> Result<(), String> {
         let device = self.device_as_known(here)?;
         family::supported(&self.problem, &device).map_err(|error| error.message)?;
         family::check(&self.problem, &self.config, &device)
     }
 
-    /// Whether it goes before another record of its id. One that has not tried the family that is preferred now is used
-    /// after the heuristic and so is worth less, however fast it is.
+    /// Whether it goes before another record of its id. A record that did not try the family
+    /// preferred now is used after the heuristic, so it is worth less, however fast.
     pub fn is_better_than(&self, other: &Record, here: &Device) -> bool {
         let Ok(device) = self.device_as_known(here) else { return false };
         let preferred = family::heuristic(&key::canonical(&self.problem), &device).family;
@@ -135,7 +140,7 @@ impl Record {
     fn device_as_known(&self, here: &Device) -> Result<Device, String> {
         match self.arch {
             _ if self.device_key() == key::device_key(here) => Ok(here.clone()),
-            // The cache of another host is not known and rules nothing out.
+            // The cache size of another host is not known and rules nothing out.
             Arch::Cpu => Ok(Device { arch: Arch::Cpu, sm_count: self.sm_count, l2_bytes: u64::MAX, ..here.clone() }),
             arch => Device::typical(arch).ok_or_else(|| format!("the kernels do not run on {arch}")),
         }
@@ -146,7 +151,7 @@ impl Record {
     }
 }
 
-/// The records of a text of lines, and for each other line its number and why it is ignored.
+/// The records of a text of lines; for each other line its number and the reason why it is ignored.
 pub fn read_lines(text: &str) -> (Vec<Record>, Vec<(usize, String)>) {
     let (mut records, mut ignored) = (Vec::new(), Vec::new());
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -158,15 +163,15 @@ pub fn read_lines(text: &str) -> (Vec<Record>, Vec<(usize, String)>) {
     (records, ignored)
 }
 
-/// Sorted lines; the same records give the same bytes.
+/// Sorted lines. The same records give the same bytes.
 pub fn write_lines(mut records: Vec<Record>) -> Result<String, String> {
     records.sort_by_key(Record::id);
     records.dedup_by_key(|record| record.id());
     records.iter().try_fold(String::new(), |text, record| Ok(text + &record.to_line()? + "\n"))
 }
 
-/// Writes them to a file, and returns how many. Through a temporary file beside it: a reader finds the old lines or the
-/// new ones, never half.
+/// Writes records to a file and returns their number. It writes a temporary file beside it and
+/// renames that: a reader finds the old lines or the new ones, never half.
 pub fn write_file(path: &Path, records: Vec<Record>) -> Result<usize, Error> {
     let text = write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -186,7 +191,7 @@ pub fn write_file(path: &Path, records: Vec<Record>) -> Result<usize, Error> {
     }
 }
 
-/// Four significant digits: more is noise, and so few survive being written and read unchanged.
+/// Four significant digits: more is noise, and four survive writing and reading unchanged.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

@@ -1,7 +1,8 @@
 //! SharedMap: a map that readers use without a lock. KeyLocks: one thread at a time for each key.
 //!
-//! A launch loads an atomic pointer and looks up. A writer copies the map, adds to the copy and swaps the pointer. The
-//! maps of an engine are small (one plan a record key in use), so the copies are cheap. Nothing here knows plans.
+//! A launch loads an atomic pointer and looks up. A writer copies the map, adds to the copy and
+//! swaps the pointer. The maps of an engine are small (one plan a record key in use), so the copies
+//! are cheap. Nothing here knows plans.
 
 use arc_swap::ArcSwap;
 use std::collections::HashMap;
@@ -56,7 +57,8 @@ impl<K> Default for KeyLocks<K> {
 }
 
 impl<K: Clone + Eq + Hash> KeyLocks<K> {
-    /// Runs `work` under the key's lock. The work must first check whether another thread has done it meanwhile.
+    /// Runs `work` under the key's lock. The work must first check whether another thread has done
+    /// it meanwhile.
     pub fn locked<T>(&self, key: &K, work: impl FnOnce() -> T) -> T {
         let lock = Arc::clone(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default());
         let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +83,8 @@ mod tests {
         for (key, value) in [(3, Some('c')), (1, None), (2, Some('b'))] {
             map.insert(key, value);
         }
-        // A smaller key whose value does not pass (a config that did not build) hides none behind it.
+        // A smaller key whose value does not pass (a config that did not build) hides none behind
+        // it.
         assert_eq!(map.first(|_, value| value.is_some()), Some((2, Some('b'))));
         assert_eq!(map.first(|key, value| *key > 2 && value.is_some()), Some((3, Some('c'))));
         assert_eq!(map.first(|key, _| *key > 3), None);

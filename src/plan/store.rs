@@ -1,8 +1,9 @@
-//! Store: text by key in a sled database that many processes share for moments at a time.
+//! Store: text by key in a sled database that several processes share, each for moments at a time.
 //!
-//! sled locks its folder for one process, so it is opened under a lock file of ours with bounded retry, read as a whole
-//! or written in one batch, and closed. It knows keys and values as text, nothing of records. Nothing here fails
-//! outward: what does not work is a miss and one line of log for the life of the store.
+//! sled locks its folder for one process. So each access takes a lock file of ours with bounded
+//! retry, opens the database, reads it whole or writes one batch, and closes it. The store knows
+//! keys and values as text, not records. No error leaves this file: a failure is a miss, and one
+//! line of log in the life of the store.
 
 use crate::kernel::cache_dir;
 use std::collections::BTreeMap;
@@ -14,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a read may wait for other processes. Holding the lock takes some 20 ms.
+/// The longest wait of a read for other processes. They hold the lock for some 20 ms.
 const READ_DEADLINE: Duration = Duration::from_secs(2);
 
-/// A few thousand records are a few megabytes; sled's own default is a gigabyte.
+/// A few thousand records are a few megabytes; sled's default is a gigabyte.
 const SLED_CACHE_BYTES: u64 = 16 << 20;
 
-/// The process that first opened sled here. Its worker threads do not survive a fork, and without them an open waits
-/// for ever: a child does without the disk.
+/// The process that first opened sled here. A forked child must not open it: sled's worker threads
+/// do not survive a fork, and without them an open waits for ever.
 static OPENED_BY: AtomicU32 = AtomicU32::new(0);
 
 pub type Entries = BTreeMap<String, String>;
@@ -31,7 +32,7 @@ pub type Change = (String, Option<String>);
 pub struct Store {
     database: PathBuf,
     lock: PathBuf,
-    /// Where a database that cannot be read is put, in the place of an earlier one.
+    /// The place for a database that cannot be read. It replaces an earlier one.
     set_aside: PathBuf,
     complained: AtomicBool,
     /// Whether a database was set aside since `has_begun_anew` was last asked.
@@ -42,14 +43,14 @@ pub struct Store {
 enum Trouble {
     /// Another process has it, or a thread of ours that is still closing it.
     Busy,
-    /// Its content makes no sense: it is set aside.
+    /// Its content makes no sense. It is set aside.
     Broken(String),
-    /// The file system does not let us; the database may be fine.
+    /// The file system refuses; the database may be fine.
     Refused(String),
 }
 
 impl Store {
-    /// None where the folder may not be trusted or made.
+    /// None if the folder is not safe or cannot be made.
     pub fn in_folder(cache_dir: &Path) -> Option<Store> {
         if let Err(reason) = cache_dir::secure(cache_dir) {
             log::warn!("records are kept in memory only: {reason}");
@@ -64,7 +65,7 @@ impl Store {
         })
     }
 
-    /// Everything that is there; nothing where it cannot be read.
+    /// All entries; none if they cannot be read.
     pub fn read(&self) -> Entries {
         if !self.database.exists() {
             return Entries::new();
@@ -72,7 +73,8 @@ impl Store {
         self.with_database(READ_DEADLINE, read_all).unwrap_or_default()
     }
 
-    /// Applies the changes as one batch. Returns what is there afterwards, or None where nothing was written.
+    /// Applies the changes as one batch. Returns the entries afterwards, or None if nothing was
+    /// written.
     pub fn write(&self, changes: &[Change], deadline: Duration) -> Option<Entries> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes {
@@ -82,20 +84,21 @@ impl Store {
             }
         }
         self.with_database(deadline, |database| {
-            // First the read: it finds a broken database before anything is added to it.
+            // The read comes first: it finds a broken database before anything is added to it.
             read_all(database)?;
             database.apply_batch(batch.clone()).and_then(|()| database.flush()).map_err(trouble)?;
             read_all(database)
         })
     }
 
-    /// Whether a damaged database was set aside since this was last asked, so that what was read before is not there.
+    /// Whether a damaged database was set aside since the last call, which took the earlier entries
+    /// with it.
     pub fn has_begun_anew(&self) -> bool {
         self.begun_anew.swap(false, Ordering::Relaxed)
     }
 
-    /// Runs `work` on the open database, alone among all processes. A broken database is set aside once and the work
-    /// done on a new one.
+    /// Runs `work` on the open database while no other process has it. Sets a broken database aside
+    /// once, and repeats the work on a new one.
     fn with_database<T>(&self, wait: Duration, work: impl Fn(&sled::Db) -> Result<T, Trouble>) -> Option<T> {
         if !may_open() {
             return self.complain("this process was forked from one that had the records open");
@@ -107,7 +110,8 @@ impl Store {
         };
         let mut was_set_aside = false;
         loop {
-            // sled was built to return errors; a panic on a damaged file would still be no reason to end the host.
+            // sled is meant to return errors. A panic on a damaged file must not end the host
+            // program either.
             let attempt = || open(&self.database).and_then(|database| work(&database));
             let result = catch_unwind(AssertUnwindSafe(attempt))
                 .unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())));
@@ -125,7 +129,7 @@ impl Store {
         }
     }
 
-    /// The lock is released when the file is closed, also by a process that is killed.
+    /// The lock ends when the file is closed, also if the process is killed.
     fn acquire(&self, deadline: Instant) -> Result<File, String> {
         let told = |error: std::io::Error| format!("{}: {error}", self.lock.display());
         let file =
@@ -181,7 +185,7 @@ fn open(path: &Path) -> Result<sled::Db, Trouble> {
 fn read_all(database: &sled::Db) -> Result<Entries, Trouble> {
     let mut entries = Entries::new();
     for item in database.iter() {
-        // A damaged database may yield errors without end: the first one ends it.
+        // A damaged database may yield errors without end, so the first one ends the loop.
         let (key, value) = item.map_err(|error| Trouble::Broken(error.to_string()))?;
         if let (Ok(key), Ok(value)) = (std::str::from_utf8(&key), std::str::from_utf8(&value)) {
             entries.insert(key.to_owned(), value.to_owned());
@@ -195,9 +199,10 @@ fn trouble(error: sled::Error) -> Trouble {
         AlreadyExists, InvalidData, InvalidInput, IsADirectory, NotADirectory, Other, UnexpectedEof,
     };
     match &error {
-        // The only mark of a folder that another process has open (sled 0.34.7).
+        // The only sign of a folder that another process has open (sled 0.34.7).
         sled::Error::Io(io) if io.to_string().contains("could not acquire lock") => Trouble::Busy,
-        // What only a wrong content gives, or a file where a folder belongs and the other way round.
+        // Errors that only wrong content gives, or a file where a folder belongs and the other way
+        // round.
         sled::Error::Io(io)
             if matches!(
                 io.kind(),
@@ -211,7 +216,7 @@ fn trouble(error: sled::Error) -> Trouble {
     }
 }
 
-/// 2 to 10 ms, not in step with other processes.
+/// Sleeps 2 to 10 ms, out of step with other processes.
 fn pause() {
     let jitter = RandomState::new().hash_one(0) % 8;
     std::thread::sleep(Duration::from_millis(2 + jitter));

@@ -1,8 +1,9 @@
 //! Tuning: measures the candidates of one problem and makes the winner's record.
 //!
-//! The candidates come from records and the space; a bench, in this process or in a worker, measures them; `tune`
-//! searches. The problem is measured as it is, since a record says what was measured. Its candidates are those of the
-//! canonical problem, since the record is looked up for that. The engine keeps the record; nothing here does.
+//! The candidates come from records and the space; a bench, in this process or in a worker,
+//! measures them; `tune` searches. The problem is measured as it is, since a record says what was
+//! measured. Its candidates are those of the canonical problem, since the record is looked up for
+//! that. The engine keeps the record; nothing here does.
 
 use super::canonical::Canonical;
 use super::key;
@@ -32,8 +33,8 @@ pub fn refuse_unmeasurable(problem: &Problem) -> Result<()> {
     }
 }
 
-/// Whether a record makes a run with these options unnecessary. A run that may try every candidate repeats one that
-/// could try only proven ones.
+/// Whether a record makes a run with these options unnecessary. A run that may try every candidate
+/// repeats one that could try only proven ones.
 pub fn is_enough(record: &Record, canonical: &Canonical, device: &Device, options: &TuneOptions) -> bool {
     let preferred = family::heuristic(canonical, device).family;
     !options.retune && record.has_tried(preferred) && !(record.proven_only && options.worker.is_some())
@@ -92,8 +93,8 @@ pub fn run(
     }
 }
 
-/// The heuristic's config first, then configs that records name, then those that the space finds promising. Each passes
-/// for the canonical problem too, or its record would never be a hit.
+/// The heuristic's config first, then configs that records name, then those that the space finds
+/// promising. Each passes for the canonical problem too, or its record would never be a hit.
 fn all_candidates(
     records: &KnownRecords,
     problem: &Problem,

@@ -1,8 +1,8 @@
 //! Circles: which modules of a folder import one another, and the circles among them.
 //!
-//! The nodes of a folder are its modules and its own file (`mod.rs`, `main.rs`). An import is an edge of the deepest
-//! folder that holds both ends. A path into another folder leads to the module that defines the item, through the
-//! re-exports on its way.
+//! The nodes of a folder are its modules and its own file (`mod.rs`, `main.rs`). An import is an
+//! edge of the deepest folder that holds both ends. A path into another folder leads to the module
+//! that defines the item, through the re-exports on its way.
 
 use crate::source::{Named, Path};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A folder's own file, as a node beside its modules.
 pub const OWN_FILE: &str = "mod.rs";
 
-/// The modules of one crate, by their paths: `["kernel", "render"]`. The crate's own file is the empty path.
+/// The modules of one crate, by their paths: `["kernel", "render"]`. The crate's own file is the
+/// empty path.
 #[derive(Default)]
 pub struct Modules(BTreeMap<Path, Named>);
 
@@ -46,7 +47,8 @@ impl Modules {
         all.filter_map(|(is_reexport, path)| Some((is_reexport, self.resolve(module, path)?))).collect()
     }
 
-    /// The module that a path from `module` leads to; None where that is in another crate, or no module's.
+    /// The module that a path from `module` leads to; None where that is in another crate, or no
+    /// module's.
     fn resolve(&self, module: &Path, path: &[String]) -> Option<Path> {
         let mut at = module.clone();
         let mut rest = path.iter();
@@ -81,8 +83,8 @@ impl Modules {
     }
 }
 
-/// The circles of a graph, each once and from its first name on: `["a", "b", "a"]`. Of each edge that lies on circles,
-/// a shortest one.
+/// The circles of a graph, each once and from its first name on: `["a", "b", "a"]`. Of each edge
+/// that lies on circles, a shortest one.
 pub fn circles(edges: &BTreeSet<(String, String)>) -> BTreeSet<Vec<String>> {
     let circle = |(from, to): &(String, String)| {
         let mut circle = way(edges, to, from)?;

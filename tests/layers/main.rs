@@ -1,11 +1,12 @@
-//! The flow has one direction. No module imports from one above it, and no folder has a circle of imports. Reads
-//! `src/` and the Python package.
+//! The flow has one direction. No module imports from one above it, and no folder has a circle of
+//! imports. Reads `src/` and the Python package.
 //!
-//! The rule inside a folder: its modules and its own file (`mod.rs`) form no circle. A folder's file may import its
-//! modules, or its modules may import what that file defines; where one module does the second and the file does the
-//! first with it, they form a circle. A re-export (`pub use child::Name`) is a table of contents and no import; a path
-//! through one counts as an import of the module that defines the name. Unit tests inside a module are left out: the
-//! library does not contain them.
+//! The rule inside a folder: its modules and its own file (`mod.rs`) form no circle. A folder's
+//! file may import its modules, or its modules may import what that file defines; where one module
+//! does the second and the file does the first with it, they form a circle. A re-export (`pub use
+//! child::Name`) is a table of contents and no import; a path through one counts as an import of
+//! the module that defines the name. Unit tests inside a module are left out: the library does not
+//! contain them.
 
 mod circles;
 mod source;
@@ -15,8 +16,8 @@ use source::{named, python_imports};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Modules from the top of the flow down. Those on one line are beside each other and may not import one another; the
-/// last line are the leaves, which know nothing but each other.
+/// Modules from the top of the flow down. Those on one line are beside each other and may not
+/// import one another; the last line are the leaves, which know nothing but each other.
 const LAYERS: &[&[&str]] = &[
     &["capi"],
     &["plan"],
@@ -28,7 +29,8 @@ const LAYERS: &[&[&str]] = &[
     &["problem", "config", "device", "call", "dropout", "error"],
 ];
 
-/// Circles that are still there, as `no_folder_has_a_circle_of_imports` names them. Each goes with its import.
+/// Circles that are still there, as `no_folder_has_a_circle_of_imports` names them. Each goes with
+/// its import.
 const KNOWN: &[(&str, &str, &str)] = &[
     ("src/tune", "features", "arena"),
     ("src/family", "cpu", "mod.rs"),
@@ -74,7 +76,8 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// A file's module: `kernel/render.rs` is kernel::render, `kernel/mod.rs` kernel, `lib.rs` and `main.rs` the crate.
+/// A file's module: `kernel/render.rs` is kernel::render, `kernel/mod.rs` kernel, `lib.rs` and
+/// `main.rs` the crate.
 fn module_of(relative: &Path) -> source::Path {
     let mut module: source::Path = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
     let file = module.pop().unwrap();

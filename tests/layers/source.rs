@@ -1,7 +1,7 @@
 //! Source: the paths that a Rust file names, and the modules that a Python file imports.
 //!
-//! A scan of the text, not a parser: it drops comments, literals and test modules, expands `use` trees, and finds
-//! paths elsewhere in the code. It knows nothing of layers and circles.
+//! A scan of the text, not a parser: it drops comments, literals and test modules, expands `use`
+//! trees, and finds paths elsewhere in the code. It knows nothing of layers and circles.
 
 /// A path in a file, as written: `["super", "geometry", "kernels"]`.
 pub type Path = Vec<String>;
@@ -9,7 +9,8 @@ pub type Path = Vec<String>;
 /// What one Rust file names.
 #[derive(Debug, Default)]
 pub struct Named {
-    /// The leaves of `use` trees that re-export: `pub use`, `pub(crate) use`. With the name that each is given here.
+    /// The leaves of `use` trees that re-export: `pub use`, `pub(crate) use`. With the name that
+    /// each is given here.
     pub reexports: Vec<(String, Path)>,
     /// The same of private `use`.
     pub uses: Vec<(String, Path)>,
@@ -78,7 +79,8 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// A file's tests see what they like: they check that modules agree, and the library does not contain them.
+/// A file's tests see what they like: they check that modules agree, and the library does not
+/// contain them.
 fn without_tests(code: &str) -> String {
     let mut kept = String::new();
     let mut rest = code;
@@ -156,8 +158,8 @@ fn paths(code: &str) -> Vec<Path> {
     paths.filter(|path| path.len() > 1 || path.first().is_some_and(|first| first != "self")).collect()
 }
 
-/// The modules of its own package that a Python file imports, at the top or inside a function: `from . import a, b`,
-/// `from ._a import f`.
+/// The modules of its own package that a Python file imports, at the top or inside a function:
+/// `from . import a, b`, `from ._a import f`.
 pub fn python_imports(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for statement in text.split("from .").skip(1) {

@@ -1,8 +1,9 @@
-//! The gradient of the bias: the score gradients of every tile, added to what the caller has there.
+//! The gradient of the bias: the score gradients of every tile, added to the caller's tensor.
 //!
-//! A phase of its own, which makes each tile once more: where the bias is the same along a dimension, tiles of many
-//! heads and blocks add to one element, and a task has all tiles of its elements. So no two tasks meet, and the order
-//! of the sums does not depend on the number of threads.
+//! It is a phase of its own that computes each tile once more. If the bias is broadcast along a
+//! dimension, tiles of many heads and blocks add to one element. One task has all tiles of its
+//! elements, so no two tasks write one element, and the order of the sums does not depend on the
+//! number of threads.
 
 use super::tiles::{ScoresAre, Tiles};
 use crate::call::Call;
@@ -27,12 +28,12 @@ impl Dimension {
         Dimension { size, is_summed: stride == 0 }
     }
 
-    /// Tasks along it.
+    /// Tasks along this dimension.
     fn tasks(&self) -> usize {
         if self.is_summed { self.size.min(1) } else { self.size }
     }
 
-    /// What the task does of it.
+    /// The task's part of this dimension.
     fn of_task(&self, task: usize) -> Range<usize> {
         if self.is_summed { 0..self.size } else { task..task + 1 }
     }

@@ -1,8 +1,9 @@
-//! The backward pass: the tiles of `tiles`, and what each adds to dQ, dK and dV.
+//! The backward pass: the tiles of `tiles`, and the parts that each adds to dQ, dK and dV.
 //!
-//! Two schedules with the same sums in the same order, hence the same bits. *Whole heads*: one task per (batch, kv
-//! head) makes each tile once and adds dQ up in the workspace. *Split*: tasks per (kv head, key block) for dK and dV,
-//! then per (head, query block) for dQ, which make each tile twice but keep many threads busy with few heads.
+//! Two schedules with the same sums in the same order, hence the same bits. *Whole heads*: one task
+//! per (batch, kv head) makes each tile once and adds dQ up in the workspace. *Split*: tasks per
+//! (kv head, key block) for dK and dV, then per (head, query block) for dQ, which make each tile
+//! twice but keep many threads busy with few heads.
 
 mod dbias;
 mod statistics;
@@ -43,7 +44,8 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
         dbias::run(&pass.tiles, call, workers)?;
     }
 
-    // Five products a tile on as many threads as there are heads, or seven on all of them. Either gives the same bits.
+    // Five products a tile on as many threads as there are heads, or seven on all of them. Either
+    // gives the same bits.
     let kv_tasks = batches * kv_heads;
     let whole_heads = 5 * kv_tasks.div_ceil(workers.count()) * workers.count() <= 7 * kv_tasks;
     if whole_heads {
@@ -89,7 +91,8 @@ impl<E: Element> Backward<E> {
         }
     }
 
-    /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its part of their dQ.
+    /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its
+    /// part of their dQ.
     fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, accumulate_dq: bool, mut scratch: &mut [f32]) {
         let Tiles { dim, dim_v, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
         let sequence = &self.tiles.sequences.of(batch);
@@ -131,8 +134,8 @@ impl<E: Element> Backward<E> {
             acc_dv.fill(0.0);
         }
         let (dk, dv) = (self.dk.head(sequence.place_k, kv_head), self.dv.head(sequence.place_k, kv_head));
-        // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and they are of this task's
-        // block.
+        // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and they
+        // are of this task's block.
         unsafe {
             dk.store_transposed(first_key, keys.keys, acc_dk, n, self.softmax_scale);
             dv.store_transposed(first_key, keys.keys, acc_dv, n, self.tiles.keep_scale());
@@ -168,8 +171,9 @@ impl<E: Element> Backward<E> {
         self.store_dq(sequence, head, first_row, rows, acc_dq);
     }
 
-    /// Adds the tile's part to a dQ accumulator, which the first key block that any of its rows sees begins; under a
-    /// block mask that one may be passed over, and it begins with zeros.
+    /// Adds the tile's part to a dQ accumulator. The first key block that any of its rows sees
+    /// begins it. Under a block mask that block may be skipped, and the accumulator begins with
+    /// zeros.
     fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
         let Tiles { padded_dim, tile_size: TileSize { n, .. }, .. } = self.tiles;
         let begin = sequence.mask.keys_of(tile.first).start / n * n;
@@ -191,11 +195,12 @@ impl<E: Element> Backward<E> {
         unsafe { from_raw_parts_mut(data, rows * self.tiles.padded_dim) }
     }
 
-    /// Before any tile of the head.
+    /// Called before any tile of the head.
     fn begin_accumulated_dq(&self, batch: usize, head: usize) {
         let sequence = self.tiles.sequences.of(batch);
         if self.tiles.block_map.is_on() {
-            // SAFETY: in this schedule all tiles of a head belong to one task, which has made none yet.
+            // SAFETY: in this schedule all tiles of a head belong to one task, which has made none
+            // yet.
             unsafe { self.accumulated_dq(&sequence, head, 0, sequence.seqlen_q) }.fill(0.0);
         }
     }
@@ -204,7 +209,8 @@ impl<E: Element> Backward<E> {
         let (sequence, block_m) = (self.tiles.sequences.of(batch), self.tiles.tile_size.m);
         for first_row in (0..sequence.seqlen_q).step_by(block_m) {
             let rows = block_m.min(sequence.seqlen_q - first_row);
-            // SAFETY: in this schedule all tiles of a head belong to one task, which has made them all.
+            // SAFETY: in this schedule all tiles of a head belong to one task, which has made them
+            // all.
             let acc_dq = unsafe { self.accumulated_dq(&sequence, head, first_row, rows) };
             self.store_dq(&sequence, head, first_row, rows, acc_dq);
         }
@@ -218,8 +224,8 @@ impl<E: Element> Backward<E> {
                 true => acc.fill(0.0),
                 false => acc.iter_mut().for_each(|x| *x *= self.softmax_scale),
             }
-            // SAFETY: the sequence has this row, in an output that this launch alone writes, and it is of this task's
-            // part.
+            // SAFETY: the sequence has this row, in an output that this launch alone writes, and it
+            // is of this task's part.
             unsafe { dq.store(row, &acc[..self.tiles.dim]) };
         }
     }

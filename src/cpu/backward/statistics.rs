@@ -1,5 +1,5 @@
-//! What the backward pass needs of each row before any tile, and the gradient of the sinks, which needs no more than
-//! that.
+//! Statistics: the values of each row that the backward pass needs before any tile, and the
+//! gradient of the sinks, which needs nothing else.
 
 use super::workspace::Workspace;
 use crate::call::Call;
@@ -17,7 +17,7 @@ pub struct Statistics<E> {
     out: Tensor<E>,
     dout: Tensor<E>,
     lse: *const f32,
-    /// NULL where the loss does not depend on the LSE.
+    /// NULL if the loss does not depend on the LSE.
     dlse: *const f32,
     sinks: *const f32,
     dsinks: *mut f32,
@@ -48,7 +48,8 @@ impl<E: Element> Statistics<E> {
         }
     }
 
-    /// delta = rowsum(dO * O) - dLSE and LSE in base 2 of up to `block_m` rows from `first_row` on, into the workspace.
+    /// delta = rowsum(dO * O) - dLSE and LSE in base 2 of up to `block_m` rows from `first_row` on,
+    /// into the workspace.
     pub fn rows(&self, batch: usize, head: usize, first_row: usize, block_m: usize, mut scratch: &mut [f32]) {
         let sequence = self.sequences.of(batch);
         if first_row >= sequence.seqlen_q {
@@ -59,8 +60,8 @@ impl<E: Element> Statistics<E> {
         let dout = take(&mut scratch, rows * self.dim_v);
         let in_workspace = self.sequences.workspace_row(&sequence, head) + first_row;
         let in_lse = self.sequences.lse_row(&sequence, head) + first_row;
-        // SAFETY: rows of the sequence in inputs that nobody writes during a launch; the statistics of these rows are
-        // this task's alone.
+        // SAFETY: rows of the sequence in inputs that nobody writes during a launch; the statistics
+        // of these rows are this task's alone.
         unsafe {
             self.out.head(sequence.place_q, head).load(first_row, rows, out, self.dim_v);
             self.dout.head(sequence.place_q, head).load(first_row, rows, dout, self.dim_v);
@@ -73,7 +74,7 @@ impl<E: Element> Statistics<E> {
                 delta.iter_mut().zip(dlse).for_each(|(delta, dlse)| *delta -= dlse);
             }
             for ((lse, kept_lse), delta) in lse.iter().zip(kept_lse).zip(delta) {
-                // A row that sees nothing gives no gradient, whatever comes into its LSE.
+                // A row that sees nothing gives no gradient, whatever its LSE's gradient is.
                 (*kept_lse, *delta) = match *lse == f32::NEG_INFINITY {
                     true => (f32::INFINITY, 0.0),
                     false => (*lse, *delta),
@@ -86,8 +87,8 @@ impl<E: Element> Statistics<E> {
         !self.dsinks.is_null()
     }
 
-    /// The gradient of a head's sink, after `rows` of all its rows: minus the sum of its weight times delta. In one
-    /// order, and wide, since terms of either sign cancel.
+    /// The gradient of a head's sink, after `rows` of all its rows: minus the sum of its weight
+    /// times delta. It is summed in one order and in fp64, since terms of either sign cancel.
     pub fn dsink(&self, head: usize) {
         // SAFETY: one of heads_q floats.
         let sink = f64::from(unsafe { self.sinks.add(head).read() });

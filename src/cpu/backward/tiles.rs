@@ -1,7 +1,9 @@
-//! The tile of one (query block, key block): weights recomputed from LSE, and the gradients of the scores.
+//! The tile of one (query block, key block): weights recomputed from LSE, and the gradients of the
+//! scores.
 //!
-//! Tiles have the keys contiguous (element (row, key) at `row * block_n + key`): what belongs to a row (LSE, delta)
-//! is then one scalar for a vector of keys, and the GEMM reads weights, score gradients, dO and K in place.
+//! Tiles have the keys contiguous (element (row, key) at `row * block_n + key`). A row's LSE and
+//! delta are then one scalar for a vector of keys, and the GEMM reads weights, score gradients, dO
+//! and K in place.
 
 use super::workspace::Workspace;
 use crate::call::Call;
@@ -22,7 +24,7 @@ use std::slice::from_raw_parts;
 pub struct KeyTile<'a> {
     pub first: usize,
     pub keys: usize,
-    /// `keys` rounded up to whole registers; what lies between is 0.
+    /// `keys` rounded up to whole registers; the columns between are 0.
     pub padded_keys: usize,
     /// (key, c) at `key * padded_dim + c`
     pub k: &'a [f32],
@@ -41,15 +43,15 @@ pub struct QueryTile<'a> {
     pub weights: &'a mut [f32],
     /// Gradients of the weights, then of the scores.
     pub gradients: &'a mut [f32],
-    /// 1 - tanh^2 of each score, where there is a softcap.
+    /// 1 - tanh^2 of each score, with a softcap.
     slopes: &'a mut [f32],
     keep: &'a mut [f32],
 }
 
-/// Of which scores the gradients are.
+/// The scores whose gradients a tile holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ScoresAre {
-    /// Those of the softmax, which a bias was added to.
+    /// The scores of the softmax, with the bias added.
     Modified,
     /// The scaled products of Q and K^T, before a softcap.
     Products,
@@ -99,7 +101,7 @@ impl<E: Element> Tiles<E> {
         }
     }
 
-    /// What kept weights are multiplied with.
+    /// The factor of kept weights.
     pub fn keep_scale(&self) -> f32 {
         self.masks.map_or(1.0, |masks| masks.keep_scale)
     }
@@ -118,7 +120,8 @@ impl<E: Element> Tiles<E> {
         let k_transposed = take(scratch, self.dim * n);
         let v_transposed = take(scratch, self.dim_v * n);
         let (head_k, head_v) = (self.k.head(sequence.place_k, kv_head), self.v.head(sequence.place_k, kv_head));
-        // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten during a launch.
+        // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
+        // during a launch.
         unsafe {
             head_k.load(first, keys, k, self.padded_dim);
             head_k.load_transposed(first, keys, padded_keys, k_transposed, n);
@@ -141,7 +144,8 @@ impl<E: Element> Tiles<E> {
         }
     }
 
-    /// Whether a tile of rows that begins here and the keys have a score that may count; then the table is that tile's.
+    /// Whether the tile of the rows from `first_row` on and these keys has a score that may count.
+    /// If so, fills the tile's table.
     pub fn meets(
         &self,
         sequence: &Sequence,
@@ -157,15 +161,17 @@ impl<E: Element> Tiles<E> {
     pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
         tile.first = first;
         tile.rows = self.tile_size.m.min(sequence.seqlen_q - first);
-        // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten during a launch.
+        // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
+        // during a launch.
         unsafe {
             self.q.head(sequence.place_q, head).load(first, tile.rows, tile.q, self.dim);
             self.dout.head(sequence.place_q, head).load(first, tile.rows, tile.dout, self.dim_v);
         }
     }
 
-    /// The weights and the score gradients of a tile. Both passes' dropout: what was dropped has weight 0 in dV, and
-    /// the gradient of its weight is 0, while the weight itself stays in the score gradient.
+    /// Computes the weights and the score gradients of a tile. Dropout is that of the forward pass:
+    /// a dropped weight is 0 in dV and its gradient is 0, while the undropped weight stays in the
+    /// score gradient.
     pub fn fill(
         &self,
         sequence: &Sequence,
