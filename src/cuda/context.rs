@@ -1,7 +1,8 @@
-//! A CUDA context, the primary one of a device or the caller's own, and what makes it current for a while.
+//! A CUDA context: the primary one of a device or the caller's own, and the guards that make it
+//! current.
 //!
-//! Every driver call of flashtune happens inside `Context::enter` or `Context::setup`, after which the caller's
-//! current context is what it was before.
+//! Every driver call of flashtune happens inside `Context::enter` or `Context::setup`. Both restore
+//! the caller's current context.
 
 use super::driver::Driver;
 use crate::error::Result;
@@ -18,7 +19,8 @@ pub struct Context {
     retained: bool,
 }
 
-// SAFETY: a CUcontext may be used from any thread; which thread it is current on is the driver's, per-thread state.
+// SAFETY: a CUcontext may be used from any thread; which thread it is current on is the driver's,
+// per-thread state.
 unsafe impl Send for Context {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Context {}
@@ -59,27 +61,29 @@ impl Context {
         self.device
     }
 
-    /// Tells contexts apart for as long as one of them lives.
+    /// Identifies the context among those alive.
     pub fn id(&self) -> usize {
         self.raw as usize
     }
 
-    /// Makes the context current on this thread until the guard is dropped. Where it is already current, as with a
-    /// caller of the runtime API, that costs one query.
+    /// Makes the context current on this thread until the guard is dropped. If it is current
+    /// already, as for a caller of the runtime API, that costs one query.
     pub fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         unsafe { self.driver.ctx_get_current(&mut current) }?;
         let pushed = current != self.raw;
         if pushed {
-            // SAFETY: a live context; popped by the guard, on this thread, since the guard is not Send.
+            // SAFETY: a live context; popped by the guard, on this thread, since the guard is not
+            // Send.
             unsafe { self.driver.ctx_push_current(self.raw) }?;
         }
         Ok(Current { context: self, pushed, _this_thread: PhantomData })
     }
 
-    /// `enter` for work that allocates, loads or frees: it may go on while another stream of the process is being
-    /// captured, which in the default capture mode would refuse such calls and break the capture.
+    /// As `enter`, for work that allocates, loads or frees. It may go on while another stream of
+    /// the process is being captured; the default capture mode would refuse such calls and break
+    /// the capture.
     pub fn setup(&self) -> Result<Setup<'_>> {
         let current = self.enter()?;
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
@@ -92,13 +96,14 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.retained {
-            // SAFETY: retained once in `primary`. An error (the driver is shutting down) leaves nothing to do.
+            // SAFETY: retained once in `primary`. An error (the driver is shutting down) leaves
+            // nothing to do.
             let _ = unsafe { self.driver.primary_ctx_release(self.device) };
         }
     }
 }
 
-/// The context is current on this thread while this lives.
+/// A guard: the context is current on this thread while this lives.
 pub struct Current<'a> {
     context: &'a Context,
     pushed: bool,
@@ -115,13 +120,15 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: pushed by `enter` on this thread; guards are dropped in reverse order, being scoped.
+            // SAFETY: pushed by `enter` on this thread; guards are dropped in reverse order, being
+            // scoped.
             let _ = unsafe { self.context.driver.ctx_pop_current(&mut popped) };
         }
     }
 }
 
-/// The context is current on this thread, and the thread's capture mode is relaxed, while this lives.
+/// A guard: the context is current on this thread, and the thread's capture mode relaxed, while
+/// this lives.
 pub struct Setup<'a> {
     mode: c_int,
     current: Current<'a>,

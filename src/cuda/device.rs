@@ -6,7 +6,7 @@ use crate::error::{Error, Result, Status};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
 use std::ffi::{CStr, c_int};
 
-/// How many devices this process sees.
+/// The number of devices that this process sees.
 pub fn count(driver: &Driver) -> Result<i32> {
     let mut count = 0;
     // SAFETY: writes one int.
@@ -14,7 +14,7 @@ pub fn count(driver: &Driver) -> Result<i32> {
     Ok(count)
 }
 
-/// The device of an ordinal.
+/// The device with this ordinal.
 pub fn at(driver: &Driver, ordinal: i32) -> Result<CUdevice> {
     let count = count(driver)?;
     if !(0..count).contains(&ordinal) {
@@ -26,7 +26,8 @@ pub fn at(driver: &Driver, ordinal: i32) -> Result<CUdevice> {
     Ok(device)
 }
 
-/// What the driver says of a device. The NVRTC version is left (0, 0): it is not the driver's to know.
+/// The device as the driver describes it. The NVRTC version is left (0, 0), since the driver does
+/// not know it.
 pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
     let attribute = |attribute: Attribute| -> Result<u32> {
         let mut value = 0;
@@ -41,7 +42,8 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
     // SAFETY: NUL-terminated within the array.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let mut memory_bytes = 0;
-    // Twice a clock: data goes at both of its edges. Some virtual GPUs do not tell, and nothing is chosen by it.
+    // Twice the clock, since memory moves data at both edges. Some virtual GPUs do not tell, and no
+    // choice depends on it.
     let memory_khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
     let memory_bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
     // SAFETY: writes one size_t.
@@ -65,7 +67,7 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
     })
 }
 
-/// An error that says which argument named no device.
+/// An error that names the argument with no device.
 fn no_such_device(ordinal: i32, count: i32) -> Error {
     let present = match count {
         0 => "this process sees no CUDA device".to_owned(),

@@ -1,6 +1,6 @@
 //! The CUDA driver: libcuda opened once per process, its functions, and its result codes as errors.
 //!
-//! `Driver::get` is cheap to ask again. Everything above it in `cuda` is a safe shape over one of these functions.
+//! `Driver::get` is cheap to call again. The rest of `cuda` wraps these functions safely.
 
 use super::library::{Search, function_table, open};
 use crate::error::{Error, Result, Status};
@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 
 /// CUDA_ERROR_OUT_OF_MEMORY
 const OUT_OF_MEMORY: c_int = 2;
-/// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream was asked while a stream that it waits for is capturing.
+/// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a query of the legacy stream while a stream that it waits
+/// for is capturing.
 pub(super) const STREAM_CAPTURE_IMPLICIT: c_int = 906;
 
 function_table! {
@@ -41,7 +42,8 @@ function_table! {
         stream_destroy ["cuStreamDestroy_v2"] (stream: CUstream);
         stream_synchronize ["cuStreamSynchronize"] (stream: CUstream);
         stream_is_capturing ["cuStreamIsCapturing"] (stream: CUstream, status: *mut c_int);
-        // From driver 12.0 on, as is every NVRTC in use: see `nvrtc_places::OLDEST_MAJOR`.
+        // In driver 12.0 and later. Every NVRTC in use is of CUDA 12 or later too: see
+        // `nvrtc_places::OLDEST_MAJOR`.
         stream_get_id ["cuStreamGetId"] (stream: CUstream, id: *mut u64);
         tensor_map_encode_tiled ["cuTensorMapEncodeTiled"] (
             map: *mut c_void, element: c_int, rank: c_uint, address: *mut c_void,
@@ -52,7 +54,8 @@ function_table! {
         event_destroy ["cuEventDestroy_v2"] (event: CUevent);
         event_record ["cuEventRecord"] (event: CUevent, stream: CUstream);
         event_synchronize ["cuEventSynchronize"] (event: CUevent);
-        // Driver 12.8 gave it a second version; older drivers have only the first, and the signature is the same.
+        // Driver 12.8 has a second version with the same signature; older drivers have only the
+        // first.
         event_elapsed_time ["cuEventElapsedTime_v2", "cuEventElapsedTime"] (ms: *mut f32, start: CUevent, stop: CUevent);
         module_load_data ["cuModuleLoadData"] (module: *mut CUmodule, image: *const c_void);
         module_unload ["cuModuleUnload"] (module: CUmodule);
@@ -63,7 +66,7 @@ function_table! {
             config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void
         );
     } optional {
-        // From driver 12.4 on.
+        // In driver 12.4 and later.
         func_load ["cuFuncLoad"] (function: CUfunction);
     }
 }
@@ -74,22 +77,25 @@ struct Loaded {
 }
 
 impl Driver {
-    /// The driver, opened and initialised at the first call of the process; the same answer ever after.
+    /// The driver, opened and initialised at the first call of the process. Later calls return the
+    /// same result.
     pub fn get() -> Result<&'static Driver> {
         loaded().driver.as_ref().map_err(Error::clone)
     }
 
-    /// Where libcuda was looked for. Its version is there even where no GPU is.
+    /// The places where libcuda was looked for. Its version is there even without a GPU.
     pub fn search() -> &'static Search {
         &loaded().search
     }
 
     fn open(search: &mut Search) -> Result<Driver> {
-        // The versioned name first: toolkits ship a stub under the other one, which fails every call.
+        // The versioned name comes first: toolkits ship a stub under the other name, and every call
+        // of the stub fails.
         for name in ["libcuda.so.1", "libcuda.so"] {
             let found = open(OsStr::new(name)).and_then(|library| {
                 let driver = Driver::load(&library)?;
-                // Allowed before cuInit. A toolkit's stub fails here, as in every call.
+                // This call is allowed before cuInit. A toolkit's stub fails here, as in every
+                // call.
                 let version = driver.version().map_err(|error| error.message)?;
                 std::mem::forget(library);
                 Ok((driver, version))
@@ -134,19 +140,22 @@ impl Driver {
         code: c_int,
     ) -> Option<&'static str> {
         let mut text = std::ptr::null();
-        // SAFETY: both functions write a pointer to a static string, or NULL for a code they do not know.
+        // SAFETY: both functions write a pointer to a static string, or NULL for a code they do not
+        // know.
         let result = unsafe { function(code, &mut text) };
         if result != 0 || text.is_null() {
             return None;
         }
-        // SAFETY: a NUL-terminated string in the driver's constant data; the driver is never unloaded.
+        // SAFETY: a NUL-terminated string in the driver's constant data; the driver is never
+        // unloaded.
         unsafe { CStr::from_ptr(text) }.to_str().ok()
     }
 
-    /// `stream_is_capturing` with the code left as it is: one of its errors is an answer.
+    /// `stream_is_capturing` that returns the code itself, since one of its errors is an answer.
     pub(super) fn capture_status(&self, stream: CUstream) -> Result<bool> {
         let mut status = 0;
-        // SAFETY: the handle is the caller's live stream or one of the special ones; writes one int.
+        // SAFETY: the handle is the caller's live stream or one of the special ones; writes one
+        // int.
         match unsafe { (self.stream_is_capturing)(stream, &mut status) } {
             0 => Ok(status != 0),
             STREAM_CAPTURE_IMPLICIT => Ok(true),

@@ -38,7 +38,7 @@ impl Event {
         unsafe { self.context.driver().event_synchronize(self.raw) }
     }
 
-    /// The time from `start` to this event; both have completed.
+    /// The time from `start` to this event. Both must have completed.
     pub fn since(&self, start: &Event) -> Result<Duration> {
         let _current = self.context.enter()?;
         let mut milliseconds = 0.0f32;

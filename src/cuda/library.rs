@@ -1,7 +1,8 @@
-//! Opening a shared library, keeping account of every place tried, and reading its functions into a table.
+//! Opens a shared library, keeps an account of the places tried, and reads its functions into a
+//! table.
 //!
-//! The account is what `flashtune info` prints and what the message says when nothing was found. A library once
-//! opened stays open: its functions are handed out for the life of the process.
+//! `flashtune info` prints the account, and so does the error when nothing was found. An opened
+//! library stays open: its functions are handed out for the life of the process.
 
 use crate::error::{Error, Status};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -9,7 +10,7 @@ use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt;
 
-/// A place where a library was looked for, and what came of it.
+/// A place where a library was looked for, and the result.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Attempt {
     pub place: String,
@@ -19,9 +20,10 @@ pub struct Attempt {
 /// The account of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Search {
-    /// Where the library in use was found; None where there is none.
+    /// The place of the library in use; None if there is none.
     pub found: Option<String>,
-    /// The CUDA version of what was found, as (major, minor). It may be known where the library is of no use (no GPU).
+    /// The CUDA version of the library found, as (major, minor). It may be known even if the
+    /// library is of no use (no GPU).
     pub version: Option<(u32, u32)>,
     pub attempts: Vec<Attempt>,
 }
@@ -31,7 +33,7 @@ impl Search {
         self.attempts.push(Attempt { place: place.to_string(), outcome: outcome.to_string() });
     }
 
-    /// The error of a search that found nothing usable, with all places tried.
+    /// The error of a search that found nothing usable. It lists all places tried.
     pub(super) fn failed(&self, status: Status, what: &str) -> Error {
         let mut message = format!("{what}; tried");
         for (index, attempt) in self.attempts.iter().enumerate() {
@@ -43,15 +45,17 @@ impl Search {
 }
 
 pub(super) fn open(name: &OsStr) -> Result<Library, String> {
-    // SAFETY: opening runs the library's initialisers. Only CUDA's own libraries are named here, whose initialisers
-    // have no precondition; RTLD_LOCAL keeps their symbols out of the host program.
+    // SAFETY: opening runs the library's initialisers. Only CUDA's own libraries are named here,
+    // whose initialisers have no precondition; RTLD_LOCAL keeps their symbols out of the host
+    // program.
     unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
-/// Declares a struct of function pointers, its `load`, and one checked method per function. The method returns
-/// `Ok(())` for 0 and else what `self.failure(symbol, code)` makes of the code. Of several symbols the first that
-/// exists is taken; a function under `optional` may be missing, and then its method does nothing and succeeds.
+/// Declares a struct of function pointers, its `load`, and one checked method for each function.
+/// The method returns `Ok(())` for 0, and otherwise the error that `self.failure(symbol, code)`
+/// makes of the code. Of several symbols `load` takes the first that exists. A function under
+/// `optional` may be missing; its method then does nothing and succeeds.
 macro_rules! function_table {
     ($(#[$meta:meta])* $table:ident {
         $($name:ident [$symbol:literal $(, $other:literal)*] ($($arg:ident: $type:ty),*);)*
@@ -64,16 +68,18 @@ macro_rules! function_table {
             $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> std::ffi::c_int>,)*
         }
 
-        // Some are called through their pointer alone, where a code is more than success or failure.
+        // Some functions are called through their pointer alone, since their code says more than
+        // success or failure.
         #[allow(dead_code, clippy::too_many_arguments)]
         impl $table {
-            /// Reads every function, or says which one the library lacks.
+            /// Reads every function. The error names the one that the library lacks.
             fn load(library: &libloading::os::unix::Library) -> std::result::Result<Self, String> {
                 Ok($table {
                     $($name: {
                         // SAFETY: the symbol is documented to be a C function of this signature.
                         let found = unsafe { library.get($symbol) };
-                        // SAFETY: as above; the other names are the same function under another version suffix.
+                        // SAFETY: as above; the other names are the same function under another
+                        // version suffix.
                         $(let found = found.or_else(|_| unsafe { library.get($other) });)*
                         *found.map_err(|_| format!("it has no {}", $symbol))?
                     },)*

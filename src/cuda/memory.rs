@@ -14,7 +14,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Bytes are left as they come. The driver has no empty allocation: 0 bytes are a null address.
+    /// The bytes are not initialised. The driver has no empty allocation: 0 bytes give a null
+    /// address.
     pub fn allocate(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
         let mut address = 0;
         if bytes > 0 {
@@ -26,9 +27,10 @@ impl DeviceMemory {
         Ok(DeviceMemory { context: context.clone(), address, bytes })
     }
 
-    /// All zeros, for every stream: returns when they are written.
+    /// All zeros. Returns when they are written, so every stream sees them.
     pub fn zeroed(context: &Arc<Context>, bytes: usize, stream: &OwnedStream) -> Result<DeviceMemory> {
-        // Over the wait too: in the default capture mode another stream's capture refuses it.
+        // The guard spans the wait too: in the default capture mode another stream's capture
+        // refuses it.
         let _setup = context.setup()?;
         let memory = DeviceMemory::allocate(context, bytes)?;
         memory.fill(0, stream)?;
@@ -44,7 +46,7 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Copies host bytes to the start, in the order of `stream`; returns when done.
+    /// Copies host bytes to the start, in the order of `stream`, and waits.
     pub fn upload(&self, bytes: &[u8], stream: &OwnedStream) -> Result<()> {
         self.check_length("upload", bytes.len())?;
         if !bytes.is_empty() {
@@ -68,10 +70,11 @@ impl DeviceMemory {
         stream.synchronize()
     }
 
-    /// Overwrites all of it, in the order of `stream`; does not wait.
+    /// Overwrites all bytes, in the order of `stream`. Does not wait.
     pub fn fill(&self, value: u8, stream: &OwnedStream) -> Result<()> {
         let _current = self.context.enter()?;
-        // SAFETY: the allocation holds that many bytes and lives until the stream's work is done: freeing waits.
+        // SAFETY: the allocation holds that many bytes and lives until the stream's work is done:
+        // freeing waits.
         unsafe { self.context.driver().memset(self.address, value, self.bytes, stream.raw()) }
     }
 

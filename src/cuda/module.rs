@@ -29,8 +29,8 @@ impl Module {
         Ok(Arc::new(Module { context: context.clone(), raw }))
     }
 
-    /// A kernel of the module, its code on the device and its limit of dynamic shared memory raised to `smem_bytes`,
-    /// so that a later launch has nothing left to do that a stream capture would refuse.
+    /// A kernel of the module, with its code on the device and its limit of dynamic shared memory
+    /// raised to `smem_bytes`. A later launch then does nothing that a stream capture would refuse.
     pub fn function(self: &Arc<Module>, name: &CStr, smem_bytes: u32) -> Result<Function> {
         let _setup = self.context.setup()?;
         let driver = self.context.driver();
@@ -38,10 +38,12 @@ impl Module {
         // SAFETY: a live module and a C string.
         unsafe { driver.module_get_function(&mut raw, self.raw, name.as_ptr()) }
             .map_err(|error| error.context(name.to_string_lossy()))?;
-        // SAFETY: a function of the live module. Under lazy loading its code would come with the first launch.
+        // SAFETY: a function of the live module. Under lazy loading its code would come with the
+        // first launch.
         unsafe { driver.func_load(raw) }?;
         let function = Function { module: self.clone(), raw };
-        // A function is one per module, and its limit with it: another executable may need more than this one.
+        // Two executables may share a function and so its limit: another may need more than this
+        // one.
         if smem_bytes > function.attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)? {
             let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
             // SAFETY: as above; the driver refuses what the device does not have.
@@ -56,7 +58,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if let Ok(_setup) = self.context.setup() {
-            // SAFETY: loaded in `load`, unloaded once, after the last Function: each holds the module.
+            // SAFETY: loaded in `load`, unloaded once, after the last Function: each holds the
+            // module.
             let _ = unsafe { self.context.driver().module_unload(self.raw) };
         }
     }
@@ -91,13 +94,14 @@ impl Function {
         Ok(value.max(0) as u32)
     }
 
-    /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no lock of ours. One that `waits`
-    /// for the kernel before it by itself (`templates/device/schedule/previous_kernel.cuh`) may start while that one ends.
+    /// Enqueues the kernel with the addresses of its arguments. It allocates nothing and takes no
+    /// lock of ours. A kernel that `waits` for the kernel before it
+    /// (`templates/device/schedule/previous_kernel.cuh`) may start while that one ends.
     ///
     /// # Safety
-    /// `arguments` point to values of the kernel's parameter types, in its order, which live until this returns; what
-    /// they in turn point to is valid on the device until the stream's work is done; `stream` is a stream of the context
-    /// that `_current` has made current.
+    /// `arguments` point to values of the kernel's parameter types, in its order, which live until
+    /// this returns; what they in turn point to is valid on the device until the stream's work is
+    /// done; `stream` is a stream of the context that `_current` has made current.
     #[allow(clippy::too_many_arguments)] // the launch as the driver takes it, and whether the kernel waits
     pub unsafe fn launch(
         &self,
@@ -127,8 +131,8 @@ impl Function {
             numAttrs: u32::from(waits),
         };
         let driver = self.module.context.driver();
-        // SAFETY: the driver reads the config and copies the arguments before it returns, and writes to neither; the rest is
-        // the caller's.
+        // SAFETY: the driver reads the config and copies the arguments before it returns, and
+        // writes to neither; the rest is the caller's.
         unsafe { driver.launch_kernel_ex(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut()) }
     }
 }

@@ -1,7 +1,7 @@
-//! NVRTC: libnvrtc found and opened once per process, and a text compiled to a cubin.
+//! NVRTC: finds and opens libnvrtc once per process, and compiles a text to a cubin.
 //!
-//! A cubin of a newer major version than the driver's does not load, so with a driver present such libraries are
-//! passed over, and the account of the search says so.
+//! A cubin of a newer major version than the driver's does not load. If there is a driver, the
+//! search skips such libraries and says so in its account.
 
 use super::driver::Driver;
 use super::library::{Search, function_table, open};
@@ -47,10 +47,10 @@ impl Functions {
     }
 }
 
-/// What a compilation gave.
+/// The result of a compilation.
 pub struct Output {
     pub cubin: Vec<u8>,
-    /// As NVRTC wrote it, with the lines that the options asked for.
+    /// The log as NVRTC wrote it, with the lines that the options asked for.
     pub log: String,
 }
 
@@ -67,12 +67,13 @@ struct Loaded {
 }
 
 impl Nvrtc {
-    /// The library, found and opened at the first call of the process; the same answer ever after.
+    /// The library, found and opened at the first call of the process. Later calls return the same
+    /// result.
     pub fn get() -> Result<&'static Nvrtc> {
         loaded().nvrtc.as_ref().map_err(Error::clone)
     }
 
-    /// Where libnvrtc was looked for.
+    /// The places where libnvrtc was looked for.
     pub fn search() -> &'static Search {
         &loaded().search
     }
@@ -91,7 +92,8 @@ impl Nvrtc {
         &self.path
     }
 
-    /// Compiles a text to a cubin. May run on several threads at once. `name` is what the log calls the text.
+    /// Compiles a text to a cubin. Several threads may call it at once. The log names the text
+    /// `name`.
     pub fn compile(&self, name: &str, text: &str, options: &[String]) -> Result<Output> {
         let c_string = |what: &str, text: &str| {
             CString::new(text).map_err(|_| Error::new(Status::CompileFailed, format!("the {what} holds a NUL byte")))
@@ -101,7 +103,8 @@ impl Nvrtc {
         let option_pointers: Vec<*const c_char> = c_options.iter().map(|option| option.as_ptr()).collect();
 
         let mut program = Program { functions: &self.functions, raw: std::ptr::null_mut() };
-        // SAFETY: C strings that outlive the call, no headers; NVRTC copies the text. Destroyed in drop.
+        // SAFETY: C strings that outlive the call, no headers; NVRTC copies the text. Destroyed in
+        // drop.
         unsafe {
             self.functions.create_program(
                 &mut program.raw,
@@ -145,8 +148,9 @@ impl Nvrtc {
         Ok(Nvrtc { functions, version: (major as u32, minor as u32), archs, path })
     }
 
-    /// Opens libnvrtc-builtins beside the library and keeps it, so that NVRTC, which asks for it by name at its first
-    /// compilation, gets it: pip's package of 13.0 has no RUNPATH and would not find its own sibling.
+    /// Opens libnvrtc-builtins beside the library and keeps it. NVRTC asks for it by name at its
+    /// first compilation and then gets this one. pip's package of 13.0 has no RUNPATH and would not
+    /// find its own sibling.
     fn open_builtins(&self) {
         let file = format!("libnvrtc-builtins.so.{}.{}", self.version.0, self.version.1);
         let real = self.path.canonicalize().ok();
@@ -200,7 +204,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// The lines of a log that a person needs first: the errors, at most four.
+/// The lines of a log that a person needs first: at most four errors.
 fn head(log: &str) -> String {
     let errors: Vec<&str> = log.lines().filter(|line| line.contains("error")).take(4).collect();
     let lines =
@@ -208,7 +212,7 @@ fn head(log: &str) -> String {
     lines.join("\n")
 }
 
-/// The file that an address of the process was loaded from.
+/// The file that an address of this process was loaded from.
 fn path_of(address: *const ()) -> Option<PathBuf> {
     // SAFETY: plain pointers and integers, for which zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -225,7 +229,7 @@ fn loaded() -> &'static Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| {
         let driver_version = {
-            // The driver may be there without a GPU; its version counts all the same.
+            // A driver may be there without a GPU; its version counts all the same.
             let _ = Driver::get();
             Driver::search().version
         };
@@ -248,7 +252,8 @@ fn find(places: &[Place], driver: Option<(u32, u32)>, search: &mut Search) -> Re
         }
         for file in &place.files {
             let shown = if file.is_absolute() { file.display().to_string() } else { place.name.clone() };
-            // What the name already tells is not opened: it would stay in the process for nothing.
+            // A library whose name tells its version is not opened: it would stay in the process
+            // for nothing.
             let named = version_in_name(file).and_then(|version| version.first().copied());
             if let Some(reason) = named.and_then(too_new) {
                 search.note(shown, reason);

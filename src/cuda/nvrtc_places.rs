@@ -1,31 +1,34 @@
-//! Where libnvrtc may lie on a machine, in the order in which the places are tried.
+//! The places where libnvrtc may lie on a machine, in the order in which they are tried.
 //!
-//! It looks at the environment and at file names, and opens nothing. Within one place the highest version comes
-//! first; between places the order alone decides, so that the same machine always gives the same library.
+//! This file reads the environment and file names, and opens nothing. Within one place the highest
+//! version comes first. Between places only the order decides, so the same machine always gives the
+//! same library.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// A place and the files found there, or a bare name for the system's own search.
+/// A place and the files found there, or a bare name that the system searches for.
 pub(super) struct Place {
     pub name: String,
     pub files: Vec<PathBuf>,
 }
 
-/// The oldest major version that compiles the kernels (C++17, 16-byte parameters, `__grid_constant__`).
+/// The oldest major version that compiles the kernels (C++17, 16-byte parameters,
+/// `__grid_constant__`).
 pub const OLDEST_MAJOR: u32 = 12;
 /// The newest major version whose name is tried when there is no driver to name one.
 const NEWEST_MAJOR: u32 = 14;
 
-/// All places. `variable` reads the environment. With `FLASHTUNE_NVRTC` it is the only place: who names a library
-/// wants an error rather than another one.
+/// All places. `variable` reads the environment. `FLASHTUNE_NVRTC` makes its place the only one: a
+/// user who names a library wants an error rather than another library.
 pub(super) fn places(driver_major: Option<u32>, variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Place> {
     let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(given) = path("FLASHTUNE_NVRTC") {
         let files = if given.is_dir() { libraries(&given.to_string_lossy()) } else { vec![given.clone()] };
         return vec![Place { name: format!("FLASHTUNE_NVRTC={}", given.display()), files }];
     }
-    // A bare name also finds a library that the process has already loaded, whatever folder it came from.
+    // A bare name also finds a library that the process has already loaded, whatever folder it came
+    // from.
     let majors = (OLDEST_MAJOR..=driver_major.unwrap_or(NEWEST_MAJOR)).rev();
     let names = majors.map(|major| format!("libnvrtc.so.{major}")).chain(["libnvrtc.so".to_owned()]);
     let mut places: Vec<Place> =
@@ -62,14 +65,15 @@ pub(super) fn places(driver_major: Option<u32>, variable: &dyn Fn(&str) -> Optio
     places
 }
 
-/// The version in a file's name: `libnvrtc.so.12.4.127` is [12, 4, 127], `libnvrtc.so` is []; other files are None.
+/// The version in a file's name: `libnvrtc.so.12.4.127` is [12, 4, 127], `libnvrtc.so` is []; other
+/// files are None.
 pub(super) fn version_in_name(file: &Path) -> Option<Vec<u32>> {
     let rest = file.file_name()?.to_str()?.strip_prefix("libnvrtc.so")?;
     rest.split('.').skip(1).map(|part| part.parse().ok()).collect()
 }
 
-/// The libraries in the folders of a pattern, highest version first. Names of one file count once, under the shortest
-/// versioned name, which is the one that other libraries of the process ask for.
+/// The libraries in the folders of a pattern, highest version first. Several names of one file
+/// count once, under the shortest versioned name, which other libraries of the process ask for.
 fn libraries(pattern: &str) -> Vec<PathBuf> {
     let mut files: Vec<(Vec<u32>, PathBuf)> = folders(Path::new(pattern))
         .into_iter()
@@ -118,7 +122,7 @@ fn folders(pattern: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What a folder holds, sorted; nothing where it cannot be read.
+/// The entries of a folder, sorted; none if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -126,8 +130,9 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The installations that `python3` on the search path may belong to, as patterns: of the name as it stands (a virtual
-/// environment), of the file behind it (its base), and all of pyenv's where the name is one of its shims.
+/// The installations that `python3` on the search path may belong to, as patterns: those of its
+/// name (a virtual environment), of the file behind the name (the base), and all of pyenv's if the
+/// name is one of its shims.
 fn python_prefixes(search_path: &OsString) -> Vec<PathBuf> {
     let Some(python) =
         std::env::split_paths(search_path).map(|folder| folder.join("python3")).find(|file| file.is_file())

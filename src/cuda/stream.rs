@@ -1,4 +1,4 @@
-//! Streams: our own, and what must be known of a caller's.
+//! Streams: our own, and two facts about a caller's.
 
 use super::context::{Context, Current};
 use crate::error::Result;
@@ -50,17 +50,19 @@ impl Drop for OwnedStream {
     }
 }
 
-/// Whether work on a caller's stream would be captured into a graph. The legacy stream counts as capturing while a
-/// stream that it synchronises with is: any work on it would break that capture.
+/// Whether work on a caller's stream would be captured into a graph. The legacy stream counts as
+/// capturing while a stream that it synchronises with does: any work on it would break that
+/// capture.
 ///
 /// # Safety
-/// `stream` is a live CUstream of the current context, NULL, or one of the driver's special handles.
+/// `stream` is a live CUstream of the current context, NULL, or one of the driver's special
+/// handles.
 pub unsafe fn is_capturing(current: &Current<'_>, stream: *mut c_void) -> Result<bool> {
     current.driver().capture_status(stream.cast())
 }
 
-/// The number of a stream, which no other stream of the process ever has. The legacy and the per-thread default stream
-/// have one too.
+/// The number of a stream. No other stream of the process ever has it. The legacy and the
+/// per-thread default stream have numbers too.
 ///
 /// # Safety
 /// As `is_capturing`.

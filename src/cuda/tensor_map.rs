@@ -1,7 +1,9 @@
-//! Tensor maps: what TMA needs to know of a tensor in device memory to copy boxes of it to shared memory.
+//! Tensor maps: the description from which TMA copies boxes of a tensor in device memory to shared
+//! memory.
 //!
-//! Encoded by arithmetic on the host, with no memory of the device, so that a launch may make one anew and pass it to
-//! the kernel by value, in a stream capture too. What TMA demands of addresses and strides is in `Tensor`'s comments.
+//! The driver encodes a map by arithmetic on the host, without device memory. A launch may
+//! therefore make one anew and pass it to the kernel by value, in a stream capture too. The
+//! comments of `Tensor` say what TMA demands of addresses and strides.
 
 use super::driver::Driver;
 use crate::error::Result;
@@ -10,7 +12,7 @@ use cudarc::driver::sys::{
 };
 use std::ffi::{c_int, c_uint, c_void};
 
-/// CUtensorMap: opaque, and aligned as the driver and `const __grid_constant__` want it.
+/// CUtensorMap: opaque, with the alignment that the driver and `const __grid_constant__` require.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct TensorMap([u64; 16]);
@@ -21,40 +23,43 @@ pub enum Element {
     Bf16,
 }
 
-/// A tensor of 16-bit elements in device memory, and the box of it that one copy takes. The innermost dimension, whose
-/// elements are contiguous, comes first.
+/// A tensor of 16-bit elements in device memory, and the box of it that one copy takes. The
+/// innermost dimension comes first; its elements are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     pub element: Element,
-    /// A multiple of 16, in mapped memory: a copy may end in an illegal address where it is not, wherever the box lies.
+    /// A multiple of 16, in mapped memory. Otherwise a copy may end in an illegal address, wherever
+    /// the box lies.
     pub address: u64,
-    /// How many dimensions there are; what the arrays hold beyond them is ignored.
+    /// The number of dimensions; array elements beyond it are ignored.
     pub rank: usize,
     /// From 1 to 2^32 each.
     pub extents: [u64; MAX_RANK],
-    /// In bytes, of the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`. Places are added up modulo 2^64.
+    /// In bytes, for the dimensions after the innermost: multiples of 16, below `STRIDE_LIMIT`.
+    /// Places are added up modulo 2^64.
     pub strides: [u64; MAX_RANK - 1],
-    /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box that lie outside of the
-    /// tensor arrive as zeros.
+    /// From 1 to 256 each; the innermost at most the 128 bytes of the swizzle. Elements of a box
+    /// outside the tensor arrive as zeros.
     pub box_extents: [u32; MAX_RANK],
     pub fetch: Fetch,
 }
 
-/// How much L2 reads of memory for any part of it that a copy wants.
+/// The bytes that L2 reads from memory for any part that a copy wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
     Bytes128,
     Bytes256,
 }
 
-/// Of a tensor that TMA copies.
+/// The most dimensions of a tensor that TMA copies.
 pub const MAX_RANK: usize = 5;
 
-/// TMA's strides are of 40 bits.
+/// The limit of a stride: TMA's strides have 40 bits.
 pub const STRIDE_LIMIT: u64 = 1 << 40;
 
 impl TensorMap {
-    /// Rows of a box are 128 bytes apart in shared memory, with their 16-byte chunks swizzled over them.
+    /// Rows of a box are 128 bytes apart in shared memory, with their 16-byte chunks swizzled over
+    /// them.
     pub fn encode(driver: &Driver, tensor: &Tensor) -> Result<TensorMap> {
         let element = match tensor.element {
             Element::Fp16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -65,8 +70,9 @@ impl TensorMap {
             Fetch::Bytes256 => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         };
         let mut map = TensorMap([0; 16]);
-        // SAFETY: the map has the size and the alignment of a CUtensorMap, which is all that is written; the arrays hold
-        // no fewer numbers than the rank says. The tensor's address is not followed.
+        // SAFETY: the map has the size and the alignment of a CUtensorMap, which is all that is
+        // written; the arrays hold no fewer numbers than the rank says. The tensor's address is not
+        // followed.
         unsafe {
             driver.tensor_map_encode_tiled(
                 (&raw mut map).cast::<c_void>(),
