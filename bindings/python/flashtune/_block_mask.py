@@ -1,6 +1,7 @@
-"""Block masks: which blocks of scores count, as lists with the names of torch's FlexAttention, and as the params have them.
+"""Block masks: lists of the blocks of scores that count, and their params.
 
-Any object with those attributes will do, so that a `torch.nn.attention.flex_attention.BlockMask` works as it is.
+The lists are named as in torch's FlexAttention. Any object with these attributes works, such as a
+`torch.nn.attention.flex_attention.BlockMask`.
 """
 
 import operator
@@ -12,12 +13,15 @@ from ._errors import InvalidArgumentError
 
 _pack = _structs.packer(_structs.BLOCK_MASK).pack
 NONE = bytes(_structs.packer(_structs.BLOCK_MASK).size)
-"""The packed part of a call without a block mask."""
+"""The packed block mask of a call without one."""
 
 
 class BlockMask(NamedTuple):
-    """Of each block of queries its blocks of keys, and transposed; int32 (batch, heads, rows) and (batch, heads, rows, blocks),
-    of batch and heads 1 where lists are the same."""
+    """For each block of queries its blocks of keys, and transposed.
+
+    Arrays are int32 (batch, heads, rows) and (batch, heads, rows, blocks). batch and heads are 1 if
+    the lists are the same for all.
+    """
 
     BLOCK_SIZE: tuple
     kv_num_blocks: Any
@@ -31,12 +35,13 @@ class BlockMask(NamedTuple):
 
 
 def block_mask(blocks, full=None, *, block_size=128):
-    """The argument block_mask of `attention` from a dense map.
+    """Makes the argument block_mask of `attention` from a dense map.
 
-    blocks: of bool, (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of those with 1 for any number of
-        either: which blocks are looked at, by causal, window and mask as ever. NumPy or torch, on the device of the call.
-    full: likewise, the blocks in which mask is not looked at; they need not be among `blocks`.
-    block_size: queries and keys of a block, or a number for both; multiples of 16, fastest of 128.
+    blocks: bool (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of these,
+        where batch and heads may be 1. True: the block counts, and causal, window and mask hide keys
+        in it. A NumPy array or a torch tensor on the device of the call.
+    full: in the same shape, the blocks that skip the mask. They need not be True in `blocks`.
+    block_size: (queries, keys) of a block, or one number for both. Multiples of 16; 128 is fastest.
     """
     size = _size(block_size)
     _expect_blocks(blocks=blocks, full=blocks if full is None else full)
@@ -50,7 +55,7 @@ def block_mask(blocks, full=None, *, block_size=128):
 
 
 def _size(block_size, name="block_size"):
-    """(block_q, block_k) of a pair of integers of any type, or of one for both."""
+    """(block_q, block_k) from a pair of integers of any type, or from one integer for both."""
     try:
         return (operator.index(block_size),) * 2
     except TypeError:
@@ -59,7 +64,7 @@ def _size(block_size, name="block_size"):
         block_q, block_k = map(operator.index, block_size)
         return block_q, block_k
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"{name} is {block_size!r}; it must be an integer, or one for queries and one for keys") from None
+        raise InvalidArgumentError(f"{name} is {block_size!r}; it must be an integer, or a pair (queries, keys)") from None
 
 
 def _expect_blocks(**arrays):
@@ -85,7 +90,7 @@ def _lists(blocks, transposed=False):
 
 
 def pack(features, dims, q, lib, backward):
-    """(the packed part of the params, what must live until the launch). q is the array."""
+    """(packed block mask, arrays that must live until the launch). q is the array."""
     if features is None or features.block_mask is None:
         return NONE, ()
     mask, (side, other) = features.block_mask, ("q", "kv") if backward else ("kv", "q")
@@ -97,14 +102,14 @@ def pack(features, dims, q, lib, backward):
         raise InvalidArgumentError(f"block_mask is {type(mask).__name__}; it must be like a FlexAttention BlockMask: {error}") from None
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
     if min(block_q, block_k) < 1:
-        raise InvalidArgumentError(f"block_mask.BLOCK_SIZE is {mask.BLOCK_SIZE!r}; it must be of positive numbers")
+        raise InvalidArgumentError(f"block_mask.BLOCK_SIZE is {mask.BLOCK_SIZE!r}; its numbers must be positive")
     blocks_q, blocks_k = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
     rows, columns = (blocks_k, blocks_q) if backward else (blocks_q, blocks_k)
     _expect_columns(mask, f"{other}_num_blocks", columns)
     kept, addresses = [], []
 
     def take(at, *sizes):
-        """The shape of an array, which must be of `sizes`: a number, a pair of which either will do, or None for any."""
+        """The array's shape. Each of `sizes` is a number, a pair of allowed numbers, or None."""
         name, array = names[at], arrays[at]
         if array is None and name.startswith("full_"):
             addresses.append(0)
@@ -116,7 +121,7 @@ def pack(features, dims, q, lib, backward):
         addresses.append(address)
         return _expect_shape(name, tuple(array.shape), sizes)
 
-    # Lists are the same along dimensions of size 1, full ones along those of the others.
+    # Lists are shared along dimensions of size 1, and the full lists along the same dimensions.
     counts = take(0, (batch_size, 1), (num_heads_q, 1), rows)
     indices = take(1, *counts, None)
     take(2, *counts)
@@ -130,7 +135,7 @@ def pack(features, dims, q, lib, backward):
 
 
 def _expect_columns(mask, name, columns):
-    """The lists of this pass do not say how many columns they are of; those of the other pass do, where they are there."""
+    """Checks the number of columns, which only the other pass's lists show, if there are any."""
     shape = getattr(getattr(mask, name, None), "shape", None)
     if shape is not None and tuple(shape)[-1:] != (columns,):
         raise InvalidArgumentError(f"block_mask.{name} has shape {tuple(shape)}; it must end in {columns}, the blocks of that side")

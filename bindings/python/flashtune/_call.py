@@ -1,7 +1,8 @@
-"""One call as the C library gets it: shapes checked against each other, params packed.
+"""One call in the form of the C library: shapes are checked and params are packed.
 
-Knows shapes, strides and addresses, not whose arrays they are. What concerns the problem itself (ranges, head
-ratios, layouts, devices) the library judges; here is only what a params struct cannot express.
+Knows shapes, strides and addresses, but not the array library. The C library checks the problem
+itself (ranges, head ratios, layouts, devices). This module checks only what a params struct cannot
+express.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from ._errors import InvalidArgumentError
 DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
 NULL = (0, 0, 0, 0)
 NO_SEED = (0, 0, 0, 0)
-"""(seed, offset, seed address, offset address); an address other than 0 is read at launch instead of the value."""
+"""(seed, offset, seed address, offset address). A nonzero address replaces the value."""
 
 _CAUSAL = {
     False: _structs.CAUSAL_NONE,
@@ -35,15 +36,18 @@ NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
 
 def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invariant=False):
-    """(causal number, scale, p, deterministic, batch_invariant) as the params hold them. A scale of None becomes the struct's
-    0: 1/sqrt(head_dim)."""
+    """(causal number, scale, p, deterministic, batch_invariant) as in the params.
+
+    A scale of None becomes 0, which stands for 1/sqrt(head_dim) in the struct.
+    """
     try:
         causal_number = _CAUSAL[causal]
     except (KeyError, TypeError):
         allowed = 'False, True, "bottom-right" or "top-left"'
         raise InvalidArgumentError(f"causal is {causal!r}; it must be {allowed}") from None
-    softmax_scale = 0.0 if softmax_scale is None else factor("softmax_scale", softmax_scale, "None stands for 1/sqrt(head_dim)")
-    # The library would see p rounded to fp32, so that a value just under 1 reads as 1 in its message.
+    softmax_scale = 0.0 if softmax_scale is None else factor("softmax_scale", softmax_scale, "None means 1/sqrt(head_dim)")
+    # Checked here: the library sees p rounded to fp32, and its message would show 1 for a value
+    # just below 1.
     expected = "the probability of dropping, in [0, 1)"
     dropout_p = number("dropout_p", dropout_p, expected)
     if not 0 <= dropout_p < 1:
@@ -55,7 +59,7 @@ def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invaria
 
 
 def number(name, value, expected):
-    """A float of what says that it is a number, and no more than one."""
+    """The float of a single number; text is refused."""
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)
@@ -65,9 +69,11 @@ def number(name, value, expected):
 
 
 def factor(name, value, nothing):
-    """A float in the range of the C header's softmax_scale and softcap, which as fp32 could become the 0 that stands for
-    `nothing`."""
-    expected = f"a number of a magnitude from 2**-100 to 2**100 ({nothing})"
+    """A float in the C header's range of softmax_scale and softcap.
+
+    A value outside could round to 0 in fp32, and 0 stands for `nothing`.
+    """
+    expected = f"a number whose magnitude is from 2**-100 to 2**100 ({nothing})"
     value = number(name, value, expected)
     if not 2.0**-100 <= abs(value) <= 2.0**100:
         raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
@@ -75,7 +81,7 @@ def factor(name, value, nothing):
 
 
 def sizes(q, k, v):
-    """The params' seven sizes from three (batch, seqlen, heads, dim) shapes."""
+    """The seven sizes of the params from three (batch, seqlen, heads, dim) shapes."""
     try:
         batch_size, seqlen_q, num_heads_q, head_dim = q
         batch_k, seqlen_k, num_heads_kv, head_dim_k = k
@@ -99,7 +105,7 @@ def expect_shape(name, shape, expected):
 
 
 def integer_seed(seed):
-    """(seed, offset) from an int or a pair of ints, or None where `seed` is neither."""
+    """(seed, offset) from an int or a pair of ints; None for any other type."""
     parts = seed if isinstance(seed, (tuple, list)) else (seed, 0)
     try:
         pair = tuple(part if isinstance(part, int) else operator.index(part) for part in parts)
@@ -113,9 +119,12 @@ def integer_seed(seed):
 
 
 def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE):
-    """Packed `flashtune_forward_params`. Tensors are (address, stride_batch, stride_seqlen, stride_head); features, pages
-    and the block mask are packed already."""
-    causal, scale, p, _, batch_invariant = opts  # the forward pass always is deterministic
+    """Packed `flashtune_forward_params`.
+
+    Tensors are (address, stride_batch, stride_seqlen, stride_head). Features, pages and the block
+    mask are packed already.
+    """
+    causal, scale, p, _, batch_invariant = opts  # the forward pass is always deterministic
     try:
         packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
         return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks
@@ -128,7 +137,7 @@ def backward(
     features=NO_FEATURES, feature_gradients=NO_FEATURE_GRADIENTS, blocks=_block_mask.NONE,
 ):  # fmt: skip
     """Packed `flashtune_backward_params`."""
-    causal, scale, p, deterministic, _ = opts  # batch_invariant is the forward pass's
+    causal, scale, p, deterministic, _ = opts  # only the forward pass has batch_invariant
     try:
         return _pack_backward(
             _BACKWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse, *dout, *dq, *dk, *dv,
@@ -139,8 +148,11 @@ def backward(
 
 
 def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages):
-    """Packed `flashtune_kv_append_params`. dims is (batch, heads_kv, seqlen_new, seqlen_cache, head_dim, head_dim_v), pages
-    (address, stride, page_size, num_pages) or `NULL`; lengths are addresses."""
+    """Packed `flashtune_kv_append_params`.
+
+    dims is (batch, heads_kv, seqlen_new, seqlen_cache, head_dim, head_dim_v), and pages is
+    (address, stride, page_size, num_pages) or `NULL`. Lengths are addresses.
+    """
     return _pack_kv_append(_KV_APPEND_BYTES, dtype, 0, *dims, *k, *v, *k_cache, *v_cache, seqlens, seqused, *pages)
 
 

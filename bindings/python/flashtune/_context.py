@@ -1,4 +1,4 @@
-"""Contexts: the library's handles, one for each device of this process, made when first needed and kept.
+"""Contexts: one library handle for each device of this process, created on first use and kept.
 
 Knows the library's calls by name; takes packed params and addresses.
 """
@@ -28,8 +28,8 @@ def context(device):
 
 
 def _forget():
-    # A forked child has none of the parent's threads, and its CUDA state is unusable: it starts with new handles.
-    # The parent's handles are left alone, since destroying them would wait for those threads.
+    # A forked child has none of the parent's threads, and its CUDA state is unusable, so it starts
+    # with new handles. Destroying the parent's handles would wait for those threads.
     global _lock
     _contexts.clear()
     _lock = threading.Lock()
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Context:
-    """A `flashtune_context`, never destroyed: device memory may outlive any order of interpreter shutdown."""
+    """A `flashtune_context`, never destroyed: interpreter shutdown has no reliable order."""
 
     def __init__(self, device):
         lib = library()
@@ -92,7 +92,7 @@ class Pass:
         self._plan_info = getattr(lib, f"flashtune_{name}_plan_info")
 
     def supported(self, params):
-        """Raises where a launch would refuse these params."""
+        """Raises if a launch would refuse these params."""
         check(self._supported(self._handle, params))
 
     def workspace_bytes(self, params):

@@ -1,10 +1,10 @@
-"""The library's statuses as exceptions, each with the library's own sentence."""
+"""The library's statuses as exceptions, with the library's message."""
 
 OK, INVALID_ARGUMENT, UNSUPPORTED = 0, 1, 2
 
 
 class FlashtuneError(RuntimeError):
-    """A call failed; `status` is the number that the C header documents."""
+    """A call failed. `status` is the status number of the C header."""
 
     status = None
 
@@ -15,13 +15,13 @@ class FlashtuneError(RuntimeError):
 
 
 class InvalidArgumentError(FlashtuneError, ValueError):
-    """An argument is wrong; the message names it, its value and what is allowed."""
+    """An argument is wrong. The message names it, its value and what is allowed."""
 
     status = INVALID_ARGUMENT
 
 
 class UnsupportedError(FlashtuneError, NotImplementedError):
-    """A valid problem that this build, device or backend does not do."""
+    """The problem is valid, but this build, device or backend does not support it."""
 
     status = UNSUPPORTED
 

@@ -1,7 +1,8 @@
-"""Writing new keys and values behind those that a cache of torch tensors holds.
+"""Appending new keys and values to a K/V cache of torch tensors.
 
-What the host can see of lengths and tables is refused where it is wrong; the rest the kernel leaves out, so that nothing
-waits for the device. Knows nothing of attention, which decides when the cache is written.
+Wrong lengths and tables that the host can read are refused. The kernel skips sequences with other
+wrong ones, so no call waits for the device. Knows nothing of attention, which calls the function
+that writes.
 """
 
 import operator
@@ -13,13 +14,16 @@ from ._errors import InvalidArgumentError
 
 
 def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table):
-    """(how many keys each sequence uses, the function that writes the new ones into the cache), the latter None without new ones.
-    Arguments as of `flash_attn_with_kvcache`; until the function is called nothing is written, the numbers of keys neither."""
+    """(numbers of keys that the sequences use, function that writes the new keys, or None).
+
+    Arguments as for `flash_attn_with_kvcache`. Nothing is written before the function is called, not
+    even the numbers of keys.
+    """
     return _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table)
 
 
 def append(k_cache, v_cache, k, v, cache_seqlens, block_table):
-    """As `flashtune.kv_append`."""
+    """`flashtune.kv_append`."""
     for name, tensor in (("v_cache", v_cache), ("k", k), ("v", v)):
         _torch_launch.expect_array(name, tensor, "k_cache")
     used, write = _plan(("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table)
@@ -29,30 +33,30 @@ def append(k_cache, v_cache, k, v, cache_seqlens, block_table):
 
 
 def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
-    """`like`, a name and its tensor, has as many sequences as there are and is where lengths and tables must be."""
+    """`plan`. `like`, a name and a tensor, gives the number of sequences and the device."""
     for name, tensor in (like, ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
     capacity = k_cache.shape[1] if block_table is None else _pages(block_table, like) * k_cache.shape[1]
     if block_table is not None and 0 in k_cache.shape[:2]:
-        raise InvalidArgumentError(f"k_cache has shape {tuple(k_cache.shape)}; with block_table it must have pages, and those keys")
+        raise InvalidArgumentError(f"k_cache has shape {tuple(k_cache.shape)}; with block_table it must have pages, and pages must have keys")
     if k is None and v is None:
         return _seqlens(cache_seqlens, like, capacity, 0), None
     _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)
     seqlens = _seqlens(cache_seqlens, like, capacity, k.shape[1])
-    if block_table is not None and _is_seen(block_table):
+    if block_table is not None and _is_on_host(block_table):
         _refuse_missing_pages(block_table, seqlens + k.shape[1], k_cache)
     used = torch.empty_like(seqlens, memory_format=torch.contiguous_format)
     return used, lambda: _torch_launch.kv_append(k_cache, v_cache, k, v, seqlens, block_table, used)
 
 
-def _is_seen(given):
-    """Whether the host has looked at it: lengths as an int, or a tensor of its own memory."""
+def _is_on_host(given):
+    """Whether the host can read it: an int, or a tensor in host memory."""
     return not isinstance(given, torch.Tensor) or given.device.type == "cpu"
 
 
 def _seqlens(given, like, capacity, seqlen_new):
-    """int32 (batch) beside `like`, or None."""
+    """int32 (batch) on the device of `like`, or None."""
     whose, q = like
     if given is None:
         return None
@@ -71,14 +75,14 @@ def _seqlens(given, like, capacity, seqlen_new):
     if tuple(given.shape) != (q.shape[0],):
         found, expected = tuple(given.shape), (q.shape[0],)
         raise InvalidArgumentError(f"cache_seqlens has shape {found}; it must be {expected}, one for each sequence of {whose}")
-    if _is_seen(given):
+    if _is_on_host(given):
         for b in ((given < 0) | (given > most)).nonzero()[:1, 0].tolist():
             raise InvalidArgumentError(f"cache_seqlens[{b}] is {given[b]}; {reason}")
     return given
 
 
 def _pages(block_table, like):
-    """How many of a sequence."""
+    """The number of pages of each sequence."""
     whose, q = like
     if not isinstance(block_table, torch.Tensor):
         raise TypeError(f"block_table is a {type(block_table).__name__}; it must be a torch tensor, as {whose} is")
@@ -111,17 +115,18 @@ def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
         if new.dtype != cache.dtype or new.device != cache.device:
             wanted = f"{cache.dtype} on {cache.device}, as its cache is"
             raise InvalidArgumentError(f"{name} is {new.dtype} on {new.device}; it must be {wanted}")
-        # Of anything else attention would read a copy that lacks the new keys, or several would go to one place.
+        # Attention would read a copy of such a cache, without the new keys; with a stride of 0
+        # several keys would go to one place.
         strides = [stride for stride, size in zip(cache.stride(), cache.shape) if size > 1]
         if cache.stride(-1) != 1 or 0 in strides:
             found = cache.stride()
-            raise InvalidArgumentError(f"{name}_cache has strides {found}; to be written to the last must be 1 and none 0")
+            raise InvalidArgumentError(f"{name}_cache has strides {found}; to be written, the last must be 1 and none may be 0")
     if k.shape[1] > capacity:
         raise InvalidArgumentError(f"k has {k.shape[1]} new keys of a sequence; the cache holds {capacity} keys of one")
 
 
 def _expect_alike(k, k_cache, v_cache, block_table):
-    """What attention checks of its own tensors."""
+    """The checks that attention makes on its own tensors."""
     expected = (len(k) if block_table is None else len(k_cache), *k_cache.shape[1:3])
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         found = tuple(cache.shape)

@@ -1,7 +1,7 @@
-"""Finds and loads libflashtune, once per process, and declares the functions that this package calls.
+"""Finds and loads libflashtune, once per process, and declares the functions called here.
 
-Looked for in `FLASHTUNE_LIBRARY` (a file), beside this package, then in `target/release` and `target/debug` of the
-repository that this file lies in. Nothing here knows arrays or attention.
+The places are `FLASHTUNE_LIBRARY` (a file), the folder of this package, and `target/release` and
+`target/debug` of the repository that contains this file. Knows nothing of arrays or attention.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _library = None
 
 
 def candidates():
-    """The files that are tried, in order."""
+    """The files to try, in order."""
     explicit = os.environ.get("FLASHTUNE_LIBRARY")
     if explicit:
         return [Path(explicit)]
@@ -35,7 +35,7 @@ def candidates():
 
 
 def library():
-    """The loaded library; raises FlashtuneError with the places tried where there is none."""
+    """The loaded library. Raises FlashtuneError with the places tried if none is found."""
     global _library
     if _library is None:
         with _lock:
@@ -45,7 +45,7 @@ def library():
 
 
 def check(status):
-    """Raises the exception of a nonzero status, with the sentence the library left for this thread."""
+    """Raises the exception of a nonzero status, with the library's message for this thread."""
     if status:
         message = _library.flashtune_last_error() or b""
         raise _errors.from_status(status, message.decode("utf-8", "replace") or f"status {status}")
@@ -63,7 +63,7 @@ def _load():
         version = loaded.flashtune_version_string().decode()
     except (OSError, AttributeError) as error:
         raise _errors.FlashtuneError(f"{found} could not be loaded as libflashtune: {error}") from error
-    # Before 1.0 the header may change with the minor version; after it, structs grow behind their struct_size.
+    # Before 1.0 a minor version may change the header; from 1.0 on structs grow by struct_size.
     if version.split(".")[:2] != __version__.split(".")[:2]:
         raise _errors.FlashtuneError(f"{found} is flashtune {version}; this package needs {__version__}")
     _declare(loaded)
@@ -81,7 +81,7 @@ def _declare(lib):
     for name in ("merge", "kv_append"):
         signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p]
     for name in ("forward", "backward"):
-        # Params travel as packed bytes, which ctypes passes by address.
+        # Params are packed bytes, which ctypes passes by address.
         signatures[f"flashtune_{name}_supported"] = [c_void_p, c_char_p]
         signatures[f"flashtune_{name}_workspace_size"] = [c_void_p, c_char_p, size_out]
         signatures[f"flashtune_{name}_prepare"] = [c_void_p, c_char_p]

@@ -1,6 +1,6 @@
-"""Merging partial results of attention over parts of the keys: shapes checked against each other, params packed.
+"""Merging partial results: shapes are checked against each other and params are packed.
 
-Knows shapes and strides; whose arrays they are it leaves to the array library's module.
+Knows shapes and strides; the array library's module knows the arrays.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _pack = _structs.packer(_structs.MergeParams._fields_).pack
 
 
 def parts(name, given, lib):
-    """A list of arrays that can be stacked, of a sequence of them, which is not empty."""
+    """The arrays of a non-empty sequence as a list, checked to be stackable."""
     arrays = list(given)
     for i, array in enumerate(arrays):
         lib.expect_array(f"{name}[{i}]", array, "outs[0]")
@@ -25,9 +25,9 @@ def parts(name, given, lib):
 
 
 def shapes(outs, lses):
-    """((batch, seqlen, heads, dim), shape of an lse) from the shapes of all partials, one behind the other."""
+    """((batch, seqlen, heads, dim), shape of an lse) from the shapes of the stacked partials."""
     partials, *shape = outs
-    expected = "(partials, batch, seqlen, heads, dim) or, of sequences end to end, (partials, total, heads, dim)"
+    expected = "(partials, batch, seqlen, heads, dim), or (partials, total, heads, dim) for packed sequences"
     if len(shape) not in (3, 4):
         raise InvalidArgumentError(f"outs has shape {tuple(outs)}; it must be {expected}")
     batch, seqlen, heads, dim = shape if len(shape) == 4 else (1, *shape)
@@ -37,8 +37,11 @@ def shapes(outs, lses):
 
 
 def pack(dtype, partial_dtype, sizes, outs, lses, out, lse):
-    """Packed `flashtune_merge_params`. outs is (partials, address, stride_partial, stride_batch, stride_seqlen, stride_head), lses
-    (address, stride_partial), out as tensors are, lse an address."""
+    """Packed `flashtune_merge_params`.
+
+    outs is (partials, address, stride_partial, stride_batch, stride_seqlen, stride_head), lses
+    (address, stride_partial), out like any tensor, and lse an address.
+    """
     partials, address, stride_partial, *strides = outs
     batch, seqlen, heads, dim = sizes
     try:

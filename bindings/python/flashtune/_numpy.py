@@ -8,12 +8,12 @@ from . import _block_mask, _call, _features, _merge
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
-# What the library asks of a workspace's address; NumPy promises less.
+# The alignment in bytes that the library needs of a workspace; NumPy guarantees less.
 _ALIGNMENT = 256
 
 
 def attention(q, k, v, opts, seed, return_lse, features):
-    """out or (out, lse). There are no gradients here that deterministic could be about; it is only checked."""
+    """out or (out, lse). deterministic has no effect without gradients and is only checked."""
     out, lse = attention_forward(q, k, v, opts, seed, features)
     return (out, lse) if return_lse else out
 
@@ -39,7 +39,7 @@ def attention_forward(q, k, v, opts, seed, features):
 
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
-    """(dq, dk, dv, dbias, dsinks), the last two None where there is nothing that they could be of."""
+    """(dq, dk, dv, dbias, dsinks); the last two are None without such an input."""
     number, (q, k, v, out, dout) = _inputs(q=q, k=k, v=v, out=out, dout=dout)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     shape = _features.lse_shape(features, q.shape, dims)
@@ -90,7 +90,11 @@ def merge(outs, lses, dtype):
 
 
 def describe(q, k, v, opts, features, backward):
-    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages, packed block mask) for the calls that read no data."""
+    """The arguments of the calls that read no data.
+
+    (device, dtype number, sizes, tensor refs of q, k and v, packed features, packed pages, packed
+    block mask)
+    """
     number, arrays = _inputs(q=q, k=k, v=v)
     dims = _features.sizes(features, *(x.shape for x in arrays), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
@@ -112,7 +116,7 @@ def resolve_seed(seed, dropout_p):
 
 
 def vector(name, array, kind, q):
-    """(the array, its address): contiguous, of the dtype `kind`."""
+    """(array, address) of a contiguous array of dtype `kind`."""
     expect_array(name, array)
     if array.dtype != np.dtype(kind):
         raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {kind}")
@@ -121,14 +125,14 @@ def vector(name, array, kind, q):
 
 
 def scores(name, array, shape, q):
-    """(the array, its ref): broadcast to one element for each score; a row's bits are not broadcast."""
+    """(array, ref), broadcast to one element a score; the bits of a row are not broadcast."""
     expect_array(name, array)
     dtypes = {"bias": (q.dtype,), "mask": (np.dtype(bool), np.dtype(np.uint8)), "mask_bits": (np.dtype(np.uint8),)}
     if array.dtype not in dtypes[name]:
         raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {' or '.join(map(str, dtypes[name]))}")
     if name == "mask_bits":
         if array.shape[-1:] != shape[-1:]:
-            raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape}, but for the last dim")
+            raise InvalidArgumentError(f"{name} has shape {array.shape}; it must broadcast to {shape} without broadcasting the last dim")
         if array.strides[-1] != 1:
             array = _contiguous(name, array)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or array.ctypes.data % array.itemsize:
@@ -140,7 +144,7 @@ def scores(name, array, shape, q):
 
 
 def longest(name, cu_seqlens, q):
-    """The longest sequence."""
+    """The length of the longest sequence."""
     return int(np.diff(cu_seqlens).max(initial=0))
 
 
@@ -152,14 +156,14 @@ def expect_array(name, array, like="q"):
 
 def _refuse_masked(name, array):
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; fill it, and say what counts by mask, since its own mask would be lost")
+        raise TypeError(f"{name} is a masked array, whose mask would be lost; fill it and pass the argument mask")
 
 
 def _contiguous(name, array, dtype=None):
-    """The array, or a copy where its elements do not follow one another or are not aligned to their size."""
+    """The array, or a copy if it is not contiguous or not aligned to its element size."""
     _refuse_masked(name, array)
     array = np.ascontiguousarray(array, dtype)
-    # Contiguous ones come back as they are, at odd addresses too; a copy is aligned.
+    # ascontiguousarray returns a contiguous array as it is, even misaligned; a copy is aligned.
     return array.copy() if array.ctypes.data % array.itemsize else array
 
 
@@ -168,7 +172,7 @@ def _scores_ref(array):
 
 
 def _inputs(**arrays):
-    """The dtype's number, and the arrays in a form that strides can express, copied only where they are not."""
+    """The dtype's number and the arrays; an array that strides cannot express is copied."""
     dtype = arrays["q"].dtype
     for name, array in arrays.items():
         expect_array(name, array)
@@ -185,7 +189,7 @@ def _number(name, dtype):
 
 
 def _expressible(array):
-    """Whether the last dim is contiguous and every stride a nonnegative number of elements."""
+    """Whether the last dim is contiguous and every stride is a nonnegative number of elements."""
     if array.ndim not in (3, 4):
         return True
     size = array.itemsize
@@ -197,7 +201,7 @@ def _expressible(array):
 
 
 def _ref(array):
-    """(address, stride_batch, stride_seqlen, stride_head); the rows of sequences end to end have no batch."""
+    """(address, stride_batch, stride_seqlen, stride_head); without a batch its stride is 0."""
     size = array.itemsize
     if array.ndim not in (3, 4):
         return _call.NULL

@@ -1,6 +1,6 @@
-"""What happens before a launch, on request: preparing, tuning, looking at a plan, carrying records.
+"""Calls that launch nothing: preparing, tuning, plans, and exchanging records.
 
-Arrays are handed in for their shapes, strides, dtype and device; no data is read.
+Arrays give only their shapes, strides, dtype and device; no data is read.
 """
 
 import ctypes
@@ -23,12 +23,15 @@ _SOURCES = {
 def prepare(
     q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, batch_invariant=False, **features
 ):
-    """Looks up, compiles and loads what a call on such arrays launches, so that no later call waits for it.
+    """Looks up, compiles and loads the kernels for such arrays, so that no later call waits.
 
-    The pass is the forward one, or with `backward` the backward one, `deterministic` or not. A CUDA graph capture needs it, or
-    one call before. features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on, and
-    `attention`'s block_mask; of the forward pass also block_table, with k and v in pages; of the backward pass also need_dbias
-    (True: the bias has a gradient) and need_dlse (False: lse has none).
+    backward: False prepares the forward pass, True the backward pass, deterministic or not.
+    features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on,
+        and block_mask of `attention`. The forward pass also takes block_table, with k and v in
+        pages. The backward pass also takes need_dbias (default True: the bias has a gradient) and
+        need_dlse (default False: lse has none).
+
+    A CUDA graph capture needs this call, or one ordinary call, before it.
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     _pass(device, backward).prepare(params)
@@ -37,11 +40,12 @@ def prepare(
 def plan_info(
     q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, batch_invariant=False, **features
 ):
-    """What a call on such arrays runs and why, as a dict; prepares it where that is still to do. Arguments as of `prepare`.
+    """The plan for such arrays, as a dict; prepares it if necessary. Arguments as for `prepare`.
 
-    kernel, config and reason are text; source is pinned, process, machine, shipped, nearest-gpu or heuristic;
-    registers, spill_bytes, smem_bytes and threads are 0 on the CPU, measured_us and default_us 0 where not measured. features,
-    block_mask among them, are those of `prepare`.
+    kernel, config, reason: text.
+    source: "pinned", "process", "machine", "shipped", "nearest-gpu" or "heuristic".
+    registers, spill_bytes, smem_bytes, threads: of the main kernel; 0 on the CPU.
+    measured_us, default_us: times in microseconds; 0 if not measured.
     """
     device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
     info = _pass(device, backward).plan_info(params)
@@ -53,11 +57,13 @@ def plan_info(
 def autotune(
     q, k, v, *, causal=False, dropout_p=0.0, backward=False, time_limit=0.0, retune=False, progress=None, **features
 ):
-    """Measures the candidates for such arrays on their device, keeps the winner, and returns its `plan_info`.
+    """Measures candidate configs for such arrays, keeps the fastest, returns its `plan_info`.
 
-    time_limit is in seconds (0: the library's default). progress is called with a dict (phase, done, total, failed,
-    best_config, best_us) and stops the run by returning True. What has a record is measured again only with `retune`.
-    features, block_mask among them, are those of `prepare`.
+    time_limit: in seconds; 0 means the library's default.
+    retune: True measures a problem again that has a record.
+    progress: called with a dict (phase, done, total, failed, best_config, best_us). Returning True
+        stops the run.
+    features: as for `prepare`.
     """
     time_limit = _call.number("time_limit", time_limit, "a number of seconds")
     device, params = _describe(q, k, v, causal, dropout_p, backward, **features)
@@ -79,7 +85,7 @@ def autotune(
                     )
                 )
             )
-        except BaseException as error:  # KeyboardInterrupt too: it must not be lost inside a C callback.
+        except BaseException as error:  # includes KeyboardInterrupt, which a C callback would lose
             raised.append(error)
             return True
 
@@ -99,12 +105,18 @@ def autotune(
 
 
 def export_records(path, device=None):
-    """Writes this machine's tuning records to a file and returns their number. device: a CUDA ordinal; None: the CPU."""
+    """Writes this machine's tuning records to a file and returns their number.
+
+    device: a CUDA ordinal; None means the CPU.
+    """
     return context(CPU if device is None else device).export_records(path)
 
 
 def import_records(path, device=None):
-    """Takes the records of an exported file into this machine's and returns how many were taken."""
+    """Imports the records of an exported file and returns the number of records that were accepted.
+
+    device: a CUDA ordinal; None means the CPU.
+    """
     return context(CPU if device is None else device).import_records(path)
 
 
@@ -121,11 +133,11 @@ def _describe(
     described = module_of(q).describe(q, k, v, opts, features, backward)
     device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks = described
     if deterministic and not backward:
-        raise InvalidArgumentError("deterministic is True and backward False; a forward pass always is: leave it out")
+        raise InvalidArgumentError("deterministic is True and backward False; the forward pass is always deterministic: leave it out")
     if batch_invariant and backward:
-        raise InvalidArgumentError("batch_invariant is True and backward True; it is of the forward pass: leave it out")
+        raise InvalidArgumentError("batch_invariant is True and backward True; only the forward pass has it: leave it out")
     seed, null = _call.NO_SEED, _call.NULL
-    # Outputs, which do not exist yet, stand as packed and unplaced.
+    # Outputs do not exist yet; NULL describes them as packed tensors.
     if backward:
         wants_dbias = need_dbias and features is not None and features.bias is not None
         more = _features.with_gradients(packed, _features.NO_SCORES, 0, 0, wants_dbias, need_dlse)

@@ -1,4 +1,7 @@
-"""Attention for torch's autograd in eager mode. What learns is handed in apart, since autograd sees nothing inside a tuple."""
+"""Attention for torch's autograd in eager mode.
+
+Autograd sees nothing inside a tuple, so bias and sinks, which get gradients, are separate arguments.
+"""
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -14,7 +17,10 @@ def attention(q, k, v, opts, seed, return_lse, features):
 
 
 def packed_attention(q, packed, opts, seed, return_lse, features):
-    """Attention whose k and v, or (q being None) q, k and v, are slices of the third dim from the end; so are their gradients."""
+    """Attention on a packed k and v, or with q None on a packed q, k and v.
+
+    They are slices of the third dim from the end, and so are their gradients.
+    """
     bias, sinks, features = _apart(features)
     return _PackedAttention.apply(q, packed, bias, sinks, opts, seed, return_lse, features)
 
@@ -71,7 +77,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _slices(q, packed):
-    """(q, k, v) of a packed pair or, where q is None, of a packed triple."""
+    """(q, k, v) from a packed pair, or from a packed triple if q is None."""
     return packed.unbind(-3) if q is None else (q, *packed.unbind(-3))
 
 
@@ -80,7 +86,8 @@ def _of_dtype(gradient, tensor):
 
 
 def _save(ctx, tensors, opts, seed, features):
-    # What is read from memory again in backward must live, unchanged, until then: a seed and the features' tensors too.
+    # Every tensor that backward reads must live unchanged until then, including a seed and the
+    # features' tensors.
     ctx.set_materialize_grads(False)
     ctx.seed = None if isinstance(seed, torch.Tensor) else seed
     ctx.opts = opts

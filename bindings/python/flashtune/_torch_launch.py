@@ -184,7 +184,7 @@ def scores(name, tensor, shape, q):
     if name == "mask_bits":
         if tensor.shape[-1:] != shape[-1:]:
             found = tuple(tensor.shape)
-            raise InvalidArgumentError(f"{name} has shape {found}; it must broadcast to {shape}, but for the last dim")
+            raise InvalidArgumentError(f"{name} has shape {found}; it must broadcast to {shape} without broadcasting the last dim")
         tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
     try:
         return tensor, _scores_ref(tensor.expand(shape))

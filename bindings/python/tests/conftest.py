@@ -1,6 +1,6 @@
-"""What a test needs of the machine: torch, a GPU. What is missing is skipped, and said in capitals at the end.
+"""Skips tests for which the machine lacks torch or a GPU, and reports the skips at the end.
 
-`FLASHTUNE_REQUIRE_GPU=1` turns a skip for a missing torch or GPU into a failure.
+`FLASHTUNE_REQUIRE_GPU=1` makes a skip for a missing torch or GPU a failure.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ _REQUIRE_GPU = os.environ.get("FLASHTUNE_REQUIRE_GPU") == "1"
 _missing = {}
 
 if "FLASHTUNE_CACHE_DIR" not in os.environ:
-    # Tests neither read nor change what this machine has tuned.
+    # Tests neither read nor change this machine's tuning records.
     _cache = tempfile.mkdtemp(prefix="flashtune-test-")
     os.environ["FLASHTUNE_CACHE_DIR"] = _cache
 

@@ -1,23 +1,28 @@
-"""The one rule by which these tests judge numeric errors.
+"""The rule by which the Python tests judge numeric errors.
 
-An output may be off the exact result by what the same maths done naively in the input dtype is off, twice over (three
-times for gradients), plus one rounding step; on average by half as much again as the naive result.
+The yardstick is the error of the same maths, done naively in the input dtype. A result may have
+twice its largest error (three times for gradients) plus one rounding step, and 1.5 times its mean
+error.
 """
 
 import numpy as np
 
 # The spacing of numbers just above 1.
 STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
-# In fp32 nothing but the order of sums and the LSE tells naive from ours: the naive order is one of many, and its luck is
-# not ours; backward recomputes weights from an LSE rounded to fp32, off by up to |lse| steps, as every flash
-# algorithm does. In 16-bit types the rounding of products drowns both.
+# In fp32 only the order of sums and the LSE distinguish a result from the naive one, and the naive
+# order is one of many. The backward pass recomputes weights from an LSE rounded to fp32, which is
+# off by up to |lse| steps, as in every flash algorithm. In 16-bit dtypes the rounding of products
+# hides both.
 LOOSER = {"float16": 1, "bfloat16": 1, "float32": 4}
-# Fewer elements share a few roundings, and their mean is judged as the largest error is.
+# Fewer elements share a few roundings, so their mean is judged like the largest error.
 _ENOUGH = 256
 
 
 def assert_close(name, actual, naive, exact, dtype, gradient=False):
-    """All arrays as fp64 NumPy; `exact` from fp64 maths, `naive` from maths rounded to `dtype` at each step."""
+    """All arrays are fp64 NumPy.
+
+    `exact` comes from fp64 maths, `naive` from maths rounded to `dtype` at each step.
+    """
     assert actual.shape == exact.shape, f"{name}: shape {actual.shape}, expected {exact.shape}"
     if exact.size == 0:
         return

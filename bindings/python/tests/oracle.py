@@ -1,7 +1,8 @@
-"""Attention written down plainly in NumPy: fp64 for the truth, fp32 rounded to a dtype at each step for the yardstick.
+"""Plain attention in NumPy: in fp64 as the truth, and in fp32 rounded to a dtype at each step as
+the yardstick.
 
-Also the dropout mask from its documentation (Philox4x32-10 on seed, offset, head, row and key), written anew so that
-nothing is shared with what it tests.
+It implements the dropout mask from its documentation (Philox4x32-10 on seed, offset, head, row and
+key) and shares no code with the library.
 """
 
 import numpy as np
@@ -17,9 +18,10 @@ def attention(
     q, k, v, dout=None, causal=False, softmax_scale=None, dropout_p=0.0, seed=(0, 0), window=None, softcap=0.0,
     alibi_slopes=None, bias=None, mask=None, sinks=None, dlse=None, rounded_to=None, first_batch=0,
 ):  # fmt: skip
-    """The result by fp64 maths; with `rounded_to` by fp32 maths, every product and weight rounded to that dtype.
+    """The result of fp64 maths, or with `rounded_to` of fp32 maths with every product and weight
+    rounded.
 
-    first_batch is the number of the first batch entry, which dropout depends on.
+    Dropout depends on first_batch, the number of the first batch entry.
     """
     work = np.float64 if rounded_to is None else np.float32
 
@@ -71,7 +73,7 @@ def attention(
     dbias = None if bias is None else _summed(dscores, bias.shape)
     dsinks = None
     if sinks is not None:
-        # A row that sees nothing has the sink alone, or not even that.
+        # A row without keys has only the sink, or not even that.
         share = np.exp(sink[..., 0] - np.where(np.isneginf(lse), 0, lse))
         dsinks = -(share * delta[..., 0]).sum((0, 2))
     dscores = rounded(dscores * slope) * scale
@@ -86,7 +88,10 @@ def varlen(
     q, k, v, dout, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, bias=None, mask=None,
     alibi_slopes=None, dlse=None, **options,
 ):  # fmt: skip
-    """`attention` of one sequence after the other; 0, and an lse of -infinity, in rows that none uses."""
+    """`attention` of one sequence after the other.
+
+    Unused rows are 0 and have an lse of -infinity.
+    """
     places_q, places_k = _places(q, cu_seqlens_q, seqused_q), _places(k, cu_seqlens_k, seqused_k)
     num_heads = q.shape[-2]
     lse_shape = (q.shape[0], num_heads, q.shape[1]) if cu_seqlens_q is None else (num_heads, q.shape[0])
@@ -112,7 +117,7 @@ def varlen(
 
 
 def _places(tensor, cu_seqlens, seqused):
-    """Of each sequence the index of its used rows."""
+    """The index of each sequence's used rows."""
     if cu_seqlens is None:
         used = [tensor.shape[1]] * tensor.shape[0] if seqused is None else seqused
         return [(b, slice(0, int(rows))) for b, rows in enumerate(used)]
@@ -121,7 +126,9 @@ def _places(tensor, cu_seqlens, seqused):
 
 
 def _part(shape, b, seqlens):
-    """The index of one sequence's part in a tensor that broadcasts to (batch, heads, seqlen_q, seqlen_k)."""
+    """The index of one sequence's part in a tensor that broadcasts to (batch, heads, seqlen_q,
+    seqlen_k).
+    """
     rows = (slice(None) if size == 1 else slice(0, seqlen) for size, seqlen in zip(shape[2:], seqlens))
     return (slice(None) if shape[0] == 1 else slice(b, b + 1), slice(None), *rows)
 
@@ -132,7 +139,7 @@ def _summed(gradient, shape):
 
 
 def seen(seqlen_q, seqlen_k, causal, window=None):
-    """True where a row sees a key by causal and window: (seqlen_q, seqlen_k)."""
+    """True where causal and window let a row see a key: (seqlen_q, seqlen_k)."""
     rows, keys = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :]
     after = keys - rows - (0 if causal == "top-left" else seqlen_k - seqlen_q)
     left, right = (-1 if side is None else side for side in window or (-1, -1))
@@ -172,7 +179,7 @@ def kept(batch_size, num_heads_q, seqlen_q, seqlen_k, dropout_p, seed, offset):
 
 
 def philox(counter, key):
-    """Philox4x32-10 (Salmon et al., SC 2011) on arrays of 32-bit numbers held in uint64."""
+    """Philox4x32-10 (Salmon et al., SC 2011) on arrays of 32-bit numbers in uint64."""
     low = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Attention written down plainly in torch operations, differentiable, in whatever dtype its inputs have."""
+"""Plain attention in differentiable torch operations, in the dtype of its inputs."""
 
 import oracle
 import torch
@@ -11,7 +11,10 @@ def plain(
     q, k, v, bias=None, sinks=None, causal=False, softmax_scale=None, keep=None, window=None, softcap=0.0, alibi_slopes=None,
     mask=None, return_lse=False,
 ):  # fmt: skip
-    """Every product and the weights in the inputs' dtype. `keep` multiplies the weights: the dropout mask, scaled."""
+    """Products and weights have the inputs' dtype.
+
+    `keep`, the scaled dropout mask, multiplies the weights.
+    """
     q, k, v = _by_head(q, k, v)
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     seen = torch.from_numpy(oracle.seen(seqlen_q, seqlen_k, causal, window)).to(q.device)
@@ -28,14 +31,14 @@ def plain(
     scores = scores.masked_fill(~seen, torch.finfo(q.dtype).min)
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
-    # A row that sees nothing has equal scores; the product makes its weights 0 and keeps its gradients finite.
+    # A row without keys has equal scores; the product makes its weights 0 and its gradients finite.
     weights = scores.softmax(-1)[..., :seqlen_k] * seen
     out = ((weights if keep is None else weights * keep) @ v).transpose(1, 2)
     return (out, scores.logsumexp(-1)) if return_lse else out
 
 
 def math_backend(q, k, v, causal=False, softmax_scale=None):
-    """torch's own SDPA by its math backend."""
+    """torch's SDPA with its math backend."""
     q, k, v = _by_head(q, k, v)
     seen = torch.from_numpy(oracle.seen(q.shape[2], k.shape[2], causal)).to(q.device)
     with sdpa_kernel(SDPBackend.MATH):
@@ -56,7 +59,7 @@ def with_gradients(function, tensors, dout, **options):
 
 
 def judge(function, tensors, dout, names=("q", "k", "v"), exact=plain, **options):
-    """Judges a function's output and gradients; `options` go to the plain versions as well."""
+    """Judges a function's output and gradients. `options` go to the plain versions too."""
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     truth = with_gradients(exact, [x.double() for x in tensors], dout, **options)
     naive = with_gradients(plain, tensors, dout, **options)
@@ -68,6 +71,6 @@ def judge(function, tensors, dout, names=("q", "k", "v"), exact=plain, **options
 
 
 def random(*shapes, dtype, device, seed=0):
-    """Normal tensors of these shapes; the same on every device."""
+    """Normal tensors of these shapes, with the same values on every device."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]

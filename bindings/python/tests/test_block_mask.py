@@ -1,4 +1,6 @@
-"""Block masks on NumPy arrays by the CPU backend, against the dense mask that says the same, and what is refused."""
+"""Block masks on NumPy arrays by the CPU backend: against the equal dense mask, and refused
+arguments.
+"""
 
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ ROWS, COLUMNS = 5, 6
 
 
 def spread(blocks):
-    """To one element for each score."""
+    """Expands blocks to one element for each score."""
     return np.repeat(np.repeat(blocks, BLOCK[0], -2), BLOCK[1], -1)[..., :SEQLEN_Q, :SEQLEN_K]
 
 
@@ -35,7 +37,7 @@ def both_passes(q, k, v, dout, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("shape", [(), (1, 1), (1, HEADS), (BATCH, 1), (BATCH, HEADS)], ids=str)
-def test_a_block_mask_is_the_mask_that_it_spreads_to(shape, dtype):
+def test_a_block_mask_equals_its_dense_mask(shape, dtype):
     blocks = random_blocks(*shape)
     mask = np.broadcast_to(spread(blocks), (BATCH, HEADS, SEQLEN_Q, SEQLEN_K))
     tensors = inputs(dtype)
@@ -44,11 +46,11 @@ def test_a_block_mask_is_the_mask_that_it_spreads_to(shape, dtype):
     tolerance = 1e-5 if dtype == F32 else 2e-2
     for one, other in zip(listed, dense):
         np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance)
-    # And the dense mask is what the definition says.
+    # The dense mask itself agrees with the definition.
     check(*tensors, dtype, mask=mask, causal=True)
 
 
-def test_the_mask_is_asked_in_the_blocks_that_are_not_full_alone():
+def test_full_blocks_skip_the_mask():
     blocks, full = random_blocks(1, HEADS), random_blocks(1, HEADS)
     mask = GENERATOR.random((1, HEADS, SEQLEN_Q, SEQLEN_K)) < 0.6
     tensors = inputs(F32)
@@ -59,7 +61,7 @@ def test_the_mask_is_asked_in_the_blocks_that_are_not_full_alone():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_anything_with_the_names_of_flex_attention_will_do():
+def test_any_object_with_the_names_of_flex_attention_works():
     made = flashtune.block_mask(random_blocks(BATCH, 1), block_size=BLOCK)
     alike = SimpleNamespace(**made._asdict(), mask_mod=None)
     tensors = inputs(F32)
@@ -76,7 +78,7 @@ def test_rows_without_a_block_see_nothing():
     assert (out[:, rows] == 0).all() and (dq[:, rows] == 0).all() and np.isneginf(lse[:, :, rows]).all()
 
 
-def test_what_is_no_block_mask_is_refused_by_its_name():
+def test_invalid_block_masks_are_refused_by_name():
     made = flashtune.block_mask(random_blocks(1, HEADS), block_size=BLOCK)
     q, k, v, _ = inputs(F32)
 
@@ -94,12 +96,12 @@ def test_what_is_no_block_mask_is_refused_by_its_name():
     refused("block_mask.BLOCK_SIZE is", made._replace(BLOCK_SIZE=(0, 48)))
     refused("block_mask.BLOCK_SIZE is", made._replace(BLOCK_SIZE=(32, 48, 64)))
     refused("block_mask.indices.* must be from 0 to 5", made._replace(kv_indices=made.kv_indices + 6))
-    # Lists of some of the keys: the last block of them would never be seen.
+    # Lists for too few keys: the last block would never be seen.
     short = flashtune.block_mask(random_blocks(1, HEADS)[..., :-1], block_size=BLOCK)
     refused("block_mask.q_num_blocks has shape .* must end in 6", short)
     refused("block_mask.kv_num_blocks has shape", flashtune.block_mask(random_blocks(1, HEADS)[..., :-1, :], block_size=BLOCK))
     refused("block_mask", flashtune.block_mask(random_blocks(1, HEADS).swapaxes(-1, -2), block_size=BLOCK))
-    # The other pass's lists, where they are not there, cannot be asked.
+    # Without the other pass's lists there is nothing to check.
     flashtune.attention(q, k, v, block_mask=made._replace(q_num_blocks=None, q_indices=None))
 
 
@@ -111,7 +113,7 @@ def test_lists_of_too_few_queries_are_refused_backward_too():
         flashtune.attention_backward(dout, q, k, v, out, lse, block_mask=short)
 
 
-def test_a_map_is_of_bool_and_a_size_of_integers():
+def test_blocks_must_be_bool_and_block_size_integers():
     def refused(word, *arguments, **options):
         with pytest.raises(flashtune.InvalidArgumentError, match=word):
             flashtune.block_mask(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Nonsense in, a clean exception out, naming the argument."""
+"""Wrong arguments raise exceptions that name the argument."""
 
 import flashtune
 import numpy as np
@@ -32,10 +32,10 @@ Q = np.ones((1, 4, 2, 8), np.float32)
         (dict(softmax_scale=1e300), ValueError, "softmax_scale"),
         (dict(softmax_scale="1"), ValueError, "softmax_scale"),
         (dict(softmax_scale=float("nan")), ValueError, "softmax_scale"),
-        # fp32 would make 0 of them, which stands for something else.
-        (dict(softmax_scale=1e-50), ValueError, r"softmax_scale is 1e-50; it must be a number of a magnitude from 2\*\*-100"),
+        # These values round to 0 in fp32, which has a meaning of its own.
+        (dict(softmax_scale=1e-50), ValueError, r"softmax_scale is 1e-50; it must be a number whose magnitude is from 2\*\*-100"),
         (dict(softmax_scale=-1e-31), ValueError, "softmax_scale is -1e-31"),
-        (dict(softcap=1e-60), ValueError, r"softcap is 1e-60; it must be a number of a magnitude .* \(0 means none\)"),
+        (dict(softcap=1e-60), ValueError, r"softcap is 1e-60; it must be a number whose magnitude .* \(0 means none\)"),
         (dict(softcap=1e31), ValueError, r"softcap is 1e\+31"),
         (dict(softmax_scale=1e18, softcap=1e-18), ValueError, r"\|softmax_scale\| / softcap is 1e36"),
         (dict(softmax_scale=[0.1, 0.2]), ValueError, r"softmax_scale is \[0.1, 0.2\]; it must be a number"),
@@ -73,7 +73,7 @@ LEAST, MOST = 2.0**-100, 2.0**100
     [(LEAST, 0), (MOST, 0), (-MOST, 0), (LEAST, LEAST), (1, LEAST), (1, MOST), (MOST, MOST)],
 )
 def test_scales_and_caps_at_the_ends_of_their_range_give_numbers(softmax_scale, softcap):
-    # With q = 0 every weight is the same, and so is every gradient of v.
+    # With q = 0 all weights are equal, and so are the gradients of v.
     v = np.random.default_rng(1).standard_normal(Q.shape, np.float32)
     options = dict(softmax_scale=softmax_scale, softcap=softcap)
     out, lse = flashtune.attention_forward(0 * Q, Q, v, **options)

@@ -1,4 +1,4 @@
-"""What goes beyond plain attention, on NumPy arrays by the CPU backend: features, and sequences of their own lengths."""
+"""Features beyond plain attention, and varlen batches, on NumPy arrays by the CPU backend."""
 
 import flashtune
 import numpy as np
@@ -19,7 +19,8 @@ HEADS = 4
 SLOPES = np.array([0.5, 0.1, 0.03, 0.0], np.float32)
 SINKS = np.array([-1.0, 0.0, 2.0, -np.inf], np.float32)
 
-# Of (2, 4, 61, 83); None stands for every row of a sequence and of the batch alike.
+# Features for scores of (2, 4, 61, 83); tensors of size 1 along a dim broadcast.
+# entries.
 FEATURES = {
     "window": dict(window=(20, 7)),
     "window to the left": dict(window=(9, None)),
@@ -63,7 +64,7 @@ def judged(actual, exact, naive, dtype):
 
 
 def check(q, k, v, dout, dtype, reference=oracle.attention, **options):
-    """Both passes, with a gradient into lse."""
+    """Judges both passes, with a gradient into lse."""
     if "bias" in options:
         options["bias"] = options["bias"].astype(dtype)
     if "dropout_p" in options:
@@ -88,7 +89,7 @@ def test_each_feature_is_within_the_error_rule_in_both_passes(name, dtype):
 
 @pytest.mark.parametrize("features", [{}, dict(causal=True), FEATURES["all"]], ids=["plain", "causal", "all"])
 @pytest.mark.parametrize("name", VARLEN)
-def test_sequences_of_their_own_lengths_are_as_each_alone(name, features):
+def test_varlen_sequences_equal_each_sequence_alone(name, features):
     lengths = VARLEN[name]
     batch = len(LENGTHS_Q)
     features = dict(features)
@@ -101,7 +102,7 @@ def test_sequences_of_their_own_lengths_are_as_each_alone(name, features):
     if "cu_seqlens_k" in lengths:
         k, v = (x.reshape(-1, *x.shape[2:])[: sum(LENGTHS_K) + 5].copy() for x in (k, v))
         lengths = lengths | dict(max_seqlen_k=83)
-    # What no sequence uses may hold anything.
+    # Rows that no sequence uses may hold anything.
     for tensor, side in ((q, "q"), (dout, "q"), (k, "k"), (v, "k")):
         used = np.zeros(tensor.shape[:-2], bool)
         for place in oracle._places(tensor, lengths.get(f"cu_seqlens_{side}"), lengths.get(f"seqused_{side}")):
@@ -114,7 +115,7 @@ def test_sequences_of_their_own_lengths_are_as_each_alone(name, features):
     check(q, k, v, dout, F32, reference=reference, **lengths, **features)
 
 
-def test_the_varlen_call_takes_the_longest_sequence_where_none_is_given():
+def test_max_seqlen_defaults_to_the_longest_sequence():
     q, k, v, _ = (x[0] for x in tensors((1, 2, 2, 50, 50, 16, 16, True), F32))
     begins = np.array([0, 20, 50], np.int32)
     out, lse = flashtune.attention_varlen(q, k, v, cu_seqlens_q=begins, cu_seqlens_k=begins, causal=True, return_lse=True)
@@ -149,11 +150,11 @@ def test_rows_that_see_nothing_give_zeros_or_the_sink(hidden):
 
 
 @pytest.mark.parametrize("shape", [(2, HEADS, 61, 83), (2, 1, 61, 83), (61, 83), (HEADS, 1, 83), (83,)], ids=str)
-def test_a_mask_of_bits_gives_what_its_bytes_give(shape):
+def test_a_bit_mask_equals_its_byte_mask(shape):
     q, k, v, dout = tensors((2, HEADS, 2, 61, 83, 40, 24, False), F32)
     mask = GENERATOR.random(shape) < 0.6
     bits = np.packbits(mask, axis=-1, bitorder="little")
-    # Past the last key they may be anything.
+    # Bits past the last key may be anything.
     bits[..., -1] |= 0xF8
     options = dict(causal=True, softcap=3.0)
     expected = flashtune.attention_forward(q, k, v, mask=mask, **options)
@@ -168,7 +169,7 @@ def test_a_mask_of_bits_gives_what_its_bytes_give(shape):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_bias_may_lie_in_memory_as_it_likes():
+def test_a_bias_may_have_any_memory_layout():
     q, k, v, _ = tensors((2, HEADS, 2, 61, 83, 40, 24, False), F32)
     bias = normal(83, 61, HEADS, 2)
     view = bias.transpose()
@@ -178,7 +179,7 @@ def test_a_bias_may_lie_in_memory_as_it_likes():
     np.testing.assert_array_equal(flashtune.attention(q, k, v, bias=reversed_view), expected)
 
 
-def test_a_plan_is_of_its_features():
+def test_a_plan_depends_on_the_features():
     q, k, v, _ = tensors((2, HEADS, 2, 61, 83, 40, 24, False), F32)
     features = dict(window=(5, 5), sinks=SINKS, bias=normal(83))
     for backward in (False, True):
@@ -215,7 +216,7 @@ BEGINS = np.array([0, 4, 8], np.int32)
         (dict(mask=np.ones((4, 4))), ValueError, "mask is float64; it must be bool or uint8"),
         (dict(mask=np.ones((3, 1, 4, 4), bool)), ValueError, "mask has shape"),
         (dict(mask_bits=np.ones((4, 1), bool)), ValueError, "mask_bits is bool; it must be uint8"),
-        (dict(mask_bits=np.ones((4, 4), np.uint8)), ValueError, "mask_bits has shape .* but for the last dim"),
+        (dict(mask_bits=np.ones((4, 4), np.uint8)), ValueError, "mask_bits has shape .* without broadcasting the last dim"),
         (dict(mask_bits=np.ones((3, 1), np.uint8)), ValueError, "mask_bits has shape .* must broadcast"),
         (dict(mask_bits=np.uint8([[1]]), mask=np.ones(4, bool)), ValueError, "mask and mask_bits are both given"),
         (dict(sinks=np.ones((1, 2), np.float32)), ValueError, "sinks has shape"),
@@ -255,7 +256,7 @@ def test_wrong_lengths_are_named(change, exception, words):
         flashtune.attention_varlen(**arguments)
 
 
-def test_numpys_integers_are_pythons():
+def test_numpy_integers_are_accepted():
     window = flashtune.attention(ONES, ONES, ONES, window=(np.int64(1), np.int32(0)), causal=True)
     np.testing.assert_array_equal(window, flashtune.attention(ONES, ONES, ONES, window=(1, 0), causal=True))
     for seed, same in ((np.int64(3), 3), ((np.uint64(3), np.int8(4)), (3, 4))):

@@ -1,4 +1,4 @@
-"""The flash-attn 2.8 calls: their signatures to the letter, their results against torch's math backend."""
+"""The calls of flash-attn 2.8: exact signatures, and results against torch's math backend."""
 
 import inspect
 
@@ -50,13 +50,14 @@ SHAPES = [(2, 4, 4, 128, 128, 64), (1, 8, 2, 113, 203, 128), (1, 4, 1, 256, 128,
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
-def test_output_and_gradients_are_the_math_backends(device, dtype, shape, causal):
+def test_output_and_gradients_agree_with_the_math_backend(device, dtype, shape, causal):
     batch, heads, heads_kv, seqlen_q, seqlen_k, dim = shape
     *tensors, dout = random(
         (batch, seqlen_q, heads, dim), (batch, seqlen_k, heads_kv, dim), (batch, seqlen_k, heads_kv, dim),
         (batch, seqlen_q, heads, dim), dtype=dtype, device=device,
     )  # fmt: skip
-    # The math backend's gradients of a row that sees no key are NaN; flash-attn's are 0, and so are plain's.
+    # The math backend's gradients of a row without keys are NaN; those of flash-attn and `plain`
+    # are 0.
     exact = plain if causal and seqlen_q > seqlen_k else math_backend
     judge(lambda q, k, v: interface.flash_attn_func(q, k, v, causal=causal), tensors, dout, exact=exact, causal=causal)
 
@@ -101,7 +102,7 @@ SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
     [
         (dict(window_size=(16, 0)), dict(window=(16, 0))),
         (dict(window_size=[-1, 5]), dict(window=(-1, 5))),
-        # What is right of the diagonal causal hides, whatever the window says.
+        # causal hides the keys right of the diagonal, whatever the window says.
         (dict(window_size=(16, 5), causal=True), dict(window=(16, -1), causal=True)),
         (dict(softcap=1.5), dict(softcap=1.5)),
         (dict(alibi_slopes=SLOPES, causal=True), dict(alibi_slopes=SLOPES, causal=True)),
@@ -110,7 +111,7 @@ SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
     ids=str,
 )
 @pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
-def test_windows_caps_and_slopes_mean_what_they_do_in_flash_attn(device, dtype, options, meaning):
+def test_window_softcap_and_alibi_mean_the_same_as_in_flash_attn(device, dtype, options, meaning):
     options, meaning = ({name: _on(device, value) for name, value in some.items()} for some in (options, meaning))
     *tensors, dout = random((2, 65, 4, 64), (2, 130, 2, 64), (2, 130, 2, 64), (2, 65, 4, 64), dtype=dtype, device=device)
     judge(lambda q, k, v: interface.flash_attn_func(q, k, v, **options), tensors, dout, **meaning)
@@ -121,7 +122,7 @@ def _on(device, value):
 
 
 @pytest.mark.parametrize("device, dtype", NARROW_DEVICES)
-def test_varlen_calls_do_each_sequence_alone(device, dtype):
+def test_varlen_calls_equal_one_call_for_each_sequence(device, dtype):
     lengths_q, lengths_k = [13, 0, 61, 30], [40, 17, 83, 0]
     begins_q, begins_k = (
         torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
@@ -148,7 +149,7 @@ def test_varlen_calls_do_each_sequence_alone(device, dtype):
         ):
             whole[place] = part[0].detach()
     unpacked = [*packed[:2], *packed[2].unbind(1)]
-    # On a GPU kernels for other lengths sum in another order, and products are rounded to 16 bits.
+    # A GPU's kernels for other lengths sum in another order, and products are rounded to 16 bits.
     tolerance = {} if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
     for of_separate, of_packed, wanted in zip(separate, unpacked, one_by_one, strict=True):
         torch.testing.assert_close(of_separate, wanted, **tolerance)
@@ -195,12 +196,12 @@ def test_deterministic_gradients_have_the_same_bits_at_every_run(device, dtype, 
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 2, 8), (1, 4, 2, 2, 8), (1, 4, 3, 8)])
-def test_a_qkv_of_another_shape_is_refused(shape):
+def test_packed_qkv_of_a_wrong_shape_is_refused(shape):
     with pytest.raises(ValueError, match="qkv has shape"):
         interface.flash_attn_qkvpacked_func(torch.ones(shape))
 
 
-def test_what_is_no_tensor_is_refused():
+def test_non_tensors_are_refused():
     q = torch.ones(1, 4, 2, 8)
     with pytest.raises(TypeError, match="q is a list"):
         interface.flash_attn_func([1.0], q, q)
@@ -243,20 +244,20 @@ NO_FLAG, NO_WINDOW, NO_BOUND = "it must be False or True", r"it must be \(left, 
         ("max_seqlen", "4", f"'4'; {NO_BOUND}", ["flash_attn_varlen_qkvpacked_func"]),
     ],
 )
-def test_an_argument_of_another_type_is_refused_by_name(argument, value, message, calls):
+def test_an_argument_of_a_wrong_type_is_refused_by_name(argument, value, message, calls):
     for name in calls:
         with pytest.raises(ValueError, match=f"^{argument} is {message}"):
             CALLS[name](**{argument: value})
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_numpys_bools_and_integers_are_pythons(name):
+def test_numpy_bools_and_integers_are_accepted(name):
     numpy = pytest.importorskip("numpy")
     expected = CALLS[name](causal=True, window_size=(2, 1))
     out = CALLS[name](causal=numpy.True_, window_size=(numpy.int64(2), numpy.int32(1)))
     assert torch.equal(out, expected)
 
 
-def test_a_max_seqlen_of_a_tensor_is_its_number():
+def test_max_seqlen_may_be_a_tensor():
     expected = CALLS["flash_attn_varlen_func"]()
     assert torch.equal(CALLS["flash_attn_varlen_func"](max_seqlen_q=torch.tensor(4), max_seqlen_k=BEGINS[1]), expected)

@@ -1,4 +1,6 @@
-"""What only a GPU shows: streams, graph capture, the caller's context, memory, other devices."""
+"""Behaviour that only a GPU shows: streams, graph capture, the caller's context, memory, other
+devices.
+"""
 
 import ctypes
 
@@ -15,13 +17,13 @@ SEQLEN = 128
 
 
 def uniform(seqlen=SEQLEN, heads=2, dtype=torch.float16):
-    """q, k, v whose output shows the dropout mask: equal scores, and v the identity."""
+    """q, k, v whose output is the dropout mask: scores are equal, and v is the identity."""
     zeros = torch.zeros(1, seqlen, heads, 64, dtype=dtype, device="cuda")
     identity = torch.eye(seqlen, dtype=dtype, device="cuda").view(1, seqlen, 1, seqlen).repeat(1, 1, heads, 1)
     return zeros, zeros.clone(), identity
 
 
-def test_the_gpus_mask_is_the_documented_one():
+def test_the_dropout_mask_is_the_documented_one():
     q, k, v = uniform()
     seed = (1 << 50 | 3, 1 << 40 | 9)
     out = flashtune.attention(q, k, v, dropout_p=0.5, seed=seed)
@@ -52,7 +54,8 @@ def test_a_captured_graph_draws_a_new_mask_at_each_replay_and_backward_sees_it()
     for _ in range(3):
         graph.replay()
         weights = out.transpose(1, 2).float()
-        # dv = weights^T dout, and dout is all ones: what each key's weights sum to, by the mask of this very replay.
+        # dout is all ones, so dv = weights^T dout is the sum of each key's weights under this
+        # replay's mask.
         sums = weights.sum(2).view(1, 2, SEQLEN, 1).expand(-1, -1, -1, SEQLEN).transpose(1, 2)
         torch.testing.assert_close(dv.float(), sums, rtol=5e-3, atol=5e-3)
         masks.append(weights != 0)
@@ -83,7 +86,8 @@ def test_work_is_ordered_on_the_callers_stream():
     filled_late = [torch.zeros_like(x) for x in tensors]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        # The inputs hold zeros until this sleep of some 50 ms is over: work on any other stream would read those.
+        # The inputs stay zero until a sleep of about 50 ms ends; work on another stream would read
+        # zeros.
         torch.cuda._sleep(100_000_000)
         for late, value in zip(filled_late, tensors):
             late.copy_(value)
@@ -119,7 +123,7 @@ def test_pages_of_fp32_on_a_gpu_are_not_supported():
         flashtune.attention_kvcache(q, pages, pages, block_table=table, seqused_k=seqused_k)
 
 
-def test_flash_attns_calls_take_16_bits_as_flash_attn_does():
+def test_flash_attn_calls_accept_only_16_bit_dtypes_on_a_gpu():
     q = torch.ones(1, 8, 1, 64, device="cuda")
     with pytest.raises(NotImplementedError, match="q is torch.float32"):
         flash_attn_func(q, q, q)

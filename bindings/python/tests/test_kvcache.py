@@ -1,5 +1,7 @@
-"""flash-attn's call for decoding, on torch tensors: against plain attention over each sequence's keys, with NaN in the rest of
-the cache. The same tests on the CPU and on a GPU."""
+"""flash-attn's decoding call on torch tensors, against plain attention over each sequence's keys.
+
+The rest of the cache holds NaN. The same tests run on the CPU and on a GPU.
+"""
 
 import flashtune
 import pytest
@@ -16,7 +18,10 @@ SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.0])
 
 
 class Cache:
-    """A cache of SEQLENS keys for each sequence, in a row or in pages of `page_size`; what holds no key is NaN."""
+    """A cache of SEQLENS keys for each sequence, contiguous or in pages of `page_size`.
+
+    The rest is NaN.
+    """
 
     def __init__(self, page_size, dtype, device):
         self.page_size = page_size
@@ -40,7 +45,7 @@ class Cache:
         return cache
 
     def keys(self, b, length):
-        """(k, v) of one sequence, in a row."""
+        """(k, v) of one sequence, contiguous."""
         if self.table is None:
             return [x[b : b + 1, :length] for x in (self.k, self.v)]
         return [x[self.table[b].long()].flatten(0, 1)[None, :length] for x in (self.k, self.v)]
@@ -55,7 +60,7 @@ def assert_attends(out, q, cache, lengths, **options):
 
 
 def assert_same(out, expected):
-    """Where two kernels may have done it; weights are rounded to the dtype, so that the error is one of the whole row."""
+    """Compares results that different kernels may have made. Rounded weights change a whole row."""
     tolerance = 1e-5 if out.dtype == torch.float32 else 0.03
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
@@ -84,7 +89,7 @@ def test_decoding_sees_the_keys_of_each_sequence(device, dtype, seqlen_q, page_s
     ids=str,
 )
 @pytest.mark.parametrize("device", DEVICES)
-def test_options_mean_what_they_do_in_flash_attn(device, options, meaning):
+def test_options_mean_the_same_as_in_flash_attn(device, options, meaning):
     dtype = working_dtype(device)
     cache = Cache(16, dtype, device)
     (q,) = random((BATCH, 2, HEADS, DIM), dtype=dtype, device=device)
@@ -109,7 +114,7 @@ def test_new_keys_go_behind_those_of_the_cache_and_are_seen(device, page_size):
     for b, length in enumerate(lengths):
         for rows, new in zip(cache.keys(b, length), (k, v)):
             assert torch.equal(rows[0, -3:], new[b])
-    # Nothing else of it has changed.
+    # The rest of the cache is unchanged.
     for now, then in zip((cache.k, cache.v), before):
         assert (now.isnan() != then.isnan()).any((-1, -2)).sum() == BATCH * 3
     assert_attends(out, q, cache, lengths, causal=True)
@@ -147,7 +152,7 @@ def test_varlen_calls_read_pages(device):
         (dict(num_splits=4), "num_splits is 4"),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(options, name):
+def test_unsupported_options_are_refused_by_name(options, name):
     q = torch.ones(BATCH, 1, 2, 8)
     with pytest.raises(NotImplementedError, match=name):
         interface.flash_attn_with_kvcache(q, q, q, **options)
@@ -209,7 +214,7 @@ IN_PAGES = [
 
 
 @pytest.mark.parametrize("arguments, message", IN_A_ROW + IN_PAGES)
-def test_what_is_refused_leaves_the_cache_as_it_was(arguments, message):
+def test_refused_calls_leave_the_cache_unchanged(arguments, message):
     cache = (6, 4, 2, 8) if "block_table" in arguments else (BATCH, 16, 2, 8)
     arguments = {
         **dict(q=torch.ones(BATCH, 1, 2, 8), k_cache=torch.zeros(cache), v_cache=torch.zeros(cache)),
@@ -221,7 +226,7 @@ def test_what_is_refused_leaves_the_cache_as_it_was(arguments, message):
     assert not arguments["k_cache"].any() and not arguments["v_cache"].any()
 
 
-def test_pages_past_a_sequences_length_are_not_looked_at():
+def test_pages_past_a_sequences_length_are_not_checked():
     q, k, v = (torch.ones(2, 1, 2, 8) for _ in range(3))
     cache = torch.zeros(2, 4, 2, 8)
     table = ints([0, -1], [1, 99])
@@ -230,14 +235,14 @@ def test_pages_past_a_sequences_length_are_not_looked_at():
 
 
 def append_unseen(cache, new, seqlens, table):
-    """Keys of one head and dim as a GPU's lengths and tables have them written, at which nobody looks."""
+    """Appends keys of one head and dim with lengths and tables that the host does not check."""
     used = torch.full_like(seqlens, -9)
     _torch_launch.kv_append(cache, cache.clone(), new, new, seqlens, table, used)
     return used
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_unseen_lengths_without_room_write_nothing(device):
+def test_unchecked_lengths_without_room_write_nothing(device):
     cache, new = torch.zeros(4, 5, 1, 1, device=device), torch.tensor([[1.0, 2.0]] * 4, device=device)[..., None, None]
     used = append_unseen(cache, new, ints(-1, 3, 4, 2**31 - 1).to(device), None)
     assert used.tolist() == [0, 5, 4, 5]
@@ -245,8 +250,8 @@ def test_unseen_lengths_without_room_write_nothing(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_unseen_pages_that_there_are_not_write_nothing_and_do_not_undo_others(device):
-    # Of six sequences the third alone has room; the first two's pages are its pages, too.
+def test_unchecked_missing_pages_write_nothing_and_undo_no_other_write(device):
+    # Of six sequences only the third has room, and the first two name its pages.
     table = ints([0, 1], [0, 1], [0, 1], [7, 1], [0, -1], [2**31 - 1, 0]).to(device)
     seqlens = ints(-3, 3, 1, 0, 1, 0).to(device)
     new = torch.arange(1.0, 13, device=device).view(6, 2, 1, 1)
@@ -254,7 +259,7 @@ def test_unseen_pages_that_there_are_not_write_nothing_and_do_not_undo_others(de
     used = append_unseen(cache, new, seqlens, table)
     assert used.tolist() == [0, 3, 3, 0, 1, 0]
     assert cache.flatten().tolist() == [0, 5, 6, 0, 0, 0]
-    # Where none has room the cache stays as it was.
+    # If no sequence has room, the cache is unchanged.
     before = cache.clone()
     append_unseen(cache, new, seqlens - 4, table)
     assert torch.equal(cache, before)
@@ -308,7 +313,7 @@ CACHES = torch.zeros(BATCH, 16, 2, 8), torch.zeros(BATCH, 16, 2, 4)
         (dict(cache_seqlens=None), "cache_seqlens is None"),
     ],
 )
-def test_a_cache_that_fits_nothing_is_refused_unwritten(arguments, message):
+def test_a_mismatched_cache_is_refused_unwritten(arguments, message):
     arguments = {
         **dict(k_cache=CACHES[0], v_cache=CACHES[1], k=torch.ones(BATCH, 2, 2, 8), v=torch.ones(BATCH, 2, 2, 4)),
         **dict(cache_seqlens=ints(4, 0, 5)),
@@ -319,7 +324,7 @@ def test_a_cache_that_fits_nothing_is_refused_unwritten(arguments, message):
     assert not any(cache.any() for cache in CACHES)
 
 
-def test_what_is_no_tensor_is_refused_by_name():
+def test_non_tensors_are_refused_by_name():
     cache, new = torch.zeros(1, 4, 1, 8), torch.ones(1, 1, 1, 8)
     with pytest.raises(TypeError, match="k_cache is a list; it must be a torch tensor"):
         flashtune.kv_append([1.0], cache, new, new, 0)
@@ -369,7 +374,7 @@ def test_on_a_gpu_wrong_lengths_and_pages_neither_fault_nor_wait(page_size):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_autograd_hears_that_a_cache_was_written(device):
+def test_autograd_notices_that_a_cache_was_written(device):
     dtype = working_dtype(device)
     k_cache, v_cache = random(*[(2, 8, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=1)
     k, v = random(*[(2, 1, HEADS_KV, DIM)] * 2, dtype=dtype, device=device, seed=2)
@@ -393,7 +398,7 @@ def test_new_keys_may_be_the_caches_own(device):
     expected = k_cache[:, 1:3].clone()
     used = flashtune.kv_append(k_cache, v_cache, k_cache[:, 1:3], v_cache[:, :2], 2)
     assert used.tolist() == [4, 4] and torch.equal(k_cache[:, 2:4], expected)
-    # Keys and values of the same bytes would be written twice.
+    # Keys and values with the same bytes would be written twice.
     with pytest.raises(flashtune.InvalidArgumentError, match="v_cache"):
         flashtune.kv_append(k_cache, k_cache[..., : DIM // 2], expected, expected[..., : DIM // 2], 2)
 

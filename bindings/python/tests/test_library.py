@@ -39,7 +39,7 @@ def test_a_missing_library_is_an_error_that_lists_the_places_tried(tmp_path):
     assert output.startswith("FlashtuneError: libflashtune was not found; tried ") and "nowhere.so" in output
 
 
-def test_a_file_that_is_no_library_is_an_error(tmp_path):
+def test_a_file_other_than_a_library_is_an_error(tmp_path):
     (tmp_path / "text.so").write_text("no ELF file")
     assert "could not be loaded" in run(ATTEND, FLASHTUNE_LIBRARY=str(tmp_path / "text.so"))
 
@@ -59,7 +59,7 @@ def test_the_places_are_the_variable_then_the_package_then_the_build_folders(mon
     assert _library.candidates() == [Path("/elsewhere/lib.so")]
 
 
-def test_the_packages_version_is_the_crates():
+def test_package_and_crate_have_the_same_version():
     manifest = (PACKAGE.parents[2] / "Cargo.toml").read_text()
     project = (PACKAGE.parent / "pyproject.toml").read_text()
     assert f'\nversion = "{flashtune.__version__}"\n' in manifest

@@ -1,5 +1,6 @@
-"""Merging partial results, on NumPy arrays and, where there is PyTorch, on its tensors: attention over parts of the keys gives
-attention over all of them."""
+"""Merging partial results on NumPy arrays and, with PyTorch, on its tensors: attention over parts
+of the keys merges into attention over all of them.
+"""
 
 import flashtune
 import numpy as np
@@ -10,7 +11,7 @@ DEVICES = ["numpy", "cpu", pytest.param("cuda", marks=pytest.mark.needs_gpu)]
 
 
 def arrays(kind, *shapes):
-    """Normal arrays: fp32 on the host, bf16 on a GPU, and the tolerance that this asks for."""
+    """Normal arrays, fp32 on the host and bf16 on a GPU, and the tolerance for that dtype."""
     random = np.random.default_rng(4)
     made = [random.standard_normal(shape, np.float32) for shape in shapes]
     if kind == "numpy":
@@ -37,7 +38,7 @@ def test_halves_of_the_keys_merge_into_attention_over_all_of_them(kind):
 
 
 @pytest.mark.parametrize("kind", DEVICES)
-def test_stacks_of_sequences_end_to_end_merge_and_what_saw_nothing_is_left_out(kind):
+def test_stacks_of_packed_sequences_merge_and_empty_parts_have_no_weight(kind):
     (outs, lses), tolerance = arrays(kind, (3, 7, 2, 5), (3, 2, 7))
     lses = lses.astype(np.float32) if kind == "numpy" else lses.float()
     nothing = float("-inf")
@@ -53,7 +54,7 @@ def test_stacks_of_sequences_end_to_end_merge_and_what_saw_nothing_is_left_out(k
     np.testing.assert_allclose(on_host(out), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_partials_of_fp32_give_the_dtype_that_is_asked_for():
+def test_fp32_partials_give_the_requested_dtype():
     random = np.random.default_rng(6)
     outs, lses = random.standard_normal((2, 1, 5, 2, 8), np.float32), random.standard_normal((2, 1, 2, 5), np.float32)
     out, _ = flashtune.merge(outs, lses, dtype=np.float16)
@@ -69,14 +70,14 @@ def test_partials_of_fp32_give_the_dtype_that_is_asked_for():
         ((0, 1, 5, 2, 8), (0, 1, 2, 5), "num_partials is 0"),
     ],
 )
-def test_partials_that_do_not_fit_are_refused(outs, lses, message):
+def test_mismatched_partials_are_refused(outs, lses, message):
     with pytest.raises(InvalidArgumentError) as caught:
         flashtune.merge(np.zeros(outs, np.float32), np.zeros(lses, np.float32))
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "cpu"])
-def test_a_dtype_that_does_not_fit_is_named(kind):
+def test_a_wrong_dtype_is_named(kind):
     (outs, lses), _ = arrays(kind, (2, 1, 5, 2, 8), (2, 1, 2, 5))
     module = np if kind == "numpy" else pytest.importorskip("torch")
     wide = outs.astype(np.float64) if kind == "numpy" else outs.double()
@@ -90,7 +91,7 @@ def test_a_dtype_that_does_not_fit_is_named(kind):
 @pytest.mark.parametrize(
     "outs, lses, message",
     [
-        ([], [], "outs is []; it must be a sequence of arrays, one at least"),
+        ([], [], "outs is []; it must be a sequence of at least one array"),
         ([0], [], "lses is []; it must be a sequence"),
         (5, [0], "outs is 5; it must be a sequence"),
         ([0, 1], [0, 0], "outs[1] is float32 of shape (1, 4, 2, 8); it must be float32 of shape (1, 5, 2, 8), as outs[0] is"),
@@ -99,7 +100,7 @@ def test_a_dtype_that_does_not_fit_is_named(kind):
         ([0, 0], [0], "lses has shape (1, 1, 2, 5); it must be (2, 1, 2, 5)"),
     ],
 )
-def test_parts_that_are_not_alike_are_refused(kind, outs, lses, message):
+def test_parts_of_different_shape_or_dtype_are_refused(kind, outs, lses, message):
     all_outs = [np.ones((1, 5, 2, 8), np.float32), np.ones((1, 4, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float16)]
     all_lses = [np.ones((1, 2, 5), np.float32), np.ones((1, 2, 4), np.float32)]
     if kind == "cpu":
@@ -114,7 +115,7 @@ def test_parts_that_are_not_alike_are_refused(kind, outs, lses, message):
     assert message in str(caught.value).replace("torch.", "")
 
 
-def test_what_is_no_array_is_refused():
+def test_non_arrays_are_refused():
     with pytest.raises(TypeError, match="outs is a list"):
         flashtune.merge([[1.0]], [[1.0]])
     with pytest.raises(TypeError, match=r"lses\[0\] is a list; it must be a NumPy array, as outs\[0\] is"):

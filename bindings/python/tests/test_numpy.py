@@ -67,7 +67,7 @@ def test_both_passes_are_within_the_error_rule(problem, dtype):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout_drops_what_its_documentation_says_in_both_passes(causal):
+def test_both_passes_drop_the_documented_elements(causal):
     problem = (2, 4, 2, 70, 45, 32, 32, causal)
     check(*tensors(problem, DTYPES[0]), DTYPES[0], causal=causal, dropout_p=0.3, seed=1 << 40 | 12345)
 
@@ -96,7 +96,7 @@ def test_the_mask_shows_when_scores_are_equal_and_v_is_the_identity():
     assert ((out[0, :, 0, :] != 0) == kept).all()
 
 
-def test_p_is_rounded_to_a_65536th_and_one_of_these_is_kept():
+def test_dropout_p_is_rounded_to_a_65536th_that_stays_below_1():
     q, v = np.zeros((1, 64, 64, 8), np.float32), np.broadcast_to(np.eye(64, dtype=np.float32)[None, :, None], (1, 64, 64, 64))
     np.testing.assert_array_equal(flashtune.attention(q, q, v, dropout_p=0.49 / 65536, seed=1), flashtune.attention(q, q, v))
     out = flashtune.attention(q, q, v, dropout_p=1 - 1e-6, seed=1)
@@ -144,7 +144,7 @@ def test_views_into_a_packed_qkv_are_used_in_place():
     np.testing.assert_array_equal(flashtune.attention(*views), flashtune.attention(*(x.copy() for x in views)))
 
 
-def test_heads_before_seqlen_is_only_a_stride():
+def test_bhsd_layout_is_only_a_stride():
     q, k, v, _ = tensors(PROBLEMS[0], DTYPES[0])
     by_head = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (q, k, v)]
     np.testing.assert_array_equal(flashtune.attention(*by_head), flashtune.attention(q, k, v))
@@ -222,7 +222,7 @@ def test_a_forked_child_computes_too():
 
 
 def misaligned(array):
-    """The same values one byte off their alignment, contiguous."""
+    """The same values, contiguous and one byte off their alignment."""
     memory = np.empty(array.nbytes + 16, np.uint8)
     start = 1 + -memory.ctypes.data % 16
     view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -1,4 +1,7 @@
-"""Keys in the pages of a cache, on NumPy arrays: against the oracle on the same keys in a row, with NaN wherever no key is."""
+"""The paged K/V cache on NumPy arrays, against the oracle on contiguous keys.
+
+Rows without a key hold NaN.
+"""
 
 import flashtune
 import numpy as np
@@ -12,7 +15,7 @@ HEADS, HEADS_KV, DIM = 4, 2, 24
 
 
 def cache(page_size, seqlens=SEQLENS, seed=0):
-    """(keys and values of each sequence, the pages of both, the block table)"""
+    """(keys and values of each sequence, pages of both, block table)"""
     random = np.random.default_rng(seed)
     rows = [[random.standard_normal((n, HEADS_KV, DIM), np.float32) for n in seqlens] for _ in range(2)]
     counts = [-(-n // page_size) for n in seqlens]
@@ -95,7 +98,7 @@ def test_there_is_no_backward_pass_over_pages():
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
-def test_batch_invariant_a_sequence_has_the_same_bits_alone_and_in_a_batch(paged):
+def test_a_batch_invariant_sequence_has_the_same_bits_alone_and_in_a_batch(paged):
     generator = np.random.default_rng(8)
     q = generator.standard_normal((4, 2, 4, 16), np.float32)
     k, v = (generator.standard_normal((4, 96, 2, 16), np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""prepare, plan_info, autotune and records, on the CPU backend."""
+"""prepare, plan_info, autotune and records on the CPU backend."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_a_batch_invariant_plan_is_the_same_in_every_batch():
         flashtune.prepare(q, k, v, backward=True, batch_invariant=True)
 
 
-def test_a_deterministic_plan_is_the_heuristics_whatever_was_tuned():
+def test_a_deterministic_plan_ignores_tuning_records():
     q, k, v = arrays(seqlen=144)
     flashtune.autotune(q, k, v, backward=True, time_limit=5)
     flashtune.prepare(q, k, v, backward=True, deterministic=True)
@@ -55,7 +55,7 @@ def test_a_progress_that_returns_true_cancels():
     assert caught.value.status == 11
 
 
-def test_an_exception_in_progress_comes_out():
+def test_an_exception_in_progress_is_raised():
     q, k, v = arrays(seqlen=256)
 
     def fail(progress):
@@ -76,12 +76,12 @@ def test_records_travel_through_a_file(tmp_path):
     assert flashtune.import_records(path) <= count
 
 
-def test_a_record_file_that_is_not_there_is_an_error(tmp_path):
+def test_a_missing_record_file_is_an_error(tmp_path):
     with pytest.raises(flashtune.FlashtuneError, match="nowhere.jsonl"):
         flashtune.import_records(tmp_path / "nowhere.jsonl")
 
 
-def test_a_prepared_problem_is_then_launched():
+def test_a_prepared_problem_can_be_launched():
     q, k, v = arrays(seqlen=48)
     flashtune.prepare(q, k, v)
     flashtune.prepare(q, k, v, backward=True)

@@ -1,4 +1,7 @@
-"""Attention on torch tensors: autograd, layouts, seeds, torch.compile; the same tests on the CPU and on a GPU."""
+"""Attention on torch tensors: autograd, layouts, seeds, torch.compile.
+
+The same tests run on the CPU and on a GPU.
+"""
 
 import flashtune
 import numpy as np
@@ -9,7 +12,7 @@ from oracle_torch import judge, math_backend, plain, random, with_gradients
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_gpu)
 DEVICES = ["cpu", CUDA]
-# What pages and flash-attn's calls take, too.
+# Pages and flash-attn's calls use these dtypes too.
 NARROW_DEVICES = [
     pytest.param("cpu", torch.float32, id="cpu-fp32"),
     pytest.param("cpu", torch.bfloat16, id="cpu-bf16"),
@@ -74,7 +77,7 @@ def test_dropout_drops_the_documented_elements_in_both_passes(device, dtype):
 
 
 class _Keep:
-    """The mask in the dtype of whatever it multiplies."""
+    """The mask in the dtype of the weights that it multiplies."""
 
     def __init__(self, keep):
         self.keep = keep
@@ -104,7 +107,7 @@ def test_manual_seed_reproduces_output_and_gradients(device):
     torch.manual_seed(11)
     again = run()
     assert torch.equal(first[0], again[0])
-    # dq is summed by many blocks at once on a GPU, so it agrees to a rounding, and k and v to the bit.
+    # On a GPU many CTAs add to dq, so it agrees up to rounding; dk and dv are bit-equal.
     torch.testing.assert_close(first[1], again[1])
     assert torch.equal(first[2], again[2]) and torch.equal(first[3], again[3])
     assert not torch.equal(first[0], other[0])
@@ -122,7 +125,7 @@ def test_lse_is_the_logsumexp_and_carries_a_gradient(device):
     (gradient,) = torch.autograd.grad(lse.sum(), q, retain_graph=True)
     (expected,) = torch.autograd.grad(scores.logsumexp(-1).sum(), exact)
     torch.testing.assert_close(gradient.double(), expected, rtol=2e-2, atol=2e-3)
-    # Of both outputs it is the sum.
+    # The gradient of both outputs is the sum of their gradients.
     (of_out,) = torch.autograd.grad(out.float().sum(), q, retain_graph=True)
     (of_both,) = torch.autograd.grad(out.float().sum() + lse.sum(), q)
     torch.testing.assert_close(of_both, of_out + gradient, rtol=2e-2, atol=2e-2)
@@ -155,7 +158,7 @@ def test_views_into_a_packed_qkv_are_read_in_place(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_heads_before_seqlen_and_strided_last_dims_are_only_layouts(device):
+def test_bhsd_and_strided_last_dims_are_only_layouts(device):
     *tensors, dout = inputs(PROBLEMS[0], working_dtype(device), device)
     expected = with_gradients(flashtune.attention, tensors, dout)
     by_head = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
@@ -164,7 +167,7 @@ def test_heads_before_seqlen_and_strided_last_dims_are_only_layouts(device):
         leaves = [x.requires_grad_() for x in layout]
         out = flashtune.attention(*leaves)
         assert torch.equal(out, expected[0])
-        # A gradient whose last dim is not contiguous comes out of what follows in a real model.
+        # In real models the gradient of such an output has a last dim that is not contiguous.
         strided = dout.transpose(1, 3).contiguous().transpose(1, 3)
         for actual, wanted in zip(torch.autograd.grad(out, leaves, strided), expected[1:]):
             torch.testing.assert_close(actual, wanted)
@@ -182,7 +185,9 @@ def test_an_expanded_gradient_is_accepted(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gradient_that_all_rows_share_is_accepted(device):
-    """As of a sum over the sequence: its rows lie at a stride of 0, its last dim is contiguous."""
+    """The gradient of a sum over the sequence: rows have a stride of 0 and the last dim is
+    contiguous.
+    """
     *tensors, dout = inputs(PROBLEMS[0], working_dtype(device), device)
     leaves = [x.requires_grad_() for x in tensors]
     shared = dout[:, :1].expand_as(dout)
@@ -193,7 +198,7 @@ def test_a_gradient_that_all_rows_share_is_accepted(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_only_the_asked_for_gradients_are_filled(device):
+def test_only_requested_gradients_are_computed(device):
     q, k, v, _ = inputs(PROBLEMS[0], working_dtype(device), device)
     v.requires_grad_()
     flashtune.attention(q, k, v).sum().backward()
@@ -209,7 +214,7 @@ def test_empty_sequences_give_zeros_in_both_passes(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nan_comes_out_where_it_went_in(device):
+def test_nan_reaches_only_what_depends_on_it(device):
     q, k, v, _ = inputs(PROBLEMS[0], working_dtype(device), device)
     q[0, 3, 1, 0] = float("nan")
     out = flashtune.attention(q, k, v)
@@ -235,7 +240,7 @@ def test_activation_checkpointing_sees_the_same_mask(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-def test_torch_compile_traces_it_without_a_break(device, dropout_p):
+def test_torch_compile_traces_attention_without_a_break(device, dropout_p):
     *tensors, dout = inputs(PROBLEMS[1], working_dtype(device), device)
 
     def layer(q, k, v):
@@ -255,8 +260,8 @@ def test_torch_and_numpy_agree_with_the_same_seed(device):
     np.testing.assert_allclose(by_torch.astype(float), by_numpy.astype(float), atol=4e-3)
 
 
-def test_plain_attention_is_torchs_math_backend():
-    # What the other tests judge by is itself judged by torch.
+def test_plain_attention_agrees_with_torchs_math_backend():
+    # The plain version, by which the other tests judge, is itself compared with torch.
     *tensors, _ = inputs((1, 4, 2, 30, 50, 16, 16, True), torch.float64, "cpu")
     torch.testing.assert_close(plain(*tensors, causal=True), math_backend(*tensors, causal=True))
 

@@ -1,4 +1,7 @@
-"""What goes beyond plain attention, on torch tensors: gradients of all that learns; the same tests on the CPU and on a GPU."""
+"""Features beyond plain attention on torch tensors: gradients of bias and sinks.
+
+The same tests run on the CPU and on a GPU.
+"""
 
 import flashtune
 import pytest
@@ -19,7 +22,7 @@ def inputs(dtype, device, *more, seed=0):
     "shape", [(BATCH, HEADS, SEQLEN_Q, SEQLEN_K), (1, HEADS, SEQLEN_Q, SEQLEN_K), (SEQLEN_K,), (BATCH, 1, 1, SEQLEN_K)], ids=str
 )
 @pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
-def test_a_bias_gets_its_gradient_summed_where_it_is_broadcast(device, dtype, shape):
+def test_the_gradient_of_a_broadcast_bias_is_summed(device, dtype, shape):
     q, k, v, dout, bias = inputs(dtype, device, shape)
 
     def attend(q, k, v, bias):
@@ -29,7 +32,7 @@ def test_a_bias_gets_its_gradient_summed_where_it_is_broadcast(device, dtype, sh
 
 
 @pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
-def test_all_features_at_once_with_gradients_of_all_that_learns(device, dtype):
+def test_all_features_together_give_all_gradients(device, dtype):
     q, k, v, dout, bias, sinks = inputs(dtype, device, (1, HEADS, SEQLEN_Q, SEQLEN_K), (HEADS,))
     generator = torch.Generator().manual_seed(2)
     mask = (torch.rand(BATCH, 1, SEQLEN_Q, SEQLEN_K, generator=generator) < 0.8).to(device)
@@ -42,7 +45,7 @@ def test_all_features_at_once_with_gradients_of_all_that_learns(device, dtype):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_mask_of_bits_gives_what_its_bytes_give(device):
+def test_a_bit_mask_equals_its_byte_mask(device):
     q, k, v, dout = inputs(working_dtype(device), device)
     mask = torch.rand(BATCH, 1, SEQLEN_Q, SEQLEN_K, generator=torch.Generator().manual_seed(2)) < 0.7
     eights = torch.nn.functional.pad(mask, (0, -SEQLEN_K % 8)).unflatten(-1, (-1, 8))
@@ -62,7 +65,7 @@ def test_a_mask_of_bits_gives_what_its_bytes_give(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_only_what_learns_gets_a_gradient(device):
+def test_only_tensors_that_require_a_gradient_get_one(device):
     q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
     expected = with_gradients(plain, [x.double() for x in (q, k, v, bias, sinks)], dout)
     for index in (3, 4):
@@ -88,7 +91,8 @@ def test_a_deterministic_gradient_of_a_broadcast_bias_is_refused_before_anything
     leaf = bias.clone().requires_grad_()
     with pytest.raises(flashtune.UnsupportedError, match=rf"bias, of shape \({shape[0]}.*use bias.expand\({BATCH}, {HEADS}"):
         attend(q, k, v, bias=leaf, deterministic=True)
-    # What learns nothing is not summed, and what the message proposes does the same.
+    # Without a gradient nothing is summed. The remedy that the message proposes gives the same
+    # result.
     learning = q.clone().requires_grad_()
     attend(learning, k, v, bias=bias, deterministic=True).backward(dout)
     with torch.no_grad():
@@ -102,7 +106,7 @@ def test_a_deterministic_gradient_of_a_broadcast_bias_is_refused_before_anything
 
 @pytest.mark.parametrize("mode", ["eager", "compiled", "fullgraph"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_deterministic_gradient_of_a_bias_of_all_sequences_end_to_end_is_refused(device, mode):
+def test_a_deterministic_gradient_of_a_varlen_bias_is_refused(device, mode):
     q, k, v, _ = (x[0] for x in inputs(working_dtype(device), device))
     begins_q, begins_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 60, 100], [0, 77, 130]))
     lengths = dict(cu_seqlens_q=begins_q, cu_seqlens_k=begins_k, max_seqlen_q=60, max_seqlen_k=77)
@@ -112,7 +116,7 @@ def test_a_deterministic_gradient_of_a_bias_of_all_sequences_end_to_end_is_refus
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_lse_of_a_sink_and_a_bias_carries_a_gradient_to_both(device):
+def test_lse_carries_a_gradient_to_sinks_and_bias(device):
     q, k, v, dout, bias, sinks = inputs(working_dtype(device), device, (SEQLEN_K,), (HEADS,))
     (dlse,) = random((BATCH, HEADS, SEQLEN_Q), dtype=torch.float32, device=device, seed=9)
 
@@ -128,7 +132,7 @@ def test_lse_of_a_sink_and_a_bias_carries_a_gradient_to_both(device):
 
 
 def _largest_error(actual, exact):
-    """Of the largest exact value: of all zeros it is 1."""
+    """Relative to the largest exact value, or to 1 if all are zero."""
     return (actual.double() - exact).abs().max() / exact.abs().max()
 
 
@@ -137,7 +141,7 @@ def _allowed(dtype):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_sequences_of_their_own_lengths_leave_unused_rows_at_zero(device):
+def test_varlen_batches_leave_unused_rows_at_zero(device):
     q, k, v, dout = inputs(working_dtype(device), device)
     used_q = torch.tensor([37, 100], dtype=torch.int32, device=device)
     used_k = torch.tensor([130, 5], dtype=torch.int32, device=device)
@@ -147,7 +151,7 @@ def test_sequences_of_their_own_lengths_leave_unused_rows_at_zero(device):
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out, lse = flashtune.attention_varlen(*leaves, seqused_q=used_q, seqused_k=used_k, causal=True, return_lse=True)
     gradients = torch.autograd.grad(out, leaves, dout)
-    # By other kernels, which round elsewhere.
+    # Other kernels round in other places.
     close = {} if q.dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
     for b in range(BATCH):
         rows, keys = int(used_q[b]), int(used_k[b])
@@ -178,7 +182,7 @@ def test_torch_compile_traces_features_without_a_break(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_torch_compile_traces_sequences_end_to_end(device):
+def test_torch_compile_traces_packed_sequences(device):
     q, k, v, dout = (x[0] for x in inputs(working_dtype(device), device))
     begins_q, begins_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 60, 100], [0, 77, 130]))
 
@@ -192,7 +196,7 @@ def test_torch_compile_traces_sequences_end_to_end(device):
 
 
 @pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
-def test_a_block_mask_of_flex_attention_works_as_it_is_and_carries_gradients(device, dtype):
+def test_a_flex_attention_block_mask_works_unchanged_and_carries_gradients(device, dtype):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     q, k, v, dout = random(*[(BATCH, 400, heads, 64) for heads in (HEADS, 2, 2, HEADS)], dtype=dtype, device=device)
     document = (torch.arange(400, device=device) // 150).contiguous()
@@ -210,7 +214,7 @@ def test_a_block_mask_of_flex_attention_works_as_it_is_and_carries_gradients(dev
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_block_mask_lists_the_blocks_of_a_map_as_flex_attention_does(device):
+def test_block_mask_makes_the_same_lists_as_flex_attention(device):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     blocks = (torch.rand(BATCH, HEADS, 5, 7, generator=torch.Generator().manual_seed(3)) < 0.5).to(device)
     made = flashtune.block_mask(blocks, block_size=64)
@@ -222,7 +226,8 @@ def test_block_mask_lists_the_blocks_of_a_map_as_flex_attention_does(device):
 
 
 def test_a_block_mask_is_refused_with_deterministic_on_a_gpu_before_anything_runs():
-    # Any device but the CPU is told; this one every machine has, and it has no data that could be run on.
+    # Every device except the CPU is refused. Every machine has the meta device, which has no data
+    # to run on.
     block_mask = flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
     elsewhere, here = (torch.ones(1, 16, 2, 8, device=device, requires_grad=True) for device in ("meta", "cpu"))
     with pytest.raises(flashtune.UnsupportedError, match="deterministic is True and block_mask is given"):

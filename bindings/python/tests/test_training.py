@@ -1,4 +1,4 @@
-"""A real transformer on real text learns with flashtune as it does with torch's math backend, step by step."""
+"""A small transformer on real text learns the same with flashtune as with torch's math backend."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from transformer import Training
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 50
-# Two runs of the same arithmetic in another order drift apart as training goes on. On a CPU with the small model the
-# losses differed by 5e-7 at most in fp32 and by 4e-4 in bf16; a dq that is off by a tenth gave 7e-5 in fp32, such a dv
-# 2e-3. bf16 is there to see that nothing is lost on the way: what a gradient is worth, the error rule judges.
+# Two runs of the same arithmetic in another order drift apart during training. On a CPU with the
+# small model the losses differed by at most 5e-7 in fp32 and 4e-4 in bf16. A dq that is off by a
+# tenth gave 7e-5 in fp32, and such a dv 2e-3. bf16 shows that nothing is lost on the way; the error
+# rule judges the gradients themselves.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -24,7 +25,9 @@ def text():
 
 
 def losses(attend, device, dtype, width, heads, seqlen, batch):
-    """The loss of each of fifty steps; the same start and the same batches whatever attends."""
+    """The loss of each of fifty steps, from the same start and on the same batches for every
+    `attend`.
+    """
     training = Training(attend, device, dtype, width, heads, seqlen)
     data = text()
     generator = torch.Generator().manual_seed(1)
