@@ -66,7 +66,7 @@ fn every_feature_of_the_table_has_its_options() {
 }
 
 #[test]
-fn bad_usage_is_2_and_failure_is_1() {
+fn exit_code_is_2_for_bad_usage_and_1_for_failure() {
     let folder = tempfile::tempdir().unwrap();
     let bad =
         write(folder.path(), "bad.jsonl", &format!("{SMALL}\n{{\"num_heads_q\":2,\"seqlen\":48,\"head_dim\":32}}\n"));
@@ -74,7 +74,7 @@ fn bad_usage_is_2_and_failure_is_1() {
         write(folder.path(), "wrong.jsonl", r#"{"num_heads_q":3,"num_heads_kv":2,"seqlen_q":48,"head_dim":32}"#);
     let features = write(folder.path(), "features.jsonl", &SMALL.replace('}', ",\"dbias\":true}"));
     let (bad, wrong, features) = (bad.to_str().unwrap(), wrong.to_str().unwrap(), features.to_str().unwrap());
-    for (args, told) in [
+    for (args, message) in [
         (&["frobnicate"][..], "frobnicate"),
         (&["autotune", "--device", "gpu0"], "number of a GPU"),
         (&["autotune", "--device", "cpu", "--preset", "gpt7"], "gpt2, bert-large"),
@@ -114,7 +114,7 @@ fn bad_usage_is_2_and_failure_is_1() {
     ] {
         let output = run(folder.path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(told), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
         assert!(output.stdout.is_empty(), "{args:?}");
     }
     for args in [
@@ -131,7 +131,7 @@ fn bad_usage_is_2_and_failure_is_1() {
 }
 
 #[test]
-fn info_tells_what_is_here_and_where_it_looked() {
+fn info_shows_devices_libraries_and_the_places_searched() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let text = stdout(&run(&cache, &["info"]));
@@ -166,9 +166,12 @@ fn autotune_writes_records_that_the_other_commands_read() {
     let passes: Vec<&str> = records.iter().map(|record| record["problem"]["pass"].as_str().unwrap()).collect();
     assert_eq!(passes, ["forward", "backward"]);
     // The output is no terminal, so progress is plain lines.
-    let told = stderr(&first);
-    assert!(told.contains("[1/2] v1 forward fp32") && told.contains("2 of 2 problems have a record"), "{told}");
-    assert!(!told.contains('\u{1b}'), "{told}");
+    let message = stderr(&first);
+    assert!(
+        message.contains("[1/2] v1 forward fp32") && message.contains("2 of 2 problems have a record"),
+        "{message}"
+    );
+    assert!(!message.contains('\u{1b}'), "{message}");
     let written = std::fs::read_to_string(&output).unwrap();
     assert_eq!(written.lines().count(), 2);
     // A second run measures nothing and changes nothing.
@@ -199,7 +202,7 @@ fn autotune_writes_records_that_the_other_commands_read() {
 }
 
 #[test]
-fn a_line_may_ask_for_features() {
+fn problem_line_may_have_features() {
     let folder = tempfile::tempdir().unwrap();
     let features = r#","window_left":24,"window_right":4,"softcap":true,"alibi":true,"bias":true,"dbias":true,"mask":true,"sinks":true,"dlse":true,"varlen":true}"#;
     let problems = write(folder.path(), "problems.jsonl", &SMALL.replace('}', features));
@@ -216,14 +219,14 @@ fn a_line_may_ask_for_features() {
 }
 
 #[test]
-fn what_is_tuned_in_another_dtype_is_what_a_call_in_that_dtype_finds() {
+fn records_tuned_with_a_dtype_option_serve_calls_of_that_dtype() {
     let folder = tempfile::tempdir().unwrap();
     let own = SMALL.replace(r#","dtype":"fp32""#, "");
     let wide = own.replace('}', r#","layout":"vec8"}"#);
     let narrow = own.replace('}', r#","layout":"vec2"}"#);
     let in_fp32 = wide.replace('}', r#","dtype":"fp32"}"#);
     let (fp32, bf16) = (Dtype::Fp32, Dtype::Bf16);
-    for (turn, (line, option, dtype, layout)) in [
+    for (index, (line, option, dtype, layout)) in [
         (own.as_str(), "--dtype=fp32", fp32, Layout::Vec4),
         (SMALL, "--dtype=bf16", bf16, Layout::Vec8),
         (wide.as_str(), "--dtype=fp32", fp32, Layout::Vec4),
@@ -233,7 +236,7 @@ fn what_is_tuned_in_another_dtype_is_what_a_call_in_that_dtype_finds() {
     .into_iter()
     .enumerate()
     {
-        let cache = folder.path().join(format!("cache{turn}"));
+        let cache = folder.path().join(format!("cache{index}"));
         let problems = write(folder.path(), "problems.jsonl", line);
         let args = ["autotune", "--device", "cpu", option, "--problems", problems.to_str().unwrap()];
         assert!(run(&cache, &args).status.success(), "{line} {option}");
@@ -247,7 +250,7 @@ fn what_is_tuned_in_another_dtype_is_what_a_call_in_that_dtype_finds() {
 }
 
 #[test]
-fn a_tuning_database_of_ones_own_is_used() {
+fn tuning_database_of_the_user_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, database) = (folder.path().join("cache"), folder.path().join("db"));
     let problems = write(folder.path(), "problems.jsonl", SMALL);
@@ -282,7 +285,7 @@ fn verify_finds_records_that_no_longer_fit() {
     );
     assert!(run(folder.path(), &["records", "verify", path]).status.success());
     let good = std::fs::read_to_string(&output).unwrap();
-    for (bad, told) in [
+    for (bad, message) in [
         (good.replacen(r#""block_m":"#, r#""block_m":7"#, 1), "block_m is 7"),
         (good.replacen(r#""block_n""#, r#""block_x""#, 1), "block_x"),
         (good.replacen("sq48", "sq64", 1), "its key is"),
@@ -291,7 +294,7 @@ fn verify_finds_records_that_no_longer_fit() {
         std::fs::write(&output, bad).unwrap();
         let verified = run(folder.path(), &["records", "verify", path]);
         assert_eq!(verified.status.code(), Some(1));
-        assert!(stderr(&verified).contains(told) || told == "line 1", "{told}: {}", stderr(&verified));
+        assert!(stderr(&verified).contains(message) || message == "line 1", "{message}: {}", stderr(&verified));
     }
 }
 
@@ -319,21 +322,21 @@ fn every_preset_is_a_list_of_valid_problems() {
         // With a time limit of 0 all problems are left, and the message counts them.
         let output = run(folder.path(), &["autotune", "--device", "cpu", "--time-limit", "0", "--preset", name]);
         assert!(output.status.success(), "{name}: {}", stderr(&output));
-        let told = stderr(&output);
+        let message = stderr(&output);
         let count: usize =
-            told.split(" are left").next().and_then(|text| text.rsplit(' ').next()?.parse().ok()).unwrap();
-        assert!(count >= 6, "{name}: {told}");
+            message.split(" are left").next().and_then(|text| text.rsplit(' ').next()?.parse().ok()).unwrap();
+        assert!(count >= 6, "{name}: {message}");
         if name == "grid" {
             assert_eq!(count, 3 * 6 * 2 * 2);
         }
         total = if name == "all" { total } else { total + count };
         // Some presets share problems; `all` has each once.
-        assert!(name != "all" || (count <= total && count > total / 2), "{told}, {total}");
+        assert!(name != "all" || (count <= total && count > total / 2), "{message}, {total}");
     }
 }
 
 #[test]
-fn a_closed_standard_output_is_no_panic() {
+fn closed_standard_output_does_not_panic() {
     let folder = tempfile::tempdir().unwrap();
     let problems = write(folder.path(), "problems.jsonl", SMALL);
     for args in [
@@ -351,7 +354,7 @@ fn a_closed_standard_output_is_no_panic() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_is_done() {
+fn ctrl_c_keeps_finished_records() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let lines: String = (1..60).map(|i| SMALL.replace("48", &(i * 64).to_string()) + "\n").collect();
@@ -369,16 +372,16 @@ fn ctrl_c_keeps_what_is_done() {
     ]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let mut told = String::new();
-    while !told.contains("[2/") {
-        assert!(lines.read_line(&mut told).unwrap() > 0, "{told}");
+    let mut message = String::new();
+    while !message.contains("[2/") {
+        assert!(lines.read_line(&mut message).unwrap() > 0, "{message}");
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    lines.read_to_string(&mut told).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{told}");
-    assert!(told.contains("stopped by a signal"), "{told}");
+    lines.read_to_string(&mut message).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{message}");
+    assert!(message.contains("stopped by a signal"), "{message}");
     let (records, ignored) = read_lines(&std::fs::read_to_string(&output).unwrap());
-    assert!(records.len() >= 2 && ignored.is_empty(), "{told}");
+    assert!(records.len() >= 2 && ignored.is_empty(), "{message}");
     assert_eq!(json_lines(&run(&cache, &["records", "list", "--device", "cpu", "--json"])).len(), records.len());
 }
 
@@ -399,7 +402,7 @@ fn render_prints_one_self_contained_text_per_kernel() {
 }
 
 #[test]
-fn render_prints_kernels_of_few_queries_of_pages_of_merging_and_of_a_cache() {
+fn render_prints_decode_paged_merge_and_kv_append_kernels() {
     let folder = tempfile::tempdir().unwrap();
     let of = |args: &str| stdout(&run(folder.path(), &args.split(' ').collect::<Vec<_>>()));
     const FORWARD: &str = "render --arch sm_90 --pass forward --head-dim 64";
@@ -446,7 +449,7 @@ const PROBLEM: Problem = Problem {
 };
 
 #[test]
-fn the_worker_answers_every_question_of_a_search() {
+fn worker_answers_every_question_of_a_search() {
     let args = ["worker", "--device", "cpu"].map(Into::into).to_vec();
     let (patience, build_patience) = (Duration::from_secs(60), Duration::from_secs(60));
     let command = worker::Command { program: env!("CARGO_BIN_EXE_flashtune").into(), args, patience, build_patience };
@@ -469,7 +472,7 @@ fn the_worker_answers_every_question_of_a_search() {
 }
 
 #[test]
-fn the_worker_ends_with_its_parent() {
+fn worker_ends_with_its_parent() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = flashtune(folder.path()).args(["worker", "--device", "cpu"]).stdin(Stdio::piped()).spawn().unwrap();
     drop(child.stdin.take());

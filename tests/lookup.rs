@@ -412,8 +412,8 @@ fn record_with_a_layout_that_its_dtype_does_not_allow_is_ignored() {
         Record::from_line(&record(&problem, &h200(), 0).to_line().unwrap())
     };
     assert!(read(Dtype::Fp32, Layout::Vec4).is_ok() && read(Dtype::Bf16, Layout::Vec8).is_ok());
-    let told = read(Dtype::Fp32, Layout::Vec8).unwrap_err();
-    assert_eq!(told, "its layout is vec8; of fp32 no call has more than vec4");
+    let reason = read(Dtype::Fp32, Layout::Vec8).unwrap_err();
+    assert_eq!(reason, "its layout is vec8; of fp32 no call has more than vec4");
 }
 
 #[test]

@@ -342,7 +342,7 @@ fn lost_device_ends_the_search_in_this_process() {
 }
 
 #[test]
-fn the_time_limit_ends_the_search_with_what_was_measured() {
+fn time_limit_ends_the_search_with_the_best_measured_so_far() {
     let behaviours: Vec<(u32, Behaviour)> = (1..=64).map(|m| (m, Takes(100.0, 0.0))).collect();
     let mut bench = FakeBench::new(&behaviours);
     bench.sample_cost = Duration::from_millis(5);

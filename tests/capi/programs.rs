@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 #[test]
-fn bad_arguments_get_a_status_that_names_them_and_touch_nothing() {
+fn bad_arguments_get_a_status_that_names_them_and_write_nothing() {
     passes("bad_arguments");
 }
 
@@ -18,7 +18,7 @@ fn forward_and_backward_agree_with_naive_arithmetic() {
 }
 
 #[test]
-fn pages_give_what_the_same_keys_in_a_row_give() {
+fn paged_keys_give_the_bits_of_contiguous_keys() {
     passes("pages");
 }
 
@@ -28,7 +28,7 @@ fn halves_of_the_keys_merge_into_attention_over_all_of_them() {
 }
 
 #[test]
-fn new_keys_go_behind_those_of_a_cache() {
+fn new_keys_go_behind_those_in_a_cache() {
     passes("kv_append");
 }
 
@@ -56,10 +56,10 @@ fn example_tunes_once_and_starts_from_its_record_later() {
     let program = compile("examples/c/attention.c", folder.path(), &["-O3"]);
     for expected in ["tuning    took", "tuning    none: starts from this machine's record"] {
         let output = run(&program, folder.path(), "2");
-        let said = text(&output);
-        assert!(output.status.success() && said.contains(expected), "{}\n{said}", output.status);
+        let printed = text(&output);
+        assert!(output.status.success() && printed.contains(expected), "{}\n{printed}", output.status);
         for line in ["device ", "forward ", "backward ", "error ", "speed "] {
-            assert!(said.lines().any(|said| said.starts_with(line)), "no {line:?} in:\n{said}");
+            assert!(printed.lines().any(|printed| printed.starts_with(line)), "no {line:?} in:\n{printed}");
         }
     }
 }

@@ -125,8 +125,8 @@ fn key_map_boxes_are_a_teams_block_or_a_page() {
 }
 
 #[test]
-fn a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits() {
-    let name = "a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits";
+fn short_problem_gets_fewer_splits_than_the_config_has() {
+    let name = "short_problem_gets_fewer_splits_than_the_config_has";
     with_fake(name, |fake| {
         let (_gpu, executable) = build(&config(5));
         // A split has at least 64 keys, and a head gets its share of the splits that all heads may
@@ -143,8 +143,8 @@ fn a_problem_with_less_room_than_its_neighbour_is_cut_into_fewer_splits() {
 }
 
 #[test]
-fn a_batch_invariant_launch_has_splits_for_the_longest_sequence_and_merges_even_a_short_one() {
-    let name = "a_batch_invariant_launch_has_splits_for_the_longest_sequence_and_merges_even_a_short_one";
+fn batch_invariant_launch_splits_for_the_longest_sequence_and_always_merges() {
+    let name = "batch_invariant_launch_splits_for_the_longest_sequence_and_always_merges";
     with_fake(name, |fake| {
         let invariant = Problem { batch_invariant: true, ..DECODE };
         let config = heuristic(&canonical(&invariant), &Device::typical(Arch::Sm(9, 0)).unwrap());

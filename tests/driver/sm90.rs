@@ -77,8 +77,8 @@ fn a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched() {
 }
 
 #[test]
-fn a_persistent_grid_is_no_larger_than_what_runs_at_once() {
-    with_fake("a_persistent_grid_is_no_larger_than_what_runs_at_once", |fake| {
+fn persistent_grid_has_at_most_the_resident_ctas() {
+    with_fake("persistent_grid_has_at_most_the_resident_ctas", |fake| {
         let (_gpu, executable) = build(STATIC);
         let mut many = call();
         many.problem.batch_size = 100;
@@ -279,7 +279,7 @@ fn backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ() {
 fn deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace() {
     let name = "deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
-        let turns_and_counter = |deterministic| {
+        let dq_order_and_counter = |deterministic| {
             let problem = Problem { causal: DYNAMIC, deterministic, ..BACKWARD };
             let (_gpu, executable) = build_backward(&problem);
             let call = Call { problem, workspace: 0x1000000 as *mut c_void, ..backward_call() };
@@ -293,8 +293,8 @@ fn deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace() {
         let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.workspace_bytes() as u64;
         // The tickets, and for each of 16 heads the tiles of 8 of 416 rows. The stream's tile
         // counter is not used.
-        assert_eq!(turns_and_counter(true), (end - 4 * (1 + 16 * 52), 0));
-        let (turns, counter) = turns_and_counter(false);
+        assert_eq!(dq_order_and_counter(true), (end - 4 * (1 + 16 * 52), 0));
+        let (turns, counter) = dq_order_and_counter(false);
         assert_eq!(turns, 0);
         assert_ne!(counter, 0);
     });

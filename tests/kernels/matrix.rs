@@ -387,8 +387,8 @@ fn kernels_of_fp32_compile() {
         let (forward, device) =
             (Problem { pass: Pass::Forward, deterministic: false, features, ..backward }, typical(arch));
         let of = |problem: Problem| {
-            let turns = if problem.deterministic { ORDERED_DQ_MAY_SPILL } else { 0 };
-            Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill(FP32, arch, &problem) + turns)
+            let ordered_dq = if problem.deterministic { ORDERED_DQ_MAY_SPILL } else { 0 };
+            Kernel::of(&problem, &heuristic(&problem, &device), &device, may_spill(FP32, arch, &problem) + ordered_dq)
         };
         all_compile(&[forward, backward].into_iter().flat_map(of).collect(), nvrtc, arch);
     }

@@ -195,7 +195,7 @@ fn docs_support_says_what_runs_where() {
 }
 
 #[test]
-fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
+fn gaps_of_a_family_are_listed_with_their_reasons() {
     let mut lacking = BTreeSet::new();
     for (feature, cells) in table(&Subject::cpu(1)) {
         for (column, cell) in COLUMNS.iter().zip(&cells) {
@@ -216,11 +216,11 @@ fn what_a_family_lacks_and_another_has_is_listed_with_its_reason() {
 #[test]
 fn every_feature_of_a_problem_has_its_row() {
     let rows = features();
-    let asked = |pass: Pass| {
+    let requested = |pass: Pass| {
         let rows = rows.iter().filter(move |row| row.belongs_to(pass));
         rows.map(move |row| row.case(SHORT).problem(pass))
     };
-    let problems: Vec<Problem> = asked(Pass::Forward).chain(asked(Pass::Backward)).collect();
+    let problems: Vec<Problem> = requested(Pass::Forward).chain(requested(Pass::Backward)).collect();
     let is_asked = |features: &Features| {
         let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask } =
             *features;

@@ -46,7 +46,7 @@ fn several(dtype: Dtype) -> [Case; 2] {
 }
 
 #[test]
-fn paged_keys_give_what_the_reference_gives() {
+fn paged_keys_agree_with_the_reference() {
     for subject in subjects() {
         let cases = shapes::paged(subject.paged_dtypes(), 60, 300, 4000);
         cases.par_iter().for_each(|case| {
@@ -59,7 +59,7 @@ fn paged_keys_give_what_the_reference_gives() {
 }
 
 #[test]
-fn pages_change_no_bit_of_the_result() {
+fn pages_do_not_change_the_bits_of_the_result() {
     for subject in subjects() {
         let one = [1, 3, 8, 16, 24, 48, 64, 100, 1000].map(|page_size| decode(subject.paged_dtypes()[0], page_size));
         for case in one.into_iter().chain(subject.paged_dtypes().iter().flat_map(|dtype| several(*dtype))) {
@@ -72,7 +72,7 @@ fn pages_change_no_bit_of_the_result() {
 }
 
 #[test]
-fn any_number_of_splits_gives_what_the_reference_gives() {
+fn any_number_of_splits_agrees_with_the_reference() {
     let Some(subject) = Subject::gpu() else { return };
     for dtype in subject.paged_dtypes() {
         let prepared = Prepared::new(&decode(*dtype, 16));

@@ -1,4 +1,4 @@
-//! What the tests of the engine share: a small problem, and engines on the CPU backend.
+//! Shared by the tests of the engine: a small problem, and engines on the CPU backend.
 
 use flashtune::backend::Backend;
 use flashtune::config::Config;
