@@ -1,7 +1,8 @@
-//! Config: *how* a problem is done. A kernel family and named integers, never an index.
+//! Config: *how* a problem is done, as text: a kernel family and named integers, never an index.
 //!
-//! The names and their values are declared in `family`; a template sees each of them under its own name. Text
-//! form: `sm80 block_m=128 block_n=64 …`, names sorted.
+//! Records, the command line and templates share this form, `sm80 block_m=128 block_n=64 …`, names
+//! sorted. It holds whatever was read, be it another version's. `family` declares the names and
+//! their values, checks them, and computes with typed knobs alone.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ pub enum Family {
     Sm80,
     /// `wgmma`, TMA, warp specialisation: compute capability 9.0.
     Sm90,
-    /// Few queries over many keys, split over blocks of threads: forward, with sm80's instructions.
+    /// Few queries over many keys, split over CTAs: forward, with sm80's instructions.
     Decode,
 }
 
@@ -30,7 +31,8 @@ impl Family {
         }
     }
 
-    /// What follows the architecture in the name of its kernels' target: sm_90a, which `wgmma` and `setmaxnreg` need.
+    /// The suffix of the architecture in the name of its kernels' target: sm_90a, which `wgmma` and
+    /// `setmaxnreg` need.
     pub const fn target_suffix(self) -> &'static str {
         match self {
             Family::Cpu | Family::Sm80 | Family::Decode => "",
@@ -51,9 +53,8 @@ impl Config {
         Config { family, knobs: knobs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
     }
 
-    /// The value of a knob that every config of its family has; 0 where it is missing, which no constraint accepts.
-    pub fn get(&self, knob: &str) -> u32 {
-        self.knobs.get(knob).copied().unwrap_or(0)
+    pub fn get(&self, knob: &str) -> Option<u32> {
+        self.knobs.get(knob).copied()
     }
 
     pub fn with(mut self, knob: &str, value: u32) -> Self {

@@ -176,7 +176,7 @@ fn num_splits_of_a_near_decode_record_are_recomputed() {
         let choice = first(&known, &decode(batch_size), &device);
         (choice.source, choice.config.get("num_splits"))
     };
-    assert_eq!([1, 2, 4].map(splits), [24, 12, 6].map(|splits| (Source::Machine, splits)));
+    assert_eq!([1, 2, 4].map(splits), [24, 12, 6].map(|splits| (Source::Machine, Some(splits))));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::family::heuristic;
+use flashtune::family::spec::KernelSpec;
 use flashtune::kernel::constants;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
@@ -29,12 +30,16 @@ fn config() -> Config {
     Config::new(Family::Sm80, [("block_m", 64), ("block_n", 32)])
 }
 
+fn spec(template: &'static str) -> KernelSpec {
+    KernelSpec { template, ..KernelSpec::MAIN }
+}
+
 fn renderer(files: &[(&str, &str)]) -> Renderer {
     Renderer::new(files.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()).unwrap()
 }
 
 fn rendered(files: &[(&str, &str)]) -> String {
-    renderer(files).render(&problem(), &config(), "test", SM90).unwrap()
+    renderer(files).render(&problem(), &config(), &spec("test"), SM90).unwrap()
 }
 
 /// The text after the header comment.
@@ -89,7 +94,7 @@ fn files_that_include_each_other_are_spliced_once() {
 #[test]
 fn include_of_a_missing_file_is_an_error_that_names_it() {
     let error = renderer(&[("test.cu.tera", "#include \"device/gone.cuh\"\n")])
-        .render(&problem(), &config(), "test", SM90)
+        .render(&problem(), &config(), &spec("test"), SM90)
         .unwrap_err();
     assert!(error.message.contains("device/gone.cuh"), "{error}");
 }
@@ -101,14 +106,15 @@ fn unknown_name_is_an_error_even_in_a_condition() {
         "@[ if block_k ]@ x @[ endif ]@\n",
         "@[ if is_causal ]@@[ else ]@@{ block_k }@@[ endif ]@\n",
     ] {
-        let error = renderer(&[("test.cu.tera", template)]).render(&problem(), &config(), "test", SM90).unwrap_err();
+        let error =
+            renderer(&[("test.cu.tera", template)]).render(&problem(), &config(), &spec("test"), SM90).unwrap_err();
         assert!(error.message.contains("block_k"), "{error}");
     }
 }
 
 #[test]
 fn unknown_template_is_an_error_that_names_the_known_ones() {
-    let error = renderer(&[("test.cu.tera", "")]).render(&problem(), &config(), "other", SM90).unwrap_err();
+    let error = renderer(&[("test.cu.tera", "")]).render(&problem(), &config(), &spec("other"), SM90).unwrap_err();
     assert!(error.message.contains("\"other\"") && error.message.contains("test"), "{error}");
 }
 
@@ -122,7 +128,7 @@ fn template_that_does_not_parse_is_an_error_that_names_it() {
 #[test]
 fn knob_may_not_override_a_value_of_the_problem() {
     let error = renderer(&[("test.cu.tera", "@{ head_dim }@\n")])
-        .render(&problem(), &config().with("head_dim", 64), "test", SM90)
+        .render(&problem(), &config().with("head_dim", 64), &spec("test"), SM90)
         .unwrap_err();
     assert!(error.message.contains("head_dim"), "{error}");
 }
@@ -131,10 +137,10 @@ fn knob_may_not_override_a_value_of_the_problem() {
 fn fp32_renders_only_for_sm80_and_the_cpu_family_has_no_kernel() {
     let renderer = renderer(&[("test.cu.tera", "@{ dtype }@ @{ vec }@\n")]);
     let fp32 = Problem { dtype: Dtype::Fp32, ..problem() };
-    assert_eq!(body(&renderer.render(&fp32, &config(), "test", SM90).unwrap()), "fp32 4\n");
+    assert_eq!(body(&renderer.render(&fp32, &config(), &spec("test"), SM90).unwrap()), "fp32 4\n");
     let sm90 = Config { family: Family::Sm90, ..config() };
-    assert_eq!(renderer.render(&fp32, &sm90, "test", SM90).unwrap_err().status, Status::Unsupported);
-    assert!(renderer.render(&problem(), &config(), "test", Arch::Cpu).is_err());
+    assert_eq!(renderer.render(&fp32, &sm90, &spec("test"), SM90).unwrap_err().status, Status::Unsupported);
+    assert!(renderer.render(&problem(), &config(), &spec("test"), Arch::Cpu).is_err());
 }
 
 #[test]
@@ -161,17 +167,17 @@ fn header_names_values_files_and_the_command_and_nothing_that_varies() {
 #[test]
 fn text_depends_only_on_the_values_that_its_template_uses() {
     let renderer = renderer(&[("test.cu.tera", "int d = @{ head_dim }@;\n")]);
-    let text = renderer.render(&problem(), &config(), "test", SM90).unwrap();
+    let text = renderer.render(&problem(), &config(), &spec("test"), SM90).unwrap();
     let other = Problem { batch_size: 7, seqlen_q: 1, causal: Causal::None, dtype: Dtype::Fp16, ..problem() };
-    assert_eq!(text, renderer.render(&other, &config().with("block_m", 128), "test", SM90).unwrap());
+    assert_eq!(text, renderer.render(&other, &config().with("block_m", 128), &spec("test"), SM90).unwrap());
     let wider = Problem { head_dim: 64, ..problem() };
-    assert_ne!(text, renderer.render(&wider, &config(), "test", SM90).unwrap());
+    assert_ne!(text, renderer.render(&wider, &config(), &spec("test"), SM90).unwrap());
 }
 
 #[test]
 fn both_causal_alignments_are_one_kernel() {
     let renderer = renderer(&[("test.cu.tera", "@{ is_causal }@\n")]);
-    let text = |causal| renderer.render(&Problem { causal, ..problem() }, &config(), "test", SM90).unwrap();
+    let text = |causal| renderer.render(&Problem { causal, ..problem() }, &config(), &spec("test"), SM90).unwrap();
     assert_eq!(text(Causal::TopLeft), text(Causal::BottomRight));
     assert_ne!(text(Causal::TopLeft), text(Causal::None));
 }

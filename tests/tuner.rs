@@ -114,7 +114,7 @@ impl Report {
     }
 
     fn winner(&self) -> u32 {
-        self.outcome.as_ref().unwrap().winner.config.get("block_m")
+        self.outcome.as_ref().unwrap().winner.config.get("block_m").unwrap()
     }
 
     fn failure(&self, block_m: u32) -> Option<&str> {
@@ -231,7 +231,7 @@ fn the_search_climbs_from_neighbour_to_neighbour() {
     // from 64 to 60, not to 40.
     let behaviours: Vec<(u32, Behaviour)> =
         (1..=100u32).map(|m| (m, Takes(100.0 + 10.0 * f64::from(m.abs_diff(40)), 0.0))).collect();
-    let neighbours = |of: &Config| vec![config(of.get("block_m") - 1), config(of.get("block_m") + 1)];
+    let neighbours = |of: &Config| vec![config(of.get("block_m").unwrap() - 1), config(of.get("block_m").unwrap() + 1)];
     let candidates = [config(64), config(80)];
     let climb = |behaviours: &[(u32, Behaviour)], limit| {
         let mut bench = FakeBench::new(behaviours);
@@ -244,7 +244,7 @@ fn the_search_climbs_from_neighbour_to_neighbour() {
             floor: None,
         };
         let outcome = search(&mut bench, &request, &mut |_| ControlFlow::Continue(())).unwrap();
-        (outcome.winner.config.get("block_m"), bench.built.len())
+        (outcome.winner.config.get("block_m").unwrap(), bench.built.len())
     };
     let minute = Duration::from_secs(60);
     assert_eq!(climb(&behaviours, minute).0, 60);

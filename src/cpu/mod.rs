@@ -32,6 +32,7 @@ use crate::call::Stream;
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::family;
 use crate::problem::{Dtype, Pass, Problem};
 use half::{bf16, f16};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,9 +81,9 @@ impl Cpu {
         if config.family != Family::Cpu {
             return Err(Error::unsupported(format!("config \"{config}\" is not for the CPU")));
         }
-        for knob in ["block_m", "block_n"] {
-            let value = config.get(knob);
-            if value == 0 || !value.is_multiple_of(BLOCK_STEP) || value > MAX_BLOCK {
+        let tile_size = family::cpu::tile_size(config)?;
+        for (knob, value) in [("block_m", tile_size.m), ("block_n", tile_size.n)] {
+            if value == 0 || !value.is_multiple_of(BLOCK_STEP as usize) || value > MAX_BLOCK as usize {
                 return Err(Error::unsupported(format!(
                     "{knob} is {value}; it must be a multiple of {BLOCK_STEP} up to {MAX_BLOCK}"
                 )));
@@ -91,7 +92,7 @@ impl Cpu {
         Ok(Executable {
             pass: problem.pass,
             dtype: problem.dtype,
-            tile_size: TileSize::of(config),
+            tile_size,
             level: Level::detect(),
             workers: self.workers.clone(),
         })
@@ -167,7 +168,9 @@ mod tests {
         let blocks = |m, n| Config::new(Family::Cpu, [("block_m", m), ("block_n", n)]);
         assert!(error(blocks(24, 32)).message.contains("block_m is 24"));
         assert!(error(blocks(32, 2048)).message.contains("block_n is 2048"));
-        assert!(error(Config::new(Family::Cpu, [("block_m", 32)])).message.contains("block_n is 0"));
+        assert!(
+            error(Config::new(Family::Cpu, [("block_m", 32)])).message.contains("block_n (keys of a tile) is missing")
+        );
         assert_eq!(error(Config::new(Family::Sm80, [])).status, Status::Unsupported);
         assert!(cpu.build(&problem, &blocks(16, 16)).is_ok());
     }

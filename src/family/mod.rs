@@ -1,35 +1,51 @@
 //! Kernel families: one room for each, and what every family answers.
 //!
-//! A family declares its knobs, constraints, heuristic, cost and kernels in its own folder. This file knows which
-//! families there are, which of them serve a problem, and which configs pass `check`. A constraint that a kernel relies
-//! on is asserted once more in its template. Everything here is arithmetic: nothing measures, launches or remembers.
+//! A family declares its knobs, constraints, heuristic, cost and kernels in its own folder, typed
+//! (`space::Space`). This file is the registry: which families there are, which of them serve a
+//! problem, and whose room answers for a config in text form. A constraint that a kernel relies on
+//! is asserted once more in its template. Everything here is arithmetic: nothing measures, launches
+//! or remembers.
 
+mod backward;
 pub mod cpu;
 mod decode;
-pub mod geometry;
+mod knob;
 mod limits;
 mod sm80;
 mod sm90;
+mod space;
+pub mod spec;
+mod tile;
+
+pub use backward::SINKS;
+pub use decode::{COMBINE, is_bound_by_keys};
+pub use knob::Knob;
+pub use tile::BOX_COLS;
 
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Dtype, Pass, Problem};
+use space::Room;
+use spec::KernelSpec;
 
-/// A named number of a config. Adding a value here adds it to the space; records name it by `name`.
-pub struct Knob {
-    pub name: &'static str,
-    /// What it is, with its unit, in a few words.
-    pub meaning: &'static str,
-    pub values: &'static [u32],
-}
-
-/// A condition that every config of a family meets; the first one that fails is why a config is rejected.
-pub struct Constraint {
-    pub name: &'static str,
-    /// Why: the hardware's or the kernel's reason.
-    pub reason: &'static str,
-    pub holds: fn(&Problem, &Config, &Device) -> bool,
+/// The room of a family's pass.
+fn room(family: Family, pass: Pass) -> &'static Room {
+    const CPU: Room = Room::of::<cpu::CpuKnobs>();
+    const SM80_FORWARD: Room = Room::of::<sm80::ForwardKnobs>();
+    const SM80_BACKWARD: Room = Room::of::<sm80::BackwardKnobs>();
+    const SM90_FORWARD: Room = Room::of::<sm90::ForwardKnobs>();
+    const SM90_BACKWARD: Room = Room::of::<sm90::BackwardKnobs>();
+    const DECODE: Room = Room::of::<decode::DecodeKnobs>();
+    match (family, pass) {
+        (Family::Cpu, _) => &CPU,
+        (Family::Sm80, Pass::Forward) => &SM80_FORWARD,
+        (Family::Sm80, Pass::Backward) => &SM80_BACKWARD,
+        (Family::Sm90, Pass::Forward) => &SM90_FORWARD,
+        (Family::Sm90, Pass::Backward) => &SM90_BACKWARD,
+        // It has no backward pass, for which `families` never names it.
+        (Family::Decode, _) => &DECODE,
+    }
 }
 
 /// The families that do a problem on a device, the preferred one first.
@@ -46,13 +62,8 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     }
 }
 
-/// Whether it is the reading of K and V that takes a problem's time on a GPU, not its products.
-pub fn is_bound_by_keys(problem: &Problem) -> bool {
-    decode::is_bound_by_keys(problem)
-}
-
-/// Why the family that was made for the device's architecture does not do a problem, in one clause; None where it does,
-/// and where there is none.
+/// Why the family that was made for the device's architecture does not do a problem, in one clause;
+/// None where it does, and where there is none.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     match device.arch {
         Arch::Sm(9, 0) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
@@ -60,23 +71,20 @@ pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     }
 }
 
-/// The knobs of a family's pass.
-pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
+/// Whether a family's backward pass computes dQ's transpose, which orders the accumulator
+/// (device/layout/dq_accum.cuh).
+pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
     match family {
-        Family::Cpu => cpu::knobs(pass),
-        Family::Sm80 => sm80::knobs(pass),
-        Family::Sm90 => sm90::knobs(pass),
-        Family::Decode => decode::knobs(),
+        Family::Sm90 => sm90::dq_transposed(problem),
+        Family::Cpu | Family::Sm80 | Family::Decode => false,
     }
 }
 
-/// The constraints of a family's pass, in the order in which they are tried.
-pub fn constraints(family: Family, pass: Pass) -> &'static [Constraint] {
+/// Whether a family's kernels take tensors of a dtype.
+pub fn takes(family: Family, dtype: Dtype) -> bool {
     match family {
-        Family::Cpu => cpu::constraints(pass),
-        Family::Sm80 => sm80::constraints(pass),
-        Family::Sm90 => sm90::constraints(pass),
-        Family::Decode => decode::constraints(),
+        Family::Cpu | Family::Sm80 => true,
+        Family::Sm90 | Family::Decode => dtype != Dtype::Fp32,
     }
 }
 
@@ -92,8 +100,8 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
         Arch::Sm(..) if problem.dtype == Dtype::Fp32 && problem.features.paged.is_some() => Err(Error::unsupported(
             "dtype is fp32 and k and v are paged; on a GPU pages must be of fp16 or bf16 (the CPU backend does fp32)",
         )),
-        // A turn is counted by the tiles before that meet a block, which another list would have to say alike, or
-        // nobody's turn would come.
+        // A tile's turn at a block follows from how many tiles before it meet the block. A list for
+        // the other direction that names other blocks would make tiles wait for ever.
         Arch::Sm(..) if problem.deterministic && problem.features.block_mask.is_some() => Err(Error::unsupported(
             "deterministic is true and there is a block mask; on a GPU tiles take no turns at the blocks of lists (the CPU backend is always deterministic)",
         )),
@@ -101,28 +109,13 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     }
 }
 
-/// Every config of a family that passes `check`, each with its cost, in no order.
-pub fn passing(family: Family, problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
-    let constraints = constraints(family, problem.pass);
-    let mut passing = Vec::new();
-    for_each_combination(family, knobs(family, problem.pass), |config| {
-        if constraints.iter().all(|constraint| (constraint.holds)(problem, config, device)) {
-            passing.push((cost(problem, config, device), config.clone()));
-        }
-    });
-    passing
+/// The knobs of a family's pass.
+pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
+    room(family, pass).knobs
 }
 
-/// A config that was measured on one problem, as another problem of the class takes it: what follows from the shape
-/// alone is decided anew. One whose knobs are not the family's stays as it is, for `check` to refuse.
-pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
-    match config.family {
-        Family::Decode if check_knobs(config, to.pass).is_ok() => decode::carried_over(config, from, to, device),
-        Family::Cpu | Family::Sm80 | Family::Sm90 | Family::Decode => config.clone(),
-    }
-}
-
-/// Whether the config can run this problem on this device; if not, the violated constraint in one sentence.
+/// Whether the config can run this problem on this device; if not, the violated constraint in one
+/// sentence.
 pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
     let serving = families(problem, device);
     if !serving.contains(&config.family) {
@@ -135,74 +128,52 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
             names.join(", ")
         ));
     }
-    check_knobs(config, problem.pass)?;
-    match constraints(config.family, problem.pass).iter().find(|c| !(c.holds)(problem, config, device)) {
-        Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
-        None => Ok(()),
-    }
+    (room(config.family, problem.pass).check)(problem, config, device)
 }
 
-/// Whether the config has the knobs of its family's pass, each at one of its values, and no other.
-fn check_knobs(config: &Config, pass: Pass) -> Result<(), String> {
-    let knobs = knobs(config.family, pass);
-    if let Some(unknown) = config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
-        let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
-        return Err(format!("{unknown} is no knob of {}; they are {}", config.family.name(), known.join(", ")));
-    }
-    for knob in knobs {
-        match config.knobs.get(knob.name) {
-            None => return Err(format!("{} ({}) is missing from {config}", knob.name, knob.meaning)),
-            Some(value) if !knob.values.contains(value) => {
-                return Err(format!("{} is {value}; it must be one of {:?}", knob.name, knob.values));
-            }
-            Some(_) => {}
-        }
-    }
-    Ok(())
-}
-
-/// The config that is right for any problem without any measurement; it passes `check`, but where a launch has no room
-/// for so many tiles.
+/// The config that is right for any problem without any measurement. It passes `check`, unless a
+/// launch has no room for so many tiles.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     heuristics(problem, device).swap_remove(0)
 }
 
-/// The heuristic's config and, where it does not build, those of the other families, in order. The last one always does.
+/// The heuristic's config and, where it does not build, those of the other families, in order. The
+/// last one always does.
 pub fn heuristics(problem: &Problem, device: &Device) -> Vec<Config> {
     families(problem, device).iter().filter_map(|family| heuristic_of(*family, problem, device)).collect()
 }
 
-/// The heuristic's config of one family; None where none of its configs fits.
+/// The heuristic's config of a family that serves the problem; None where none of its configs fits.
 pub fn heuristic_of(family: Family, problem: &Problem, device: &Device) -> Option<Config> {
-    match family {
-        Family::Cpu => Some(cpu::heuristic(problem, device)),
-        Family::Sm80 => Some(sm80::heuristic(problem, device)),
-        Family::Sm90 => sm90::heuristic(problem, device),
-        Family::Decode => Some(decode::heuristic(problem, device)),
-    }
+    (room(family, problem.pass).heuristic)(problem, device)
 }
 
-/// The cost that the family expects of a config, in any unit: it only orders candidates.
-pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
-    match config.family {
-        Family::Cpu => cpu::cost(problem, config, device),
-        Family::Sm80 => sm80::cost(problem, config, device),
-        Family::Sm90 => sm90::cost(problem, config, device),
-        Family::Decode => decode::cost(problem, config, device),
-    }
+/// Every config of a serving family that passes `check`, each with its cost, in no order.
+pub fn passing(family: Family, problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
+    (room(family, problem.pass).passing)(problem, device)
 }
 
-/// Visits every combination of the knobs' values, of which there are tens of thousands: one config changes in place.
-fn for_each_combination(family: Family, knobs: &[Knob], mut visit: impl FnMut(&Config)) {
-    let mut config = Config::new(family, knobs.iter().map(|knob| (knob.name, knob.values[0])));
-    let mut index = vec![0; knobs.len()];
-    loop {
-        visit(&config);
-        let Some(at) = (0..knobs.len()).rev().find(|&at| index[at] + 1 < knobs[at].values.len()) else { return };
-        index[at] += 1;
-        index[at + 1..].fill(0);
-        for (knob, index) in knobs.iter().zip(&index).skip(at) {
-            *config.knobs.get_mut(knob.name).expect("every knob is in the config") = knob.values[*index];
+/// The cost that the family expects of a config, in any unit: it only orders candidates. None where
+/// `check` refuses it.
+pub fn cost(problem: &Problem, config: &Config, device: &Device) -> Option<f64> {
+    check(problem, config, device).ok()?;
+    (room(config.family, problem.pass).cost)(problem, config, device).ok()
+}
+
+/// A config that was measured on one problem, as another problem of the class takes it: what
+/// follows from the shape alone is decided anew. One that the family cannot read stays as it is,
+/// for `check` to refuse.
+pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
+    match families(to, device).contains(&config.family) {
+        true => {
+            (room(config.family, to.pass).carried_over)(config, from, to, device).unwrap_or_else(|_| config.clone())
         }
+        false => config.clone(),
     }
+}
+
+/// The kernels of a pass in launch order; none on the CPU. An error names a knob that is missing or
+/// unknown.
+pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<KernelSpec>> {
+    (room(config.family, problem.pass).kernels)(problem, config).map_err(Error::invalid)
 }

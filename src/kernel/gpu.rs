@@ -18,7 +18,7 @@ use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
-use crate::family::geometry::{Arguments, KernelSpec};
+use crate::family::spec::{Arguments, KernelSpec};
 use crate::problem::Problem;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -97,7 +97,7 @@ impl Gpu {
             true => self.tile_counters()?,
             false => None,
         };
-        Executable::new(&self.context, kernels, config, tile_counters, &self.device)
+        Executable::new(&self.context, kernels, tile_counters, &self.device)
     }
 
     /// Renders, compiles or takes from the cache, and loads a kernel that has no config.

@@ -1,8 +1,9 @@
 //! Executable: the loaded kernels of a pass, and the launch.
 //!
-//! A launch fills one parameter struct on the stack, and tensor maps where a kernel takes them, and enqueues each kernel
-//! with it. It allocates nothing, takes no lock, reads no file and waits for nothing, so it is legal in a stream capture;
-//! all else was done when it was built.
+//! A launch fills one parameter struct on the stack, and tensor maps where a kernel takes them, and
+//! enqueues each kernel with them. It allocates nothing, takes no lock, reads no file and waits for
+//! nothing, so it is legal in a stream capture; everything else is done when the executable is
+//! built. Grids and arguments follow from each kernel's `KernelSpec`; no knob is named here.
 
 use super::launch_maps::{KeyMaps, LaunchMaps};
 use super::modules::Loaded;
@@ -10,12 +11,12 @@ use super::params::KernelParams;
 use super::resources::Resources;
 use super::tile_counters::TileCounters;
 use crate::call::{Call, Stream};
-use crate::config::Config;
 use crate::cuda::context::{Context, Current};
 use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
-use crate::family::geometry::{self, Arguments, KernelSpec};
+use crate::family::spec::{Arguments, KernelSpec};
+use crate::family::{COMBINE, SINKS};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -25,11 +26,11 @@ const CAPTURES_OVERLAPS: u32 = 12030;
 pub struct Executable {
     context: Arc<Context>,
     kernels: Box<[Kernel]>,
-    config: Config,
     /// None where no kernel takes its tiles from a counter, or there was no memory for any.
     tile_counters: Option<Arc<TileCounters>>,
     sm_count: u32,
-    /// Whether a kernel may start while the one before it ends: from sm_90 on, and by drivers that can capture it.
+    /// Whether a kernel may start while the one before it ends: from sm_90 on, and by drivers that
+    /// can capture it.
     overlaps: bool,
     resources: Resources,
     name: &'static str,
@@ -47,7 +48,6 @@ impl Executable {
     pub(super) fn new(
         context: &Arc<Context>,
         kernels: Vec<(KernelSpec, Arc<Loaded>)>,
-        config: &Config,
         tile_counters: Option<Arc<TileCounters>>,
         device: &Device,
     ) -> Result<Executable> {
@@ -75,32 +75,34 @@ impl Executable {
                 Ok(Kernel { spec, function, _loaded: loaded })
             })
             .collect::<Result<_>>()?;
-        let (context, config) = (context.clone(), config.clone());
+        let context = context.clone();
         let overlaps = matches!(device.arch, Arch::Sm(9.., _)) && device.driver_version >= CAPTURES_OVERLAPS;
         let sm_count = device.sm_count;
-        Ok(Executable { context, kernels, config, tile_counters, sm_count, overlaps, resources, name })
+        Ok(Executable { context, kernels, tile_counters, sm_count, overlaps, resources, name })
     }
 
-    /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked and documented.
+    /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked
+    /// and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
-        let num_splits = geometry::num_splits(&call.problem, &self.config);
+        let num_splits = self.kernels.iter().map(|kernel| kernel.spec.num_splits(&call.problem)).max().unwrap_or(1);
         let params = KernelParams::new(call).with_splits(call, num_splits);
         let current = self.context.enter()?;
         let mut follows = false;
         for kernel in &self.kernels {
             let spec = &kernel.spec;
-            let grid = geometry::grid(spec, &call.problem, &self.config, num_splits, self.sm_count);
+            let grid = spec.grid(&call.problem, self.sm_count);
             let is_wanted = match spec.template {
-                geometry::SINKS => !call.features.dsinks.is_null(),
+                SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
-                geometry::COMBINE => num_splits > 1,
+                COMBINE => num_splits > 1,
                 _ => true,
             };
             if grid.contains(&0) || !is_wanted {
                 continue;
             }
-            // The config was checked against a problem that stands for this one, and may be smaller.
-            if !geometry::grid_fits(spec, &call.problem) {
+            // The config was checked against a problem that stands for this one, and may be
+            // smaller.
+            if !spec.fits_grid(&call.problem) {
                 return Err(Error::unsupported(format!(
                     "batch_size {} with num_heads_q {}, seqlen_q {} and seqlen_k {} is more tiles than a launch of {} holds; make two calls of it",
                     call.problem.batch_size,
@@ -145,7 +147,7 @@ impl Executable {
         }
     }
 
-    /// Of the pass's main kernel.
+    /// The resources of the pass's main kernel.
     pub fn resources(&self) -> Resources {
         self.resources
     }
@@ -167,13 +169,14 @@ impl Kernel {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let spec = &self.spec;
-        // SAFETY: the templates assert the size of KernelParams and declare what the spec says; that the call's pointers
-        // hold until the work is done, and that the stream is of this context, is the caller's contract with the C face.
+        // SAFETY: the templates assert the size of KernelParams and declare what the spec says;
+        // that the call's pointers hold until the work is done, and that the stream is of this
+        // context, is the caller's contract with the C face.
         unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, waits, arguments) }
     }
 }
 
-/// A kernel whose warpgroups would wait for ever for more registers than the launch has is as good as none.
+/// Refuses a kernel whose warpgroups would wait for ever for more registers than the launch has.
 fn check_registers(spec: &KernelSpec, launched: u32) -> Result<()> {
     let Some(shared) = spec.registers else { return Ok(()) };
     let consumers = spec.threads / 128 - 1;

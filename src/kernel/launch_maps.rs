@@ -1,30 +1,35 @@
-//! Launch maps: the tensor maps through which a kernel loads its tiles by TMA, and sm90's forward pass may store them.
+//! Launch maps: the tensor maps through which a kernel loads its tiles by TMA, and sm90's forward
+//! pass may store them.
 //!
-//! From a call's views to what TMA takes. The problem's layout class promises what TMA demands (addresses and strides
-//! are multiples of 16 bytes, strides below its limit), so that at a launch nothing is left to refuse.
+//! They follow from a call's views. The problem's layout class promises what TMA demands (addresses
+//! and strides are multiples of 16 bytes, strides below its limit), so that a launch has nothing
+//! left to refuse.
 //!
-//! Sequences of their own lengths end where only the device knows, and what lies behind must neither be loaded nor stored, which
-//! bounds alone can see to. So rows are there twice, as two dimensions of one stride (device/layout/tensor_map.cuh): of the first, which has
-//! `MAX_MAP_ROWS`, a kernel takes the last as the sequence's last row; the second is where the sequence ends in the tensor. What
-//! the two are too far together a third dimension takes back, with a stride that wraps around 2^64: a lower address would do the
-//! same, but TMA wants the map's address in mapped memory. The idea is of Triton's and quack's ragged descriptors.
+//! Only the device knows where a varlen sequence ends. The rows behind its end must neither be
+//! loaded nor stored, and only a map's bounds can prevent that. So a map has the rows twice, as two
+//! dimensions of one stride (device/layout/tensor_map.cuh). The first has `MAX_MAP_ROWS` rows, the last of
+//! which a kernel takes as the sequence's last row; the second is the row at which the sequence
+//! ends in the tensor. Together they reach too far, and a third dimension takes the excess back,
+//! with a stride that wraps around 2^64. A lower address would do the same, but TMA wants the map's
+//! address in mapped memory. The idea comes from Triton's and quack's ragged descriptors.
 
 use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;
 use crate::cuda::tensor_map::{Element, Fetch, MAX_RANK, Tensor, TensorMap};
 use crate::error::{Error, Result};
-use crate::family::geometry::{BOX_COLS, Boxes};
+use crate::family::BOX_COLS;
+use crate::family::spec::Boxes;
 use crate::problem::{Dtype, Pass, Problem, Varlen};
 
 pub struct LaunchMaps {
     pub q: TensorMap,
     pub k: TensorMap,
     pub v: TensorMap,
-    /// Of O, in the backward pass of dO.
+    /// The map of O, in the backward pass that of dO.
     pub o: TensorMap,
 }
 
-/// Of a decode kernel.
+/// The maps of a decode kernel.
 pub struct KeyMaps {
     pub k: TensorMap,
     pub v: TensorMap,
@@ -57,13 +62,14 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let Varlen { total_q, total_k, .. } = p.features.varlen.unwrap_or_default();
     let of = |view: &TensorRef, shape: Shape| match p.features.varlen {
         None => of_equal_lengths(element, view, &shape),
-        Some(_) => of_own_lengths(element, view, &shape),
+        Some(_) => of_varlen(element, view, &shape),
     };
     let of_queries = |view, dim| of(view, Shape::new(p, dim, p.seqlen_q, total_q, p.num_heads_q, boxes.query_rows));
     let of_keys = |view, dim| of(view, Shape::new(p, dim, p.seqlen_k, total_k, p.num_heads_kv, boxes.key_rows));
     let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
     let (v, o) = (of_keys(&call.v, p.head_dim_v), of_queries(o(call), p.head_dim_v));
-    // Nothing is loaded of a tensor without rows, whose view may hold anything; but a map has no extent of 0.
+    // A tensor without rows is not loaded and its view may hold anything, but a map has no extent
+    // of 0: another tensor takes its place.
     Ok(match (p.seqlen_q, p.seqlen_k) {
         (_, 0) => [q, q, q, o],
         (0, _) => [k, k, v, k],
@@ -71,7 +77,8 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     })
 }
 
-/// K and V, read once: 256 bytes at a time an H200 took 1.1 times as long (DESIGN.md, tuning log).
+/// K and V, fetched 128 bytes at a time since they are read once: with 256 an H200 took 1.1 times
+/// as long (docs/tuning/decode.md).
 fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
     let p = &call.problem;
     let element = element(p)?;
@@ -83,7 +90,7 @@ fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
             let [_, k, v, _] = tensors(call, &Boxes { query_rows: box_rows, key_rows: box_rows })?;
             [k, v]
         }
-        // As above.
+        // Without rows, as above.
         (Some(_), 0) => [of(&call.q, p.num_heads_q, p.head_dim, 1, 1); 2],
         (Some(page_size), _) => [(&call.k, p.head_dim), (&call.v, p.head_dim_v)]
             .map(|(view, dim)| of(view, p.num_heads_kv, dim, page_size, call.features.num_pages)),
@@ -99,8 +106,8 @@ fn element(p: &Problem) -> Result<Element> {
     }
 }
 
-/// How many rows lie between the first rows of sequences of their own lengths that do not lie end to end: in Q, K, V and O or dO. 0
-/// where nothing is counted by them.
+/// How many rows lie between the first rows of varlen sequences that are not packed end to end: in
+/// Q, K, V and O or dO. 0 where no kernel counts by them.
 pub fn rows_between(call: &Call) -> [i32; 4] {
     let p = &call.problem;
     let Some(Varlen { total_q, total_k, .. }) = p.features.varlen else { return [0; 4] };
@@ -120,10 +127,10 @@ fn o(call: &Call) -> &TensorRef {
     }
 }
 
-/// What a view's numbers are of, and the rows of a box.
+/// The extents of a view, and the rows of a box.
 struct Shape {
     dim: i64,
-    /// Of a sequence at most; of all of them where they lie end to end.
+    /// The most of a sequence; the sum over sequences where they are packed end to end.
     rows: i64,
     heads: i64,
     batch_size: i64,
@@ -136,7 +143,8 @@ impl Shape {
         Shape { dim, rows: total.unwrap_or(seqlen), heads, batch_size, box_rows }
     }
 
-    /// In bytes. A dimension of one entry never takes its stride, which may be anything in the view: it gets a row's bytes.
+    /// In bytes. A dimension of one entry never takes its stride, which may be anything in the
+    /// view: it gets a row's bytes.
     fn stride(&self, count: i64, given: i64) -> u64 {
         2 * if count > 1 { given } else { self.dim } as u64
     }
@@ -158,9 +166,9 @@ fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor
     }
 }
 
-/// (dim, row, back, end, head). Extents are no larger than what kernels ask for.
-fn of_own_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
-    /// So many steps of MAX_MAP_ROWS bytes are none, modulo 2^64.
+/// (dim, row, back, end, head), with the smallest extents that kernels need.
+fn of_varlen(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
+    /// MAX_MAP_ROWS times this many bytes is 0 modulo 2^64.
     const WHOLE_TURN: u64 = 1 << 34;
     const { assert!((MAX_MAP_ROWS as u64).wrapping_mul(WHOLE_TURN) == 0) };
     let rows_between = view.rows_between(shape.batch_size, shape.rows).unwrap_or(0);
@@ -239,14 +247,15 @@ mod tests {
         assert_eq!(tensors(&call, &BOXES).unwrap()[1].strides[..3], [272, 256, 256]);
     }
 
-    /// Of 3 sequences, 1000 rows of queries end to end and up to 400 keys each in a batch.
-    fn own_lengths() -> Call {
+    /// 3 sequences: 1000 rows of queries packed end to end, and up to 400 keys each in a batch.
+    fn varlen_call() -> Call {
         let mut call = call(3, 2, 400);
         call.problem.features.varlen = Some(Varlen { total_q: Some(1000), ..Varlen::default() });
         call
     }
 
-    /// Where TMA finds the first column of a row, or None where it lies outside, given its coordinates after the column's.
+    /// The address at which TMA finds the first column of a row, given its coordinates after the
+    /// column's; None outside.
     fn found(tensor: &Tensor, at: [i64; 4]) -> Option<u64> {
         let extents = &tensor.extents[1..];
         let is_inside = at.iter().zip(extents).all(|(at, extent)| (0..*extent as i64).contains(at));
@@ -256,7 +265,7 @@ mod tests {
 
     #[test]
     fn rows_of_a_sequence_are_found_and_those_behind_it_lie_outside() {
-        let call = own_lengths();
+        let call = varlen_call();
         let [q, k, ..] = tensors(&call, &BOXES).unwrap();
         assert_eq!((q.rank, k.rank), (5, 5));
         let rows_between = rows_between(&call);
@@ -284,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_sequence_of_one_row_goes_on_by_the_batchs_stride() {
-        let mut call = own_lengths();
+        let mut call = varlen_call();
         (call.problem.seqlen_k, call.k.stride_seqlen, call.k.stride_batch) = (1, 7, 2000);
         let [_, k, ..] = tensors(&call, &BOXES).unwrap();
         assert_eq!((k.strides[0], k.extents[3], rows_between(&call)[1]), (4000, 4, 1));

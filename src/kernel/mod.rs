@@ -37,7 +37,8 @@ use crate::config::Config;
 use crate::cuda::nvrtc::Nvrtc;
 use crate::device::Arch;
 use crate::error::{Error, Result};
-use crate::family::geometry::{self, KernelSpec};
+use crate::family;
+use crate::family::spec::KernelSpec;
 use crate::problem::Problem;
 use render::Renderer;
 
@@ -45,7 +46,7 @@ use render::Renderer;
 /// none reads is misspelt, or the two sides have come apart.
 pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String)>> {
     let renderer = Renderer::shared()?;
-    let kernels = geometry::kernels(problem, config);
+    let kernels = family::kernels(problem, config)?;
     for knob in config.knobs.keys() {
         let mut read = false;
         for spec in &kernels {
@@ -59,7 +60,7 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
             )));
         }
     }
-    kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, spec.template, arch)?))).collect()
+    kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, &spec, arch)?))).collect()
 }
 
 /// The text of a kernel that has no config.

@@ -10,7 +10,8 @@ use super::sources::{Sources, embedded, overridden};
 use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
-use crate::family::geometry::{self, Arguments};
+use crate::family;
+use crate::family::spec::{Arguments, KernelSpec};
 use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,11 +68,12 @@ impl Renderer {
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// One kernel's text, of `templates/<template>.cu.tera`. A name that the template uses and the values lack is an error: to Tera it is merely false.
-    pub fn render(&self, problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<String> {
+    /// One kernel's text, of the template that its spec names. A name that the template uses and the values lack is an
+    /// error: to Tera it is merely false.
+    pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
-        let values = values(problem, config, template, arch)?;
-        self.fill(template, &values, config.family, &knobs, arch, Some(problem))
+        let values = values(problem, config, spec, arch)?;
+        self.fill(spec.template, &values, config.family, &knobs, arch, Some(problem))
     }
 
     /// The text of `templates/<template>.cu.tera` with these values. `knobs` names the values that the text's header
@@ -153,8 +155,8 @@ const TERA: &str = ".tera";
 const PROBLEM_BEGINS: &str = "// ---- problem ------------------------------------------------------------------------------------------------------\n";
 const PROBLEM_ENDS: &str = "// -------------------------------------------------------------------------------------------------------------------\n\n";
 
-fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Result<BTreeMap<String, Value>> {
-    if problem.dtype == Dtype::Fp32 && config.family != Family::Sm80 {
+fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<BTreeMap<String, Value>> {
+    if !family::takes(config.family, problem.dtype) {
         let family = config.family.name();
         return Err(Error::unsupported(format!(
             "dtype is fp32; {family}'s kernels take fp16 and bf16, sm80's fp32 too"
@@ -168,23 +170,20 @@ fn values(problem: &Problem, config: &Config, template: &str, arch: Arch) -> Res
     let element = if problem.dtype == Dtype::Fp16 { "f16" } else { "bf16" };
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert(ARCH.to_owned(), Value::Integer(major * 10 + minor));
-    values.insert("template".to_owned(), Value::Name(template.to_owned()));
+    values.insert("template".to_owned(), Value::Name(spec.template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
-    values.insert("dq_transposed".to_owned(), Value::Flag(geometry::dq_transposed(problem, config.family)));
+    values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
     // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
-    let spec = geometry::kernels(problem, config).into_iter().find(|spec| spec.template == template);
-    for (name, value) in
-        spec.iter().flat_map(|s| [("smem_bytes", s.smem_bytes), ("threads", s.threads), ("rows", s.rows)])
-    {
+    for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));
     }
-    let box_rows = spec.map_or(0, |spec| match spec.arguments {
+    let box_rows = match spec.arguments {
         Arguments::ParamsKeyMaps { box_rows } => box_rows,
         Arguments::Params | Arguments::ParamsMapsCounter { .. } => 0,
-    });
+    };
     values.insert("box_rows".to_owned(), Value::Integer(box_rows));
-    for registers in spec.iter().filter_map(|spec| spec.registers) {
+    if let Some(registers) = spec.registers {
         values.insert("producer_registers".to_owned(), Value::Integer(registers.producer));
         values.insert("consumer_registers".to_owned(), Value::Integer(registers.consumer));
     }

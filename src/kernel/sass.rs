@@ -1,9 +1,11 @@
-//! What a cubin's instructions say that ptxas's totals do not: how much the consumers of an sm90 kernel spill.
+//! How much the consumers of an sm90 kernel spill, from a cubin's instructions: ptxas gives totals
+//! alone.
 //!
-//! Its producer, one thread of which works and mostly waits, has 24 to 56 registers, and what it lacks of them costs
-//! nothing; a spill of the consumers stands between two products. Machines that tune have no disassembler, so three
-//! opcodes are read here, as CUDA 13's nvdisasm names them (tests/kernels/instructions.rs compares the two). It knows nothing
-//! else of instructions, and says so where a cubin is not what it knows.
+//! One thread of the producer works, and mostly waits; it has 24 to 56 registers, and its spills
+//! cost nothing. A spill of the consumers stands between two products. Machines that tune have no
+//! disassembler, so this file reads three opcodes, as CUDA 13's nvdisasm names them
+//! (tests/kernels/instructions.rs compares the two). It knows nothing else of instructions, and
+//! answers None for a cubin that is not of the form it knows.
 
 /// Low bits of an instruction, which is 16 bytes from Volta on.
 const OPCODE: u128 = 0xfff;
@@ -12,8 +14,8 @@ const LDL: u128 = 0x983;
 const USETMAXREG: u128 = 0x9c8;
 const INSTRUCTION_BYTES: usize = 16;
 
-/// Bytes that the warps between `setmaxnreg.inc` and the producer's `setmaxnreg.dec` store to and load from the stack;
-/// None where the cubin has no such kernel, or is not understood.
+/// Bytes that the warps between `setmaxnreg.inc` and the producer's `setmaxnreg.dec` store to and
+/// load from the stack; None where the cubin has no such kernel, or is not understood.
 pub fn consumer_spill_bytes(cubin: &[u8]) -> Option<u32> {
     code(cubin)?.find_map(|code| {
         let mut spilled = None;
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_between_the_two_is_the_consumers() {
+    fn only_spills_between_inc_and_dec_are_the_consumers() {
         let spilled = |instructions: &[u128]| consumer_spill_bytes(&cubin(instructions));
         assert_eq!(spilled(&[STORE_4, INC, STORE_4, 0, LOAD_8, DEC, LOAD_8]), Some(12));
         assert_eq!(spilled(&[DEC, STORE_4, INC, LOAD_8]), Some(8), "the producer's code may come first");
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_not_judged() {
+    fn a_cubin_of_another_form_gives_no_number() {
         assert_eq!(consumer_spill_bytes(&cubin(&[STORE_4, LOAD_8])), None, "no setmaxnreg");
         assert_eq!(consumer_spill_bytes(&cubin(&[USETMAXREG | 7 << 72, STORE_4])), None);
         assert_eq!(consumer_spill_bytes(&cubin(&[INC, STL | 7 << 73])), None);

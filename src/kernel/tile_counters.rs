@@ -1,9 +1,10 @@
-//! Tile counters: the words in device memory from which the blocks of a launch take their next tile.
+//! Tile counters: the words in device memory from which the CTAs of a launch take their next tile.
 //!
-//! A launch's last block sets its counter to zero again, so launches in a row may share one, and launches that may
-//! overlap must not. Those of one stream never overlap: a stream owns a counter. Those of a captured graph run
-//! whenever the graph is launched, on any stream: each captured launch has one of its own for good. Who finds none
-//! left gets NULL, and the kernel falls back to a fixed schedule. Choosing one neither locks, allocates nor waits.
+//! A launch's last CTA sets its counter to zero again, so launches in a row may share a counter,
+//! and launches that may overlap must not. Launches of one stream never overlap, so a stream owns a
+//! counter. Launches of a captured graph run whenever the graph is launched, on any stream, so each
+//! captured launch keeps a counter of its own for good. Where none is left a launch gets NULL, and
+//! its kernel runs a fixed schedule. Choosing a counter neither locks, allocates nor waits.
 
 use crate::call::Stream;
 use crate::cuda::context::{Context, Current};
@@ -14,13 +15,16 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The kernel's two words, {next tile, blocks that are done}, and as much again between neighbours.
+/// The kernel's two words, {next tile, CTAs that are done}, and as many bytes again between
+/// neighbours.
 const SLOT_BYTES: usize = 16;
-/// Streams that ever launched; a process that makes a stream for each request may use them up.
+/// The streams that may ever launch; a process that makes a stream for each request may use them
+/// up.
 const STREAMS: usize = 4096;
-/// Launches that were ever captured: 80 layers in 67 batch sizes, ten times over.
+/// The launches that may ever be captured: 80 layers in 67 batch sizes, ten times over.
 const CAPTURES: usize = 61440;
-/// A stream's slot is looked for in this many places; a longer search would cost more than the fixed schedule loses.
+/// A stream searches this many places for its slot; a longer search would cost more than the fixed
+/// schedule loses.
 const PROBES: usize = 32;
 
 pub struct TileCounters {
@@ -34,10 +38,12 @@ impl TileCounters {
         Ok(TileCounters { memory, slots: Slots::new(STREAMS, CAPTURES) })
     }
 
-    /// The address of the counter for a launch that is about to be enqueued on `stream`; NULL where none is left.
+    /// The address of the counter for a launch that is about to be enqueued on `stream`; NULL where
+    /// none is left.
     ///
     /// # Safety
-    /// `stream` is a live CUstream of the current context, NULL, or one of the driver's special handles.
+    /// `stream` is a live CUstream of the current context, NULL, or one of the driver's special
+    /// handles.
     pub unsafe fn next(&self, current: &Current<'_>, stream: Stream) -> Result<*mut c_void> {
         // SAFETY: the caller's promise.
         let slot = match unsafe { stream::is_capturing(current, stream) }? {
@@ -49,9 +55,11 @@ impl TileCounters {
     }
 }
 
-/// Who has which slot. Slots are never given back: whether a stream or a graph still exists cannot be known.
+/// Which stream owns which slot. Slots are never given back: no call tells whether a stream or a
+/// graph still exists.
 struct Slots {
-    /// For each of the first slots the stream that owns it, as its number plus one; 0 where it is free.
+    /// For each of the first slots the stream that owns it, as its number plus one; 0 where it is
+    /// free.
     owners: Box<[AtomicU64]>,
     captures: usize,
     captured: AtomicUsize,
@@ -62,8 +70,8 @@ impl Slots {
         Slots { owners: (0..streams).map(|_| AtomicU64::new(0)).collect(), captures, captured: AtomicUsize::new(0) }
     }
 
-    /// The slot of a stream, the same at every call. A stream takes the first free place from its home on; since none
-    /// becomes free again, it is found there ever after.
+    /// The slot of a stream, the same at every call. A stream takes the first free place from its
+    /// home on, and finds it there ever after, since no place becomes free again.
     fn of_stream(&self, id: u64) -> Option<usize> {
         let owner = id.checked_add(1)?;
         // Fibonacci hashing (2^64 over the golden ratio) spreads numbers that follow each other.
@@ -80,7 +88,7 @@ impl Slots {
         })
     }
 
-    /// A slot that nobody had before and nobody gets again.
+    /// A slot that no launch had before and none gets again.
     fn of_capture(&self) -> Option<usize> {
         let index = self.captured.fetch_add(1, Ordering::Relaxed);
         (index < self.captures).then(|| self.owners.len() + index)
@@ -117,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_when_all_are_taken_gets_none_and_the_others_keep_theirs() {
+    fn a_stream_that_finds_all_slots_taken_gets_none_and_the_others_keep_theirs() {
         let slots = Slots::new(64, 3);
         let before: Vec<_> = (0..1000).map(|id| slots.of_stream(id)).collect();
         assert!(before.iter().flatten().count() <= 64);

@@ -202,7 +202,7 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
     };
     let config = config_of(&record, problem, device);
     let measured_there = if is_exact { "" } else { " there" };
-    let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != **value);
+    let changed = record.config.knobs.iter().filter(|(knob, value)| config.get(knob) != Some(**value));
     let with = changed.fold(String::new(), |text, (knob, value)| format!("{text} with {knob}={value}"));
     Choice {
         config,

@@ -1,19 +1,21 @@
 //! Candidates: the configs that a search tries, in a fixed order.
 //!
-//! Which configs pass, and what each is expected to cost, is the families' answer (`family`); the order, the first
-//! selection and the steps from one config to the next are here. Nothing here measures or remembers.
+//! Which configs pass, and what each is expected to cost, is the families' answer (`family`); the
+//! order, the first selection and the steps from one config to the next are here. Nothing here
+//! measures or remembers.
 
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::family;
 use crate::problem::Problem;
 
-/// Candidates that are compiled before anything is known: at about a second per compilation and core, 16 cores build
-/// them in four or five seconds. The best of them say where to look further: see `neighbours`.
+/// Candidates that are compiled before anything is known: at about a second per compilation and
+/// core, 16 cores build them in four or five seconds. The best of them say where to look further:
+/// see `neighbours`.
 pub const MAX_CANDIDATES: usize = 64;
 
-/// Every config that passes `check`, family after family, most promising first and the heuristic's before all, in a
-/// fixed order.
+/// Every config that passes `check`, family after family, most promising first and the heuristic's
+/// before all, in a fixed order.
 pub fn all(problem: &Problem, device: &Device) -> Vec<Config> {
     family::families(problem, device).iter().flat_map(|family| of_family(*family, problem, device)).collect()
 }
@@ -32,8 +34,9 @@ fn by_cost(mut ranked: Vec<(f64, Config)>) -> impl Iterator<Item = Config> {
     ranked.into_iter().map(|(_, config)| config)
 }
 
-/// The most promising configs that are apart: the first of those that differ in a single knob stands for the others,
-/// which are its `neighbours`. The preferred family gives three for each one of another family.
+/// The most promising configs that are apart: the first of those that differ in a single knob
+/// stands for the others, which are its `neighbours`. The preferred family gives three for each one
+/// of another family.
 pub fn first(problem: &Problem, device: &Device) -> Vec<Config> {
     let mut queues: Vec<_> = family::families(problem, device)
         .iter()
@@ -78,12 +81,11 @@ pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Co
     let ranked: Vec<(f64, Config)> = family::knobs(config.family, problem.pass)
         .iter()
         .flat_map(|knob| {
-            let at = knob.values.iter().position(|value| *value == config.get(knob.name));
+            let at = knob.values.iter().position(|value| Some(*value) == config.get(knob.name));
             let beside = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
             beside.filter_map(|at| Some(config.clone().with(knob.name, *knob.values.get(at)?)))
         })
-        .filter(|neighbour| family::check(problem, neighbour, device).is_ok())
-        .map(|neighbour| (family::cost(problem, &neighbour, device), neighbour))
+        .filter_map(|neighbour| Some((family::cost(problem, &neighbour, device)?, neighbour)))
         .collect();
     by_cost(ranked).collect()
 }
@@ -189,10 +191,7 @@ mod tests {
         let h200 = h200();
         for (batch_size, seqlen_k) in [(1, 100), (1, 100_000), (8, 4096), (200, 4096), (300, 4096)] {
             let problem = decoding(batch_size, seqlen_k);
-            let most = all(&problem, &h200)
-                .iter()
-                .map(|config| i64::from(config.knobs.get("num_splits").copied().unwrap_or(1)))
-                .max();
+            let most = all(&problem, &h200).iter().map(|config| i64::from(config.get("num_splits").unwrap_or(1))).max();
             assert!(most.unwrap().max(1) <= problem.max_splits() && problem.max_splits() <= MAX_SPLITS);
             assert_eq!(problem.workspace_bytes() == 0, problem.max_splits() == 1);
         }

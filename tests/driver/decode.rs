@@ -83,10 +83,10 @@ fn one_split_is_one_kernel_without_a_workspace() {
 
 #[test]
 fn key_map_boxes_are_a_teams_block_or_a_page() {
-    let name = "keys_come_by_maps_whose_boxes_are_a_teams_block_or_a_page";
+    let name = "key_map_boxes_are_a_teams_block_or_a_page";
     with_fake_and(name, &[("FAKE_KEY_MAPS", "1")], |fake| {
         let one_split = config(1);
-        assert_eq!((one_split.get("tma"), one_split.get("block_n")), (1, 16));
+        assert_eq!((one_split.get("tma"), one_split.get("block_n")), (Some(1), Some(16)));
         let launch = |problem: &Problem, call: Call| {
             let (_gpu, executable) = build_for(problem, &one_split);
             let before = fake.state().launches as usize;
@@ -148,7 +148,7 @@ fn batch_invariant_launch_splits_for_the_longest_sequence_and_always_merges() {
     with_fake(name, |fake| {
         let invariant = Problem { batch_invariant: true, ..DECODE };
         let config = heuristic(&canonical(&invariant), &Device::typical(Arch::Sm(9, 0)).unwrap());
-        assert_eq!(config.get("num_splits"), 128);
+        assert_eq!(config.get("num_splits"), Some(128));
         let (_gpu, executable) = build_for(&invariant, &config);
         // Splits of 512 keys for every batch size. One split more covers keys that reach into
         // another block.

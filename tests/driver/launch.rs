@@ -10,8 +10,8 @@ use flashtune::config::{Config, Family};
 use flashtune::device::Arch;
 use flashtune::dropout::Dropout;
 use flashtune::error::Status;
-use flashtune::family::geometry;
-use flashtune::kernel::{Gpu, KernelParams, driver_search, nvrtc_search, render_pass};
+use flashtune::family;
+use flashtune::kernel::{Gpu, KernelParams, driver_search, nvrtc_search};
 use flashtune::problem::{Features, Pass, Problem};
 use std::ffi::c_void;
 use std::path::Path;
@@ -21,19 +21,10 @@ fn problem(pass: Pass) -> Problem {
     Problem { pass, ..PROBLEM }
 }
 
-/// A value for each knob that the pass's templates read.
+/// Some value for each knob.
 fn config(pass: Pass) -> Config {
-    let mut config = Config::new(Family::Sm80, [("num_warps", 4), ("block_m", 64), ("block_n", 64)]);
-    loop {
-        match render_pass(&problem(pass), &config, Arch::Sm(9, 0)) {
-            Ok(_) => return config,
-            Err(error) => {
-                let missing = error.message.split(" uses ").nth(1).unwrap_or_else(|| panic!("{error}"));
-                let missing = missing.split([',', ' ']).next().unwrap();
-                config = config.with(missing, 1);
-            }
-        }
-    }
+    let ones = family::knobs(Family::Sm80, pass).iter().map(|knob| (knob.name, 1));
+    Config::new(Family::Sm80, ones.chain([("num_warps", 4), ("block_m", 64), ("block_n", 64)]))
 }
 
 fn fill_cache(folder: &Path, pass: Pass) {
@@ -87,7 +78,7 @@ fn a_launch_passes_grid_stream_and_params() {
             let executable = gpu.build(&problem(pass), &config(pass)).unwrap();
             let first = fake.state().launches as usize;
             executable.launch(&call(pass), 0x77 as *mut c_void).unwrap();
-            let specs = geometry::kernels(&problem(pass), &config(pass));
+            let specs = family::kernels(&problem(pass), &config(pass)).unwrap();
             assert_eq!(fake.state().launches as usize, first + specs.len());
             let params = KernelParams::new(&call(pass));
             // SAFETY: KernelParams has no padding: its size is the sum of its fields' sizes, which
@@ -95,7 +86,7 @@ fn a_launch_passes_grid_stream_and_params() {
             let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&params).cast::<u8>(), PARAMS_BYTES) };
             for (spec, launch) in specs.iter().zip(&fake.state().launch[first..]) {
                 assert_eq!((launch.context, launch.stream), (0x1000, 0x77));
-                assert_eq!(launch.grid, geometry::grid(spec, &problem(pass), &config(pass), 1, 132));
+                assert_eq!(launch.grid, spec.grid(&problem(pass), 132));
                 assert_eq!((launch.block, launch.smem_bytes), ([spec.threads, 1, 1], spec.smem_bytes));
                 assert!(launch.params == bytes, "params of {}", spec.entry);
             }
@@ -206,7 +197,7 @@ fn everything_is_freed_after_its_last_use() {
     with_fake("everything_is_freed_after_its_last_use", |fake| {
         let folder = tempfile::tempdir().unwrap();
         fill_cache(folder.path(), Pass::Backward);
-        let kernels = geometry::kernels(&problem(Pass::Backward), &config(Pass::Backward)).len() as i64;
+        let kernels = family::kernels(&problem(Pass::Backward), &config(Pass::Backward)).unwrap().len() as i64;
         let gpu = Gpu::new(0, None, Some(folder.path().to_path_buf())).unwrap();
         let build = || gpu.build(&problem(Pass::Backward), &config(Pass::Backward)).unwrap();
         let (first, second) = (build(), build());

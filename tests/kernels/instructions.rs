@@ -109,7 +109,7 @@ fn decode_copies_keys_by_tma_where_the_gpu_and_the_layout_allow_it() {
     ARCHS.par_iter().for_each(|arch| {
         for (problem, fits) in problems {
             let config = heuristic(&problem, &Device::typical(*arch).unwrap());
-            assert_eq!((config.family, config.get("block_n")), (Family::Decode, 32));
+            assert_eq!((config.family, config.get("block_n")), (Family::Decode, Some(32)));
             let kernel = Kernel::new(nvrtc, &nvdisasm, &problem, &config, *arch);
             kernel.demand(fits && *arch >= Arch::Sm(9, 0), &["UTMALDG"], &["4D"]);
             kernel.demand(true, &["LDSM"], &["M88", "4"]);

@@ -11,7 +11,7 @@ use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
-use flashtune::family::geometry::KernelSpec;
+use flashtune::family::spec::KernelSpec;
 use flashtune::family::{check, heuristic, heuristics};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{render_pass, sass, sources};
@@ -226,8 +226,7 @@ impl Kernel {
         let kernel = |spec: KernelSpec| Kernel {
             family: config.family,
             name: format!("{} {} {} {config}", device.arch, spec.template, Class::of(problem)),
-            registers: device.registers_per_sm
-                / (spec.threads * if spec.is_main { config.get("ctas_per_sm").max(1) } else { 1 }),
+            registers: device.registers_per_sm / (spec.threads * spec.ctas_per_sm),
             shared_memory: device.smem_per_block - spec.smem_bytes,
             may_spill: if spec.is_main { may_spill } else { 0 },
             spec,

@@ -41,12 +41,8 @@ fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
         }
     }
     let other_maximum = |config: &Config| {
-        let flipped = [("stale_max", 1 - config.get("stale_max").min(1)), ("lazy_log2", 8 - config.get("lazy_log2"))];
-        flipped
-            .into_iter()
-            .filter(|(knob, _)| config.knobs.contains_key(*knob))
-            .map(|(k, v)| config.clone().with(k, v))
-            .collect::<Vec<_>>()
+        let flipped = [("stale_max", 1), ("lazy_log2", 8)].map(|(knob, most)| Some((knob, most - config.get(knob)?)));
+        flipped.into_iter().flatten().map(|(knob, value)| config.clone().with(knob, value)).collect::<Vec<_>>()
     };
     let others: Vec<Config> = chosen.iter().flat_map(other_maximum).collect();
     chosen.extend(others.into_iter().filter(|config| family::check(&problem, config, device).is_ok()));

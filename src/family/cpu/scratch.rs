@@ -1,9 +1,8 @@
 //! Scratch: how many floats a worker thread of the CPU backend takes for its tiles.
 //!
-//! The space's constraint bounds them by the cache, and `cpu` allocates them. The code that divides the scratch among
-//! tiles is `cpu`'s; it takes no more than is counted here.
+//! The space's constraint bounds them by the cache, and `cpu` allocates them. The code that divides
+//! the scratch among tiles is `cpu`'s; it takes no more than is counted here.
 
-use crate::config::Config;
 use crate::problem::{Pass, Problem};
 
 #[derive(Clone, Copy)]
@@ -12,12 +11,6 @@ pub struct TileSize {
     pub m: usize,
     /// Keys.
     pub n: usize,
-}
-
-impl TileSize {
-    pub fn of(config: &Config) -> TileSize {
-        TileSize { m: config.get("block_m") as usize, n: config.get("block_n") as usize }
-    }
 }
 
 /// Bytes of tiles that each thread works on.

@@ -1,102 +1,155 @@
-//! The backward pass of the sm90 family, in three kernels: up to head dim 128 each consumer warpgroup computes 64 keys, up to 192
-//! fewer, transposed (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
+//! The backward pass of the sm90 family, in three kernels.
+//!
+//! Up to head dim 128 each consumer warpgroup computes 64 keys, up to 192 fewer, transposed
+//! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::super::limits::{GRID, MASK_BLOCKS, SHARED_MEMORY};
-use super::super::{Constraint, Knob, check};
-use super::padded;
-use crate::config::{Config, Family};
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, dq_transposed, half_cols};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers};
 use crate::device::Device;
-use crate::family::geometry::{self, Sm90Backward};
+use crate::family::backward;
+use crate::family::knob::Constraint;
+use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
+use crate::family::space::Space;
+use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
+use crate::family::tile::{boxes, tiles_differ};
 use crate::problem::Problem;
 
-pub const KNOBS: &[Knob] = &[
-    Knob { name: "block_m", meaning: "query rows of a block", values: &[16, 32, 48, 64, 80, 96, 112, 128] },
-    Knob { name: "block_n", meaning: "keys of a tile", values: &[64, 96, 128] },
-    Knob {
-        name: "num_stages",
-        meaning: "blocks of Q and dO in flight; past head dim 128 of dO alone",
-        values: &[1, 2, 3],
-    },
-    Knob { name: "kv_stages", meaning: "tiles of K and V in flight", values: &[1, 2] },
-    Knob {
-        name: "group_mb",
-        meaning: "MB of Q, dO and fp32 dQ walked together, 0: all heads",
-        values: &[0, 1, 4, 8, 16, 32],
-    },
-    Knob {
-        name: "sink_softmax",
-        meaning: "1: the compiler may sink the exponentials below the wait for dP",
-        values: &[0, 1],
-    },
-    Knob { name: "v_regs", meaning: "dP's k16 steps that take V from registers", values: &[0, 2, 4] },
-];
-
-pub const CONSTRAINTS: &[Constraint] = &[
-    Constraint {
-        name: "narrow_only",
-        reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and no wait for dP follows the exponentials",
-        holds: |p, c, _| {
-            let narrow_only = [c.get("v_regs"), c.get("sink_softmax"), c.get("kv_stages") - 1];
-            geometry::sm90_backward(p) == Sm90Backward::Narrow || narrow_only == [0; 3]
+impl Space for BackwardKnobs {
+    const CONSTRAINTS: &'static [Constraint<Self>] = &[
+        Constraint {
+            name: "narrow_only",
+            reason: "past head dim 128 there is no room for V in registers or a second tile of K and V, and no wait for dP follows the exponentials",
+            holds: |p, k, _| is_narrow(p) || (k.v_regs, k.sink_softmax, k.kv_stages) == (0, 0, 1),
         },
-    },
-    Constraint {
-        name: "num_stages",
-        reason: "past head dim 128 two blocks of Q are in flight, behind which a third of dO waits",
-        holds: |p, c, _| geometry::sm90_backward(p) == Sm90Backward::Narrow || c.get("num_stages") <= 2,
-    },
-    Constraint {
-        name: "wgmma_m",
-        reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys; else it is 64 keys, of each consumer or, past 192, of each of two blocks of threads",
-        holds: |p, c, _| match geometry::sm90_backward(p) {
-            Sm90Backward::Middle => c.get("block_m") == 64 && c.get("block_n") < 128,
-            Sm90Backward::Narrow | Sm90Backward::Wide => c.get("block_n") == 128,
+        Constraint {
+            name: "num_stages",
+            reason: "past head dim 128 two blocks of Q are in flight, behind which a third of dO waits",
+            holds: |p, k, _| is_narrow(p) || k.num_stages <= 2,
         },
-    },
-    Constraint {
-        name: "v_regs",
-        reason: "the first k16 step of dP overwrites it, from shared memory",
-        holds: |p, c, _| i64::from(c.get("v_regs")) < (p.head_dim_v + 15) / 16,
-    },
-    MASK_BLOCKS,
-    SHARED_MEMORY,
-    Constraint {
-        name: "registers",
-        reason: "dK, dV, S, dP, P and what is kept of V of a consumer thread must fit the registers that setmaxnreg gives it",
-        holds: |p, c, _| registers(p, c) <= geometry::sm90_backward_registers().consumer,
-    },
-    GRID,
-];
+        Constraint {
+            name: "wgmma_m",
+            reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys; else it is 64 keys, of each consumer or, past 192, of each of two CTAs",
+            holds: |p, k, _| match BackwardKernel::of(p) {
+                BackwardKernel::Middle => k.block_m == 64 && k.block_n < 128,
+                BackwardKernel::Narrow | BackwardKernel::Wide => k.block_n == 128,
+            },
+        },
+        Constraint {
+            name: "v_regs",
+            reason: "the first k16 step of dP overwrites it, from shared memory",
+            holds: |p, k, _| i64::from(k.v_regs) < (p.head_dim_v + 15) / 16,
+        },
+        mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
+        shared_memory(),
+        Constraint {
+            name: "registers",
+            reason: "dK, dV, S, dP, P and the part of V that a consumer thread keeps must fit the registers that setmaxnreg gives it",
+            holds: |p, k, _| k.registers(p) <= registers(CONSUMERS).consumer,
+        },
+        grid(),
+    ];
 
-/// Registers that a consumer thread needs at least: dK, dV, S and dP in fp32 (of wide ones a half of dK and dV, one of S and dP, and dQ;
-/// of middle ones S and dP or dQ, and no P: at most 204, so that `wgmma_m` alone bounds their keys), P in 16 bits, V's k16 steps, and
-/// 12 for addresses; what an H200's sweeps found serialised, and what not, bounds those 12.
-fn registers(problem: &Problem, config: &Config) -> u32 {
-    let [block_m, block_n] = ["block_m", "block_n"].map(|knob| config.get(knob));
-    let [dim, dim_v] = [problem.head_dim, problem.head_dim_v];
-    let (gradients, scores) = match geometry::sm90_backward(problem) {
-        Sm90Backward::Narrow => {
-            let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
-            (columns / 2, block_m + block_m / 4 + 4 * config.get("v_regs"))
-        }
-        Sm90Backward::Middle => {
-            let dq_cols = geometry::boxes(dim) * 32;
-            ((geometry::boxes(dim) + geometry::boxes(dim_v)) * block_n / 4, (block_n / 2).max(dq_cols / 2))
-        }
-        Sm90Backward::Wide => {
-            ((geometry::sm90_half_cols(dim) + geometry::sm90_half_cols(dim_v)) / 2, block_m + block_m / 4)
-        }
-    };
-    gradients + scores + 12
+    /// The tile that bare kernels were fastest with on an H200, or the largest block whose
+    /// consumers spill nothing (NVRTC 13.0; `tests/kernels/matrix.rs` holds them to it), with fewer
+    /// rows and less in flight where that does not fit.
+    fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
+        heuristic(problem, device)
+    }
+
+    /// Expected time over that of a perfect config. The shares are what bare kernels showed of each
+    /// choice on an H200.
+    fn cost(&self, problem: &Problem, device: &Device) -> f64 {
+        let [block_m, block_n, kv_stages] = [self.block_m, self.block_n, self.kv_stages].map(f64::from);
+        let heads = (problem.batch_size * problem.num_heads_kv) as f64;
+        let tiles = heads * (problem.seqlen_k as f64 / block_n).ceil();
+        let last_wave = last_wave(tiles, device.sm_count, tiles_differ(problem));
+        // Barriers, statistics and the addition of dQ come once a block.
+        let per_block = 45.0 / block_m;
+        // Products of few keys read shared memory for longer than they multiply
+        // (docs/tuning/sm90-backward.md).
+        let (per_tile, in_flight) = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => (0.0, [0.15, 0.0, 0.02]),
+            BackwardKernel::Middle => (120.0 / block_n, [0.02, 0.0, 0.0]),
+            BackwardKernel::Wide => (0.0, [0.0, 0.02, 0.04]),
+        };
+        let in_flight = in_flight[self.num_stages as usize - 1];
+        // Nothing is multiplied during a tile's first loads and last stores; it walks the queries
+        // of all heads of its group.
+        let tile_end = 250.0 / kv_stages / (problem.seqlen_q * problem.group_size()).max(1) as f64;
+        let order = match (self.group_mb, wants_groups(problem)) {
+            (16, true) | (0, false) => 0.0,
+            (0, true) => 0.2,
+            _ => 0.03,
+        };
+        let fragments = match (problem.head_dim_v, self.v_regs) {
+            (..=64, 0) | (65.., 2) => 0.0,
+            _ => 0.02,
+        } + 0.005 * f64::from(self.sink_softmax);
+        let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
+        work * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
+    }
+
+    fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
+        let (template, schedule, key_rows) = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => ("sm90_backward", Schedule::Persistent, self.block_n),
+            BackwardKernel::Middle => ("sm90_backward_middle", Schedule::Persistent, self.block_n),
+            BackwardKernel::Wide => ("sm90_backward_wide", Schedule::PersistentPairs, WARPGROUP_ROWS),
+        };
+        let main = KernelSpec {
+            template,
+            entry: "flashtune_sm90_backward",
+            threads: 128 * (CONSUMERS + 1),
+            smem_bytes: self.smem_bytes(problem),
+            rows: self.block_n,
+            axis: Axis::Keys,
+            schedule,
+            arguments: Arguments::ParamsMapsCounter {
+                boxes: Boxes { query_rows: self.block_m, key_rows },
+                // Deterministic tiles are drawn from the workspace.
+                is_dynamic: tiles_differ(problem) && !problem.deterministic,
+            },
+            registers: Some(registers(CONSUMERS)),
+            ..KernelSpec::MAIN
+        };
+        backward::around(problem, main, dq_transposed(problem))
+    }
 }
 
-/// What bare kernels were fastest with on an H200, or the largest block whose consumers spill nothing (NVRTC 13.0;
-/// `tests/kernels/matrix.rs` holds them to it), with fewer rows and less in flight where that does not fit. None where nothing
-/// does, or the family does not do the problem.
-pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
+fn is_narrow(problem: &Problem) -> bool {
+    BackwardKernel::of(problem) == BackwardKernel::Narrow
+}
+
+impl BackwardKnobs {
+    /// Registers that a consumer thread needs at least: those of `gradients` and `scores`, and 12
+    /// for addresses. The shapes that an H200's sweeps found serialised, and those found not, bound
+    /// the 12.
+    ///
+    /// A narrow kernel holds dK, dV, S and dP in fp32, P in 16 bits, and V's k16 steps. A wide one
+    /// holds a half of dK and dV, one of S and dP, and dQ. A middle one holds S and dP or dQ, and
+    /// no P: at most 204, so that `wgmma_m` alone bounds its keys.
+    fn registers(&self, problem: &Problem) -> u32 {
+        let (block_m, block_n) = (self.block_m, self.block_n);
+        let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        let (gradients, scores) = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => {
+                let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
+                (columns / 2, block_m + block_m / 4 + 4 * self.v_regs)
+            }
+            BackwardKernel::Middle => {
+                let dq_cols = boxes(dim) * 32;
+                ((boxes(dim) + boxes(dim_v)) * block_n / 4, (block_n / 2).max(dq_cols / 2))
+            }
+            BackwardKernel::Wide => ((half_cols(dim) + half_cols(dim_v)) / 2, block_m + block_m / 4),
+        };
+        gradients + scores + 12
+    }
+}
+
+fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
     let features = &problem.features;
-    // What goes with each score takes an address and a bound of its own; that of a bias in both directions the most.
+    // The tensors that go with each score take an address and a bound each, a bias in both
+    // directions the most.
     let looks_up_twice = features.dbias || (features.bias && features.softcap);
     let (rows, [num_stages, kv_stages, v_regs]) = match (problem.head_dim.max(problem.head_dim_v), problem.dropout) {
         (..=64, _) if looks_up_twice => (64, [2, 2, 0]),
@@ -115,75 +168,45 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<Config> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    // Tiles that take turns and wait lose least where few heads are walked together, however long they are.
+    // Tiles that take turns and wait lose least where few heads are walked together, however long
+    // they are.
     let group_mb = if problem.deterministic || wants_groups(problem) { 16 } else { 0 };
-    let keys: &[u32] = match geometry::sm90_backward(problem) {
-        // Where dK and dV are of three boxes each, what dropout or a bias takes is more than 48 keys leave.
-        Sm90Backward::Middle
-            if (problem.dropout || features.bias) && geometry::boxes(problem.head_dim.min(problem.head_dim_v)) == 3 =>
-        {
-            &[64]
-        }
-        Sm90Backward::Middle => &[96, 64],
-        Sm90Backward::Narrow | Sm90Backward::Wide => &[128],
+    let has_three_boxes_each = boxes(problem.head_dim.min(problem.head_dim_v)) == 3;
+    let keys: &[u32] = match BackwardKernel::of(problem) {
+        // Where dK and dV are of three boxes each, dropout or a bias takes more than 48 keys leave.
+        BackwardKernel::Middle if (problem.dropout || features.bias) && has_three_boxes_each => &[64],
+        BackwardKernel::Middle => &[96, 64],
+        BackwardKernel::Narrow | BackwardKernel::Wide => &[128],
     };
-    let config = |(block_n, block_m, [num_stages, kv_stages, v_regs]): (u32, u32, [u32; 3])| {
-        let tile = [("block_m", block_m), ("block_n", block_n), ("num_stages", num_stages), ("kv_stages", kv_stages)];
-        let flow = [("group_mb", group_mb), ("sink_softmax", 0), ("v_regs", v_regs)];
-        Config::new(Family::Sm90, tile.into_iter().chain(flow))
+    let config = |(block_n, block_m, [num_stages, kv_stages, v_regs]): (u32, u32, [u32; 3])| BackwardKnobs {
+        block_m,
+        block_n,
+        num_stages,
+        kv_stages,
+        group_mb,
+        sink_softmax: 0,
+        v_regs,
     };
     let in_flight = [[num_stages, kv_stages, v_regs], [num_stages, 1, 0], [1, 1, 0]];
     let blocks = || [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
     let tiles = keys.iter().flat_map(|block_n| blocks().map(|block_m| (*block_n, block_m)));
     let flows = tiles.flat_map(|(block_n, block_m)| in_flight.map(|in_flight| (block_n, block_m, in_flight)));
-    flows.map(config).find(|config| check(problem, config, device).is_ok())
+    flows.map(config).find(|config| config.fits(problem, device))
 }
 
-/// Heads are walked in groups that fit L2, but for long ones all tiles of which are alike: those that run at a time read the same queries
-/// (DESIGN.md, tuning log).
+/// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
+/// that run at a time read the same queries (docs/tuning/sm90-backward.md).
 fn wants_groups(problem: &Problem) -> bool {
-    problem.seqlen_q < LONG || geometry::tiles_differ(problem)
+    problem.seqlen_q < LONG || tiles_differ(problem)
 }
 
 const LONG: i64 = 16384;
-
-/// Expected time of a config over that of a perfect one, only to order candidates. The shares are what bare kernels showed
-/// of each choice on an H200.
-pub fn cost(problem: &Problem, config: &Config, device: &Device) -> f64 {
-    let get = |knob| f64::from(config.get(knob));
-    let heads = (problem.batch_size * problem.num_heads_kv) as f64;
-    let tiles = heads * (problem.seqlen_k as f64 / get("block_n")).ceil();
-    let waves = (tiles / f64::from(device.sm_count)).max(1e-3);
-    // Tiles of every length, as causal ones are, fill the gaps of the last wave.
-    let last_wave = if geometry::tiles_differ(problem) { 1.0 + 0.25 / waves } else { waves.ceil() / waves };
-    // Barriers, statistics and the addition of dQ come once a block.
-    let per_block = 45.0 / get("block_m");
-    // Products of few keys read shared memory for longer than they multiply (DESIGN.md, three boxes of columns).
-    let (per_tile, in_flight) = match geometry::sm90_backward(problem) {
-        Sm90Backward::Narrow => (0.0, [0.15, 0.0, 0.02]),
-        Sm90Backward::Middle => (120.0 / get("block_n"), [0.02, 0.0, 0.0]),
-        Sm90Backward::Wide => (0.0, [0.0, 0.02, 0.04]),
-    };
-    let in_flight = in_flight[config.get("num_stages").clamp(1, 3) as usize - 1];
-    // A tile's first loads and last stores stand still; it walks the queries of all heads of its group.
-    let tile_end = 250.0 / get("kv_stages") / (problem.seqlen_q * problem.group_size()).max(1) as f64;
-    let order = match (config.get("group_mb"), wants_groups(problem)) {
-        (16, true) | (0, false) => 0.0,
-        (0, true) => 0.2,
-        _ => 0.03,
-    };
-    let fragments = match (problem.head_dim_v, config.get("v_regs")) {
-        (..=64, 0) | (65.., 2) => 0.0,
-        _ => 0.02,
-    } + 0.005 * f64::from(config.get("sink_softmax"));
-    let work = padded(problem.seqlen_q, get("block_m")) * padded(problem.seqlen_k, get("block_n"));
-    work * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
-}
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
+    use crate::config::{Config, Family};
     use crate::problem::Pass;
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
@@ -251,7 +274,7 @@ mod tests {
     fn the_heuristic_is_what_was_fastest_on_an_h200() {
         let knobs = |problem: &Problem| {
             let config = heuristic(problem, &h200()).unwrap();
-            ["block_m", "num_stages", "kv_stages", "group_mb", "v_regs"].map(|knob| config.get(knob))
+            [config.block_m, config.num_stages, config.kv_stages, config.group_mb, config.v_regs]
         };
         assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
         assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
@@ -259,7 +282,7 @@ mod tests {
         assert_eq!(knobs(&problem(192, 192)), [64, 1, 1, 16, 0]);
         assert_eq!(knobs(&problem(192, 128)), [64, 2, 1, 16, 0]);
         assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
-        let keys = |problem: &Problem| heuristic(problem, &h200()).unwrap().get("block_n");
+        let keys = |problem: &Problem| heuristic(problem, &h200()).unwrap().block_n;
         let with_dropout = |dim, dim_v| Problem { dropout: true, ..problem(dim, dim_v) };
         assert_eq!(
             [keys(&problem(192, 192)), keys(&with_dropout(192, 192)), keys(&with_dropout(192, 128))],

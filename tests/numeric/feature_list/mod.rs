@@ -71,7 +71,7 @@ pub fn features() -> Vec<Feature> {
         new("varlen, padded sequences (`seqused`)", |case| case.extras.seqused = Sides::BOTH),
         new("paged K/V cache", |case| case.extras.page_size = Some(16)).of_pass(Pass::Forward),
         Feature {
-            has: |config| config.get("num_splits") > 1,
+            has: |config| config.get("num_splits").is_some_and(|splits| splits > 1),
             ..new("few queries, keys split over CTAs", |case| (case.seqlen_q, case.seqlen_k) = (4, 4000))
                 .of_pass(Pass::Forward)
         },

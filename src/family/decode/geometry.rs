@@ -1,0 +1,98 @@
+//! The decode kernel: its knobs, and its teams, tiles, shared memory and registers by arithmetic
+//! alone.
+
+use crate::device::{Arch, Device};
+use crate::family::knob::knobs;
+use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, tile_bytes, tile_cols};
+use crate::problem::{Layout, Problem};
+
+pub const SPLITS: [u32; 18] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
+
+knobs! {
+    pub struct DecodeKnobs of Decode {
+        block_m: "packed query rows of a tile" in [16, 32, 64],
+        block_n: "keys of a team's block" in [16, 32, 64],
+        num_warps: "warps of a CTA" in [1, 2, 4, 8],
+        warps_m: "a team's warps along its rows" in [1, 2, 4],
+        warps_v: "a team's warps along V's columns" in [1, 2],
+        num_stages: "key blocks of a team's ring" in [2, 3, 4, 6, 8],
+        ctas_per_sm: "CTAs that share an SM" in [1, 2, 3],
+        tma: "whether TMA copies the keys" in [0, 1],
+        num_splits: "splits of the keys, each for its own CTAs" in SPLITS,
+    }
+}
+
+impl DecodeKnobs {
+    /// Warps that share a ring of tiles.
+    pub fn team(&self) -> u32 {
+        self.warps_m * self.warps_v
+    }
+
+    /// Columns of V that a team's tile has: whole 8-column products for each of the warps that
+    /// share them.
+    pub fn cols(&self, problem: &Problem) -> u32 {
+        tile_cols((problem.head_dim_v as u32).div_ceil(self.warps_v).into()) * self.warps_v
+    }
+
+    /// Bytes of one key block of a team's ring, K and V.
+    fn stage_bytes(&self, problem: &Problem) -> u32 {
+        let tile = |dim| match self.tma {
+            0 => tile_bytes(problem.dtype, self.block_n, dim),
+            _ => boxed_tile_bytes(self.block_n, dim),
+        };
+        tile(problem.head_dim) + tile(self.cols(problem).into())
+    }
+
+    /// Keys that one copy of TMA takes: a team's block or, where a page is smaller, a page.
+    pub fn box_rows(&self, problem: &Problem) -> u32 {
+        problem.features.paged.map_or(self.block_n, |page_size| page_size.min(i64::from(self.block_n)) as u32)
+    }
+
+    /// Shared memory of a CTA.
+    pub fn smem_bytes(&self, problem: &Problem) -> u32 {
+        let teams = self.num_warps / self.team();
+        let slots = teams * self.num_stages;
+        let rings = slots * self.stage_bytes(problem);
+        // A barrier for each slot lies behind all else.
+        let (alignment, barriers) = if self.tma == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * 8) };
+        // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
+        // multiple of 32, and two more words a row.
+        let merged = teams * self.block_m * (self.cols(problem).div_ceil(32) * 32 + 8 + 2) * 4;
+        (alignment + rings + tile_bytes(problem.dtype, self.block_m, problem.head_dim)).max(merged) + barriers
+    }
+
+    pub fn takes_tma(&self, problem: &Problem, device: &Device) -> bool {
+        let box_rows = i64::from(self.box_rows(problem));
+        let divides = |rows: i64| rows % box_rows == 0;
+        let pages = problem
+            .features
+            .paged
+            .is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(self.block_n.into()));
+        let boxes = self.warps_v == 1 || (self.cols(problem) / self.warps_v).is_multiple_of(BOX_COLS);
+        matches!(device.arch, Arch::Sm(9.., _)) && problem.layout == Layout::Vec8 && pages && boxes
+    }
+
+    /// Registers that a thread needs as NVRTC 13.0 compiles the kernel: a config that spills has
+    /// more than this counts.
+    pub fn registers(&self, problem: &Problem) -> u32 {
+        let tiles = self.block_m / (16 * self.warps_m);
+        let cols = self.cols(problem) / self.warps_v;
+        let (o, q) = (tiles * cols / 2, tiles * (problem.head_dim as u32).div_ceil(16) * 4);
+        // Past 128 registers Q is loaded at each use.
+        let q = if q + o <= 128 { q } else { 0 };
+        let chunks = (problem.head_dim as u32).div_ceil(problem.layout.elements() as u32);
+        let copies = match problem.layout {
+            _ if self.tma != 0 => 4,
+            Layout::Vec8 => (self.block_n * chunks).div_ceil(32 * self.team()),
+            // Narrower copies are not all unrolled.
+            _ => 8,
+        };
+        let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
+        o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + 60
+    }
+}
+
+/// Whether the kernel keeps the addresses of pages, or of the values that modify each row's scores.
+pub fn needs_more_addresses(problem: &Problem) -> bool {
+    problem.features.modifies_scores() || problem.features.paged.is_some()
+}

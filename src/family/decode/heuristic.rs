@@ -1,0 +1,197 @@
+//! The choice without measurement: a tile, the copies in flight and the splits that fill a device,
+//! and what each costs.
+
+use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses};
+use crate::device::Device;
+use crate::family::limits::RESERVED_BYTES;
+use crate::family::space::Space;
+use crate::problem::{MAX_SPLITS, Problem};
+
+/// The first of a list of tiles that passes every constraint, with the splits that fill the device.
+pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
+    // Too small a tile costs more than TMA gains: threads copy pages that fit no regular tile.
+    let [by_tma, by_threads] = [1, 0].map(|tma| tiles(problem, tma));
+    let (regular, smallest) = (by_tma.len() - SMALLEST, &by_threads[by_threads.len() - SMALLEST..]);
+    let mut in_turn = by_tma[..regular].iter().chain(&by_threads[..regular]).chain(&by_tma[regular..]).chain(smallest);
+    let fits = |tile: &&DecodeKnobs| tile.fits(problem, device);
+    let is_even = |tile: &&DecodeKnobs| tile.waits_for_memory(problem) && tile.runs_evenly(problem, device);
+    let even = by_tma[..regular].iter().filter(fits).find(is_even);
+    let tile = *even.or_else(|| in_turn.find(fits)).or(smallest.last()).expect("the list is not empty");
+    // Where there are many CTAs, smaller blocks of keys are enough in flight.
+    let half = DecodeKnobs { block_n: tile.block_n / 2, ..tile };
+    let is_enough = tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
+    let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
+    if problem.batch_invariant {
+        // Each sequence's own length says how many of them it has.
+        return DecodeKnobs { num_splits: if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 }, ..tile };
+    }
+    let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
+    // Beyond what fills the device, splits only cost: the fewest that come near the best.
+    let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
+    let mut chosen = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
+    DecodeKnobs { num_splits: chosen.next().unwrap_or(1), ..tile }
+}
+
+/// The last ones of `tiles`, which fit wherever any does.
+const SMALLEST: usize = 3;
+
+/// Stages and CTAs on an SM, in the order of preference. Threads that copy for themselves want many
+/// bytes in flight, and so do tiles that compute for long. For tiles of 16 rows, one block on TMA's
+/// way to each team is enough, and more are slower (docs/tuning/decode.md).
+const FLOWS: [(u32, u32); 8] = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
+const LEAN_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1), (6, 2), (6, 1)];
+
+/// Unsplit.
+fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    let block_m = match problem.packed_rows() {
+        ..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
+    };
+    // Rows that a warp's registers hold of O.
+    let warp_rows = if dim <= 128 && !needs_more_addresses(problem) { 32 } else { 16 };
+    let warps_m = (block_m / warp_rows).max(1);
+    // The columns of 16 rows of O that a warp's registers hold beside what modifies scores.
+    let most_cols = if problem.features.modifies_scores() { 192 } else { 256 };
+    let warps_v = if problem.head_dim_v > most_cols { 2 } else { 1 };
+    let block_n = match dim {
+        ..=32 => 64,
+        33..=64 => 32,
+        _ => 16,
+    };
+    let config = |block_m, block_n, num_warps, warps_m, num_stages, ctas_per_sm| DecodeKnobs {
+        block_m,
+        block_n,
+        num_warps,
+        warps_m,
+        warps_v,
+        num_stages,
+        ctas_per_sm,
+        tma,
+        num_splits: 1,
+    };
+    let is_lean = tma != 0 && problem.packed_rows() <= LEAN_ROWS;
+    let flows = if is_lean { LEAN_FLOWS } else { FLOWS };
+    let mut configs = Vec::new();
+    for num_warps in [8, 4, 2] {
+        let teams = num_warps / (warps_m * warps_v).min(num_warps);
+        if teams > 4 || num_warps % (warps_m * warps_v) != 0 {
+            continue;
+        }
+        // A team of several warps has larger blocks for as many copies of each.
+        let block_n = if warps_m * warps_v > 1 && dim <= 256 { (2 * block_n).min(32) } else { block_n };
+        configs.extend(flows.map(|(stages, ctas)| config(block_m, block_n, num_warps, warps_m, stages, ctas)));
+    }
+    let halves = DecodeKnobs { warps_v: 2, ..config(16, 16, 2, 1, 2, 1) };
+    let smallest: [DecodeKnobs; SMALLEST] = [config(16, 16, 2, 1, 3, 1), config(16, 16, warps_v, 1, 2, 1), halves];
+    configs.extend(smallest);
+    configs
+}
+
+/// A config that was measured on one problem, for another: with as many splits as give the device
+/// as many CTAs. How many fill it follows from batch and heads, and a record's are not those of a
+/// problem nearby. Where these would run in uneven waves, and those it was measured with did not,
+/// the heuristic's.
+pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
+    let is_even = |problem: &Problem| knobs.runs_evenly(problem, device);
+    if knobs.waits_for_memory(to) && is_even(from) && !is_even(to) {
+        return heuristic(to, device);
+    }
+    let ctas = |problem: &Problem| knobs.unsplit_ctas(problem).max(1.0);
+    let most = knobs.worthwhile_splits(to) as f64;
+    let wanted = (f64::from(knobs.num_splits) * ctas(from) / ctas(to)).clamp(1.0, most);
+    let off = |splits: u32| (f64::from(splits) / wanted).ln().abs();
+    let splits = SPLITS.into_iter().filter(|splits| f64::from(*splits) <= most);
+    let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
+    DecodeKnobs { num_splits: nearest.unwrap_or(1), ..knobs }
+}
+
+/// Packed rows of one tile, whose products are short beside the copies.
+const LEAN_ROWS: i64 = 16;
+
+impl DecodeKnobs {
+    /// Splits that leave every team at least two blocks of keys.
+    pub fn worthwhile_splits(&self, problem: &Problem) -> i64 {
+        // A CTA of less than one team is for a constraint to refuse.
+        let teams = (self.num_warps / self.team()).max(1);
+        (problem.seqlen_k / i64::from(2 * teams * self.block_n)).clamp(1, problem.max_splits())
+    }
+
+    fn unsplit_ctas(&self, problem: &Problem) -> f64 {
+        let tiles = (problem.packed_rows() as f64 / f64::from(self.block_m)).ceil();
+        tiles * (problem.batch_size * problem.num_heads_kv) as f64
+    }
+
+    /// The share of the device that has something to do, in the mean over the waves of CTAs: up to
+    /// 1. An SM has enough to do with as many CTAs as cover memory's latency, though it holds more.
+    pub fn balance(&self, problem: &Problem, num_splits: u32, device: &Device) -> f64 {
+        let ctas = self.unsplit_ctas(problem) * f64::from(num_splits);
+        let enough = (f64::from(ENOUGH_IN_FLIGHT) / self.bytes_in_flight(problem)).ceil();
+        let places = f64::from(device.sm_count) * enough.clamp(1.0, f64::from(self.ctas_per_sm));
+        ctas / ((ctas / places).ceil() * places).max(1.0)
+    }
+
+    /// Whether the order and number of TMA's copies alone decide the rate.
+    fn waits_for_memory(&self, problem: &Problem) -> bool {
+        self.tma != 0 && problem.packed_rows() <= LEAN_ROWS
+    }
+
+    /// Whether the CTAs of an unsplit launch all run at once, or in waves that are three quarters
+    /// full in all: a few that are left over share few SMs, and those are slower than the memory,
+    /// which counts less the more waves there are.
+    pub fn runs_evenly(&self, problem: &Problem, device: &Device) -> bool {
+        let (ctas, places) =
+            (self.unsplit_ctas(problem), f64::from(device.sm_count) * self.resident_ctas(problem, device));
+        ctas <= places || ctas >= 0.75 * (ctas / places).ceil() * places
+    }
+
+    /// Whether the CTAs of an unsplit launch read at the memory's full rate, as two on most SMs do
+    /// with 16 KB in flight each.
+    fn keeps_memory_busy(&self, problem: &Problem, device: &Device) -> bool {
+        let of_sm = self.unsplit_ctas(problem) / f64::from(device.sm_count);
+        of_sm.min(self.resident_ctas(problem, device)) * self.bytes_in_flight(problem) >= f64::from(FULL_RATE_IN_FLIGHT)
+    }
+
+    /// CTAs that an SM's shared memory holds; its registers may hold fewer.
+    fn resident_ctas(&self, problem: &Problem, device: &Device) -> f64 {
+        f64::from((device.smem_per_sm / (self.smem_bytes(problem) + RESERVED_BYTES)).max(1))
+    }
+
+    /// Bytes of a CTA without padding: all stages of its teams' rings but the one that is read.
+    fn bytes_in_flight(&self, problem: &Problem) -> f64 {
+        let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
+        let teams = num_warps / f64::from(self.team());
+        let bytes_of_key = ((problem.head_dim + problem.head_dim_v) * problem.dtype.bytes() as i64) as f64;
+        (teams * (num_stages - 1.0) * block_n * bytes_of_key).max(1.0)
+    }
+}
+
+/// The time that memory takes, longer where too little is in flight to cover its latency or SMs are
+/// idle, and what splits and teams cost beside it.
+pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
+    let [block_m, num_warps, ctas_per_sm] = [knobs.block_m, knobs.num_warps, knobs.ctas_per_sm].map(f64::from);
+    let [tma, num_splits, team] = [knobs.tma, knobs.num_splits, knobs.team()].map(f64::from);
+    let in_flight = ctas_per_sm * knobs.bytes_in_flight(problem);
+    let latency = (f64::from(ENOUGH_IN_FLIGHT) / in_flight).max(1.0);
+    let few_warps = (8.0 / (num_warps * ctas_per_sm) - 1.0).max(0.0);
+    let re_read = (problem.packed_rows() as f64 / block_m).ceil() - 1.0;
+    let idle_rows = block_m / problem.packed_rows().max(16) as f64 - 1.0;
+    let splits = (num_splits / knobs.worthwhile_splits(problem) as f64 - 1.0).max(0.0);
+    let share = knobs.balance(problem, knobs.num_splits, device).max(1e-3);
+    latency / share
+        + 0.1 * few_warps
+        + 0.3 * re_read
+        + 0.05 * idle_rows.max(0.0)
+        + 0.02 * (team - 1.0)
+        + 0.2 * splits
+        + 0.001 * num_splits
+        + if knobs.takes_tma(problem, device) { 0.1 * (1.0 - tma) } else { 0.0 }
+}
+
+/// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for two
+/// thirds of a microsecond, over 132 SMs.
+const ENOUGH_IN_FLIGHT: u32 = 24 << 10;
+/// Bytes in flight with which an H200 reads at its full rate: it does with 31 KB, and with 16 KB at
+/// 0.77 of it (docs/tuning/decode.md).
+const FULL_RATE_IN_FLIGHT: u32 = 30 << 10;

@@ -1,0 +1,35 @@
+//! The decode family: few query rows over many keys, bound by the reading of K and V, forward with
+//! sm80's instructions.
+//!
+//! The rate follows from the bytes in flight on each SM, from an equal share for every SM, and from
+//! TMA where the GPU has it. A CTA's warps form teams, each of which walks its own keys through a
+//! ring of tiles; a launch may split the keys among CTAs, and a second kernel combines the partial
+//! states. Constraints stand here with their reason and once more as static asserts in
+//! `templates/decode.cu.tera`.
+
+mod geometry;
+mod heuristic;
+mod space;
+#[cfg(test)]
+mod tests;
+
+pub use geometry::DecodeKnobs;
+pub use space::COMBINE;
+
+use crate::problem::Problem;
+
+/// Whether this family does a problem and is preferred for it: its queries are few, and there are
+/// many keys to each of them, so that reading the keys takes the time. With pages it is the only
+/// one.
+pub fn serves(problem: &Problem) -> bool {
+    is_bound_by_keys(problem) || problem.may_decode() && problem.features.paged.is_some()
+}
+
+/// Whether the reading of keys takes the time, with pages or without.
+pub fn is_bound_by_keys(problem: &Problem) -> bool {
+    problem.may_decode() && problem.has_few_rows() && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
+}
+
+/// With fewer keys to a query, the other families are faster: they are made for tiles of queries of
+/// a short sequence.
+const KEYS_OF_A_QUERY: i64 = 4;

@@ -1,0 +1,96 @@
+//! The decode family's space: constraints with their reasons, and the kernels of a config.
+
+use super::geometry::DecodeKnobs;
+use super::heuristic;
+use crate::device::Device;
+use crate::family::knob::Constraint;
+use crate::family::limits::{grid, register_budget, shared_memory, threads};
+use crate::family::space::Space;
+use crate::family::spec::{Arguments, Axis, KernelSpec};
+use crate::problem::{Pass, Problem};
+
+/// The kernel that combines the partial states of splits, a row with each CTA.
+pub const COMBINE: &str = "combine";
+const COMBINE_THREADS: u32 = 128;
+
+impl Space for DecodeKnobs {
+    const CONSTRAINTS: &'static [Constraint<Self>] = &[
+        Constraint {
+            name: "whole_teams",
+            reason: "a CTA is whole teams of warps_m x warps_v warps",
+            holds: |_, k, _| k.num_warps % k.team() == 0,
+        },
+        Constraint {
+            name: "whole_tiles",
+            reason: "a warp owns whole 16-row tiles",
+            holds: |_, k, _| k.block_m % (16 * k.warps_m) == 0,
+        },
+        Constraint {
+            name: "rows_in_use",
+            reason: "a tile of twice the rows of the problem computes the same as the next smaller one, in more memory",
+            holds: |p, k, _| k.block_m == 16 || i64::from(k.block_m) < 2 * p.packed_rows(),
+        },
+        Constraint {
+            name: "splits_in_use",
+            reason: "a launch makes no more splits than the workspace has room for; a batch-invariant one makes those",
+            holds: |p, k, _| i64::from(k.num_splits) <= p.max_splits() || p.batch_invariant,
+        },
+        Constraint {
+            name: "tma",
+            reason: "GPUs have TMA from sm_90 on; it takes addresses, strides and rows of multiples of 16 bytes, and boxes of 64 columns by whole eights of keys of one page",
+            holds: |p, k, d| k.tma == 0 || k.takes_tma(p, d),
+        },
+        threads(),
+        Constraint {
+            name: "registers",
+            reason: "fragments of O, S and Q, the addresses of copies and 60 more must fit a thread's registers, or they spill",
+            holds: |p, k, d| k.registers(p) <= register_budget(k.num_warps, k.ctas_per_sm, d),
+        },
+        shared_memory(),
+        grid(),
+    ];
+
+    fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
+        Some(heuristic::heuristic(problem, device))
+    }
+
+    fn cost(&self, problem: &Problem, device: &Device) -> f64 {
+        heuristic::cost(self, problem, device)
+    }
+
+    fn carried_over(self, from: &Problem, to: &Problem, device: &Device) -> Self {
+        heuristic::carried_over(self, from, to, device)
+    }
+
+    /// The main kernel and, where it may leave partial states, the one that combines them.
+    fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
+        // `families` never names this family for a backward pass.
+        if problem.pass == Pass::Backward {
+            return Vec::new();
+        }
+        let main = KernelSpec {
+            template: "decode",
+            entry: "flashtune_decode",
+            threads: self.num_warps * 32,
+            smem_bytes: self.smem_bytes(problem),
+            rows: self.block_m,
+            axis: Axis::PackedRows,
+            most_splits: self.num_splits,
+            ctas_per_sm: self.ctas_per_sm,
+            arguments: match self.tma {
+                0 => Arguments::Params,
+                _ => Arguments::ParamsKeyMaps { box_rows: self.box_rows(problem) },
+            },
+            ..KernelSpec::MAIN
+        };
+        let combine = KernelSpec {
+            template: COMBINE,
+            entry: "flashtune_combine",
+            threads: COMBINE_THREADS,
+            is_main: false,
+            most_splits: self.num_splits,
+            ..KernelSpec::MAIN
+        };
+        [main].into_iter().chain((self.num_splits > 1).then_some(combine)).collect()
+    }
+}

@@ -1,0 +1,198 @@
+//! Where the family is preferred, how its heuristic fills a device, and which constraint refuses
+//! what.
+
+use super::geometry::{DecodeKnobs, SPLITS};
+use super::heuristic::{carried_over, heuristic};
+use crate::config::Family::{self, Decode, Sm90};
+use crate::device::{Arch, Device};
+use crate::family::knob::Knobs;
+use crate::family::{check, families};
+use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem};
+
+fn devices() -> [Device; 4] {
+    [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())
+}
+
+fn checked(problem: &Problem, knobs: DecodeKnobs, device: &Device) -> Result<(), String> {
+    check(problem, &knobs.to_config(), device)
+}
+
+fn problem(batch_size: i64, group_size: i64, seqlen_q: i64, seqlen_k: i64, head_dim: i64) -> Problem {
+    Problem {
+        num_heads_kv: 8,
+        seqlen_k,
+        causal: Causal::BottomRight,
+        layout: Layout::widest(Dtype::Bf16, [head_dim]),
+        ..Problem::dense(Pass::Forward, Dtype::Bf16, batch_size, 8 * group_size, seqlen_q, head_dim)
+    }
+}
+
+#[test]
+fn the_heuristic_fits_every_head_dim_on_every_device() {
+    for device in devices() {
+        let widths = |d| [(d, d), (d, 512), (d, 1), (d, 513 - d), (d, 16), (d, 80), (d, 256)];
+        for (head_dim, head_dim_v) in (1..=512).flat_map(widths) {
+            for (group_size, seqlen_q) in [(1, 1), (8, 1), (4, 8), (1, 33), (64, 1)] {
+                let paged = [None, Some(5), Some(16)].map(|paged| Features { paged, ..Features::NONE });
+                for features in paged.into_iter().chain([Features { softcap: true, ..Features::NONE }]) {
+                    let plain = problem(3, group_size, seqlen_q, 5000, head_dim);
+                    let layout = Layout::widest(Dtype::Bf16, [head_dim, head_dim_v]);
+                    let problem = Problem { head_dim_v, layout, features, ..plain };
+                    let config = heuristic(&problem, &device);
+                    assert_eq!(checked(&problem, config, &device), Ok(()), "{} {problem:?}", device.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn it_is_preferred_for_few_queries_over_many_keys_alone() {
+    for device in devices() {
+        let first = |problem: &Problem| families(problem, &device)[0];
+        assert_eq!(first(&problem(1, 4, 1, 8192, 128)), Family::Decode);
+        assert_eq!(first(&problem(1, 4, 16, 8192, 128)), Family::Decode);
+        let others = [
+            problem(1, 4, 17, 8192, 128),
+            problem(1, 1, 64, 64, 128),
+            problem(1, 1, 0, 64, 128),
+            Problem { dropout: true, ..problem(1, 4, 1, 8192, 128) },
+            Problem { pass: Pass::Backward, ..problem(1, 4, 1, 8192, 128) },
+        ];
+        for other in others {
+            assert!(!families(&other, &device).contains(&Family::Decode), "{other:?}");
+        }
+    }
+}
+
+#[test]
+fn up_to_16_queries_are_few_though_they_fill_two_tiles() {
+    let [_, _, h200, _] = devices();
+    let first = |group_size, seqlen_q| families(&problem(1, group_size, seqlen_q, 8192, 128), &h200)[0];
+    assert_eq!([first(8, 16), first(8, 17), first(4, 16), first(4, 17)], [Decode, Sm90, Decode, Sm90]);
+    assert_eq!([first(128, 1), first(129, 1), first(1, 64), first(1, 65)], [Decode, Sm90, Decode, Sm90]);
+}
+
+#[test]
+fn pages_have_no_other_family_however_many_queries_there_are() {
+    for device in devices() {
+        for seqlen_q in [0, 1, 4096] {
+            let features = Features { paged: Some(16), ..Features::NONE };
+            let problem = Problem { features, ..problem(2, 4, seqlen_q, 4096, 128) };
+            assert_eq!(families(&problem, &device), [Family::Decode]);
+            assert_eq!(checked(&problem, heuristic(&problem, &device), &device), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn splits_fill_the_device_and_stop_there() {
+    let [_, _, h200, _] = devices();
+    let splits = |batch_size, seqlen_k| {
+        let problem = problem(batch_size, 4, 1, seqlen_k, 128);
+        let config = heuristic(&problem, &h200);
+        (config.num_splits, config.balance(&problem, config.num_splits, &h200))
+    };
+    // A CTA on nearly each of 132 SMs, which is enough; eight heads.
+    assert_eq!(splits(1, 8192).0, 16);
+    assert!(splits(1, 8192).1 > 0.9);
+    // A batch that fills it alone is not split, and no split is without a block of keys for each
+    // warp.
+    assert_eq!(splits(32, 8192).0, 1);
+    assert_eq!(splits(1, 64).0, 1);
+    assert!(splits(1, 1024).0 <= 8);
+}
+
+#[test]
+fn ctas_run_at_once_or_in_even_waves_with_enough_in_flight() {
+    let [sm80, _, h200, _] = devices();
+    let tile = |device: &Device, batch_size, head_dim| {
+        let problem = problem(batch_size, 4, 1, 8192, head_dim);
+        let config = heuristic(&problem, device);
+        (config.num_stages, config.block_n)
+    };
+    // Three of 132 SMs' CTAs of 8 heads: 396 run at once, and of 512 a few would be left over.
+    assert_eq!([16, 32, 64, 128].map(|batch_size| tile(&h200, batch_size, 128)), [(2, 16), (2, 16), (3, 16), (2, 16)]);
+    // 8 CTAs after four waves are little; after one wave they are half of the time.
+    let lean = problem(1, 4, 1, 8192, 128);
+    let config = heuristic(&lean, &h200);
+    let blocks = |batch_size| config.runs_evenly(&Problem { batch_size, ..lean }, &h200);
+    assert_eq!([49, 50, 74, 75, 99, 100, 199].map(blocks), [true, false, false, true, true, false, true]);
+    // Smaller blocks of keys are enough where an SM has two CTAs.
+    assert_eq!([16, 32].map(|batch_size| tile(&h200, batch_size, 64)), [(2, 32), (2, 16)]);
+    // Rows of four tiles compute for as long as more stages take to arrive.
+    let many_rows = problem(16, 4, 16, 8192, 128);
+    assert_eq!(heuristic(&many_rows, &h200).num_stages, 3);
+    // What each thread copies is in flight for longer.
+    assert_eq!([16, 64].map(|batch_size| tile(&sm80, batch_size, 128)), [(4, 16), (4, 16)]);
+}
+
+#[test]
+fn a_config_keeps_the_device_as_full_on_another_problem() {
+    let (from, [_, _, h200, _]) = (problem(2, 4, 1, 8192, 128), devices());
+    let config = DecodeKnobs { num_splits: 16, ..heuristic(&from, &h200) };
+    let splits = |to: &Problem| carried_over(config, &from, to, &h200).num_splits;
+    let of = |batch_size, seqlen_k| splits(&problem(batch_size, 4, 1, seqlen_k, 128));
+    assert_eq!([of(2, 8192), of(1, 8192), of(4, 8192), of(64, 8192)], [16, 32, 8, 1]);
+    assert_eq!(of(2, 16384), 16, "longer keys ask for no more");
+    // With 64 sequences a few CTAs would be left over from the waves of those that ran at once.
+    let (few, many) = (problem(16, 4, 1, 8192, 128), problem(64, 4, 1, 8192, 128));
+    let measured = heuristic(&few, &h200);
+    assert_eq!(carried_over(measured, &few, &problem(32, 4, 1, 8192, 128), &h200), measured);
+    assert_eq!(carried_over(measured, &few, &many, &h200), heuristic(&many, &h200));
+    let short = problem(2, 4, 1, 512, 128);
+    assert_eq!(i64::from(splits(&short)), config.worthwhile_splits(&short), "short ones have room for few");
+}
+
+#[test]
+fn the_knob_reaches_the_most_splits_that_there_may_be() {
+    assert_eq!(SPLITS.last(), Some(&(MAX_SPLITS as u32)));
+}
+
+#[test]
+fn each_constraint_refuses_what_it_names() {
+    let [_, _, h200, _] = devices();
+    let problem = problem(1, 8, 1, 8192, 128);
+    let good = heuristic(&problem, &h200);
+    let broken = [
+        ("whole_teams", DecodeKnobs { num_warps: 2, warps_m: 4, ..good }),
+        ("whole_tiles", DecodeKnobs { warps_m: 2, ..good }),
+        ("rows_in_use", DecodeKnobs { block_m: 32, ..good }),
+        ("registers", DecodeKnobs { num_warps: 8, ctas_per_sm: 3, ..good }),
+        ("shared_memory", DecodeKnobs { num_stages: 8, ..good }),
+    ];
+    for (name, config) in broken {
+        let error = checked(&problem, config, &h200).unwrap_err();
+        assert!(error.contains(&format!("breaks {name}:")), "{name}: {error}");
+    }
+    let short = Problem { seqlen_k: 127, ..problem };
+    assert!(
+        checked(&short, DecodeKnobs { num_splits: 2, ..good }, &h200).unwrap_err().contains("breaks splits_in_use:")
+    );
+}
+
+#[test]
+fn tma_copies_what_it_can() {
+    let [a100, _, h200, sm_120] = devices();
+    let plain = problem(1, 8, 1, 8192, 128);
+    let paged = |page_size| Problem { features: Features { paged: Some(page_size), ..Features::NONE }, ..plain };
+    let narrow = Problem { layout: Layout::Vec4, ..plain };
+    let tma = |problem: &Problem, device: &Device| heuristic(problem, device).tma;
+    assert_eq!([tma(&plain, &a100), tma(&plain, &h200), tma(&plain, &sm_120), tma(&narrow, &h200)], [0, 1, 1, 0]);
+    // Whole blocks of 16 keys, or two pages of 8 to a block; else a box would reach into another
+    // page.
+    let sizes = [1, 4, 8, 12, 16, 48, 64, 100];
+    assert_eq!(sizes.map(|page_size| tma(&paged(page_size), &h200)), [0, 0, 1, 0, 1, 1, 1, 0]);
+    // With many rows a block has 32 keys; pages of 48 keys would force the smallest tile with TMA.
+    let many = Problem { features: paged(48).features, ..problem(2, 64, 1, 8192, 128) };
+    let config = heuristic(&many, &h200);
+    assert_eq!([config.tma, config.block_m, config.num_warps], [0, 64, 8]);
+    let refused = |problem: &Problem, config: DecodeKnobs| {
+        let error = checked(problem, DecodeKnobs { tma: 1, ..config }, &h200).unwrap_err();
+        assert!(error.contains("breaks tma:"), "{error}");
+    };
+    refused(&paged(12), heuristic(&paged(12), &h200));
+    refused(&narrow, heuristic(&narrow, &h200));
+    // 48 columns of V are no whole boxes.
+    refused(&Problem { head_dim_v: 96, ..plain }, DecodeKnobs { warps_v: 2, ..heuristic(&plain, &h200) });
+}

@@ -1,0 +1,98 @@
+//! The three backward kernels of the sm90 family: their knobs, and their shared memory by
+//! arithmetic alone.
+
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS};
+use crate::family::knob::knobs;
+use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
+use crate::problem::Problem;
+
+knobs! {
+    pub struct BackwardKnobs of Sm90 {
+        block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
+        block_n: "keys of a tile" in [64, 96, 128],
+        num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
+        kv_stages: "tiles of K and V in flight" in [1, 2],
+        group_mb: "MB of Q, dO and fp32 dQ walked together, 0: all heads" in [0, 1, 4, 8, 16, 32],
+        sink_softmax: "1: the compiler may sink the exponentials below the wait for dP" in [0, 1],
+        v_regs: "dP's k16 steps that take V from registers" in [0, 2, 4],
+    }
+}
+
+/// Consumer warpgroups of each kernel.
+pub const CONSUMERS: u32 = 2;
+
+/// The kernel of a problem, by the larger head dim, which says how many registers dK and dV need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackwardKernel {
+    /// Up to 128: a warpgroup holds 64 keys.
+    Narrow,
+    /// 136 to 192: a warpgroup holds fewer, transposed.
+    Middle,
+    /// 200 to 256: two warpgroups hold halves of the columns of 64 keys, and two CTAs share a tile.
+    Wide,
+}
+
+impl BackwardKernel {
+    pub fn of(problem: &Problem) -> BackwardKernel {
+        match boxes(problem.head_dim.max(problem.head_dim_v)) {
+            ..=2 => BackwardKernel::Narrow,
+            3 => BackwardKernel::Middle,
+            _ => BackwardKernel::Wide,
+        }
+    }
+}
+
+/// Whether the backward pass computes dQ's transpose, which orders the accumulator
+/// (device/layout/dq_accum.cuh).
+pub fn dq_transposed(problem: &Problem) -> bool {
+    BackwardKernel::of(problem) != BackwardKernel::Middle
+}
+
+/// Columns of a half of the columns of a wide tile, one consumer's: whole boxes.
+pub const fn half_cols(dim: i64) -> u32 {
+    boxes(dim).div_ceil(2) * BOX_COLS
+}
+
+impl BackwardKnobs {
+    pub fn smem_bytes(&self, problem: &Problem) -> u32 {
+        let tiles = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => self.narrow_bytes(problem),
+            BackwardKernel::Middle => self.middle_bytes(problem),
+            BackwardKernel::Wide => self.wide_bytes(problem),
+        };
+        TMA_ALIGNMENT_BYTES + tiles + BARRIER_BYTES
+    }
+
+    fn narrow_bytes(&self, problem: &Problem) -> u32 {
+        let of_rows = |rows| boxed_tile_bytes(rows, problem.head_dim) + boxed_tile_bytes(rows, problem.head_dim_v);
+        let statistics = self.block_m * 8;
+        let loaded = self.kv_stages * of_rows(self.block_n) + self.num_stages * (of_rows(self.block_m) + statistics);
+        loaded + 2 * boxed_tile_bytes(self.block_m, i64::from(self.block_n))
+    }
+
+    fn middle_bytes(&self, problem: &Problem) -> u32 {
+        let k_and_v =
+            boxed_tile_bytes(self.block_n, problem.head_dim) + boxed_tile_bytes(self.block_n, problem.head_dim_v);
+        // P and two blocks of dS, each a box of either consumer's keys; and of dQ a box on its way
+        // out.
+        let weights = 3 * CONSUMERS * boxed_tile_bytes(self.block_m, i64::from(BOX_COLS));
+        let dq = CONSUMERS * self.block_m * BOX_COLS * 4;
+        k_and_v + self.q_and_dout_bytes(problem) + weights + dq
+    }
+
+    fn wide_bytes(&self, problem: &Problem) -> u32 {
+        let (dim, dim_v, keys) = (problem.head_dim, problem.head_dim_v, WARPGROUP_ROWS);
+        let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
+        let other_k = boxed_tile_bytes(keys, i64::from(half_cols(dim)));
+        // P, two blocks each of dS and the other CTA's dS, and with dropout P again.
+        let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(self.block_m, i64::from(keys));
+        k_and_v + other_k + self.q_and_dout_bytes(problem) + weights
+    }
+
+    /// Two blocks of Q with their LSE and `num_stages` of dO with their delta, which the kernels
+    /// past head dim 128 have in flight.
+    fn q_and_dout_bytes(&self, problem: &Problem) -> u32 {
+        let of_block = |dim| boxed_tile_bytes(self.block_m, dim) + self.block_m * 4;
+        2 * of_block(problem.head_dim) + self.num_stages * of_block(problem.head_dim_v)
+    }
+}

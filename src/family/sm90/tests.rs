@@ -1,0 +1,109 @@
+//! Which problems the family does, and that the heuristic has a config for each of them.
+
+use crate::config::{Config, Family};
+use crate::device::{Arch, Device};
+use crate::family::{check, families, heuristic, heuristics};
+use crate::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+
+pub fn h200() -> Device {
+    Device::typical(Arch::Sm(9, 0)).unwrap()
+}
+
+pub fn problem(pass: Pass, head_dim: i64, head_dim_v: i64) -> Problem {
+    Problem { head_dim_v, ..Problem::dense(pass, Dtype::Bf16, 4, 16, 4096, head_dim) }
+}
+
+/// The name of the constraint that a config breaks.
+pub fn broken(problem: &Problem, config: &Config) -> Option<String> {
+    let error = check(problem, config, &h200()).err()?;
+    Some(error.split("breaks ").nth(1)?.split(':').next()?.to_owned())
+}
+
+#[test]
+fn the_heuristic_is_of_the_family_at_every_head_dim_and_shape_that_it_does() {
+    for pass in [Pass::Forward, Pass::Backward] {
+        let dims = (8..=256).step_by(8).flat_map(|d| [(d, d), (d, 256), (d, 8), (256, d)]);
+        for (head_dim, head_dim_v) in dims {
+            for (seqlen_q, seqlen_k) in [(0, 7), (1, 1), (65, 9000), (4096, 0), (1 << 20, 1 << 20)] {
+                for (dtype, causal) in [(Dtype::Bf16, Causal::None), (Dtype::Fp16, Causal::BottomRight)] {
+                    let plain = problem(pass, head_dim, head_dim_v);
+                    let problem = Problem { seqlen_q, seqlen_k, dtype, causal, ..plain };
+                    let config = heuristic(&problem, &h200());
+                    let checked = check(&problem, &config, &h200());
+                    assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_heuristic_is_of_the_family_with_any_features() {
+    let window = Features { window: Window { left: Some(256), ..Window::default() }, ..Features::NONE };
+    let lengths = Features { varlen: Some(Varlen::default()), ..window };
+    let scores = Features { softcap: true, alibi: true, bias: true, mask: true, sinks: true, ..window };
+    for head_dim in (8..=256).step_by(8) {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let gradients = pass == Pass::Backward;
+            let all = Features { dbias: gradients, dlse: gradients, varlen: lengths.varlen, ..scores };
+            for features in [window, lengths, scores, all] {
+                for dropout in [false, true] {
+                    let problem = Problem { features, dropout, ..problem(pass, head_dim, head_dim) };
+                    let config = heuristic(&problem, &h200());
+                    let checked = check(&problem, &config, &h200());
+                    assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                }
+            }
+        }
+    }
+}
+
+fn of_blocks(block_q: i64, block_k: i64) -> Features {
+    Features { block_mask: Some(BlockMask { block_q, block_k }), ..Features::NONE }
+}
+
+#[test]
+fn the_heuristic_is_of_the_family_for_blocks_of_whole_tiles() {
+    for head_dim in (8..=256).step_by(8) {
+        let backward = if (136..=192).contains(&head_dim) { (64, 64) } else { (16, 128) };
+        for (pass, sizes) in [(Pass::Forward, (64, 64)), (Pass::Backward, backward), (Pass::Forward, (256, 128))] {
+            for mask in [false, true] {
+                let features = Features { mask, ..of_blocks(sizes.0, sizes.1) };
+                let problem = Problem { features, ..problem(pass, head_dim, head_dim) };
+                let config = heuristic(&problem, &h200());
+                let checked = check(&problem, &config, &h200());
+                assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_it_does_not_do_is_the_other_familys() {
+    let typical = |arch| Device::typical(arch).unwrap();
+    for pass in [Pass::Forward, Pass::Backward] {
+        let plain = problem(pass, 64, 64);
+        assert_eq!(families(&problem(pass, 256, 256), &h200()), [Family::Sm90, Family::Sm80]);
+        let config = heuristic(&plain, &h200());
+        let others = [
+            (Problem { layout: Layout::Vec4, ..plain }, h200(), "TMA needs"),
+            (Problem { features: of_blocks(96, 96), ..plain }, h200(), "which the block mask's blocks are not"),
+            (
+                Problem { features: of_blocks(32, 128), ..problem(pass, 160, 160) },
+                h200(),
+                "which the block mask's blocks are not",
+            ),
+            (Problem { dtype: Dtype::Fp32, ..plain }, h200(), "along the inner dimension alone"),
+            (problem(pass, 264, 64), h200(), "end at 256"),
+            (problem(pass, 64, 264), h200(), "end at 256"),
+            (plain, typical(Arch::Sm(10, 0)), ""),
+            (plain, typical(Arch::Sm(8, 0)), ""),
+        ];
+        for (problem, device, reason) in others {
+            assert_eq!(families(&problem, &device), [Family::Sm80], "{problem:?}");
+            assert!(heuristics(&problem, &device).iter().all(|config| config.family == Family::Sm80));
+            let error = check(&problem, &config, &device).unwrap_err();
+            assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What both passes of the sm90 family share: the shape of a consumer warpgroup, its registers, and
+//! parts of the cost.
+
+use crate::family::spec::WarpgroupRegisters;
+
+/// Rows of a consumer warpgroup: of queries forward, and of keys backward but in the middle kernel.
+/// The M of `wgmma`.
+pub const WARPGROUP_ROWS: u32 = 64;
+/// Room for barriers behind the tiles.
+pub const BARRIER_BYTES: u32 = 1024;
+
+/// How a kernel with so many consumer warpgroups shares out the launch's registers: in steps of 8,
+/// and at most 240 where a product must not be serialised. The producer gets the rest of an SM's
+/// 65536 (168, 128 and 96 a thread with 2, 3 and 4 consumers).
+pub fn registers(consumers: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match consumers {
+        ..=1 => (56, 240),
+        2 => (24, 240),
+        3 => (32, 160),
+        _ => (32, 112),
+    };
+    WarpgroupRegisters { producer, consumer }
+}
+
+/// A length that is walked in whole blocks, over itself.
+pub fn padded(length: i64, block: f64) -> f64 {
+    let length = (length as f64).max(1.0);
+    (length / block).ceil() * block / length
+}
+
+/// The work of the last wave of tiles over that of a full one, in the mean over all waves.
+pub fn last_wave(tiles: f64, sm_count: u32, tiles_differ: bool) -> f64 {
+    let waves = (tiles / f64::from(sm_count)).max(1e-3);
+    // Tiles of every length, as causal ones are, fill the gaps of the last wave.
+    if tiles_differ { 1.0 + 0.25 / waves } else { waves.ceil() / waves }
+}

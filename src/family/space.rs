@@ -1,0 +1,104 @@
+//! Space: what the room of one pass of a family answers, typed; and the same by the text form,
+//! which callers use.
+
+use super::knob::{Constraint, Knob, Knobs, check_knobs};
+use super::spec::KernelSpec;
+use crate::config::Config;
+use crate::device::Device;
+use crate::problem::Problem;
+
+/// The configs of one pass of a family; the implementor is the struct of its knobs.
+pub trait Space: Knobs {
+    /// In the order in which they are tried.
+    const CONSTRAINTS: &'static [Constraint<Self>];
+
+    /// The config that is right without any measurement; None where none fits the device.
+    fn heuristic(problem: &Problem, device: &Device) -> Option<Self>;
+
+    /// The cost that the family expects, in any unit: it only orders candidates.
+    fn cost(&self, problem: &Problem, device: &Device) -> f64;
+
+    /// The kernels of the pass in launch order.
+    fn kernels(&self, problem: &Problem) -> Vec<KernelSpec>;
+
+    /// A config that was measured on one problem, as another problem of the class takes it: what
+    /// follows from the shape alone is decided anew.
+    fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
+        self
+    }
+
+    /// The first constraint that does not hold.
+    fn broken(&self, problem: &Problem, device: &Device) -> Option<&'static Constraint<Self>> {
+        Self::CONSTRAINTS.iter().find(|constraint| !(constraint.holds)(problem, self, device))
+    }
+
+    /// Whether every value is listed and every constraint holds.
+    fn fits(&self, problem: &Problem, device: &Device) -> bool {
+        self.is_listed() && self.broken(problem, device).is_none()
+    }
+}
+
+/// A space by the text form of its configs: functions, since a `Space` has no values of its own to
+/// dispatch on.
+pub struct Room {
+    pub knobs: &'static [Knob],
+    pub check: fn(&Problem, &Config, &Device) -> Result<(), String>,
+    pub heuristic: fn(&Problem, &Device) -> Option<Config>,
+    /// Every config that passes `check`, each with its cost, in no order.
+    pub passing: fn(&Problem, &Device) -> Vec<(f64, Config)>,
+    pub cost: fn(&Problem, &Config, &Device) -> Result<f64, String>,
+    pub kernels: fn(&Problem, &Config) -> Result<Vec<KernelSpec>, String>,
+    /// From the problem that a config was measured on to another one.
+    pub carried_over: fn(&Config, &Problem, &Problem, &Device) -> Result<Config, String>,
+}
+
+impl Room {
+    pub const fn of<K: Space>() -> Room {
+        Room {
+            knobs: K::LIST,
+            check: check::<K>,
+            heuristic: |problem, device| K::heuristic(problem, device).map(K::to_config),
+            passing: passing::<K>,
+            cost: |problem, config, device| Ok(K::of(config)?.cost(problem, device)),
+            kernels: |problem, config| Ok(K::of(config)?.kernels(problem)),
+            carried_over: |config, from, to, device| {
+                check_knobs(config, K::LIST)?;
+                Ok(K::of(config)?.carried_over(from, to, device).to_config())
+            },
+        }
+    }
+}
+
+fn check<K: Space>(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
+    check_knobs(config, K::LIST)?;
+    match K::of(config)?.broken(problem, device) {
+        Some(broken) => Err(format!("{config} breaks {}: {}", broken.name, broken.reason)),
+        None => Ok(()),
+    }
+}
+
+fn passing<K: Space>(problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
+    let mut passing = Vec::new();
+    for_each_combination(K::LIST, |values| {
+        let knobs = K::from_values(values);
+        if knobs.broken(problem, device).is_none() {
+            passing.push((knobs.cost(problem, device), knobs.to_config()));
+        }
+    });
+    passing
+}
+
+/// Visits every combination of the knobs' values, of which there are tens of thousands.
+fn for_each_combination(knobs: &[Knob], mut visit: impl FnMut(&[u32])) {
+    let mut values: Vec<u32> = knobs.iter().map(|knob| knob.values[0]).collect();
+    let mut index = vec![0; knobs.len()];
+    loop {
+        visit(&values);
+        let Some(at) = (0..knobs.len()).rev().find(|&at| index[at] + 1 < knobs[at].values.len()) else { return };
+        index[at] += 1;
+        index[at + 1..].fill(0);
+        for (at, knob) in knobs.iter().enumerate().skip(at) {
+            values[at] = knob.values[index[at]];
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! KernelSpec: one kernel of a pass and its launch, by arithmetic alone: threads, shared memory,
+//! arguments and grid.
+//!
+//! Families make specs from a problem and knobs. `check` discards by them what cannot fit, the
+//! renderer gives templates their numbers, which each template asserts (`smem_bytes`) or takes
+//! (`threads`, `rows`), and `kernel::launch` launches by them. So the two sides cannot drift apart.
+
+use crate::problem::Problem;
+
+/// One kernel of a pass, in launch order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSpec {
+    /// File under `templates/`, without `.cu.tera`.
+    pub template: &'static str,
+    /// The `extern "C"` name.
+    pub entry: &'static str,
+    pub threads: u32,
+    /// Dynamic shared memory in bytes.
+    pub smem_bytes: u32,
+    /// Whether this is the kernel whose registers and spills stand for the pass.
+    pub is_main: bool,
+    /// Query rows or keys of a CTA, along the axis that `grid` divides; with `Axis::Heads` those
+    /// that a warp takes at a time.
+    pub rows: u32,
+    pub axis: Axis,
+    /// CTAs that share a tile's rows, each with a slice of V's columns.
+    pub slices: u32,
+    /// Splits of the keys at most, 1 where they are not split. A launch makes as many as the
+    /// workspace has room for.
+    pub most_splits: u32,
+    pub schedule: Schedule,
+    /// CTAs that are to share an SM.
+    pub ctas_per_sm: u32,
+    pub arguments: Arguments,
+    /// How the kernel shares out the launch's registers among its warpgroups, where it does.
+    pub registers: Option<WarpgroupRegisters>,
+}
+
+/// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that
+/// computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarpgroupRegisters {
+    pub producer: u32,
+    pub consumer: u32,
+}
+
+/// The unit that a grid's first dimension counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Tiles of query rows x batch x query heads.
+    Queries,
+    /// Tiles of keys x batch x key-value heads.
+    Keys,
+    /// Query heads.
+    Heads,
+    /// Tiles of packed query rows x batch x key-value heads; the second dimension counts splits of
+    /// the keys.
+    PackedRows,
+}
+
+/// Which CTA does which tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// One tile each.
+    OneTile,
+    /// One CTA per SM for the whole launch, which takes tile after tile.
+    Persistent,
+    /// The same by clusters of two CTAs, which do a tile together.
+    PersistentPairs,
+}
+
+/// The arguments that a kernel takes by value, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arguments {
+    /// KernelParams.
+    Params,
+    /// KernelParams, and the tensor maps of K and V with boxes of so many keys.
+    ParamsKeyMaps { box_rows: u32 },
+    /// KernelParams, the tensor maps of Q, K, V and O, in the backward pass dO, and the address of
+    /// a tile counter: NULL unless it `is_dynamic`.
+    ParamsMapsCounter { boxes: Boxes, is_dynamic: bool },
+}
+
+/// The boxes in which TMA copies a kernel's tiles, by their rows; their columns are those of the
+/// swizzle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boxes {
+    /// Rows of the boxes of Q, O and dO.
+    pub query_rows: u32,
+    /// Rows of the boxes of K and V.
+    pub key_rows: u32,
+}
+
+impl KernelSpec {
+    /// A main kernel of one warp, row and tile a CTA; each family says how its own differ.
+    pub const MAIN: KernelSpec = KernelSpec {
+        template: "",
+        entry: "",
+        threads: 32,
+        smem_bytes: 0,
+        is_main: true,
+        rows: 1,
+        axis: Axis::Queries,
+        slices: 1,
+        most_splits: 1,
+        schedule: Schedule::OneTile,
+        ctas_per_sm: 1,
+        arguments: Arguments::Params,
+        registers: None,
+    };
+
+    /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
+    pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
+        let ctas = match self.schedule {
+            Schedule::OneTile => self.tiles(problem),
+            Schedule::Persistent => self.tiles(problem).min(u64::from(sm_count)),
+            Schedule::PersistentPairs => 2 * self.tiles(problem).min(u64::from(sm_count / 2)),
+        };
+        let second = match self.axis {
+            Axis::PackedRows => self.num_splits(problem),
+            Axis::Queries | Axis::Keys | Axis::Heads => self.slices,
+        };
+        // A grid holds 2^31 - 1 CTAs in x; a launch refuses more, so this does not truncate.
+        [ctas.min(i32::MAX as u64) as u32, second, 1]
+    }
+
+    /// Whether the tiles fit a launch (2^31 - 1 CTAs in x) and the integers that kernels count them
+    /// in.
+    pub fn fits_grid(&self, problem: &Problem) -> bool {
+        self.tiles(problem) < i32::MAX as u64
+    }
+
+    /// Into how many splits a launch cuts the keys: the config's number, as far as the problem's
+    /// workspace has room for them. Problems that differ a little share a config, so the two may
+    /// differ.
+    pub fn num_splits(&self, problem: &Problem) -> u32 {
+        self.most_splits.min(problem.max_splits() as u32).max(1)
+    }
+
+    /// Tiles over all heads.
+    fn tiles(&self, problem: &Problem) -> u64 {
+        let (length, heads) = match self.axis {
+            Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
+            Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
+            Axis::Heads => return problem.num_heads_q as u64,
+            Axis::PackedRows => (problem.packed_rows(), problem.batch_size * problem.num_heads_kv),
+        };
+        (length as u64).div_ceil(u64::from(self.rows)) * heads as u64
+    }
+}

@@ -1,0 +1,37 @@
+//! Tiles in shared memory: their bytes in the two layouts that kernels use, and whether a pass's
+//! tiles are alike.
+
+use crate::problem::{Dtype, Features, Problem};
+
+/// Columns of a padded tile: the head dim up to a multiple of 8 (device/layout/padded_tile.cuh).
+pub const fn tile_cols(dim: i64) -> u32 {
+    (dim as u32).div_ceil(8) * 8
+}
+
+/// Bytes of a padded tile: an odd number of 16-byte chunks a row (device/layout/padded_tile.cuh).
+pub const fn tile_bytes(dtype: Dtype, rows: u32, dim: i64) -> u32 {
+    rows * ((tile_cols(dim) * dtype.bytes() as u32 / 16) | 1) * 16
+}
+
+/// Columns of a box, in which TMA writes tiles of 16-bit elements.
+pub const BOX_COLS: u32 = 64;
+
+/// The most that TMA's 128-byte swizzle loses at the start of shared memory, which is only 16-byte
+/// aligned.
+pub const TMA_ALIGNMENT_BYTES: u32 = 1024;
+
+/// Bytes of a tile of 16-bit elements as TMA writes it: boxes side by side.
+pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
+    rows * boxes(dim) * BOX_COLS * 2
+}
+
+/// Boxes of a row of so many columns.
+pub const fn boxes(dim: i64) -> u32 {
+    (dim as u32).div_ceil(BOX_COLS)
+}
+
+/// Whether a pass's tiles are not all equally long, so that a CTA that is done takes the next one.
+pub fn tiles_differ(problem: &Problem) -> bool {
+    let Features { varlen, block_mask, .. } = problem.features;
+    problem.right_shift().is_some() || problem.left_shift().is_some() || varlen.is_some() || block_mask.is_some()
+}
