@@ -40,6 +40,7 @@ bench: lib
 
 header:
 	FLASHTUNE_UPDATE_HEADER=1 cargo test --locked --test capi header
+	FLASHTUNE_UPDATE_MIRRORS=1 cargo test --locked --test mirrors
 
 # The table in docs/support.md.
 table:

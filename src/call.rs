@@ -1,6 +1,8 @@
-//! Call: one attention call as a backend gets it. A Problem plus pointers, strides and the scalars of this launch.
+//! Call: one attention call as a backend gets it. A Problem plus pointers, strides and the scalars
+//! of this launch.
 //!
-//! Built and checked by `capi` (or by the tuner on its own buffers); nothing below it checks pointers again.
+//! Built and checked by `capi` (or by the tuner on its own buffers); nothing below it checks
+//! pointers again.
 
 use crate::dropout::Dropout;
 use crate::problem::Problem;
@@ -9,7 +11,8 @@ use std::ffi::c_void;
 /// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
 pub type Stream = *mut c_void;
 
-/// How many rows the tensor maps of sequences of their own lengths have, and how many elements those may be apart.
+/// The most rows of a tensor map of a varlen tensor, and the most elements from one row to the
+/// next.
 pub const MAX_MAP_ROWS: i64 = 1 << 30;
 pub const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
 
@@ -32,8 +35,8 @@ impl TensorRef {
         TensorRef { data, stride_batch: seqlen * heads * dim, stride_seqlen: heads * dim, stride_head: dim }
     }
 
-    /// Elements from one row to the next of a (batch_size, seqlen, ..) view, which are those from one sequence to the next where each
-    /// has a single row.
+    /// Elements from one row to the next of a (batch_size, seqlen, ..) view. Where each sequence
+    /// has a single row, they are those from one sequence to the next.
     pub const fn row_stride(&self, batch_size: i64, seqlen: i64) -> i64 {
         match (batch_size, seqlen) {
             (_, 2..) => self.stride_seqlen,
@@ -42,8 +45,9 @@ impl TensorRef {
         }
     }
 
-    /// How many rows of the tensor lie from one sequence's first to the next's; None where that is no whole number, or where there are
-    /// more rows or longer ones than `MAX_MAP_ROWS` and `MAX_MAP_ROW_STRIDE`. Tensor maps of sequences of their own lengths need it.
+    /// Rows of the tensor from one sequence's first to the next's, which varlen tensor maps need.
+    /// None where that is no whole number, or where rows are more or longer than `MAX_MAP_ROWS` and
+    /// `MAX_MAP_ROW_STRIDE`.
     pub fn rows_between(&self, batch_size: i64, seqlen: i64) -> Option<i64> {
         let row = self.row_stride(batch_size, seqlen);
         if seqlen > MAX_MAP_ROWS || row > MAX_MAP_ROW_STRIDE {
@@ -58,8 +62,8 @@ impl TensorRef {
     }
 }
 
-/// A (batch, heads_q, seqlen_q, seqlen_k) view of something that there is one of for each score. Strides in elements; 0
-/// where it is the same along a dimension.
+/// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides in
+/// elements; 0 along a dimension where the element is the same.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScoresRef {
@@ -80,9 +84,10 @@ impl ScoresRef {
     };
 }
 
-/// The lists of a block mask. Of each row of blocks, which are of queries in the forward pass and of keys in the
-/// backward pass, the blocks of the other kind that count: those in which all else is asked, too, and full ones, in
-/// which the mask is not. int32, in any order; strides in elements, 0 where lists are the same.
+/// The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
+/// forward pass, of keys in the backward pass; its lists name the blocks of the other kind that
+/// count. Full blocks do without the mask, the others with it. int32, in any order; strides in
+/// elements, 0 where lists are the same.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockLists {
@@ -90,17 +95,17 @@ pub struct BlockLists {
     pub num_blocks: *const i32,
     /// (batch, heads_q, rows, max_blocks)
     pub indices: *const i32,
-    /// NULL, like `full_indices`: no block is full.
+    /// NULL, as full_indices then is: no block is full.
     pub full_num_blocks: *const i32,
     pub full_indices: *const i32,
-    /// Of `num_blocks` and `full_num_blocks`, whose rows are contiguous.
+    /// Strides of num_blocks and full_num_blocks. Rows are contiguous.
     pub num_blocks_stride_batch: i64,
     pub num_blocks_stride_head: i64,
-    /// Of `indices` and `full_indices`.
+    /// Strides of indices and full_indices.
     pub indices_stride_batch: i64,
     pub indices_stride_head: i64,
     pub indices_stride_row: i64,
-    /// Entries of a row of either.
+    /// Entries of a row of indices and of full_indices.
     pub max_blocks: i64,
 }
 
@@ -130,8 +135,8 @@ pub struct FeatureArgs {
     pub bias: ScoresRef,
     /// fp32; what is there is added to.
     pub dbias: ScoresRef,
-    /// Bytes; 0 hides the key. Of a mask of bits strides are in bytes, that along seqlen_k 1, and key j's is bit j % 8 of
-    /// byte j / 8.
+    /// Bytes; 0 hides the key. Of a mask of bits strides are in bytes, that along seqlen_k 1, and
+    /// key j's is bit j % 8 of byte j / 8.
     pub mask: ScoresRef,
     /// fp32 (heads_q).
     pub sinks: *const f32,
@@ -145,8 +150,8 @@ pub struct FeatureArgs {
     /// int32 (batch): how many rows of each sequence are used. NULL: all of them.
     pub seqused_q: *const i32,
     pub seqused_k: *const i32,
-    /// int32 (batch, blocks): which batch entries of k and v are a sequence's pages, in order. Entries past its length
-    /// are not read.
+    /// int32 (batch, blocks): which batch entries of k and v are a sequence's pages, in order.
+    /// Entries past its length are not read.
     pub block_table: *const i32,
     /// Elements from one sequence's row of the table to the next.
     pub block_table_stride: i64,
@@ -180,7 +185,8 @@ impl FeatureArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub problem: Problem,
-    /// What the scores are multiplied with before the softmax; never 0 by default (`capi` has put in 1/sqrt(head_dim)).
+    /// What the scores are multiplied with before the softmax; never 0 by default (`capi` has put
+    /// in 1/sqrt(head_dim)).
     pub softmax_scale: f32,
     pub dropout: Dropout,
     pub q: TensorRef,
@@ -188,8 +194,8 @@ pub struct Call {
     pub v: TensorRef,
     /// Written forward, read backward.
     pub out: TensorRef,
-    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end to end. Forward:
-    /// written, may be NULL. Backward: read.
+    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end
+    /// to end. Forward: written, may be NULL. Backward: read.
     pub lse: *mut f32,
     /// Backward only, else NULL.
     pub dout: TensorRef,
@@ -197,8 +203,8 @@ pub struct Call {
     pub dk: TensorRef,
     pub dv: TensorRef,
     pub features: FeatureArgs,
-    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL where that is 0. The CPU's forward pass uses
-    /// none.
+    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL where that is 0. The
+    /// CPU's forward pass uses none.
     pub workspace: *mut c_void,
 }
 
@@ -226,7 +232,8 @@ impl Call {
     }
 }
 
-// SAFETY: a Call only carries addresses; who dereferences them (a backend, inside launch) answers for the access.
+// SAFETY: a Call only carries addresses; who dereferences them (a backend, inside launch) answers
+// for the access.
 unsafe impl Send for Call {}
 // SAFETY: as above; the fields are plain data.
 unsafe impl Sync for Call {}

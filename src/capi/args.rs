@@ -1,6 +1,8 @@
-//! What a bad argument returns: from the caller's params to a checked `Call`, or a sentence that names the argument.
+//! What a bad argument returns: from the caller's params to a checked `Call`, or a sentence that
+//! names the argument.
 //!
-//! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to say.
+//! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to
+//! say.
 
 use super::accesses::Accesses;
 use super::array::Array;
@@ -29,10 +31,11 @@ pub struct Checked {
 /// Where a context's data lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Kernels load vectors, so that strides and addresses decide the layout class. The work alone reads lengths.
+    /// Kernels load vectors, so that strides and addresses decide the layout class. The work alone
+    /// reads lengths.
     Device,
-    /// The head dims alone decide it: the CPU loads unaligned, and a class that followed malloc would change from call
-    /// to call. A launch checks lengths.
+    /// The head dims alone decide it: the CPU loads unaligned, and a class that followed malloc
+    /// would change from call to call. A launch checks lengths.
     Host,
 }
 
@@ -78,7 +81,8 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
 }
 
 impl Checked {
-    /// What a launch asks for: on the host nothing for a forward pass, which never splits keys there.
+    /// What a launch asks for: on the host nothing for a forward pass, which never splits keys
+    /// there.
     pub fn workspace_bytes(&self) -> usize {
         match (self.memory, self.call.problem.pass) {
             (Memory::Host, Pass::Forward) => 0,
@@ -136,8 +140,8 @@ fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tenso
     operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
 }
 
-/// Of (batch_size, seqlen, heads, dim); with a total of (total, heads, dim), which is one batch entry, or none where there is no
-/// sequence.
+/// Of (batch_size, seqlen, heads, dim); with a total of (total, heads, dim), which is one batch
+/// entry, or none where there is no sequence.
 fn operand(
     name: &'static str,
     access: Access,
@@ -155,7 +159,8 @@ fn operand(
     }
 }
 
-/// What both passes have: each tensor and feature alone, and the layout class. The call has all but its tensors.
+/// What both passes have: each tensor and feature alone, and the layout class. The call has all but
+/// its tensors.
 fn check(
     mut problem: Problem,
     inputs: &Inputs,
@@ -190,7 +195,8 @@ fn check(
 fn check_together(problem: &Problem, inputs: &Inputs, accesses: &Accesses, data: Data, memory: Memory) -> Result<()> {
     accesses.refuse_overlaps()?;
     match (memory, data) {
-        // SAFETY: a launch on a CPU context, of checked pointers; the C caller promises what the header says.
+        // SAFETY: a launch on a CPU context, of checked pointers; the C caller promises what the
+        // header says.
         (Memory::Host, Data::Required) => unsafe { inputs.features.check_lengths(problem) },
         _ => Ok(()),
     }
@@ -292,7 +298,8 @@ mod tests {
             features: FLASHTUNE_FEATURE_CU_SEQLENS_Q,
             total_q: 40,
             q: null,
-            // Overlaps itself as (3, 16, 2, 64), and its batch stride is narrow; (40, 2, 64) has none.
+            // Overlaps itself as (3, 16, 2, 64), and its batch stride is narrow; (40, 2, 64) has
+            // none.
             out: tensor(0x40000, [1, 128, 64]),
             ..params()
         };

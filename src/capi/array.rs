@@ -1,5 +1,5 @@
-//! Array: numbers in rows among a call's arguments, with what the problem says of how many. Checks of pointer and
-//! extent.
+//! Array: numbers in rows among a call's arguments, with what the problem says of how many. Checks
+//! of pointer and extent.
 
 use super::operand::Data;
 use super::overlap::{Footprint, overflows};

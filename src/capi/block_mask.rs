@@ -1,5 +1,5 @@
-//! A block mask's lists among a call's arguments, with what the problem says of their sizes. What they name
-//! can be read on a CPU context alone; on a GPU kernels pass over what is no block.
+//! A block mask's lists among a call's arguments, with what the problem says of their sizes. What
+//! they name can be read on a CPU context alone; on a GPU kernels pass over what is no block.
 
 use super::array::Array;
 use super::operand::{Access, Data};
@@ -145,5 +145,6 @@ impl flashtune_block_mask {
     }
 }
 
-/// Columns of the lists that are looked at together; more are those of more than half a million keys.
+/// Columns of the lists that are looked at together; more are those of more than half a million
+/// keys.
 const COLUMNS: usize = 1 << 15;

@@ -1,5 +1,6 @@
-//! FeatureInputs: a call's features in the C structs, and their checks: bits against pointers, the window against
-//! causal, arrays and their sizes. `inputs` reads the fields; `lengths` checks lengths on the host.
+//! FeatureInputs: a call's features in the C structs, and their checks: bits against pointers, the
+//! window against causal, arrays and their sizes. `inputs` reads the fields; `lengths` checks
+//! lengths on the host.
 
 use super::array::Array;
 use super::factor::check_factor;
@@ -256,8 +257,8 @@ impl FeatureInputs {
     /// Checks the lengths themselves, and which pages and blocks are named.
     ///
     /// # Safety
-    /// A launch on a CPU context, after `check`: what is not NULL is readable host memory of the size that the header
-    /// says.
+    /// A launch on a CPU context, after `check`: what is not NULL is readable host memory of the
+    /// size that the header says.
     pub unsafe fn check_lengths(&self, p: &Problem) -> Result<()> {
         let (q, k) = (
             ("q", self.cu_seqlens_q, self.seqused_q, self.total_q, p.seqlen_q),

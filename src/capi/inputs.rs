@@ -1,7 +1,8 @@
 //! Inputs: what both passes are told, taken out of either one's C struct.
 //!
-//! The structs lie in memory as C has them and each grows at its own end, so nothing may assume that one begins like
-//! the other: a field that both have is read from each by its name, here and nowhere else.
+//! The structs lie in memory as C has them and each grows at its own end, so nothing may assume
+//! that one begins like the other: a field that both have is read from each by its name, here and
+//! nowhere else.
 
 use super::factor::check_factor;
 use super::features::{FeatureInputs, PassInputs};

@@ -1,5 +1,5 @@
-//! The lengths of sequences, where the host can read them: a CPU context's. On a GPU they lie in device memory, and
-//! what is wrong there is the kernels' to clamp.
+//! The lengths of sequences, where the host can read them: a CPU context's. On a GPU they lie in
+//! device memory, and what is wrong there is the kernels' to clamp.
 
 use crate::error::{Error, Result};
 
@@ -17,7 +17,8 @@ pub struct Lengths {
 
 impl Lengths {
     /// # Safety
-    /// What is not NULL is readable host memory: batch_size + 1 values of `cu_seqlens`, batch_size of `seqused`.
+    /// What is not NULL is readable host memory: batch_size + 1 values of `cu_seqlens`, batch_size
+    /// of `seqused`.
     pub unsafe fn check(&self) -> Result<()> {
         // SAFETY: by the caller's promise; so below.
         let at = |array: *const i32, index: i64| i64::from(unsafe { *array.offset(index as isize) });

@@ -1,5 +1,6 @@
-//! PageInputs: the table that says in which pages of k and v a sequence's keys are, with what the problem says of its
-//! size. Which pages it names can be read on a CPU context alone; on a GPU kernels hold them to what there is.
+//! PageInputs: the table that says in which pages of k and v a sequence's keys are, with what the
+//! problem says of its size. Which pages it names can be read on a CPU context alone; on a GPU
+//! kernels hold them to what there is.
 
 use super::array::Array;
 use super::operand::Data;
@@ -49,7 +50,8 @@ impl PageInputs {
         }
     }
 
-    /// The table of sequences of at most so many keys, in pages; `name` is what the caller calls that number.
+    /// The table of sequences of at most so many keys, in pages; `name` is what the caller calls
+    /// that number.
     pub fn table_of(&self, batch_size: i64, (name, seqlen): (&str, i64), data: Data) -> Result<Array> {
         let page_size = self.page_size;
         let pages = (seqlen + page_size - 1) / page_size;
@@ -67,7 +69,8 @@ impl PageInputs {
     /// Checks that what is read of the table names pages that there are.
     ///
     /// # Safety
-    /// After `table` has been checked and the lengths of `seqused_k`, which may be NULL: both are readable host memory.
+    /// After `table` has been checked and the lengths of `seqused_k`, which may be NULL: both are
+    /// readable host memory.
     pub unsafe fn check_entries(&self, problem: &Problem, seqused_k: *const i32) -> Result<()> {
         for b in 0..problem.batch_size {
             // SAFETY: one of batch_size values.

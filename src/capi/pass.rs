@@ -1,5 +1,5 @@
-//! The four calls of a pass and its plan's description, once for both passes: what happens after the arguments are
-//! checked. `forward` and `backward` differ only in their params.
+//! The four calls of a pass and its plan's description, once for both passes: what happens after
+//! the arguments are checked. `forward` and `backward` differ only in their params.
 
 use super::args::Checked;
 use super::context::flashtune_context;
@@ -106,8 +106,8 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
     }
 }
 
-/// The plan that is there, else a new one where one may be made: not in a sealed context, not while `stream` captures.
-/// There what is loaded for another shape of the class serves.
+/// The plan that is there, else a new one where one may be made: not in a sealed context, not while
+/// `stream` captures. There what is loaded for another shape of the class serves.
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
     if let Some(plan) = engine.prepared(problem) {

@@ -1,5 +1,5 @@
-//! ScoresOperand: a tensor with one element for each score, with what the problem says of its shape. Checks of pointer,
-//! strides and extent.
+//! ScoresOperand: a tensor with one element for each score, with what the problem says of its
+//! shape. Checks of pointer, strides and extent.
 
 use super::operand::{Access, Data};
 use super::overlap::{Footprint, overflows};
@@ -58,7 +58,8 @@ impl ScoresOperand {
         ScoresOperand { sizes: [batch, head, seqlen_q, (seqlen_k + 7) / 8], is_bits: true, ..of_bytes }
     }
 
-    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no element.
+    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no
+    /// element.
     pub fn check(&self, data: Data) -> Result<Option<Footprint>> {
         if let Some((dim, stride)) = DIMS.iter().zip(self.strides()).find(|(_, stride)| *stride < 0) {
             return Err(self.wrong(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));

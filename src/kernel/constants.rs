@@ -1,8 +1,9 @@
-//! Class constants: what a kernel knows of its problem at compile time, by name, value and meaning. Those of features
-//! are in the table of features.
+//! Class constants: what a kernel knows of its problem at compile time, by name, value and meaning.
+//! Those of features are in the table of features.
 //!
-//! The renderer writes a `constexpr` line for each one that a kernel's text mentions, so a constant that only a device
-//! file reads is named in no template. Tags see the same values. Knobs are the config's and stay in the templates.
+//! The renderer writes a `constexpr` line for each one that a kernel's text mentions, so a constant
+//! that only a device file reads is named in no template. Tags see the same values. Knobs are the
+//! config's and stay in the templates.
 
 use crate::problem::features::{Constant, ConstantValue};
 use crate::problem::{Dtype, Feature, Problem};

@@ -1,6 +1,6 @@
-//! The one parameter struct that every kernel gets by value, the twin of `templates/device/params.cuh`.
-//!
-//! Both sides assert its size and the test below its offsets, so a field added on one side alone fails to build.
+//! The one parameter struct that every kernel gets by value. `make header` makes
+//! `templates/device/params.cuh` from it, comments included, and tests/mirrors compares; both sides
+//! assert the size.
 
 use super::launch_maps;
 use crate::call::{BlockLists, Call, ScoresRef, TensorRef};
@@ -20,18 +20,20 @@ pub struct KernelParams {
     pub dq: View,
     pub dk: View,
     pub dv: View,
-    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end to end. NULL where
-    /// the caller does not want it.
+    /// fp32 (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log. NULL
+    /// where the caller does not want it.
     pub lse: *mut f32,
-    /// Workspace, fp32 (batch, heads_q, workspace_rows), (heads_q, workspace_rows_of_head) where q holds sequences end
-    /// to end: lse * log2(e), of fp32 tensors lse itself; +inf for rows without keys and past a sequence's last.
+    /// Workspace, fp32 (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q,
+    /// workspace_rows_of_head): lse * log2(e), with fp32 tensors lse itself (Log2Lse). +inf for
+    /// rows without keys and past a sequence's last.
     pub lse_log2: *mut f32,
     /// Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
     pub delta: *mut f32,
-    /// Workspace, fp32, in the order of `templates/device/layout/dq_accum.cuh`; of the same rows, at most
+    /// Workspace, fp32, in the order of device/layout/dq_accum.cuh; the same rows, at most
     /// workspace_cols each.
     pub dq_accum: *mut f32,
-    /// Workspace, what `templates/device/schedule/dq_turns.cuh` counts; NULL where the pass is not deterministic.
+    /// Workspace, what device/schedule/dq_turns.cuh counts; NULL where the pass is not
+    /// deterministic.
     pub turns: *mut u32,
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,
@@ -44,10 +46,10 @@ pub struct KernelParams {
     pub group_size: i32,
     pub seqlen_q: i32,
     pub seqlen_k: i32,
-    /// Row i sees keys j <= i + right_shift (only kernels that are causal or have a window to the right). Of sequences of
-    /// their own lengths, besides their alignment's.
+    /// Row i sees keys j <= i + right_shift (kIsCausal). With varlen the kernel adds the shift of
+    /// each sequence's alignment (device/attention/sequence.cuh).
     pub right_shift: i32,
-    /// No block of a multiple of 16 rows up to 128 that holds a query reaches past them.
+    /// A block of a multiple of 16 rows, up to 128, that holds a query ends within them.
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)
@@ -59,42 +61,47 @@ pub struct KernelParams {
     pub bias: ScoresRef,
     /// fp32, added to.
     pub dbias: ScoresRef,
-    /// Bytes, or bytes of eight bits.
+    /// Bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the
+    /// lowest.
     pub mask: ScoresRef,
+    /// The slope of batch b and query head h is at b * alibi_stride_batch + h.
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,
+    /// (heads_q), as dsinks.
     pub sinks: *const f32,
     pub dsinks: *mut f32,
     /// In the layout of lse.
     pub dlse: *const f32,
+    /// (batch + 1); NULL where q is not packed end to end. cu_seqlens_k is likewise.
     pub cu_seqlens_q: *const i32,
     pub cu_seqlens_k: *const i32,
+    /// (batch); NULL where all rows are used. seqused_k is likewise.
     pub seqused_q: *const i32,
     pub seqused_k: *const i32,
     /// Workspace rows of a query head, over all sequences.
     pub workspace_rows_of_head: i64,
-    /// Rows of lse of a query head where q holds sequences end to end.
+    /// With cu_seqlens_q: rows of lse of a query head.
     pub total_q: i64,
     /// softmax_scale / softcap
     pub softcap_factor: f32,
     /// softcap * log2(e)
     pub softcap_log2: f32,
-    /// Row i sees keys j >= i + left_shift (kernels with a window only). As right_shift.
+    /// Row i sees keys j >= i + left_shift (kHasWindow). As right_shift.
     pub left_shift: i32,
     /// Whether each sequence's last query and key are on its diagonal, else its first.
     pub aligns_ends: i32,
-    /// int32 (batch, blocks), what `templates/device/attention/key_pages.cuh` reads.
+    /// (batch, blocks): the pages of each sequence, which device/attention/key_pages.cuh reads.
     pub block_table: *const i32,
     pub block_table_stride: i64,
-    /// Workspace, what `templates/device/attention/partials.cuh` says.
+    /// Workspace (device/attention/partials.cuh), as partial_lse.
     pub partial_o: *mut f32,
     pub partial_lse: *mut f32,
-    /// How many the launch cuts the keys into.
+    /// Splits of the keys.
     pub num_splits: i32,
-    /// Batch entries of k and v, where they are pages.
+    /// Pages that k and v hold.
     pub num_pages: i32,
-    /// Rows from one sequence to the next where sequences of their own lengths are padded, as tensor maps count them:
-    /// `launch_maps::rows_between`.
+    /// Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
+    /// tensors, as tensor maps count them (device/ptx/tma.cuh).
     pub map_rows_q: i32,
     pub map_rows_k: i32,
     pub map_rows_v: i32,
@@ -179,8 +186,8 @@ impl KernelParams {
         }
     }
 
-    /// With the keys cut into so many, at most the problem's `max_splits`, whose partial states lie in the call's
-    /// workspace.
+    /// With this many splits of the keys, at most the problem's `max_splits`. Their partial states
+    /// lie in the call's workspace.
     pub fn with_splits(self, call: &Call, num_splits: u32) -> Self {
         let p = &call.problem;
         let partial_o = call.workspace.cast::<f32>();
@@ -192,8 +199,9 @@ impl KernelParams {
     }
 }
 
-/// A diagonal's offset, as far as it makes a difference: a row and an offset then add up within int32. What comes on
-/// top of a sequence's own seqlen_k - seqlen_q makes one from -seqlen_k to seqlen_q.
+/// A diagonal's offset, clamped to where it makes a difference, so that a row and an offset add up
+/// within int32. With varlen the kernel adds seqlen_k - seqlen_q of the sequence, so the range is
+/// from -seqlen_k to seqlen_q.
 fn shift(problem: &Problem, keys: Option<i64>) -> i32 {
     let (lowest, highest) = match problem.features.varlen.is_some() && problem.aligns_ends() {
         true => (-problem.seqlen_k, problem.seqlen_q),

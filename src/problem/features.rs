@@ -1,23 +1,24 @@
-//! Features: what a problem may add to plain attention, and the one table of what the library knows of each.
+//! Features: what a problem may add to plain attention, and the one table of what the library knows
+//! of each.
 //!
-//! The record key, the renderer, the command line and the checks of the C face follow from the table. A new feature is a
-//! field of `Features`, a row, and a line in `is_on` and `switch_on`; the compiler asks for each. What a feature does is
-//! in `templates/device` and `cpu`.
+//! The record key, the renderer, the command line and the checks of the C face follow from the
+//! table. A new feature is a field of `Features`, a row, and a line in `is_on` and `switch_on`; the
+//! compiler asks for each. What a feature does is in `templates/device` and `cpu`.
 
 use super::{Causal, Pass, Problem};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How many keys before and after its diagonal a row sees: j from i + shift - left to i + shift + right. The shift is
-/// the causal alignment's. None: all of that side.
+/// How many keys before and after its diagonal a row sees: j from i + shift - left to i + shift +
+/// right. The shift is the causal alignment's. None: all of that side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Window {
     pub left: Option<i64>,
     /// None where the problem is causal, which says the same as 0.
     pub right: Option<i64>,
-    /// The diagonal of `Causal::TopLeft`, else of `Causal::BottomRight`; as the problem's causal says, where it is
-    /// causal.
+    /// The diagonal of `Causal::TopLeft`, else of `Causal::BottomRight`; as the problem's causal
+    /// says, where it is causal.
     pub top_left: bool,
 }
 
@@ -35,8 +36,9 @@ impl Window {
     }
 }
 
-/// Varlen: which tensors hold sequences end to end, (total, heads, dim), and how many rows those have. None: (batch,
-/// seqlen, heads, dim), where each sequence uses its first rows. The lengths are in device memory.
+/// Varlen: which tensors hold sequences end to end, (total, heads, dim), and how many rows those
+/// have. None: (batch, seqlen, heads, dim), where each sequence uses its first rows. The lengths
+/// are in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Varlen {
@@ -47,7 +49,8 @@ pub struct Varlen {
     pub padded_q: bool,
 }
 
-/// Only the blocks of scores that lists name (`call::BlockLists`) count. The sizes of a block, in queries and keys.
+/// Only the blocks of scores that lists name (`call::BlockLists`) count. The sizes of a block, in
+/// queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockMask {
@@ -55,7 +58,8 @@ pub struct BlockMask {
     pub block_k: i64,
 }
 
-/// What a problem adds to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a feature that is off.
+/// What a problem adds to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a
+/// feature that is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Features {
@@ -79,8 +83,8 @@ pub struct Features {
     pub dlse: bool,
     /// seqlen_q and seqlen_k bound the lengths of the sequences.
     pub varlen: Option<Varlen>,
-    /// Forward: k and v are pages of this many keys, (pages, page size, heads, dim). A block table names the pages of
-    /// each sequence.
+    /// Forward: k and v are pages of this many keys, (pages, page size, heads, dim). A block table
+    /// names the pages of each sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paged: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -192,7 +196,8 @@ pub enum ConstantValue {
 
 /// What the rest of the library knows of a feature.
 pub struct Row {
-    /// The command line's options and the fields of a problem file, `-` for `_`, and what `--help` says of them.
+    /// The command line's options and the fields of a problem file, `-` for `_`, and what `--help`
+    /// says of them.
     pub options: &'static [(&'static str, &'static str)],
     pub passes: &'static [Pass],
     /// Any of them switches it on. None: it is on by a field of the C struct alone.

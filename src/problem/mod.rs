@@ -1,7 +1,8 @@
-//! Problem: *what* is computed. Pass, types, shape, mask, dropout on or off, other features, determinism, layout class.
+//! Problem: *what* is computed. Pass, types, shape, mask, dropout on or off, other features,
+//! determinism, layout class.
 //!
-//! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`) and nothing of
-//! how it is done (see `config`). Two calls with equal Problems share a plan.
+//! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`)
+//! and nothing of how it is done (see `config`). Two calls with equal Problems share a plan.
 
 mod cost;
 pub mod features;
@@ -56,9 +57,10 @@ pub enum Causal {
     TopLeft,
 }
 
-/// The widest access in elements that every row of every tensor of the call allows: the head dims, strides and
-/// base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one `cp.async`, and what TMA demands;
-/// strides that TMA cannot take for their size count as narrower. Of fp32 those 16 bytes are 4 elements.
+/// The widest access in elements that every row of every tensor of the call allows: the head dims,
+/// strides and base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one
+/// `cp.async`, and what TMA demands; strides that TMA cannot take for their size count as narrower.
+/// Of fp32 those 16 bytes are 4 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -78,7 +80,8 @@ impl Layout {
         }
     }
 
-    /// The widest class of at most 16 bytes that divides every one of `quantities`, given in elements.
+    /// The widest class of at most 16 bytes that divides every one of `quantities`, given in
+    /// elements.
     pub fn widest(dtype: Dtype, quantities: impl IntoIterator<Item = i64>) -> Layout {
         let all = quantities.into_iter().fold(0, |bits, q| bits | q);
         [Layout::Vec8, Layout::Vec4, Layout::Vec2]
@@ -98,8 +101,8 @@ pub const MAX_HEAD_DIM: i64 = 512;
 const TILE_ROWS: i64 = 64;
 /// Up to this many, a tile of one head's queries would be at most a quarter full.
 const FEW_QUERIES: i64 = 16;
-/// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key indices, and the
-/// sum of a row index and a tile, stay within int32 in kernels.
+/// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key
+/// indices, and the sum of a row index and a tile, stay within int32 in kernels.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -118,8 +121,8 @@ pub struct Problem {
     /// Backward: the same bits at every run, whatever was measured. The config is the heuristic's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
-    /// Forward: a sequence's result has the same bits alone and in any batch. The config is the heuristic's for what no
-    /// batch changes (`plan::key`).
+    /// Forward: a sequence's result has the same bits alone and in any batch. The config is the
+    /// heuristic's for what no batch changes (`plan::key`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub batch_invariant: bool,
     #[serde(default, skip_serializing_if = "Features::is_none")]
@@ -128,8 +131,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Self-attention with as many key-value heads as query heads and no features, in rows and strides of whole 16
-    /// bytes. Other problems differ from this one.
+    /// Self-attention with as many key-value heads as query heads and no features, in rows and
+    /// strides of whole 16 bytes. Other problems differ from this one.
     pub const fn dense(
         pass: Pass,
         dtype: Dtype,
@@ -157,7 +160,8 @@ impl Problem {
         }
     }
 
-    /// Elements of an access of at most 16 bytes. A problem file may name the layout of a narrower type.
+    /// Elements of an access of at most 16 bytes. A problem file may name the layout of a narrower
+    /// type.
     pub const fn access_elements(&self) -> i64 {
         let (of_layout, of_16_bytes) = (self.layout.elements(), 16 / self.dtype.bytes() as i64);
         if of_layout < of_16_bytes { of_layout } else { of_16_bytes }
@@ -180,7 +184,8 @@ impl Problem {
         Some(if self.pass == Pass::Forward { (q, k) } else { (k, q) })
     }
 
-    /// Whether the keys may be split over CTAs, paged or not: there is no dropout and no training while decoding.
+    /// Whether the keys may be split over CTAs, paged or not: there is no dropout and no training
+    /// while decoding.
     pub fn may_decode(&self) -> bool {
         // A tile holds rows of several heads, whose block lists differ.
         let has_lists = self.features.block_mask.is_some();
@@ -196,8 +201,8 @@ impl Problem {
         }
     }
 
-    /// Whether one tile of the decode family holds the packed rows, or two where there are few queries: the rows of one
-    /// head would fill a quarter of a tile.
+    /// Whether one tile of the decode family holds the packed rows, or two where there are few
+    /// queries: the rows of one head would fill a quarter of a tile.
     pub fn has_few_rows(&self) -> bool {
         (1..=self.most_few_rows(FEW_QUERIES)).contains(&self.packed_rows())
     }
@@ -206,8 +211,8 @@ impl Problem {
         if self.seqlen_q <= few_queries { 2 * TILE_ROWS } else { TILE_ROWS }
     }
 
-    /// Whether a batch-invariant problem runs as few queries do, each CTA with a split of the keys. Only where all
-    /// sequences have equally many queries, so that a sequence's own number decides.
+    /// Whether a batch-invariant problem runs as few queries do, each CTA with a split of the keys.
+    /// Only where all sequences have equally many queries, so that a sequence's own number decides.
     pub fn has_few_queries_in_any_batch(&self) -> bool {
         !self.has_varlen_queries() && self.has_few_rows()
     }
@@ -217,9 +222,10 @@ impl Problem {
         self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
     }
 
-    /// The same without a causal mask that hides nothing: that of one query for each sequence, aligned to the last key.
-    /// A measurement of decoding then serves callers that say causal and those that do not. A batch-invariant problem
-    /// keeps the mask, as it would beside longer sequences.
+    /// The same without a causal mask that hides nothing: that of one query for each sequence,
+    /// aligned to the last key. A measurement of decoding then serves callers that say causal and
+    /// those that do not. A batch-invariant problem keeps the mask, as it would beside longer
+    /// sequences.
     pub fn without_idle_causal(self) -> Problem {
         let has_no_window = self.features.window == Window::default();
         let sees_all = self.causal == Causal::BottomRight && self.seqlen_q == 1 && has_no_window;
@@ -229,8 +235,8 @@ impl Problem {
         }
     }
 
-    /// Row i sees keys j <= i + this; None: up to the last one. With varlen the kernel adds the shift of each sequence's
-    /// alignment.
+    /// Row i sees keys j <= i + this; None: up to the last one. With varlen the kernel adds the
+    /// shift of each sequence's alignment.
     pub fn right_shift(&self) -> Option<i64> {
         let right = if self.causal == Causal::None { self.features.window.right } else { Some(0) };
         right.map(|right| self.alignment_shift() + right)
@@ -241,7 +247,8 @@ impl Problem {
         self.features.window.left.map(|left| self.alignment_shift() - left)
     }
 
-    /// Whether the diagonal goes through each sequence's last query and key, not through its first ones.
+    /// Whether the diagonal goes through each sequence's last query and key, not through its first
+    /// ones.
     pub fn aligns_ends(&self) -> bool {
         match self.causal {
             Causal::None => !self.features.window.top_left,
@@ -262,7 +269,8 @@ impl Problem {
         self.batch_size == 0 || has_no_output
     }
 
-    /// Elements of the LSE: one for each row of queries and query head. Without a sequence there is none.
+    /// Elements of the LSE: one for each row of queries and query head. Without a sequence there is
+    /// none.
     pub const fn lse_elements(&self) -> i64 {
         match self.features.varlen {
             Some(Varlen { total_q: Some(total), .. }) if self.batch_size > 0 => self.num_heads_q * total,

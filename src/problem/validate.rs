@@ -1,7 +1,8 @@
-//! Validation: which problems there are at all, whatever the backend. Each refusal names the field and what it must be.
+//! Validation: which problems there are at all, whatever the backend. Each refusal names the field
+//! and what it must be.
 //!
-//! Who calls it: the C face, the command line and the tuner, once each, before anything else sees the problem. What a
-//! backend or a kernel family cannot do is theirs to say.
+//! Who calls it: the C face, the command line and the tuner, once each, before anything else sees
+//! the problem. What a backend or a kernel family cannot do is theirs to say.
 
 use super::{
     BlockMask, Causal, Features, MASK_BLOCK_STEP, MAX_HEAD_DIM, MAX_MASK_BLOCK, MAX_SEQLEN, Pass, Problem, Varlen,
@@ -10,7 +11,8 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Problem {
-    /// Checks what holds for every backend: ranges, the head ratio, and that products of sizes fit in 63 bits.
+    /// Checks what holds for every backend: ranges, the head ratio, and that products of sizes fit
+    /// in 63 bits.
     pub fn validate(&self) -> Result<()> {
         let range = |name: &str, value: i64, low: i64, high: i64| match (low..=high).contains(&value) {
             true => Ok(()),

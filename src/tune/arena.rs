@@ -1,8 +1,10 @@
-//! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or with given values.
+//! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or
+//! with given values.
 //!
-//! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the problem's layout class
-//! says; of problems whose sequences lie end to end, packed (total, heads, dim); of pages, (pages, page size, heads, dim).
-//! Both the timing runs and the check use it, on any backend.
+//! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the
+//! problem's layout class says; of problems whose sequences lie end to end, packed (total, heads,
+//! dim); of pages, (pages, page size, heads, dim). Both the timing runs and the check use it, on
+//! any backend.
 
 use super::features::{FeatureBuffers, Listed, feature_bytes};
 use super::lengths::Lengths;
@@ -90,8 +92,8 @@ fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
     if is_of_queries(tensor) { varlen.total_q } else { varlen.total_k }
 }
 
-/// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed where 8-element ones
-/// would be misaligned.
+/// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed
+/// where 8-element ones would be misaligned.
 fn pitch(dtype: Dtype, dim: i64, layout: Layout) -> i64 {
     let step = layout.elements();
     let pitch = (dim + step - 1) / step * step;
@@ -153,7 +155,8 @@ impl Arena {
         Ok(Arena { call, tensors, lse, lengths, features, _workspace: workspace })
     }
 
-    /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any content.
+    /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any
+    /// content.
     pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
         let arena = Arena::new(backend, problem, dropout, Lengths::even(problem), Listed::Few)?;
         let pool = encode(&normals(POOL, seed), problem.dtype);
@@ -162,7 +165,8 @@ impl Arena {
                 continue;
             }
             let bytes = Shape::of(problem, *tensor).elements() * problem.dtype.bytes();
-            // Each tensor begins elsewhere in the pool; rows recur only after the pool's prime length.
+            // Each tensor begins elsewhere in the pool; rows recur only after the pool's prime
+            // length.
             let (ahead, behind) = pool.split_at(at * 4099 * problem.dtype.bytes());
             let mut values = Vec::with_capacity(bytes);
             for part in [behind, ahead].into_iter().cycle() {
@@ -212,7 +216,8 @@ impl Arena {
         backend.upload(self.memory(tensor), &vec![NAN_BYTE; shape.elements() * self.call.problem.dtype.bytes()])
     }
 
-    /// Writes rows of `dim` values each, with NaN in the gaps between them and in the rows that no sequence uses.
+    /// Writes rows of `dim` values each, with NaN in the gaps between them and in the rows that no
+    /// sequence uses.
     pub fn write(&self, backend: &Backend, tensor: Tensor, values: &[f32]) -> Result<()> {
         let shape = Shape::of(&self.call.problem, tensor);
         let mut spaced = vec![f32::NAN; shape.elements()];
@@ -279,8 +284,8 @@ const NAN_BYTE: u8 = 0xff;
 /// Random values made per problem, a prime.
 const POOL: usize = 1_048_573;
 
-/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for s normal. As if all
-/// sequences were the longest, and without what else makes a score.
+/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for
+/// s normal. As if all sequences were the longest, and without what else makes a score.
 fn expected_lse(problem: &Problem) -> Vec<f32> {
     let longest = Problem { features: Features { varlen: None, ..problem.features }, ..*problem };
     let row = |i: i64| {

@@ -1,6 +1,7 @@
 //! The device buffers of a problem's features, with values that every backend holds exactly.
 //!
-//! Problems that differ in the dtype alone get the same values, so that a candidate and its reference do.
+//! Problems that differ in the dtype alone get the same values, so that a candidate and its
+//! reference do.
 
 use super::lengths::Lengths;
 use super::pages::Pages;
@@ -13,8 +14,8 @@ use std::ffi::c_void;
 
 /// Low enough that it bends the scores of normal Q and K.
 const SOFTCAP: f32 = 4.0;
-/// A bias or mask takes at most this many bytes of a problem whose own tensors may be much smaller; else it is the same
-/// for all heads, or for all rows.
+/// A bias or mask takes at most this many bytes of a problem whose own tensors may be much smaller;
+/// else it is the same for all heads, or for all rows.
 const MAX_BYTES: i64 = 256 << 20;
 /// Random values per tensor, a prime; they recur.
 const POOL: usize = 65_537;
@@ -22,10 +23,11 @@ const POOL: usize = 65_537;
 /// Which blocks of a block mask are listed.
 #[derive(Clone, Copy, Debug)]
 pub enum Listed {
-    /// One of four, every other one full; fewer where their lists would take more than `MAX_BYTES`. For timing.
+    /// One of four, every other one full; fewer where their lists would take more than `MAX_BYTES`.
+    /// For timing.
     Few,
-    /// Three of four, one of them full. Two blocks a side are enough for a row of two entries, one of each kind, and for a block
-    /// that is not listed. For the check.
+    /// Three of four, one of them full. Two blocks a side are enough for a row of two entries, one
+    /// of each kind, and for a block that is not listed. For the check.
     Most,
 }
 
@@ -103,7 +105,8 @@ impl FeatureBuffers {
         };
         let pool = |seed| normals(POOL, seed);
         let fp32 = |count: usize, seed| encode(&recurring(&pool(seed), count), Dtype::Fp32);
-        // The slopes of the ALiBi paper, from one head's to the next; the entries of a batch share them.
+        // The slopes of the ALiBi paper, from one head's to the next; the entries of a batch share
+        // them.
         let slopes = || {
             encode(&(1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect::<Vec<_>>(), Dtype::Fp32)
         };
@@ -232,7 +235,8 @@ pub fn feature_bytes(problem: &Problem) -> usize {
     bias + dbias + mask + dlse + lists
 }
 
-/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a row; of so many rows and columns.
+/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a
+/// row; of so many rows and columns.
 pub fn lists(pass: Pass, (rows, cols): (i64, i64), listed: Listed) -> ([Vec<i64>; 4], i64) {
     let step = step(rows, cols, listed);
     let max_blocks = match listed {

@@ -1,5 +1,5 @@
-//! Lengths: how long the sequences of the tuner's own tensors are, and which rows they use, for problems that leave it
-//! to the launch.
+//! Lengths: how long the sequences of the tuner's own tensors are, and which rows they use, for
+//! problems that leave it to the launch.
 //!
 //! A problem without lengths of their own has those of the problem, and no row that is not used.
 
@@ -13,7 +13,8 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// All of one length, for timing: as long as they may be, or their share of the rows where they lie end to end.
+    /// All of one length, for timing: as long as they may be, or their share of the rows where they
+    /// lie end to end.
     pub fn even(problem: &Problem) -> Lengths {
         let share =
             |seqlen: i64, total: Option<i64>| total.map_or(seqlen, |rows| seqlen.min(rows / problem.batch_size.max(1)));
@@ -22,7 +23,8 @@ impl Lengths {
         Lengths { q: all(share(problem.seqlen_q, varlen.total_q)), k: all(share(problem.seqlen_k, varlen.total_k)) }
     }
 
-    /// For the check: as long as they may be, shorter, empty in one side or the other, where lengths are the launch's.
+    /// For the check: as long as they may be, shorter, empty in one side or the other, where
+    /// lengths are the launch's.
     pub fn ragged(problem: &Problem) -> Lengths {
         let of = |seqlen: i64, sixths: [i64; RAGGED]| {
             let lengths = (0..problem.batch_size as usize).map(|entry| match problem.features.varlen {
@@ -35,7 +37,8 @@ impl Lengths {
         Lengths { q: of(problem.seqlen_q, [6, 4, 0, 1, 5]), k: of(problem.seqlen_k, [5, 6, 3, 0, 2]) }
     }
 
-    /// Which rows of a tensor of `rows` a sequence uses: of `seqlen` for each where they do not lie end to end.
+    /// Which rows of a tensor of `rows` a sequence uses: of `seqlen` for each where they do not lie
+    /// end to end.
     pub fn used(lengths: &[i64], seqlen: i64, total: Option<i64>) -> Vec<bool> {
         let rows = total.unwrap_or(seqlen * lengths.len() as i64);
         let mut used = vec![false; rows as usize];

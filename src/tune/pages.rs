@@ -1,7 +1,9 @@
-//! Pages: where the keys of the tuner's own tensors lie, for problems whose K and V are pages that a block table names.
+//! Pages: where the keys of the tuner's own tensors lie, for problems whose K and V are pages that
+//! a block table names.
 //!
-//! Every sequence has pages of its own, as many as the longest may need, and they lie apart, as those of a cache that has
-//! been in use do: a block's page follows from its number by a fixed permutation.
+//! Every sequence has pages of its own, as many as the longest may need, and they lie apart, as
+//! those of a cache that has been in use do: a block's page follows from its number by a fixed
+//! permutation.
 
 use crate::problem::Problem;
 

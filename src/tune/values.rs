@@ -1,5 +1,5 @@
-//! Values of the tuner's tensors: random ones, and their bytes in each dtype. A leaf, which knows no problem and no
-//! buffer.
+//! Values of the tuner's tensors: random ones, and their bytes in each dtype. A leaf, which knows
+//! no problem and no buffer.
 
 use crate::dropout::philox4x32_10;
 use crate::problem::Dtype;

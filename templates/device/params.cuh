@@ -1,71 +1,144 @@
-// The one parameter struct of every kernel, the twin of src/kernel/params.rs. Strides are in elements and 64-bit;
-// the last dim is contiguous. Kernels take it as `const __grid_constant__ KernelParams params`.
+// The one parameter struct of every kernel. `make header` makes this file from src/kernel/params.rs
+// and src/call.rs. Strides are in elements and 64-bit; the last dim is contiguous.
 
 #include "device/types.cuh"
 
-// A (batch, seqlen, heads, dim) view.
+// A (batch, seqlen, heads, dim) view. Strides in elements; the last dim is contiguous.
 struct TensorView {
     void* data;
-    int64 stride_batch, stride_seqlen, stride_head;
+    int64 stride_batch;
+    int64 stride_seqlen;
+    int64 stride_head;
 };
 
-// A (batch, heads_q, seqlen_q, seqlen_k) view of something that there is one of for each score; a stride is 0 where it is the same.
+// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides in
+// elements; 0 along a dimension where the element is the same.
 struct ScoresView {
     void* data;
-    int64 stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k;
+    int64 stride_batch;
+    int64 stride_head;
+    int64 stride_seqlen_q;
+    int64 stride_seqlen_k;
 };
 
-// The lists of a block mask, what device/attention/block_list.cuh reads. Rows are of blocks of queries forward, of keys backward.
+// The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
+// forward pass, of keys in the backward pass; its lists name the blocks of the other kind that
+// count. Full blocks do without the mask, the others with it. int32, in any order; strides in
+// elements, 0 where lists are the same.
 struct BlockListsView {
-    const int *num_blocks, *indices;            // (batch, heads_q, rows), (batch, heads_q, rows, max_blocks)
-    const int *full_num_blocks, *full_indices;  // the same of full blocks; may be null
-    int64 num_blocks_stride_batch, num_blocks_stride_head;
-    int64 indices_stride_batch, indices_stride_head, indices_stride_row;
+    // (batch, heads_q, rows)
+    const int* num_blocks;
+    // (batch, heads_q, rows, max_blocks)
+    const int* indices;
+    // NULL, as full_indices then is: no block is full.
+    const int* full_num_blocks;
+    const int* full_indices;
+    // Strides of num_blocks and full_num_blocks. Rows are contiguous.
+    int64 num_blocks_stride_batch;
+    int64 num_blocks_stride_head;
+    // Strides of indices and full_indices.
+    int64 indices_stride_batch;
+    int64 indices_stride_head;
+    int64 indices_stride_row;
+    // Entries of a row of indices and of full_indices.
     int64 max_blocks;
 };
 
 struct KernelParams {
-    TensorView q, k, v, out, dout, dq, dk, dv;
-    float* lse;          // (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log; may be null forward
-    // Workspace (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q, workspace_rows_of_head).
-    float* lse_log2;     // of fp32 tensors in natural units (Log2Lse); +inf for rows without keys and past a sequence's last
-    float* delta;        // rowsum(dO * O) - dlse; 0 past a sequence's last row
-    float* dq_accum;     // of the same rows, in the order of device/layout/dq_accum.cuh
-    uint32* turns;       // what device/schedule/dq_turns.cuh counts; null where the pass is not deterministic
+    TensorView q;
+    TensorView k;
+    TensorView v;
+    TensorView out;
+    TensorView dout;
+    TensorView dq;
+    TensorView dk;
+    TensorView dv;
+    // fp32 (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log. NULL
+    // where the caller does not want it.
+    float* lse;
+    // Workspace, fp32 (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q,
+    // workspace_rows_of_head): lse * log2(e), with fp32 tensors lse itself (Log2Lse). +inf for
+    // rows without keys and past a sequence's last.
+    float* lse_log2;
+    // Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
+    float* delta;
+    // Workspace, fp32, in the order of device/layout/dq_accum.cuh; the same rows, at most
+    // workspace_cols each.
+    float* dq_accum;
+    // Workspace, what device/schedule/dq_turns.cuh counts; NULL where the pass is not
+    // deterministic.
+    uint32* turns;
     const uint64* dropout_seed_ptr;
     const uint64* dropout_offset_ptr;
-    uint64 dropout_seed, dropout_offset;
-    int batch_size, num_heads_q, num_heads_kv, group_size;
-    int seqlen_q, seqlen_k;
-    int right_shift;     // row i sees keys j <= i + right_shift; device/attention/sequence.cuh adds what sequences of their own lengths need
-    int workspace_rows;  // no block of a multiple of 16 rows up to 128 reaches past them
+    uint64 dropout_seed;
+    uint64 dropout_offset;
+    int batch_size;
+    int num_heads_q;
+    int num_heads_kv;
+    // num_heads_q / num_heads_kv
+    int group_size;
+    int seqlen_q;
+    int seqlen_k;
+    // Row i sees keys j <= i + right_shift (kIsCausal). With varlen the kernel adds the shift of
+    // each sequence's alignment (device/attention/sequence.cuh).
+    int right_shift;
+    // A block of a multiple of 16 rows, up to 128, that holds a query ends within them.
+    int workspace_rows;
     float softmax_scale;
-    float softmax_scale_log2;  // softmax_scale * log2(e)
-    uint32 dropout_threshold;  // 16-bit draws below it are dropped
-    float dropout_keep_scale;  // 1 / probability of keeping
-    ScoresView bias;           // of the tensors' type
-    ScoresView dbias;          // fp32, added to
-    ScoresView mask;           // bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the lowest
-    const float* alibi_slopes;  // of batch b and query head h at b * alibi_stride_batch + h
+    // softmax_scale * log2(e)
+    float softmax_scale_log2;
+    // 16-bit draws below it are dropped.
+    uint32 dropout_threshold;
+    // 1 / probability of keeping
+    float dropout_keep_scale;
+    ScoresView bias;
+    // fp32, added to.
+    ScoresView dbias;
+    // Bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the
+    // lowest.
+    ScoresView mask;
+    // The slope of batch b and query head h is at b * alibi_stride_batch + h.
+    const float* alibi_slopes;
     int64 alibi_stride_batch;
-    const float* sinks;        // (heads_q)
-    float* dsinks;             // (heads_q)
-    const float* dlse;         // in the layout of lse
-    const int *cu_seqlens_q, *cu_seqlens_k;  // (batch + 1), may be null
-    const int *seqused_q, *seqused_k;        // (batch), may be null
-    int64 workspace_rows_of_head;  // over all sequences
-    int64 total_q;             // rows of lse of a head where q holds sequences end to end
-    float softcap_factor;      // softmax_scale / softcap
-    float softcap_log2;        // softcap * log2(e)
-    int left_shift;            // row i sees keys j >= i + left_shift; as right_shift
-    int aligns_ends;           // whether a sequence's last query and key are on its diagonal, else its first
-    const int* block_table;    // (batch, blocks): the pages of each sequence, as device/attention/key_pages.cuh says
-    int64 block_table_stride;  // from one sequence's to the next
-    float *partial_o, *partial_lse;  // workspace, what device/attention/partials.cuh says
-    int num_splits;            // of the keys
-    int num_pages;             // batch entries of k and v, where they are pages
-    // Rows from one sequence to the next in q, k, v and out (forward) or dout (backward), where those are padded (device/layout/tensor_map.cuh).
-    int map_rows_q, map_rows_k, map_rows_v, map_rows_o;
+    // (heads_q), as dsinks.
+    const float* sinks;
+    float* dsinks;
+    // In the layout of lse.
+    const float* dlse;
+    // (batch + 1); NULL where q is not packed end to end. cu_seqlens_k is likewise.
+    const int* cu_seqlens_q;
+    const int* cu_seqlens_k;
+    // (batch); NULL where all rows are used. seqused_k is likewise.
+    const int* seqused_q;
+    const int* seqused_k;
+    // Workspace rows of a query head, over all sequences.
+    int64 workspace_rows_of_head;
+    // With cu_seqlens_q: rows of lse of a query head.
+    int64 total_q;
+    // softmax_scale / softcap
+    float softcap_factor;
+    // softcap * log2(e)
+    float softcap_log2;
+    // Row i sees keys j >= i + left_shift (kHasWindow). As right_shift.
+    int left_shift;
+    // Whether each sequence's last query and key are on its diagonal, else its first.
+    int aligns_ends;
+    // (batch, blocks): the pages of each sequence, which device/attention/key_pages.cuh reads.
+    const int* block_table;
+    int64 block_table_stride;
+    // Workspace (device/attention/partials.cuh), as partial_lse.
+    float* partial_o;
+    float* partial_lse;
+    // Splits of the keys.
+    int num_splits;
+    // Pages that k and v hold.
+    int num_pages;
+    // Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
+    // tensors, as tensor maps count them (device/ptx/tma.cuh).
+    int map_rows_q;
+    int map_rows_k;
+    int map_rows_v;
+    int map_rows_o;
     BlockListsView block_lists;
 };
 static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80, "KernelParams differs from src/kernel/params.rs");

@@ -1,10 +1,12 @@
-//! A problem's features as a user writes them, in options or in a line of a problem file: one struct for both.
+//! A problem's features as a user writes them, in options or in a line of a problem file: one
+//! struct for both.
 
 use flashtune::problem::features::help;
 use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
 use serde::Deserialize;
 
-/// Options of the command line, and fields of a line of a problem file. The table of features has their help.
+/// Options of the command line, and fields of a line of a problem file. The table of features has
+/// their help.
 #[derive(Clone, Copy, Default, clap::Args, Deserialize)]
 #[serde(default)]
 pub struct FeatureArgs {
@@ -37,7 +39,8 @@ pub struct FeatureArgs {
 }
 
 impl FeatureArgs {
-    /// The problem with these features. Those of the backward pass alone stay off in a forward pass.
+    /// The problem with these features. Those of the backward pass alone stay off in a forward
+    /// pass.
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));

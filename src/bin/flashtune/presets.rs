@@ -1,6 +1,8 @@
-//! The attention of real models, at the shapes they run it at, and the grids that flashtune is measured on.
+//! The attention of real models, at the shapes they run it at, and the grids that flashtune is
+//! measured on.
 //!
-//! Data only. A preset gives its problems in both passes, except shapes of one query, which have no backward pass.
+//! Data only. A preset gives its problems in both passes, except shapes of one query, which have no
+//! backward pass.
 
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
 
@@ -33,8 +35,8 @@ const MODELS: &[Preset] = &[
     // Images of 224 and 384 pixels in patches of 16 and 14, and a class token.
     Preset { name: "vit-l", heads: (16, 16), head_dim: 64, causal: false, dtype: Bf16, dropout: false,
         shapes: &[(1, 197, 197), (64, 197, 197), (16, 577, 577)] },
-    // The three levels of the U-Net at 512 x 512 pixels: each attends to itself and to 77 tokens of text. Batch 2 is
-    // one image with classifier-free guidance.
+    // The three levels of the U-Net at 512 x 512 pixels: each attends to itself and to 77 tokens of
+    // text. Batch 2 is one image with classifier-free guidance.
     Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 40, causal: false, dtype: Fp16, dropout: false,
         shapes: &[(2, 4096, 4096), (8, 4096, 4096), (2, 4096, 77)] },
     Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 80, causal: false, dtype: Fp16, dropout: false,
@@ -56,7 +58,8 @@ const ODD_DIMS: &str = "odd-dims";
 const DROPOUT: &str = "dropout";
 /// One query against caches of every size, as in the bench of decoding.
 const DECODE: &str = "decode";
-/// The same with keys in pages of 16 and 64 and lengths of their own, as flash-attn's `flash_attn_with_kvcache` has them.
+/// The same with keys in pages of 16 and 64 and lengths of their own, as flash-attn's
+/// `flash_attn_with_kvcache` has them.
 const DECODE_PAGED: &str = "decode-paged";
 /// A few queries against caches, as speculative decoding has them.
 const SPECULATIVE: &str = "speculative";
@@ -124,8 +127,8 @@ const DECODE_LENGTHS: [i64; 7] = [1024, 4096, 8192, 16384, 32768, 65536, 131_072
 /// Larger ones have the nearest of these.
 const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
 
-/// Batches a factor of four apart: what is between is within two of one of them. Those past 16 a factor of two, since about there
-/// sequences alone fill a GPU.
+/// Batches a factor of four apart: what is between is within two of one of them. Those past 16 a
+/// factor of two, since about there sequences alone fill a GPU.
 fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl Iterator<Item = Problem> {
     let mut problems = Vec::new();
     for (num_heads_q, num_heads_kv, head_dim) in heads {

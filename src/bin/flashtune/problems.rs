@@ -1,4 +1,5 @@
-//! Problems as the user writes them: a preset, a file of JSON lines, or options of the command line.
+//! Problems as the user writes them: a preset, a file of JSON lines, or options of the command
+//! line.
 
 use crate::failure::{Failure, usage};
 use crate::features::FeatureArgs;
