@@ -172,8 +172,8 @@ def kv_append(k_cache, v_cache, k, v, cache_seqlens, *, block_table=None):
     cache_seqlens: the number of keys that each sequence has, an int or int32 (batch).
 
     Wrong arguments that the host can see are refused before anything is written. The host does not
-    read lengths and tables on a GPU. There a sequence gets no keys if its length is negative or
-    leaves no room for the new keys, or if block_table has no page for them.
+    read lengths and tables on a GPU. There a sequence gets no keys if its length is negative, or if
+    there is no room or no page for the new ones.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(k_cache, torch.Tensor):
