@@ -32,8 +32,8 @@ pub fn describe(num_threads: usize) -> Device {
 
 /// The part of the last-level cache, if the operating system tells it, that is taken to hold the
 /// data of a process on this many cores.
-fn reachable_cache(told: Option<u64>, cores: usize) -> u64 {
-    told.unwrap_or(DEFAULT_CACHE_BYTES).min(MAX_CACHE_BYTES_PER_CORE * cores as u64)
+fn reachable_cache(reported: Option<u64>, cores: usize) -> u64 {
+    reported.unwrap_or(DEFAULT_CACHE_BYTES).min(MAX_CACHE_BYTES_PER_CORE * cores as u64)
 }
 
 /// Linux: the first processor's name. A machine of mixed cores is named by its first one.

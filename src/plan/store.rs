@@ -131,9 +131,9 @@ impl Store {
 
     /// The lock ends when the file is closed, also if the process is killed.
     fn acquire(&self, deadline: Instant) -> Result<File, String> {
-        let told = |error: std::io::Error| format!("{}: {error}", self.lock.display());
+        let named = |error: std::io::Error| format!("{}: {error}", self.lock.display());
         let file =
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock).map_err(told)?;
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock).map_err(named)?;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
@@ -141,7 +141,7 @@ impl Store {
                 Err(TryLockError::WouldBlock) => {
                     return Err(format!("{} is held by another process", self.lock.display()));
                 }
-                Err(TryLockError::Error(error)) => return Err(told(error)),
+                Err(TryLockError::Error(error)) => return Err(named(error)),
             }
         }
     }

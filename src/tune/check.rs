@@ -1,8 +1,9 @@
-//! The check: a candidate's output against the CPU backend's in fp32, before it may be timed.
+//! The check: compares a candidate's output with the CPU backend's in fp32, before it may be timed.
 //!
-//! On two small problems of the candidate's class that hold what goes wrong in kernels: several tiles with ragged ends,
-//! shared and separate heads, rows that see no key, NaN in every byte that must not be read or must be written. The
-//! reference gets the same rounded inputs, so that only the candidate's own arithmetic differs.
+//! It runs two small problems of the candidate's class that contain the usual traps of kernels:
+//! several tiles with ragged ends, shared and separate heads, rows that see no key, and NaN in
+//! every byte that must not be read or must be written. The reference gets the same rounded inputs,
+//! so only the candidate's own arithmetic differs.
 
 use super::arena::{self, Arena, Tensor};
 use super::features::{FeatureGradient, Listed};
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::family;
 use crate::problem::{BlockMask, Dtype, Features, Pass, Problem, Varlen, Window};
 
-/// One reduced problem with its inputs and what must come out.
+/// One reduced problem with its inputs and expected outputs.
 struct Case {
     arena: Arena,
     expected: Vec<(Tensor, Vec<f32>)>,
@@ -37,7 +38,7 @@ impl Check {
         Ok(Check { cases, dtype: problem.dtype })
     }
 
-    /// The largest error of any row, relative; or what is wrong, in one sentence.
+    /// The largest relative error of any row; or, in one sentence, what is wrong.
     pub fn run(&self, backend: &Backend, executable: &Executable) -> Result<Result<f64, String>> {
         let mut worst = 0.0;
         for case in &self.cases {
@@ -78,13 +79,15 @@ impl Check {
     }
 }
 
-/// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to 256; in the second
-/// the queries outnumber the keys, so that with bottom-right causality the first rows see none. Few queries stay as
-/// they are, and their heads in their group, whose rows are packed; of their keys there are enough for several splits. The
-/// first has two blocks a side of a block mask, however large they are.
+/// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to
+/// 256, and has two blocks a side of a block mask of any size. In the second the queries outnumber
+/// the keys, so that with bottom-right causality the first rows see none.
+///
+/// A problem that may decode keeps its few queries and its GQA group, whose rows are packed, and
+/// gets enough keys for several splits.
 fn reduced(problem: &Problem) -> [Problem; 2] {
     let is_decoding = problem.may_decode() && problem.has_few_rows();
-    // One group per key-value head stays one; of larger groups three heads show every sharing.
+    // A group of one head stays; three heads of a larger group show every way of sharing.
     let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
     let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
     let of = &problem.features;
@@ -108,7 +111,7 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
             ..*problem
         };
         let Lengths { q, k } = Lengths::ragged(&padded);
-        // Some rows follow the last sequence.
+        // Some rows lie behind the last sequence.
         let total = |of: Option<i64>, lengths: &[i64]| of.map(|_| lengths.iter().sum::<i64>() + 3);
         let varlen =
             of.varlen.map(|of| Varlen { total_q: total(of.total_q, &q), total_k: total(of.total_k, &k), ..of });
@@ -116,7 +119,7 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
     })
 }
 
-/// What is read of them but was not written shows.
+/// Fills the outputs with NaN: an element that is not written then shows in the comparison.
 fn poison_outputs(arena: &Arena, backend: &Backend) -> Result<()> {
     let problem = &arena.call().problem;
     for tensor in arena::outputs(problem.pass) {
@@ -140,12 +143,13 @@ impl Case {
         };
         let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
         let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
-        // The gradients' features are the backward pass's alone.
+        // Only the backward pass has the features of gradients.
         let features = Features { dbias: false, dlse: false, ..problem.features };
         let forward = Problem { pass: Pass::Forward, dtype: Dtype::Fp32, features, ..*problem };
         let mut expected = reference(oracle, &forward, dropout, &inputs, None)?;
         if problem.pass == Pass::Backward {
-            // Both get the output as the dtype holds it: its rounding is the caller's, not the candidate's.
+            // Both backends get the output rounded to the dtype: the caller rounds it, not the
+            // candidate.
             let (_, out) = expected.outputs.swap_remove(0);
             inputs.push((Tensor::Out, values::rounded(&out, problem.dtype)));
             inputs.push((Tensor::Dout, random(Tensor::Dout)));
@@ -163,7 +167,7 @@ impl Case {
     }
 }
 
-/// What comes out of the CPU backend's default config, and the LSE.
+/// The outputs and the LSE of the CPU backend's default config.
 struct Reference {
     outputs: Vec<(Tensor, Vec<f32>)>,
     gradients: Vec<FeatureGradient>,
@@ -193,10 +197,11 @@ fn reference(
     Ok(Reference { outputs, gradients, lse: arena.read_lse(oracle)? })
 }
 
-/// Four roundings of the dtype: P (or dS) and the output are rounded once each, at most u relative, and a row of
-/// independent roundings stays near u in the norm; the other half is slack for the order of sums. A single wrong key
-/// among the few hundred moves its row by 1 / sqrt(keys) = 0.04 and more, 2.5 times what bf16 is allowed here.
-/// In fp32 nothing is rounded to a shorter type; sums of some hundred terms and exp lose a few hundred u at worst.
+/// Four roundings of the dtype. P (or dS) and the output are rounded once each, by at most u
+/// relative, and a row of independent roundings stays near u in the norm. The other half is slack
+/// for the order of sums. A single wrong key among a few hundred moves its row by 1 / sqrt(keys) =
+/// 0.04 or more, 2.5 times the bound of bf16. In fp32 nothing is rounded to a shorter type; sums of
+/// some hundred terms and exp lose a few hundred u at worst.
 pub fn bound(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Bf16 => 4.0 / 256.0,
@@ -205,14 +210,17 @@ pub fn bound(dtype: Dtype) -> f64 {
     }
 }
 
-/// The LSE is summed in fp32 before P is rounded, in base 2 with approximate exp2 and log2 (2 ulp each).
+/// The LSE is summed in fp32 before P is rounded, in base 2 with approximate exp2 and log2 (2 ulp
+/// each).
 const LSE_BOUND: f64 = 1e-3;
 
-/// The largest ‖row - expected row‖ / (‖expected row‖ + the tensor's mean row norm); NaN where one has a NaN.
+/// The largest ‖row - expected row‖ / (‖expected row‖ + the tensor's mean row norm); NaN if an
+/// element is NaN.
 fn row_error(actual: &[f32], expected: &[f32], dim: usize) -> f64 {
     let norm = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     let rows = (expected.len() / dim.max(1)).max(1);
-    // Rows of zeros (no key seen) and rows of one key (no gradient) have no size of their own to compare with.
+    // Rows of zeros (no key seen) and rows of one key (no gradient) have no norm of their own to
+    // compare with.
     let typical = (norm(expected).powi(2) / rows as f64).sqrt().max(f64::MIN_POSITIVE);
     let errors = actual.chunks_exact(dim).zip(expected.chunks_exact(dim)).map(|(actual, expected)| {
         let difference = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - f64::from(*e)).powi(2)).sum::<f64>();
@@ -227,7 +235,7 @@ fn lse_error(actual: &[f32], expected: &[f32]) -> f64 {
     largest(errors)
 }
 
-/// NaN if there is one.
+/// The largest error; NaN if one is NaN.
 fn largest(errors: impl Iterator<Item = f64>) -> f64 {
     errors.fold(0.0, |worst: f64, error| if worst.is_nan() || worst >= error { worst } else { error })
 }

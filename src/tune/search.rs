@@ -323,18 +323,18 @@ impl Run<'_, '_> {
     }
 
     fn fail(&mut self, config: &Config, fault: Fault) -> Result<()> {
-        let told = |reason: &str| format!("{config}: {reason}");
-        let (told, verdict, end) = match fault {
+        let named = |reason: &str| format!("{config}: {reason}");
+        let (failure, verdict, end) = match fault {
             Fault::Bench(error) => return Err(error),
-            Fault::Candidate(reason) => (told(&reason), Verdict::Failed { reason }, None),
-            Fault::Here(reason) => (told(&reason), Verdict::FailedHere { reason }, None),
+            Fault::Candidate(reason) => (named(&reason), Verdict::Failed { reason }, None),
+            Fault::Here(reason) => (named(&reason), Verdict::FailedHere { reason }, None),
             Fault::Poisoned(reason) => {
                 let error = Error::new(Status::Cuda, format!("candidate {config}: {reason}"));
-                (told(&reason), Verdict::FailedHere { reason }, Some(error))
+                (named(&reason), Verdict::FailedHere { reason }, Some(error))
             }
         };
         self.failed += 1;
-        self.first_failure.get_or_insert(told);
+        self.first_failure.get_or_insert(failure);
         self.report_trial(config.clone(), verdict)?;
         end.map_or(Ok(()), Err)
     }

@@ -10,7 +10,10 @@ from ._errors import InvalidArgumentError, UnsupportedError
 
 
 def resolve_seed(seed, dropout_p, q):
-    """The seed that a launch takes: None without dropout, a pair of ints, or an int64 tensor (seed, offset) on q's device."""
+    """The seed that a launch takes.
+
+    None without dropout, a pair of ints, or an int64 tensor (seed, offset) on q's device.
+    """
     if not dropout_p:
         return None
     if seed is None:
@@ -28,7 +31,10 @@ def resolve_seed(seed, dropout_p, q):
 
 
 def refuse_summed_dbias(q, k, v, features):
-    """Refuses a broadcast bias that needs a gradient. The backward pass would refuse it after the forward pass has run."""
+    """Refuses a broadcast bias that needs a gradient.
+
+    Otherwise the backward pass would refuse it, after the forward pass has run.
+    """
     bias = features.bias
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = _features.sizes(features, q.shape, k.shape, v.shape, _torch_launch, q)
     whole = (batch_size, num_heads_q, seqlen_q, seqlen_k)

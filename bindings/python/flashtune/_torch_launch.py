@@ -1,4 +1,7 @@
-"""Launches on torch tensors: outputs and workspace from torch's allocator on the current stream, arguments as addresses."""
+"""Launches on torch tensors.
+
+Outputs and workspace come from torch's allocator on the current stream. The library gets addresses.
+"""
 
 import sys
 
@@ -10,11 +13,12 @@ from ._errors import InvalidArgumentError, UnsupportedError
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
 _FLOAT32 = torch.float32
-# What the library asks of a workspace's address; torch's CPU allocator promises less, its CUDA allocator more.
+# The alignment of a workspace that the library requires. torch's CPU allocator promises less, its
+# CUDA allocator more.
 _ALIGNMENT = 256
 
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
-    # A tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
+    # It takes a tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
     _current_stream = torch._C._cuda_getCurrentRawStream
 else:
 
@@ -23,7 +27,7 @@ else:
 
 
 def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None):
-    """(out, lse or None). `seed` is what `resolve_seed` returned, `before_launch` as of `_torch.attention_forward`."""
+    """(out, lse or None). `seed` comes from `resolve_seed`; for `before_launch` see `_torch.attention_forward`."""
     device, number = _check_same(q, q.dtype, k=k, v=v)
     q, k, v = _expressible(q), _expressible(k), _expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -49,7 +53,7 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_lau
 
 
 def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradients=None, dlse=None, need_dbias=True):
-    """(dq, dk, dv, dbias, dsinks), the first three written into `gradients` where given."""
+    """(dq, dk, dv, dbias, dsinks). The first three are written into `gradients` if it is given."""
     device, number = _check_same(q, q.dtype, k=k, v=v, out=out, dout=dout)
     q, k, v, out, dout = _expressible(q), _expressible(k), _expressible(v), _expressible(out), _expressible(dout)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -80,8 +84,11 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
 
 
 def _output(like, shape, has_unused_rows):
-    """Rows that no sequence uses are not written: they hold 0. But for those past the last of sequences end to end, if any, which hold
-    anything, as flash-attn's do: filling all rows for their sake would cost as much as a tenth of the call."""
+    """An output tensor. Rows that a sequence does not use hold 0, since no kernel writes them.
+
+    Rows behind the last sequence of a packed batch hold anything, as in flash-attn. Filling all rows
+    because of them would cost up to a tenth of the call.
+    """
     return like.new_zeros(shape) if has_unused_rows else like.new_empty(shape)
 
 
@@ -93,7 +100,7 @@ def _like_lse(name, tensor, shape, q):
 
 
 def _feature_gradients(packed, features, dims, q, dlse, need_dbias):
-    """(dbias, dsinks, both features parts of the params)"""
+    """(dbias, dsinks, the two parts of the params that describe features)"""
     dbias = dsinks = None
     dbias_ref = _features.NO_SCORES
     if features is not None and features.bias is not None and need_dbias:
@@ -128,10 +135,12 @@ def merge(outs, lses, dtype):
 
 
 def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
-    """Writes k and v behind the seqlens keys of each sequence and into seqused how many it then uses. Shapes, types and devices are
-    as `_kvcache` has checked them; lengths and tables may say anything."""
+    """Writes k and v behind the seqlens keys of each sequence, and the new number of keys into seqused.
+
+    `_kvcache` has checked shapes, dtypes and devices. Lengths and tables may hold anything.
+    """
     device, number = _place("k_cache", k_cache)
-    # What is read must not be what is written.
+    # The kernel must not read a tensor that it writes.
     written = {x.untyped_storage().data_ptr() for x in (k_cache, v_cache)}
     k, v = (x.clone() if x.untyped_storage().data_ptr() in written else _expressible(x) for x in (k, v))
     seqlens = seqlens.contiguous()
@@ -146,14 +155,17 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
     tensors = (ref(k), ref(v), ref(k_cache), ref(v_cache))
     params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages)
     context(device).kv_append(params, None if device == CPU else _current_stream(device))
-    # Autograd is told, as of an operation in place: who saved the cache for a backward pass would read other keys there.
+    # Autograd counts this as an operation in place: a cache saved for a backward pass now has other keys.
     for cache in (k_cache, v_cache):
         if not cache.is_inference():
             torch.autograd.graph.increment_version(cache)
 
 
 def describe(q, k, v, opts, features, backward):
-    """(device, dtype number, sizes, tensor refs of q, k, v, packed features, packed pages, packed block mask) for the calls that read no data."""
+    """The arguments of calls that read no data.
+
+    (device, dtype number, sizes, refs of q, k and v, packed features, packed pages, packed block mask)
+    """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
     device, number = _check_same(q, q.dtype, k=k, v=v)
@@ -175,7 +187,7 @@ def vector(name, tensor, kind, q):
 
 
 def scores(name, tensor, shape, q):
-    """(the tensor, its ref): broadcast to one element for each score; a row's bits are not broadcast."""
+    """(the tensor, its ref), broadcast to one element for each score. The bits of a row are not broadcast."""
     expect_array(name, tensor)
     allowed = {"bias": (q.dtype,), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
     if tensor.dtype not in allowed or tensor.device != q.device:
@@ -193,7 +205,7 @@ def scores(name, tensor, shape, q):
 
 
 def longest(name, cu_seqlens, q):
-    """The longest sequence, where the host can read it."""
+    """The length of the longest sequence, if the host can read it."""
     if cu_seqlens.device.type != "cpu":
         side = name[-1]
         raise InvalidArgumentError(f"max_seqlen_{side} is None; with {name} on {cu_seqlens.device} it must be given")
@@ -220,7 +232,7 @@ def expect_array(name, tensor, like="q"):
 
 
 def _check_same(q, dtype, **others):
-    """(device, dtype number) of q, once all others are known to agree."""
+    """(device, dtype number) of q, after a check that all others have the same."""
     device = q.device
     for name, tensor in others.items():
         if tensor.dtype != dtype or tensor.device != device:
@@ -247,12 +259,12 @@ def _number(name, dtype):
 
 
 def _expressible(tensor):
-    """The tensor, or a copy where its last dim is not contiguous."""
+    """The tensor, or a copy if its last dim is not contiguous."""
     return tensor if tensor.dim() not in (3, 4) or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def ref(tensor):
-    """(address, stride_batch, stride_seqlen, stride_head); the rows of sequences end to end have no batch."""
+    """(address, stride_batch, stride_seqlen, stride_head). A packed tensor has a batch stride of 0."""
     strides = tensor.stride()
     if len(strides) == 3:
         return (tensor.data_ptr(), 0, strides[0], strides[1])

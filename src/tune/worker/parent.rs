@@ -54,7 +54,9 @@ impl Worker {
             match ready {
                 Ok(Answer::Ready) => {}
                 Ok(other) => return Err(unexpected(&other)),
-                Err(silence) => return Err(Error::new(Status::Internal, format!("the worker {}", told(&silence)))),
+                Err(silence) => {
+                    return Err(Error::new(Status::Internal, format!("the worker {}", described(&silence))));
+                }
             }
         }
         self.running.as_mut().ok_or_else(|| Error::new(Status::Internal, "the worker is gone"))
@@ -113,7 +115,7 @@ impl Worker {
             Ok(Answer::Failed(failure)) => return Err(self.fault(failure)),
             Ok(answer) => return Ok(answer),
             Err(Silence::Hung) => format!("hung: no answer within {patience:.0?}, the process was ended"),
-            Err(silence) => format!("crashed: the process {}", told(&silence)),
+            Err(silence) => format!("crashed: the process {}", described(&silence)),
         };
         // A compiler hangs or crashes whatever the problem's size.
         Err(if is_build { Fault::Candidate(reason) } else { Fault::Here(reason) })
@@ -243,7 +245,7 @@ fn spawn(command: &Command) -> std::io::Result<Running> {
     Ok(Running { child, questions, answers })
 }
 
-fn told(silence: &Silence) -> &str {
+fn described(silence: &Silence) -> &str {
     match silence {
         Silence::Hung => "did not answer in time",
         Silence::Died(how) => how,
