@@ -84,12 +84,12 @@ def links(repository):
 
 
 def paths(repository):
-    """Paths in Markdown's code spans exist. A `*` stands for any name, and a span with <…> or … for many."""
+    """Paths in code spans and text blocks exist. Spans with <…> or … are skipped."""
     top = "|".join(re.escape(entry.name) for entry in repository.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
     pattern = re.compile(rf"(?:{top or 'src'})/[\w./*{{}},-]*")
     ignored = re.compile(r"(target|build)/")
     for path, text in repository.documents():
-        for line, span in markdown.code_spans(text):
+        for line, span in [*markdown.code_spans(text), *markdown.block_words(text, "text")]:
             if not pattern.fullmatch(span) or ignored.match(span):
                 continue
             if not all(any(repository.root.glob(one.rstrip("/"))) for one in markdown.expand_braces(span)):
@@ -120,7 +120,7 @@ def commands(repository):
 
 
 def unknown_to_script(root, words):
-    """The script, where it is missing, or the first long option that occurs nowhere in its folder."""
+    """The script if it is missing, or the first long option that its folder does not have."""
     script = root / words[0]
     if not script.is_file():
         return words[0]

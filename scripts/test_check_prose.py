@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each check of check_prose.py finds what it is for and passes what is right, in small trees of files."""
+"""Each check of check_prose.py finds what is wrong and passes what is right, in small trees."""
 
 import contextlib
 import tempfile
@@ -41,8 +41,8 @@ class Tree(unittest.TestCase):
         self.write("src/plan/key.rs", "")
         self.write("a.md", "`src/plan/key.rs` `src/{plan}/` `src/*/key.rs` `src/<arch>/x` `target/debug/x`\n")
         self.assertEqual(self.found(check_prose.paths), [])
-        self.write("a.md", "`src/plan/keys.rs`\n`src/{plan,tune}/`\n")
-        self.assertEqual(len(self.found(check_prose.paths)), 2)
+        self.write("a.md", "`src/plan/keys.rs`\n`src/{plan,tune}/`\n```text\nsrc/tune/ tunes\n```\n")
+        self.assertEqual(len(self.found(check_prose.paths)), 3)
 
     def test_commands_that_do_not_exist_are_found(self):
         self.write("Makefile", "lib:\n\ttrue\n")

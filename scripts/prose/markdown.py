@@ -56,6 +56,14 @@ def code_spans(text):
             yield from ((number, span) for span in _SPAN.findall(line))
 
 
+def block_words(text, language):
+    """(line, word) of fenced blocks of a language."""
+    for begin, tag, code in blocks(text):
+        if tag == language:
+            for number, line in enumerate(code.splitlines(), begin + 1):
+                yield from ((number, word.rstrip(",")) for word in line.split())
+
+
 def anchor(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
