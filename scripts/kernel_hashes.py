@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Hashes the machine code of a wide matrix of kernels, and compares two commits by it.
+"""Hashes the machine code of a wide matrix of kernels, and compares two commits by the hashes.
 
-A refactoring that should leave the kernels alone is proved by this script. Each problem of the matrix is rendered and
-compiled by the command line of a commit, each kernel is disassembled, and one hash stands for its instructions and its
-resources. No GPU is needed; NVRTC and nvdisasm are found in .venv (scripts/venv.sh) or named by FLASHTUNE_NVRTC and
-NVDISASM.
+The script proves that a refactoring leaves the kernels alone. The command line of a commit renders
+and compiles each problem of the matrix. Each kernel is disassembled, and one hash stands for its
+instructions and resources. No GPU is needed. NVRTC and nvdisasm are found in .venv
+(scripts/venv.sh), or FLASHTUNE_NVRTC and NVDISASM name them.
 
-  kernel_hashes.py write FILE                    hashes of the working tree
-  kernel_hashes.py write FILE --commit REV       hashes of a commit, which is built in build/kernel-hashes
-  kernel_hashes.py write FILE --program PATH     hashes of a built command line, where there is no Rust
-  kernel_hashes.py compare A [B]                 A and B: files or commits; B is the working tree by default
-  kernel_hashes.py diff A B --kernel NAME        the disassembly of one kernel in both
-  kernel_hashes.py list                          the problems of the matrix
+  kernel_hashes.py write FILE                  hashes of the working tree
+  kernel_hashes.py write FILE --commit REV     hashes of a commit, built in build/kernel-hashes
+  kernel_hashes.py write FILE --program PATH   hashes of a built command line, without Rust
+  kernel_hashes.py compare A [B]               files or commits; B defaults to the working tree
+  kernel_hashes.py diff A B --kernel NAME      the disassembly of one kernel in both
+  kernel_hashes.py list                        the problems of the matrix
 
-`compare` exits with 1 if a kernel changed, came or went. Disassemblies are kept by the text that was compiled, without
-its comments, so that a second run compiles only what changed.
+`compare` exits with 1 if a kernel changed, came or went. The script caches disassemblies by the
+compiled text without its comments, so a second run compiles only what changed.
 """
 
 import argparse
@@ -38,7 +38,7 @@ ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 PASSES = ["forward", "backward"]
 SEED = 20_26
 
-# Head dims of every class that kernels treat apart, with the widest access of tensors with odd strides.
+# Head dims of every class that kernels treat differently, and odd strides' widest access.
 HEAD_DIMS = [
     ["--head-dim", "32"],
     ["--head-dim", "33"],
@@ -74,7 +74,7 @@ BACKWARD_ONLY = [["--deterministic"], ["--bias", "--dbias"], ["--dlse"]]
 
 
 def matrix():
-    """The problems, each a list of arguments of `flashtune`, in a fixed order and without repetition."""
+    """The problems as arguments of `flashtune`, in a fixed order and without repetition."""
     problems = []
 
     def add(arch, pass_, *parts):
@@ -144,7 +144,7 @@ def decode_problems():
 
 
 def shipped_configs():
-    """Configs that the tuner found, of plain problems: combinations of knobs that no heuristic takes."""
+    """The tuner's configs of plain problems: combinations of knobs that no heuristic takes."""
     records = []
     for file in sorted((ROOT / "tuning-db").rglob("*.jsonl")):
         records += [(file.parent.name, json.loads(line)) for line in file.read_text().splitlines()]
@@ -183,7 +183,7 @@ def label(problem):
     return " ".join(problem).replace("--", "")
 
 
-# ---- one tree's kernels ------------------------------------------------------------------------------------------
+# ---- one tree's kernels --------------------------------------------------------------------------
 
 
 class Tree:
@@ -199,7 +199,7 @@ class Tree:
             self.environment.setdefault("VIRTUAL_ENV", str((ROOT / ".venv").resolve()))
 
     def kernels(self, problem):
-        """The kernels of a problem by name, each with its disassembly and resources; {"": "refused"} if it is refused."""
+        """Disassembly and resources of a problem's kernels by name, or {"": "refused"}."""
         rendered = self.run(problem)
         if rendered.returncode:
             if "panicked" in rendered.stderr or rendered.returncode < 0:
@@ -235,7 +235,7 @@ class Tree:
         return subprocess.run([self.program, *words], capture_output=True, text=True, env=self.environment)
 
     def disassembled(self, cubin):
-        """The instructions, their branch targets and literal constants; without addresses, names and debug data."""
+        """Instructions, branch targets and literals, without addresses, names and debug data."""
         output = subprocess.run([self.nvdisasm, cubin], capture_output=True, text=True, check=True).stdout
         lines, section = [], ""
         for line in output.splitlines():
@@ -258,7 +258,7 @@ def stripped(text):
 
 
 class Nvrtc:
-    """As much of NVRTC as compiles a kernel that `flashtune render` compiles not: the small operations'."""
+    """The part of NVRTC that compiles the small operations, which `render` does not compile."""
 
     shared = None
 
@@ -306,7 +306,7 @@ def find_nvdisasm():
     sys.exit("nvdisasm is not found: run scripts/venv.sh, or set NVDISASM")
 
 
-# ---- commands ----------------------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------
 
 
 def built(commit):
