@@ -1,8 +1,8 @@
 //! Config: *how* a problem is done, as text: a kernel family and named integers, never an index.
 //!
 //! Records, the command line and templates share this form, `sm80 block_m=128 block_n=64 …`, names
-//! sorted. It holds whatever was read, be it another version's. `family` declares the names and
-//! their values, checks them, and computes with typed knobs alone.
+//! sorted. It holds whatever was read, the knobs of another version included. `family` declares
+//! the names and their values, checks them, and computes with typed knobs alone.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Space: what the room of one pass of a family answers, typed; and the same by the text form,
-//! which callers use.
+//! Space: the answers of one pass of a family, typed, and the same answers for configs in text
+//! form, which is what callers have.
 
 use super::knob::{Constraint, Knob, Knobs, check_knobs};
 use super::spec::KernelSpec;
@@ -38,8 +38,8 @@ pub trait Space: Knobs {
     }
 }
 
-/// A space by the text form of its configs: functions, since a `Space` has no values of its own to
-/// dispatch on.
+/// The answers of a `Space` for configs in text form. They are function pointers, since a `Space`
+/// is a type without a value to dispatch on.
 pub struct Room {
     pub knobs: &'static [Knob],
     pub check: fn(&Problem, &Config, &Device) -> Result<(), String>,

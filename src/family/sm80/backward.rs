@@ -1,6 +1,6 @@
 //! The backward pass of the sm80 family: knobs, constraints, kernels, heuristic and cost.
 
-use super::{LONGEST_FIRST, LONGEST_FIRST_REASON, masks, tiles_may_be_ordered};
+use super::{longest_first, masks, order_matters};
 use crate::device::Device;
 use crate::family::backward;
 use crate::family::knob::{Constraint, knobs};
@@ -59,11 +59,7 @@ impl Space for BackwardKnobs {
             reason: "a warp owns whole 16-row tiles of dK, dV and dQ",
             holds: |_, k, _| k.block_n % (16 * k.dkv_warps_n) == 0 && k.block_m % (16 * k.dq_warps_m) == 0,
         },
-        Constraint {
-            name: LONGEST_FIRST,
-            reason: LONGEST_FIRST_REASON,
-            holds: |p, k, _| k.longest_first == 0 || tiles_may_be_ordered(p),
-        },
+        longest_first(|p, k, _| k.longest_first == 0 || order_matters(p)),
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
         threads(),

@@ -1,6 +1,6 @@
 //! The forward pass of the sm80 family: knobs, constraints, kernel, heuristic and cost.
 
-use super::{LONGEST_FIRST, LONGEST_FIRST_REASON, masks, tiles_may_be_ordered};
+use super::{longest_first, masks, order_matters};
 use crate::device::{Arch, Device};
 use crate::family::knob::{Constraint, knobs};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, register_budget, shared_memory, threads};
@@ -44,11 +44,7 @@ impl Space for ForwardKnobs {
             reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O, and of fp32 nothing at all",
             holds: |p, k, _| k.q_in_regs == 0 || p.head_dim <= 128 && p.dtype != Dtype::Fp32,
         },
-        Constraint {
-            name: LONGEST_FIRST,
-            reason: LONGEST_FIRST_REASON,
-            holds: |p, k, _| k.longest_first == 0 || tiles_may_be_ordered(p),
-        },
+        longest_first(|p, k, _| k.longest_first == 0 || order_matters(p)),
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
         threads(),

@@ -13,6 +13,7 @@ mod tests;
 pub use backward::BackwardKnobs;
 pub use forward::ForwardKnobs;
 
+use super::knob::Constraint;
 use super::space::Space;
 use crate::device::Device;
 use crate::problem::{Causal, Dtype, Problem};
@@ -28,11 +29,17 @@ fn first_that_fits<K: Space>(configs: &[K], problem: &Problem, device: &Device) 
     configs.iter().find(|config| config.fits(problem, device)).or(configs.last()).copied()
 }
 
-const LONGEST_FIRST: &str = "longest_first";
-const LONGEST_FIRST_REASON: &str = "without a causal mask rows are equally long, except the first ones of a window, and without turns to take the order only costs L2 hits";
+/// `holds` asks `order_matters` where the knob is set.
+const fn longest_first<K>(holds: fn(&Problem, &K, &Device) -> bool) -> Constraint<K> {
+    Constraint {
+        name: "longest_first",
+        reason: "without a causal mask rows are equally long, except the first ones of a window, and without turns to take the order only costs L2 hits",
+        holds,
+    }
+}
 
-/// Whether an order of tiles by their length is of use.
-fn tiles_may_be_ordered(problem: &Problem) -> bool {
+/// Whether tiles differ in length or wait for one another, so that their order matters.
+fn order_matters(problem: &Problem) -> bool {
     problem.causal != Causal::None || problem.deterministic
 }
 

@@ -31,7 +31,7 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
     } else if problem.features.block_mask.is_some_and(|mask| !divides(problem, mask)) {
         Some(
-            "its tiles are of multiples of 64 queries and 64 keys forward and, at head dims from 136 to 192, backward, and of 128 keys backward else, which the block mask's blocks are not",
+            "its tiles are multiples of 64 queries and 64 keys forward and, at head dims from 136 to 192, backward, and of 128 keys at other head dims backward, which the block mask's blocks are not",
         )
     } else {
         None

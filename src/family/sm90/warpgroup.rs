@@ -1,10 +1,10 @@
-//! What both passes of the sm90 family share: the shape of a consumer warpgroup, its registers, and
-//! parts of the cost.
+//! Arithmetic that both passes of the sm90 family share: the shape of a consumer warpgroup, its
+//! registers, and parts of the cost.
 
 use crate::family::spec::WarpgroupRegisters;
 
-/// Rows of a consumer warpgroup: of queries forward, and of keys backward but in the middle kernel.
-/// The M of `wgmma`.
+/// Rows of a consumer warpgroup: of queries forward, and of keys backward except in the middle
+/// kernel. The M of `wgmma`.
 pub const WARPGROUP_ROWS: u32 = 64;
 /// Room for barriers behind the tiles.
 pub const BARRIER_BYTES: u32 = 1024;
@@ -22,13 +22,13 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters { producer, consumer }
 }
 
-/// A length that is walked in whole blocks, over itself.
+/// The length that whole blocks cover over the length itself.
 pub fn padded(length: i64, block: f64) -> f64 {
     let length = (length as f64).max(1.0);
     (length / block).ceil() * block / length
 }
 
-/// The work of the last wave of tiles over that of a full one, in the mean over all waves.
+/// The time of all waves of tiles, the last of them partly empty, over that of full waves alone.
 pub fn last_wave(tiles: f64, sm_count: u32, tiles_differ: bool) -> f64 {
     let waves = (tiles / f64::from(sm_count)).max(1e-3);
     // Tiles of every length, as causal ones are, fill the gaps of the last wave.
