@@ -2,7 +2,7 @@
 //
 // Of each row of blocks (of queries forward, of keys backward) and query head there are two lists: blocks in which every other rule
 // is asked, too, and full ones, in which the mask is not; causal masks and windows hold in both. A block is whole tiles of a kernel
-// in either direction (src/tune/space/gpu.rs), so that a tile lies in one row. Lists are the caller's, and the host has not seen
+// in either direction (src/family/limits.rs), so that a tile lies in one row. Lists are the caller's, and the host has not seen
 // them: what is no block is not read.
 
 #include "device/attention/block_range.cuh"

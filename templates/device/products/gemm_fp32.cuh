@@ -154,7 +154,7 @@ __device__ __forceinline__ void gemm(float (&c)[kM][kN][4], uint32 tile_a, uint3
 // … with A's k-steps held in registers: never, since a product may have to be done again from shared memory.
 template <class TileB, int kM, int kN, int kSteps>
 __device__ __forceinline__ void gemm_regs(float (&c)[kM][kN][4], const OperandA (&a)[kSteps][kM], uint32 tile_b, int lane) {
-    static_assert(kSteps == 0, "src/tune/space/sm80.rs keeps no fp32 operand in registers");
+    static_assert(kSteps == 0, "src/family/sm80 keeps no fp32 operand in registers");
 }
 
 // C += A B for one k16 step: A in registers and in pairs, B stored [k][n], its address moved to the step's 16 rows. Rows lie an odd
