@@ -9,7 +9,8 @@
 //!
 //! ```text
 //!     key     = (seed low, seed high XOR offset high)
-//!     counter = ((key / 16) * 4 + (key mod 8) / 2, (row / 16) * 8 + row mod 8, batch * num_heads_q + head, offset low)
+//!     counter = ((key / 16) * 4 + (key mod 8) / 2, (row / 16) * 8 + row mod 8,
+//!                batch * num_heads_q + head, offset low)
 //!     word    = (row mod 16) / 8 + 2 * ((key mod 16) / 8);  half = key mod 2 (0: low 16 bits)
 //!     dropped = 16 bits < threshold,  threshold = round(p * 65536), at most 65535
 //! ```

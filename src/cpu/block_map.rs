@@ -21,7 +21,7 @@ struct Lists {
     partial: List,
     full: List,
     counts_strides: [usize; 2],
-    /// Of batch entries, heads and rows.
+    /// The strides of batch entries, heads and rows.
     indices_strides: [usize; 3],
 }
 

@@ -54,7 +54,7 @@ pub(super) fn open(name: &OsStr) -> Result<Library, String> {
 
 /// Declares a struct of function pointers, its `load`, and one checked method for each function.
 /// The method returns `Ok(())` for 0, and otherwise the error that `self.failure(symbol, code)`
-/// makes of the code. Of several symbols `load` takes the first that exists. A function under
+/// makes of the code. `load` takes the first of several symbols that exists. A function under
 /// `optional` may be missing; its method then does nothing and succeeds.
 macro_rules! function_table {
     ($(#[$meta:meta])* $table:ident {

@@ -19,7 +19,7 @@ pub struct Executables {
     building: KeyLocks<(Class, Config)>,
 }
 
-/// What is known of a config without building it.
+/// The state of a config, without building it.
 pub enum Loaded {
     Executable(Arc<Executable>),
     DoesNotBuild,

@@ -68,7 +68,7 @@ pub struct Choice {
 pub struct Known {
     pub process: Vec<Arc<Record>>,
     pub machine: Vec<Arc<Record>>,
-    /// Of this device's architecture.
+    /// All of this device's architecture.
     pub shipped: Vec<Arc<Record>>,
 }
 

@@ -15,7 +15,7 @@ pub const OWN_FILE: &str = "mod.rs";
 #[derive(Default)]
 pub struct Modules(BTreeMap<Path, Named>);
 
-/// Of each folder, the pairs (importing module, imported module).
+/// The pairs (importing module, imported module) of each folder.
 pub type Edges = BTreeMap<Path, BTreeSet<(String, String)>>;
 
 impl Modules {
@@ -83,8 +83,8 @@ impl Modules {
     }
 }
 
-/// The circles of a graph, each once and from its first name on: `["a", "b", "a"]`. Of each edge
-/// that lies on circles, a shortest one.
+/// The circles of a graph, each once and from its first name on: `["a", "b", "a"]`. It finds a
+/// shortest circle through each edge that lies on one.
 pub fn circles(edges: &BTreeSet<(String, String)>) -> BTreeSet<Vec<String>> {
     let circle = |(from, to): &(String, String)| {
         let mut circle = way(edges, to, from)?;

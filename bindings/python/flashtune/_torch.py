@@ -1,7 +1,8 @@
 """Attention on torch tensors, on the CPU or on CUDA's current stream, with autograd.
 
-A random seed is a tensor that torch's generator fills and the kernels read at launch. A call can therefore be captured
-into a CUDA graph, each replay draws a new mask, and `torch.manual_seed` reproduces it.
+A random seed is a tensor that torch's generator fills and the kernels read at launch. A call can
+therefore be captured into a CUDA graph, each replay draws a new mask, and `torch.manual_seed`
+reproduces it.
 """
 
 import torch
@@ -36,7 +37,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
 
 
 def attention_forward(q, k, v, opts, seed, features, before_launch=None):
-    """(out, lse) without autograd. `before_launch` is called after the last check that can refuse the call."""
+    """(out, lse) without autograd. `before_launch` is called after the last check."""
     _expect_tensors(k=k, v=v)
     with torch.no_grad():
         seed, features = resolve_seed(seed, opts[2], q), _with_fp32_sinks(features)
@@ -44,7 +45,7 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None):
 
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
-    """(dq, dk, dv, dbias, dsinks) without autograd; dbias and dsinks are None without a bias and without sinks."""
+    """(dq, dk, dv, dbias, dsinks) without autograd. dbias and dsinks are None without their inputs."""
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
     seed = resolve_seed(seed, opts[2], q)
     with torch.no_grad():

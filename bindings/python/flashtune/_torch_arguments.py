@@ -1,4 +1,4 @@
-"""Arguments of a call on torch tensors that `_torch` (eager) and `_torch_ops` (traced) resolve and check alike.
+"""Arguments that `_torch` (eager) and `_torch_ops` (traced) resolve and check alike.
 
 This module imports neither of them.
 """
@@ -17,7 +17,7 @@ def resolve_seed(seed, dropout_p, q):
     if not dropout_p:
         return None
     if seed is None:
-        # The device's default generator draws it: the host does not wait, and each graph replay draws anew.
+        # The device's generator draws it: the host does not wait, and each replay draws anew.
         return torch.empty(2, dtype=torch.int64, device=q.device).random_()
     if isinstance(seed, torch.Tensor):
         if seed.dtype != torch.int64 or tuple(seed.shape) != (2,) or seed.device != q.device:

@@ -27,7 +27,7 @@ else:
 
 
 def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None):
-    """(out, lse or None). `seed` comes from `resolve_seed`; for `before_launch` see `_torch.attention_forward`."""
+    """(out, lse or None). `seed` is `resolve_seed`'s; `before_launch` runs after the last check."""
     device, number = _check_same(q, q.dtype, k=k, v=v)
     q, k, v = _expressible(q), _expressible(k), _expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -86,8 +86,8 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
 def _output(like, shape, has_unused_rows):
     """An output tensor. Rows that a sequence does not use hold 0, since no kernel writes them.
 
-    Rows behind the last sequence of a packed batch hold anything, as in flash-attn. Filling all rows
-    because of them would cost up to a tenth of the call.
+    Rows behind the last sequence of a packed batch hold anything, as in flash-attn. Filling all
+    rows because of them would cost up to a tenth of the call.
     """
     return like.new_zeros(shape) if has_unused_rows else like.new_empty(shape)
 
@@ -135,7 +135,7 @@ def merge(outs, lses, dtype):
 
 
 def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
-    """Writes k and v behind the seqlens keys of each sequence, and the new number of keys into seqused.
+    """Writes k and v behind each sequence's seqlens keys, and the new number of keys into seqused.
 
     `_kvcache` has checked shapes, dtypes and devices. Lengths and tables may hold anything.
     """
@@ -155,7 +155,8 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
     tensors = (ref(k), ref(v), ref(k_cache), ref(v_cache))
     params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages)
     context(device).kv_append(params, None if device == CPU else _current_stream(device))
-    # Autograd counts this as an operation in place: a cache saved for a backward pass now has other keys.
+    # Autograd counts this as an operation in place: a cache saved for a backward pass now has
+    # other keys.
     for cache in (k_cache, v_cache):
         if not cache.is_inference():
             torch.autograd.graph.increment_version(cache)
@@ -164,7 +165,7 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
 def describe(q, k, v, opts, features, backward):
     """The arguments of calls that read no data.
 
-    (device, dtype number, sizes, refs of q, k and v, packed features, packed pages, packed block mask)
+    (device, dtype number, sizes, refs of q, k and v, packed features, pages and block mask)
     """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
@@ -187,7 +188,7 @@ def vector(name, tensor, kind, q):
 
 
 def scores(name, tensor, shape, q):
-    """(the tensor, its ref), broadcast to one element for each score. The bits of a row are not broadcast."""
+    """(the tensor, its ref), broadcast to one element a score. Bits of a row are not broadcast."""
     expect_array(name, tensor)
     allowed = {"bias": (q.dtype,), "mask": (torch.bool, torch.uint8), "mask_bits": (torch.uint8,)}[name]
     if tensor.dtype not in allowed or tensor.device != q.device:
@@ -264,7 +265,7 @@ def _expressible(tensor):
 
 
 def ref(tensor):
-    """(address, stride_batch, stride_seqlen, stride_head). A packed tensor has a batch stride of 0."""
+    """(address, stride_batch, stride_seqlen, stride_head). A packed tensor's batch stride is 0."""
     strides = tensor.stride()
     if len(strides) == 3:
         return (tensor.data_ptr(), 0, strides[0], strides[1])

@@ -1,8 +1,9 @@
 """The two passes as torch operators, which torch.compile traces as one node each.
 
-Only traced code comes here: in eager mode an operator's dispatch costs more host time than the whole launch. A
-bias or block mask that is not done the operator refuses when it runs, before its launch: a raise in traced code becomes an
-error of torch's own with fullgraph, in PyTorch 2.8 and 2.11 without it too.
+Only traced code comes here: in eager mode an operator's dispatch costs more host time than the
+whole launch. The operator refuses an unsupported bias or block mask when it runs, before its
+launch. A raise in traced code would become an error of torch's own with fullgraph, and in PyTorch
+2.8 and 2.11 without it too.
 """
 
 from typing import Optional, Tuple
@@ -13,7 +14,8 @@ from torch import Tensor
 from . import _features, _torch_arguments, _torch_launch
 from ._errors import UnsupportedError
 
-# What an operator can take: the features' tensors one by one, -1 for what is not given. The tuples' order is the same below.
+# An operator takes the features' tensors one by one, and -1 for numbers that are not given. The
+# order is the same in all lists below.
 
 
 @torch.library.custom_op("flashtune::attention_forward", mutates_args=())
@@ -106,7 +108,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 
 
 def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
-    """`_torch.attention` in traced code; a seed of ints becomes a tensor, which is what an operator can take."""
+    """`_torch.attention` in traced code. A seed of ints becomes a tensor for the operator."""
     causal, softmax_scale, dropout_p, deterministic, batch_invariant = opts
     seed = _torch_arguments.resolve_seed(seed, dropout_p, q)
     if seed is not None and not isinstance(seed, Tensor):
