@@ -45,7 +45,7 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None):
 
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
-    """(dq, dk, dv, dbias, dsinks) without autograd. dbias and dsinks are None without their inputs."""
+    """(dq, dk, dv, dbias, dsinks) without autograd; the last two may be None."""
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
     seed = resolve_seed(seed, opts[2], q)
     with torch.no_grad():
