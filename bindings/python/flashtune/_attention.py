@@ -77,7 +77,10 @@ def attention(
         and dropout is refused.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask)
+    features = _features.of(
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
+        block_mask=block_mask,
+    )  # fmt: skip
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -103,8 +106,11 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k), and mask_bits likewise.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
+    features = _features.of(
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+    )  # fmt: skip
     return module_of(q).attention(q, k, v, opts, seed, return_lse, features)
 
 
@@ -141,8 +147,11 @@ def attention_kvcache(
         for. None: the number of keys that a row of block_table holds.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
-    lengths = (cu_seqlens_q, None, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
-    features = _features.of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
+    features = _features.of(
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
+        cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, block_table=block_table,
+    )  # fmt: skip
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)
     return (out, lse) if return_lse else out
 
@@ -211,7 +220,7 @@ def features_of(keywords):
     unknown = set(keywords) - set(_features.Features._fields)
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    return _features.of(*_features.Features(**keywords))
+    return _features.of(**_features.Features(**keywords)._asdict())
 
 
 def _need_seed(dropout_p, seed):

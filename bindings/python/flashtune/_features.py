@@ -47,12 +47,10 @@ class Features(NamedTuple):
         return any(getattr(self, name) is not None for name in LENGTHS)
 
 
-def of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, *lengths):
-    """Features, or None where nothing is asked. `lengths` are those from cu_seqlens_q on, of which those at the end may be
-    left out."""
-    if mask is not None and mask_bits is not None:
+def of(*, window=None, softcap=0.0, **arrays):
+    """Features by the names of their fields, or None if all are off."""
+    if arrays.get("mask") is not None and arrays.get("mask_bits") is not None:
         raise InvalidArgumentError("mask and mask_bits are both given; a mask is of bytes or of bits")
-    arrays = (alibi_slopes, bias, mask, sinks, mask_bits, block_mask, *lengths)
     if window is not None:
         window = _window(window)
     softcap = _call.number("softcap", softcap, "a number and not negative (0 means none)")
@@ -60,9 +58,9 @@ def of(window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, 
         raise InvalidArgumentError(f"softcap is {softcap}; it must not be negative (0 means none)")
     if softcap != 0:
         _call.factor("softcap", softcap, "0 means none")
-    if window is None and softcap == 0 and all(array is None for array in arrays):
+    if window is None and softcap == 0 and all(array is None for array in arrays.values()):
         return None
-    return Features(window, softcap, *arrays)
+    return Features(window=window, softcap=softcap, **arrays)
 
 
 def _window(window):

@@ -6,7 +6,7 @@ launch. A raise in traced code would become an error of torch's own with fullgra
 2.8 and 2.11 without it too.
 """
 
-from typing import Optional, Tuple
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -14,94 +14,111 @@ from torch import Tensor
 from . import _features, _torch_arguments, _torch_launch
 from ._errors import UnsupportedError
 
-# An operator takes the features' tensors one by one, and -1 for numbers that are not given. The
-# order is the same in all lists below.
+# An operator takes tensors and numbers alone, by position. Only these lists know the positions; all
+# else goes by name. -1 stands for a number that is not given.
+_FEATURE_TENSORS = (
+    "bias", "sinks", "alibi_slopes", "mask", "mask_bits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+)  # fmt: skip
+_TENSORS = ("q", "k", "v", *_FEATURE_TENSORS, "seed")
+_NUMBERS = {
+    "causal": "int", "softmax_scale": "float", "dropout_p": "float", "deterministic": "int", "window_left": "int",
+    "window_right": "int", "softcap": "float", "max_seqlen_q": "int", "max_seqlen_k": "int", "batch_invariant": "int",
+}  # fmt: skip
+_FORWARD_FLAGS = ("lse_learns", "deterministic_dbias", "has_block_mask")
+_BACKWARD_FIRST = {"dout": "Tensor", "out": "Tensor", "lse": "Tensor", "dlse": "Tensor?", "need_dbias": "bool"}
+
+_SHARED = {name: "Tensor" if name in ("q", "k", "v") else "Tensor?" for name in _TENSORS} | _NUMBERS
+_FORWARD = _SHARED | {name: "bool" for name in _FORWARD_FLAGS}
+_BACKWARD = _BACKWARD_FIRST | _SHARED
 
 
-@torch.library.custom_op("flashtune::attention_forward", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor], alibi_slopes: Optional[Tensor],
-    mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
-    seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
-    causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
-    softcap: float, max_seqlen_q: int, max_seqlen_k: int, batch_invariant: int, lse_learns: bool,
-    deterministic_dbias: bool, has_block_mask: bool,
-) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    if has_block_mask:
+def _schema(arguments, results):
+    listed = ", ".join(f"{kind} {name}" for name, kind in arguments.items())
+    return f"({listed}) -> ({', '.join(['Tensor'] * results)})"
+
+
+def _named(arguments, values):
+    return SimpleNamespace(**dict(zip(arguments, values)))
+
+
+def _launched_forward(*values):
+    a = _named(_FORWARD, values)
+    if a.has_block_mask:
         raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
-    features = _rebuilt(
-        bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
-    if deterministic_dbias:
-        _torch_arguments.refuse_summed_dbias(q, k, v, features)
-    opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    return _torch_launch.launch_forward(q, k, v, opts, seed, features)
+    features = _rebuilt(a)
+    if a.deterministic_dbias:
+        _torch_arguments.refuse_summed_dbias(a.q, a.k, a.v, features)
+    return _torch_launch.launch_forward(a.q, a.k, a.v, _opts(a), a.seed, features)
+
+
+def _launched_backward(*values):
+    a = _named(_BACKWARD, values)
+    dq, dk, dv, dbias, dsinks = _torch_launch.launch_backward(
+        a.dout, a.q, a.k, a.v, a.out, a.lse, _opts(a), a.seed, _rebuilt(a), dlse=a.dlse, need_dbias=a.need_dbias
+    )
+    # An operator returns tensors alone: an absent one has no element.
+    dbias = a.q.new_empty(0) if dbias is None else dbias.to(a.q.dtype)
+    return dq, dk, dv, dbias, a.q.new_empty(0, dtype=torch.float32) if dsinks is None else dsinks
+
+
+def _opts(a):
+    return a.causal, a.softmax_scale, a.dropout_p, a.deterministic, a.batch_invariant
+
+
+def _rebuilt(a):
+    """The Features of an operator's arguments."""
+    longest = {name: getattr(a, name) for name in ("max_seqlen_q", "max_seqlen_k")}
+    longest = {name: None if given < 0 else given for name, given in longest.items()}
+    tensors = {name: getattr(a, name) for name in _FEATURE_TENSORS}
+    return _features.of(window=(a.window_left, a.window_right), softcap=a.softcap, **tensors, **longest)
+
+
+_forward = torch.library.custom_op(
+    "flashtune::attention_forward", _launched_forward, mutates_args=(), schema=_schema(_FORWARD, 2)
+)
+_backward = torch.library.custom_op(
+    "flashtune::attention_backward", _launched_backward, mutates_args=(), schema=_schema(_BACKWARD, 5)
+)
 
 
 @_forward.register_fake
-def _(q, k, v, bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, *_):
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
-    return out, q.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("flashtune::attention_backward", mutates_args=())
-def _backward(
-    dout: Tensor, out: Tensor, lse: Tensor, dlse: Optional[Tensor], need_dbias: bool,
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor], alibi_slopes: Optional[Tensor],
-    mask: Optional[Tensor], mask_bits: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
-    seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], seed: Optional[Tensor],
-    causal: int, softmax_scale: float, dropout_p: float, deterministic: int, window_left: int, window_right: int,
-    softcap: float, max_seqlen_q: int, max_seqlen_k: int, batch_invariant: int,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    features = _rebuilt(
-        bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
-    opts = (causal, softmax_scale, dropout_p, deterministic, batch_invariant)
-    dq, dk, dv, dbias, dsinks = _torch_launch.launch_backward(
-        dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias
-    )
-    # An operator returns tensors alone: what there is not has no element.
-    dbias = q.new_empty(0) if dbias is None else dbias.to(q.dtype)
-    return dq, dk, dv, dbias, q.new_empty(0, dtype=torch.float32) if dsinks is None else dsinks
+def _(*values):
+    a = _named(_FORWARD, values)
+    out = a.q.new_empty((*a.q.shape[:-1], a.v.shape[-1]))
+    batch, seqlen, heads = (None, *a.q.shape[:2]) if a.cu_seqlens_q is not None else a.q.shape[:3]
+    shape = (heads, seqlen) if batch is None else (batch, heads, seqlen)
+    return out, a.q.new_empty(shape, dtype=torch.float32)
 
 
 @_backward.register_fake
-def _(dout, out, lse, dlse, need_dbias, q, k, v, bias, sinks, *_):
-    gradients = [x.new_empty(x.shape) for x in (q, k, v)]
-    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else q.new_empty(0)
-    return *gradients, dbias, q.new_empty(0 if sinks is None else sinks.shape, dtype=torch.float32)
-
-
-def _rebuilt(
-    bias, sinks, alibi_slopes, mask, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-    window_left, window_right, softcap, max_seqlen_q, max_seqlen_k,
-):  # fmt: skip
-    longest = (None if given < 0 else given for given in (max_seqlen_q, max_seqlen_k))
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *longest)
-    return _features.of((window_left, window_right), softcap, alibi_slopes, bias, mask, sinks, mask_bits, None, *lengths)
+def _(*values):
+    a = _named(_BACKWARD, values)
+    gradients = [x.new_empty(x.shape) for x in (a.q, a.k, a.v)]
+    dbias = a.bias.new_empty(a.bias.shape) if a.need_dbias and a.bias is not None else a.q.new_empty(0)
+    return *gradients, dbias, a.q.new_empty(0 if a.sinks is None else a.sinks.shape, dtype=torch.float32)
 
 
 def _save(ctx, inputs, output):
-    *tensors_and_options, ctx.lse_learns, _, _ = inputs
-    ctx.options = tensors_and_options[_TENSORS:]
-    ctx.save_for_backward(*tensors_and_options[:_TENSORS], *output)
-
-
-_TENSORS = 13
-_FORWARD_ALONE = 3  # lse_learns and those after it
+    a = dict(zip(_FORWARD, inputs))
+    ctx.lse_learns = a["lse_learns"]
+    ctx.numbers = {name: a[name] for name in _NUMBERS}
+    ctx.save_for_backward(*(a[name] for name in _TENSORS), *output)
 
 
 def _gradients(ctx, dout, dlse):
     *tensors, out, lse = ctx.saved_tensors
-    need_dbias = ctx.needs_input_grad[3]
-    dlse = dlse if ctx.lse_learns else None
-    dq, dk, dv, dbias, dsinks = _backward(dout, out, lse, dlse, need_dbias, *tensors, *ctx.options)
-    dbias = dbias if need_dbias else None
-    dsinks = dsinks if ctx.needs_input_grad[4] else None
-    return dq, dk, dv, dbias, dsinks, *[None] * (_TENSORS - 5 + len(ctx.options) + _FORWARD_ALONE)
+    needed = dict(zip(_FORWARD, ctx.needs_input_grad))
+    a = {
+        "dout": dout, "out": out, "lse": lse, "dlse": dlse if ctx.lse_learns else None, "need_dbias": needed["bias"],
+        **dict(zip(_TENSORS, tensors)), **ctx.numbers,
+    }  # fmt: skip
+    dq, dk, dv, dbias, dsinks = _backward(*(a[name] for name in _BACKWARD))
+    gradients = {"q": dq, "k": dk, "v": dv}
+    if needed["bias"]:
+        gradients["bias"] = dbias
+    if needed["sinks"]:
+        gradients["sinks"] = dsinks
+    return tuple(gradients.get(name) for name in _FORWARD)
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -116,11 +133,14 @@ def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
         seed = torch.tensor(signed, dtype=torch.int64, device=q.device)
     f = _features.Features() if features is None else features
     left, right = (-1, -1) if f.window is None else f.window
-    longest = (-1 if given is None else given for given in (f.max_seqlen_q, f.max_seqlen_k))
-    out, lse = _forward(
-        q, k, v, f.bias, f.sinks, f.alibi_slopes, f.mask, f.mask_bits,
-        f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k, seed,
-        causal, float(softmax_scale), float(dropout_p), deterministic, left, right, float(f.softcap), *longest,
-        batch_invariant, return_lse, deterministic_dbias, f.block_mask is not None,
-    )  # fmt: skip
+    a = {
+        "q": q, "k": k, "v": v, "seed": seed, "causal": causal, "softmax_scale": float(softmax_scale),
+        "dropout_p": float(dropout_p), "deterministic": deterministic, "window_left": left, "window_right": right,
+        "softcap": float(f.softcap), "max_seqlen_q": -1 if f.max_seqlen_q is None else f.max_seqlen_q,
+        "max_seqlen_k": -1 if f.max_seqlen_k is None else f.max_seqlen_k, "batch_invariant": batch_invariant,
+        "lse_learns": return_lse, "deterministic_dbias": deterministic_dbias, "has_block_mask": f.block_mask is not None,
+    }  # fmt: skip
+    for name in _FEATURE_TENSORS:
+        a[name] = getattr(f, name)
+    out, lse = _forward(*[a[name] for name in _FORWARD])
     return (out, lse) if return_lse else out

@@ -44,7 +44,10 @@ def flash_attn_func(
     which flash-attn hands out for its own tests, is never formed here.
     """
     _expect_tensors(q=q, k=k, v=v)
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend(q, k, v, options)
 
 
@@ -63,7 +66,10 @@ def flash_attn_kvpacked_func(
     """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim), and so their gradients."""
     _expect_tensors(q=q, kv=kv)
     _expect_packed("kv", kv, 2, "batch, seqlen")
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend_packed(q, kv, options)
 
 
@@ -81,7 +87,10 @@ def flash_attn_qkvpacked_func(
     """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim), and so their gradients."""
     _expect_tensors(qkv=qkv)
     _expect_packed("qkv", qkv, 3, "batch, seqlen")
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend_packed(None, qkv, options)
 
 
@@ -122,8 +131,11 @@ def flash_attn_varlen_func(
             return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
         )  # fmt: skip
         return (out, lse, None) if return_lse else out
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, *_longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend(q, k, v, options, lengths)
 
 
@@ -146,8 +158,11 @@ def flash_attn_varlen_kvpacked_func(
     """`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, heads_kv, dim), and so their gradients."""
     _expect_tensors(q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _expect_packed("kv", kv, 2, "total")
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, *_longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend_packed(q, kv, options, lengths)
 
 
@@ -167,8 +182,12 @@ def flash_attn_varlen_qkvpacked_func(
     """`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, dim), and so their gradients."""
     _expect_tensors(qkv=qkv, cu_seqlens=cu_seqlens)
     _expect_packed("qkv", qkv, 3, "total")
-    lengths = (cu_seqlens, cu_seqlens, None, None, *_longest(max_seqlen=max_seqlen) * 2)
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    (longest,) = _longest(max_seqlen=max_seqlen)
+    lengths = _lengths(cu_seqlens, cu_seqlens, longest, longest)
+    options = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
     return _attend_packed(None, qkv, options, lengths)
 
 
@@ -216,24 +235,23 @@ def flash_attn_with_kvcache(
     causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
     seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
     opts = _call.options(causal, softmax_scale, 0.0)
-    lengths = (None, None, None, seqused_k, None, None, block_table)
-    features = _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
+    features = _features.of(
+        window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k,
+        block_table=block_table,
+    )  # fmt: skip
     out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write)
     return (out, lse) if return_lse else out
 
 
-_NO_LENGTHS = (None,) * 6
-
-
-def _attend(q, k, v, options, lengths=_NO_LENGTHS):
-    return_attn_probs = _flag("return_attn_probs", options[-1])
+def _attend(q, k, v, options, lengths=None):
+    return_attn_probs = _flag("return_attn_probs", options["return_attn_probs"])
     opts, features = _taken(options, lengths)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
 
 
-def _attend_packed(q, packed, options, lengths=_NO_LENGTHS):
-    return_attn_probs = _flag("return_attn_probs", options[-1])
+def _attend_packed(q, packed, options, lengths=None):
+    return_attn_probs = _flag("return_attn_probs", options["return_attn_probs"])
     opts, features = _taken(options, lengths)
     seed = _torch.resolve_seed(None, opts[2], packed)
     result = _torch_autograd.packed_attention(q, packed, opts, seed, return_attn_probs, features)
@@ -242,10 +260,11 @@ def _attend_packed(q, packed, options, lengths=_NO_LENGTHS):
 
 def _taken(options, lengths):
     """(opts, features) of flash-attn's arguments."""
-    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, _ = options
-    causal, deterministic = _flag("causal", causal), _flag("deterministic", deterministic)
-    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
-    return opts, _features.of(_window(window_size, causal), softcap, alibi_slopes, *[None] * 5, *lengths)
+    causal, deterministic = _flag("causal", options["causal"]), _flag("deterministic", options["deterministic"])
+    opts = _call.options(causal, options["softmax_scale"], options["dropout_p"], deterministic)
+    window = _window(options["window_size"], causal)
+    softcap, alibi_slopes = options["softcap"], options["alibi_slopes"]
+    return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes, **(lengths or {}))
 
 
 def _flag(name, value):
@@ -254,6 +273,14 @@ def _flag(name, value):
     if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
         return bool(value)
     raise InvalidArgumentError(f"{name} is {value!r}; it must be False or True")
+
+
+def _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    """The fields of Features that say where packed sequences lie."""
+    longest_q, longest_k = _longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    return dict(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q, max_seqlen_k=longest_k
+    )  # fmt: skip
 
 
 def _longest(**given):
