@@ -1,16 +1,17 @@
 //! The cache folder: where it is, and whether it may be trusted.
 //!
-//! Cubins and records both lie under it, so the plan layer asks here too. A cubin is code: a folder that another user
-//! owns or may write to is refused as a whole.
+//! Cubins and records both lie under it, so `plan` calls this file too. A cubin is code: a folder
+//! that another user owns or may write to is refused as a whole.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The cache folder: `FLASHTUNE_CACHE_DIR`, else the given setting, else `$XDG_CACHE_HOME/flashtune`, else
-/// `$HOME/.cache/flashtune`, else none: memory only. Empty variables count as unset, and a relative XDG_CACHE_HOME or
-/// HOME too, as the XDG Base Directory Specification says.
+/// Resolves the cache folder: `FLASHTUNE_CACHE_DIR`, else `setting`, else
+/// `$XDG_CACHE_HOME/flashtune`, else `$HOME/.cache/flashtune`. None means memory only. An empty
+/// variable counts as unset. So does a relative XDG_CACHE_HOME or HOME, by the XDG Base Directory
+/// Specification.
 pub fn resolve(setting: Option<&Path>) -> Option<PathBuf> {
     resolve_with(setting, |name| std::env::var_os(name))
 }
@@ -23,20 +24,24 @@ fn resolve_with(setting: Option<&Path>, variable: impl Fn(&str) -> Option<OsStri
         .or_else(|| path("HOME").filter(|home| home.is_absolute()).map(|home| home.join(".cache/flashtune")))
 }
 
-/// Makes the folder if it is missing (0700, and so its missing parents) and checks that it belongs to this user and
-/// that nobody else may write to it. The error is one sentence for a log line.
+/// Creates the folder and its missing parents with mode 0700. Checks that the folder belongs to
+/// this user and that nobody else may write to it. The error is one sentence for a log line.
 pub fn secure(folder: &Path) -> Result<(), String> {
     let failed = |doing: &str, error: std::io::Error| format!("{doing} {}: {error}", folder.display());
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| failed("creating", error))?;
     let metadata = folder.metadata().map_err(|error| failed("reading", error))?;
-    // SAFETY: no arguments, no failure.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     if metadata.uid() != user {
-        return Err(format!("{} belongs to user {}, not to {user} who runs this", folder.display(), metadata.uid()));
+        return Err(format!(
+            "{} belongs to user {}, but this process runs as user {user}",
+            folder.display(),
+            metadata.uid()
+        ));
     }
     if metadata.mode() & 0o022 != 0 {
         return Err(format!(
-            "{} has mode {:04o}; others may write to it, which a folder of code must not allow",
+            "{} has mode {:04o}; it holds code, so no other user may write to it",
             folder.display(),
             metadata.mode() & 0o7777
         ));

@@ -1,6 +1,8 @@
-//! From a kernel's text to a cubin, by NVRTC, with what ptxas says of registers and spills.
+//! Compilation: from a kernel's text to a cubin by NVRTC, with the registers and spills that ptxas
+//! reports.
 //!
-//! It needs no GPU. What it is asked with (`options`) is part of a cubin's key; nothing else influences the result.
+//! It needs no GPU. The compiler options (`options`) are part of a cubin's key; nothing else
+//! influences the result.
 
 use crate::config::Family;
 use crate::cuda::nvrtc::Nvrtc;
@@ -13,13 +15,14 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     pub cubin: Vec<u8>,
-    /// What the compiler said beside the resources: warnings. Empty for a clean kernel.
+    /// The compiler's warnings. Empty for a clean kernel.
     pub log: String,
     /// By the kernel's `extern "C"` name.
     pub resources: BTreeMap<String, EntryResources>,
 }
 
-/// What ptxas says of one kernel. Under `setmaxnreg` the register count is the launch bound's; only spills tell.
+/// The resources of one kernel, as ptxas reports them. Under `setmaxnreg` the register count is
+/// that of the launch bound, so only the spills carry information.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryResources {
     pub registers: u32,
@@ -29,27 +32,29 @@ pub struct EntryResources {
     pub static_smem_bytes: u32,
 }
 
-/// The first NVRTC that keeps a cache of its own.
+/// The first NVRTC version that keeps a cache of its own.
 const NVRTC_WITH_CACHE: (u32, u32) = (12, 9);
 
-/// The options for a target such as `sm_90`, of an NVRTC of this version.
+/// The options for a target such as `sm_90` and a version of NVRTC.
 pub fn options(target: &str, nvrtc_version: (u32, u32)) -> Vec<String> {
     let mut options = vec![
         format!("--gpu-architecture={target}"),
         "--std=c++17".to_owned(),
         "-default-device".to_owned(),
         "--ptxas-options=-v".to_owned(),
-        // Unused variable: a device file's constants are there for all kernels, and no kernel uses them all.
+        // Unused variables: device files declare constants for all kernels, and no kernel uses them
+        // all.
         "--diag-suppress=177".to_owned(),
     ];
     if nvrtc_version >= NVRTC_WITH_CACHE {
-        // What comes from NVRTC's cache comes without a log, which is where spills and serialised products show.
+        // A cubin from NVRTC's cache comes without a log, and the log reports spills and serialised
+        // products.
         options.push("--no-cache".to_owned());
     }
     options
 }
 
-/// What a cubin is for: `sm_86`, or `sm_90a` with the instructions of that architecture alone.
+/// A compilation target: `sm_86`, or `sm_90a` with the instructions of that architecture alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// 86 is sm_86.
@@ -63,8 +68,9 @@ impl fmt::Display for Target {
     }
 }
 
-/// What to compile a family's kernels for so that a device of `arch` runs them: the architecture itself or, where NVRTC
-/// is older than the device, the nearest one below it of the same major version, whose cubins the device runs too.
+/// Chooses the target of a family's kernels for a device of `arch`: the architecture itself, if
+/// NVRTC knows it. An older NVRTC compiles for the nearest lower architecture of the same major
+/// version, whose cubins the device also runs.
 pub fn target(arch: Arch, family: Family, nvrtc: &Nvrtc) -> Result<String> {
     let (major, minor) = nvrtc.version();
     targets(arch, family)?
@@ -90,7 +96,8 @@ pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
         (Arch::Cpu, _) | (_, Family::Cpu) => {
             Err(Error::invalid("the architecture is cpu; kernels are compiled for sm_80, sm_90, …"))
         }
-        // A cubin of sm_90a runs on compute capability 9.0 and on nothing else (CUDA programming guide, feature sets).
+        // A cubin of sm_90a runs only on compute capability 9.0 (CUDA programming guide, feature
+        // sets).
         (Arch::Sm(9, 0), Family::Sm90) => Ok(vec![target(90)]),
         (_, Family::Sm90) => {
             Err(Error::invalid(format!("the architecture is {arch}; kernels of the sm90 family are for sm_90 alone")))
@@ -101,18 +108,19 @@ pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
     }
 }
 
-/// Compiles one text. `name` is what messages call it.
+/// Compiles one text. Messages call it `name`.
 pub fn compile(nvrtc: &Nvrtc, name: &str, text: &str, target: &str) -> Result<Compiled> {
     let output = nvrtc.compile(name, text, &options(target, nvrtc.version()))?;
     let (resources, log) = read_log(&output.log);
-    // Half as fast and so slower than what the sm80 family does: as good as no kernel.
+    // Serialised products run at half speed, which is slower than the sm80 family: the kernel is
+    // useless.
     if let Some(warning) = log.lines().find(|line| line.contains("wgmma") && line.contains("serialized")) {
         return Err(Error::new(Status::CompileFailed, format!("{name}: {warning}")));
     }
     Ok(Compiled { cubin: output.cubin, log, resources })
 }
 
-/// The resources in a log, and the lines that do not speak of them.
+/// Splits a log into the resources and the lines that report no resources.
 fn read_log(log: &str) -> (BTreeMap<String, EntryResources>, String) {
     let mut resources: BTreeMap<String, EntryResources> = BTreeMap::new();
     let mut entry = String::new();
@@ -127,7 +135,8 @@ fn read_log(log: &str) -> (BTreeMap<String, EntryResources>, String) {
             used.registers = number_before(info, " registers");
             used.static_smem_bytes = number_before(info, " bytes smem");
         } else if line.contains("bytes stack frame") {
-            // Functions that were not inlined come after their kernel, with a line of their own each.
+            // Functions that were not inlined come after their kernel, with a line of their own
+            // each.
             let used = resources.entry(entry.clone()).or_default();
             used.stack_bytes += number_before(line, " bytes stack frame");
             used.spill_bytes += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");

@@ -26,9 +26,10 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// The dtype's tag. One tag, two constants.
+/// The tag of the dtype, which two constants share.
 pub const DTYPE: &str = "dtype";
-/// The architecture's tag. The target's, not the problem's, so it is no class constant.
+/// The tag of the architecture. The architecture belongs to the target, not to the problem, so it
+/// is no class constant.
 pub const ARCH: &str = "arch";
 
 /// In the order in which headers and rendered texts have them.
@@ -54,7 +55,7 @@ const BEFORE_FEATURES: &[Constant] = &[
 ];
 
 const AFTER_FEATURES: &[Constant] =
-    &[integer("kVec", "vec", "elements of the widest aligned access: 8 (not of fp32), 4, 2, 1", |p| {
+    &[integer("kVec", "vec", "elements of the widest aligned access: 8 (16-bit types only), 4, 2, 1", |p| {
         p.access_elements() as u32
     })];
 

@@ -1,11 +1,13 @@
-//! Cubins on disk: `<cache>/cubins/<key>/kernel.cubin` with the text it was made from, `kernel.cu`, beside it.
+//! Cubins on disk: `<cache>/cubins/<key>/kernel.cubin` with the text it was made from, `kernel.cu`,
+//! beside it.
 //!
-//! The key is a hash of all that determines the cubin, so an entry is never stale; it can only be damaged, and every
-//! read checks it. Whatever goes wrong here is a miss and, once per process, a line of log. The folder's layout is
-//! known to no one else.
+//! The key is a hash of all that determines the cubin, so an entry is never stale. An entry may be
+//! damaged, so every read checks it. Every failure in this file is a miss and, once per process,
+//! one line of log. No other file knows the folder's layout.
 //!
-//! `kernel.cubin` is the ELF file with our trailer behind it (an ELF reader, cuobjdump too, ignores what follows its
-//! sections): metadata as JSON, then the fields of `Trailer`.
+//! `kernel.cubin` is the ELF file with our trailer behind it: metadata as JSON, then the fields
+//! that `TRAILER_BYTES` adds up. ELF readers such as cuobjdump ignore whatever follows the
+//! sections.
 
 use super::cache_dir::secure;
 use super::compile::{Compiled, EntryResources};
@@ -22,12 +24,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The last bytes of an entry.
 const MAGIC: &[u8; 8] = b"FTCUBIN\n";
-/// Goes up when the form of the file changes; an entry of another version is a miss.
+/// Goes up when the file format changes. An entry of another version is a miss.
 const VERSION: u32 = 1;
-/// cubin bytes (u64), metadata bytes (u32), version (u32), SHA-256 of all before it, magic.
+/// The trailer: cubin bytes (u64), metadata bytes (u32), version (u32), SHA-256 of all before it,
+/// magic.
 const TRAILER_BYTES: usize = 8 + 4 + 4 + 32 + 8;
 
-/// What a cubin is made from, hashed.
+/// A hash of everything that determines a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
@@ -65,13 +68,14 @@ struct Metadata {
 }
 
 pub struct CubinCache {
-    /// None: nothing is kept.
+    /// None: the cache keeps nothing.
     folder: Option<PathBuf>,
     limit: Limit,
 }
 
 impl CubinCache {
-    /// A cache under `cache_dir`, which is made if it is missing. A folder that may not be trusted is not used.
+    /// A cache under `cache_dir`, which is created if it is missing. A folder that cannot be
+    /// trusted is not used.
     pub fn new(cache_dir: Option<&Path>) -> CubinCache {
         CubinCache::with_limit(cache_dir, Limit::from_environment())
     }
@@ -103,7 +107,7 @@ impl CubinCache {
         let compiled = unpack(bytes, key);
         match compiled {
             Some(_) => cubin_limit::mark_used(&file),
-            None => complain(&format!("{} is damaged; it will be made again", file.display())),
+            None => complain(&format!("{} is damaged; it will be compiled again", file.display())),
         }
         compiled
     }
@@ -112,7 +116,8 @@ impl CubinCache {
         let Some(all) = &self.folder else { return };
         let (folder, cubin) = (all.join(&key.0), pack(compiled, key));
         let written = secure(&folder).and_then(|()| {
-            // The text first: where there is a cubin, a person finds what it was made from.
+            // The text goes first: beside every cubin, a person finds the text that it was made
+            // from.
             publish(&folder, "kernel.cu", text.as_bytes())?;
             publish(&folder, "kernel.cubin", &cubin)
         });
@@ -125,7 +130,7 @@ impl CubinCache {
 
 fn pack(compiled: &Compiled, key: &Key) -> Vec<u8> {
     let metadata = Metadata { key: key.0.clone(), log: compiled.log.clone(), resources: compiled.resources.clone() };
-    // A map of strings and integers always has a JSON form.
+    // Serialising a map of strings and integers to JSON cannot fail.
     let metadata = serde_json::to_vec(&metadata).unwrap_or_default();
     let mut bytes = compiled.cubin.clone();
     bytes.extend(&metadata);
@@ -138,7 +143,7 @@ fn pack(compiled: &Compiled, key: &Key) -> Vec<u8> {
     bytes
 }
 
-/// What `pack` packed, or None where a single bit differs or the entry is another key's.
+/// Reads what `pack` wrote. None if a single bit differs or the entry belongs to another key.
 fn unpack(mut bytes: Vec<u8>, key: &Key) -> Option<Compiled> {
     let body = bytes.len().checked_sub(TRAILER_BYTES)?;
     let hashed = body + 16;
@@ -160,8 +165,8 @@ fn unpack(mut bytes: Vec<u8>, key: &Key) -> Option<Compiled> {
     Some(Compiled { cubin: bytes, log: metadata.log, resources: metadata.resources })
 }
 
-/// Writes a file beside its place and renames it there: a reader sees all of it or nothing. It is not synced: what a
-/// power cut leaves is found damaged by its hash.
+/// Writes a file beside its place and renames it, so that a reader sees all of it or nothing. The
+/// file is not synced: its hash reveals the damage of a power cut.
 fn publish(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -184,7 +189,7 @@ fn publish(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
 /// One line per process: a broken cache costs time, not results, and must not fill a server's log.
 fn complain(reason: &str) {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| log::warn!("the cubin cache does not serve, kernels are compiled where needed: {reason}"));
+    ONCE.call_once(|| log::warn!("the cubin cache does not work, so kernels are compiled when needed: {reason}"));
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,8 +1,8 @@
-//! The bound on the folder of cubins: where it has grown past its limit, what was used longest ago goes.
+//! The limit of the cubin folder: past it, the entries that were used longest ago are removed.
 //!
-//! An entry is a folder, and the modification time of its cubin says when it was last used. One process trims at a time;
-//! who reads meanwhile and meets a half removed entry has a miss and compiles. Whatever fails here is left for the next
-//! time.
+//! An entry is a folder, and its cubin's modification time says when it was last used. One process
+//! trims at a time. A reader that meets a half-removed entry has a miss and compiles. After a
+//! failure the next trim tries again.
 
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -10,18 +10,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// Some ten thousand kernels with their texts: the candidates of a hundred problems.
+/// Room for some ten thousand kernels with their texts: the candidates of a hundred problems.
 const DEFAULT_MB: u64 = 1024;
 
-/// The folder is walked at a process's first entry, and then each time that this share of the limit was added.
+/// A process walks the folder when it first adds an entry, and again whenever it has added limit /
+/// SLACK bytes.
 const SLACK: u64 = 16;
 
-/// A use is marked no more often: a service that starts a thousand times a day does not write as often.
+/// A use is marked at most this often, so that a service that starts a thousand times a day writes
+/// little.
 const MARK_INTERVAL: Duration = Duration::from_secs(3600);
 
 pub struct Limit {
     bytes: u64,
-    /// Added by this process since the folder was last walked.
+    /// Bytes that this process added since it last walked the folder.
     added: AtomicU64,
 }
 
@@ -31,7 +33,7 @@ impl Limit {
         let setting = std::env::var("FLASHTUNE_CACHE_LIMIT_MB").ok().filter(|text| !text.is_empty());
         let megabytes = setting.map_or(DEFAULT_MB, |text| {
             text.parse().unwrap_or_else(|_| {
-                log::warn!("FLASHTUNE_CACHE_LIMIT_MB is {text:?}; it must be a whole number; {DEFAULT_MB} is taken");
+                log::warn!("FLASHTUNE_CACHE_LIMIT_MB is {text:?}; it must be a whole number; the default of {DEFAULT_MB} applies");
                 DEFAULT_MB
             })
         });
@@ -39,26 +41,27 @@ impl Limit {
     }
 
     pub fn of_bytes(bytes: u64) -> Limit {
-        // Due at once: what earlier processes left counts too.
+        // The first walk is due at once, since the entries of earlier processes count too.
         Limit { bytes, added: AtomicU64::new(bytes / SLACK) }
     }
 
-    /// Called after `bytes` were added to `folder`.
+    /// Call this after adding `bytes` to `folder`.
     pub fn keep(&self, folder: &Path, bytes: u64) {
         if self.added.fetch_add(bytes, Ordering::Relaxed) + bytes < self.bytes / SLACK {
             return;
         }
         self.added.store(0, Ordering::Relaxed);
-        // Of two that trim side by side each would remove its own share. The lock is the folder's own and ends with `lock`.
+        // Two processes that trim side by side would each remove the whole excess. The lock is on
+        // the folder itself and ends with `lock`.
         let Ok(lock) = File::open(folder) else { return };
         if let Err(TryLockError::WouldBlock) = lock.try_lock() {
             return;
         }
-        // Where the file system has no locks, `trim` still counts what others removed.
+        // Without file locks `trim` still counts entries that another process has removed.
         self.trim(entries(folder));
     }
 
-    /// Removes the oldest of the entries until what is left is within the limit.
+    /// Removes the oldest entries until the rest is within the limit.
     fn trim(&self, mut entries: Vec<Entry>) {
         let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
         if total <= self.bytes {
@@ -66,7 +69,7 @@ impl Limit {
         }
         entries.sort_by_key(|entry| entry.used);
         for entry in entries {
-            // Room for what is added before the next walk.
+            // Leaves room for what is added before the next walk.
             if total <= self.bytes - self.bytes / SLACK {
                 break;
             }
@@ -79,14 +82,14 @@ impl Limit {
     }
 }
 
-/// Notes that a cubin was used just now.
+/// Marks a cubin as used now.
 pub fn mark_used(cubin: &Path) {
     let now = SystemTime::now();
     let used = cubin.metadata().and_then(|metadata| metadata.modified());
     if used.is_ok_and(|used| now.duration_since(used).is_ok_and(|age| age > MARK_INTERVAL))
         && let Ok(file) = std::fs::File::options().append(true).open(cubin)
     {
-        // In a folder that cannot be written nothing is removed either.
+        // A failure is harmless: in a read-only folder nothing is removed either.
         let _ = file.set_modified(now);
     }
 }
@@ -103,7 +106,8 @@ fn entries(folder: &Path) -> Vec<Entry> {
         .filter_map(|entry| {
             let folder = entry.path();
             let files: Vec<_> = std::fs::read_dir(&folder).ok()?.flatten().filter_map(|f| f.metadata().ok()).collect();
-            // The cubin is the newest of its files. Where there is none yet, another process may be about to write it.
+            // The cubin is the newest file of its entry. If it is missing, another process may be
+            // about to write it.
             let newest = files.iter().filter_map(|file| file.modified().ok()).max();
             let used = newest.or_else(|| folder.metadata().ok()?.modified().ok())?;
             Some(Entry { folder, bytes: files.iter().map(std::fs::Metadata::len).sum(), used })
@@ -129,7 +133,7 @@ mod tests {
         for day in 0..5 {
             std::fs::remove_dir_all(folder.path().join(format!("{day}"))).unwrap();
         }
-        // Of 640 bytes six entries fit, with the slack left free.
+        // Six entries fit into 640 bytes while the slack stays free.
         Limit::of_bytes(640).trim(listed);
         let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();

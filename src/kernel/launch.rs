@@ -100,11 +100,11 @@ impl Executable {
             if grid.contains(&0) || !is_wanted {
                 continue;
             }
-            // The config was checked against a problem that stands for this one, and may be
-            // smaller.
+            // The config was checked against a problem that stands for this one in the records, and
+            // that problem may be smaller.
             if !spec.fits_grid(&call.problem) {
                 return Err(Error::unsupported(format!(
-                    "batch_size {} with num_heads_q {}, seqlen_q {} and seqlen_k {} is more tiles than a launch of {} holds; make two calls of it",
+                    "batch_size {} with num_heads_q {}, seqlen_q {} and seqlen_k {} has more tiles than one launch of {} can hold; split it into two calls",
                     call.problem.batch_size,
                     call.problem.num_heads_q,
                     call.problem.seqlen_q,
@@ -176,7 +176,8 @@ impl Kernel {
     }
 }
 
-/// Refuses a kernel whose warpgroups would wait for ever for more registers than the launch has.
+/// Refuses a kernel whose warpgroups ask by `setmaxnreg` for more registers than the launch has:
+/// they would wait for ever.
 fn check_registers(spec: &KernelSpec, launched: u32) -> Result<()> {
     let Some(shared) = spec.registers else { return Ok(()) };
     let consumers = spec.threads / 128 - 1;
@@ -185,7 +186,7 @@ fn check_registers(spec: &KernelSpec, launched: u32) -> Result<()> {
         true => Ok(()),
         false => Err(Error::new(
             Status::CompileFailed,
-            format!("{}: its warpgroups share out {wanted} registers, but were compiled for {present}", spec.entry),
+            format!("{}: its warpgroups ask for {wanted} registers, but it was compiled for {present}", spec.entry),
         )),
     }
 }

@@ -7,11 +7,11 @@
 //!
 //! Only the device knows where a varlen sequence ends. The rows behind its end must neither be
 //! loaded nor stored, and only a map's bounds can prevent that. So a map has the rows twice, as two
-//! dimensions of one stride (device/layout/tensor_map.cuh). The first has `MAX_MAP_ROWS` rows, the last of
-//! which a kernel takes as the sequence's last row; the second is the row at which the sequence
-//! ends in the tensor. Together they reach too far, and a third dimension takes the excess back,
-//! with a stride that wraps around 2^64. A lower address would do the same, but TMA wants the map's
-//! address in mapped memory. The idea comes from Triton's and quack's ragged descriptors.
+//! dimensions of one stride (device/layout/tensor_map.cuh). The first has `MAX_MAP_ROWS` rows, the
+//! last of which a kernel takes as the sequence's last row; the second is the row at which the
+//! sequence ends in the tensor. Together they reach too far, and a third dimension takes the excess
+//! back, with a stride that wraps around 2^64. A lower address would do the same, but TMA wants the
+//! map's address in mapped memory. The idea comes from Triton's and quack's ragged descriptors.
 
 use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;

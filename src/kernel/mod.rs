@@ -1,7 +1,7 @@
 //! Kernels on the GPU: render a template, compile it, keep the cubin, load it, launch it.
 //!
-//! Everything here is about one (Problem class, Config) at a time; which config is chosen, and what is remembered of
-//! it, is decided above. Rendering and compiling need no GPU, and cached cubins need no NVRTC.
+//! Everything here handles one (Problem class, Config) pair at a time. The layers above choose the
+//! config and remember it. Rendering and compiling need no GPU; cached cubins need no NVRTC.
 
 pub mod cache_dir;
 pub mod compile;
@@ -42,8 +42,8 @@ use crate::family::spec::KernelSpec;
 use crate::problem::Problem;
 use render::Renderer;
 
-/// The texts of all kernels of a pass, in launch order. Every knob of the config must be read by one of them: one that
-/// none reads is misspelt, or the two sides have come apart.
+/// Renders all kernels of a pass, in launch order. At least one of them must read each knob of the
+/// config. A knob that no kernel reads is misspelt, or the templates no longer match the family.
 pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String)>> {
     let renderer = Renderer::shared()?;
     let kernels = family::kernels(problem, config)?;
@@ -63,17 +63,18 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
     kernels.into_iter().map(|spec| Ok((spec, renderer.render(problem, config, &spec, arch)?))).collect()
 }
 
-/// The text of a kernel that has no config.
+/// Renders a kernel that has no config.
 pub fn render_fixed(spec: &FixedSpec, arch: Arch) -> Result<String> {
     spec.text(Renderer::shared()?, arch)
 }
 
-/// Stands for the template files in use, overrides included.
+/// A digest of the template files in use, overrides included.
 pub fn templates_digest() -> Result<String> {
     Ok(Renderer::shared()?.digest())
 }
 
-/// Renders and compiles all kernels of a pass for an architecture. It needs NVRTC and no GPU, and reads no cache.
+/// Renders and compiles all kernels of a pass for an architecture. It needs NVRTC but no GPU, and
+/// reads no cache.
 pub fn compile_only(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String, Compiled)>> {
     let nvrtc = Nvrtc::get()?;
     let target = compile::target(arch, config.family, nvrtc)?;

@@ -1,9 +1,10 @@
-//! From (Problem class, Config, architecture) to one self-contained CUDA text, byte for byte the same every time.
+//! Rendering: from (Problem class, Config, architecture) to one self-contained CUDA text, the same
+//! byte for byte every time.
 //!
-//! Tera fills in the template, then that file replaces each `#include "device/x.cuh"`, raw and once. Last come the
-//! class constants (`constants`) that the text mentions. The text depends on nothing but the values that it uses, so
-//! kernels that do not depend on a knob are shared by all configs that differ in it. It knows nothing of GPUs,
-//! compilers or caches.
+//! Tera fills in the template. Then this file replaces each `#include "device/x.cuh"` by the file's
+//! own text, once and unrendered. Last come the class constants (`constants`) that the text
+//! mentions. The text depends only on the values that it uses, so configs that differ in other
+//! knobs share a kernel. This file knows nothing of GPUs, compilers or caches.
 
 use super::constants::{self, ARCH, Value};
 use super::sources::{Sources, embedded, overridden};
@@ -43,7 +44,8 @@ impl Renderer {
         Ok(Renderer { tera, sources })
     }
 
-    /// The library's files, or those that `FLASHTUNE_TEMPLATES` named when the process first rendered.
+    /// The library's files, with the overrides that `FLASHTUNE_TEMPLATES` named when the process
+    /// first rendered.
     pub(super) fn shared() -> Result<&'static Renderer> {
         static SHARED: OnceLock<Result<Renderer>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| {
@@ -56,7 +58,8 @@ impl Renderer {
         shared.as_ref().map_err(Error::clone)
     }
 
-    /// Stands for the text of all template files: what was found out about kernels holds for this text alone.
+    /// A digest of all template files. Findings about kernels, such as failures, hold for this
+    /// digest alone.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for (name, text) in &self.sources {
@@ -68,16 +71,16 @@ impl Renderer {
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// One kernel's text, of the template that its spec names. A name that the template uses and the values lack is an
-    /// error: to Tera it is merely false.
+    /// Renders one kernel from the template that its spec names. A name that the template uses and
+    /// the values lack is an error; Tera itself would take it as false.
     pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
         let values = values(problem, config, spec, arch)?;
         self.fill(spec.template, &values, config.family, &knobs, arch, Some(problem))
     }
 
-    /// The text of `templates/<template>.cu.tera` with these values. `knobs` names the values that the text's header
-    /// lists behind the family. Without a problem the text gets no class constants.
+    /// Renders `templates/<template>.cu.tera` with these values. `knobs` names the values that the
+    /// text's header lists after the family. Without a problem the text gets no class constants.
     pub(super) fn fill(
         &self,
         template: &str,
@@ -117,17 +120,17 @@ impl Renderer {
         Ok(header(template, (family, knobs), arch, values, &used, &spliced) + &block + &body)
     }
 
-    /// The names that a template uses, of values and knobs.
+    /// The names of values and knobs that a template uses.
     pub fn names(&self, template: &str) -> Result<BTreeSet<&str>> {
         let file = format!("{template}{SUFFIX}");
         if !self.sources.contains_key(&file) {
             let known: Vec<&str> = self.sources.keys().filter_map(|name| name.strip_suffix(SUFFIX)).collect();
-            return Err(Error::invalid(format!("{template:?} is no template; there are {}", known.join(", "))));
+            return Err(Error::invalid(format!("{template:?} is no template; the templates are {}", known.join(", "))));
         }
         Ok(self.tera.get_template_variables(&file).map_err(template_error)?.into_iter().collect())
     }
 
-    /// The text with its quoted includes replaced by the files, each at its first mention and nowhere again.
+    /// Replaces each quoted include by its file at the first mention, and drops later mentions.
     fn splice<'a>(&'a self, text: &str, spliced: &mut Vec<&'a str>) -> Result<String> {
         let mut out = String::with_capacity(text.len());
         for line in text.lines() {
@@ -159,7 +162,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     if !family::takes(config.family, problem.dtype) {
         let family = config.family.name();
         return Err(Error::unsupported(format!(
-            "dtype is fp32; {family}'s kernels take fp16 and bf16, sm80's fp32 too"
+            "dtype is fp32; {family} kernels take fp16 and bf16 (only sm80 kernels take fp32)"
         )));
     }
     let Arch::Sm(major, minor) = arch else {
@@ -174,7 +177,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
-    // What the launch will ask for, so that a template can take it or assert that it is what its tiles need.
+    // Values of the launch. A template may use them, or assert that they match what its tiles need.
     for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));
     }
@@ -189,13 +192,14 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     }
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
-            return Err(Error::invalid(format!("the config names {knob}, which is the problem's to say")));
+            return Err(Error::invalid(format!("the config sets {knob}, which follows from the problem")));
         }
     }
     Ok(values)
 }
 
-/// The comment on top: only what the text depends on, so that equal kernels stay equal texts.
+/// The comment on top. It lists only what the text depends on, so that equal kernels have equal
+/// texts.
 fn header(
     template: &str,
     (family, knobs): (Family, &[&str]),

@@ -1,8 +1,9 @@
-//! The template files: those in the library, and those that a folder of the user's puts in their place.
+//! The template files: the library's own, and those of a user's folder that replace them.
 //!
-//! `FLASHTUNE_TEMPLATES` names a folder of the same shape as `templates/`; a file there replaces the one of its name
-//! and new names are added, so a kernel can be changed without building the library. What is rendered is part of a
-//! cubin's key, so an override never meets the cubins of the originals.
+//! `FLASHTUNE_TEMPLATES` names a folder of the same shape as `templates/`. A file there replaces
+//! the library's file of the same name or adds a new one, so a kernel can be changed without
+//! building the library. The rendered text is part of a cubin's key, so an override never meets the
+//! cubins of the original.
 
 use crate::error::{Error, Result, Status};
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ pub fn embedded() -> Sources {
     TEMPLATES.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()
 }
 
-/// The library's own files with those of `folder` in their place.
+/// The library's own files, replaced by those of `folder` that have the same names.
 pub fn overridden(folder: &Path) -> Result<Sources> {
     let mut sources = embedded();
     add(&mut sources, folder, "").map_err(|error| {
