@@ -12,7 +12,7 @@ use flashtune::kernel::constants;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
-use flashtune::problem::{BlockMask, Causal, Dtype, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Dtype, Feature, Features, Pass, Problem, Varlen, Window};
 
 const SM90: Arch = Arch::Sm(9, 0);
 
@@ -303,27 +303,33 @@ fn every_feature_changes_the_kernel() {
         (plain, Problem { dropout: true, ..plain }),
         (plain, with(Features { window: Window { left: Some(1), ..window }, ..none })),
         (plain, with(Features { window: Window { right: Some(1), ..window }, ..none })),
-        (plain, with(Features { softcap: true, ..none })),
-        (plain, with(Features { alibi: true, ..none })),
-        (plain, bias),
-        (plain, with(Features { mask: true, ..none })),
         (with(Features { mask: true, ..none }), with(Features { mask: true, mask_bits: true, ..none })),
-        (plain, with(Features { sinks: true, ..none })),
         (plain, with(Features { varlen: Some(Varlen::default()), ..none })),
         (plain, with(Features { block_mask: Some(BlockMask { block_q: 128, block_k: 128 }), ..none })),
     ];
-    let backward = [
-        (plain, Problem { deterministic: true, ..plain }),
-        (bias, with(Features { dbias: true, ..bias.features })),
-        (plain, with(Features { dlse: true, ..none })),
-    ];
+    // Features that are mere flags, in the passes that have them.
+    let flags = |pass: Pass| {
+        let of_pass = Feature::ALL.iter().filter(move |feature| feature.row().passes.contains(&pass));
+        let switched_on = of_pass.map(|feature| {
+            let mut features = none;
+            features.switch_on(*feature);
+            (plain, with(features))
+        });
+        switched_on.filter(|(_, on)| !on.features.is_none() && !on.features.dbias).collect::<Vec<_>>()
+    };
+    let backward =
+        [(plain, Problem { deterministic: true, ..plain }), (bias, with(Features { dbias: true, ..bias.features }))];
     let texts = |problem: &Problem, pass, config: &Config| -> Vec<String> {
         let kernels = render_pass(&Problem { pass, ..*problem }, config, Arch::Sm(8, 0)).unwrap();
         kernels.into_iter().map(|(_, text)| text).collect()
     };
-    for (pass, pairs) in
-        [(Pass::Forward, &both_passes[..]), (Pass::Backward, &both_passes), (Pass::Backward, &backward)]
-    {
+    for (pass, pairs) in [
+        (Pass::Forward, &both_passes[..]),
+        (Pass::Backward, &both_passes),
+        (Pass::Backward, &backward),
+        (Pass::Forward, &flags(Pass::Forward)),
+        (Pass::Backward, &flags(Pass::Backward)),
+    ] {
         let config = heuristic(&Problem { pass, ..plain }, &Device::typical(Arch::Sm(8, 0)).unwrap());
         for (without, with) in pairs {
             assert_ne!(texts(without, pass, &config), texts(with, pass, &config), "{pass:?} {with:?}");

@@ -162,20 +162,18 @@ mod tests {
             |block_q, block_k| Features { block_mask: Some(BlockMask { block_q, block_k }), ..Features::NONE };
         let features = [
             Features { window: Window { left: Some(100), ..Window::default() }, ..none },
-            Features { softcap: true, ..none },
-            Features { alibi: true, ..none },
-            Features { bias: true, ..none },
-            Features { dbias: true, ..none },
-            Features { mask: true, ..none },
-            Features { mask: true, mask_bits: true, ..none },
-            Features { sinks: true, ..none },
-            Features { dlse: true, ..none },
             Features { varlen: Some(Varlen::default()), ..none },
             Features { paged: Some(16), ..none },
             of_blocks(128, 128),
             of_blocks(128, 64),
             of_blocks(64, 128),
         ];
+        let flags = Feature::ALL.iter().map(|feature| {
+            let mut features = none;
+            features.switch_on(*feature);
+            features
+        });
+        let features = features.into_iter().chain(flags.filter(|features| !features.is_none()));
         let others = others.into_iter().chain(features.map(|features| Problem { features, ..LLAMA }));
         for other in others.clone() {
             assert_ne!(record_key(&LLAMA), record_key(&other), "{other:?}");
