@@ -1,5 +1,5 @@
-//! What is made at build time: what the library carries of files that are not Rust, and the C header, to be compared
-//! with the committed one; and how the library is linked.
+//! The build script. It embeds the library's files that are not Rust, generates a C header to
+//! compare with the committed one, and sets how the library is linked.
 
 use std::env;
 use std::fs;
@@ -80,7 +80,8 @@ const HEADER_SOURCES: [&str; 12] = [
     "src/capi/records.rs",
 ];
 
-/// Writes OUT_DIR/flashtune.h; `tests/capi/header.rs` compares it with include/flashtune.h, which this never touches.
+/// Writes OUT_DIR/flashtune.h; `tests/capi/header.rs` compares it with include/flashtune.h, which
+/// this never touches.
 fn generate_header() {
     println!("cargo:rerun-if-changed=cbindgen.toml");
     println!("cargo:rerun-if-changed=src/capi");

@@ -1,8 +1,8 @@
 //! Call: one attention call as a backend gets it. A Problem plus pointers, strides and the scalars
 //! of this launch.
 //!
-//! Built and checked by `capi` (or by the tuner on its own buffers); nothing below it checks
-//! pointers again.
+//! `capi` builds and checks a Call, or the tuner does on its own buffers. The layers below do not
+//! check pointers again.
 
 use crate::dropout::Dropout;
 use crate::problem::Problem;
@@ -11,12 +11,12 @@ use std::ffi::c_void;
 /// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
 pub type Stream = *mut c_void;
 
-/// The most rows of a tensor map of a varlen tensor, and the most elements from one row to the
+/// The limits of a varlen tensor map: the most rows, and the most elements from one row to the
 /// next.
 pub const MAX_MAP_ROWS: i64 = 1 << 30;
 pub const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
 
-/// A (batch, seqlen, heads, dim) view. Strides in elements; the last dim is contiguous.
+/// A (batch, seqlen, heads, dim) view. Strides are in elements; the last dim is contiguous.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TensorRef {
@@ -35,8 +35,8 @@ impl TensorRef {
         TensorRef { data, stride_batch: seqlen * heads * dim, stride_seqlen: heads * dim, stride_head: dim }
     }
 
-    /// Elements from one row to the next of a (batch_size, seqlen, ..) view. Where each sequence
-    /// has a single row, they are those from one sequence to the next.
+    /// Elements from one row to the next of a (batch_size, seqlen, ..) view. If each sequence has a
+    /// single row, this is the distance between sequences.
     pub const fn row_stride(&self, batch_size: i64, seqlen: i64) -> i64 {
         match (batch_size, seqlen) {
             (_, 2..) => self.stride_seqlen,
@@ -45,9 +45,8 @@ impl TensorRef {
         }
     }
 
-    /// Rows of the tensor from one sequence's first to the next's, which varlen tensor maps need.
-    /// None where that is no whole number, or where rows are more or longer than `MAX_MAP_ROWS` and
-    /// `MAX_MAP_ROW_STRIDE`.
+    /// Rows from one sequence's first row to the next one's, which varlen tensor maps need. None if
+    /// the distance is no whole number of rows, or exceeds `MAX_MAP_ROWS` or `MAX_MAP_ROW_STRIDE`.
     pub fn rows_between(&self, batch_size: i64, seqlen: i64) -> Option<i64> {
         let row = self.row_stride(batch_size, seqlen);
         if seqlen > MAX_MAP_ROWS || row > MAX_MAP_ROW_STRIDE {
@@ -62,8 +61,8 @@ impl TensorRef {
     }
 }
 
-/// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides in
-/// elements; 0 along a dimension where the element is the same.
+/// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides are in
+/// elements, and 0 along a dimension of equal elements.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScoresRef {
@@ -85,9 +84,9 @@ impl ScoresRef {
 }
 
 /// The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
-/// forward pass, of keys in the backward pass; its lists name the blocks of the other kind that
-/// count. Full blocks do without the mask, the others with it. int32, in any order; strides in
-/// elements, 0 where lists are the same.
+/// forward pass and of keys in the backward pass. Its lists name the blocks of the other kind that
+/// count: full blocks, which skip the mask, and others, which apply it. Entries are int32, in any
+/// order. Strides are in elements, and 0 along a dimension of equal lists.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockLists {
@@ -95,7 +94,7 @@ pub struct BlockLists {
     pub num_blocks: *const i32,
     /// (batch, heads_q, rows, max_blocks)
     pub indices: *const i32,
-    /// NULL, as full_indices then is: no block is full.
+    /// If NULL, no block is full, and full_indices is NULL too.
     pub full_num_blocks: *const i32,
     pub full_indices: *const i32,
     /// Strides of num_blocks and full_num_blocks. Rows are contiguous.
@@ -105,7 +104,7 @@ pub struct BlockLists {
     pub indices_stride_batch: i64,
     pub indices_stride_head: i64,
     pub indices_stride_row: i64,
-    /// Entries of a row of indices and of full_indices.
+    /// The length of a row of indices and of full_indices.
     pub max_blocks: i64,
 }
 
@@ -124,19 +123,19 @@ impl BlockLists {
     };
 }
 
-/// What the problem's features take; NULL or 0 where a feature is off.
+/// The arguments of the problem's features; NULL or 0 if a feature is off.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureArgs {
     pub softcap: f32,
-    /// fp32, of batch b and query head h at b * alibi_stride_batch + h.
+    /// fp32. Batch b and query head h have the slope at b * alibi_stride_batch + h.
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,
-    /// Of the problem's dtype.
+    /// In the problem's dtype.
     pub bias: ScoresRef,
-    /// fp32; what is there is added to.
+    /// fp32; the pass adds to it.
     pub dbias: ScoresRef,
-    /// Bytes; 0 hides the key. Of a mask of bits strides are in bytes, that along seqlen_k 1, and
-    /// key j's is bit j % 8 of byte j / 8.
+    /// Bytes; 0 hides the key. A mask of bits has strides in bytes and stride 1 along seqlen_k; key
+    /// j is bit j % 8 of byte j / 8.
     pub mask: ScoresRef,
     /// fp32 (heads_q).
     pub sinks: *const f32,
@@ -144,18 +143,19 @@ pub struct FeatureArgs {
     pub dsinks: *mut f32,
     /// fp32, in the layout of lse.
     pub dlse: *const f32,
-    /// int32 (batch + 1): where each sequence begins in q and its like. NULL: as `Varlen` says.
+    /// int32 (batch + 1): the row at which each sequence begins in q, out, dout and dq. NULL if q
+    /// is not packed end to end.
     pub cu_seqlens_q: *const i32,
     pub cu_seqlens_k: *const i32,
-    /// int32 (batch): how many rows of each sequence are used. NULL: all of them.
+    /// int32 (batch): the number of rows that each sequence uses. NULL: all of them.
     pub seqused_q: *const i32,
     pub seqused_k: *const i32,
-    /// int32 (batch, blocks): which batch entries of k and v are a sequence's pages, in order.
-    /// Entries past its length are not read.
+    /// int32 (batch, blocks): the batch entries of k and v that are a sequence's pages, in order.
+    /// Entries past the sequence's length are not read.
     pub block_table: *const i32,
     /// Elements from one sequence's row of the table to the next.
     pub block_table_stride: i64,
-    /// Batch entries of k and v, where they are pages.
+    /// The number of batch entries of k and v if they are pages.
     pub num_pages: i64,
     pub block_lists: BlockLists,
 }
@@ -185,8 +185,8 @@ impl FeatureArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub problem: Problem,
-    /// What the scores are multiplied with before the softmax; never 0 by default (`capi` has put
-    /// in 1/sqrt(head_dim)).
+    /// The factor of the scores before the softmax. `capi` has replaced the caller's 0 by
+    /// 1/sqrt(head_dim).
     pub softmax_scale: f32,
     pub dropout: Dropout,
     pub q: TensorRef,
@@ -194,8 +194,8 @@ pub struct Call {
     pub v: TensorRef,
     /// Written forward, read backward.
     pub out: TensorRef,
-    /// fp32 (batch, heads_q, seqlen_q), natural log; (heads_q, total_q) where q holds sequences end
-    /// to end. Forward: written, may be NULL. Backward: read.
+    /// fp32, natural log. (batch, heads_q, seqlen_q), or (heads_q, total_q) if q is packed end to
+    /// end. Forward: written, may be NULL. Backward: read.
     pub lse: *mut f32,
     /// Backward only, else NULL.
     pub dout: TensorRef,
@@ -203,8 +203,8 @@ pub struct Call {
     pub dk: TensorRef,
     pub dv: TensorRef,
     pub features: FeatureArgs,
-    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL where that is 0. The
-    /// CPU's forward pass uses none.
+    /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL if that is 0. The CPU's
+    /// forward pass uses none.
     pub workspace: *mut c_void,
 }
 
@@ -232,8 +232,8 @@ impl Call {
     }
 }
 
-// SAFETY: a Call only carries addresses; who dereferences them (a backend, inside launch) answers
-// for the access.
+// SAFETY: a Call only carries addresses. The backend that dereferences them in a launch answers for
+// the access.
 unsafe impl Send for Call {}
 // SAFETY: as above; the fields are plain data.
 unsafe impl Sync for Call {}

@@ -1,8 +1,8 @@
-//! Config: *how* a problem is done, as text: a kernel family and named integers, never an index.
+//! Config: *how* a problem is solved, as text: a kernel family and named integers, never an index.
 //!
-//! Records, the command line and templates share this form, `sm80 block_m=128 block_n=64 …`, names
-//! sorted. It holds whatever was read, the knobs of another version included. `family` declares
-//! the names and their values, checks them, and computes with typed knobs alone.
+//! Records, the command line and templates share this form, `sm80 block_m=128 block_n=64 …`, with
+//! sorted names. A Config keeps whatever was read, including the knobs of another version. `family`
+//! declares the names and their legal values, checks them, and computes with typed knobs alone.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ impl Family {
         }
     }
 
-    /// The suffix of the architecture in the name of its kernels' target: sm_90a, which `wgmma` and
+    /// The suffix that the kernels' target adds to the architecture: sm_90a, which `wgmma` and
     /// `setmaxnreg` need.
     pub const fn target_suffix(self) -> &'static str {
         match self {

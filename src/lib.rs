@@ -1,8 +1,9 @@
 //! flashtune: exact attention, forward and backward, behind a small C header.
 //!
-//! The flow is `capi -> plan -> tune -> backend -> ops -> kernel -> cuda`, with `cpu` beside `kernel`, and `family`, the
-//! arithmetic of each kernel family, beside `cuda`. `problem`, `config`, `device`, `call`, `dropout` and `error` are
-//! leaves. A test fails on an import that points upward.
+//! The flow is `capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu` stands beside
+//! `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`. `problem`,
+//! `config`, `device`, `call`, `dropout` and `error` are leaves. A test fails on an import that
+//! points upward.
 
 pub mod backend;
 pub mod call;

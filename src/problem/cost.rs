@@ -1,13 +1,13 @@
-//! Cost: the operations and the bytes that a problem needs at least. Bench figures and the tuner's
-//! utilisation are measured against them; nothing is decided by the clock or the device here.
+//! Cost: the least operations and bytes that a problem needs. The bench and the tuner's utilisation
+//! compare measured times with them. They depend on the problem alone, not on a device or a clock.
 
 use super::{Causal, Pass, Problem, Window};
 
 impl Problem {
-    /// The multiply-adds of the products that this pass needs, counted as two operations each: two
-    /// products forward, five backward; half of them when causal, as the field counts it, and of a
-    /// window those that it lets be seen. Of sequences of their own lengths as if all were the
-    /// longest, under a block mask as if it named all blocks.
+    /// Operations of the matrix products that this pass needs: two products forward, five backward,
+    /// and each multiply-add counts as two. A causal mask counts as half of the scores, by the
+    /// field's convention; a window counts the scores inside it. Varlen counts every sequence as
+    /// the longest, and a block mask counts as if it listed all blocks.
     pub fn flops(&self) -> f64 {
         let pairs = self.batch_size as f64 * self.num_heads_q as f64 * self.seqlen_q as f64 * self.keys_of_a_row();
         let (qk, v) = (self.head_dim as f64, self.head_dim_v as f64);
@@ -18,8 +18,8 @@ impl Problem {
         2.0 * pairs * products
     }
 
-    /// Bytes of K and V, each once; of a window those of the keys that some row sees. Of sequences
-    /// of their own lengths as `flops`.
+    /// Bytes of K and V, each read once. A window counts only the keys that some row sees. Varlen
+    /// counts every sequence as the longest.
     pub fn key_value_bytes(&self) -> f64 {
         let Window { left, right, .. } = self.features.window;
         let right = if self.causal == Causal::None { right } else { Some(0) };
@@ -29,8 +29,8 @@ impl Problem {
         elements * (self.head_dim + self.head_dim_v) as f64 * self.dtype.bytes() as f64
     }
 
-    /// Keys that a row sees, in the mean: half of all on either side of its diagonal, or as many as
-    /// a window has there; after a causal one none.
+    /// The mean number of keys that a row sees. Each side of the diagonal counts half of the keys,
+    /// or the window's keys if those are fewer; causality leaves none after the diagonal.
     fn keys_of_a_row(&self) -> f64 {
         let Window { left, right, .. } = self.features.window;
         let right = if self.causal == Causal::None { right } else { Some(0) };

@@ -1,29 +1,30 @@
 //! Features: what a problem may add to plain attention, and the one table of what the library knows
-//! of each.
+//! about each.
 //!
 //! The record key, the renderer, the command line and the checks of the C face follow from the
-//! table. A new feature is a field of `Features`, a row, and a line in `is_on` and `switch_on`; the
-//! compiler asks for each. What a feature does is in `templates/device` and `cpu`.
+//! table. A new feature is a field of `Features`, a row of the table, and a line in `is_on` and in
+//! `switch_on`; the compiler asks for each. The features themselves are implemented in
+//! `templates/device` and `cpu`.
 
 use super::{Causal, Pass, Problem};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How many keys before and after its diagonal a row sees: j from i + shift - left to i + shift +
-/// right. The shift is the causal alignment's. None: all of that side.
+/// How many keys a row sees before and after its diagonal: row i sees keys from i + shift - left to
+/// i + shift + right. The shift is that of the causal alignment. None: all keys on that side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Window {
     pub left: Option<i64>,
-    /// None where the problem is causal, which says the same as 0.
+    /// None in a causal problem, where it means the same as 0.
     pub right: Option<i64>,
-    /// The diagonal of `Causal::TopLeft`, else of `Causal::BottomRight`; as the problem's causal
-    /// says, where it is causal.
+    /// The window follows the diagonal of `Causal::TopLeft`, else that of `Causal::BottomRight`. In
+    /// a causal problem it must agree with `causal`.
     pub top_left: bool,
 }
 
 impl Window {
-    /// A window of a causal problem has causal's diagonal.
+    /// Checks that the window of a causal problem follows the causal diagonal.
     pub fn check_corner(&self, causal: Causal) -> Result<()> {
         let (of_window, of_causal) = match (self.top_left, causal) {
             (false, Causal::TopLeft) => ("bottom right", "top left"),
@@ -36,9 +37,9 @@ impl Window {
     }
 }
 
-/// Varlen: which tensors hold sequences end to end, (total, heads, dim), and how many rows those
-/// have. None: (batch, seqlen, heads, dim), where each sequence uses its first rows. The lengths
-/// are in device memory.
+/// Varlen: sequences of different lengths, which lie in device memory. A total is the number of
+/// rows of a tensor that holds sequences end to end, (total, heads, dim). None stands for a (batch,
+/// seqlen, heads, dim) tensor, of which each sequence uses its first rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Varlen {
@@ -49,8 +50,8 @@ pub struct Varlen {
     pub padded_q: bool,
 }
 
-/// Only the blocks of scores that lists name (`call::BlockLists`) count. The sizes of a block, in
-/// queries and keys.
+/// The block size of a block mask, in queries and keys. Only the blocks of scores that the lists
+/// name (`call::BlockLists`) count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockMask {
@@ -58,8 +59,8 @@ pub struct BlockMask {
     pub block_k: i64,
 }
 
-/// What a problem adds to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a
-/// feature that is off.
+/// Additions to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a feature
+/// that is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Features {
@@ -72,16 +73,16 @@ pub struct Features {
     pub bias: bool,
     /// Backward: the gradient of the bias is wanted.
     pub dbias: bool,
-    /// A tensor says which keys are seen, by bytes or bits.
+    /// A tensor of bytes or bits says which keys each row sees.
     pub mask: bool,
     /// The elements of the mask are bits.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub mask_bits: bool,
-    /// Each query head has a score to no key, which takes its share of the softmax.
+    /// Each query head has a score that belongs to no key and takes its share of the softmax.
     pub sinks: bool,
-    /// Backward: there is a gradient into the LSE.
+    /// Backward: a gradient flows into the LSE.
     pub dlse: bool,
-    /// seqlen_q and seqlen_k bound the lengths of the sequences.
+    /// seqlen_q and seqlen_k are upper bounds of the sequences' lengths.
     pub varlen: Option<Varlen>,
     /// Forward: k and v are pages of this many keys, (pages, page size, heads, dim). A block table
     /// names the pages of each sequence.
@@ -111,12 +112,13 @@ impl Features {
         *self == Features::NONE
     }
 
-    /// Whether scores go through more than a factor before the softmax.
+    /// Whether scores change by more than a factor before the softmax.
     pub const fn modifies_scores(&self) -> bool {
         self.softcap || self.alibi || self.bias || self.mask
     }
+
     pub fn is_on(&self, feature: Feature) -> bool {
-        // Without `..`, so that a new field has to name its feature.
+        // The pattern has no `..`, so that a new field has to name its feature.
         let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask } =
             *self;
         match feature {
@@ -135,7 +137,8 @@ impl Features {
         }
     }
 
-    /// Switches on a feature that is a mere flag. One with sizes is on by these.
+    /// Switches on a feature that is a mere flag. A feature with sizes is on once its sizes are
+    /// set.
     pub fn switch_on(&mut self, feature: Feature) {
         match feature {
             Feature::Softcap => self.softcap = true,
@@ -155,11 +158,11 @@ impl Features {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bit {
     pub value: u64,
-    /// In the header.
+    /// The name in the header.
     pub name: &'static str,
 }
 
-/// The bits. `capi::types` spells them again for the header; a test there compares.
+/// The bits. `capi::types` repeats them for the header, and a test there compares the two.
 pub mod bits {
     use super::Bit;
 
@@ -180,29 +183,29 @@ pub mod bits {
 
 /// A `constexpr` that kernels may read.
 pub struct Constant {
-    /// In CUDA.
+    /// The name in CUDA.
     pub name: &'static str,
-    /// In templates' tags and in the header comment of a rendered text.
+    /// The name in template tags and in the header comment of a rendered text.
     pub tag: &'static str,
     pub meaning: &'static str,
     pub value: ConstantValue,
 }
 
-/// How a constant follows from the problem; its type in CUDA is int or bool.
+/// The rule by which a constant follows from the problem. Its CUDA type is int or bool.
 pub enum ConstantValue {
     Integer(fn(&Problem) -> u32),
     Flag(fn(&Problem) -> bool),
 }
 
-/// What the rest of the library knows of a feature.
+/// The library's knowledge of one feature.
 pub struct Row {
-    /// The command line's options and the fields of a problem file, `-` for `_`, and what `--help`
-    /// says of them.
+    /// The command line's options and the fields of a problem file, with `-` for `_`, and their
+    /// text in `--help`.
     pub options: &'static [(&'static str, &'static str)],
     pub passes: &'static [Pass],
-    /// Any of them switches it on. None: it is on by a field of the C struct alone.
+    /// Each of these bits switches the feature on. Without bits, a field of the C struct does.
     pub bits: &'static [Bit],
-    /// In the record key, where the feature is on.
+    /// The word in the record key of a problem that has the feature.
     pub word: fn(&Features) -> String,
     pub constants: &'static [Constant],
 }
@@ -219,7 +222,7 @@ macro_rules! table {
         }
 
         impl Feature {
-            /// In the order of the words in a record key.
+            /// All features, in the order of their words in a record key.
             pub const ALL: &[Feature] = &[$(Feature::$feature,)*];
 
             pub const fn row(self) -> &'static Row {
@@ -308,7 +311,7 @@ table! {
         }],
     },
     MaskBits => Row {
-        options: &[("mask_bits", "A tensor of bits that says it")],
+        options: &[("mask_bits", "A tensor of bits that says which keys are seen")],
         passes: BOTH,
         bits: &[bits::MASK_BITS],
         word: |_| "maskbits".to_owned(),
@@ -320,14 +323,14 @@ table! {
         }],
     },
     Sinks => Row {
-        options: &[("sinks", "A score of each head to no key")],
+        options: &[("sinks", "A score of each head that belongs to no key")],
         passes: BOTH,
         bits: &[bits::SINKS],
         word: |_| "sinks".to_owned(),
         constants: &[Constant {
             name: "kHasSinks",
             tag: "has_sinks",
-            meaning: "each query head has a score to no key (device/attention/sink.cuh)",
+            meaning: "each query head has a score that belongs to no key (device/attention/sink.cuh)",
             value: ConstantValue::Flag(|p| p.features.sinks),
         }],
     },
@@ -344,7 +347,7 @@ table! {
         }],
     },
     Varlen => Row {
-        options: &[("varlen", "Sequences end to end, each as long as the longest")],
+        options: &[("varlen", "Sequences packed end to end, each of the full length")],
         passes: BOTH,
         bits: &[bits::CU_SEQLENS_Q, bits::CU_SEQLENS_K, bits::SEQUSED_Q, bits::SEQUSED_K],
         word: |_| "varlen".to_owned(),
@@ -356,7 +359,7 @@ table! {
         }],
     },
     Paged => Row {
-        options: &[("page_size", "Forward: keys of a page, where k and v are pages")],
+        options: &[("page_size", "Forward: k and v are pages of N keys")],
         passes: &[Pass::Forward],
         bits: &[bits::PAGED],
         word: |features| format!("page{}", features.paged.unwrap_or(0)),
@@ -368,7 +371,7 @@ table! {
         }],
     },
     BlockMask => Row {
-        options: &[("block_mask", "A block mask, of blocks of N queries and N keys")],
+        options: &[("block_mask", "A block mask with blocks of N queries and N keys")],
         passes: BOTH,
         bits: &[bits::BLOCK_MASK],
         word: |features| {
@@ -391,7 +394,7 @@ table! {
     },
 }
 
-/// What `--help` says of an option that stands in the table.
+/// The `--help` text of an option in the table.
 pub fn help(option: &str) -> &'static str {
     let mut options = Feature::ALL.iter().flat_map(|feature| feature.row().options);
     options.find(|(name, _)| *name == option).map(|(_, help)| *help).expect("an option of the table")

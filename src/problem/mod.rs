@@ -1,8 +1,8 @@
 //! Problem: *what* is computed. Pass, types, shape, mask, dropout on or off, other features,
 //! determinism, layout class.
 //!
-//! It holds nothing that a launch may change freely (pointers, strides, scale, seeds: see `call`)
-//! and nothing of how it is done (see `config`). Two calls with equal Problems share a plan.
+//! It excludes what a launch may change freely (pointers, strides, scale, seeds: see `call`) and
+//! how the problem is solved (see `config`). Two calls with equal Problems share a plan.
 
 mod cost;
 pub mod features;
@@ -45,7 +45,7 @@ impl Dtype {
     }
 }
 
-/// Which keys row i of the queries sees.
+/// The keys that query row i sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Causal {
@@ -57,10 +57,10 @@ pub enum Causal {
     TopLeft,
 }
 
-/// The widest access in elements that every row of every tensor of the call allows: the head dims,
-/// strides and base addresses are all multiples of it. 8 two-byte elements are the 16 bytes of one
-/// `cp.async`, and what TMA demands; strides that TMA cannot take for their size count as narrower.
-/// Of fp32 those 16 bytes are 4 elements.
+/// The widest access, in elements, that every row of every tensor of the call allows. The head
+/// dims, strides and base addresses are all multiples of it. One `cp.async` and TMA take 16 bytes:
+/// 8 elements of a 16-bit dtype, 4 of fp32. Strides that are too long for TMA count as a narrower
+/// layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -91,18 +91,18 @@ impl Layout {
     }
 }
 
-/// Blocks of a block mask are multiples of this: the rows of the smallest tile, in both directions.
+/// Blocks of a block mask are multiples of this: the rows or keys of the smallest tile.
 pub const MASK_BLOCK_STEP: i64 = 16;
-/// The largest of them: a block past the last one still lies within int32.
+/// The largest block. With it, the block after the last one still lies within int32.
 pub const MAX_MASK_BLOCK: i64 = 2048;
-/// The largest head dim of either kind.
+/// The largest head dim, of Q and K as of V.
 pub const MAX_HEAD_DIM: i64 = 512;
 /// Packed rows of the largest tile of the decode family.
 const TILE_ROWS: i64 = 64;
-/// Up to this many, a tile of one head's queries would be at most a quarter full.
+/// Up to this many queries, a tile of one head's queries would be at most a quarter full.
 const FEW_QUERIES: i64 = 16;
-/// The longest sequence, and the most rows of a tensor that holds sequences end to end: row and key
-/// indices, and the sum of a row index and a tile, stay within int32 in kernels.
+/// The longest sequence, and the most rows of a tensor that holds sequences end to end. In kernels,
+/// row and key indices, and the sum of a row index and a tile, stay within int32.
 pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -118,11 +118,12 @@ pub struct Problem {
     pub head_dim_v: i64,
     pub causal: Causal,
     pub dropout: bool,
-    /// Backward: the same bits at every run, whatever was measured. The config is the heuristic's.
+    /// Backward: every run gives the same bits. The config is the heuristic's, whatever was
+    /// measured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
     /// Forward: a sequence's result has the same bits alone and in any batch. The config is the
-    /// heuristic's for what no batch changes (`plan::key`).
+    /// heuristic's for the batch-independent part of the problem (`plan::key`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub batch_invariant: bool,
     #[serde(default, skip_serializing_if = "Features::is_none")]
@@ -131,8 +132,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Self-attention with as many key-value heads as query heads and no features, in rows and
-    /// strides of whole 16 bytes. Other problems differ from this one.
+    /// Self-attention with as many key-value heads as query heads and no features. Rows and strides
+    /// are whole multiples of 16 bytes. Other problems are written as differences from this one.
     pub const fn dense(
         pass: Pass,
         dtype: Dtype,
@@ -160,8 +161,8 @@ impl Problem {
         }
     }
 
-    /// Elements of an access of at most 16 bytes. A problem file may name the layout of a narrower
-    /// type.
+    /// Elements of an access of at most 16 bytes. A problem file may name a layout that only a
+    /// narrower dtype can use.
     pub const fn access_elements(&self) -> i64 {
         let (of_layout, of_16_bytes) = (self.layout.elements(), 16 / self.dtype.bytes() as i64);
         if of_layout < of_16_bytes { of_layout } else { of_16_bytes }
@@ -184,15 +185,15 @@ impl Problem {
         Some(if self.pass == Pass::Forward { (q, k) } else { (k, q) })
     }
 
-    /// Whether the keys may be split over CTAs, paged or not: there is no dropout and no training
-    /// while decoding.
+    /// Whether the keys may be split over CTAs, paged or not. Dropout and the backward pass exclude
+    /// this, since decoding needs neither.
     pub fn may_decode(&self) -> bool {
         // A tile holds rows of several heads, whose block lists differ.
         let has_lists = self.features.block_mask.is_some();
         self.pass == Pass::Forward && self.dtype != Dtype::Fp32 && !self.dropout && !has_lists
     }
 
-    /// The property that forbids the use of records: the config is then the heuristic's alone.
+    /// The property that forbids the use of records, so that the config is the heuristic's alone.
     pub const fn follows_no_record(&self) -> Option<&'static str> {
         match (self.deterministic, self.batch_invariant) {
             (true, _) => Some("deterministic"),
@@ -201,8 +202,8 @@ impl Problem {
         }
     }
 
-    /// Whether one tile of the decode family holds the packed rows, or two where there are few
-    /// queries: the rows of one head would fill a quarter of a tile.
+    /// Whether the packed rows fit into one tile of the decode family. With few queries they may
+    /// fill two, since the rows of one head would fill only a quarter of a tile.
     pub fn has_few_rows(&self) -> bool {
         (1..=self.most_few_rows(FEW_QUERIES)).contains(&self.packed_rows())
     }
@@ -211,8 +212,8 @@ impl Problem {
         if self.seqlen_q <= few_queries { 2 * TILE_ROWS } else { TILE_ROWS }
     }
 
-    /// Whether a batch-invariant problem runs as few queries do, each CTA with a split of the keys.
-    /// Only where all sequences have equally many queries, so that a sequence's own number decides.
+    /// Whether a batch-invariant problem runs as few queries do, with the keys split over CTAs. All
+    /// sequences must have equally many queries, so that a sequence's own size decides.
     pub fn has_few_queries_in_any_batch(&self) -> bool {
         !self.has_varlen_queries() && self.has_few_rows()
     }
@@ -222,10 +223,9 @@ impl Problem {
         self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
     }
 
-    /// The same without a causal mask that hides nothing: that of one query for each sequence,
-    /// aligned to the last key. A measurement of decoding then serves callers that say causal and
-    /// those that do not. A batch-invariant problem keeps the mask, as it would beside longer
-    /// sequences.
+    /// The same problem without a causal mask that hides nothing: one query for each sequence,
+    /// aligned to the last key. Records of decoding then serve callers that set causal and callers
+    /// that do not. A batch-invariant problem keeps the mask, as it would beside longer sequences.
     pub fn without_idle_causal(self) -> Problem {
         let has_no_window = self.features.window == Window::default();
         let sees_all = self.causal == Causal::BottomRight && self.seqlen_q == 1 && has_no_window;
@@ -242,13 +242,14 @@ impl Problem {
         right.map(|right| self.alignment_shift() + right)
     }
 
-    /// Row i sees keys j >= i + this; None: from the first one on. With varlen as above.
+    /// Row i sees keys j >= i + this; None: from the first one on. With varlen the kernel adds the
+    /// shift of each sequence's alignment.
     pub fn left_shift(&self) -> Option<i64> {
         self.features.window.left.map(|left| self.alignment_shift() - left)
     }
 
-    /// Whether the diagonal goes through each sequence's last query and key, not through its first
-    /// ones.
+    /// Whether the diagonal goes through each sequence's last query and key, or else through its
+    /// first ones.
     pub fn aligns_ends(&self) -> bool {
         match self.causal {
             Causal::None => !self.features.window.top_left,
@@ -263,14 +264,13 @@ impl Problem {
         }
     }
 
-    /// Whether the output has no element, so that nothing is launched.
+    /// Whether the output has no elements, so that nothing is launched.
     pub const fn is_empty(&self) -> bool {
         let has_no_output = self.seqlen_q == 0 && (matches!(self.pass, Pass::Forward) || self.seqlen_k == 0);
         self.batch_size == 0 || has_no_output
     }
 
-    /// Elements of the LSE: one for each row of queries and query head. Without a sequence there is
-    /// none.
+    /// Elements of the LSE: one for each query row of each query head, and none without a sequence.
     pub const fn lse_elements(&self) -> i64 {
         match self.features.varlen {
             Some(Varlen { total_q: Some(total), .. }) if self.batch_size > 0 => self.num_heads_q * total,

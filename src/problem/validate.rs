@@ -1,8 +1,8 @@
-//! Validation: which problems there are at all, whatever the backend. Each refusal names the field
-//! and what it must be.
+//! Validation: the problems that are legal on every backend. Each refusal names the field and its
+//! legal values.
 //!
-//! Who calls it: the C face, the command line and the tuner, once each, before anything else sees
-//! the problem. What a backend or a kernel family cannot do is theirs to say.
+//! The C face, the command line and the tuner each call it once, before anything else sees the
+//! problem. Backends and kernel families refuse for themselves what only they cannot do.
 
 use super::{
     BlockMask, Causal, Features, MASK_BLOCK_STEP, MAX_HEAD_DIM, MAX_MASK_BLOCK, MAX_SEQLEN, Pass, Problem, Varlen,
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 impl Problem {
     /// Checks what holds for every backend: ranges, the head ratio, and that products of sizes fit
-    /// in 63 bits.
+    /// into 63 bits.
     pub fn validate(&self) -> Result<()> {
         let range = |name: &str, value: i64, low: i64, high: i64| match (low..=high).contains(&value) {
             true => Ok(()),
@@ -33,17 +33,17 @@ impl Problem {
         }
         if self.deterministic && self.pass == Pass::Forward {
             return Err(Error::invalid(
-                "deterministic is true in a forward pass, which always is; it must be false but in a backward pass",
+                "deterministic is true in a forward pass; forward passes always are, so it must be false",
             ));
         }
         if self.batch_invariant && self.pass == Pass::Backward {
             return Err(Error::invalid(
-                "batch_invariant is true in a backward pass; it is of the forward pass and must be false",
+                "batch_invariant is true in a backward pass; it exists for forward passes only and must be false",
             ));
         }
         if self.batch_invariant && self.dropout {
             return Err(Error::invalid(
-                "batch_invariant is true and dropout_p is not 0; what is dropped depends on a sequence's place in the batch",
+                "batch_invariant is true and dropout_p is not 0; dropout depends on a sequence's place in the batch",
             ));
         }
         self.validate_features()?;
@@ -51,7 +51,7 @@ impl Problem {
         let Varlen { total_q, total_k, .. } = self.features.varlen.unwrap_or_default();
         let total = total_q.max(total_k).unwrap_or(0);
         let elements = heads.and_then(|n| {
-            // Twice covers both the rows of the batch and those that lie end to end.
+            // Twice the size covers both the rows of the batch and those that lie end to end.
             let rows =
                 (n.checked_mul(self.seqlen_q.max(self.seqlen_k) + 4096)?).max(self.num_heads_q.checked_mul(total)?);
             rows.checked_mul(2 * 4 * MAX_HEAD_DIM)
@@ -92,11 +92,13 @@ impl Problem {
             return Err(Error::invalid("dbias is asked for without a bias; the gradient of a bias needs the bias"));
         }
         if mask_bits && !mask {
-            return Err(Error::invalid("mask_bits is true without a mask; it says what a mask's elements are"));
+            return Err(Error::invalid(
+                "mask_bits is true without a mask; it selects the element type of a mask, so it needs one",
+            ));
         }
         if self.pass == Pass::Forward && (dbias || dlse) {
             return Err(Error::invalid(
-                "dbias or dlse is asked for in a forward pass; both are of the backward pass and must be off",
+                "dbias or dlse is asked for in a forward pass; both belong to the backward pass and must be off",
             ));
         }
         if let Some(varlen) = varlen {
@@ -136,11 +138,11 @@ impl Problem {
             return Err(Error::invalid("k and v are paged; there is no backward pass of pages"));
         }
         if self.dropout {
-            return Err(Error::invalid("k and v are paged and dropout_p is not 0; with pages nothing may be dropped"));
+            return Err(Error::invalid("k and v are paged and dropout_p is not 0; dropout_p must be 0 with pages"));
         }
         if self.features.varlen.is_some_and(|varlen| varlen.total_k.is_some()) {
             return Err(Error::invalid(
-                "k and v are both paged and end to end; with pages only seqused_k says how long sequences are",
+                "k and v are both paged and packed end to end; with pages, give the lengths by seqused_k alone",
             ));
         }
         if self.packed_rows() > MAX_SEQLEN {

@@ -1,16 +1,16 @@
-//! The workspace: how many bytes a problem needs, whatever config it runs with, and the sizes of
-//! the arrays that lie in it.
+//! The workspace: the bytes that a problem needs, whatever its config, and the sizes of the arrays
+//! in it.
 //!
-//! Known without the config, so that a caller may size it once. Where in the arrays a row lies is
-//! the backends' to say.
+//! The size does not depend on the config, so a caller may allocate once. The backends decide where
+//! a row lies in the arrays.
 
 use super::{Pass, Problem, Varlen};
 
 impl Problem {
-    /// Bytes of workspace that any config of any backend may use: the backward pass's delta and
-    /// fp32 dQ accumulator with `workspace_rows` rows, and turns where it is deterministic; forward
-    /// the partial states of as many splits as there may be. Pure, so that callers may size once
-    /// and keep it.
+    /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
+    /// the fp32 dQ accumulator with `workspace_rows` rows and, if deterministic, the turn counters.
+    /// The forward pass keeps the partial states of at most `max_splits` splits. The size depends
+    /// on the problem alone, so callers may compute it once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             _ if self.is_empty() => 0,
@@ -19,9 +19,9 @@ impl Problem {
         }
     }
 
-    /// Rows of query per head in the workspace: no block of a multiple of 16 rows up to
-    /// `WORKSPACE_ROWS` that holds a query reaches past them, so that the last one may be read and
-    /// written whole.
+    /// Query rows per head and sequence in the workspace. Every row block of up to `WORKSPACE_ROWS`
+    /// rows (a multiple of 16) that holds a query ends within them, so that the last block may be
+    /// read and written whole.
     pub const fn workspace_rows(&self) -> i64 {
         (self.seqlen_q + WORKSPACE_ROWS - 1) / 16 * 16
     }
@@ -31,18 +31,19 @@ impl Problem {
         (self.head_dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS * WORKSPACE_COLS
     }
 
-    /// Rows of query in the workspace over all of a head's sequences: each sequence's as many as
-    /// its own number asks for.
+    /// Query rows in the workspace of one head over all sequences. With varlen, each sequence takes
+    /// as many as its own length needs.
     pub const fn workspace_rows_of_head(&self) -> i64 {
         match self.features.varlen {
-            // A sequence begins at the multiple of 16 at or below the rows before it plus
-            // WORKSPACE_ROWS for each (device/attention/sequence.cuh).
+            // Add WORKSPACE_ROWS for each earlier sequence to the rows before a sequence: it begins
+            // at that number, rounded down to a multiple of 16 (device/attention/sequence.cuh).
             Some(Varlen { total_q: Some(total), .. }) => (total + (self.batch_size + 1) * WORKSPACE_ROWS) / 16 * 16,
             _ => self.batch_size * self.workspace_rows(),
         }
     }
 
-    /// Bytes of delta and of the log2 LSE beside it: two fp32 of (heads_q, workspace_rows_of_head).
+    /// Bytes of delta and of the log2 LSE beside it: two fp32 arrays of (heads_q,
+    /// workspace_rows_of_head).
     pub const fn delta_bytes(&self) -> usize {
         (2 * self.num_heads_q * self.workspace_rows_of_head()) as usize * 4
     }
@@ -52,8 +53,9 @@ impl Problem {
         (self.num_heads_q * self.workspace_rows_of_head() * self.workspace_cols()) as usize * 4
     }
 
-    /// Bytes of the counters by which tiles of a deterministic pass are drawn and take turns:
-    /// uint32, one, and as many as the dQ accumulator has tiles of rows, at least 8 each.
+    /// Bytes of the uint32 counters by which a deterministic pass draws tiles and orders their
+    /// additions. There is one for drawing and one for each row tile of the dQ accumulator, which
+    /// has at least 8 rows.
     pub const fn turn_bytes(&self) -> usize {
         match self.deterministic {
             true => (1 + self.num_heads_q * self.workspace_rows_of_head() / 8) as usize * 4,
@@ -61,14 +63,14 @@ impl Problem {
         }
     }
 
-    /// Into how many splits the keys may be cut at most, each for its own block of threads; 1: they
-    /// may not. No more than what a GPU's processors need to have something to do, and not below a
-    /// worthwhile number of keys each. Of a batch-invariant problem as many as its longest sequence
-    /// is cut into, and never a single one, so that a short sequence, too, is always merged.
+    /// The most splits of the keys, each for its own CTA; 1 means no split. The number is limited
+    /// by what a GPU's SMs need to be busy and by the least number of keys worth a split. A
+    /// batch-invariant problem gets the splits of its longest sequence and at least 2, so that
+    /// short sequences are merged too.
     pub fn max_splits(&self) -> i64 {
         if self.batch_invariant {
             let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries_in_any_batch();
-            // What a sequence is cut by is counted in whole blocks of keys.
+            // The kernel counts a sequence's keys in whole blocks, hence the rounding.
             let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
             return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };
         }
@@ -80,14 +82,14 @@ impl Problem {
         of_keys.min(of_heads).clamp(1, MAX_SPLITS)
     }
 
-    /// Whether the decode family is preferred, or a problem that it is preferred for shares a
-    /// record (`plan::key`): the most whose keys are split.
+    /// Whether the decode family is preferred, or the problem shares a record (`plan::key`) with
+    /// one that prefers it. Only then may the keys be split.
     fn has_rows_near_few(&self) -> bool {
         2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }
 
-    /// Bytes of the partial states of `max_splits` splits, 0 where there is but one: of each query
-    /// row an fp32 O, its columns rounded up to 4, and an LSE.
+    /// Bytes of the partial states of `max_splits` splits; 0 if there is only one. Each query row
+    /// of each split has an fp32 O, its columns rounded up to 4, and an LSE.
     pub fn partial_bytes(&self) -> usize {
         match self.max_splits() {
             1 => 0,
@@ -95,8 +97,7 @@ impl Problem {
         }
     }
 
-    /// Rows of query over the whole batch, sequences of their own lengths as if all were the
-    /// longest.
+    /// Query rows over the whole batch. Varlen counts every sequence as the longest.
     pub const fn query_rows(&self) -> i64 {
         self.batch_size * self.num_heads_q * self.seqlen_q
     }
@@ -109,18 +110,19 @@ impl Problem {
 
 /// The most splits of keys.
 pub const MAX_SPLITS: i64 = 128;
-/// Of a batch-invariant problem each sequence is cut into as many splits as so many keys fit what
-/// its rows see of it, at least one and at most `MAX_SPLITS`: its own length alone decides.
+/// Keys per split of a batch-invariant problem. A sequence has as many splits as whole multiples of
+/// this fit into the keys that its rows see, at least 1 and at most `MAX_SPLITS`. Its own length
+/// alone decides.
 pub const SPLIT_KEYS_OF_ANY_BATCH: i64 = 512;
-/// The largest block of keys that splits are whole numbers of.
+/// The largest block of keys. A split is a whole number of blocks.
 const KEY_BLOCK: i64 = 64;
-/// A split has at least so many keys of the longest sequence.
+/// The least number of keys of the longest sequence in a split.
 const SPLIT_KEYS: i64 = 64;
-/// Queries that share a record with 16. What shares one has up to sqrt(3/2) times as many, and as
-/// many heads in a group.
+/// The most queries of a problem that shares a record with 16 queries. Such a problem has up to
+/// sqrt(3/2) times as many queries, and up to sqrt(3/2) times as many heads in a GQA group.
 const MOST_NEAR_FEW: i64 = 19;
-/// Splits times batch times key-value heads: several for each place that the largest GPUs have for
-/// a block of threads.
+/// The limit of splits times batch times key-value heads: several for each CTA that the largest
+/// GPUs hold at once.
 const SPLITS_OF_ALL_HEADS: i64 = 2048;
 
 /// The largest block_m of the backward pass.

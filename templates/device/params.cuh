@@ -3,7 +3,7 @@
 
 #include "device/types.cuh"
 
-// A (batch, seqlen, heads, dim) view. Strides in elements; the last dim is contiguous.
+// A (batch, seqlen, heads, dim) view. Strides are in elements; the last dim is contiguous.
 struct TensorView {
     void* data;
     int64 stride_batch;
@@ -11,8 +11,8 @@ struct TensorView {
     int64 stride_head;
 };
 
-// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides in
-// elements; 0 along a dimension where the element is the same.
+// A (batch, heads_q, seqlen_q, seqlen_k) view with one element for each score. Strides are in
+// elements, and 0 along a dimension of equal elements.
 struct ScoresView {
     void* data;
     int64 stride_batch;
@@ -22,15 +22,15 @@ struct ScoresView {
 };
 
 // The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
-// forward pass, of keys in the backward pass; its lists name the blocks of the other kind that
-// count. Full blocks do without the mask, the others with it. int32, in any order; strides in
-// elements, 0 where lists are the same.
+// forward pass and of keys in the backward pass. Its lists name the blocks of the other kind that
+// count: full blocks, which skip the mask, and others, which apply it. Entries are int32, in any
+// order. Strides are in elements, and 0 along a dimension of equal lists.
 struct BlockListsView {
     // (batch, heads_q, rows)
     const int* num_blocks;
     // (batch, heads_q, rows, max_blocks)
     const int* indices;
-    // NULL, as full_indices then is: no block is full.
+    // If NULL, no block is full, and full_indices is NULL too.
     const int* full_num_blocks;
     const int* full_indices;
     // Strides of num_blocks and full_num_blocks. Rows are contiguous.
@@ -40,7 +40,7 @@ struct BlockListsView {
     int64 indices_stride_batch;
     int64 indices_stride_head;
     int64 indices_stride_row;
-    // Entries of a row of indices and of full_indices.
+    // The length of a row of indices and of full_indices.
     int64 max_blocks;
 };
 
