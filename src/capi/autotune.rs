@@ -1,4 +1,5 @@
-//! Tuning on request: measure the candidates for one problem, keep the winner.
+//! Tuning on request: the C struct, its checks, and the C function that measures the candidates for
+//! one problem.
 
 use super::context::{flashtune_context, time_limit};
 use super::operand::Data;
@@ -13,63 +14,75 @@ use crate::tune::{Event, Progress, TuneOptions};
 use std::ffi::{CString, c_char, c_void};
 use std::ops::ControlFlow;
 
-/// How far a tuning run is. The library's own, valid during the callback.
+/// The progress of a tuning run. It belongs to the library and is valid during the callback.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_progress {
-    /// sizeof(flashtune_progress) of the library: later fields exist where it says so.
+    /// sizeof(flashtune_progress) of the library. A later field exists only if it lies within this
+    /// size.
     pub struct_size: u64,
     /// "compile", "check" or "measure".
     pub phase: *const c_char,
-    /// done of total candidates in this phase; failed ones of all phases.
+    /// Candidates that this phase has finished.
     pub done: u64,
+    /// All candidates of this phase.
     pub total: u64,
+    /// Candidates that failed in any phase so far.
     pub failed: u64,
-    /// The best config so far and its median time in microseconds; NULL and 0 while there is none.
+    /// The best config so far. NULL while there is none.
     pub best_config: *const c_char,
+    /// Its median time in microseconds. 0 while there is none.
     pub best_us: f64,
 }
 
-/// Called now and then on the thread that called flashtune_autotune. Not 0 stops the run. It must return normally.
+/// Receives the progress of flashtune_autotune, from time to time, on the calling thread. A result
+/// other than 0 stops the run. The callback must return normally.
 pub type flashtune_progress_callback =
     Option<unsafe extern "C" fn(progress: *const flashtune_progress, user: *mut c_void) -> i32>;
 
-/// What to tune. Exactly one of forward and backward is set; it is borrowed for the call, and its data pointers may be
-/// NULL and are not used: tuning runs on buffers of its own.
+/// The problem to tune. Exactly one of forward and backward is set. It is borrowed for the call.
+/// Its data pointers may be NULL and are not used, because tuning allocates buffers of its own.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_autotune_params {
     /// sizeof(flashtune_autotune_params).
     pub struct_size: u64,
+    /// The forward pass to tune, or NULL.
     pub forward: *const flashtune_forward_params,
+    /// The backward pass to tune, or NULL.
     pub backward: *const flashtune_backward_params,
-    /// Seconds; when they are over the best so far is kept. 0: 20 seconds.
+    /// Time limit in seconds, up to 366 days. 0 means 20 seconds. At the limit, the best config so
+    /// far is kept.
     pub time_limit_seconds: f64,
-    /// NULL: no progress.
+    /// Receives the progress. NULL if not wanted.
     pub progress: flashtune_progress_callback,
-    /// Handed to progress; may be NULL.
+    /// Passed to progress. May be NULL.
     pub progress_user: *mut c_void,
-    /// 0: a problem that has a record keeps it. 1: measure again.
+    /// 0 or 1. With 0, a problem that has a record keeps it. With 1, it is measured again.
     pub retune: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
 }
 
-// SAFETY: repr(C), a u64 first, then numbers, raw pointers and a nullable function pointer, whose every bit pattern is
-// a value: NULL is None.
+// SAFETY: repr(C), a u64 first, then numbers, raw pointers and a nullable function pointer. Every
+// bit pattern is a value: NULL is None.
 unsafe impl SizedStruct for flashtune_autotune_params {
     const NAME: &'static str = "flashtune_autotune_params";
     const OLDEST: usize = 56;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_autotune_params>() == 56);
 
-/// Measures the candidates for one problem on the context's device and keeps the winner: this context uses it from
-/// now on, and later processes find it in the cache folder. Allocates device memory for the problem's tensors, uses a
-/// stream of its own, and returns when done. Any thread, others may go on using the context; not during stream capture.
+/// Measures the candidates for one problem on the context's device and keeps the winner. This
+/// context uses it from now on, and later processes find it in the cache folder.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), CANCELLED (what was measured is
-/// kept, and a later run resumes), NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+/// The call allocates device memory for the problem's tensors, uses a stream of its own, and
+/// returns when done. May be called from any thread, but not during stream capture. Other threads
+/// may go on using the context.
+///
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), CANCELLED
+/// (measurements are kept, and a later run resumes), NO_COMPILER, COMPILE_FAILED, CUDA,
+/// OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_autotune(
     context: *mut flashtune_context,

@@ -1,4 +1,5 @@
-//! The backward pass's functions.
+//! The C functions of the backward pass. They name the params struct; `pass` does the work of both
+//! passes.
 
 use super::args::{self, Checked, Memory};
 use super::context::flashtune_context;
@@ -11,12 +12,12 @@ use super::types::flashtune_backward_params;
 use crate::error::Result;
 use std::ffi::c_void;
 
-// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
+// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers. They have no invalid bytes.
 unsafe impl SizedStruct for flashtune_backward_params {
     const NAME: &'static str = "flashtune_backward_params";
     const OLDEST: usize = 376;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_backward_params>() == 720);
 
 impl Params for flashtune_backward_params {
@@ -27,19 +28,20 @@ impl Params for flashtune_backward_params {
     }
 }
 
-/// As flashtune_forward_supported, for the backward pass.
+/// The same as flashtune_forward_supported for the backward pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward_supported(
     context: *mut flashtune_context,
     params: *const flashtune_backward_params,
 ) -> i32 {
-    // SAFETY: the C caller promises what the header says; so in every function of this file.
+    // SAFETY: the C caller promises what the header says. This holds for every function of this
+    // file.
     unsafe { pass::supported(context, params) }
 }
 
-/// As flashtune_forward_workspace_size, for the backward pass, which needs memory in proportion to
-/// batch_size * num_heads_q * seqlen_q * head_dim, with cu_seqlens_q (total_q + 128 * batch_size) * num_heads_q *
-/// head_dim, on either backend.
+/// The same as flashtune_forward_workspace_size for the backward pass. On either backend the size
+/// is proportional to batch_size * num_heads_q * seqlen_q * head_dim. With cu_seqlens_q it is
+/// proportional to (total_q + 128 * batch_size) * num_heads_q * head_dim.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward_workspace_size(
     context: *mut flashtune_context,
@@ -50,7 +52,7 @@ pub unsafe extern "C" fn flashtune_backward_workspace_size(
     unsafe { pass::workspace_size(context, params, bytes) }
 }
 
-/// As flashtune_forward_prepare, for the backward pass.
+/// The same as flashtune_forward_prepare for the backward pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward_prepare(
     context: *mut flashtune_context,
@@ -60,9 +62,9 @@ pub unsafe extern "C" fn flashtune_backward_prepare(
     unsafe { pass::prepare(context, params) }
 }
 
-/// Runs one backward pass: writes dq, dk and dv in full but for rows that no sequence uses, also where no query or no
-/// key is seen (zeros). Everything that flashtune_forward says of stream, workspace, capture, threads and statuses
-/// holds here.
+/// Runs one backward pass. It writes dq, dk and dv in full, with zeros for queries that see no key
+/// and keys that no query sees. Only rows that no sequence uses are left as they are. The rules of
+/// flashtune_forward for stream, workspace, capture, threads and statuses apply.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward(
     context: *mut flashtune_context,
@@ -75,7 +77,7 @@ pub unsafe extern "C" fn flashtune_backward(
     unsafe { pass::launch(context, params, workspace, workspace_bytes, stream) }
 }
 
-/// As flashtune_forward_plan_info, for the backward pass.
+/// The same as flashtune_forward_plan_info for the backward pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_backward_plan_info(
     context: *mut flashtune_context,

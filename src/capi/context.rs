@@ -1,4 +1,5 @@
-//! Contexts: a device, its plans and its records, behind one opaque handle.
+//! Contexts: a device, its plans and its records behind one opaque handle. This file checks the
+//! options, opens the backend and describes the device.
 
 use super::panic_boundary::enter;
 use super::sized::{self, SizedStruct};
@@ -13,50 +14,59 @@ use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The GPU device_ordinal if it and its compiler can be used, else the CPU, with the reason as a log line.
+/// The GPU device_ordinal if it and its compiler can be used, else the CPU. A log line gives the
+/// reason.
 pub const FLASHTUNE_BACKEND_AUTO: i32 = 0;
-/// An NVIDIA GPU, compute capability 8.0 or later.
+/// An NVIDIA GPU of compute capability 8.0 or later.
 pub const FLASHTUNE_BACKEND_CUDA: i32 = 1;
-/// The host's cores.
+/// The cores of the host.
 pub const FLASHTUNE_BACKEND_CPU: i32 = 2;
 
-/// Where there is no record, use the heuristic's config: never measure unless flashtune_autotune is called.
+/// A problem without a record uses the heuristic's config. Only flashtune_autotune measures.
 pub const FLASHTUNE_TUNING_RECORDS: i32 = 0;
-/// Where there is no record, measure while preparing, within tuning_time_limit_seconds, and keep the record.
+/// A problem without a record is measured during prepare, within tuning_time_limit_seconds. The
+/// record is kept.
 pub const FLASHTUNE_TUNING_TUNE: i32 = 1;
 
-/// A device, its plans and its records. Made by flashtune_context_create, ended by flashtune_context_destroy. Any number
-/// of threads may use one at once. Calls that take one fail with INVALID_ARGUMENT where it is NULL.
+/// A device, its plans and its records. flashtune_context_create makes it, and
+/// flashtune_context_destroy frees it. Any number of threads may use one at once. A function whose
+/// context is NULL returns INVALID_ARGUMENT, except flashtune_context_destroy.
 pub struct flashtune_context {
     pub(super) engine: Engine,
 }
 
-/// How to make a context. All zeros but struct_size are the defaults.
+/// The options of a new context. Zero is the default of every field after struct_size.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_context_options {
     /// sizeof(flashtune_context_options).
     pub struct_size: u64,
-    /// FLASHTUNE_BACKEND_*.
+    /// A FLASHTUNE_BACKEND_*.
     pub backend: i32,
-    /// Which GPU, as the CUDA driver counts, from 0. Ignored where cuda_context is given, and by the CPU backend.
+    /// The GPU's number as the CUDA driver counts, from 0. Ignored with cuda_context and by the CPU
+    /// backend.
     pub device_ordinal: i32,
-    /// A CUcontext of the caller, which must outlive this context; NULL: the device's primary context, which the CUDA
-    /// runtime uses too. Must be NULL for FLASHTUNE_BACKEND_CPU.
+    /// A CUcontext of the caller, which must outlive this context. NULL selects the device's
+    /// primary context, which the CUDA runtime uses too. Must be NULL for FLASHTUNE_BACKEND_CPU.
     pub cuda_context: *mut c_void,
-    /// Folder of records and compiled kernels, copied; it must belong to this user alone. NULL: $XDG_CACHE_HOME/flashtune
-    /// or $HOME/.cache/flashtune. The environment variable FLASHTUNE_CACHE_DIR goes before either. "": no folder at all,
-    /// everything stays in memory.
+    /// Folder of records and compiled kernels. The folder must belong to this user alone. The
+    /// string is copied.
+    ///
+    /// - NULL selects $XDG_CACHE_HOME/flashtune or $HOME/.cache/flashtune.
+    /// - "" selects no folder: everything stays in memory.
+    /// - The environment variable FLASHTUNE_CACHE_DIR takes precedence over NULL and over a path,
+    ///   but not over "".
     pub cache_dir: *const c_char,
-    /// FLASHTUNE_TUNING_*.
+    /// A FLASHTUNE_TUNING_*.
     pub tuning_policy: i32,
-    /// Threads of the CPU backend, 0 to 1024; 0: one per core that this process may use. Ignored by the CUDA backend.
+    /// Threads of the CPU backend, 0 to 1024. 0 means one for each core that this process may use.
+    /// Ignored by the CUDA backend.
     pub num_threads: i32,
-    /// Limit in seconds for tuning one problem; 0: 20 seconds.
+    /// Limit in seconds for tuning one problem, up to 366 days. 0 means 20 seconds.
     pub tuning_time_limit_seconds: f64,
 }
 
-/// What a context runs on. All text is UTF-8, ended by NUL, cut where it is too long.
+/// The device of a context. Text is UTF-8, ends in NUL, and is cut if it is too long.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_device_info {
@@ -64,28 +74,30 @@ pub struct flashtune_device_info {
     pub struct_size: u64,
     /// FLASHTUNE_BACKEND_CUDA or FLASHTUNE_BACKEND_CPU.
     pub backend: i32,
-    /// Streaming multiprocessors of a GPU; worker threads on the CPU.
+    /// Streaming multiprocessors of a GPU, or worker threads of the CPU backend.
     pub sm_count: u32,
-    /// For example "NVIDIA H200".
+    /// The device's name, for example "NVIDIA H200".
     pub name: [c_char; 128],
-    /// "sm_90" and the like, or "cpu".
+    /// The architecture, for example "sm_90", or "cpu".
     pub arch: [c_char; 16],
+    /// Memory of the device in bytes.
     pub memory_bytes: u64,
-    /// The CUDA version that the driver supports, and the NVRTC in use: 1000 * major + 10 * minor; 0 on the CPU.
+    /// The CUDA version that the driver supports: 1000 * major + 10 * minor. 0 on the CPU.
     pub driver_version: u32,
+    /// The version of the NVRTC in use, in the same form. 0 on the CPU.
     pub nvrtc_version: u32,
 }
 
 const MAX_THREADS: i32 = 1024;
-/// A year: any limit beyond it is a mistake, and Duration has an end.
+/// One year. A longer limit is a mistake, and Duration has a maximum.
 const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
 
-// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
+// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers. They have no invalid bytes.
 unsafe impl SizedStruct for flashtune_context_options {
     const NAME: &'static str = "flashtune_context_options";
     const OLDEST: usize = 48;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_context_options>() == 48);
 
 // SAFETY: repr(C), a u64 first, then integers.
@@ -93,15 +105,19 @@ unsafe impl SizedStruct for flashtune_device_info {
     const NAME: &'static str = "flashtune_device_info";
     const OLDEST: usize = 176;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_device_info>() == 176);
 
-/// Makes a context and writes it to context; the caller ends it with flashtune_context_destroy. options may be NULL:
-/// all defaults. Any thread; not during stream capture. The caller's current CUDA context stays what it is, here and
-/// in every other call.
+/// Makes a context and writes it to context. The caller frees it with flashtune_context_destroy.
+/// options may be NULL for all defaults.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists the places tried),
-/// CUDA, OUT_OF_MEMORY. A missing libnvrtc is NO_COMPILER where a kernel must be compiled. A cache folder that cannot be used is a log line, not a failure.
+/// The caller's current CUDA context is the same after this call, as after every other. A cache
+/// folder that cannot be used causes a log line, not a failure. A missing libnvrtc fails the first
+/// call that compiles a kernel, with NO_COMPILER. May be called from any thread, but not during
+/// stream capture.
+///
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists
+/// the places tried), CUDA, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_context_create(
     options: *const flashtune_context_options,
@@ -122,23 +138,26 @@ pub unsafe extern "C" fn flashtune_context_create(
     })
 }
 
-/// Ends a context and frees what it holds. No other call may be using it, and on a GPU all work enqueued by it must be
-/// done. NULL is fine. Any thread; not during stream capture.
+/// Frees a context and all it holds. NULL does nothing. No other call may be using the context. On
+/// a GPU, all work that it enqueued must be done. May be called from any thread, but not during
+/// stream capture.
 ///
 /// Statuses: OK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_context_destroy(context: *mut flashtune_context) -> i32 {
     enter(|| {
         if !context.is_null() {
-            // SAFETY: it came from Box::into_raw in create, and the C caller promises that nobody uses it any more.
+            // SAFETY: the pointer came from Box::into_raw in create, and the C caller promises that
+            // nobody uses it any more.
             drop(unsafe { Box::from_raw(context) });
         }
         Ok(())
     })
 }
 
-/// From now on this context prepares nothing: a problem without a plan gets NOT_PREPARED instead of a stall. For
-/// servers that prepare at start. It cannot be undone. Any thread, also during stream capture.
+/// Forbids further preparation: from now on, a problem without a plan returns NOT_PREPARED and
+/// never stalls. This suits servers that prepare at start. It cannot be undone. May be called from
+/// any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -150,8 +169,8 @@ pub unsafe extern "C" fn flashtune_context_seal(context: *mut flashtune_context)
     })
 }
 
-/// Describes what the context runs on. The caller sets info->struct_size = sizeof(flashtune_device_info). Any thread,
-/// also during stream capture.
+/// Describes the device of the context. The caller sets info->struct_size to
+/// sizeof(flashtune_device_info). May be called from any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -232,7 +251,7 @@ fn open_backend(options: &flashtune_context_options, cache_dir: Option<PathBuf>)
         ))),
         FLASHTUNE_BACKEND_CPU => Cpu::new(num_threads).map(Backend::Cpu),
         FLASHTUNE_BACKEND_CUDA => open_gpu(options, cache_dir),
-        // Who hands over a CUDA context wants that GPU and no other machine.
+        // A caller that passes a CUDA context wants that GPU and no fallback.
         FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options, cache_dir),
         FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cache_dir, num_threads),
         other => Err(Error::invalid(format!(
@@ -246,7 +265,7 @@ fn open_gpu(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> 
     Gpu::new(options.device_ordinal, given, cache_dir).map(Backend::Cuda)
 }
 
-/// The folder of records and cubins, of what the caller set: an empty name asks for none, whatever the environment says.
+/// The folder of records and cubins. An empty setting selects none, whatever the environment says.
 fn cache_folder(setting: Option<PathBuf>) -> Option<PathBuf> {
     match setting {
         Some(name) if name.as_os_str().is_empty() => None,
@@ -268,7 +287,7 @@ fn engine_options(options: &flashtune_context_options, cache_dir: Option<PathBuf
     Ok(EngineOptions { cache_dir, policy, time_limit: limit.unwrap_or(DEFAULT_TIME_LIMIT) })
 }
 
-/// A time limit in seconds; None for 0, the default.
+/// A time limit in seconds. None stands for 0, the default.
 pub(super) fn time_limit(argument: &str, seconds: f64) -> Result<Option<Duration>> {
     if !(0.0..=MAX_TIME_LIMIT_SECONDS).contains(&seconds) {
         return Err(Error::invalid(format!(

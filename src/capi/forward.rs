@@ -1,4 +1,5 @@
-//! The forward pass's functions.
+//! The C functions of the forward pass. They name the params struct; `pass` does the work of both
+//! passes.
 
 use super::args::{self, Checked, Memory};
 use super::context::flashtune_context;
@@ -11,12 +12,12 @@ use super::types::flashtune_forward_params;
 use crate::error::Result;
 use std::ffi::c_void;
 
-// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers, which have no invalid bytes.
+// SAFETY: repr(C), a u64 first, then integers, floats and raw pointers. They have no invalid bytes.
 unsafe impl SizedStruct for flashtune_forward_params {
     const NAME: &'static str = "flashtune_forward_params";
     const OLDEST: usize = 248;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_forward_params>() == 568);
 
 impl Params for flashtune_forward_params {
@@ -27,9 +28,9 @@ impl Params for flashtune_forward_params {
     }
 }
 
-/// Whether this context can do this forward pass: FLASHTUNE_STATUS_OK, or a status with the reason in
-/// flashtune_last_error(). Cheap: compiles and launches nothing. Data pointers may be NULL. Any thread, also during
-/// stream capture.
+/// Returns OK if this context can run this forward pass. Otherwise it returns a status, and
+/// flashtune_last_error() has the reason. The call is cheap: it compiles and launches nothing. Data
+/// pointers may be NULL. May be called from any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED.
 #[unsafe(no_mangle)]
@@ -37,14 +38,17 @@ pub unsafe extern "C" fn flashtune_forward_supported(
     context: *mut flashtune_context,
     params: *const flashtune_forward_params,
 ) -> i32 {
-    // SAFETY: the C caller promises what the header says; so in every function of this file.
+    // SAFETY: the C caller promises what the header says. This holds for every function of this
+    // file.
     unsafe { pass::supported(context, params) }
 }
 
-/// Writes to bytes how much workspace flashtune_forward needs for these params at most, whatever plan it uses: 0 on a
-/// CPU context, and on a CUDA context but for few queries over many keys (with batch_invariant also over few), whose
-/// partial results it holds. A pure function of the params and the context's backend. Data pointers may be NULL. Any
-/// thread, also during stream capture.
+/// Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
+/// plan it uses. The size is a pure function of the params and the context's backend.
+///
+/// It is 0 on a CPU context. On a CUDA context it is 0 except for few queries over many keys, whose
+/// partial results it holds. With batch_invariant, few queries over few keys need it too. Data
+/// pointers may be NULL. May be called from any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -57,16 +61,22 @@ pub unsafe extern "C" fn flashtune_forward_workspace_size(
     unsafe { pass::workspace_size(context, params, bytes) }
 }
 
-/// Gets the plan for these params ready: looks up or chooses a config (under FLASHTUNE_TUNING_TUNE measures one where
-/// there is no record), compiles and loads its kernels. May take seconds; once it returned OK, flashtune_forward only
-/// enqueues for these params, also with another softmax_scale, nonzero dropout_p or seed and with other data and strides
-/// of the same alignment; nearby sizes share the plan. Another shape, or these params after flashtune_autotune or
-/// flashtune_records_import has changed the records, may need another config: flashtune_forward then prepares it, or
-/// returns NOT_PREPARED on a capturing stream and in a sealed context. Data pointers may be NULL, and then count as
-/// aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+/// Prepares the plan for these params: selects a config, then compiles and loads its kernels. Under
+/// FLASHTUNE_TUNING_TUNE, a problem without a record is measured. This may take seconds.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
-/// OUT_OF_MEMORY.
+/// After OK, flashtune_forward only enqueues for these params. The plan also serves another
+/// softmax_scale, seed or nonzero dropout_p, and other data and strides of the same alignment.
+/// Nearby sizes share the plan.
+///
+/// Another shape may need another config, and so may these params after flashtune_autotune or
+/// flashtune_records_import has changed the records. flashtune_forward then prepares that config.
+/// On a capturing stream and in a sealed context it returns NOT_PREPARED instead.
+///
+/// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
+/// but not while a stream of this thread is capturing.
+///
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), NO_COMPILER,
+/// COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_forward_prepare(
     context: *mut flashtune_context,
@@ -76,21 +86,26 @@ pub unsafe extern "C" fn flashtune_forward_prepare(
     unsafe { pass::prepare(context, params) }
 }
 
-/// Runs one forward pass. On a CUDA context it enqueues the work on stream, a CUstream or cudaStream_t of the context's
-/// device (NULL: the default stream), and returns; buffers must live until that work is done, params only during the
-/// call. On a CPU context stream is ignored, and the work is done on return.
+/// Runs one forward pass.
 ///
-/// workspace is device memory (host memory on a CPU context) aligned to 256 bytes, of workspace_bytes bytes, at least
-/// what flashtune_forward_workspace_size says; NULL where that is 0. Its contents need not be set and are not kept;
-/// two calls that may run at once must not share one.
+/// - stream: on a CUDA context the call enqueues the work on stream and returns. stream is a
+///   CUstream or cudaStream_t of the context's device; NULL is the default stream. Buffers must
+///   live until the work is done, and params only during the call. On a CPU context stream is
+///   ignored, and the work is done on return.
+/// - workspace: device memory (host memory on a CPU context), aligned to 256 bytes. It has
+///   workspace_bytes bytes, at least what flashtune_forward_workspace_size says. NULL is allowed if
+///   that is 0. Its contents need no initialisation and are not kept. Two calls that may run at
+///   once must not share one.
+/// - Overlap: out and lse must share no byte with another tensor.
+/// - With a prepared plan, the call allocates, synchronises, compiles, reads and locks nothing. The
+///   one exception: on a CPU context each thread needs memory for one tile, whatever the lengths.
+/// - Without a plan, the call prepares it first, as flashtune_forward_prepare does. On a capturing
+///   stream and in a sealed context it returns NOT_PREPARED instead.
+/// - Capture: with a prepared plan, the call may be captured into a graph. The captured launch must
+///   not run twice at a time: neither from two graph instances nor as two child nodes.
+/// - Threads: any thread may call it, also several at once.
 ///
-/// With a plan prepared, it allocates, synchronises, compiles, reads and locks nothing (but for the memory that a thread
-/// of a CPU context needs for one tile, whatever the lengths), and may be captured into a graph, which must not run twice
-/// at a time: not from two instances, nor as two child nodes. Without a plan it prepares first, as
-/// flashtune_forward_prepare; on a capturing stream or in a sealed context it returns NOT_PREPARED instead. out and lse
-/// must share no byte with another tensor. Any thread, several at once.
-///
-/// Statuses: those of flashtune_forward_prepare, WORKSPACE_TOO_SMALL.
+/// Statuses: those of flashtune_forward_prepare, and WORKSPACE_TOO_SMALL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_forward(
     context: *mut flashtune_context,
@@ -103,11 +118,11 @@ pub unsafe extern "C" fn flashtune_forward(
     unsafe { pass::launch(context, params, workspace, workspace_bytes, stream) }
 }
 
-/// Describes the plan that flashtune_forward uses for these params, preparing it first where there is none. The caller
-/// sets info->struct_size = sizeof(flashtune_plan_info). Data pointers may be NULL. Threads and capture as
-/// flashtune_forward_prepare.
+/// Describes the plan that flashtune_forward uses for these params. A missing plan is prepared
+/// first. The caller sets info->struct_size to sizeof(flashtune_plan_info). Data pointers may be
+/// NULL. The rules for threads and capture are those of flashtune_forward_prepare.
 ///
-/// Statuses: those of flashtune_forward_prepare; INVALID_ARGUMENT also where the problem is empty.
+/// Statuses: those of flashtune_forward_prepare. An empty problem is INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_forward_plan_info(
     context: *mut flashtune_context,

@@ -16,28 +16,34 @@ use crate::ops::kv_append::{KvAppend, KvAppendClass};
 use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN};
 use std::ffi::c_void;
 
-/// New keys and values of several sequences, to be written into a cache behind those that each has there: k_new and
-/// v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b. A sequence whose length is negative, or leaves
-/// no room for all of its new keys, or that has no page for one of them, gets none, and the others get theirs. What is
-/// not written keeps its bits. Set all of it to zero first, then struct_size = sizeof(flashtune_kv_append_params), then
-/// what applies.
+/// New keys and values to write into a K/V cache behind those that each sequence has there. k_new
+/// and v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b.
+///
+/// A sequence gets none of its new keys in three cases: its length is negative, they do not all
+/// fit, or one of them has no page. The other sequences get theirs. Elements that are not written
+/// keep their bits.
+///
+/// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_kv_append_params {
     /// sizeof(flashtune_kv_append_params).
     pub struct_size: u64,
-    /// FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit by bit.
+    /// A FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit
+    /// by bit.
     pub dtype: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
-    /// 0 to 2^31 - 1. With 0 there is nothing to do. batch_size * seqlen_new * num_heads_kv and the cache's rows, entries *
-    /// keys of each * num_heads_kv, are each at most 2^50.
+    /// 0 to 2^31 - 1. With 0 the call does nothing. batch_size * seqlen_new * num_heads_kv is at
+    /// most 2^50. So are the cache's rows: batch_size * seqlen_cache * num_heads_kv, with pages
+    /// num_pages * page_size * num_heads_kv.
     pub batch_size: i64,
     /// At least 1.
     pub num_heads_kv: i64,
-    /// 0 to 2^31 - 4096: new keys of each sequence. With 0 only seqused is written.
+    /// New keys of each sequence, 0 to 2^31 - 4096. With 0 only seqused is written.
     pub seqlen_new: i64,
-    /// 0 to 2^31 - 4096: keys that each sequence has room for, with pages in those of its row of block_table.
+    /// Keys that each sequence has room for, 0 to 2^31 - 4096. With pages, the room of its row of
+    /// block_table.
     pub seqlen_cache: i64,
     /// Dim of k_new and k_cache, 1 to 512.
     pub head_dim: i64,
@@ -47,28 +53,32 @@ pub struct flashtune_kv_append_params {
     pub k_new: flashtune_tensor,
     /// (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
     pub v_new: flashtune_tensor,
-    /// (batch_size, seqlen_cache, num_heads_kv, head_dim), written; with block_table (num_pages, page_size, num_heads_kv,
-    /// head_dim), stride_batch then being from one page to the next.
+    /// (batch_size, seqlen_cache, num_heads_kv, head_dim), written. With block_table it is
+    /// (num_pages, page_size, num_heads_kv, head_dim), and stride_batch leads from one page to the
+    /// next.
     pub k_cache: flashtune_tensor,
-    /// As k_cache, with head_dim_v.
+    /// The same with head_dim_v.
     pub v_cache: flashtune_tensor,
-    /// int32 (batch_size), read: how many keys each sequence has before. Device memory on a CUDA context, host memory on
-    /// a CPU context, where no length is refused either.
+    /// int32 (batch_size), read: how many keys each sequence has before the call. Device memory on
+    /// a CUDA context and host memory on a CPU context. No length is refused on either.
     pub seqlens: *const i32,
-    /// int32 (batch_size), written: how many keys each sequence uses afterwards, seqlens[b] + seqlen_new, or of one that
-    /// got none its length, taken for 0 or seqlen_cache where it is below or above. NULL: not wanted.
+    /// int32 (batch_size), written: how many keys each sequence has after the call. That is
+    /// seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, limited to 0 to
+    /// seqlen_cache. NULL if not wanted.
     pub seqused: *mut i32,
-    /// int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params. Only entries of pages
-    /// that a sequence's new keys go to are read. One that is negative, or num_pages or more, names no page. Where two new
-    /// keys go to the same row of a page, as those of two sequences that share it, parts of each may be there afterwards.
-    /// NULL where page_size is 0.
+    /// int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params.
+    /// NULL if page_size is 0.
+    ///
+    /// Only entries of pages that receive new keys are read. An entry that is negative, or
+    /// num_pages or more, names no page. Two sequences that share a page may write the same row.
+    /// That row may then hold parts of both.
     pub block_table: *const i32,
-    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_cache / page_size) where there
-    /// are several.
+    /// Elements from one sequence's row of block_table to the next. With several sequences it is at
+    /// least ceil(seqlen_cache / page_size).
     pub block_table_stride: i64,
-    /// Keys of a page, at least 1; 0: the cache has no pages. One kernel does all sizes.
+    /// Keys of a page, at least 1; 0 if the cache has no pages. One kernel serves all sizes.
     pub page_size: i64,
-    /// With block_table: pages that k_cache and v_cache hold, 1 to 2^31 - 1; else 0.
+    /// With block_table: pages that k_cache and v_cache hold, 1 to 2^31 - 1. Otherwise 0.
     pub num_pages: i64,
 }
 
@@ -91,25 +101,30 @@ impl From<&flashtune_kv_append_params> for PageInputs {
     }
 }
 
-/// Gets the kernel that writes such keys ready; may take a second. Once it returned OK, flashtune_kv_append only
-/// enqueues, for any sizes, and data, strides and rows of the same alignment. Data pointers may be NULL, and then count
-/// as aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+/// Prepares the kernel that writes such keys. This may take a second. After OK, flashtune_kv_append
+/// only enqueues, for any sizes and for data, strides and rows of the same alignment.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
-/// OUT_OF_MEMORY.
+/// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
+/// but not while a stream of this thread is capturing.
+///
+/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER,
+/// COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_kv_append_prepare(
     context: *mut flashtune_context,
     params: *const flashtune_kv_append_params,
 ) -> i32 {
-    // SAFETY: the C caller promises what the header says; so in the function below.
+    // SAFETY: the C caller promises what the header says. This holds for the function below too.
     unsafe { op::prepare(context, params) }
 }
 
-/// Writes new keys and values into a cache, for example those of a step of decoding before its attention, which takes
-/// seqused for its seqused_k. stream, buffers, capture and threads as of flashtune_forward; there is no workspace, and
-/// what is not prepared is prepared first, or NOT_PREPARED on a capturing stream and in a sealed context. k_cache,
-/// v_cache and seqused must share no byte with one another or with another tensor.
+/// Writes new keys and values into a K/V cache. A decoding step calls it before its forward pass,
+/// which takes seqused as its seqused_k.
+///
+/// The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
+/// workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
+/// call returns NOT_PREPARED instead. k_cache, v_cache and seqused must share no byte with one
+/// another or with another tensor.
 ///
 /// Statuses: those of flashtune_kv_append_prepare.
 #[unsafe(no_mangle)]
@@ -161,7 +176,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
         cache("k_cache", &params.k_cache, head_dim),
         cache("v_cache", &params.v_cache, head_dim_v),
     ];
-    // Without new keys neither the cache nor the table is read.
+    // A call without new keys reads neither the cache nor the table.
     let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };
     let is_unread = batch_size == 0 || (seqlen_new == 0 && params.seqused.is_null());
     let data_of_lengths = if is_unread { Data::Optional } else { data };

@@ -1,19 +1,21 @@
-//! The sentence of this thread's last failed call.
+//! The message of the calling thread's last failed call, and the function that returns it to C.
 
 use std::cell::RefCell;
 use std::ffi::c_char;
 
 thread_local! {
-    /// Ends in NUL once it was written; the buffer is kept, so that success costs no allocation.
+    /// Ends in NUL after the first write. The buffer is kept, so success allocates nothing.
     static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Why this thread's last flashtune call failed, as one sentence in UTF-8 that names the argument, its value and what
-/// is allowed; "" if it succeeded. Never NULL. The library's own, valid until this thread's next flashtune call that
-/// returns a status. Any thread, any time.
+/// Returns why this thread's last flashtune call failed. The text is one UTF-8 sentence that names
+/// the argument, its value and what is allowed. It is "" after success.
+///
+/// The string belongs to the library and is never NULL. It stays valid until this thread's next
+/// flashtune call that returns a status. May be called from any thread, also during stream capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashtune_last_error() -> *const c_char {
-    // A thread that is being torn down has no message any more.
+    // A thread that is shutting down has no message any more.
     let pointer = MESSAGE.try_with(|message| {
         let message = message.borrow();
         if message.is_empty() { c"".as_ptr() } else { message.as_ptr().cast() }
@@ -25,7 +27,7 @@ pub(super) fn set(text: &str) {
     let _ = MESSAGE.try_with(|message| {
         let mut message = message.borrow_mut();
         message.clear();
-        // A NUL inside would cut the sentence short.
+        // A NUL inside the text would cut the sentence short.
         message.extend(text.bytes().filter(|byte| *byte != 0));
         message.push(0);
     });
@@ -37,6 +39,6 @@ pub(super) fn clear() {
 
 #[cfg(test)]
 pub(super) fn current() -> String {
-    // SAFETY: the function gives a NUL-terminated string that lives until the next call on this thread.
+    // SAFETY: the returned string ends in NUL and lives until this thread's next call.
     unsafe { std::ffi::CStr::from_ptr(flashtune_last_error()) }.to_str().unwrap().to_owned()
 }

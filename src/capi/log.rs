@@ -1,4 +1,5 @@
-//! The library's log lines, handed to a callback of the host program. Without one nothing is written anywhere.
+//! Hands the library's log lines to a callback of the host program. Without a callback the library
+//! writes no log line anywhere.
 
 use super::panic_boundary::enter;
 use crate::error::{Error, Result, Status};
@@ -7,26 +8,30 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Once, PoisonError, RwLock};
 
-/// Something failed that the program will notice.
+/// A failure that the program will notice.
 pub const FLASHTUNE_LOG_ERROR: i32 = 1;
-/// Something is worse than it should be, for example a cache folder that cannot be used.
+/// A degraded state, for example a cache folder that cannot be used.
 pub const FLASHTUNE_LOG_WARN: i32 = 2;
-/// What was decided: a device, a config, a record.
+/// A decision: a device, a config or a record.
 pub const FLASHTUNE_LOG_INFO: i32 = 3;
-/// For who works on flashtune.
+/// Details for developers of flashtune.
 pub const FLASHTUNE_LOG_DEBUG: i32 = 4;
 
-/// Gets one line without line feed, in UTF-8, valid during the callback. level is FLASHTUNE_LOG_*. Called on any thread,
-/// also several at once. It must return normally and call no flashtune function but flashtune_status_string and
-/// flashtune_version*.
+/// Receives one log line: UTF-8 without a line feed, valid during the callback. level is a
+/// FLASHTUNE_LOG_*.
+///
+/// The library calls it on any thread, also on several at once. The callback must return normally.
+/// It must call no flashtune function except flashtune_status_string and flashtune_version*.
 pub type flashtune_log_callback = Option<unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void)>;
 
-/// Sets the process's log callback; NULL removes it. user may be NULL, is handed to every call, and stays the caller's.
-/// Once this returns the previous callback is not running and will not be called again. Any thread, not from inside
-/// the callback.
+/// Sets the process's log callback; NULL removes it. user may be NULL. Each callback receives user,
+/// which stays the caller's.
 ///
-/// Statuses: INVALID_ARGUMENT (called from inside the callback), UNSUPPORTED (a Rust program linked to flashtune's rlib
-/// has its own logger, which gets the lines instead).
+/// When this function returns, the previous callback is not running and will not be called again.
+/// May be called from any thread, but not from inside the callback.
+///
+/// Statuses: OK, INVALID_ARGUMENT (called from inside the callback), UNSUPPORTED (a Rust program
+/// linked to flashtune's rlib has its own logger, which gets the lines instead).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_set_log_callback(callback: flashtune_log_callback, user: *mut c_void) -> i32 {
     enter(|| {
@@ -48,7 +53,8 @@ fn install() -> Result<()> {
     ONCE.call_once(|| {
         let _ = log::set_logger(&LOGGER);
     });
-    // Whether ours is the one that is set, now and by whichever caller: a zero-sized static compares by address.
+    // The process has one logger, and any caller may have set it. A zero-sized static compares by
+    // address.
     match std::ptr::addr_eq(log::logger(), &LOGGER) {
         true => Ok(()),
         false => Err(Error::new(Status::Unsupported, "this process already has a logger of its own, set by Rust code")),
@@ -60,7 +66,8 @@ struct Target {
     user: *mut c_void,
 }
 
-// SAFETY: the caller of flashtune_set_log_callback promises a callback that any thread may call with `user`.
+// SAFETY: the caller of flashtune_set_log_callback promises a callback that any thread may call
+// with `user`.
 unsafe impl Send for Target {}
 // SAFETY: as above.
 unsafe impl Sync for Target {}
@@ -68,7 +75,8 @@ unsafe impl Sync for Target {}
 static TARGET: RwLock<Option<Target>> = RwLock::new(None);
 
 thread_local! {
-    /// A line logged from inside the callback is dropped: taking the lock twice could wait for ever.
+    /// A line logged from inside the callback is dropped, because taking the lock twice could
+    /// deadlock.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -76,7 +84,7 @@ struct CallbackLogger;
 
 impl Log for CallbackLogger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        // Dependencies log too; their lines mean nothing to the host.
+        // Dependencies log too. Their lines mean nothing to the host.
         metadata.target().starts_with("flashtune") && metadata.level() <= log::Level::Debug
     }
 
@@ -86,10 +94,12 @@ impl Log for CallbackLogger {
         }
         let line = record.args().to_string().replace(['\0', '\n'], " ");
         let line = CString::new(line).unwrap_or_default();
-        // Held during the call, so that a callback that was removed has also returned.
+        // The lock is held during the call. A callback that was removed has therefore also
+        // returned.
         if let Some(target) = &*TARGET.read().unwrap_or_else(PoisonError::into_inner) {
             IN_CALLBACK.set(true);
-            // SAFETY: the function is the host's, called as its type says; `line` outlives the call.
+            // SAFETY: this is the host's function, called as its type says; `line` outlives the
+            // call.
             unsafe { (target.call)(record.level() as i32, line.as_ptr(), target.user) };
             IN_CALLBACK.set(false);
         }

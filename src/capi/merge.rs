@@ -16,41 +16,45 @@ use crate::ops::merge::{Merge, MergeClass};
 use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
 use std::ffi::c_void;
 
-/// Results of attention of the same queries over several parts of the keys, to be merged into the result over all of
-/// them: each weighs as much as its part of the sum of exponentials, which its lse tells. Set all of it to zero first,
-/// then struct_size = sizeof(flashtune_merge_params), then what applies.
+/// Partial results to merge. Each partial is the attention of the same queries over another part of
+/// the keys, and the result is their attention over all parts. A partial weighs as much as its part
+/// of the sum of exponentials, which its lse gives.
+///
+/// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_merge_params {
     /// sizeof(flashtune_merge_params).
     pub struct_size: u64,
-    /// FLASHTUNE_DTYPE_*: the type of out.
+    /// A FLASHTUNE_DTYPE_*: the type of out.
     pub dtype: i32,
-    /// The type of partial_out: that of out, or FLASHTUNE_DTYPE_FP32. Sums are fp32 throughout.
+    /// The type of partial_out: that of out, or FLASHTUNE_DTYPE_FP32. All sums are fp32.
     pub partial_dtype: i32,
     /// At least 1.
     pub num_partials: i64,
-    /// 0 or more. For sequences end to end 1, and seqlen then is total_q. batch_size * seqlen * num_heads is below 2^31.
+    /// 0 or more. For packed sequences it is 1, and seqlen is total_q. batch_size * seqlen *
+    /// num_heads is below 2^31.
     pub batch_size: i64,
-    /// 0 or more, of queries.
+    /// Queries of a batch entry, 0 or more.
     pub seqlen: i64,
-    /// At least 1, of queries.
+    /// Heads of the queries, at least 1.
     pub num_heads: i64,
     /// 1 to 512.
     pub head_dim_v: i64,
-    /// (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse is -infinity are not
-    /// read.
+    /// (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
+    /// is -infinity are not read.
     pub partial_out: flashtune_tensor,
-    /// In elements, at least 0: from one partial's out to the next. Ignored where num_partials is 1.
+    /// Elements from one partial's out to the next, at least 0. Ignored if num_partials is 1.
     pub partial_out_stride: i64,
     /// fp32 (batch_size, num_heads, seqlen), contiguous, read: the first partial's lse.
     pub partial_lse: *const f32,
-    /// In elements, at least 0: from one partial's lse to the next. Ignored where num_partials is 1.
+    /// Elements from one partial's lse to the next, at least 0. Ignored if num_partials is 1.
     pub partial_lse_stride: i64,
-    /// (batch_size, seqlen, num_heads, head_dim_v), written. 0 where no partial has seen a key.
+    /// (batch_size, seqlen, num_heads, head_dim_v), written. It is 0 where no partial has seen a
+    /// key.
     pub out: flashtune_tensor,
-    /// fp32 (batch_size, num_heads, seqlen), contiguous, written: the lse over all keys, -infinity where no partial has
-    /// seen one. NULL: not wanted.
+    /// fp32 (batch_size, num_heads, seqlen), contiguous, written: the lse over all keys. It is
+    /// -infinity where no partial has seen a key. NULL if not wanted.
     pub lse: *mut f32,
 }
 
@@ -62,25 +66,29 @@ unsafe impl SizedStruct for flashtune_merge_params {
 // This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_merge_params>() == 152);
 
-/// Gets the kernel that merges such partials ready; may take a second. Once it returned OK, flashtune_merge only
-/// enqueues, for any sizes, and data and strides of the same alignment. Data pointers may be NULL, and then count as
-/// aligned to 16 bytes. Any thread, not while a stream of this thread is capturing.
+/// Prepares the kernel that merges such partials. This may take a second. After OK, flashtune_merge
+/// only enqueues, for any sizes and for data and strides of the same alignment.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA,
-/// OUT_OF_MEMORY.
+/// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
+/// but not while a stream of this thread is capturing.
+///
+/// Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER,
+/// COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_merge_prepare(
     context: *mut flashtune_context,
     params: *const flashtune_merge_params,
 ) -> i32 {
-    // SAFETY: the C caller promises what the header says; so in the function below.
+    // SAFETY: the C caller promises what the header says. This holds for the function below too.
     unsafe { op::prepare(context, params) }
 }
 
-/// Merges partial results, for example of attention over a shared prefix and over each sequence's own keys. Attention
-/// sinks may be in one of them at most. stream, buffers, capture and threads as of flashtune_forward; there is no
-/// workspace, and what is not prepared is prepared first, or NOT_PREPARED on a capturing stream and in a sealed
-/// context. out and lse must share no byte with another tensor.
+/// Merges partial results, for example of attention over a shared prefix and over each sequence's
+/// own keys. At most one of the partials may include attention sinks.
+///
+/// The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
+/// workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
+/// call returns NOT_PREPARED instead. out and lse must share no byte with another tensor.
 ///
 /// Statuses: those of flashtune_merge_prepare.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! What a plan looks like from C: which kernel, which config, where it came from, what it costs.
+//! The description of a plan as C sees it: which kernel, which config, its source and its cost.
 
 use super::sized::SizedStruct;
 use super::text::fixed;
@@ -7,42 +7,49 @@ use std::ffi::c_char;
 
 /// The config was set for this problem.
 pub const FLASHTUNE_SOURCE_PINNED: i32 = 1;
-/// Measured in this process.
+/// The config was measured in this process.
 pub const FLASHTUNE_SOURCE_PROCESS: i32 = 2;
-/// A record that an earlier process measured on this machine, or that was imported.
+/// The config comes from a record that an earlier process measured on this machine, or that was
+/// imported.
 pub const FLASHTUNE_SOURCE_MACHINE: i32 = 3;
-/// A record for this GPU that ships with the library.
+/// The config comes from a record for this GPU that ships with the library.
 pub const FLASHTUNE_SOURCE_SHIPPED: i32 = 4;
-/// A record of another GPU of the same architecture, that of the nearest number of multiprocessors, which ships with the
-/// library or is among this machine's; on a CPU context one of this machine's of another number of threads.
+/// The config comes from a record of another GPU of the same architecture, with the nearest number
+/// of multiprocessors. The record ships with the library or is one of this machine's. On a CPU
+/// context it is a record of this machine with another number of threads.
 pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
-/// No record: the choice that is right for every problem without measurement.
+/// There is no record. The heuristic chose a config that works for every problem without
+/// measurement.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
 
-/// The description of a plan. All text is UTF-8, ended by NUL, cut where it is too long.
+/// The description of a plan. Text is UTF-8, ends in NUL, and is cut if it is too long.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_plan_info {
     /// sizeof(flashtune_plan_info), set by the caller.
     pub struct_size: u64,
-    /// FLASHTUNE_SOURCE_*: where the config came from.
+    /// A FLASHTUNE_SOURCE_*: where the config comes from.
     pub source: i32,
-    /// For example "flashtune_sm80_forward".
+    /// The main kernel's name, for example "flashtune_sm80_forward".
     pub kernel: [c_char; 64],
-    /// For example "sm80 block_m=128 block_n=64 num_stages=2 num_warps=4".
+    /// The config, for example "sm80 block_m=128 block_n=64 num_stages=2 num_warps=4".
     pub config: [c_char; 256],
-    /// Why this config, as one sentence.
+    /// Why this config was chosen, as one sentence.
     pub reason: [c_char; 256],
-    /// Of the pass's main kernel: registers and spilled bytes of a thread, shared memory in bytes and threads of a block.
-    /// 0 on a CPU context.
+    /// Registers of a thread of the main kernel. 0 on a CPU context.
     pub registers: u32,
+    /// Spilled bytes of a thread of the main kernel. 0 on a CPU context.
     pub spill_bytes: u32,
+    /// Shared memory of a CTA of the main kernel, in bytes. 0 on a CPU context.
     pub smem_bytes: u32,
+    /// Threads of a CTA of the main kernel. 0 on a CPU context.
     pub threads: u32,
-    /// Median time in microseconds that the record holds for this config, and for the config that the heuristic would
-    /// have chosen; measured at the record's shape, which may be a neighbour of this one, as reason says. 0: not
-    /// measured; so, too, where this config has other splits of the keys than the neighbour's, whose time reason has.
+    /// Median time of this config in microseconds, from the record. It was measured at the record's
+    /// shape, which may be a neighbour of this one, as reason says. 0 means not measured. It is
+    /// also 0 if this config splits the keys differently from the neighbour's; reason then has the
+    /// neighbour's time.
     pub measured_us: f64,
+    /// The same for the config that the heuristic would have chosen.
     pub default_us: f64,
 }
 
@@ -51,7 +58,7 @@ unsafe impl SizedStruct for flashtune_plan_info {
     const NAME: &'static str = "flashtune_plan_info";
     const OLDEST: usize = 624;
 }
-// When the struct grows, this number does, and OLDEST stays.
+// This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_plan_info>() == 624);
 
 impl flashtune_plan_info {

@@ -1,4 +1,4 @@
-//! This machine's tuning records out to a file and in from one.
+//! The C functions that write this machine's tuning records to a file and read them from one.
 
 use super::context::flashtune_context;
 use super::panic_boundary::enter;
@@ -6,8 +6,9 @@ use super::{sized, text};
 use crate::error::Result;
 use std::ffi::c_char;
 
-/// Writes this machine's records to the file path, replacing it: sorted lines of JSON, the same bytes for the same
-/// records. count gets their number; it may be NULL. Any thread.
+/// Writes this machine's records to the file path and replaces what it held. The file has sorted
+/// lines of JSON: the same records give the same bytes. count receives their number; it may be
+/// NULL. May be called from any thread.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, IO.
 #[unsafe(no_mangle)]
@@ -26,10 +27,14 @@ pub unsafe extern "C" fn flashtune_records_export(
     })
 }
 
-/// Takes the records of a file that flashtune_records_export wrote into this machine's. A record replaces the one of the
-/// same device and problem where it alone has tried the kernel family that is preferred now or, where that does not tell
-/// them apart, where its median time is lower. Records that this library does not understand, or whose config it does not
-/// accept on their device, are passed over. count gets how many were taken; it may be NULL. Any thread.
+/// Adds the records of a file that flashtune_records_export wrote to this machine's.
+///
+/// Two records of the same device and problem compete. A record that alone has tried the currently
+/// preferred kernel family wins. Otherwise the record with the lower median time wins. Records that
+/// this library does not understand are skipped, and so are records whose config it does not accept
+/// on their device.
+///
+/// count receives the number of records taken; it may be NULL. May be called from any thread.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, IO.
 #[unsafe(no_mangle)]
@@ -48,10 +53,9 @@ pub unsafe extern "C" fn flashtune_records_import(
     })
 }
 
-/// Runs `work` and writes its number, once it is known that it can be written.
+/// Runs `work` and writes its number to `count`. The pointer is checked before the work starts.
 ///
-/// # Safety
-/// `count` is NULL or may be written.
+/// # Safety `count` is NULL or may be written.
 unsafe fn counted(count: *mut u64, work: impl FnOnce() -> Result<usize>) -> Result<()> {
     let count = if count.is_null() { None } else { Some(sized::output("count", count)?) };
     let number = work()? as u64;

@@ -1,22 +1,24 @@
-//! Status codes and versions as C sees them. The numbers' home is `error::Status`; the copies here exist because
-//! cbindgen reads only literals, and the assertions below hold them equal.
+//! Status codes and versions as C sees them. `error::Status` is the home of the numbers. cbindgen
+//! reads only literals, so the numbers are repeated here, and assertions below hold the two equal.
 
 use crate::error::Status;
 use std::ffi::{CStr, c_char};
 
-/// Success. Every other status leaves all outputs untouched; flashtune_last_error() has the reason.
+/// Success. After any other status all outputs are untouched, and flashtune_last_error() returns
+/// the reason.
 pub const FLASHTUNE_STATUS_OK: i32 = 0;
-/// An argument is wrong; the message names it, its value and what is allowed.
+/// An argument is wrong. The message names it, its value and what is allowed.
 pub const FLASHTUNE_STATUS_INVALID_ARGUMENT: i32 = 1;
-/// A valid problem that this build, device or backend does not do.
+/// The problem is valid, but this build, device or backend cannot run it.
 pub const FLASHTUNE_STATUS_UNSUPPORTED: i32 = 2;
-/// There is no plan yet, and the stream is capturing or the context sealed, so that none may be prepared now.
+/// The problem has no plan, and none may be prepared now: the stream is capturing or the context is
+/// sealed.
 pub const FLASHTUNE_STATUS_NOT_PREPARED: i32 = 3;
-/// No usable device, or libcuda is missing; the message lists the places tried.
+/// There is no usable device, or libcuda is missing. The message lists the places tried.
 pub const FLASHTUNE_STATUS_NO_DEVICE: i32 = 4;
-/// libnvrtc is missing, or too old or too new for the driver; the message lists the places tried.
+/// libnvrtc is missing, or too old or too new for the driver. The message lists the places tried.
 pub const FLASHTUNE_STATUS_NO_COMPILER: i32 = 5;
-/// NVRTC refused a kernel.
+/// NVRTC rejected a kernel.
 pub const FLASHTUNE_STATUS_COMPILE_FAILED: i32 = 6;
 /// The CUDA driver returned an error.
 pub const FLASHTUNE_STATUS_CUDA: i32 = 7;
@@ -26,9 +28,9 @@ pub const FLASHTUNE_STATUS_OUT_OF_MEMORY: i32 = 8;
 pub const FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL: i32 = 9;
 /// A file could not be read or written.
 pub const FLASHTUNE_STATUS_IO: i32 = 10;
-/// The progress callback stopped the work; what was done is kept.
+/// The progress callback stopped the run. Completed measurements are kept.
 pub const FLASHTUNE_STATUS_CANCELLED: i32 = 11;
-/// A bug in flashtune: please report the message.
+/// A bug in flashtune. Please report the message.
 pub const FLASHTUNE_STATUS_INTERNAL: i32 = 12;
 
 // One line per status: C's number, the noun's, and its name.
@@ -61,28 +63,34 @@ statuses! {
     FLASHTUNE_STATUS_INTERNAL = Internal, c"internal error";
 }
 
-/// A status in two or three English words, for example "invalid argument"; "unknown status" for a number that is
-/// none. Never NULL; static, never to be freed. Any thread, any time, also during stream capture.
+/// Returns a status in words, for example "invalid argument". A number that is no status gives
+/// "unknown status".
+///
+/// The string is static: it is never NULL and must not be freed. May be called from any thread,
+/// also during stream capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashtune_status_string(status: i32) -> *const c_char {
     name_of(status).as_ptr()
 }
 
-/// The version of the library that is loaded, as a number to compare with FLASHTUNE_VERSION:
-/// major * 1000000 + minor * 1000 + patch. Any thread, any time.
+/// Returns the version of the loaded library, to compare with FLASHTUNE_VERSION: major * 1000000 +
+/// minor * 1000 + patch. May be called from any thread, also during stream capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashtune_version() -> i32 {
     VERSION
 }
 
-/// The version of the library that is loaded, as text: "0.1.0". Never NULL; static, never to be freed. Any thread,
-/// any time.
+/// Returns the version of the loaded library as text, for example "0.1.0".
+///
+/// The string is static: it is never NULL and must not be freed. May be called from any thread,
+/// also during stream capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashtune_version_string() -> *const c_char {
     VERSION_STRING.as_ptr().cast()
 }
 
-// cbindgen must not see these: it would print them as macros beside those that build.rs writes.
+// These constants must stay private. cbindgen would print public ones as macros beside those of
+// build.rs.
 const VERSION: i32 = decimal(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
     + decimal(env!("CARGO_PKG_VERSION_MINOR")) * 1_000
     + decimal(env!("CARGO_PKG_VERSION_PATCH"));

@@ -1,29 +1,38 @@
-//! The parameter structs of the two passes, as C sees them. Data alone: `args` checks it.
+//! The parameter structs of the two passes as C sees them. They hold data only: `args` and the
+//! files it uses check them. cbindgen copies the doc comments into include/flashtune.h.
 
 use std::ffi::c_void;
 
-/// IEEE half precision (CUDA backend and CPU backend).
+/// IEEE half precision (CUDA and CPU backends).
 pub const FLASHTUNE_DTYPE_FP16: i32 = 1;
-/// bfloat16 (CUDA backend and CPU backend).
+/// bfloat16 (CUDA and CPU backends).
 pub const FLASHTUNE_DTYPE_BF16: i32 = 2;
-/// IEEE single precision (CUDA backend, but for pages, and CPU backend). Error rule, on both: what is off from exact
-/// attention is at most twice what plain fp32 attention, which rounds each product and sum to fp32, is off at its worst
-/// element (gradients: three times), and one rounding step; gradients also what 4 such steps come to at the magnitude of
-/// the terms that cancel in them. On a GPU products are three of tf32 each, which keep 22 of the 24 bits: there 2^-21 of
-/// the largest element comes on top, and where v or dout hold infinities, NaN may come out.
+/// IEEE single precision (CPU backend; CUDA backend except with pages).
+///
+/// The error against exact attention is bounded by that of plain fp32 attention, which rounds each
+/// product and sum to fp32. Let E be the largest error of any element of plain fp32 attention:
+///
+/// - Outputs are within 2 E plus one rounding step.
+/// - Gradients are within 3 E plus one rounding step, plus 4 rounding steps at the magnitude of the
+///   terms that cancel in them.
+/// - On a GPU, 2^-21 of the largest element is added to both bounds.
+///
+/// A GPU computes each product as three tf32 products, which keep 22 of the 24 bits. Infinities in
+/// v or dout may therefore give NaN on a GPU.
 pub const FLASHTUNE_DTYPE_FP32: i32 = 3;
 
 /// Every query sees every key.
 pub const FLASHTUNE_CAUSAL_NONE: i32 = 0;
-/// Query i sees key j if and only if j <= i + seqlen_k - seqlen_q: the last query sees the last key.
+/// Query i sees key j if and only if j <= i + seqlen_k - seqlen_q. The last query sees the last
+/// key.
 pub const FLASHTUNE_CAUSAL_BOTTOM_RIGHT: i32 = 1;
-/// Query i sees key j if and only if j <= i: the first query sees the first key.
+/// Query i sees key j if and only if j <= i. The first query sees the first key.
 pub const FLASHTUNE_CAUSAL_TOP_LEFT: i32 = 2;
 
-/// No window: a query sees keys as causal says.
+/// There is no window: causal alone decides.
 pub const FLASHTUNE_WINDOW_NONE: i32 = 0;
-/// Query i sees key j only if -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right: the last query's diagonal
-/// is the last key. The lengths are those of the sequence itself.
+/// Query i sees key j only if -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right. The
+/// last query's diagonal is the last key. With varlen, both lengths are the sequence's own.
 pub const FLASHTUNE_WINDOW_BOTTOM_RIGHT: i32 = 1;
 /// Query i sees key j only if -window_left <= j - i <= window_right.
 pub const FLASHTUNE_WINDOW_TOP_LEFT: i32 = 2;
@@ -34,54 +43,71 @@ pub const FLASHTUNE_FEATURE_ALIBI: u64 = 1;
 pub const FLASHTUNE_FEATURE_BIAS: u64 = 2;
 /// mask is used, and its elements are bytes.
 pub const FLASHTUNE_FEATURE_MASK: u64 = 4;
-/// sinks is used, and in the backward pass dsinks where it is not NULL.
+/// sinks is used. The backward pass also writes dsinks if it is not NULL.
 pub const FLASHTUNE_FEATURE_SINKS: u64 = 8;
-/// q, out and their gradients hold sequences end to end: cu_seqlens_q and total_q are used.
+/// q, out and their gradients hold packed sequences: cu_seqlens_q and total_q are used.
 pub const FLASHTUNE_FEATURE_CU_SEQLENS_Q: u64 = 16;
-/// k, v and their gradients hold sequences end to end: cu_seqlens_k and total_k are used.
+/// k, v and their gradients hold packed sequences: cu_seqlens_k and total_k are used.
 pub const FLASHTUNE_FEATURE_CU_SEQLENS_K: u64 = 32;
 /// seqused_q is used.
 pub const FLASHTUNE_FEATURE_SEQUSED_Q: u64 = 64;
 /// seqused_k is used.
 pub const FLASHTUNE_FEATURE_SEQUSED_K: u64 = 128;
-/// Backward: dbias is wanted. Only with FLASHTUNE_FEATURE_BIAS.
+/// Backward pass: dbias is written. Requires FLASHTUNE_FEATURE_BIAS.
 pub const FLASHTUNE_FEATURE_DBIAS: u64 = 256;
-/// Backward: dlse is used.
+/// Backward pass: dlse is used.
 pub const FLASHTUNE_FEATURE_DLSE: u64 = 512;
-/// Forward: k and v are pages: block_table, page_size and num_pages are used.
+/// Forward pass: k and v are pages, and block_table, page_size and num_pages are used.
 pub const FLASHTUNE_FEATURE_PAGED: u64 = 1024;
-/// mask is used, and its elements are bits. Not with FLASHTUNE_FEATURE_MASK.
+/// mask is used, and its elements are bits. Excludes FLASHTUNE_FEATURE_MASK.
 pub const FLASHTUNE_FEATURE_MASK_BITS: u64 = 2048;
 
 /// block_mask is used.
 pub const FLASHTUNE_FEATURE_BLOCK_MASK: u64 = 4096;
 
-/// Which blocks of scores count: lists, for each block of queries, of blocks of keys, in the forward pass; in the
-/// backward pass the same transposed, for each block of keys lists of blocks of queries. A score counts if its block is
-/// listed and all else (causal, the window, mask, ...) lets it; in a full block mask is not looked at. Time is
-/// proportional to the blocks that are listed. A query without a block is one that sees no key.
+/// Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
+/// keys that it sees. Backward, each block of keys lists the blocks of queries that see it (the
+/// transpose).
 ///
-/// Of FlexAttention's BlockMask these are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices forward, and
-/// q_num_blocks, q_indices, full_q_num_blocks and full_q_indices backward.
+/// A score counts if its block is listed and causal, the window, mask and the other features allow
+/// it. In a full block, mask is not applied; causal, the window and the other features are. A query
+/// whose block lists nothing sees no key. The run time is proportional to the number of listed
+/// blocks.
 ///
-/// rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. A list's entries may be in any order;
-/// no block is in a row twice, neither in one list nor in both. Device memory on a CUDA context, where nobody checks
-/// it: of more than max_blocks entries the first ones are used, what is no block is passed over, and a block that is
-/// listed twice counts twice. Host memory on a CPU context, where a launch refuses what is wrong. Strides are in elements
-/// and at least 0; 0 along a dimension where lists are the same.
+/// FlexAttention's BlockMask holds the same lists:
+///
+/// - Forward: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices.
+/// - Backward: q_num_blocks, q_indices, full_q_num_blocks, full_q_indices.
+///
+/// Below, rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. The
+/// entries of a list may have any order. A row must not name a block twice, neither in one list nor
+/// across both.
+///
+/// On a CPU context the lists are host memory, and a launch refuses wrong entries. On a CUDA
+/// context they are device memory, and nothing checks them:
+///
+/// - A count above max_blocks uses the first max_blocks entries.
+/// - An entry that names no block is skipped.
+/// - A block listed twice counts twice.
+///
+/// Strides are in elements and at least 0. A stride of 0 shares the lists along that dimension.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_block_mask {
-    /// Queries and keys of a block: multiples of 16 up to 2048. Multiples of 128 run fastest; a kernel is compiled for
-    /// each size.
+    /// Queries of a block, a multiple of 16 up to 2048. Multiples of 128 run fastest. Each size has
+    /// its own kernel.
     pub block_q: i64,
+    /// Keys of a block, under the same rule.
     pub block_k: i64,
-    /// int32 (batch_size, num_heads_q, rows), read: how many entries of indices are used. Rows are contiguous.
+    /// int32 (batch_size, num_heads_q, rows), read: the number of used entries of indices. The rows
+    /// dimension is contiguous.
     pub num_blocks: *const i32,
-    /// int32 (batch_size, num_heads_q, rows, max_blocks), read: numbers of blocks. Entries are contiguous.
+    /// int32 (batch_size, num_heads_q, rows, max_blocks), read: block numbers. The max_blocks
+    /// dimension is contiguous.
     pub indices: *const i32,
-    /// The same of full blocks, in the same strides; both NULL: no block is full.
+    /// The same for full blocks, with the same strides. Both are NULL if no block is full.
     pub full_num_blocks: *const i32,
+    /// See full_num_blocks.
     pub full_indices: *const i32,
     pub num_blocks_stride_batch: i64,
     pub num_blocks_stride_head: i64,
@@ -92,12 +118,12 @@ pub struct flashtune_block_mask {
     pub max_blocks: i64,
 }
 
-/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score. Borrowed as
-/// flashtune_tensor, with data in the same memory and NULL in the same calls.
+/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score.
+/// Lifetime, memory and NULL rules are those of flashtune_tensor.
 ///
-/// Strides are in elements, not bytes, and at least 0; 0 along a dimension where the element is the same. The stride of
-/// a dimension of size 1 is ignored. data is aligned to its element. With sequences of their own lengths, what lies
-/// past a sequence's last query or key is neither read nor written.
+/// Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
+/// dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
+/// varlen, elements past a sequence's last query or key are neither read nor written.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_scores_tensor {
@@ -108,17 +134,21 @@ pub struct flashtune_scores_tensor {
     pub stride_seqlen_k: i64,
 }
 
-/// A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. Borrowed for the call (on a GPU
-/// until the work enqueued on the stream is done), never freed.
+/// A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. The data is
+/// borrowed for the call, on a GPU until the enqueued work is done. It is never freed.
 ///
-/// Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is ignored. Inputs may
-/// have any stride, also 0 (broadcast) and views into one packed buffer. An output must hold each element once: with
-/// the dimensions sorted by stride, each stride must reach past everything below it.
+/// Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
+/// ignored. Inputs may have any stride: 0 broadcasts, and views into one packed buffer are allowed.
+/// An output must hold each element once: with the dimensions sorted by stride, each stride must
+/// reach past everything below it.
 ///
-/// data is device memory on a CUDA context, host memory on a CPU context, and aligned to its element. 16-byte aligned
-/// data with strides and head dims that are multiples of 8 run fastest. data may be NULL where the tensor has no
-/// element, and in the calls that do not touch data (supported, workspace_size, prepare, plan_info, autotune); in
-/// those, NULL with all strides 0 stands for a packed tensor.
+/// data is device memory on a CUDA context and host memory on a CPU context, aligned to its
+/// element. Tensors run fastest with data aligned to 16 bytes and with strides and head dims that
+/// are multiples of 8.
+///
+/// data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
+/// touch data: supported, workspace_size, prepare, plan_info and autotune. In those calls, NULL
+/// with all strides 0 stands for a packed tensor.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_tensor {
@@ -128,155 +158,203 @@ pub struct flashtune_tensor {
     pub stride_head: i64,
 }
 
-/// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v. Set all of it to
-/// zero first, then struct_size = sizeof(flashtune_forward_params), then what applies; zero is the default of every
-/// later field.
+/// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
+///
+/// Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
+/// of every later field.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_forward_params {
     /// sizeof(flashtune_forward_params).
     pub struct_size: u64,
-    /// FLASHTUNE_DTYPE_*: the type of q, k, v and out. Sums are fp32 throughout.
+    /// A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32.
     pub dtype: i32,
-    /// FLASHTUNE_CAUSAL_*.
+    /// A FLASHTUNE_CAUSAL_*.
     pub causal: i32,
-    /// 0 to 2^31 - 1. With 0 there is nothing to do. With cu_seqlens_q or cu_seqlens_k the number of sequences.
+    /// 0 to 2^31 - 1. With 0 the call does nothing. With cu_seqlens_q or cu_seqlens_k, the number
+    /// of sequences.
     ///
-    /// So much at most: batch_size * num_heads_q below 2^31; that times 4096 + the longer of seqlen_q and seqlen_k, and
-    /// num_heads_q * total_q and * total_k, below 2^51. On a GPU a call of some 2^31 tiles, each of 16 queries or keys of a
-    /// head or more, gets FLASHTUNE_STATUS_UNSUPPORTED.
+    /// Three products are limited as well. batch_size * num_heads_q is below 2^31. That product
+    /// times (4096 + the longer of seqlen_q and seqlen_k) is below 2^51. num_heads_q * total_q and
+    /// num_heads_q * total_k are below 2^51.
+    ///
+    /// On a GPU, a call of about 2^31 tiles or more is UNSUPPORTED. A tile holds at least 16
+    /// queries or keys of one head.
     pub batch_size: i64,
-    /// A multiple of num_heads_kv; query head h reads key-value head h / (num_heads_q / num_heads_kv).
+    /// A multiple of num_heads_kv. Query head h reads K/V head h / (num_heads_q / num_heads_kv).
     pub num_heads_q: i64,
     /// At least 1.
     pub num_heads_kv: i64,
-    /// 0 to 2^31 - 4096. With cu_seqlens_q an upper bound of the sequences' lengths; work is laid out for it.
+    /// 0 to 2^31 - 4096. With cu_seqlens_q, an upper bound of the sequences' lengths; the work is
+    /// laid out for it.
     pub seqlen_q: i64,
-    /// 0 to 2^31 - 4096; with cu_seqlens_k as seqlen_q. A query that sees no key has out = 0 and lse = -infinity (the
-    /// sink's score where there is one).
+    /// 0 to 2^31 - 4096. With cu_seqlens_k, an upper bound as for seqlen_q. A query that sees no
+    /// key has out = 0 and lse = -infinity (with a sink, lse is the sink's score).
     pub seqlen_k: i64,
     /// Dim of q and k, 1 to 512.
     pub head_dim: i64,
     /// Dim of v and out, 1 to 512.
     pub head_dim_v: i64,
-    /// What scores are multiplied with: of a magnitude from 2^-100 to 2^100. 0 means 1/sqrt(head_dim).
+    /// Factor of the scores, of a magnitude from 2^-100 to 2^100. 0 means 1/sqrt(head_dim).
     pub softmax_scale: f32,
-    /// Probability of dropping (not of keeping) an attention weight, 0 <= dropout_p < 1. It is rounded to a multiple of
-    /// 1/65536, and 65535/65536 at most. What is kept is divided by the rounded probability of keeping.
+    /// Probability of dropping (not of keeping) an attention weight: 0 <= dropout_p < 1. It is
+    /// rounded to a multiple of 1/65536, at most 65535/65536. Kept weights are divided by the
+    /// rounded probability of keeping.
     pub dropout_p: f32,
-    /// The dropout mask is a pure function of (seed, offset, batch, head, query, key): equal on every backend and in
-    /// both passes. Ignored where dropout_p is 0. With / and % of integers, query and key counted from the sequence's
-    /// first, and philox4x32_10 as Salmon et al. define it ("Parallel random numbers: as easy as 1, 2, 3", SC 2011):
+    /// The dropout mask is a pure function of (seed, offset, batch, head, query, key). It is equal
+    /// on every backend and in both passes. Seed and offset are ignored if dropout_p is 0.
+    ///
+    /// philox4x32_10 is defined by Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+    /// 2011. / and % are those of integers, and low and high are halves of 32 bits. query and key
+    /// count from the sequence's first. threshold is dropout_p * 65536, rounded, at most 65535.
     ///
     ///     words = philox4x32_10(
-    ///         counter = {key / 16 * 4 + key % 8 / 2, query / 16 * 8 + query % 8, batch * num_heads_q + head, offset low},
-    ///         key = {seed low, seed high ^ offset high})        low and high being halves of 32 bits
+    ///         counter = {key / 16 * 4 + key % 8 / 2,
+    ///                    query / 16 * 8 + query % 8,
+    ///                    batch * num_heads_q + head,
+    ///                    offset low},
+    ///         key = {seed low, seed high ^ offset high})
     ///     draw = words[query % 16 / 8 + 2 * (key % 16 / 8)] >> (16 * (key % 2)) & 0xffff
-    ///     dropped = draw < threshold        threshold being dropout_p * 65536, rounded, at most 65535
+    ///     dropped = draw < threshold
     pub dropout_seed: u64,
+    /// See dropout_seed.
     pub dropout_offset: u64,
-    /// NULL, or the address of 8 bytes (device memory on a CUDA context, host memory on a CPU context) read by the
-    /// work itself instead of dropout_seed, so that each replay of a captured graph may have its own mask.
+    /// NULL, or the address of 8 bytes that replace dropout_seed. The work itself reads them, so
+    /// each replay of a captured graph may have its own mask. They are device memory on a CUDA
+    /// context and host memory on a CPU context.
     pub dropout_seed_ptr: *const u64,
+    /// The same for dropout_offset.
     pub dropout_offset_ptr: *const u64,
-    /// (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q it and all like it, of queries, are
-    /// (total_q, heads, dim), and stride_batch is ignored.
+    /// (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q, q and all other
+    /// tensors of queries are (total_q, heads, dim), and stride_batch is ignored.
     pub q: flashtune_tensor,
-    /// (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k it and all like it, of keys, are
-    /// (total_k, heads, dim), and stride_batch is ignored.
+    /// (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k, k and all other
+    /// tensors of keys are (total_k, heads, dim), and stride_batch is ignored.
     pub k: flashtune_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
     pub v: flashtune_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
     pub out: flashtune_tensor,
-    /// fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q), contiguous, written: the
-    /// natural logarithm of the sum of the exponentials of what goes into the softmax. NULL: not wanted. The backward
-    /// pass needs it.
+    /// fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q);
+    /// contiguous, written. It is the natural logarithm of the sum of the exponentials of the
+    /// softmax's inputs. NULL if not wanted. The backward pass needs it.
     pub lse: *mut f32,
-    /// FLASHTUNE_FEATURE_*, or-ed: which of the fields below that take data are used. Those that are must not be NULL
-    /// at a launch, and may be in the calls that do not touch data; those that are not must be NULL, and totals,
-    /// page_size, num_pages and block_mask's block_q, block_k and max_blocks 0.
-    pub features: u64,
-    /// FLASHTUNE_WINDOW_*. With causal, of the same alignment, and window_right 0 or -1.
-    pub window: i32,
-    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before anything is added. From 2^-100 to
-    /// 2^100, and so |softmax_scale| / softcap; 0: no soft cap.
-    pub softcap: f32,
-    /// With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1: all. Without one 0 or
-    /// -1. With one seqlen_q + seqlen_k is at most 2^31 - 4096, too.
-    pub window_left: i64,
-    /// With a window: how many keys after its diagonal a query sees; otherwise as window_left.
-    pub window_right: i64,
-    /// fp32, read: -slope * |i + seqlen_k - seqlen_q - j| is added to the score of query i and key j, the lengths being
-    /// the sequence's own. The slope of batch entry b and query head h is element b * alibi_stride_batch + h.
-    pub alibi_slopes: *const f32,
-    /// In elements, at least 0. 0: all batch entries share num_heads_q slopes.
-    pub alibi_stride_batch: i64,
-    /// Of dtype, read: added to the scores. -infinity hides a key.
-    pub bias: flashtune_scores_tensor,
-    /// Read. With FLASHTUNE_FEATURE_MASK bytes: 0 hides a key, anything else shows it.
+    /// FLASHTUNE_FEATURE_* combined with |: the features whose data fields below are used.
     ///
-    /// With FLASHTUNE_FEATURE_MASK_BITS bits, packed along the keys, (batch_size, num_heads_q, seqlen_q,
-    /// ceil(seqlen_k / 8)) bytes: key j's is bit j % 8 of byte j / 8, bit 0 being the lowest; 0 hides the key, 1 shows
-    /// it. Strides are in bytes, and stride_seqlen_k is 1. Little-endian words of 32 bits are such bytes. Bits past the
-    /// last key may be anything.
+    /// A used pointer must not be NULL at a launch; it may be NULL in the calls that do not touch
+    /// data. An unused pointer must be NULL. Unused sizes must be 0: total_q, total_k, page_size,
+    /// num_pages and block_mask's block_q, block_k and max_blocks.
+    pub features: u64,
+    /// A FLASHTUNE_WINDOW_*. With causal, the window must have the same alignment, and window_right
+    /// must be 0 or -1.
+    pub window: i32,
+    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before any addition. 0
+    /// means no soft cap. Otherwise both softcap and |softmax_scale| / softcap are from 2^-100 to
+    /// 2^100.
+    pub softcap: f32,
+    /// With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1 means
+    /// all. seqlen_q + seqlen_k is then at most 2^31 - 4096 too. Without a window: 0 or -1.
+    pub window_left: i64,
+    /// With a window: how many keys after its diagonal a query sees. The limits are those of
+    /// window_left.
+    pub window_right: i64,
+    /// fp32, read: -slope * |i + seqlen_k - seqlen_q - j| is added to the score of query i and key
+    /// j. With varlen, both lengths are the sequence's own. The slope of batch entry b and query
+    /// head h is element b * alibi_stride_batch + h.
+    pub alibi_slopes: *const f32,
+    /// In elements, at least 0. With 0, all batch entries share num_heads_q slopes.
+    pub alibi_stride_batch: i64,
+    /// Elements of dtype, read: added to the scores. -infinity hides a key.
+    pub bias: flashtune_scores_tensor,
+    /// Read. With FLASHTUNE_FEATURE_MASK, elements are bytes: 0 hides a key, any other value shows
+    /// it.
+    ///
+    /// With FLASHTUNE_FEATURE_MASK_BITS, elements are bits, packed along the keys. The tensor is
+    /// (batch_size, num_heads_q, seqlen_q, ceil(seqlen_k / 8)) bytes. Bit j % 8 of byte j / 8
+    /// belongs to key j, where bit 0 is the lowest: 0 hides the key, 1 shows it. Little-endian
+    /// words of 32 bits have this layout. Strides are in bytes, and stride_seqlen_k is 1. Bits past
+    /// the last key may have any value.
     pub mask: flashtune_scores_tensor,
-    /// fp32 (num_heads_q), read: each query head's score to no key. It takes its share of the softmax and adds nothing
-    /// to out, and is part of lse.
+    /// fp32 (num_heads_q), read: an extra score of each query head that belongs to no key. It takes
+    /// its share of the softmax, adds nothing to out, and is part of lse.
     pub sinks: *const f32,
-    /// int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q. From 0, not
-    /// decreasing, at most total_q, no sequence longer than seqlen_q; rows of no sequence are neither read nor written.
-    /// Device memory on a CUDA context, where nobody checks it: of a longer sequence the first seqlen_q rows are used,
-    /// and whatever else is wrong is undefined. Host memory on a CPU context, where a launch refuses what is wrong. So
-    /// for all four arrays of lengths, each of which may be used without the others.
+    /// int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of
+    /// q. The offsets begin at 0, do not decrease and are at most total_q. No sequence is longer
+    /// than seqlen_q. Rows of no sequence are neither read nor written.
+    ///
+    /// Four arrays hold lengths: cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k. Each may be
+    /// used without the others. On a CPU context they are host memory, and a launch refuses wrong
+    /// values. On a CUDA context they are device memory, and nothing checks them. There, a sequence
+    /// longer than seqlen_q or seqlen_k uses its first rows up to that length. Any other wrong
+    /// value is undefined behaviour.
     pub cu_seqlens_q: *const i32,
-    /// int32 (batch_size + 1), read: the same of k and v, with total_k and seqlen_k.
+    /// int32 (batch_size + 1), read: the same for k and v, with total_k and seqlen_k.
     pub cu_seqlens_k: *const i32,
-    /// int32 (batch_size), read: how many rows of each sequence of q are used, from its first on; at least 0 and at
-    /// most its length. The others are neither read nor written, nor are their elements of lse.
+    /// int32 (batch_size), read: the number of used rows of each sequence of q, counted from its
+    /// first. It is at least 0 and at most the sequence's length. The other rows are neither read
+    /// nor written, nor are their elements of lse.
     pub seqused_q: *const i32,
-    /// int32 (batch_size), read: the same of k and v.
+    /// int32 (batch_size), read: the same for k and v.
     pub seqused_k: *const i32,
     /// With cu_seqlens_q: rows of q, at most 2^31 - 4096.
     pub total_q: i64,
     /// With cu_seqlens_k: rows of k, at most 2^31 - 4096.
     pub total_k: i64,
-    /// int32 (batch_size, ceil(seqlen_k / page_size)), read: sequence b has its keys from i * page_size on in page
-    /// block_table[b][i] of k and v, which are (num_pages, page_size, num_heads_kv, dim) then, with stride_batch from
-    /// one page to the next. Sequences are seqlen_k keys long, or as long as seqused_k says; entries past that are not
-    /// read, nor are pages: of its last page all may be read, and what is no key counts for nothing. Pages may be
-    /// shared. Device memory on a CUDA context, where an entry that names no page is
-    /// taken for the last one; host memory on a CPU context, where a launch refuses it. Not with cu_seqlens_k, and not
-    /// with dropout. seqlen_q * num_heads_q / num_heads_kv is at most 2^31 - 4096.
+    /// int32 (batch_size, ceil(seqlen_k / page_size)), read. Page block_table[b][i] of k and v
+    /// holds sequence b's keys from i * page_size on. Pages may be shared.
+    ///
+    /// k and v are then (num_pages, page_size, num_heads_kv, dim), and stride_batch leads from one
+    /// page to the next. A sequence has seqlen_k keys, or as many as seqused_k says. Entries and
+    /// pages past them are not read. All rows of a sequence's last page may be read; those past its
+    /// last key do not affect the result.
+    ///
+    /// On a CUDA context the table is device memory, and an entry that names no page stands for the
+    /// last page. On a CPU context it is host memory, and a launch refuses such an entry. Pages
+    /// exclude cu_seqlens_k and dropout. With pages, seqlen_q * num_heads_q / num_heads_kv is at
+    /// most 2^31 - 4096.
     pub block_table: *const i32,
-    /// In elements, from one sequence's row of block_table to the next: at least ceil(seqlen_k / page_size).
+    /// Elements from one sequence's row of block_table to the next: at least ceil(seqlen_k /
+    /// page_size).
     pub block_table_stride: i64,
-    /// With block_table: keys of a page, at least 1. A kernel is compiled for each size.
+    /// With block_table: keys of a page, at least 1. Each size has its own kernel.
     pub page_size: i64,
     /// With block_table: pages that k and v hold, 1 to 2^31 - 1.
     pub num_pages: i64,
-    /// 0, or 1: a sequence's out and lse have the same bits alone and in any batch, wherever in it.
+    /// 0 or 1. With 1, a sequence's out and lse have the same bits alone and at any place in any
+    /// batch. dropout_p must be 0.
     ///
-    /// That holds among calls with batch_invariant on one device by one version of this library and of NVRTC, of equal
-    /// dtype, num_heads_q, num_heads_kv, head dims, causal, window with its sides, softmax_scale, softcap, features and
-    /// page_size, and of data and strides that are alike multiples of 16 bytes (or of 8, 4 or 2), those of the batch
-    /// with them; with lengths of their own the batch's are also whole numbers of rows, as in packed tensors. What may
-    /// differ: batch_size, what other sequences are and where they lie; the longest lengths, that is seqlen_q with
-    /// cu_seqlens_q or seqused_q, and seqlen_k with cu_seqlens_k or seqused_k; the totals; which pages hold a sequence's
-    /// keys. A sequence's own lengths and what it reads are the same, of course.
+    /// The guarantee holds among calls with batch_invariant on one device, with one version of this
+    /// library and of NVRTC. These must be equal between the calls:
     ///
-    /// Kernels and the order of sums then follow from the above alone, and from no record and no measurement: it costs
-    /// the time that a config made for the batch would save. Keys of few queries are split by each sequence's own
-    /// length, but not with cu_seqlens_q or seqused_q. dropout_p must be 0.
+    /// - dtype, num_heads_q, num_heads_kv, head_dim and head_dim_v;
+    /// - causal, window, window_left and window_right;
+    /// - softmax_scale, softcap, features and page_size;
+    /// - the widest of 16, 8, 4 and 2 bytes that divides the data addresses and strides, batch
+    ///   strides included. With varlen, batch strides are also whole numbers of rows, as in packed
+    ///   tensors;
+    /// - the sequence's own lengths and all that it reads.
+    ///
+    /// These may differ:
+    ///
+    /// - batch_size, the other sequences, and where they lie;
+    /// - the longest lengths: seqlen_q with cu_seqlens_q or seqused_q, and seqlen_k with
+    ///   cu_seqlens_k or seqused_k;
+    /// - total_q and total_k, and which pages hold a sequence's keys.
+    ///
+    /// Kernels and the order of sums follow from the equal values alone, never from records or
+    /// measurements. The mode therefore gives up the time that a config made for the batch would
+    /// save. Keys of few queries are split by each sequence's own length, except with cu_seqlens_q
+    /// or seqused_q.
     pub batch_invariant: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
-    /// Of each block of queries the blocks of keys that it sees. Not with lengths of sequences, nor with pages.
+    /// For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
     pub block_mask: flashtune_block_mask,
 }
 
-/// One backward pass. Fields with the names of the forward pass's mean the same and must have the values that it ran
-/// with; out and lse are what it wrote. Zero it first, as flashtune_forward_params.
+/// One backward pass. A field with the name of a forward field means the same and must have the
+/// value that the forward pass had. out and lse are the forward pass's results. Set the whole
+/// struct to zero first, as for flashtune_forward_params.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_backward_params {
@@ -300,26 +378,30 @@ pub struct flashtune_backward_params {
     pub q: flashtune_tensor,
     pub k: flashtune_tensor,
     pub v: flashtune_tensor,
-    /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's output.
+    /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's out.
     pub out: flashtune_tensor,
-    /// fp32, contiguous, in the shape of the forward pass's lse, which it is; read. Not NULL.
+    /// fp32, contiguous, read: the forward pass's lse, in its shape. Must not be NULL.
     pub lse: *const f32,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
     pub dout: flashtune_tensor,
-    /// (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may be views into one
-    /// packed buffer, as long as no two of them share an element.
+    /// (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may
+    /// be views into one packed buffer if no two of them share an element.
     pub dq: flashtune_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim), written: the gradient of k.
     pub dk: flashtune_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
     pub dv: flashtune_tensor,
-    /// 0, or 1: dq, dk, dv and dbias have the same bits at every run. Tiles then take turns at dq, which costs time and
-    /// a little more workspace; a dbias that is summed along a dimension is refused; and the config follows from the
-    /// problem, the device's architecture and the library's version alone, never from records: flashtune_autotune
-    /// refuses such a problem. With 0, on a GPU, dq, and dbias where it is summed, may differ from run to run by the
-    /// order of fp32 sums; out, lse, dk, dv and dsinks do not.
+    /// 0 or 1. With 1, dq, dk, dv and dbias have the same bits at every run. Key tiles then add to
+    /// dq in a fixed order, which costs time and slightly more workspace.
+    ///
+    /// - A dbias that is summed along a dimension is UNSUPPORTED.
+    /// - The config follows from the problem, the device's architecture and the library's version
+    ///   alone, never from records. flashtune_autotune therefore refuses such a problem.
+    ///
+    /// With 0, on a GPU, the order of fp32 sums may change dq from run to run, and dbias where it
+    /// is summed. out, lse, dk, dv and dsinks have the same bits at every run.
     pub deterministic: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
     pub features: u64,
     pub window: i32,
@@ -337,15 +419,17 @@ pub struct flashtune_backward_params {
     pub seqused_k: *const i32,
     pub total_q: i64,
     pub total_k: i64,
-    /// fp32, added to, so set it to zero first: the gradient of bias, summed where a stride is 0. No other two of its
-    /// elements may share a place, and with deterministic no stride of a dimension longer than 1 may be 0.
+    /// fp32, added to, so set it to zero first: the gradient of bias. Elements along a stride of 0
+    /// are summed into one. No other two elements may share a place. With deterministic, the stride
+    /// of a dimension longer than 1 must not be 0.
     pub dbias: flashtune_scores_tensor,
-    /// fp32 (num_heads_q), written unless there is nothing to do: the gradient of sinks. NULL: not wanted.
+    /// fp32 (num_heads_q): the gradient of sinks, written unless the call does nothing. NULL if not
+    /// wanted.
     pub dsinks: *mut f32,
     /// fp32, contiguous, in the shape of lse, read: the gradient of lse.
     pub dlse: *const f32,
-    /// Of each block of keys the blocks of queries that see it: the forward pass's lists transposed. On a CUDA context
-    /// not with deterministic.
+    /// For each block of keys, the blocks of queries that see it: the transpose of the forward
+    /// pass's lists. On a CUDA context it excludes deterministic.
     pub block_mask: flashtune_block_mask,
 }
 
@@ -354,7 +438,7 @@ mod tests {
     use crate::problem::Feature;
     use std::collections::BTreeMap;
 
-    /// cbindgen reads this file as text, so the numbers stand here a second time.
+    /// cbindgen reads this file as text, so the numbers are repeated here.
     #[test]
     fn the_headers_feature_bits_are_those_of_the_table() {
         let lines = include_str!("types.rs").lines().filter_map(|line| line.strip_prefix("pub const "));

@@ -22,6 +22,21 @@ fn header_is_what_cbindgen_makes_of_the_sources() {
 }
 
 #[test]
+fn the_guides_function_index_names_each_function_once() {
+    let (guide, declarations) = GENERATED.split_once("*/").unwrap();
+    let (_, index) = guide.split_once(" * Function index\n").unwrap();
+    let entry = |line: &str| Some(line.strip_prefix(" *     ")?.split_once("  ")?.0.to_owned());
+    let mut indexed: Vec<String> = index.lines().filter_map(entry).collect();
+    let declaration = |line: &str| Some(line.split_once('(')?.0.rsplit([' ', '*']).next()?.to_owned());
+    let code = declarations.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()));
+    let mut declared: Vec<String> =
+        code.filter_map(declaration).filter(|name| name.starts_with("flashtune_")).collect();
+    indexed.sort();
+    declared.sort();
+    assert_eq!(indexed, declared);
+}
+
+#[test]
 fn version_macros_are_the_built_librarys() {
     let parts = ["MAJOR", "MINOR", "PATCH"].map(|name| {
         let start = format!("#define FLASHTUNE_VERSION_{name} ");
