@@ -1,12 +1,12 @@
 //! Arena: the device buffers of one problem and the `Call` that uses them, filled with random or
 //! with given values.
 //!
-//! The tuner's own tensors: packed (batch, seqlen, heads, dim), rows apart by the pitch that the
-//! problem's layout class says; of problems whose sequences lie end to end, packed (total, heads,
-//! dim); of pages, (pages, page size, heads, dim). Both the timing runs and the check use it, on
+//! The tuner's own tensors are packed (batch, seqlen, heads, dim), with the row pitch of the
+//! problem's layout class. Tensors that hold sequences end to end are (total, heads, dim), and
+//! pages are (pages, page size, heads, dim). The timing runs and the check both use an arena, on
 //! any backend.
 
-use super::features::{FeatureBuffers, Listed, feature_bytes};
+use super::features::{FeatureBuffers, ListDensity, feature_bytes};
 use super::lengths::Lengths;
 use super::pages::Pages;
 use super::values::{decode, encode, normals};
@@ -37,7 +37,7 @@ pub const fn tensors(pass: Pass) -> &'static [Tensor] {
     }
 }
 
-/// Those of them that the pass writes.
+/// The outputs among them.
 pub const fn outputs(pass: Pass) -> &'static [Tensor] {
     use Tensor::*;
     match pass {
@@ -70,7 +70,7 @@ impl Shape {
     }
 }
 
-/// (batch entries or pages, their positions, heads, dim) of a tensor.
+/// (batch entries or pages, positions in each, heads, dim) of a tensor.
 fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64, i64) {
     let (entries, seqlen_k) = Pages::of(p).map_or((p.batch_size, p.seqlen_k), |pages| (pages.count, pages.size));
     match tensor {
@@ -81,19 +81,19 @@ fn extents(p: &Problem, tensor: Tensor) -> (i64, i64, i64, i64) {
     }
 }
 
-/// Whether the tensor has a row for each query, else for each key.
+/// Whether the tensor has a row for each query; otherwise it has one for each key.
 const fn is_of_queries(tensor: Tensor) -> bool {
     matches!(tensor, Tensor::Q | Tensor::Out | Tensor::Dout | Tensor::Dq)
 }
 
-/// Positions of a tensor that holds sequences end to end.
+/// The number of positions of a tensor that holds sequences end to end; None for any other tensor.
 fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
     let varlen = problem.features.varlen?;
     if is_of_queries(tensor) { varlen.total_q } else { varlen.total_k }
 }
 
-/// The shortest row pitch of exactly this layout class: a kernel for 4-element accesses is timed
-/// where 8-element ones would be misaligned.
+/// The shortest row pitch of exactly this layout class. A kernel for 4-element accesses is thus
+/// timed on rows where 8-element accesses would be misaligned.
 fn pitch(dtype: Dtype, dim: i64, layout: Layout) -> i64 {
     let step = layout.elements();
     let pitch = (dim + step - 1) / step * step;
@@ -107,18 +107,18 @@ pub struct Arena {
     lse: Memory,
     lengths: Lengths,
     features: FeatureBuffers,
-    /// Held for `call.workspace`.
+    /// Keeps the memory of `call.workspace` alive.
     _workspace: Memory,
 }
 
 impl Arena {
-    /// Buffers as the allocator gives them.
+    /// Allocates the buffers and leaves their contents undefined.
     pub fn new(
         backend: &Backend,
         problem: &Problem,
         dropout: Dropout,
         lengths: Lengths,
-        listed: Listed,
+        density: ListDensity,
     ) -> Result<Arena> {
         let element = problem.dtype.bytes();
         let allocate = |bytes: usize| backend.allocate(bytes.max(SMALLEST));
@@ -128,7 +128,7 @@ impl Arena {
             .collect::<Result<_>>()?;
         let lse = allocate(problem.lse_elements() as usize * 4)?;
         let workspace = allocate(problem.workspace_bytes())?;
-        let features = FeatureBuffers::new(backend, problem, &lengths, listed)?;
+        let features = FeatureBuffers::new(backend, problem, &lengths, density)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
                 let (_, seqlen, heads, dim) = extents(problem, tensor);
@@ -155,18 +155,18 @@ impl Arena {
         Ok(Arena { call, tensors, lse, lengths, features, _workspace: workspace })
     }
 
-    /// Buffers for timing: normal inputs, an LSE of the size that they give, outputs of any
-    /// content.
+    /// Buffers for timing: normally distributed inputs, an LSE near that of these inputs, and
+    /// outputs of any content.
     pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
-        let arena = Arena::new(backend, problem, dropout, Lengths::even(problem), Listed::Few)?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::even(problem), ListDensity::Sparse)?;
         let pool = encode(&normals(POOL, seed), problem.dtype);
         for (at, tensor) in tensors(problem.pass).iter().enumerate() {
             if outputs(problem.pass).contains(tensor) {
                 continue;
             }
             let bytes = Shape::of(problem, *tensor).elements() * problem.dtype.bytes();
-            // Each tensor begins elsewhere in the pool; rows recur only after the pool's prime
-            // length.
+            // Each tensor starts at another offset of the pool. Rows recur only after the pool's
+            // prime length.
             let (ahead, behind) = pool.split_at(at * 4099 * problem.dtype.bytes());
             let mut values = Vec::with_capacity(bytes);
             for part in [behind, ahead].into_iter().cycle() {
@@ -191,7 +191,7 @@ impl Arena {
         &self.features
     }
 
-    /// Whether a sequence uses each position of the tensor.
+    /// For each position of the tensor, whether a sequence uses it.
     fn used(&self, tensor: Tensor) -> Vec<bool> {
         let problem = &self.call.problem;
         match (is_of_queries(tensor), Pages::of(problem)) {
@@ -201,16 +201,17 @@ impl Arena {
         }
     }
 
-    /// The same of each row of the LSE.
+    /// For each row of the LSE, whether a sequence uses it.
     fn used_lse(&self) -> Vec<bool> {
         let (used, problem) = (self.used(Tensor::Q), &self.call.problem);
-        // Each head has all positions in turn, or those of one batch entry.
+        // Every head repeats the positions: all of them end to end, or those of one batch entry.
         let entry = if total(problem, Tensor::Q).is_some() { used.len() } else { problem.seqlen_q as usize };
         let heads = problem.num_heads_q as usize;
         used.chunks(entry.max(1)).flat_map(|positions| positions.repeat(heads)).collect()
     }
 
-    /// Fills a tensor with NaN, gaps between rows included: what is read but not written shows.
+    /// Fills a tensor with NaN, gaps between rows included, so that a read of an unwritten element
+    /// shows.
     pub fn poison(&self, backend: &Backend, tensor: Tensor) -> Result<()> {
         let shape = Shape::of(&self.call.problem, tensor);
         backend.upload(self.memory(tensor), &vec![NAN_BYTE; shape.elements() * self.call.problem.dtype.bytes()])
@@ -228,7 +229,8 @@ impl Arena {
         backend.upload(self.memory(tensor), &encode(&spaced, self.call.problem.dtype))
     }
 
-    /// The rows; one that no sequence uses as 0, unless what `poison` left there was overwritten.
+    /// Reads the rows. A row that no sequence uses reads as 0 while it still holds the NaN of
+    /// `poison`.
     pub fn read(&self, backend: &Backend, tensor: Tensor) -> Result<Vec<f32>> {
         let shape = Shape::of(&self.call.problem, tensor);
         let mut bytes = vec![0; shape.elements() * self.call.problem.dtype.bytes()];
@@ -244,19 +246,19 @@ impl Arena {
         Ok(values)
     }
 
-    /// Of each row (position, head) of the tensor.
+    /// For each row (position, head) of the tensor, whether a sequence uses it.
     fn used_rows(&self, tensor: Tensor) -> impl Iterator<Item = bool> + use<> {
         let heads = extents(&self.call.problem, tensor).2 as usize;
         self.used(tensor).into_iter().flat_map(move |is_used| std::iter::repeat_n(is_used, heads))
     }
 
-    /// With NaN in the rows that no sequence uses.
+    /// Writes the LSE, with NaN in the rows that no sequence uses.
     pub fn write_lse(&self, backend: &Backend, values: &[f32]) -> Result<()> {
         let used = values.iter().zip(self.used_lse()).map(|(lse, is_used)| if is_used { *lse } else { f32::NAN });
         backend.upload(&self.lse, &encode(&used.collect::<Vec<_>>(), Dtype::Fp32))
     }
 
-    /// A row that no sequence uses as -inf, unless a NaN that stood there was overwritten.
+    /// Reads the LSE. A row that no sequence uses reads as -inf while it still holds NaN.
     pub fn read_lse(&self, backend: &Backend) -> Result<Vec<f32>> {
         let mut bytes = vec![0; self.call.problem.lse_elements() as usize * 4];
         backend.download(&self.lse, &mut bytes)?;
@@ -277,15 +279,16 @@ pub fn arena_bytes(problem: &Problem) -> usize {
     tensors.sum::<usize>() + problem.lse_elements() as usize * 4 + feature_bytes(problem) + problem.workspace_bytes()
 }
 
-/// A tensor of no element still has an address.
+/// The least size of an allocation: a tensor without elements still has an address.
 const SMALLEST: usize = 256;
 /// Every pattern of this byte is a NaN in fp16, bf16 and fp32.
 const NAN_BYTE: u8 = 0xff;
-/// Random values made per problem, a prime.
+/// The number of random values per problem, a prime.
 const POOL: usize = 1_048_573;
 
-/// What the LSE of normal Q and K is near: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2) for
-/// s normal. As if all sequences were the longest, and without what else makes a score.
+/// An estimate of the LSE for normal Q and K: log(visible keys) + 1/2, since E[exp(s)] = exp(1/2)
+/// for a normal s. It takes every sequence as the longest and leaves out features that change the
+/// scores.
 fn expected_lse(problem: &Problem) -> Vec<f32> {
     let longest = Problem { features: Features { varlen: None, ..problem.features }, ..*problem };
     let row = |i: i64| {
@@ -303,7 +306,7 @@ mod tests {
     use crate::problem::{Causal, Varlen, Window};
 
     #[test]
-    fn the_pitch_is_of_the_layout_class_and_no_wider() {
+    fn the_pitch_has_exactly_the_layout_class() {
         let of_16_bits = [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1].map(|layout| (Dtype::Bf16, layout));
         for (dtype, layout) in of_16_bits.into_iter().chain([(Dtype::Fp32, Layout::Vec4), (Dtype::Fp32, Layout::Vec1)])
         {
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_as_many_keys_whoever_says_the_lengths() {
+    fn varlen_rows_see_as_many_keys_as_rows_of_equal_lengths() {
         let equal = Problem {
             seqlen_k: 100,
             causal: Causal::BottomRight,

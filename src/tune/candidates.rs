@@ -1,21 +1,21 @@
 //! Candidates: the configs that a search tries, in a fixed order.
 //!
-//! Which configs pass, and what each is expected to cost, is the families' answer (`family`); the
-//! order, the first selection and the steps from one config to the next are here. Nothing here
-//! measures or remembers.
+//! The kernel families decide which configs pass and estimate the cost of each (`family`). This
+//! file holds the order, the first selection and the steps from one config to the next. It measures
+//! and remembers nothing.
 
 use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::family;
 use crate::problem::Problem;
 
-/// Candidates that are compiled before anything is known: at about a second per compilation and
-/// core, 16 cores build them in four or five seconds. The best of them say where to look further:
-/// see `neighbours`.
+/// The most candidates that are compiled before anything is measured. A compilation takes about a
+/// second per core, so 16 cores build this many in four or five seconds. The search then continues
+/// from the best of them (`neighbours`).
 pub const MAX_CANDIDATES: usize = 64;
 
-/// Every config that passes `check`, family after family, most promising first and the heuristic's
-/// before all, in a fixed order.
+/// Every config that passes `check`, in a fixed order: the heuristic's first, then family after
+/// family with the most promising first.
 pub fn all(problem: &Problem, device: &Device) -> Vec<Config> {
     family::families(problem, device).iter().flat_map(|family| of_family(*family, problem, device)).collect()
 }
@@ -28,15 +28,15 @@ fn of_family(family: Family, problem: &Problem, device: &Device) -> Vec<Config> 
     heuristic.into_iter().chain(by_cost(ranked)).collect()
 }
 
-/// The cheapest first; configs of equal cost in their own order.
+/// Sorts by cost. Configs of equal cost keep their order.
 fn by_cost(mut ranked: Vec<(f64, Config)>) -> impl Iterator<Item = Config> {
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
     ranked.into_iter().map(|(_, config)| config)
 }
 
-/// The most promising configs that are apart: the first of those that differ in a single knob
-/// stands for the others, which are its `neighbours`. The preferred family gives three for each one
-/// of another family.
+/// The most promising configs that differ from one another in more than one knob. Among configs
+/// that differ in a single knob, the first stands for the others, which are its `neighbours`. The
+/// preferred family gets three candidates for each one of another family.
 pub fn first(problem: &Problem, device: &Device) -> Vec<Config> {
     let mut queues: Vec<_> = family::families(problem, device)
         .iter()
@@ -56,7 +56,8 @@ pub fn first(problem: &Problem, device: &Device) -> Vec<Config> {
     chosen
 }
 
-/// At most MAX_CANDIDATES of one family's configs, those that are apart first.
+/// At most MAX_CANDIDATES configs of one family. Configs that differ in more than one knob come
+/// first.
 fn spread(all: Vec<Config>) -> Vec<Config> {
     let mut chosen: Vec<Config> = Vec::new();
     for config in &all {
@@ -76,7 +77,8 @@ fn spread(all: Vec<Config>) -> Vec<Config> {
     chosen
 }
 
-/// The configs one step away: one knob at the value before or after its own. Most promising first.
+/// The configs one step away, with one knob at the value before or after its own. The most
+/// promising come first.
 pub fn neighbours(problem: &Problem, config: &Config, device: &Device) -> Vec<Config> {
     let ranked: Vec<(f64, Config)> = family::knobs(config.family, problem.pass)
         .iter()
@@ -152,7 +154,7 @@ mod tests {
                 |config: &Config| knobs.split(' ').all(|knob| config.to_string().split(' ').any(|has| has == knob));
             let rank = candidates.iter().position(wanted);
             assert!(rank.is_some_and(|rank| rank < MAX_CANDIDATES), "{head_dim} {knobs}: rank {rank:?}");
-            // The search begins with configs that are apart, and looks around the best of them.
+            // The search begins with scattered configs and continues around the best of them.
             let first = first(&problem, &h200);
             let near = first.iter().map(|other| differences(other, &candidates[rank.unwrap()])).min();
             assert!(

@@ -6,7 +6,7 @@
 //! so only the candidate's own arithmetic differs.
 
 use super::arena::{self, Arena, Tensor};
-use super::features::{FeatureGradient, Listed};
+use super::features::{FeatureGradient, ListDensity};
 use super::lengths::{Lengths, RAGGED};
 use super::values;
 use crate::backend::{Backend, Executable};
@@ -141,7 +141,7 @@ impl Case {
             let shape = arena::Shape::of(problem, tensor);
             values::rounded(&values::normals(shape.rows * shape.dim, tensor as u32), problem.dtype)
         };
-        let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
+        let arena = Arena::new(backend, problem, dropout, Lengths::ragged(problem), ListDensity::Dense)?;
         let mut inputs: Vec<(Tensor, Vec<f32>)> = [Tensor::Q, Tensor::K, Tensor::V].map(|t| (t, random(t))).into();
         // Only the backward pass has the features of gradients.
         let features = Features { dbias: false, dlse: false, ..problem.features };
@@ -181,7 +181,7 @@ fn reference(
     inputs: &[(Tensor, Vec<f32>)],
     lse: Option<&[f32]>,
 ) -> Result<Reference> {
-    let arena = Arena::new(oracle, problem, dropout, Lengths::ragged(problem), Listed::Most)?;
+    let arena = Arena::new(oracle, problem, dropout, Lengths::ragged(problem), ListDensity::Dense)?;
     for (tensor, values) in inputs {
         arena.write(oracle, *tensor, values)?;
     }
@@ -258,7 +258,7 @@ mod tests {
                 let of_mask = Features { block_mask: Some(mask), ..Features::NONE };
                 let small = reduced(&Problem { pass, features: of_mask, ..PROBLEM })[0];
                 let ([partial, _, full, _], cols) =
-                    features::lists(small.pass, small.list_extents().unwrap(), Listed::Most);
+                    features::lists(small.pass, small.list_extents().unwrap(), ListDensity::Dense);
                 let both = partial.iter().zip(&full).any(|(partial, full)| *partial > 0 && *full > 0);
                 assert!(both, "{pass:?} {mask:?}: no row has a block of either kind");
                 let listed = partial.iter().chain(&full).sum::<i64>();

@@ -1,6 +1,6 @@
-//! The device buffers of a problem's features, with values that every backend holds exactly.
+//! The device buffers of a problem's features, with values that every backend represents exactly.
 //!
-//! Problems that differ in the dtype alone get the same values, so that a candidate and its
+//! Problems that differ only in the dtype get the same values, so that a candidate and its
 //! reference do.
 
 use super::lengths::Lengths;
@@ -12,23 +12,23 @@ use crate::error::Result;
 use crate::problem::{Dtype, Pass, Problem};
 use std::ffi::c_void;
 
-/// Low enough that it bends the scores of normal Q and K.
+/// A cap low enough to bend the scores of normal Q and K.
 const SOFTCAP: f32 = 4.0;
-/// A bias or mask takes at most this many bytes of a problem whose own tensors may be much smaller;
-/// else it is the same for all heads, or for all rows.
+/// The most bytes of a bias or mask, since the problem's own tensors may be much smaller. A larger
+/// one shrinks to one that all heads share, or all rows too.
 const MAX_BYTES: i64 = 256 << 20;
-/// Random values per tensor, a prime; they recur.
+/// The number of random values per tensor, a prime; they recur.
 const POOL: usize = 65_537;
 
-/// Which blocks of a block mask are listed.
+/// The density of a block mask's lists.
 #[derive(Clone, Copy, Debug)]
-pub enum Listed {
-    /// One of four, every other one full; fewer where their lists would take more than `MAX_BYTES`.
-    /// For timing.
-    Few,
-    /// Three of four, one of them full. Two blocks a side are enough for a row of two entries, one
-    /// of each kind, and for a block that is not listed. For the check.
-    Most,
+pub enum ListDensity {
+    /// A quarter of the blocks, every other one of them full. The share is smaller if the lists
+    /// would take more than `MAX_BYTES`. For timing.
+    Sparse,
+    /// Three quarters of the blocks, a third of them full. Two blocks a side suffice for a row with
+    /// one block of each kind and for a block that is not listed. For the check.
+    Dense,
 }
 
 pub struct FeatureBuffers {
@@ -37,18 +37,18 @@ pub struct FeatureBuffers {
     dsinks: Option<Memory>,
     shape: ScoresShape,
     heads: usize,
-    /// Held for the args.
+    /// Keeps the memory of the args alive.
     _inputs: Vec<Memory>,
 }
 
-/// What the pass adds up of its features: rows of `dim` fp32.
+/// A gradient that the pass sums for a feature, in rows of `dim` fp32.
 pub struct FeatureGradient {
     pub name: &'static str,
     pub dim: usize,
     pub values: Vec<f32>,
 }
 
-/// A tensor of something for each score, the same for all batch entries.
+/// The shape of a tensor with one value for each score, shared by all batch entries.
 #[derive(Clone, Copy)]
 struct ScoresShape {
     heads: i64,
@@ -57,7 +57,7 @@ struct ScoresShape {
 }
 
 impl ScoresShape {
-    /// Counted in fp32, so that bias, mask and dbias are alike.
+    /// Sized in fp32, so that bias, mask and dbias have the same shape.
     fn of(problem: &Problem) -> ScoresShape {
         let Problem { num_heads_q, seqlen_q, seqlen_k, .. } = *problem;
         let [heads, rows] = [[num_heads_q, seqlen_q], [1, seqlen_q], [1, 1]]
@@ -71,7 +71,7 @@ impl ScoresShape {
         (self.heads * self.rows * self.keys) as usize
     }
 
-    /// Of the bytes that hold a bit for each.
+    /// The shape in bytes of the same tensor with one bit for each score.
     fn of_bits(self) -> ScoresShape {
         ScoresShape { keys: (self.keys + 7) / 8, ..self }
     }
@@ -88,7 +88,12 @@ impl ScoresShape {
 }
 
 impl FeatureBuffers {
-    pub fn new(backend: &Backend, problem: &Problem, lengths: &Lengths, listed: Listed) -> Result<FeatureBuffers> {
+    pub fn new(
+        backend: &Backend,
+        problem: &Problem,
+        lengths: &Lengths,
+        density: ListDensity,
+    ) -> Result<FeatureBuffers> {
         let of = &problem.features;
         let shape = ScoresShape::of(problem);
         let heads = problem.num_heads_q as usize;
@@ -105,8 +110,7 @@ impl FeatureBuffers {
         };
         let pool = |seed| normals(POOL, seed);
         let fp32 = |count: usize, seed| encode(&recurring(&pool(seed), count), Dtype::Fp32);
-        // The slopes of the ALiBi paper, from one head's to the next; the entries of a batch share
-        // them.
+        // The slopes of the ALiBi paper for the heads in order, shared by the batch.
         let slopes = || {
             encode(&(1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect::<Vec<_>>(), Dtype::Fp32)
         };
@@ -115,9 +119,9 @@ impl FeatureBuffers {
         let eighths =
             || recurring(&pool(31).iter().map(|x| (8.0 * x).round() / 8.0).collect::<Vec<_>>(), shape.elements());
         let bias = upload(of.bias, &|| encode(&eighths(), problem.dtype))?;
-        // One key of eight is hidden.
+        // The mask hides one key of eight.
         let bytes = || recurring(&pool(32).iter().map(|x| u8::from(*x > -1.15)).collect::<Vec<_>>(), shape.elements());
-        // Of bits each that is of such a byte, the first of eight in the lowest.
+        // Packs eight mask bytes into one byte of bits, the first key lowest.
         let of_byte = |shown: &[u8]| shown.iter().rev().fold(0, |bits, bit| bits << 1 | bit);
         let bits = || {
             let rows = bytes();
@@ -147,7 +151,7 @@ impl FeatureBuffers {
             None => BlockLists::NULL,
             Some(extents) => {
                 let ([num_blocks, indices, full_num_blocks, full_indices], max_blocks) =
-                    lists(problem.pass, extents, listed);
+                    lists(problem.pass, extents, density);
                 let mut upload = |list: Vec<i64>| {
                     upload(true, &|| int32(list.iter().copied())).map(|array| array.cast_const().cast())
                 };
@@ -198,7 +202,7 @@ impl FeatureBuffers {
         self.args
     }
 
-    /// Zeros where is added to, NaN where is written.
+    /// Fills the gradients that the pass adds to with zeros, and those that it writes with NaN.
     pub fn clear_gradients(&self, backend: &Backend) -> Result<()> {
         if let Some(dbias) = &self.dbias {
             backend.upload(dbias, &vec![0; 4 * self.shape.elements()])?;
@@ -222,39 +226,39 @@ impl FeatureBuffers {
     }
 }
 
-/// Bytes that the features of a problem take, beside which lengths are nothing.
+/// Bytes of the problem's features. The lengths are left out, since they take almost none.
 pub fn feature_bytes(problem: &Problem) -> usize {
     let (of, elements) = (&problem.features, ScoresShape::of(problem).elements());
     let bias = if of.bias { elements * problem.dtype.bytes() } else { 0 };
     let dbias = if of.dbias { 4 * elements } else { 0 };
     let mask = if of.mask { elements } else { 0 };
     let dlse = if of.dlse { 4 * problem.lse_elements() as usize } else { 0 };
-    let lists = problem
-        .list_extents()
-        .map_or(0, |(rows, cols)| (2 * 4 * rows * (1 + max_blocks(cols, step(rows, cols, Listed::Few)))) as usize);
+    let lists = problem.list_extents().map_or(0, |(rows, cols)| {
+        (2 * 4 * rows * (1 + max_blocks(cols, step(rows, cols, ListDensity::Sparse)))) as usize
+    });
     bias + dbias + mask + dlse + lists
 }
 
-/// num_blocks, indices, and the same of full blocks, the same for all heads, and the entries of a
-/// row; of so many rows and columns.
-pub fn lists(pass: Pass, (rows, cols): (i64, i64), listed: Listed) -> ([Vec<i64>; 4], i64) {
-    let step = step(rows, cols, listed);
-    let max_blocks = match listed {
-        Listed::Few => max_blocks(cols, step),
-        Listed::Most => cols,
+/// The lists of a block mask with so many rows and columns: num_blocks, indices, full_num_blocks
+/// and full_indices, shared by all heads. The last value is the length of a row of indices.
+pub fn lists(pass: Pass, (rows, cols): (i64, i64), density: ListDensity) -> ([Vec<i64>; 4], i64) {
+    let step = step(rows, cols, density);
+    let max_blocks = match density {
+        ListDensity::Sparse => max_blocks(cols, step),
+        ListDensity::Dense => cols,
     };
     let is_full = |row: i64, col: i64| {
         let (q, k) = if pass == Pass::Forward { (row, col) } else { (col, row) };
-        match (listed, (q + k) % step, (k - q).rem_euclid(step)) {
-            (Listed::Few, 0, _) | (Listed::Most, _, 0) => Some(true),
-            (Listed::Few, sum, _) => (sum == step / 2).then_some(false),
-            // A block after the diagonal: causal masks hide much of it already.
-            (Listed::Most, _, difference) => (difference != 1).then_some(false),
+        match (density, (q + k) % step, (k - q).rem_euclid(step)) {
+            (ListDensity::Sparse, 0, _) | (ListDensity::Dense, _, 0) => Some(true),
+            (ListDensity::Sparse, sum, _) => (sum == step / 2).then_some(false),
+            // The block after the diagonal is left out; a causal mask hides much of it already.
+            (ListDensity::Dense, _, difference) => (difference != 1).then_some(false),
         }
     };
     let mut lists = [(); 4].map(|()| Vec::new());
     for (row, full) in (0..rows).flat_map(|row| [(row, false), (row, true)]) {
-        // What is listed recurs after `step` columns.
+        // The pattern recurs after `step` columns.
         let first = (0..step.min(cols)).filter(|col| is_full(row, *col) == Some(full));
         let mut entries: Vec<i64> = first.flat_map(|col| (col..cols).step_by(step as usize)).collect();
         let at = 2 * usize::from(full);
@@ -265,15 +269,15 @@ pub fn lists(pass: Pass, (rows, cols): (i64, i64), listed: Listed) -> ([Vec<i64>
     (lists, max_blocks)
 }
 
-/// After how many blocks what is listed recurs, in both directions.
-fn step(rows: i64, cols: i64, listed: Listed) -> i64 {
-    match listed {
-        Listed::Few => ((4 * rows * cols / MAX_BYTES) as u64 + 1).next_power_of_two().max(8) as i64,
-        Listed::Most => 4,
+/// The period of the pattern in blocks, in both directions.
+fn step(rows: i64, cols: i64, density: ListDensity) -> i64 {
+    match density {
+        ListDensity::Sparse => ((4 * rows * cols / MAX_BYTES) as u64 + 1).next_power_of_two().max(8) as i64,
+        ListDensity::Dense => 4,
     }
 }
 
-/// Entries of a row of either kind, of few.
+/// The length of a row of indices in sparse lists, which have one entry per period for each kind.
 fn max_blocks(cols: i64, step: i64) -> i64 {
     (cols + step - 1) / step
 }

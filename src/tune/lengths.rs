@@ -1,11 +1,11 @@
-//! Lengths: how long the sequences of the tuner's own tensors are, and which rows they use, for
-//! problems that leave it to the launch.
+//! Lengths: how long the sequences of the tuner's own tensors are and which rows they use, for
+//! varlen problems.
 //!
-//! A problem without lengths of their own has those of the problem, and no row that is not used.
+//! In a problem without varlen, every sequence has the full length and uses all rows.
 
 use crate::problem::Problem;
 
-/// Of each sequence, in queries and in keys.
+/// The length of each sequence, in queries and in keys.
 #[derive(Clone, Debug)]
 pub struct Lengths {
     pub q: Vec<i64>,
@@ -13,8 +13,8 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// All of one length, for timing: as long as they may be, or their share of the rows where they
-    /// lie end to end.
+    /// Equal lengths, for timing: the full length, or an equal share of the rows that lie end to
+    /// end.
     pub fn even(problem: &Problem) -> Lengths {
         let share =
             |seqlen: i64, total: Option<i64>| total.map_or(seqlen, |rows| seqlen.min(rows / problem.batch_size.max(1)));
@@ -23,13 +23,14 @@ impl Lengths {
         Lengths { q: all(share(problem.seqlen_q, varlen.total_q)), k: all(share(problem.seqlen_k, varlen.total_k)) }
     }
 
-    /// For the check: as long as they may be, shorter, empty in one side or the other, where
-    /// lengths are the launch's.
+    /// Lengths for the check. With varlen some sequences are full, some shorter, and some have no
+    /// queries or no keys.
     pub fn ragged(problem: &Problem) -> Lengths {
         let of = |seqlen: i64, sixths: [i64; RAGGED]| {
             let lengths = (0..problem.batch_size as usize).map(|entry| match problem.features.varlen {
                 None => seqlen,
-                // Rounded up: of single rows all sequences but the empty ones have theirs.
+                // Rounding up keeps one row in every sequence that is not empty, even if sequences
+                // have a single row.
                 Some(_) => (seqlen * sixths[entry % RAGGED] + 5) / 6,
             });
             lengths.collect()
@@ -37,8 +38,8 @@ impl Lengths {
         Lengths { q: of(problem.seqlen_q, [6, 4, 0, 1, 5]), k: of(problem.seqlen_k, [5, 6, 3, 0, 2]) }
     }
 
-    /// Which rows of a tensor of `rows` a sequence uses: of `seqlen` for each where they do not lie
-    /// end to end.
+    /// For each row of a tensor, whether a sequence uses it. `total` is the number of rows end to
+    /// end; without it each sequence has `seqlen` rows.
     pub fn used(lengths: &[i64], seqlen: i64, total: Option<i64>) -> Vec<bool> {
         let rows = total.unwrap_or(seqlen * lengths.len() as i64);
         let mut used = vec![false; rows as usize];
@@ -52,7 +53,7 @@ impl Lengths {
     }
 }
 
-/// Sequences after which `Lengths::ragged` begins anew.
+/// The period of the lengths in `Lengths::ragged`.
 pub const RAGGED: usize = 5;
 
 #[cfg(test)]

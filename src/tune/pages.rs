@@ -1,16 +1,14 @@
-//! Pages: where the keys of the tuner's own tensors lie, for problems whose K and V are pages that
-//! a block table names.
+//! Pages: where the keys of the tuner's own tensors lie if K and V are pages of a block table.
 //!
-//! Every sequence has pages of its own, as many as the longest may need, and they lie apart, as
-//! those of a cache that has been in use do: a block's page follows from its number by a fixed
-//! permutation.
+//! Every sequence has its own pages, as many as the longest may need. They are scattered as in a
+//! cache that has been in use: a fixed permutation gives the page of each block.
 
 use crate::problem::Problem;
 
 pub struct Pages {
-    /// Keys of each.
+    /// Keys of each page.
     pub size: i64,
-    /// Of each sequence.
+    /// Pages of each sequence.
     pub blocks: i64,
     pub count: i64,
     step: i64,
@@ -21,12 +19,12 @@ impl Pages {
         let size = problem.features.paged?;
         let blocks = (problem.seqlen_k + size - 1) / size;
         let count = problem.batch_size * blocks;
-        // Multiples of a number that has no divisor in common with the count reach every page once.
+        // Multiples of a number that is coprime to the count reach every page once.
         let step = [7919, 7907].into_iter().find(|prime| count % prime != 0).unwrap_or(1);
         Some(Pages { size, blocks, count, step })
     }
 
-    /// The block table, one sequence's row after the other's.
+    /// The block table, one row for each sequence.
     pub fn table(&self) -> impl Iterator<Item = i64> + '_ {
         (0..self.count).map(|index| self.page(index))
     }
@@ -35,7 +33,7 @@ impl Pages {
         index * self.step % self.count
     }
 
-    /// Which keys, over all pages in the order in which they lie, some sequence uses.
+    /// For each key of all pages, in memory order, whether some sequence uses it.
     pub fn used(&self, lengths: &[i64]) -> Vec<bool> {
         let mut used = vec![false; (self.count * self.size) as usize];
         for (entry, length) in lengths.iter().enumerate() {

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn utilisation_is_of_each_samples_own_clock() {
+    fn utilisation_uses_the_clock_of_each_sample() {
         // The same cycles at a clock that falls.
         let mut all = Samples::default();
         for (lap, ghz) in [2.0, 1.6, 1.0].into_iter().enumerate() {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_samples_of_the_same_turn_are_compared() {
+    fn only_samples_of_the_same_lap_are_compared() {
         let mut late = Samples::default();
         // It was measured while everything took twice as long, and was faster than the default
         // then.

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::family;
 use crate::problem::{Dtype, Problem};
 
-/// The least that a problem takes on a device.
+/// The least time that a problem takes on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Floor {
     /// Cycles with all SMs' tensor cores busy.
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_queries_it_is_the_share_of_the_tensor_cores_at_their_clock() {
+    fn many_queries_give_the_share_of_the_tensor_cores_at_their_clock() {
         // 4 * 64 * 4096 * 4096 * 128 operations; 132 SMs of 4096 a cycle.
         let cycles = 549_755_813_888.0 / (132.0 * 4096.0);
         let at = |clock: f64| u(&PROBLEM, 800, Some(clock)).unwrap();
@@ -72,18 +72,18 @@ mod tests {
     }
 
     #[test]
-    fn of_few_queries_it_is_the_share_of_the_memorys_rate() {
+    fn few_queries_give_the_share_of_the_memory_rate() {
         let decode = Problem { num_heads_kv: 4, seqlen_q: 1, causal: Causal::BottomRight, ..PROBLEM };
         let share = 4.0 * 4.0 * 4096.0 * 256.0 * 2.0 / 4.917e12 / 20e-6;
         assert!((u(&decode, 20, None).unwrap() - share).abs() < 1e-9);
         let sliding = Features { window: Window { left: Some(1023), ..Window::default() }, ..Features::NONE };
         assert!((u(&Problem { features: sliding, ..decode }, 20, None).unwrap() - share / 4.0).abs() < 1e-9);
         let prefill_of_pages = Problem { features: Features { paged: Some(16), ..Features::NONE }, ..PROBLEM };
-        assert_eq!(u(&prefill_of_pages, 800, None), None, "pages do not make it memory's");
+        assert_eq!(u(&prefill_of_pages, 800, None), None, "pages alone do not make the memory the limit");
     }
 
     #[test]
-    fn nothing_is_told_where_the_ceiling_is_not_known() {
+    fn an_unknown_ceiling_gives_no_utilisation() {
         assert_eq!(u(&Problem { dtype: Dtype::Fp32, ..PROBLEM }, 800, Some(1.6e9)), None);
         let cpu = Device { arch: Arch::Cpu, ..Device::typical(Arch::Sm(9, 0)).unwrap() };
         assert_eq!(Floor::of(&PROBLEM, &cpu), None);

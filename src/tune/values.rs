@@ -1,15 +1,15 @@
-//! Values of the tuner's tensors: random ones, and their bytes in each dtype. A leaf, which knows
-//! no problem and no buffer.
+//! Values of the tuner's tensors: random ones, and their bytes in each dtype. This leaf knows no
+//! problem and no buffer.
 
 use crate::dropout::philox4x32_10;
 use crate::problem::Dtype;
 use half::{bf16, f16};
 
-/// Normally distributed values, a function of the seed.
+/// Normally distributed values, which follow from the seed.
 pub fn normals(count: usize, seed: u32) -> Vec<f32> {
     let unit = |word: u32| (word as f32 + 0.5) / 4_294_967_296.0;
     let pair = |a: u32, b: u32| {
-        // Box and Muller's transform.
+        // The Box-Muller transform.
         let (radius, angle) = ((-2.0 * unit(a).ln()).sqrt(), std::f32::consts::TAU * unit(b));
         [radius * angle.cos(), radius * angle.sin()]
     };
@@ -35,7 +35,7 @@ pub fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// The values as the dtype holds them.
+/// Rounds the values to the dtype.
 pub fn rounded(values: &[f32], dtype: Dtype) -> Vec<f32> {
     decode(&encode(values, dtype), dtype)
 }
