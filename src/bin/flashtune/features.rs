@@ -1,12 +1,12 @@
-//! A problem's features as a user writes them, in options or in a line of a problem file: one
-//! struct for both.
+//! A problem's features as the user writes them: one struct for the options of the command line and
+//! for a line of a problem file.
 
 use flashtune::problem::features::help;
 use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
 use serde::Deserialize;
 
-/// Options of the command line, and fields of a line of a problem file. The table of features has
-/// their help.
+/// Options of the command line, and fields of a line of a problem file. Their help stands in the
+/// table of features.
 #[derive(Clone, Copy, Default, clap::Args, Deserialize)]
 #[serde(default)]
 pub struct FeatureArgs {
@@ -39,12 +39,11 @@ pub struct FeatureArgs {
 }
 
 impl FeatureArgs {
-    /// The problem with these features. Those of the backward pass alone stay off in a forward
-    /// pass.
+    /// The problem with these features. Features of the backward pass stay off in a forward pass.
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
-        // With pages `seqused_k` says how long sequences are, and k has no total.
+        // With pages, `seqused_k` gives the lengths of the sequences, and k has no total.
         let total_k = if self.page_size.is_some() { None } else { total(problem.seqlen_k) };
         let varlen = Varlen { total_q: total(problem.seqlen_q), total_k, ..Varlen::default() };
         let window = match (self.window_left, self.window_right) {

@@ -1,4 +1,4 @@
-//! The attention of real models, at the shapes they run it at, and the grids that flashtune is
+//! Presets: the attention of real models at their usual shapes, and the grids that flashtune is
 //! measured on.
 //!
 //! Data only. A preset gives its problems in both passes, except shapes of one query, which have no
@@ -12,7 +12,7 @@ struct Preset {
     head_dim: i64,
     causal: bool,
     dtype: Dtype,
-    /// Whether training it drops attention weights.
+    /// Whether training this model drops attention weights.
     dropout: bool,
     /// (batch_size, seqlen_q, seqlen_k)
     shapes: &'static [(i64, i64, i64)],
@@ -43,27 +43,27 @@ const MODELS: &[Preset] = &[
         shapes: &[(2, 1024, 1024), (8, 1024, 1024), (2, 1024, 77)] },
     Preset { name: "stable-diffusion", heads: (8, 8), head_dim: 160, causal: false, dtype: Fp16, dropout: false,
         shapes: &[(2, 256, 256), (8, 256, 256), (2, 256, 77)] },
-    // 2B has one key-value head, 7B one for each query head.
+    // Gemma 2B has one key-value head, 7B one for each query head.
     Preset { name: "gemma", heads: (8, 1), head_dim: 256, causal: true, dtype: Bf16, dropout: false,
         shapes: &[(1, 2048, 2048), (1, 8192, 8192)] },
     Preset { name: "gemma", heads: (16, 16), head_dim: 256, causal: true, dtype: Bf16, dropout: false,
         shapes: &[(1, 2048, 2048), (4, 4096, 4096), (1, 8192, 8192)] },
 ];
 
-/// The bench grid: 16k tokens in all, 2048 / head_dim heads.
+/// The bench grid: 16k tokens in total and 2048 / head_dim heads.
 const GRID: &str = "grid";
-/// Head dims that others pad: 4 x 16 heads x 4096.
+/// Head dims that other libraries pad: 4 x 16 heads x 4096.
 const ODD_DIMS: &str = "odd-dims";
 /// Dropout at head dims 64 and 128: 4 x 16 heads x 4096.
 const DROPOUT: &str = "dropout";
-/// One query against caches of every size, as in the bench of decoding.
+/// One query against K/V caches of every size, as in bench/decode.py.
 const DECODE: &str = "decode";
-/// The same with keys in pages of 16 and 64 and lengths of their own, as flash-attn's
-/// `flash_attn_with_kvcache` has them.
+/// The same with varlen keys in pages of 16 and 64, as flash-attn's `flash_attn_with_kvcache` has
+/// them.
 const DECODE_PAGED: &str = "decode-paged";
-/// A few queries against caches, as speculative decoding has them.
+/// A few queries against K/V caches, as in speculative decoding.
 const SPECULATIVE: &str = "speculative";
-/// All of them.
+/// The problems of all presets.
 const ALL: &str = "all";
 
 pub fn names() -> Vec<&'static str> {
@@ -76,7 +76,7 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// The problems of a preset; None where there is no such preset.
+/// The problems of a preset; None if there is no such preset.
 pub fn problems(name: &str) -> Option<Vec<Problem>> {
     let forward: Vec<Problem> = match name {
         GRID => grid(),
@@ -84,7 +84,7 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
         DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 32, 64, 128], &DECODE_LENGTHS).collect(),
         DECODE_PAGED => decode_paged(),
-        // Nothing is trained so.
+        // Speculative decoding has no backward pass.
         SPECULATIVE => return Some(speculative()),
         ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
         model if MODELS.iter().any(|preset| preset.name == model) => {
@@ -98,7 +98,7 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
 fn of_model(preset: &Preset) -> impl Iterator<Item = Problem> + '_ {
     let drops = if preset.dropout { &[false, true][..] } else { &[false] };
     preset.shapes.iter().flat_map(move |(batch_size, seqlen_q, seqlen_k)| {
-        // Nothing is dropped while decoding.
+        // Decoding has no dropout.
         drops.iter().filter(move |dropout| *seqlen_q > 1 || !**dropout).map(move |dropout| Problem {
             dtype: preset.dtype,
             num_heads_kv: preset.heads.1,
@@ -124,11 +124,12 @@ fn grid() -> Vec<Problem> {
 /// (num_heads_q, num_heads_kv, head_dim)
 const DECODE_HEADS: [(i64, i64, i64); 5] = [(32, 8, 128), (32, 32, 128), (64, 8, 128), (64, 8, 64), (16, 8, 256)];
 const DECODE_LENGTHS: [i64; 7] = [1024, 4096, 8192, 16384, 32768, 65536, 131_072];
-/// Larger ones have the nearest of these.
+/// The largest K/V cache in bytes. Larger problems use the record of the nearest one.
 const LARGEST_CACHE: f64 = 4.0 * (1u64 << 30) as f64;
 
-/// Batches a factor of four apart: what is between is within two of one of them. Those past 16 a
-/// factor of two, since about there sequences alone fill a GPU.
+/// Up to 16, batch sizes are a factor of four apart, so that every one between is within a factor
+/// of two of a preset. From 16 on the factor is two, since about there the sequences alone fill a
+/// GPU.
 fn decode(heads: &[(i64, i64, i64)], batches: &[i64], lengths: &[i64]) -> impl Iterator<Item = Problem> {
     let mut problems = Vec::new();
     for (num_heads_q, num_heads_kv, head_dim) in heads {

@@ -11,11 +11,11 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use std::collections::HashSet;
 use std::path::Path;
 
-/// A line of a problem file. What is left out has the default that is written beside it.
+/// A line of a problem file. The comment of an optional field is its default.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
-    /// Both.
+    /// Both passes.
     pass: Option<Pass>,
     /// bf16
     dtype: Option<Dtype>,
@@ -34,15 +34,16 @@ struct Line {
     causal: Option<Causal>,
     /// false
     dropout: Option<bool>,
-    /// The widest that dtype and head dims allow; no wider one is taken, since no call has it.
+    /// The widest layout that the dtype and the head dims allow. A wider one is replaced by it,
+    /// since no call has such a layout.
     layout: Option<Layout>,
-    /// All off. There is no backward pass with pages.
+    /// All off. A problem with pages has no backward pass.
     #[serde(flatten)]
     features: FeatureArgs,
 }
 
 impl Line {
-    /// In that dtype, or in the line's own.
+    /// The problems of the line, in the given dtype or else in the line's own.
     fn problems(self, dtype: Option<Dtype>) -> Vec<Problem> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let dtype = dtype.or(self.dtype).unwrap_or(Dtype::Bf16);
@@ -73,12 +74,13 @@ impl Line {
     }
 }
 
-/// The problems of presets and a file, in that dtype or in their own, each record key once.
+/// The problems of presets and a file, in the given dtype or else in their own. Each record key
+/// appears once.
 pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> Result<Vec<Problem>, Failure> {
     let mut problems = Vec::new();
     for name in names {
         let of_preset = presets::problems(name).ok_or_else(|| {
-            usage(format_args!("there is no preset {name:?}; they are {}", presets::names().join(", ")))
+            usage(format_args!("there is no preset {name:?}; the presets are {}", presets::names().join(", ")))
         })?;
         problems.extend(of_preset.into_iter().map(|problem| match dtype {
             Some(dtype) => {
@@ -104,30 +106,30 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
     Ok(problems)
 }
 
-/// A value of the command line by the name that problem files and records have for it.
+/// Parses a value by its name in problem files and records.
 pub fn by_name<T: DeserializeOwned>(name: &str) -> Result<T, serde::de::value::Error> {
     T::deserialize(name.into_deserializer())
 }
 
-/// The shape of a problem, by options.
+/// The shape of a problem, from options.
 #[derive(clap::Args)]
 pub struct ShapeArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     batch_size: i64,
     #[arg(long, value_name = "N", default_value = "16")]
     num_heads_q: i64,
-    /// As many as num_heads_q, if not given
+    /// Key-value heads [default: num_heads_q]
     #[arg(long, value_name = "N")]
     num_heads_kv: Option<i64>,
-    /// 1024, of `render` 4096, if not given
+    /// Queries of each sequence [default: 1024; render: 4096]
     #[arg(long, value_name = "N")]
     seqlen_q: Option<i64>,
-    /// As long as seqlen_q, if not given
+    /// Keys of each sequence [default: seqlen_q]
     #[arg(long, value_name = "N")]
     seqlen_k: Option<i64>,
 }
 
-/// The class of a problem, by options.
+/// The class of a problem, from options.
 #[derive(clap::Args)]
 pub struct ClassArgs {
     /// forward or backward
@@ -135,13 +137,13 @@ pub struct ClassArgs {
     pub pass: Pass,
     #[arg(long, value_name = "N")]
     pub head_dim: i64,
-    /// Head dim of V and the output, if it differs
+    /// Head dim of V and the output [default: head_dim]
     #[arg(long, value_name = "N")]
     pub head_dim_v: Option<i64>,
     /// fp16, bf16 or fp32
     #[arg(long, value_parser = by_name::<Dtype>, default_value = "bf16")]
     pub dtype: Dtype,
-    /// The last query sees the last key
+    /// Causal mask: the last query sees the last key
     #[arg(long)]
     pub causal: bool,
     #[arg(long)]
@@ -157,7 +159,7 @@ pub struct ClassArgs {
 }
 
 impl ClassArgs {
-    /// A problem of this class and shape, and of this seqlen_q where the shape has none.
+    /// A problem of this class and shape. `seqlen_q` applies if the shape has none.
     pub fn problem(&self, shape: &ShapeArgs, seqlen_q: i64) -> Result<Problem, Failure> {
         let &ShapeArgs { batch_size, num_heads_q, .. } = shape;
         let seqlen_q = shape.seqlen_q.unwrap_or(seqlen_q);
