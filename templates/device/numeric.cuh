@@ -1,4 +1,5 @@
-// The elements of tensors, logarithms and the infinity. Of the problem it knows kIsBf16 and kIsFp32 alone.
+// The elements of tensors, logarithms and the infinity. Of the problem it knows kIsBf16 and kIsFp32
+// alone.
 
 #include "device/ptx/math.cuh"
 #include "device/ptx/shared.cuh"
@@ -28,21 +29,23 @@ __device__ __forceinline__ void negate_pair(uint32 address) {
     store_word(address, pair ^ (kIsFp32 ? 0x80000000u : 0x80008000u));
 }
 
-// The binary logarithm, up to 4 ulp; of fp32 tensors to 1 ulp, since a row's LSE is in all of the row's weights.
+// The binary logarithm, up to 4 ulp; of fp32 tensors to 1 ulp, since a row's LSE is in all of the
+// row's weights.
 __device__ __forceinline__ float log2_approx(float x) {
     if constexpr (kIsFp32) return log2f(x);
     return log2_of_sfu(x);
 }
 
-// The natural logarithm of sum * 2^reference. Of fp32 tensors it is rounded once: an error of an LSE is an error of all
-// of the row's weights.
+// The natural logarithm of sum * 2^reference. Of fp32 tensors it is rounded once: an error of an
+// LSE is an error of all of the row's weights.
 __device__ __forceinline__ float natural_log(float sum, float reference) {
     if constexpr (kIsFp32) return fmaf(reference, kLn2, fmaf(reference, kLn2Rest, logf(sum)));
     return (reference + log2_approx(sum)) * kLn2;
 }
 
-// A row's LSE in units of log2, as the weights of the backward pass take it. The workspace holds it in those units or, of
-// fp32 tensors, in natural ones. It then comes in two parts, since all of the row's weights would share one rounding.
+// A row's LSE in units of log2, as the weights of the backward pass take it. The workspace holds it
+// in those units or, of fp32 tensors, in natural ones. It then comes in two parts, since all of the
+// row's weights would share one rounding.
 struct Log2Lse {
     float high, low = 0.f;
     __device__ __forceinline__ explicit Log2Lse(float stored) : high(kIsFp32 ? stored * kLog2E : stored) {

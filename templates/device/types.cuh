@@ -1,5 +1,5 @@
-// Fixed-width integers, a bool as a type, a choice between types, and addresses within shared memory, which PTX takes as
-// 32-bit numbers.
+// Fixed-width integers, a bool as a type, a choice between types, and addresses within shared
+// memory, which PTX takes as 32-bit numbers.
 
 using int64 = long long;
 using uint64 = unsigned long long;
@@ -20,5 +20,6 @@ __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
-// A value that all lanes of a warp agree on. The compiler then knows it, too, and keeps it in a uniform register.
+// A value that all lanes of a warp agree on. The compiler then knows it, too, and keeps it in a
+// uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }

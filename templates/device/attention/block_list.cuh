@@ -1,9 +1,11 @@
-// Block masks: the lists of which blocks of keys a block of queries meets, or the other way round, and the walks over them by tiles.
+// Block masks: the lists of which blocks of keys a block of queries meets, or the other way round,
+// and the walks over them by tiles.
 //
-// Of each row of blocks (of queries forward, of keys backward) and query head there are two lists: blocks in which every other rule
-// is asked, too, and full ones, in which the mask is not; causal masks and windows hold in both. A block is whole tiles of a kernel
-// in either direction (src/family/limits.rs), so that a tile lies in one row. Lists are the caller's, and the host has not seen
-// them: what is no block is not read.
+// Of each row of blocks (of queries forward, of keys backward) and query head there are two lists:
+// blocks in which every other rule is asked, too, and full ones, in which the mask is not; causal
+// masks and windows hold in both. A block is whole tiles of a kernel in either direction
+// (src/family/limits.rs), so that a tile lies in one row. Lists are the caller's, and the host has
+// not seen them: what is no block is not read.
 
 #include "device/attention/block_range.cuh"
 
@@ -39,8 +41,9 @@ private:
     static __device__ __forceinline__ int held(int count, const BlockListsView& lists) { return max(0, min(count, int(lists.max_blocks))); }
 };
 
-// The tiles of keys that a tile of queries meets, at positions from size() - 1 down to 0, which is how kernels count key blocks. What is no
-// block lies past the last key, where all is hidden and nothing is loaded.
+// The tiles of keys that a tile of queries meets, at positions from size() - 1 down to 0, which is
+// how kernels count key blocks. What is no block lies past the last key, where all is hidden and
+// nothing is loaded.
 struct KeyList {
     static constexpr int kTiles = kHasBlockMask ? kMaskBlockK / kBlockN : 1;
     BlockList list;
@@ -55,8 +58,9 @@ struct KeyList {
     }
 };
 
-// The tiles of queries of one head that a tile of keys meets, at positions from 0 on. `range` is of those in which a query sees a key; the
-// others, and what is no block, have a negative number, and nobody may load them.
+// The tiles of queries of one head that a tile of keys meets, at positions from 0 on. `range` is of
+// those in which a query sees a key; the others, and what is no block, have a negative number, and
+// nobody may load them.
 struct QueryList {
     static constexpr int kTiles = kHasBlockMask ? kMaskBlockQ / kBlockM : 1;
     BlockList list;
@@ -85,7 +89,8 @@ struct QueryList {
     }
 };
 
-// A walk over them, of one query head after the other; who walks knows by their count where it ends.
+// A walk over them, of one query head after the other; who walks knows by their count where it
+// ends.
 struct QueryWalk {
     const KernelParams& params;
     const Sequence& sequence;

@@ -1,4 +1,5 @@
-// Which whole tiles a tile meets, from mask.cuh's rule: skipped tiles are never loaded, full ones never masked.
+// Which whole tiles a tile meets, from mask.cuh's rule: skipped tiles are never loaded, full ones
+// never masked.
 
 #include "device/attention/mask.cuh"
 
@@ -22,7 +23,8 @@ __device__ __forceinline__ BlockRange key_blocks(int row, int rows, const Sequen
     return {begin, full_begin, seen_by_all / kBlockN, end};
 }
 
-// Query blocks that keys [key, key + keys) meet. Rows past seqlen_q need no mask where K is finite: they are loaded as zeros.
+// Query blocks that keys [key, key + keys) meet. Rows past seqlen_q need no mask where K is finite:
+// they are loaded as zeros.
 template <int kBlockM>
 __device__ __forceinline__ BlockRange query_blocks(int key, int keys, const Sequence& sequence) {
     int end = (sequence.seqlen_q + kBlockM - 1) / kBlockM;

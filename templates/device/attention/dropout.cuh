@@ -1,5 +1,6 @@
-// The dropout mask, bit for bit that of src/dropout.rs, which documents it: one Philox4x32-10 draw gives 16 bits to
-// each of eight elements, rows {r, r+8} x keys {c, c+1, c+8, c+9} of an aligned 16 x 16 block.
+// The dropout mask, bit for bit that of src/dropout.rs, which documents it: one Philox4x32-10 draw
+// gives 16 bits to each of eight elements, rows {r, r+8} x keys {c, c+1, c+8, c+9} of an aligned 16
+// x 16 block.
 
 #include "device/params.cuh"
 
@@ -12,8 +13,8 @@ struct DropoutMask {
     __device__ __forceinline__ DropoutMask(const KernelParams& params, uint32 batch_head) {
         const uint64 seed = params.dropout_seed_ptr ? *params.dropout_seed_ptr : params.dropout_seed;
         const uint64 offset64 = params.dropout_offset_ptr ? *params.dropout_offset_ptr : params.dropout_offset;
-        // Broadcast from a lane, the keys are known to be uniform: the ten round keys then stay in uniform registers
-        // instead of being added up anew in each draw (18 of 80 instructions).
+        // Broadcast from a lane, the keys are known to be uniform: the ten round keys then stay in
+        // uniform registers instead of being added up anew in each draw (18 of 80 instructions).
         key0 = __shfl_sync(0xffffffff, uint32(seed), 0);
         key1 = __shfl_sync(0xffffffff, uint32(seed >> 32) ^ uint32(offset64 >> 32), 0);
         head = batch_head;
@@ -21,8 +22,8 @@ struct DropoutMask {
         threshold_high = params.dropout_threshold << 16;
     }
 
-    // The draw of the patch whose first row and key are (row, key): row mod 16 < 8, key mod 16 < 8 and even.
-    // Word w covers row + 8 * (w % 2) and keys + 8 * (w / 2); its low half the even key.
+    // The draw of the patch whose first row and key are (row, key): row mod 16 < 8, key mod 16 < 8
+    // and even. Word w covers row + 8 * (w % 2) and keys + 8 * (w / 2); its low half the even key.
     __device__ __forceinline__ void draw(uint32 (&words)[4], uint32 row, uint32 key) const {
         uint32 c0 = (key >> 4) * 4 + (key & 7) / 2, c1 = (row >> 4) * 8 + (row & 7), c2 = head, c3 = offset;
         uint32 k0 = key0, k1 = key1;
@@ -40,13 +41,13 @@ struct DropoutMask {
         words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
     }
 
-    // Whether a word keeps its even (low half) and its odd key. The low half's noise below the high half never
-    // changes the comparison with a threshold whose low half is zero.
+    // Whether a word keeps its even (low half) and its odd key. The low half's noise below the high
+    // half never changes the comparison with a threshold whose low half is zero.
     __device__ __forceinline__ bool keeps_low(uint32 word) const { return (word << 16) >= threshold_high; }
     __device__ __forceinline__ bool keeps_high(uint32 word) const { return word >= threshold_high; }
 
-    // Drops weights of an accumulator of 16 rows by 8 * kTiles keys: a lane holds rows `row` and row + 8, of each 8 keys the
-    // two from `key` on.
+    // Drops weights of an accumulator of 16 rows by 8 * kTiles keys: a lane holds rows `row` and
+    // row + 8, of each 8 keys the two from `key` on.
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&acc)[kTiles][4], uint32 row, uint32 key) const {
         #pragma unroll
@@ -62,9 +63,10 @@ struct DropoutMask {
         }
     }
 
-    // The same mask of scores that stand transposed: 16 keys down, 16 queries across. A lane holds keys `key` and key + 8, and of each
-    // of two 8 queries the two from `row` on, which lie in two patches; of either it needs the half of one key. The lane
-    // with the neighbouring key needs the other halves: each draws one patch, and they trade.
+    // The same mask of scores that stand transposed: 16 keys down, 16 queries across. A lane holds
+    // keys `key` and key + 8, and of each of two 8 queries the two from `row` on, which lie in two
+    // patches; of either it needs the half of one key. The lane with the neighbouring key needs the
+    // other halves: each draws one patch, and they trade.
     __device__ __forceinline__ void keeps_transposed(bool (&keeps)[2][4], uint32 row, uint32 key) const {
         const bool odd = key & 1;
         uint32 words[4], own[2], traded[2];

@@ -1,6 +1,7 @@
-// The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum, straight from device
-// memory by mma.sync. It is right for any scores and slow; rows come here whose sum passed 2^90, or whose first searched
-// scores were all -inf and the others very low (RowSoftmax::failed).
+// The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum,
+// straight from device memory by mma.sync. It is right for any scores and slow; rows come here
+// whose sum passed 2^90, or whose first searched scores were all -inf and the others very low
+// (RowSoftmax::failed).
 
 #include "device/schedule/tile_order.cuh"
 #include "device/attention/mask.cuh"

@@ -1,16 +1,18 @@
-// Where the keys of a sequence lie, and their way into shared memory: one after another in the rows of k and v, or in the
-// pages that a block table names (kPageSize > 0).
+// Where the keys of a sequence lie, and their way into shared memory: one after another in the rows
+// of k and v, or in the pages that a block table names (kPageSize > 0).
 //
-// A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table names the page of the keys
-// from i * kPageSize on. Entries and keys past the sequence's length are never read, except that TMA may read the rest of
-// the last page. Only the device knows the table: an entry that names no page is taken for the last page, so that nothing
-// outside of k and v is read.
+// A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table
+// names the page of the keys from i * kPageSize on. Entries and keys past the sequence's length are
+// never read, except that TMA may read the rest of the last page. Only the device knows the table:
+// an entry that names no page is taken for the last page, so that nothing outside of k and v is
+// read.
 
 #include "device/attention/sequence.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/shared.cuh"
 
-// What the copy of one block of kKeys keys needs of the table. It is fetched a block ahead, so that no copy waits for it.
+// What the copy of one block of kKeys keys needs of the table. It is fetched a block ahead, so that
+// no copy waits for it.
 template <int kKeys>
 struct KeyPages {
     // Without pages, and where each block lies within one page, a block's rows are evenly apart.
@@ -66,8 +68,8 @@ struct KeyPages {
     }
 };
 
-// kVec elements, or zeros where `valid` is false; the source is not read then. Two bytes are below what cp.async moves: their store is
-// ordered by the caller's barrier.
+// kVec elements, or zeros where `valid` is false; the source is not read then. Two bytes are below
+// what cp.async moves: their store is ordered by the caller's barrier.
 template <int kVec>
 __device__ __forceinline__ void copy_elements(uint32 to, const uint16* from, bool valid) {
     if constexpr (kVec > 1) {
@@ -78,8 +80,9 @@ __device__ __forceinline__ void copy_elements(uint32 to, const uint16* from, boo
     }
 }
 
-// A block of keys into a tile, by kThreads threads in whole warps: the first keys_left rows and cols_left columns, zeros in the others, so that
-// nothing past the sequence's end gets into a product. `source` is row 0 of the head: of the sequence, or of page 0.
+// A block of keys into a tile, by kThreads threads in whole warps: the first keys_left rows and
+// cols_left columns, zeros in the others, so that nothing past the sequence's end gets into a
+// product. `source` is row 0 of the head: of the sequence, or of page 0.
 template <class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_keys(uint32 tile, const uint16* source, const TensorView& view, const KeyPages<Tile::kRows>& pages, int block, int keys_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
@@ -91,7 +94,8 @@ __device__ __forceinline__ void load_keys(uint32 tile, const uint16* source, con
     const uint16* even = source;
     if constexpr (kIsEven) even += pages.place(view, block);
     const uint16* next = even + (thread / kChunks) * view.stride_seqlen + thread % kChunks * kVec;
-    // Where each row has its own page, copies are narrow and many, or each has its own column, the addresses of all would not fit the registers.
+    // Where each row has its own page, copies are narrow and many, or each has its own column, the
+    // addresses of all would not fit the registers.
     constexpr int kSteps = (kTotal + kThreads - 1) / kThreads, kUnroll = kIsEven && kKeepsColumn && kVec == 8 ? kSteps : 4;
     #pragma unroll kUnroll
     for (int i = 0; i < kSteps; ++i) {

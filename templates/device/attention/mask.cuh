@@ -1,4 +1,5 @@
-// Which keys a query row sees: the one place. Indices are absolute within the sequence. Both passes call it.
+// Which keys a query row sees: the one place. Indices are absolute within the sequence. Both passes
+// call it.
 
 #include "device/attention/sequence.cuh"
 #include "device/numeric.cuh"
@@ -11,8 +12,9 @@ __device__ __forceinline__ int key_begin(int row, const Sequence& sequence) {
     return kHasWindow ? max(0, row + sequence.left_shift) : 0;
 }
 
-// Puts -inf in place of the scores that their row does not see. An accumulator of 16 rows by 8 * kTiles keys, as mma.sync
-// and wgmma leave it: a lane holds rows `row` and row + 8, of each 8 keys the two from `key` on.
+// Puts -inf in place of the scores that their row does not see. An accumulator of 16 rows by 8 *
+// kTiles keys, as mma.sync and wgmma leave it: a lane holds rows `row` and row + 8, of each 8 keys
+// the two from `key` on.
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&acc)[kTiles][4], int row, int key, const Sequence& sequence) {
     #pragma unroll
@@ -44,8 +46,8 @@ __device__ __forceinline__ void mask_weights(float (&acc)[kTiles][4], int row, i
     }
 }
 
-// The same of scores that stand transposed, keys down and queries across. A lane holds keys `key` and key + 8, of each 8 query rows the two
-// from `row` on.
+// The same of scores that stand transposed, keys down and queries across. A lane holds keys `key`
+// and key + 8, of each 8 query rows the two from `row` on.
 template <int kTiles>
 __device__ __forceinline__ void mask_weights_transposed(float (&acc)[kTiles][4], int row, int key, const Sequence& sequence) {
     #pragma unroll

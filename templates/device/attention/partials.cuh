@@ -1,5 +1,6 @@
-// Partial states: what each split of the keys leaves of a row, its normalised fp32 O and the LSE of its keys, and where they lie in the
-// workspace: O (splits, batch, heads_q, seqlen_q, kPartialCols), LSE (splits, batch, heads_q, seqlen_q).
+// Partial states: what each split of the keys leaves of a row, its normalised fp32 O and the LSE of
+// its keys, and where they lie in the workspace: O (splits, batch, heads_q, seqlen_q,
+// kPartialCols), LSE (splits, batch, heads_q, seqlen_q).
 //
 // A split that shows a row no key leaves the LSE alone, -inf: its O is not written.
 

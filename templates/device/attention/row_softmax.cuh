@@ -1,15 +1,17 @@
 // Online softmax in base 2 over a warpgroup's scores.
 //
-// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is what a row's scaled scores are lowered by. Sums stay per
-// lane until the end. When a step moves a reference, `pending` asks for O to be multiplied by `factor` before the step's weights
-// are added to it; two rules keep that rare:
+// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is what a row's scaled scores are
+// lowered by. Sums stay per lane until the end. When a step moves a reference, `pending` asks the
+// caller to multiply O by `factor` before it adds the step's weights. Two rules keep that rare:
 //
-// lazy   the reference is the running maximum as it was when some row of the warp last outgrew it by 2^8 (the idea is
-//        FlashAttention-4's): weights up to 2^8 lose nothing in fp32 sums nor in a 16-bit P.
-// stale  blocks that need no mask are not searched for a maximum at all. When a row's sum has passed 2^40, the sum becomes
-//        its reference. P is bf16, with fp32's exponents, so weights are as accurate at any scale. What this cannot do
-//        shows in the row's total, and the tile is done again (exact_rows.cuh): a sum past 2^90 stays infinite to the end,
-//        and a row whose first searched scores were all -inf has a reference from nowhere, hence perhaps a sum near 0.
+// lazy   The reference is the running maximum as it was when some row of the warp last outgrew it
+//        by 2^8 (the idea is FlashAttention-4's). Weights up to 2^8 lose nothing in fp32 sums nor
+//        in a 16-bit P.
+// stale  Blocks that need no mask are not searched for a maximum at all. When a row's sum has
+//        passed 2^40, the sum becomes its reference. P is bf16, with fp32's exponents, so weights
+//        are as accurate at any scale. A failure shows in the row's total, and the tile is done
+//        again (exact_rows.cuh): a sum past 2^90 stays infinite to the end, and a row whose first
+//        searched scores were all -inf has an arbitrary reference, hence perhaps a sum near 0.
 
 #include "device/numeric.cuh"
 
@@ -72,7 +74,8 @@ struct RowSoftmax {
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Under a window or a block mask blocks that are searched follow those that are not.
+                // Under a window or a block mask blocks that are searched follow those that are
+                // not.
                 const bool was_spoiled = kStaleMax && (kHasWindow || kHasBlockMask) && is_spoiled(r);
                 move_reference(r, fmaxf(reference[r], found[r]));
                 if (was_spoiled) sum[r] = infinity();
@@ -89,7 +92,8 @@ struct RowSoftmax {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const bool was_spoiled = is_spoiled(r);
-                // Held below 2^127, so that an infinite sum leaves the other lanes' reference finite.
+                // Held below 2^127, so that an infinite sum leaves the other lanes' reference
+                // finite.
                 move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(quad_max(sum[r])))));
                 if (was_spoiled) sum[r] = infinity();
             }
@@ -97,8 +101,8 @@ struct RowSoftmax {
         weigh(s, scale_log2, reference[0], reference[1]);
     }
 
-    // Whether a stale reference failed the row. One of the row's own leaves a weight or a renewed sum of about 1 or more.
-    // NaN comes from the inputs alone, and stays.
+    // Whether a stale reference failed the row. One of the row's own leaves a weight or a renewed
+    // sum of about 1 or more. NaN comes from the inputs alone, and stays.
     static __device__ __forceinline__ bool failed(float total, bool sees_keys) {
         return total > kLargestSum || (total < 0.5f && sees_keys);
     }

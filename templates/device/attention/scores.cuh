@@ -1,19 +1,22 @@
-// What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or bits. Both passes and families call it.
+// What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or
+// bits. Both passes and families call it.
 //
-// They come as raw products and leave in units of log2: log2(e) * (softcap(scale * q k) + alibi + bias), or -inf where the
-// mask hides the key. So a softmax after it has a scale of 1. What a kernel does not use is not in it.
+// They come as raw products and leave in units of log2: log2(e) * (softcap(scale * q k) + alibi +
+// bias), or -inf where the mask hides the key. So a softmax after it has a scale of 1. What a
+// kernel does not use is not in it.
 
 #include "device/attention/sequence.cuh"
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
 
 constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kHasBias || kHasMask;
-// Whether the backward pass keeps the softcap's slopes of the products: found again from a weight they lack what rounding takes from its
-// score and its row's LSE, which a small cap makes much of.
+// Whether the backward pass keeps the softcap's slopes of the products: found again from a weight
+// they lack what rounding takes from its score and its row's LSE, which a small cap makes much of.
 constexpr bool kKeepsSlopes = kIsFp32 && kHasSoftcap;
 
-// tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2 and rcp, which are infinite and 0
-// where they have to be, and near 0, where that cancels, its series. Of fp32 tensors to 2 ulp, as a score of 20 needs it.
+// tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2
+// and rcp, which are infinite and 0 where they have to be, and near 0, where that cancels, its
+// series. Of fp32 tensors to 2 ulp, as a score of 20 needs it.
 __device__ __forceinline__ float tanh_exact(float x) {
     if constexpr (kIsFp32) return tanhf(x);
     const float square = x * x, series = x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
@@ -48,16 +51,19 @@ struct ScoreModifier {
         return kHasAlibi ? slope_log2 * fabsf(float(row + sequence.seqlen_k - sequence.seqlen_q - key)) : 0.f;
     }
 
-    // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key` on. Where `is_full` the mask is not looked at.
+    // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key`
+    // on. Where `is_full` the mask is not looked at.
     template <int kTiles>
     __device__ __forceinline__ void modify(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<false>(acc, row, key, is_full); }
-    // Of scores that stand transposed: a lane holds keys `key` and key + 8, of each 8 queries the two from `row` on.
+    // Of scores that stand transposed: a lane holds keys `key` and key + 8, of each 8 queries the
+    // two from `row` on.
     template <int kTiles>
     __device__ __forceinline__ void modify_transposed(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<true>(acc, row, key, is_full); }
 
     // ---- backward
 
-    // What a score's gradient is multiplied with on its way through the softcap: 1 - tanh^2, of its raw product.
+    // What a score's gradient is multiplied with on its way through the softcap: 1 - tanh^2, of its
+    // raw product.
     __device__ __forceinline__ float softcap_slope(float product) const {
         const float tanh = tanh_exact(product * params.softcap_factor);
         return fmaf(-tanh, tanh, 1.f);
@@ -73,13 +79,15 @@ struct ScoreModifier {
         return fmaxf(0.f, 1.f - tanh * tanh);
     }
 
-    // Adds a gradient of the score after the softcap, in natural units, to the bias's. `gradient` is 0 where the row does not see the key.
+    // Adds a gradient of the score after the softcap, in natural units, to the bias's. `gradient`
+    // is 0 where the row does not see the key.
     __device__ __forceinline__ void add_to_dbias(float gradient, int row, int key) const {
         if (gradient != 0.f && is_inside(row, key)) atomicAdd(dbias + row * params.dbias.stride_seqlen_q + key * params.dbias.stride_seqlen_k, gradient);
     }
 
 private:
-    // A lane's scores stand in two lines, 8 rows (transposed: 8 keys) apart, and of each line it holds two neighbours of every 8.
+    // A lane's scores stand in two lines, 8 rows (transposed: 8 keys) apart, and of each line it
+    // holds two neighbours of every 8.
     template <bool kTransposed, int kTiles>
     __device__ __forceinline__ void modify_all(float (&acc)[kTiles][4], int row, int key, bool is_full) const {
         #pragma unroll
@@ -107,7 +115,8 @@ private:
         }
     }
 
-    // Along a line of a view, 8 elements at a time. The stride is opaque: its multiples would be kept over the loop around, and spill.
+    // Along a line of a view, 8 elements at a time. The stride is opaque: its multiples would be
+    // kept over the loop around, and spill.
     template <class T>
     struct Walk {
         const T* from;
@@ -121,8 +130,8 @@ private:
         __device__ __forceinline__ void advance() { from += 8 * stride; }
     };
 
-    // The mask's bits along a line. A byte has those of eight keys, the first one's the lowest: where the line goes along keys, all that it
-    // holds of them.
+    // The mask's bits along a line. A byte has those of eight keys, the first one's the lowest:
+    // where the line goes along keys, all that it holds of them.
     template <bool kTransposed>
     struct BitWalk {
         const uint8* from;

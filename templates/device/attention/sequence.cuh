@@ -1,9 +1,11 @@
-// One sequence of the batch: how long it is, where it begins in the tensors, and the diagonals between which a row sees keys.
-// Without kIsVarlen all of it is the launch's; with it lengths come from device memory.
+// One sequence of the batch: how long it is, where it begins in the tensors, and the diagonals
+// between which a row sees keys. Without kIsVarlen all of it is the launch's; with it lengths come
+// from device memory.
 
 #include "device/params.cuh"
 
-// What the launch says of all sequences is read where it is used, out of the constant bank; held in registers it would make kernels spill.
+// What the launch says of all sequences is read where it is used, out of the constant bank; held in
+// registers it would make kernels spill.
 template <bool kOfItsOwn>
 struct SequenceBounds {
     const int &seqlen_q, &seqlen_k;
@@ -22,7 +24,8 @@ struct SequenceBounds<true> {
 
     __device__ __forceinline__ SequenceBounds(const KernelParams& params, int batch) {
         seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-        // What only the device knows is held to what the host was told: a longer sequence loses its last rows.
+        // What only the device knows is held to what the host was told: a longer sequence loses its
+        // last rows.
         if (params.cu_seqlens_q) {
             offset_q = params.cu_seqlens_q[batch];
             seqlen_q = min(seqlen_q, params.cu_seqlens_q[batch + 1] - int(offset_q));
@@ -57,7 +60,8 @@ struct Sequence : SequenceBounds<kIsVarlen> {
         if (kIsVarlen && params.cu_seqlens_q) return head * params.total_q + offset_q;
         return int64(batch * params.num_heads_q + head) * params.seqlen_q;
     }
-    // Index of row 0 in the workspace's arrays of rows, a multiple of 16. Sequences that lie end to end have 128 rows to spare each.
+    // Index of row 0 in the workspace's arrays of rows, a multiple of 16. Sequences that lie end to
+    // end have 128 rows to spare each.
     __device__ __forceinline__ int64 workspace_row(const KernelParams& params, int head) const {
         if (kIsVarlen && params.cu_seqlens_q) return head * params.workspace_rows_of_head + (offset_q + batch * 128) / 16 * 16;
         return int64(batch * params.num_heads_q + head) * params.workspace_rows;

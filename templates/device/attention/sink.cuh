@@ -1,6 +1,8 @@
-// The end of a row's softmax: what O is multiplied with, and the LSE, with the share that an attention sink takes.
+// The end of a row's softmax: what O is multiplied with, and the LSE, with the share that an
+// attention sink takes.
 //
-// A sink is a score per query head to no key: it stands in the softmax's denominator, and so in the LSE, and adds nothing to O.
+// A sink is a score per query head to no key: it stands in the softmax's denominator, and so in the
+// LSE, and adds nothing to O.
 
 #include "device/numeric.cuh"
 #include "device/params.cuh"

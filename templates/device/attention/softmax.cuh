@@ -1,7 +1,9 @@
-// Online softmax in base 2 over mma accumulators: running maximum, running sum and the rescaling of O.
+// Online softmax in base 2 over mma accumulators: running maximum, running sum and the rescaling of
+// O.
 //
-// A warp holds kMTiles x 16 rows; a lane two rows of each tile (r = 0: g, r = 1: g + 8). Sums stay per lane until the
-// end. A row that has seen nothing has maximum -inf; then 0 is subtracted instead, so that no -inf - -inf arises.
+// A warp holds kMTiles x 16 rows; a lane two rows of each tile (r = 0: g, r = 1: g + 8). Sums stay
+// per lane until the end. A row that has seen nothing has maximum -inf; then 0 is subtracted
+// instead, so that no -inf - -inf arises.
 
 #include "device/numeric.cuh"
 
@@ -17,10 +19,10 @@ struct OnlineSoftmax {
 
     static __device__ __forceinline__ float reference(float maximum) { return maximum == -infinity() ? 0.f : maximum; }
 
-    // Turns scores into weights in place, and brings O and the sums to the new reference where it moves. With
-    // kLazyLog2 > 0 the reference stays as long as no row of the warp grows past it by that many powers of two:
-    // weights up to 2^kLazyLog2 lose nothing in fp32 sums nor in a 16-bit P, and most rescalings of O vanish
-    // (the idea is FlashAttention-4's).
+    // Turns scores into weights in place, and brings O and the sums to the new reference where it
+    // moves. With kLazyLog2 > 0 the reference stays as long as no row of the warp grows past it by
+    // that many powers of two: weights up to 2^kLazyLog2 lose nothing in fp32 sums nor in a 16-bit
+    // P, and most rescalings of O vanish (the idea is FlashAttention-4's).
     template <int kLazyLog2, int kNTiles, int kOTiles>
     __device__ __forceinline__ void step(float (&acc_s)[kMTiles][kNTiles][4], float (&acc_o)[kMTiles][kOTiles][4], float scale_log2) {
         float new_max[kMTiles][2];

@@ -1,7 +1,8 @@
-// Tiles of keys that TMA fills, for kernels with sm80's products: their places for ldmatrix, and the copies.
+// Tiles of keys that TMA fills, for kernels with sm80's products: their places for ldmatrix, and
+// the copies.
 //
-// A tile is boxes of 64 columns side by side, [rows][128 bytes], in the layout of layout/swizzle.cuh, so that ldmatrix has
-// no bank conflict. Columns past the head dim hold zeros.
+// A tile is boxes of 64 columns side by side, [rows][128 bytes], in the layout of
+// layout/swizzle.cuh, so that ldmatrix has no bank conflict. Columns past the head dim hold zeros.
 
 #include "device/attention/key_pages.cuh"
 #include "device/layout/padded_tile.cuh"
@@ -17,7 +18,8 @@ struct BoxedTile {
     static constexpr int kBytes = kBoxes * kBoxBytes;
     static_assert(kRows % 8 == 0, "boxes begin where the swizzle's pattern does");
 
-    // As Tile's (layout/padded_tile.cuh). The swizzle trades bits of a chunk's number alone, so `moved` can trade in constants.
+    // As Tile's (layout/padded_tile.cuh). The swizzle trades bits of a chunk's number alone, so
+    // `moved` can trade in constants.
     static __device__ __forceinline__ uint32 place(uint32 tile, int row, int chunk) {
         return tile + uint32(row * kBoxRowBytes + swizzled(chunk % 8, row % 8) + chunk / 8 * kBoxBytes);
     }
@@ -32,8 +34,9 @@ struct BoxedTile {
 template <int kKeys>
 constexpr int kKeyBoxRows = kPageSize == 0 || kPageSize > kKeys ? kKeys : kPageSize;
 
-// A block of keys into a tile. A whole warp calls it, and the thread with `issues` starts the copies. Keys past the
-// sequence's end arrive as zeros, except that a box in a page arrives as a whole.
+// A block of keys into a tile. A whole warp calls it, and the thread with `issues` starts the
+// copies. Keys past the sequence's end arrive as zeros, except that a box in a page arrives as a
+// whole.
 template <class Tile>
 __device__ __forceinline__ void load_key_boxes(uint32 tile, const TensorMap& map, uint32 barrier, const KeyPages<Tile::kRows>& pages, int block, int head, const MapRows& rows, bool issues) {
     if constexpr (kPageSize == 0) {

@@ -1,9 +1,10 @@
 // The fp32 accumulator of dQ: its order in memory, adding to it and reading it back.
 //
-// Per head_q and workspace row: [row / kDqTileRows][column / kDqTileCols][128]. The 128 floats are one tile of a warp's
-// accumulator, in an order that makes the warp's addition one contiguous access. A kernel that computes dQ holds tiles of
-// 16 rows and 8 columns. A kernel that computes its transpose (kDqTransposed) holds tiles of 8 rows and 16 columns. From
-// sm_90 on a lane adds four floats at once; before, one component of all lanes at a time.
+// Per head_q and workspace row: [row / kDqTileRows][column / kDqTileCols][128]. The 128 floats are
+// one tile of a warp's accumulator, in an order that makes the warp's addition one contiguous
+// access. A kernel that computes dQ holds tiles of 16 rows and 8 columns. A kernel that computes
+// its transpose (kDqTransposed) holds tiles of 8 rows and 16 columns. From sm_90 on a lane adds
+// four floats at once; before, one component of all lanes at a time.
 
 #include "device/params.cuh"
 #include "device/ptx/global.cuh"
@@ -12,8 +13,8 @@ constexpr bool kVectorRed = kArch >= 90;
 constexpr int kDqTileRows = kDqTransposed ? 8 : 16, kDqTileCols = kDqTransposed ? 16 : 8;
 constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // column tiles
 
-// The number of the tile of rows that begins at a row of the workspace (Sequence::workspace_row plus a row of the
-// sequence). Unsigned, the division is a shift.
+// The number of the tile of rows that begins at a row of the workspace (Sequence::workspace_row
+// plus a row of the sequence). Unsigned, the division is a shift.
 __device__ __forceinline__ int64 dq_row_tile(int64 workspace_row) { return uint64(workspace_row) / kDqTileRows; }
 // The offset of the tiles of that row, in floats.
 __device__ __forceinline__ int64 dq_accum_offset(int64 workspace_row) { return dq_row_tile(workspace_row) * (kDqTiles * 128); }

@@ -1,8 +1,9 @@
 // Shared-memory tiles of 16-bit or fp32 elements, and the asynchronous copies that fill them.
 //
-// A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number of 16-byte chunks. So
-// eight consecutive rows start in eight different bank groups, and ldmatrix has no conflict. Every address is one base
-// register plus an immediate, which a swizzle (layout/boxed_tile.cuh) would not allow.
+// A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number
+// of 16-byte chunks. So eight consecutive rows start in eight different bank groups, and ldmatrix
+// has no conflict. Every address is one base register plus an immediate, which a swizzle
+// (layout/boxed_tile.cuh) would not allow.
 
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
@@ -19,7 +20,8 @@ struct Tile {
     static constexpr int kStride = kRowBytes / kElementBytes;  // elements from row to row
     static constexpr int kBytes = kRows * kRowBytes;
 
-    // Where the lane's row of an 8 x 8 matrix of 16-bit elements lies, which ldmatrix takes: the 16-byte chunk of that number in the row, ...
+    // Where the lane's row of an 8 x 8 matrix of 16-bit elements lies, which ldmatrix takes: the
+    // 16-byte chunk of that number in the row, ...
     static __device__ __forceinline__ uint32 place(uint32 tile, int row, int chunk) { return tile + uint32(row * kStride + chunk * 8) * 2; }
     // ... and the same so many rows, a multiple of 8, and columns, a multiple of 16, further on.
     static __device__ __forceinline__ uint32 moved(uint32 at, int rows, int cols) { return at + rows * kStride * 2 + cols * 2; }
@@ -27,11 +29,12 @@ struct Tile {
     static __device__ __forceinline__ uint32 part(uint32 tile, int row, int col) { return tile + (row * kStride + col) * 2; }
 };
 
-// Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a tile; the rest of the
-// tile's columns and rows is zeroed. All kThreads threads take part; the caller commits, waits and synchronises.
-// kVec divides cols_left, so that a chunk never crosses the end of a row. Without kRagged all rows are there or, with
-// rows_left <= 0, none: a load past the last block is a predicate, since a branch would keep ptxas from spreading the
-// copies over the products.
+// Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a
+// tile; the rest of the tile's columns and rows is zeroed. All kThreads threads take part; the
+// caller commits, waits and synchronises. kVec divides cols_left, so that a chunk never crosses the
+// end of a row. Without kRagged all rows are there or, with rows_left <= 0, none: a load past the
+// last block is a predicate, since a branch would keep ptxas from spreading the copies over the
+// products.
 template <bool kRagged, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, int64 stride_row, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
@@ -39,8 +42,9 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
     // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
     constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
-    // Opaque, the thread's offsets are computed at each load; else they are kept over the products, where they cost
-    // registers that may spill. Which is faster depends on the tile, so it is a knob.
+    // Opaque, the thread's offsets are computed at each load; else they are kept over the products,
+    // where they cost registers that may spill. Which is faster depends on the tile, so it is a
+    // knob.
     if constexpr (kRecomputeOffsets) make_opaque(thread);
     int row = thread / kChunks, col = thread % kChunks * kVec;
     const Element* from = source + row * stride_row + col;
@@ -57,7 +61,8 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
         if constexpr (kVec * kElementBytes > 2) {
             cp_async<kVec * kElementBytes>(to, from, valid);  // no byte is read where it is not valid
         } else {
-            // Two bytes are below what cp.async moves; the store is ordered by the caller's barrier.
+            // Two bytes are below what cp.async moves; the store is ordered by the caller's
+            // barrier.
             const uint16 value = valid ? *from : uint16(0);
             store_half_word(to, value);
         }
@@ -65,7 +70,8 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
     }
 }
 
-// Rows [0, rows_left) x columns [0, cols_left) of a tile to global memory, by kThreads threads (a warp or a block).
+// Rows [0, rows_left) x columns [0, cols_left) of a tile to global memory, by kThreads threads (a
+// warp or a block).
 template <int kRows, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void store_tile(Element* target, int64 stride_row, uint32 tile, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;

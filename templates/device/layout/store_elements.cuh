@@ -1,4 +1,5 @@
-// Neighbouring elements of a row to device memory, rounded, in one access as wide as kVec elements are.
+// Neighbouring elements of a row to device memory, rounded, in one access as wide as kVec elements
+// are.
 
 #include "device/ptx/math.cuh"
 

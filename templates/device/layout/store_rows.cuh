@@ -1,5 +1,6 @@
-// From accumulators to rows in device memory, 16 bytes a store: the four lanes of a quad, which hold two columns each of
-// four neighbouring 8-column tiles, trade them by shuffles for all eight columns of one tile each.
+// From accumulators to rows in device memory, 16 bytes a store: the four lanes of a quad, which
+// hold two columns each of four neighbouring 8-column tiles, trade them by shuffles for all eight
+// columns of one tile each.
 
 #include "device/ptx/math.cuh"
 
@@ -18,7 +19,8 @@ __device__ __forceinline__ void quad_transpose(uint32 (&w)[4], int lane) {
     }
 }
 
-// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist, and `cols_left` columns.
+// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist,
+// and `cols_left` columns.
 template <int kTiles>
 __device__ __forceinline__ void store_rows(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left = kTiles * 8) {
     #pragma unroll

@@ -1,12 +1,13 @@
-// From accumulators to boxes in shared memory as TMA stores and wgmma reads them (layout/swizzle.cuh). The swizzle keeps
-// the 16-byte rows of the matrices that stmatrix writes at once in different banks.
+// From accumulators to boxes in shared memory as TMA stores and wgmma reads them
+// (layout/swizzle.cuh). The swizzle keeps the 16-byte rows of the matrices that stmatrix writes at
+// once in different banks.
 
 #include "device/layout/swizzle.cuh"
 #include "device/ptx/math.cuh"
 #include "device/ptx/matrix.cuh"
 
-// A warp's 16 rows, rounded to 16 bits. They begin at `row`, a multiple of 8, of boxes of 64 rows at `boxes`. Columns past
-// 8 * kTiles are left undefined.
+// A warp's 16 rows, rounded to 16 bits. They begin at `row`, a multiple of 8, of boxes of 64 rows
+// at `boxes`. Columns past 8 * kTiles are left undefined.
 template <int kTiles>
 __device__ __forceinline__ void write_boxes(uint32 boxes, int row, const float (&acc)[kTiles][4], int lane) {
     // Two matrices are rows 0 to 7 and 8 to 15 of one 8-column tile, two of the next.

@@ -1,13 +1,15 @@
-// Warp-level products of fp32 tiles by the tensor cores' tf32 products (PTX ISA, "mma.m16n8k8"), with the names and operands of
-// gemm_sm80.cuh.
+// Warp-level products of fp32 tiles by the tensor cores' tf32 products (PTX ISA, "mma.m16n8k8"),
+// with the names and operands of gemm_sm80.cuh.
 //
-// tf32 has 11 significant bits of fp32's 24, so an element is two of them, x = big + small, and a product three:
-// small * big + big * small + big * big. What that leaves out, small * small and the last bit of a small, is some 2^-23 of it.
-// Tensor cores cut off what a sum does not hold, always towards 0, so long sums would drift there. Each k16 step is summed from 0,
-// and added to the accumulator by an addition that rounds to nearest.
+// tf32 has 11 significant bits of fp32's 24, so an element is two of them, x = big + small, and a
+// product three: small * big + big * small + big * big. What that leaves out, small * small and the
+// last bit of a small, is some 2^-23 of it. Tensor cores cut off what a sum does not hold, always
+// towards 0, so long sums would drift there. Each k16 step is summed from 0, and added to the
+// accumulator by an addition that rounds to nearest.
 //
-// Of 8 inner indices lane t has those of "pairs", 2t and 2t + 1, where one operand lies [k][..] or in an accumulator; and t
-// and t + 4, as ldmatrix gives them, where both lie [..][k]. A sum may take them in any order that both operands have.
+// Of 8 inner indices lane t has those of "pairs", 2t and 2t + 1, where one operand lies [k][..] or
+// in an accumulator; and t and t + 4, as ldmatrix gives them, where both lie [..][k]. A sum may
+// take them in any order that both operands have.
 
 #include "device/ptx/matrix.cuh"
 #include "device/ptx/mma.cuh"
@@ -16,10 +18,12 @@
 using OperandA = uint32[2][4];  // 16 x 16, what a lane holds of its two k8 halves, as fp32
 using OperandB = uint32[2][2];  // 16 x 8
 
-// How many B operands may be loaded before their products: a warp's barrier stands between. Else all of a step are, and registers spill.
+// How many B operands may be loaded before their products: a warp's barrier stands between. Else
+// all of a step are, and registers spill.
 constexpr int kTilesAhead = 2;
 
-// Big is rounded to nearest, so that of small's 12 bits at most one is cut off. A NaN is one in small, whatever its big becomes.
+// Big is rounded to nearest, so that of small's 12 bits at most one is cut off. A NaN is one in
+// small, whatever its big becomes.
 template <int kCount>
 __device__ __forceinline__ void split(uint32 (&big)[2][kCount], uint32 (&small)[2][kCount], const uint32 (&x)[2][kCount]) {
     #pragma unroll
@@ -70,10 +74,12 @@ __device__ __forceinline__ void pack_a(OperandA& a, const float (&left)[4], cons
     }
 }
 
-// One k-step of kM 16-row A operands stored [m][k], not in pairs. A k8 step (half) fills only the first halves.
+// One k-step of kM 16-row A operands stored [m][k], not in pairs. A k8 step (half) fills only the
+// first halves.
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a(OperandA (&a)[kM], uint32 tile, int k, bool half, int lane) {
-    // Matrices of 8 rows and 16 bytes, that is 4 columns: rows 0-7, rows 8-15, then the same of the next columns.
+    // Matrices of 8 rows and 16 bytes, that is 4 columns: rows 0-7, rows 8-15, then the same of the
+    // next columns.
     const uint32 at = tile + uint32(lane % 16) * Tile::kRowBytes + lane / 16 * 16 + k * 64;
     #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -114,8 +120,9 @@ __device__ __forceinline__ void gemm_step(float (&c)[kM][kN][4], const OperandA 
     }
 }
 
-// The same over the whole inner dimension where a sum of C is no number, by fp32 arithmetic: an infinity has no two parts, and 0 times
-// an infinity, which it is where the other operand has no small part, is none.
+// The same over the whole inner dimension where a sum of C is no number, by fp32 arithmetic: an
+// infinity has no two parts, and 0 times an infinity, which it is where the other operand has no
+// small part, is none.
 template <class TileA, class TileB, int kM, int kN>
 __device__ __forceinline__ void redo_gemm(float (&c)[kM][kN][4], uint32 tile_a, uint32 tile_b, int lane) {
     #pragma unroll
@@ -151,14 +158,16 @@ __device__ __forceinline__ void gemm(float (&c)[kM][kN][4], uint32 tile_a, uint3
     for (int i = 0; i < kM * kN * 4; ++i) sum += c[i / (kN * 4)][i / 4 % kN][i % 4];
     if (__any_sync(0xffffffff, sum != sum)) redo_gemm<TileA, TileB>(c, tile_a, tile_b, lane);
 }
-// … with A's k-steps held in registers: never, since a product may have to be done again from shared memory.
+// … with A's k-steps held in registers: never, since a product may have to be done again from
+// shared memory.
 template <class TileB, int kM, int kN, int kSteps>
 __device__ __forceinline__ void gemm_regs(float (&c)[kM][kN][4], const OperandA (&a)[kSteps][kM], uint32 tile_b, int lane) {
     static_assert(kSteps == 0, "src/family/sm80 keeps no fp32 operand in registers");
 }
 
-// C += A B for one k16 step: A in registers and in pairs, B stored [k][n], its address moved to the step's 16 rows. Rows lie an odd
-// number of 16 bytes apart, so those of the four lanes of a column, two apart, begin in banks that are 8 apart.
+// C += A B for one k16 step: A in registers and in pairs, B stored [k][n], its address moved to the
+// step's 16 rows. Rows lie an odd number of 16 bytes apart, so those of the four lanes of a column,
+// two apart, begin in banks that are 8 apart.
 template <class TileB, int kM, int kN>
 __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const OperandA (&a)[kM], uint32 tile_b, int lane) {
     const SplitA<kM> split_a(a);
@@ -173,7 +182,8 @@ __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const Ope
     }
 }
 
-// One k16 step of kM 16-row A operands stored [k][m], in pairs; the address is that of the step's first row and the first m.
+// One k16 step of kM 16-row A operands stored [k][m], in pairs; the address is that of the step's
+// first row and the first m.
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a_trans(OperandA (&a)[kM], uint32 tile, int lane) {
     const uint32 at = tile + uint32(lane % 4 * 2) * Tile::kRowBytes + lane / 4 * 4;

@@ -1,21 +1,23 @@
-// Warp-level products over shared tiles, built from ptx/mma.cuh. An operand is a tile's address (moved to the warp's
-// first row or column) and the lane; what depends on the lane is loop-invariant, all else an
-// immediate (of a BoxedTile the column within a box, too, is traded in).
+// Warp-level products over shared tiles, built from ptx/mma.cuh. An operand is a tile's address
+// (moved to the warp's first row or column) and the lane; what depends on the lane is
+// loop-invariant, all else an immediate (of a BoxedTile the column within a box, too, is traded
+// in).
 //
-// Inner dimensions are walked in k16 steps and a last k8 step where only 8 columns are left, so that a head dim of
-// 40 or 72 costs 40 or 72.
+// Inner dimensions are walked in k16 steps and a last k8 step where only 8 columns are left, so
+// that a head dim of 40 or 72 costs 40 or 72.
 
 #include "device/ptx/math.cuh"
 #include "device/ptx/matrix.cuh"
 #include "device/ptx/mma.cuh"
 
-// One lane's row address in a 16 x 16 block, matrices ordered rows 0-7, rows 8-15, then the same of columns 8-15: an A
-// operand stored [m][k], or (read transposed) two B operands stored [k][n].
+// One lane's row address in a 16 x 16 block, matrices ordered rows 0-7, rows 8-15, then the same of
+// columns 8-15: an A operand stored [m][k], or (read transposed) two B operands stored [k][n].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_rows_first(uint32 tile, int lane) {
     return Tile::place(tile, lane % 16, lane / 16);
 }
-// The same with columns first: two B operands stored [n][k], or (read transposed) an A operand stored [k][m].
+// The same with columns first: two B operands stored [n][k], or (read transposed) an A operand
+// stored [k][m].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_cols_first(uint32 tile, int lane) {
     return Tile::place(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -87,7 +89,8 @@ __device__ __forceinline__ void gemm_regs(float (&c)[kM][kN][4], const uint32 (&
     for (int k = 0; k < kSteps; ++k) gemm_step<TileB>(c, a[k], tile_b, k, k == TileB::kCols / 16, lane);
 }
 
-// C += A B for one k16 step: A in registers, B stored [k][n], its address moved to the step's 16 rows.
+// C += A B for one k16 step: A in registers, B stored [k][n], its address moved to the step's 16
+// rows.
 template <class TileB, int kM, int kN>
 __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uint32 (&a)[kM][4], uint32 tile_b, int lane) {
     const uint32 at = lane_rows_first<TileB>(tile_b, lane);
@@ -106,7 +109,8 @@ __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uin
     }
 }
 
-// One k16 step of kM 16-row A operands stored [k][m]; the address is that of the step's first row and the first m.
+// One k16 step of kM 16-row A operands stored [k][m]; the address is that of the step's first row
+// and the first m.
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a_trans(uint32 (&a)[kM][4], uint32 tile, int lane) {
     const uint32 at = lane_cols_first<Tile>(tile, lane);

@@ -1,5 +1,5 @@
-// Thread-block clusters (PTX ISA, "cluster"): ranks, addresses in another CTA's shared memory, and what a CTA writes and
-// signals there. `there` and `barrier` are addresses from address_in.
+// Thread-block clusters (PTX ISA, "cluster"): ranks, addresses in another CTA's shared memory, and
+// what a CTA writes and signals there. `there` and `barrier` are addresses from address_in.
 
 #include "device/types.cuh"
 
@@ -19,13 +19,14 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives on another CTA's barrier. The arrival orders what this thread has read, and what it wrote to its own shared
-// memory, as the release of a slot needs it. A release at cluster scope would wait for all of the thread's additions in
-// device memory.
+// Arrives on another CTA's barrier. The arrival orders what this thread has read, and what it wrote
+// to its own shared memory, as the release of a slot needs it. A release at cluster scope would
+// wait for all of the thread's additions in device memory.
 __device__ __forceinline__ void barrier_arrive_in(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
-// The same after this thread has written to the other CTA's shared memory. The reader waits with Writers::kCluster.
+// The same after this thread has written to the other CTA's shared memory. The reader waits with
+// Writers::kCluster.
 __device__ __forceinline__ void barrier_arrive_written_in(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }

@@ -2,7 +2,8 @@
 
 #include "device/types.cuh"
 
-// Makes a value unknown to the compiler, which then keeps it instead of computing it, or what follows from it, anew.
+// Makes a value unknown to the compiler, which then keeps it instead of computing it, or what
+// follows from it, anew.
 __device__ __forceinline__ void make_opaque(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void make_opaque(int& a, int& b, uint32& c) { asm volatile("" : "+r"(a), "+r"(b), "+r"(c)); }
 __device__ __forceinline__ void make_opaque(int64& value) { asm volatile("" : "+l"(value)); }

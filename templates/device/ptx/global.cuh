@@ -5,7 +5,8 @@
 __device__ __forceinline__ void add_float(float* at, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" :: "l"(__cvta_generic_to_global(at)), "f"(x) : "memory");
 }
-// Four neighbouring floats at once, aligned to 16 bytes; sm_90 on (PTX ISA 8.1, "red.global.add.v4.f32").
+// Four neighbouring floats at once, aligned to 16 bytes; sm_90 on (PTX ISA 8.1,
+// "red.global.add.v4.f32").
 __device__ __forceinline__ void add_floats(float* at, const float (&x)[4]) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "l"(__cvta_generic_to_global(at)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");

@@ -1,8 +1,10 @@
-// 8 x 8 matrices of 16-bit elements between shared memory and a warp's registers (PTX ISA, "ldmatrix", "stmatrix").
+// 8 x 8 matrices of 16-bit elements between shared memory and a warp's registers (PTX ISA,
+// "ldmatrix", "stmatrix").
 //
-// Lane 8i + r gives the shared address of row r of matrix i. The transposed forms hand out columns as rows. ldmatrix_*
-// are for kernels that fill shared memory by cp.async and wait at a barrier; volatile keeps them on their side of it.
-// load_* and store_* also stay in order with every other access to memory, which the sm90 kernels' schedules rest on.
+// Lane 8i + r gives the shared address of row r of matrix i. The transposed forms hand out columns
+// as rows. ldmatrix_* are for kernels that fill shared memory by cp.async and wait at a barrier;
+// volatile keeps them on their side of it. load_* and store_* also stay in order with every other
+// access to memory, which the sm90 kernels' schedules rest on.
 
 #include "device/types.cuh"
 
@@ -30,8 +32,8 @@ __device__ __forceinline__ void store_matrices(uint32 address, const uint32 (&m)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(address), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
 }
-// Four matrices, transposed on the way: the two elements 2t and 2t + 1 that a lane holds of a row, as an accumulator does,
-// come from two rows of shared memory or go to two rows.
+// Four matrices, transposed on the way: the two elements 2t and 2t + 1 that a lane holds of a row,
+// as an accumulator does, come from two rows of shared memory or go to two rows.
 __device__ __forceinline__ void load_transposed(uint32 (&m)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");

@@ -1,8 +1,9 @@
 // mbarriers in shared memory (PTX ISA, "mbarrier"): one function for each instruction in use.
 //
-// A barrier's phases alternate in parity. A waiter names the parity of the phase whose end it waits for. A fresh
-// barrier is in phase 0, so a wait for parity 1 passes at once: that is how a producer finds empty slots at the start.
-// schedule/ring.cuh counts phases; this file knows single barriers alone.
+// A barrier's phases alternate in parity. A waiter names the parity of the phase whose end it waits
+// for. A fresh barrier is in phase 0, so a wait for parity 1 passes at once: that is how a producer
+// finds empty slots at the start. schedule/ring.cuh counts phases; this file knows single barriers
+// alone.
 
 #include "device/types.cuh"
 
@@ -23,11 +24,12 @@ __device__ __forceinline__ void barrier_expect(uint32 barrier, uint32 bytes) {
                  :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// Who wrote what a waiter reads after its wait: threads of its own CTA (and copies that the barrier counts), or threads
-// of the whole cluster.
+// Who wrote what a waiter reads after its wait: threads of its own CTA (and copies that the barrier
+// counts), or threads of the whole cluster.
 enum class Writers { kCta, kCluster };
 
-// Whether the phase of this parity is over; the hardware may suspend the thread for a while before it says no.
+// Whether the phase of this parity is over; the hardware may suspend the thread for a while before
+// it says no.
 template <Writers kWriters>
 __device__ __forceinline__ bool barrier_try_wait(uint32 barrier, uint32 parity) {
     uint32 done;

@@ -1,7 +1,7 @@
 // Loads from and stores to shared memory by 32-bit address (PTX ISA, "ld.shared", "st.shared").
 //
-// All are volatile, so that they stay on their side of a barrier. Those that also clobber memory stay in order with every
-// other access to memory.
+// All are volatile, so that they stay on their side of a barrier. Those that also clobber memory
+// stay in order with every other access to memory.
 
 #include "device/types.cuh"
 

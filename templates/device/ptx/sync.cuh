@@ -1,5 +1,5 @@
-// Barriers among the threads of a CTA, fences between the generic and the asynchronous proxy, and the wait for the kernel
-// before (PTX ISA, "bar.sync", "fence.proxy.async", "griddepcontrol").
+// Barriers among the threads of a CTA, fences between the generic and the asynchronous proxy, and
+// the wait for the kernel before (PTX ISA, "bar.sync", "fence.proxy.async", "griddepcontrol").
 
 #include "device/types.cuh"
 

@@ -1,7 +1,9 @@
-// Copies by the copy engine (PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk", "cp.reduce.async.bulk").
+// Copies by the copy engine (PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk",
+// "cp.reduce.async.bulk").
 //
-// Coordinates count elements, the innermost dimension first. A load's bytes are counted by a barrier in shared memory;
-// stores and additions are grouped by the thread that issues them. layout/tensor_map.cuh knows what the coordinates mean.
+// Coordinates count elements, the innermost dimension first. A load's bytes are counted by a
+// barrier in shared memory; stores and additions are grouped by the thread that issues them.
+// layout/tensor_map.cuh knows what the coordinates mean.
 
 #include "device/types.cuh"
 
@@ -11,8 +13,9 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-// Copies go to this CTA's own shared memory. Before PTX ISA 8.6 `shared::cluster` is the only name for it; compilers that
-// know GPUs past sm_90 have `shared::cta`, without which sm_120 asks at each copy whose memory it is.
+// Copies go to this CTA's own shared memory. Before PTX ISA 8.6 `shared::cluster` is the only name
+// for it; compilers that know GPUs past sm_90 have `shared::cta`, without which sm_120 asks at each
+// copy whose memory it is.
 constexpr bool kNamesOwnShared = kArch >= 100;
 
 __device__ __forceinline__ void tma_load_4d(uint32 to, const TensorMap& map, uint32 barrier, int x0, int x1, int x2, int x3) {
@@ -39,7 +42,8 @@ __device__ __forceinline__ void tma_load_5d(uint32 to, const TensorMap& map, uin
     }
 }
 
-// To the same place in both CTAs of a cluster of two. Each CTA's barrier counts the bytes that it gets.
+// To the same place in both CTAs of a cluster of two. Each CTA's barrier counts the bytes that it
+// gets.
 constexpr uint16 kBothCtas = 3;
 __device__ __forceinline__ void tma_load_both_4d(uint32 to, const TensorMap& map, uint32 barrier,
                                                  int x0, int x1, int x2, int x3) {
@@ -71,7 +75,8 @@ __device__ __forceinline__ void bulk_load(uint32 to, const void* from, uint32 by
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
 }
-// Adds floats of shared memory to floats in device memory. Each call is a group of its own of this thread.
+// Adds floats of shared memory to floats in device memory. Each call is a group of its own of this
+// thread.
 __device__ __forceinline__ void bulk_add(float* to, uint32 from, uint32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;"

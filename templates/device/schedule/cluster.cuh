@@ -1,5 +1,5 @@
-// What two CTAs of a cluster share of a schedule: arrivals on both CTAs' barriers, and the tiles that one of the two
-// producers passes on to both.
+// What two CTAs of a cluster share of a schedule: arrivals on both CTAs' barriers, and the tiles
+// that one of the two producers passes on to both.
 
 #include "device/ptx/cluster.cuh"
 #include "device/schedule/tile_slots.cuh"
@@ -8,8 +8,9 @@ __device__ __forceinline__ void barrier_arrive_in_both(uint32 barrier) {
     barrier_arrive_in(address_in(0, barrier)), barrier_arrive_in(address_in(1, barrier));
 }
 
-// TileSlots for a cluster: the producer of rank 0 passes tiles on to both CTAs. Before it uses a slot anew, it waits until
-// every consumer warp of both CTAs and the other producer have released it.
+// TileSlots for a cluster: the producer of rank 0 passes tiles on to both CTAs. Before it uses a
+// slot anew, it waits until every consumer warp of both CTAs and the other producer have released
+// it.
 struct ClusterTileSlots {
     TileSlots own;
 

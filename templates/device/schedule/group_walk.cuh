@@ -1,8 +1,9 @@
 // In which order a tile of keys meets the blocks of query rows of its GQA group's heads, backward.
 //
-// Where tiles see different rows, of several heads all at one block of rows, then all at the block before it, from the last one on:
-// head by head, tiles that see fewer rows would be ahead by whole heads in the end, and read Q and dO and add to dQ in memory, each
-// by itself, where so they meet in L2. Else, and in turns (device/schedule/dq_turns.cuh), head by head from the first block on.
+// Where tiles see different rows, of several heads all at one block of rows, then all at the block
+// before it, from the last one on: head by head, tiles that see fewer rows would be ahead by whole
+// heads in the end, and read Q and dO and add to dQ in memory, each by itself, where so they meet
+// in L2. Else, and in turns (device/schedule/dq_turns.cuh), head by head from the first block on.
 
 #include "device/schedule/tile_order.cuh"
 
@@ -23,7 +24,8 @@ struct GroupWalk {
     }
 };
 
-// The producer's walk through the blocks of queries that a tile of keys meets; `load` starts the copies of one and counts `left` down.
+// The producer's walk through the blocks of queries that a tile of keys meets; `load` starts the
+// copies of one and counts `left` down.
 template <typename Load>
 __device__ __forceinline__ void load_queries(const KernelParams& params, const Sequence& sequence, const Tile& tile, const BlockRange& range, const int& left, const Load& load) {
     const int first_head = tile.head * params.group_size, end_head = first_head + params.group_size;

@@ -1,6 +1,6 @@
-// Under a block mask the producer alone reads lists. It passes the number of a listed tile on to the consumers in shared
-// memory, beside the slot that the tile is loaded into. An entry is written before the arrival that fills the slot, and
-// read before the slot is released.
+// Under a block mask the producer alone reads lists. It passes the number of a listed tile on to
+// the consumers in shared memory, beside the slot that the tile is loaded into. An entry is written
+// before the arrival that fills the slot, and read before the slot is released.
 
 #include "device/attention/block_list.cuh"
 #include "device/ptx/shared.cuh"
@@ -19,7 +19,8 @@ struct ListedSlots {
         const int word = listed.tile << 1 | (listed.is_full ? 1 : 0);
         store_two_ints(base + slot * kSlotBytes, word, head);
     }
-    // By a whole warp of the consumers, once the slot is full. The result is uniform to the compiler.
+    // By a whole warp of the consumers, once the slot is full. The result is uniform to the
+    // compiler.
     __device__ __forceinline__ Entry get(uint32 slot) const {
         const int2 entry = load_two_ints(base + slot * kSlotBytes);
         const int word = uniform(entry.x), head = uniform(entry.y);

@@ -1,4 +1,5 @@
-// A position in a ring of slots in shared memory, with the parity that its barriers have there (ptx/mbarrier.cuh).
+// A position in a ring of slots in shared memory, with the parity that its barriers have there
+// (ptx/mbarrier.cuh).
 
 #include "device/ptx/mbarrier.cuh"
 

@@ -1,4 +1,5 @@
-// Teams: groups of warps of a CTA that share a ring of tiles in shared memory, and meet without the other warps.
+// Teams: groups of warps of a CTA that share a ring of tiles in shared memory, and meet without the
+// other warps.
 
 #include "device/ptx/sync.cuh"
 

@@ -1,15 +1,18 @@
 // The producer's source of tiles, of one CTA or of a cluster of kCtas.
 //
-// Where tiles have one length, a feed takes every n-th tile, of n feeds. Where they differ in length (causal mask, window,
-// block mask, varlen), it draws the next tile that nobody has taken from a counter in device memory. The last feed to
-// finish sets the counter back to zero, as the next launch on its stream expects it (src/kernel/tile_counters.rs). Without
-// a counter (null) it takes every n-th tile.
+// Where tiles have one length, a feed takes every n-th tile, of n feeds. Where they differ in
+// length (causal mask, window, block mask, varlen), it draws the next tile that nobody has taken
+// from a counter in device memory. The last feed to finish sets the counter back to zero, as the
+// next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null) it
+// takes every n-th tile.
 //
-// A feed draws the next tile before it loads the last block of the current one, which hides the atomic's latency. A tile
-// drawn any earlier would wait for a long tile to end while other CTAs are idle.
+// A feed draws the next tile before it loads the last block of the current one, which hides the
+// atomic's latency. A tile drawn any earlier would wait for a long tile to end while other CTAs are
+// idle.
 //
-// kByTicket (schedule/dq_turns.cuh): the counter gives all tiles, the first one too. The counter's owner sets it to zero
-// before the launch. A feed draws no tile before it has loaded the one before.
+// kByTicket (schedule/dq_turns.cuh): the counter gives all tiles, the first one too. The counter's
+// owner sets it to zero before the launch. A feed draws no tile before it has loaded the one
+// before.
 
 #include "device/schedule/tile_order.cuh"
 

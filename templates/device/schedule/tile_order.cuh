@@ -1,11 +1,12 @@
 // Which tiles the persistent CTAs of a kernel do, and in which order.
 //
-// Heads go in groups, so that what their tiles share stays in L2 (kGroupMb). Within a group the longest tiles of all heads
-// come first. Groups differ by one head at most: a small last group would begin its longest tiles when nothing else is
-// left. Where tiles differ in length, a group has at least as many tiles as are done at a time, for the same reason.
+// Heads go in groups, so that what their tiles share stays in L2 (kGroupMb). Within a group the
+// longest tiles of all heads come first. Groups differ by one head at most: a small last group
+// would begin its longest tiles when nothing else is left. Where tiles differ in length, a group
+// has at least as many tiles as are done at a time, for the same reason.
 //
-// Varlen sequences come one after the other, each with its own number of tiles. Only the device knows these numbers, so a
-// TileList remembers its sequence and is asked for rising indices.
+// Varlen sequences come one after the other, each with its own number of tiles. Only the device
+// knows these numbers, so a TileList remembers its sequence and is asked for rising indices.
 
 #include "device/attention/block_list.cuh"
 #include "device/attention/block_range.cuh"
@@ -65,8 +66,8 @@ struct QueryTiles {
     }
 };
 
-// Tiles of kBlockN keys, the backward pass's. Most rows see the first keys. kLastFirst is the order that
-// schedule/dq_turns.cuh needs.
+// Tiles of kBlockN keys, the backward pass's. Most rows see the first keys. kLastFirst is the order
+// that schedule/dq_turns.cuh needs.
 template <bool kLastFirst>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {

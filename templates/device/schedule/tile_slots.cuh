@@ -1,6 +1,7 @@
-// How a producer tells the consumers of its CTA which tiles to do: slots in shared memory, each with a full and an empty
-// barrier. Tiles are numbered in the order in which the CTA does them (`nth`). Consumers hold a tile's slot to the tile's
-// end and look at the next slot before, so there are more than two.
+// How a producer tells the consumers of its CTA which tiles to do: slots in shared memory, each
+// with a full and an empty barrier. Tiles are numbered in the order in which the CTA does them
+// (`nth`). Consumers hold a tile's slot to the tile's end and look at the next slot before, so
+// there are more than two.
 
 #include "device/ptx/shared.cuh"
 #include "device/schedule/ring.cuh"
