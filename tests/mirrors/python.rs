@@ -9,7 +9,7 @@ fn header_py_is_what_the_c_header_gives() {
     let mut made = String::from(
         "\"\"\"The C header's numbers and structs for ctypes, made from include/flashtune.h by `make header`.\n\
          \n\
-         Names are the header's without `flashtune_`. A pointer is c_void_p, and c_char_p where it is a string.\n\
+         Names are the header's without `flashtune_`. A pointer is c_void_p; a string is c_char_p.\n\
          \"\"\"\n\
          \n\
          import ctypes\n\

@@ -1,6 +1,6 @@
 """flashtune: exact attention, forward and backward, tuned on the machine that runs it.
 
-    out = flashtune.attention(q, k, v, causal=True)      # (batch, seqlen, heads, dim), NumPy or torch
+    out = flashtune.attention(q, k, v, causal=True)  # (batch, seqlen, heads, dim), NumPy or torch
 """
 
 from ._attention import (

@@ -37,9 +37,9 @@ class BlockMask(NamedTuple):
 def block_mask(blocks, full=None, *, block_size=128):
     """Makes the argument block_mask of `attention` from a dense map.
 
-    blocks: bool (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of these,
-        where batch and heads may be 1. True: the block counts, and causal, window and mask hide keys
-        in it. A NumPy array or a torch tensor on the device of the call.
+    blocks: bool (ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)), or (batch, heads, …) of
+        these; batch and heads may be 1. True: the block counts, and causal, window and mask hide
+        keys in it. A NumPy array or a torch tensor on the device of the call.
     full: in the same shape, the blocks that skip the mask. They need not be True in `blocks`.
     block_size: (queries, keys) of a block, or one number for both. Multiples of 16; 128 is fastest.
     """

@@ -1,8 +1,9 @@
-"""What a call asks beyond softmax(scale * q k^T) v: windows, caps, what is added to scores, sequences of their own lengths.
+"""Features: additions to softmax(scale * q k^T) v, such as windows, caps, biases and varlen.
 
-From the caller's arguments to the features part of a params struct. It knows shapes; whose arrays they are it leaves to
-the array library's module, `lib`: `expect_array` knows its arrays, `vector` and `scores` give what can be packed, `longest`
-reads lengths where the host can. Where nothing is asked there is no Features, and nothing here runs.
+This module turns the caller's arguments into the features part of a params struct. It knows shapes
+and leaves the arrays to the module of their library, `lib`: `expect_array` checks that an array is
+the library's, `vector` and `scores` return what can be packed, and `longest` reads lengths where
+the host can. Without features there is no Features object, and this module is not used.
 """
 
 import operator
@@ -13,7 +14,7 @@ from . import _call, _structs
 from ._errors import InvalidArgumentError
 
 NO_SCORES = (0, 0, 0, 0, 0)
-"""An absent tensor of scores: (address, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k)."""
+"""An absent tensor of scores: an address, then strides of batch, head, seqlen_q and seqlen_k."""
 
 _pack = _structs.packer(_structs.FEATURES).pack
 _pack_pages = _structs.packer(_structs.PAGES).pack
@@ -21,11 +22,11 @@ _pack_gradients = _structs.packer(_structs.FEATURE_GRADIENTS).pack
 
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-"""The arrays that say how long sequences are."""
+"""The arrays that give the lengths of sequences."""
 
 
 class Features(NamedTuple):
-    """As the caller gave them; None where not given."""
+    """The features as the caller gave them; None for each that is missing."""
 
     window: Any = None
     softcap: float = 0.0
@@ -50,7 +51,7 @@ class Features(NamedTuple):
 def of(*, window=None, softcap=0.0, **arrays):
     """Features by the names of their fields, or None if all are off."""
     if arrays.get("mask") is not None and arrays.get("mask_bits") is not None:
-        raise InvalidArgumentError("mask and mask_bits are both given; a mask is of bytes or of bits")
+        raise InvalidArgumentError("mask and mask_bits are both given; a mask has bytes or bits, so give one of the two")
     if window is not None:
         window = _window(window)
     softcap = _call.number("softcap", softcap, "a number and not negative (0 means none)")
@@ -77,7 +78,7 @@ def _window(window):
 
 
 def sizes(features, q, k, v, lib, array):
-    """The params' seven sizes. `array` is q itself, whose library and device lengths must have."""
+    """The seven sizes of the params. `array` is q; lengths must share its library and device."""
     if features is None or not (features.has_lengths() or features.block_table is not None):
         if features is not None:
             _refuse_bound("q", features.max_seqlen_q)
@@ -93,7 +94,7 @@ def sizes(features, q, k, v, lib, array):
     if head_dim_k != head_dim:
         raise InvalidArgumentError(f"k has shape {tuple(k)}; its dim must be that of q, {tuple(q)}")
     if batch_v != batch_k or rows_v != rows_k or num_heads_v != num_heads_kv:
-        raise InvalidArgumentError(f"v has shape {tuple(v)}; but for dim it must be that of k, {tuple(k)}")
+        raise InvalidArgumentError(f"v has shape {tuple(v)}; all sizes except dim must be those of k, {tuple(k)}")
     batches = [
         ("cu_seqlens_q", _sequences("cu_seqlens_q", cu_seqlens_q, 1)),
         ("cu_seqlens_k", _sequences("cu_seqlens_k", cu_seqlens_k, 1)),
@@ -124,7 +125,7 @@ def _rows(name, shape, cu_seqlens):
 
 
 def _sequences(name, array, more=0):
-    """How many an array of lengths is of, which has `more` elements than that."""
+    """The number of sequences of an array of lengths, which has `more` additional elements."""
     if array is None:
         return None
     shape = tuple(array.shape)
@@ -141,10 +142,10 @@ def _longest(side, given, cu_seqlens, rows, lib, array):
 
 
 def _expect_table(block_table, cu_seqlens_k, lib):
-    """Its number of sequences."""
+    """Checks the block table and returns its number of sequences."""
     lib.expect_array("block_table", block_table)
     if cu_seqlens_k is not None:
-        raise InvalidArgumentError("block_table and cu_seqlens_k are both given; with pages seqused_k says how long sequences are")
+        raise InvalidArgumentError("block_table and cu_seqlens_k are both given; with pages, give the lengths by seqused_k alone")
     if len(block_table.shape) != 2:
         raise InvalidArgumentError(f"block_table has shape {tuple(block_table.shape)}; it must be (batch, pages)")
     return block_table.shape[0]
@@ -163,19 +164,19 @@ def bound(name, given):
     try:
         return operator.index(given)
     except TypeError:
-        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int, no sequence being longer") from None
+        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int that no sequence exceeds") from None
 
 
 def _refuse_bound(side, given):
     if given is not None:
         missing = "cu_seqlens_q" if side == "q" else "cu_seqlens_k or block_table"
         raise InvalidArgumentError(
-            f"max_seqlen_{side} is given without {missing}; leave it out, since the shape of {side} says it"
+            f"max_seqlen_{side} is given without {missing}; leave it out, since the shape of {side} gives it"
         )
 
 
 def lse_shape(features, q, dims):
-    """(heads_q, total_q) where q holds sequences end to end, else (batch, heads_q, seqlen_q)."""
+    """(heads_q, total_q) if q is packed end to end, else (batch, heads_q, seqlen_q)."""
     batch_size, num_heads_q, _, seqlen_q, *_ = dims
     if features is None or features.cu_seqlens_q is None:
         return (batch_size, num_heads_q, seqlen_q)
@@ -183,7 +184,7 @@ def lse_shape(features, q, dims):
 
 
 def pack(features, opts, dims, q, k, lib):
-    """(the packed features, what must live until the launch). q and k are the arrays."""
+    """(packed features, objects to keep until the launch). q and k are the arrays."""
     if features is None:
         return _call.NO_FEATURES, ()
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
@@ -248,7 +249,10 @@ def pack(features, opts, dims, q, k, lib):
 
 
 def pack_pages(features, k, q, lib):
-    """(the packed pages part of a forward pass, what must live until the launch). q and k are the arrays."""
+    """(packed pages part of a forward pass, objects to keep until the launch).
+
+    q and k are the arrays.
+    """
     if features is None or features.block_table is None:
         return _call.NO_PAGES, ()
     table, address = lib.vector("block_table", features.block_table, "int32", q)
@@ -257,8 +261,11 @@ def pack_pages(features, k, q, lib):
 
 
 def with_gradients(packed, dbias, dsinks, dlse, wants_dbias, wants_dlse):
-    """(features, feature gradients) of the backward pass: `packed` with the bits of the gradients that are wanted. `dbias`
-    is as `NO_SCORES`, the others addresses."""
+    """(features, feature gradients) of the backward pass, both packed.
+
+    The features are `packed` with the bits of the wanted gradients added. `dbias` has the form of
+    `NO_SCORES`; dsinks and dlse are addresses.
+    """
     more = wants_dbias * _structs.FEATURE_DBIAS | wants_dlse * _structs.FEATURE_DLSE
     if more:
         (bits,) = struct.unpack_from("@Q", packed)

@@ -1,6 +1,6 @@
 """The C header's numbers and structs for ctypes, made from include/flashtune.h by `make header`.
 
-Names are the header's without `flashtune_`. A pointer is c_void_p, and c_char_p where it is a string.
+Names are the header's without `flashtune_`. A pointer is c_void_p; a string is c_char_p.
 """
 
 import ctypes

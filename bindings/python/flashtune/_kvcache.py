@@ -16,8 +16,8 @@ from ._errors import InvalidArgumentError
 def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table):
     """(numbers of keys that the sequences use, function that writes the new keys, or None).
 
-    Arguments as for `flash_attn_with_kvcache`. Nothing is written before the function is called, not
-    even the numbers of keys.
+    Arguments as for `flash_attn_with_kvcache`. Nothing is written before the function is called,
+    not even the numbers of keys.
     """
     return _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table)
 

@@ -1,7 +1,7 @@
-"""The parts in which this package packs the params structs of the C header, which `_header.py` mirrors.
+"""The parts in which this package packs the params structs of the C header (`_header.py`).
 
-Both passes open with the same fields. The features follow, which most calls do not use, so that their parts are packed
-apart: those of both passes, and what each pass has alone.
+Both passes begin with the same fields. The features follow. Most calls do not use them, so they are
+packed separately: one part for both passes and one for each pass alone.
 """
 
 import struct
@@ -32,10 +32,10 @@ def _format(fields):
 
 
 def packer(fields):
-    """A `struct.Struct` of these fields of a params struct, the size of which is a multiple of 8.
+    """A `struct.Struct` of these fields of a params struct. Its size is a multiple of 8.
 
-    One `pack` fills all fields in the time that ctypes takes for three, and the bytes it returns belong to one call,
-    so threads share nothing.
+    One `pack` fills all fields in the time that ctypes takes for three. The bytes that it returns
+    belong to one call, so threads share nothing.
     """
     packed = struct.Struct("@" + _format(fields))
     assert packed.size % 8 == 0

@@ -1,6 +1,6 @@
 """Attention for torch's autograd in eager mode.
 
-Autograd sees nothing inside a tuple, so bias and sinks, which get gradients, are separate arguments.
+Autograd sees nothing inside a tuple. Bias and sinks get gradients, so they are separate arguments.
 """
 
 import torch

@@ -1,7 +1,9 @@
-"""The calls of the flash-attn 2.8 package for training, prefill and decoding under the same names, arguments and defaults.
+"""The flash-attn 2.8 functions for training, prefill and decoding.
 
-Its users change one import:  from flashtune.flash_attn_interface import flash_attn_func
-An argument that flashtune does not do yet raises NotImplementedError with the argument's name; none is ignored.
+Names, arguments and defaults are those of flash-attn, so its users change one import:
+    from flashtune.flash_attn_interface import flash_attn_func
+An argument that flashtune does not support yet raises NotImplementedError with the argument's name.
+No argument is ignored.
 """
 
 import operator
@@ -38,10 +40,11 @@ def flash_attn_func(
 ):
     """Attention of q (batch, seqlen, heads, dim) over k and v (batch, seqlen_k, heads_kv, dim).
 
-    causal aligns the mask to the bottom right corner. window_size is (left, right) in keys, -1 for all of that side; causal
-    hides what is right of the diagonal whatever it says. alibi_slopes is fp32 (heads) or (batch, heads). deterministic gives
-    the gradients the same bits at every run. return_attn_probs returns (out, softmax_lse, None): the matrix of probabilities,
-    which flash-attn hands out for its own tests, is never formed here.
+    causal aligns the mask to the bottom right corner. window_size is (left, right) in keys, where
+    -1 means all keys on that side; causal hides the keys after the diagonal whatever `right` is.
+    alibi_slopes is fp32 (heads) or (batch, heads). deterministic gives the gradients the same bits
+    in every run. return_attn_probs returns (out, softmax_lse, None): flashtune never forms the
+    matrix of probabilities, which flash-attn returns for its own tests.
     """
     _expect_tensors(q=q, k=k, v=v)
     options = dict(
@@ -63,7 +66,10 @@ def flash_attn_kvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim), and so their gradients."""
+    """`flash_attn_func` with k and v in one tensor, (batch, seqlen_k, 2, heads_kv, dim).
+
+    Their gradients have the same layout.
+    """
     _expect_tensors(q=q, kv=kv)
     _expect_packed("kv", kv, 2, "batch, seqlen")
     options = dict(
@@ -84,7 +90,10 @@ def flash_attn_qkvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim), and so their gradients."""
+    """`flash_attn_func` with q, k and v in one tensor, (batch, seqlen, 3, heads, dim).
+
+    Their gradients have the same layout.
+    """
     _expect_tensors(qkv=qkv)
     _expect_packed("qkv", qkv, 3, "batch, seqlen")
     options = dict(
@@ -112,16 +121,19 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
 ):
-    """`flash_attn_func` of sequences that lie end to end: q (total_q, heads, dim), k and v (total_k, heads_kv, dim).
+    """`flash_attn_func` for sequences packed end to end.
 
-    cu_seqlens_q and cu_seqlens_k are int32 (batch + 1), where each sequence begins; max_seqlen_q and max_seqlen_k bounds of the
-    lengths. softmax_lse is (heads, total_q). With block_table k and v are (num_pages, page_size, heads_kv, dim), cu_seqlens_k says
-    but how long sequences are, and there are neither gradients nor dropout.
+    q is (total_q, heads, dim); k and v are (total_k, heads_kv, dim). cu_seqlens_q and cu_seqlens_k
+    are int32 (batch + 1), the row at which each sequence begins. max_seqlen_q and max_seqlen_k are
+    upper bounds of the lengths. softmax_lse is (heads, total_q).
+
+    With block_table, k and v are pages, (num_pages, page_size, heads_kv, dim), and cu_seqlens_k
+    gives only the lengths. Pages support neither gradients nor dropout.
     """
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if block_table is not None:
         if dropout_p:
-            raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; with pages nothing may be dropped")
+            raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; dropout_p must be 0 with pages")
         _flag("deterministic", deterministic)
         longest_q, longest_k = _longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
         causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
@@ -155,7 +167,10 @@ def flash_attn_varlen_kvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, heads_kv, dim), and so their gradients."""
+    """`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, heads_kv, dim).
+
+    Their gradients have the same layout.
+    """
     _expect_tensors(q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _expect_packed("kv", kv, 2, "total")
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -179,7 +194,10 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    """`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, dim), and so their gradients."""
+    """`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, dim).
+
+    Their gradients have the same layout.
+    """
     _expect_tensors(qkv=qkv, cu_seqlens=cu_seqlens)
     _expect_packed("qkv", qkv, 3, "total")
     (longest,) = _longest(max_seqlen=max_seqlen)
@@ -212,16 +230,21 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Attention of q (batch, seqlen_q, heads, dim) over k_cache and v_cache (batch, seqlen_cache, heads_kv, dim), of which each
-    sequence uses its first cache_seqlens keys; with block_table (num_pages, page_size, heads_kv, dim), pages of any size.
+    """Attention of q (batch, seqlen_q, heads, dim) over a K/V cache.
 
-    k and v (batch, seqlen_new, heads_kv, dim) are first written into the cache behind cache_seqlens, an int or int32 (batch), and
-    are seen like the rest. causal aligns to the bottom right corner of each sequence. Nothing waits for the device. There is no
-    gradient. num_splits must be 0: the keys are split as the config says.
+    k_cache and v_cache are (batch, seqlen_cache, heads_kv, dim), and each sequence uses its first
+    cache_seqlens keys. With block_table they are pages of any size, (num_pages, page_size,
+    heads_kv, dim). cache_seqlens is an int or int32 (batch).
 
-    What is refused is refused before the cache is written, as are caches that share memory and new keys for it. Lengths and tables on a GPU are not looked at: there a sequence whose
-    length is negative or leaves no room for its new keys, or whose block_table has no page for them, gets none of them, and
-    attends to what it had.
+    k and v (batch, seqlen_new, heads_kv, dim) are first written into the cache behind
+    cache_seqlens, and the queries see them like the other keys. causal aligns to the bottom right
+    corner of each sequence. The call does not wait for the device and has no gradient. num_splits
+    must be 0, since the config decides how the keys are split.
+
+    All checks come before the cache is written. Caches that share memory are refused, and so are
+    new keys that share memory with a cache. The values of lengths and tables on a GPU are not
+    checked. If there a length is negative, leaves no room for the new keys, or its block_table has
+    no page for them, the sequence gets none of its new keys and attends to the keys that it had.
     """
     unsupported = {
         "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
@@ -230,7 +253,7 @@ def flash_attn_with_kvcache(
         if given is not None:
             raise UnsupportedError(f"{name} is given; it is not supported yet")
     if num_splits != 0:
-        raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config says how keys are split")
+        raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config decides how the keys are split")
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
     seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
@@ -259,7 +282,7 @@ def _attend_packed(q, packed, options, lengths=None):
 
 
 def _taken(options, lengths):
-    """(opts, features) of flash-attn's arguments."""
+    """(opts, features) from flash-attn's arguments."""
     causal, deterministic = _flag("causal", options["causal"]), _flag("deterministic", options["deterministic"])
     opts = _call.options(causal, options["softmax_scale"], options["dropout_p"], deterministic)
     window = _window(options["window_size"], causal)
@@ -268,7 +291,7 @@ def _taken(options, lengths):
 
 
 def _flag(name, value):
-    """What bool() would make of other things is not what they say: of "top-left" True."""
+    """Refuses other types, since bool() would take them for something else: "top-left" is True."""
     numpy = sys.modules.get("numpy")
     if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
         return bool(value)
@@ -302,7 +325,7 @@ def _expect_tensors(**tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
         if tensor.is_cuda and tensor.dtype == torch.float32:
-            raise UnsupportedError(f"{name} is {tensor.dtype}; flash-attn's calls take 16 bits, flashtune.attention fp32 too")
+            raise UnsupportedError(f"{name} is {tensor.dtype}; it must be 16-bit here; flashtune.attention also takes fp32")
 
 
 def _expect_packed(name, tensor, count, rows):

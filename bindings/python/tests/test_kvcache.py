@@ -251,7 +251,7 @@ def test_unchecked_lengths_without_room_write_nothing(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_unchecked_missing_pages_write_nothing_and_undo_no_other_write(device):
-    # Of six sequences only the third has room, and the first two name its pages.
+    # Only the third of six sequences has room, and the first two name its pages.
     table = ints([0, 1], [0, 1], [0, 1], [7, 1], [0, -1], [2**31 - 1, 0]).to(device)
     seqlens = ints(-3, 3, 1, 0, 1, 0).to(device)
     new = torch.arange(1.0, 13, device=device).view(6, 2, 1, 1)
