@@ -1,7 +1,7 @@
 """The closing lines that benches of many problems share: means of ratios, and the reasons why a
 peer has no time.
 
-Of a bench's rows it knows one field, `refused`: {who: reason}.
+The module reads one field of a bench's rows, `refused`: {who: reason}.
 """
 
 import math

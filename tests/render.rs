@@ -201,7 +201,8 @@ fn every_embedded_template_parses() {
     Renderer::new(embedded()).unwrap();
 }
 
-/// PTX has a name wherever a kernel uses it: comments may speak of `asm`, code outside of the folder may not.
+/// Code outside `device/ptx/` uses PTX by the names that this folder gives. Comments may mention
+/// `asm`.
 #[test]
 fn ptx_stands_in_its_own_folder_alone() {
     let has_asm = |text: &str| {

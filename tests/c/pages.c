@@ -61,7 +61,7 @@ static void bad_arguments(void) {
   FAILS(flashtune_backward_supported(context, &backward), invalid, "0x400 is no FLASHTUNE_FEATURE_* of the backward pass");
 }
 
-/* Copies the rows of a tensor of keys to the pages in the block table, and fills the rest with NAN. */
+/* Copies the rows of a tensor of keys to the pages in the block table; the rest becomes NAN. */
 static float *in_pages(const float *rows, int64_t row) {
   float *pages = malloc(PAGES * PAGE_SIZE * (size_t)row * sizeof *pages);
   CHECK(pages != NULL, "no memory");

@@ -2,8 +2,8 @@
 //! warning, and the registers, shared memory and spills that ptxas reports must stay within bounds.
 //!
 //! Configs come from the heuristic, for a typical GPU of the architecture and every family that
-//! serves there, and from the shipped records. Of sm90's kernels only the producer may spill,
-//! except for those in `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
+//! serves there, and from the shipped records. In sm90 kernels only the producer may spill,
+//! except in those of `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
 //! ten minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 

@@ -149,8 +149,8 @@ pub fn broadcast_keys_equal_repeated_keys(subject: &Subject, dtype: Dtype) {
     assert!(broadcast.out == copied.out && broadcast.lse == copied.lse);
 }
 
-/// With Q = K = 0 all weights are 1/seqlen_k. Then V = I makes O the mask itself, and dout = I makes
-/// dV its transpose.
+/// With Q = K = 0 all weights are 1/seqlen_k. Then V = I makes O the mask itself, and dout = I
+/// makes dV its transpose.
 pub fn the_dropout_mask_shows_in_both_passes(subject: &Subject, dtype: Dtype) {
     let length = 141;
     for dropout_p in [0.1, 0.5] {
