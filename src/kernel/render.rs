@@ -217,7 +217,8 @@ fn header(
          // problem:  {problem}\n\
          // config:   {family}{knobs}\n\
          // files:    {template}{SUFFIX}{files}\n\
-         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
+         // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 \
+         -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
         problem = list(&mut constants::tags().into_iter()).trim_start(),
         family = family.name(),

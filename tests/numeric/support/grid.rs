@@ -1,7 +1,6 @@
 //! A thinned form of the grid in FlashAttention's tests. Its axes are lengths, head dims, head
 //! ratios and masks, and window, softcap, ALiBi, dropout and deterministic, each on and off. Any
 //! two values of different axes meet at least once, in far fewer problems than the full product.
-//! fewer problems than the product has.
 
 use super::case::Case;
 use super::extras::{Extras, Spread};

@@ -1,5 +1,5 @@
-//! The generator of all test shapes: every boundary of a tile, seeded random problems, and cases for
-//! one feature or kernel each. `tiles` has the cases with many tiles.
+//! The generator of all test shapes: every boundary of a tile, seeded random problems, and cases
+//! for one feature or kernel each. `tiles` has the cases with many tiles.
 //!
 //! `FLASHTUNE_TEST_CASE="…"`, the line that a failure prints, replaces all cases by that one.
 

@@ -1,5 +1,5 @@
-//! Shapes with many tiles: cases for errors that appear only after several tiles, or only when a CTA
-//! runs several tiles or shares its output with others.
+//! Shapes with many tiles: cases for errors that appear only after several tiles, or only when a
+//! CTA runs several tiles or shares its output with others.
 
 use super::unless_one_is_given;
 use crate::support::case::Case;
