@@ -5,13 +5,14 @@
 //! and strides are multiples of 16 bytes, strides below its limit), so that a launch has nothing
 //! left to refuse.
 //!
-//! Only the device knows where a varlen sequence ends. The rows behind its end must neither be
-//! loaded nor stored, and only a map's bounds can prevent that. So a map has the rows twice, as two
-//! dimensions of one stride (device/layout/tensor_map.cuh). The first has `MAX_MAP_ROWS` rows, the
-//! last of which a kernel takes as the sequence's last row; the second is the row at which the
-//! sequence ends in the tensor. Together they reach too far, and a third dimension takes the excess
-//! back, with a stride that wraps around 2^64. A lower address would do the same, but TMA wants the
-//! map's address in mapped memory. The idea comes from Triton's and quack's ragged descriptors.
+//! Only the device knows where a varlen sequence ends. A kernel must neither load nor store the
+//! rows behind that end, and only a map's bounds can prevent it. So a map holds the rows in two
+//! dimensions of one stride (device/layout/tensor_map.cuh). The first has `MAX_MAP_ROWS` rows, and
+//! a kernel takes its last row as the sequence's last row. The coordinate of the second is the row
+//! of the tensor at which the sequence ends. Both together reach too far; a third dimension, whose
+//! stride wraps around 2^64, takes the excess back. A lower address would do the same, but TMA
+//! requires a map's address to lie in mapped memory. The idea comes from the ragged descriptors of
+//! Triton and quack.
 
 use crate::call::{Call, MAX_MAP_ROWS, TensorRef};
 use crate::cuda::driver::Driver;

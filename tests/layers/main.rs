@@ -1,12 +1,11 @@
-//! The flow has one direction. No module imports from one above it, and no folder has a circle of
-//! imports. Reads `src/` and the Python package.
+//! The flow has one direction: no module imports from one above it, and no folder has a circle of
+//! imports. These tests read `src/` and the Python package.
 //!
-//! The rule inside a folder: its modules and its own file (`mod.rs`) form no circle. A folder's
-//! file may import its modules, or its modules may import what that file defines; where one module
-//! does the second and the file does the first with it, they form a circle. A re-export (`pub use
-//! child::Name`) is a table of contents and no import; a path through one counts as an import of
-//! the module that defines the name. Unit tests inside a module are left out: the library does not
-//! contain them.
+//! Inside a folder, the modules and the folder's own file (`mod.rs`) form no circle. The file may
+//! import a module, or the module may import what the file defines, but not both. A re-export (`pub
+//! use child::Name`) is a table of contents and no import. A path through a re-export counts as an
+//! import of the module that defines the name. Unit tests inside a module are left out, since the
+//! library does not contain them.
 
 mod circles;
 mod source;
@@ -16,8 +15,8 @@ use source::{named, python_imports};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Modules from the top of the flow down. Those on one line are beside each other and may not
-/// import one another; the last line are the leaves, which know nothing but each other.
+/// Modules from the top of the flow down. Modules on one line are beside each other and may not
+/// import one another. The last line holds the leaves, which may import only each other.
 const LAYERS: &[&[&str]] = &[
     &["capi"],
     &["plan"],
@@ -49,7 +48,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files below a folder whose names end so.
+/// The files below a folder with this extension.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap();
     let mut found = Vec::new();
