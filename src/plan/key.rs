@@ -32,7 +32,7 @@ pub struct Class {
     pub dropout: bool,
     pub deterministic: bool,
     pub batch_invariant: bool,
-    /// Without a window, and without how many rows sequences of their own lengths have.
+    /// Without a window, and without the row counts of varlen tensors.
     pub features: Features,
     pub layout: Layout,
 }
