@@ -1,5 +1,5 @@
-//! Accesses: the bytes that a call reads and writes. A byte that it writes may belong to no other
-//! of its tensors.
+//! Accesses: the bytes that a call reads and writes. A written byte must belong to one tensor only.
+//! `args`, `merge` and `kv_append` collect the footprints of their checked tensors here.
 
 use super::operand::Access;
 use super::overlap::Footprint;
@@ -39,7 +39,7 @@ fn refuse_overlap(output: &Footprint, other: &Footprint) -> Result<()> {
     match output.touches(other) {
         false => Ok(()),
         true => Err(Error::invalid(format!(
-            "{} overlaps {}: {output} and {other} share bytes; what a call writes must share none with its other tensors",
+            "{} overlaps {}: {output} and {other} share bytes; an output must share no byte with another tensor",
             output.name, other.name
         ))),
     }

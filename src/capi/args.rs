@@ -1,8 +1,8 @@
-//! What a bad argument returns: from the caller's params to a checked `Call`, or a sentence that
-//! names the argument.
+//! Checks of the two passes' arguments: from the caller's params to a checked `Call`, or a sentence
+//! that names the bad argument.
 //!
-//! It knows shapes, pointers and ranges; whether a device can do the problem is the plan layer's to
-//! say.
+//! This file knows shapes, pointers and ranges. The plan layer decides whether a device can run the
+//! problem.
 
 use super::accesses::Accesses;
 use super::array::Array;
@@ -18,24 +18,24 @@ use crate::error::{Error, Result, Status};
 use crate::problem::{Layout, Pass, Problem};
 use std::ffi::c_void;
 
-/// Alignment of a workspace: what cudaMalloc gives, and every array inside keeps.
+/// Alignment of a workspace. cudaMalloc gives it, and every array inside keeps it.
 const WORKSPACE_ALIGNMENT: usize = 256;
 
-/// A checked call and what its tensors touch, to check the workspace against.
+/// A checked call, and the bytes of its tensors to check the workspace against.
 pub struct Checked {
     pub call: Call,
     memory: Memory,
     accesses: Accesses,
 }
 
-/// Where a context's data lies.
+/// The memory that holds a context's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Kernels load vectors, so that strides and addresses decide the layout class. The work alone
-    /// reads lengths.
+    /// Kernels load vectors, so strides and addresses decide the layout class. Only kernels read
+    /// lengths.
     Device,
-    /// The head dims alone decide it: the CPU loads unaligned, and a class that followed malloc
-    /// would change from call to call. A launch checks lengths.
+    /// The head dims alone decide the layout class. The CPU loads unaligned data, and a class that
+    /// followed malloc would change from call to call. A launch checks lengths.
     Host,
 }
 
@@ -81,8 +81,8 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
 }
 
 impl Checked {
-    /// What a launch asks for: on the host nothing for a forward pass, which never splits keys
-    /// there.
+    /// The workspace that a launch needs. A forward pass on the host needs none, because it never
+    /// splits keys.
     pub fn workspace_bytes(&self) -> usize {
         match (self.memory, self.call.problem.pass) {
             (Memory::Host, Pass::Forward) => 0,
@@ -140,8 +140,8 @@ fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tenso
     operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
 }
 
-/// Of (batch_size, seqlen, heads, dim); with a total of (total, heads, dim), which is one batch
-/// entry, or none where there is no sequence.
+/// An operand of sizes (batch_size, seqlen, heads, dim). With a total it has (total, heads, dim):
+/// one batch entry, or none if there is no sequence.
 fn operand(
     name: &'static str,
     access: Access,
@@ -154,13 +154,13 @@ fn operand(
         None => Operand::new(name, access, tensor, [p.batch_size, seqlen, heads, dim], p.dtype),
         Some(total) => {
             let sizes = [p.batch_size.min(1), total, heads, dim];
-            Operand::new(name, access, tensor, sizes, p.dtype).with_rows(Rows::EndToEnd)
+            Operand::new(name, access, tensor, sizes, p.dtype).with_rows(Rows::Packed)
         }
     }
 }
 
-/// What both passes have: each tensor and feature alone, and the layout class. The call has all but
-/// its tensors.
+/// The checks of both passes: each tensor and feature by itself, and the layout class. The returned
+/// call still lacks its tensors.
 fn check(
     mut problem: Problem,
     inputs: &Inputs,
@@ -181,7 +181,7 @@ fn check(
     let widest = || Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     problem.layout = match memory {
         Memory::Host => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
-        // What TMA's maps cannot be of counts as narrower than what they can.
+        // A tensor that no TMA map can describe counts as narrower than TMA's access.
         Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
             widest().max(Layout::Vec4)
         }
@@ -191,7 +191,7 @@ fn check(
     Ok((Call { features: inputs.features.args(), ..call }, accesses))
 }
 
-/// What is checked once each tensor is known to be right by itself.
+/// The checks across tensors, after each tensor has been checked by itself.
 fn check_together(problem: &Problem, inputs: &Inputs, accesses: &Accesses, data: Data, memory: Memory) -> Result<()> {
     accesses.refuse_overlaps()?;
     match (memory, data) {
@@ -213,7 +213,7 @@ fn lse(problem: &Problem, lse: *const f32, data: Data) -> Result<Option<Footprin
     lse.check()
 }
 
-/// The seed's and the offset's words, where the work itself reads them.
+/// The words of the seed and of the offset, if the work itself reads them.
 fn dropout_words(dropout: &Dropout) -> [Array; 2] {
     let word = |name, pointer: *const u64| Array::new(name, pointer, 1);
     [word("dropout_seed_ptr", dropout.seed_ptr), word("dropout_offset_ptr", dropout.offset_ptr)]
@@ -277,7 +277,7 @@ mod tests {
             call(&changed, Memory::Device).problem.layout
         };
         assert_eq!(layout(&|_| ()), Layout::Vec8);
-        // The batch's stride is never multiplied with anything but 0.
+        // With one batch entry, the batch stride is only multiplied by 0.
         assert_eq!(layout(&|p| p.k.stride_batch = 2049), Layout::Vec8);
         assert_eq!(layout(&|p| p.k.stride_seqlen = 132), Layout::Vec4);
         assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance_mut(0x30004)), Layout::Vec2);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_end_to_end_are_one_batch_entry_of_all_rows() {
+    fn packed_sequences_are_one_batch_entry_of_all_rows() {
         let null = tensor(0, [0, 0, 0]);
         let packed = flashtune_forward_params {
             batch_size: 3,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_has_the_sides_that_hide_something_and_causals_is_causals() {
+    fn a_window_keeps_only_the_sides_that_hide_something_beyond_causal() {
         let of = |causal, window, window_left, window_right| {
             let params = flashtune_forward_params { causal, window, window_left, window_right, ..params() };
             call(&params, Memory::Device).problem.features.window
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_zero_is_the_usual_one_and_others_are_kept() {
+    fn scale_zero_means_the_default_and_others_are_kept() {
         assert_eq!(call(&params(), Memory::Host).softmax_scale, 0.125);
         assert_eq!(
             call(&flashtune_forward_params { softmax_scale: -2.0, ..params() }, Memory::Host).softmax_scale,
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_of_an_undropped_call_are_not_looked_at() {
+    fn seeds_are_ignored_without_dropout() {
         let odd = flashtune_forward_params { dropout_seed_ptr: std::ptr::without_provenance(3), ..params() };
         assert!(call(&odd, Memory::Host).dropout.seed_ptr.is_null());
         let dropped = flashtune_forward_params { dropout_p: 0.1, ..odd };

@@ -1,5 +1,5 @@
-//! Array: numbers in rows among a call's arguments, with what the problem says of how many. Checks
-//! of pointer and extent.
+//! Array: rows of numbers among a call's arguments, with the sizes that the problem gives them.
+//! This file checks pointer and extent.
 
 use super::operand::Data;
 use super::overlap::{Footprint, overflows};
@@ -8,20 +8,20 @@ use crate::error::{Error, Result};
 use crate::problem::Problem;
 use std::ffi::c_void;
 
-/// Rows of numbers along up to three dimensions, such as one for each batch entry, or one in all.
+/// Rows of numbers along up to three dimensions, for example one row for each batch entry.
 pub struct Array {
     pub name: &'static str,
     pub type_name: &'static str,
     pub pointer: *const c_void,
-    /// In a row.
+    /// Elements of a row.
     pub elements: i64,
-    /// Of an element, and its alignment.
+    /// Bytes of an element, and its alignment.
     bytes: i64,
-    /// Rows, along each dimension how many and elements from one to the next.
+    /// Along each dimension: the number of rows, and elements from one to the next.
     dims: [(i64, i64); 3],
 }
 
-/// What arrays hold.
+/// A type that arrays hold.
 pub trait Value {
     const NAME: &'static str;
 }
@@ -41,23 +41,24 @@ impl Array {
         Array { name, type_name: T::NAME, pointer: pointer.cast(), elements, bytes, dims: [(1, 0); 3] }
     }
 
-    /// One row for each batch entry, `stride` elements apart; of 0 one for all.
+    /// One row for each batch entry, `stride` elements apart. With a stride of 0, all share one
+    /// row.
     pub fn of_batch(self, problem: &Problem, stride: i64) -> Array {
         let rows = if stride == 0 { 1 } else { problem.batch_size };
         self.in_rows((rows.max(1), stride))
     }
 
-    /// So many rows, and elements from one to the next.
+    /// Rows along one dimension: their number, and elements from one to the next.
     pub fn in_rows(self, rows: (i64, i64)) -> Array {
         self.in_dims([rows, (1, 0), (1, 0)])
     }
 
-    /// Rows along each dimension, and elements from one to the next.
+    /// Rows along three dimensions: their number, and elements from one to the next.
     pub fn in_dims(self, dims: [(i64, i64); 3]) -> Array {
         Array { dims, ..self }
     }
 
-    /// How many elements there are, for a message.
+    /// The sizes, for a message.
     pub fn shape(&self) -> String {
         let rows = self.dims.iter().map(|(count, _)| *count).filter(|count| *count != 1);
         let sizes: Vec<String> = rows.chain([self.elements]).map(|size| size.to_string()).collect();
@@ -67,8 +68,8 @@ impl Array {
         }
     }
 
-    /// As `check`, of one that must be there where data is required; by a feature, if it is one's.
-    pub fn check_given(&self, data: Data, feature: Option<&str>) -> Result<Option<Footprint>> {
+    /// As `check`, and refuses NULL if data is required. `feature` names the bit that requires it.
+    pub fn check_required(&self, data: Data, feature: Option<&str>) -> Result<Option<Footprint>> {
         if self.pointer.is_null() && self.elements > 0 && data == Data::Required {
             let (name, shape, kind) = (self.name, self.shape(), self.type_name);
             let since = feature.map_or(String::new(), |feature| format!(", since features has {feature}"));
@@ -77,7 +78,7 @@ impl Array {
         self.check()
     }
 
-    /// Its bytes, where it is there.
+    /// Checks pointer and extent. Returns the array's bytes, or None without data or elements.
     pub fn check(&self) -> Result<Option<Footprint>> {
         if self.pointer.is_null() || self.elements == 0 {
             return Ok(None);

@@ -130,7 +130,7 @@ fn report(params: &flashtune_autotune_params, progress: &Progress) -> ControlFlo
     let text = |text: String| CString::new(text).unwrap_or_default();
     let phase = text(progress.phase.name().to_owned());
     let best = progress.best.map(|(config, time)| (text(config.to_string()), time));
-    let seen = flashtune_progress {
+    let snapshot = flashtune_progress {
         struct_size: size_of::<flashtune_progress>() as u64,
         phase: phase.as_ptr(),
         done: progress.done as u64,
@@ -139,8 +139,9 @@ fn report(params: &flashtune_autotune_params, progress: &Progress) -> ControlFlo
         best_config: best.as_ref().map_or(std::ptr::null(), |(config, _)| config.as_ptr()),
         best_us: best.as_ref().map_or(0.0, |(_, time)| time.as_secs_f64() * 1e6),
     };
-    // SAFETY: the host's function, called as its type says; `seen` and its texts outlive the call.
-    match unsafe { callback(&seen, params.progress_user) } {
+    // SAFETY: this is the host's function, called as its type says; `snapshot` and its texts
+    // outlive the call.
+    match unsafe { callback(&snapshot, params.progress_user) } {
         0 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     }

@@ -1,5 +1,6 @@
-//! A block mask's lists among a call's arguments, with what the problem says of their sizes. What
-//! they name can be read on a CPU context alone; on a GPU kernels pass over what is no block.
+//! The lists of a block mask among a call's arguments, with the sizes that the problem gives them.
+//! This file checks pointers, strides and extents. Entries are checked on a CPU context only; on a
+//! GPU, kernels skip an entry that names no block.
 
 use super::array::Array;
 use super::operand::{Access, Data};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::problem::{BlockMask, Problem};
 
 impl flashtune_block_mask {
-    /// The pointers and the sizes by their names, to be refused where no block mask is asked for.
+    /// The pointers by name. Without a block mask they must be NULL, and `sizes` must be 0.
     pub fn pointers(&self) -> [(&'static str, *const i32); 4] {
         [
             ("block_mask.num_blocks", self.num_blocks),
@@ -28,7 +29,7 @@ impl flashtune_block_mask {
         ]
     }
 
-    /// Of a call that asks for one; the problem judges the sizes.
+    /// The block mask of a call that has its feature bit. `Problem::validate` checks the sizes.
     pub fn block_mask(&self) -> BlockMask {
         BlockMask { block_q: self.block_q, block_k: self.block_k }
     }
@@ -48,7 +49,8 @@ impl flashtune_block_mask {
         }
     }
 
-    /// Checks the lists of a problem that has them; `touch` gets the bytes of each that is there.
+    /// Checks the lists of a problem with a block mask. `touch` receives the bytes of each list
+    /// that has data.
     pub fn check(&self, p: &Problem, data: Data, touch: &mut dyn FnMut(Access, Footprint)) -> Result<()> {
         let Some((rows, _)) = p.list_extents() else { return Ok(()) };
         let strides = [
@@ -70,10 +72,10 @@ impl flashtune_block_mask {
         }
         if self.full_num_blocks.is_null() != self.full_indices.is_null() && data == Data::Required {
             return Err(Error::invalid(
-                "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; either both must be or neither",
+                "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; both must be set, or both NULL",
             ));
         }
-        // Without a batch entry or a row nothing is read.
+        // Without a batch entry or a row, nothing is read.
         if p.batch_size == 0 || rows == 0 {
             return Ok(());
         }
@@ -94,7 +96,7 @@ impl flashtune_block_mask {
         Ok(())
     }
 
-    /// Checks what the lists of a problem that has them say.
+    /// Checks the counts and block numbers in the lists of a problem with a block mask.
     ///
     /// # Safety
     /// After `check` of a launch's arguments: the lists are readable host memory.
@@ -103,15 +105,15 @@ impl flashtune_block_mask {
         let heads = (0..p.batch_size).flat_map(|b| (0..p.num_heads_q).map(move |h| (b, h)));
         let all_rows = heads.flat_map(|(b, h)| (0..rows).map(move |row| (b, h, row)));
         let columns = move || (0..cols.max(1)).step_by(COLUMNS);
-        // Which of some columns a row has had: of so many at a time, so that nothing is allocated.
-        let mut seen = [0u64; COLUMNS / 64];
+        // The columns that the row has listed, COLUMNS at a time, so that nothing is allocated.
+        let mut listed = [0u64; COLUMNS / 64];
         for (first_column, (b, h, row)) in all_rows.flat_map(|row| columns().map(move |column| (column, row))) {
-            seen[..(cols as usize).min(COLUMNS).div_ceil(64)].fill(0);
+            listed[..(cols as usize).min(COLUMNS).div_ceil(64)].fill(0);
             let count_at = b * self.num_blocks_stride_batch + h * self.num_blocks_stride_head + row;
             let first = b * self.indices_stride_batch + h * self.indices_stride_head + row * self.indices_stride_row;
             let lists = [("", self.num_blocks, self.indices), ("full_", self.full_num_blocks, self.full_indices)];
             for (full, counts, indices) in lists.into_iter().filter(|(_, counts, _)| !counts.is_null()) {
-                // SAFETY: a row's number, by the caller's promise.
+                // SAFETY: the count of one row, by the caller's promise.
                 let count = i64::from(unsafe { *counts.offset(count_at as isize) });
                 if !(0..=self.max_blocks).contains(&count) {
                     return Err(Error::invalid(format!(
@@ -120,7 +122,7 @@ impl flashtune_block_mask {
                     )));
                 }
                 for entry in 0..count {
-                    // SAFETY: an entry of the row, likewise.
+                    // SAFETY: an entry of the row, by the caller's promise.
                     let block = i64::from(unsafe { *indices.offset((first + entry) as isize) });
                     let name = || format!("block_mask.{full}indices[{b}][{h}][{row}][{entry}]");
                     if !(0..cols).contains(&block) {
@@ -131,10 +133,10 @@ impl flashtune_block_mask {
                     if !(0..COLUMNS as i64).contains(&column) {
                         continue;
                     }
-                    let (word, bit) = (&mut seen[column as usize / 64], 1 << (column % 64));
+                    let (word, bit) = (&mut listed[column as usize / 64], 1 << (column % 64));
                     if std::mem::replace(word, *word | bit) & bit != 0 {
                         return Err(Error::invalid(format!(
-                            "{} is {block}, which the row has twice; a block must be listed once",
+                            "{} is {block}, which the row lists twice; a row must list a block once",
                             name()
                         )));
                     }
@@ -145,6 +147,6 @@ impl flashtune_block_mask {
     }
 }
 
-/// Columns of the lists that are looked at together; more are those of more than half a million
-/// keys.
+/// Columns that `check_entries` checks in one pass over a row. A second pass is needed only for
+/// lists of more than half a million keys.
 const COLUMNS: usize = 1 << 15;

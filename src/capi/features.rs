@@ -1,6 +1,6 @@
-//! FeatureInputs: a call's features in the C structs, and their checks: bits against pointers, the
-//! window against causal, arrays and their sizes. `inputs` reads the fields; `lengths` checks
-//! lengths on the host.
+//! FeatureInputs: the features of a call as the C structs give them, and their checks. It checks
+//! bits against pointers, the window against causal, and arrays against their sizes. `inputs` reads
+//! the fields, and `lengths` checks lengths on the host.
 
 use super::array::Array;
 use super::factor::check_factor;
@@ -17,7 +17,7 @@ use crate::problem::features::{Bit, bits};
 use crate::problem::{Causal, Feature, Features, Pass, Problem, Varlen, Window};
 use std::ffi::c_void;
 
-/// The fields of the same names that both passes have, unchecked.
+/// The fields that both passes have, under their names, unchecked.
 pub struct FeatureInputs {
     pub features: u64,
     pub window: i32,
@@ -39,7 +39,7 @@ pub struct FeatureInputs {
     pub pass: PassInputs,
 }
 
-/// The fields of the same names that one pass alone has.
+/// The fields that only one pass has, under their names, unchecked.
 pub struct PassInputs {
     pub dbias: flashtune_scores_tensor,
     pub dsinks: *mut f32,
@@ -62,31 +62,31 @@ impl PassInputs {
     };
 }
 
-/// Either bit of a mask.
+/// Both bits of a mask, as one: either allows mask's data.
 const ANY_MASK: Bit =
     Bit { value: bits::MASK.value | bits::MASK_BITS.value, name: "FLASHTUNE_FEATURE_MASK or _MASK_BITS" };
 
-/// The bits that calls of a pass may have.
+/// The feature bits that a pass may have.
 fn known_bits(pass: Pass) -> u64 {
     let rows = Feature::ALL.iter().map(|feature| feature.row()).filter(|row| row.passes.contains(&pass));
     rows.flat_map(|row| row.bits).fold(0, |known, bit| known | bit.value)
 }
 
 impl FeatureInputs {
-    /// What the problem says of them; nothing of data.
+    /// The features of the problem. Data is not checked.
     pub fn of_problem(&self, pass: Pass, causal: Causal) -> Result<Features> {
         let known = known_bits(pass);
         if self.features & !known != 0 {
-            let of_the_pass = if pass == Pass::Forward { "forward" } else { "backward" };
+            let pass_name = if pass == Pass::Forward { "forward" } else { "backward" };
             return Err(Error::invalid(format!(
-                "features is {:#x}: {:#x} is no FLASHTUNE_FEATURE_* of the {of_the_pass} pass",
+                "features is {:#x}: {:#x} is no FLASHTUNE_FEATURE_* of the {pass_name} pass",
                 self.features,
                 self.features & !known
             )));
         }
         if self.has(bits::MASK) && self.has(bits::MASK_BITS) {
             return Err(Error::invalid(format!(
-                "features is {:#x}, with {} and {}; a mask is of bytes or of bits",
+                "features is {:#x}, with {} and {}; a mask holds bytes or bits, not both",
                 self.features,
                 bits::MASK.name,
                 bits::MASK_BITS.name
@@ -105,8 +105,8 @@ impl FeatureInputs {
             total_k: self.has(bits::CU_SEQLENS_K).then_some(self.total_k),
             padded_q: self.has(bits::SEQUSED_Q),
         };
-        let why_paged = "since features has FLASHTUNE_FEATURE_PAGED";
-        let paged = self.has(bits::PAGED).then(|| self.pass.pages.page_size(why_paged)).transpose()?;
+        let reason = "since features has FLASHTUNE_FEATURE_PAGED";
+        let paged = self.has(bits::PAGED).then(|| self.pass.pages.page_size(reason)).transpose()?;
         let mut features = Features {
             window: self.window(causal)?,
             softcap: self.softcap().is_some(),
@@ -124,7 +124,7 @@ impl FeatureInputs {
         (self.softcap > 0.0).then_some(self.softcap)
     }
 
-    /// Whether the bit is set; of several whether one is.
+    /// Whether the bit is set. If `bit` combines several, one of them is enough.
     fn has(&self, bit: Bit) -> bool {
         self.features & bit.value != 0
     }
@@ -149,9 +149,9 @@ impl FeatureInputs {
             ("dlse", self.pass.dlse.cast(), bits::DLSE),
             ("block_table", self.pass.pages.block_table.cast(), bits::PAGED),
         ];
-        let of_blocks = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), bits::BLOCK_MASK));
+        let list_pointers = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), bits::BLOCK_MASK));
         if let Some((name, pointer, bit)) =
-            pointers.into_iter().chain(of_blocks).find(|(_, pointer, bit)| !pointer.is_null() && !self.has(*bit))
+            pointers.into_iter().chain(list_pointers).find(|(_, pointer, bit)| !pointer.is_null() && !self.has(*bit))
         {
             let pointer = address(pointer);
             return Err(Error::invalid(format!(
@@ -165,8 +165,8 @@ impl FeatureInputs {
             ("page_size", self.pass.pages.page_size, bits::PAGED),
             ("num_pages", self.pass.pages.num_pages, bits::PAGED),
         ];
-        let of_blocks = self.block_mask.sizes().map(|(name, size)| (name, size, bits::BLOCK_MASK));
-        for (name, size, bit) in sizes.into_iter().chain(of_blocks) {
+        let block_sizes = self.block_mask.sizes().map(|(name, size)| (name, size, bits::BLOCK_MASK));
+        for (name, size, bit) in sizes.into_iter().chain(block_sizes) {
             if size != 0 && !self.has(bit) {
                 return Err(Error::invalid(format!(
                     "{name} is {size}; it must be 0, since features has no {}",
@@ -184,7 +184,7 @@ impl FeatureInputs {
                 let stray = sides.into_iter().find(|(_, keys)| !(-1..=0).contains(keys));
                 return stray.map_or(Ok(Window::default()), |(name, keys)| {
                     Err(Error::invalid(format!(
-                        "{name} is {keys}, and window FLASHTUNE_WINDOW_NONE (0); without a window it must be 0 or -1"
+                        "{name} is {keys}, and window is FLASHTUNE_WINDOW_NONE (0); without a window it must be 0 or -1"
                     )))
                 });
             }
@@ -196,17 +196,17 @@ impl FeatureInputs {
                 )));
             }
         };
-        // Any other number that is none of keys the problem refuses.
+        // -1 means all keys. `Problem::validate` refuses any other negative number.
         let keys = |side: i64| (side != -1).then_some(side);
-        // No key after the diagonal is what causal says, too.
+        // Causal alone already hides the keys after the diagonal.
         let right = keys(self.window_right).filter(|keys| causal == Causal::None || *keys != 0);
         let window = Window { left: keys(self.window_left), right, top_left };
-        // Also of one that hides nothing.
+        // The check applies to a window that hides nothing too.
         window.check_corner(causal)?;
         Ok(if (window.left, window.right) == (None, None) { Window::default() } else { window })
     }
 
-    /// Checks all that takes data; `touch` gets the bytes of each that is there.
+    /// Checks all features that take data. `touch` receives the bytes of each tensor that has data.
     pub fn check(&self, p: &Problem, data: Data, touch: &mut dyn FnMut(Access, Footprint)) -> Result<()> {
         if self.alibi_stride_batch < 0 {
             return Err(Error::invalid(format!(
@@ -214,7 +214,7 @@ impl FeatureInputs {
                 self.alibi_stride_batch
             )));
         }
-        let in_lse = p.lse_elements();
+        let lse_elements = p.lse_elements();
         let arrays = [
             (
                 bits::ALIBI,
@@ -225,12 +225,12 @@ impl FeatureInputs {
             (bits::CU_SEQLENS_K, Array::new("cu_seqlens_k", self.cu_seqlens_k, p.batch_size + 1)),
             (bits::SEQUSED_Q, Array::new("seqused_q", self.seqused_q, p.batch_size)),
             (bits::SEQUSED_K, Array::new("seqused_k", self.seqused_k, p.batch_size)),
-            (bits::DLSE, Array::new("dlse", self.pass.dlse, in_lse)),
+            (bits::DLSE, Array::new("dlse", self.pass.dlse, lse_elements)),
             (bits::PAGED, self.pass.pages.table(p, data)?),
         ];
-        // With no batch entry nothing is read.
+        // Without a batch entry, nothing is read.
         for (bit, array) in arrays.into_iter().filter(|(bit, _)| self.has(*bit) && p.batch_size > 0) {
-            array.check_given(data, Some(bit.name))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
+            array.check_required(data, Some(bit.name))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
         self.block_mask.check(p, data, touch)?;
         let dsinks = Array::new("dsinks", self.pass.dsinks.cast_const(), p.num_heads_q);
@@ -247,18 +247,18 @@ impl FeatureInputs {
             operand.check(data)?.into_iter().for_each(|bytes| touch(operand.access, bytes));
             if let Some(dim) = operand.summed_dim().filter(|_| p.deterministic && *bit == bits::DBIAS) {
                 return Err(Error::unsupported(format!(
-                    "dbias.stride_{dim} is 0 and deterministic 1: a sum over {dim} into one element has no fixed order; give each score its own element and sum those, or set deterministic to 0"
+                    "dbias.stride_{dim} is 0 and deterministic is 1: a sum over {dim} into one element has no fixed order; give each score its own element and sum those, or set deterministic to 0"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Checks the lengths themselves, and which pages and blocks are named.
+    /// Checks the lengths, the entries of the block table and the entries of the block mask.
     ///
     /// # Safety
-    /// A launch on a CPU context, after `check`: what is not NULL is readable host memory of the
-    /// size that the header says.
+    /// A launch on a CPU context, after `check`. Every pointer that is not NULL names readable host
+    /// memory of the size that the header says.
     pub unsafe fn check_lengths(&self, p: &Problem) -> Result<()> {
         let (q, k) = (
             ("q", self.cu_seqlens_q, self.seqused_q, self.total_q, p.seqlen_q),
@@ -273,7 +273,7 @@ impl FeatureInputs {
         )?;
         // SAFETY: by the caller's promise.
         unsafe { self.block_mask.check_entries(p)? };
-        // SAFETY: by the caller's promise, and the lengths are right.
+        // SAFETY: by the caller's promise. The lengths have been checked.
         if self.has(bits::PAGED) { unsafe { self.pass.pages.check_entries(p, self.seqused_k) } } else { Ok(()) }
     }
 

@@ -1,8 +1,7 @@
-//! Inputs: what both passes are told, taken out of either one's C struct.
+//! Inputs: the fields that both passes have, taken out of either pass's C struct.
 //!
-//! The structs lie in memory as C has them and each grows at its own end, so nothing may assume
-//! that one begins like the other: a field that both have is read from each by its name, here and
-//! nowhere else.
+//! Each struct keeps its layout for C and grows at its own end, so code must not assume that one
+//! begins like the other. This file alone reads the common fields, from each struct by name.
 
 use super::factor::check_factor;
 use super::features::{FeatureInputs, PassInputs};
@@ -12,7 +11,7 @@ use crate::dropout::Dropout;
 use crate::error::{Error, Result};
 use crate::problem::{Causal, Dtype, Layout, Pass, Problem, Varlen};
 
-/// The fields of the same names, unchecked.
+/// The fields under their names, unchecked.
 pub struct Inputs {
     dtype: i32,
     causal: i32,
@@ -35,7 +34,7 @@ pub struct Inputs {
     pub features: FeatureInputs,
 }
 
-/// `$own` gives what the pass alone has.
+/// `$own` gives the fields that only this pass has.
 macro_rules! take_from {
     ($params:ty, $own:expr) => {
         impl From<&$params> for Inputs {
@@ -94,7 +93,7 @@ take_from!(flashtune_backward_params, |params| PassInputs {
 });
 
 impl Inputs {
-    /// With what only one pass's struct says.
+    /// The validated problem. The arguments come from fields that only one pass's struct has.
     pub fn problem(&self, pass: Pass, deterministic: bool, batch_invariant: bool) -> Result<Problem> {
         let dtype = dtype("dtype", self.dtype)?;
         let causal = match self.causal {
@@ -122,11 +121,11 @@ impl Inputs {
             deterministic,
             batch_invariant,
             features: self.features.of_problem(pass, causal)?,
-            // Judged once the tensors are checked.
+            // Set after the tensors are checked.
             layout: Layout::Vec1,
         };
         problem.validate()?;
-        // Tensors without a row are sequences without one: below here a total needs no look.
+        // Tensors without rows hold empty sequences. Code below this point checks lengths only.
         if let Some(Varlen { total_q, total_k, .. }) = problem.features.varlen {
             problem.seqlen_q = if total_q == Some(0) { 0 } else { problem.seqlen_q };
             problem.seqlen_k = if total_k == Some(0) { 0 } else { problem.seqlen_k };
@@ -134,7 +133,7 @@ impl Inputs {
         Ok(problem.without_idle_causal())
     }
 
-    /// The scale that scores are multiplied with, and the dropout.
+    /// The factor of the scores, and the dropout.
     pub fn scalars(&self) -> Result<(f32, Dropout)> {
         let scale = self.softmax_scale;
         check_factor("softmax_scale", scale, "0 means 1/sqrt(head_dim)")?;
@@ -166,7 +165,7 @@ impl Inputs {
     }
 }
 
-/// What a field of this name and number says.
+/// The dtype of a field, given by name and value.
 pub fn dtype(name: &str, number: i32) -> Result<Dtype> {
     match number {
         FLASHTUNE_DTYPE_FP16 => Ok(Dtype::Fp16),

@@ -185,10 +185,11 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
         let footprint = operand.check(data_of_cache)?;
         accesses.add(operand.access, footprint);
     }
-    accesses.add(Access::Read, Array::new("seqlens", params.seqlens, batch_size).check_given(data_of_lengths, None)?);
+    accesses
+        .add(Access::Read, Array::new("seqlens", params.seqlens, batch_size).check_required(data_of_lengths, None)?);
     if page_size != 0 {
         let table = pages.table_of(batch_size, ("seqlen_cache", seqlen_cache), data_of_cache)?;
-        accesses.add(Access::Read, table.check_given(data_of_cache, None)?);
+        accesses.add(Access::Read, table.check_required(data_of_cache, None)?);
     }
     accesses.add(Access::Written, Array::new("seqused", params.seqused.cast_const(), batch_size).check()?);
     accesses.refuse_overlaps()?;
@@ -234,7 +235,7 @@ fn check_sizes(params: &flashtune_kv_append_params, pages: &PageInputs) -> Resul
         }
     }
     if params.page_size != 0 {
-        pages.page_size("or page_size 0, where the cache has no pages")?;
+        pages.page_size("or page_size 0 for a cache without pages")?;
     } else if !params.block_table.is_null() {
         let table = address(params.block_table.cast());
         return Err(Error::invalid(format!("block_table is {table}; it must be NULL, since page_size is 0")));
@@ -246,7 +247,7 @@ fn check_sizes(params: &flashtune_kv_append_params, pages: &PageInputs) -> Resul
     let heads = i128::from(params.num_heads_kv);
     for (what, entries, rows) in [
         ("batch_size x seqlen_new", params.batch_size, params.seqlen_new),
-        ("entries of the cache x their keys", entries, rows),
+        ("cache entries x keys of each", entries, rows),
     ] {
         let all = i128::from(entries) * i128::from(rows) * heads;
         if all > MAX_ROWS {

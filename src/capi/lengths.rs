@@ -1,26 +1,27 @@
-//! The lengths of sequences, where the host can read them: a CPU context's. On a GPU they lie in
-//! device memory, and what is wrong there is the kernels' to clamp.
+//! Checks of the sequences' lengths where the host can read them: on a CPU context. On a GPU they
+//! lie in device memory, and kernels clamp wrong ones.
 
 use crate::error::{Error, Result};
 
-/// One side's arrays: where sequences begin, and how many rows of each are used; each may be NULL.
+/// The arrays of one side: the offsets of the sequences, and the used rows of each. Each may be
+/// NULL.
 pub struct Lengths {
     /// "q" or "k"
     pub side: &'static str,
     pub cu_seqlens: *const i32,
     pub seqused: *const i32,
     pub batch_size: i64,
-    /// Rows that the sequences of `cu_seqlens` may take, and the longest that one may be.
+    /// Rows of the packed tensor, and the longest allowed sequence.
     pub total: i64,
     pub seqlen: i64,
 }
 
 impl Lengths {
     /// # Safety
-    /// What is not NULL is readable host memory: batch_size + 1 values of `cu_seqlens`, batch_size
-    /// of `seqused`.
+    /// Pointers that are not NULL name readable host memory: batch_size + 1 values of `cu_seqlens`,
+    /// and batch_size values of `seqused`.
     pub unsafe fn check(&self) -> Result<()> {
-        // SAFETY: by the caller's promise; so below.
+        // SAFETY: by the caller's promise. All indices below are within the arrays.
         let at = |array: *const i32, index: i64| i64::from(unsafe { *array.offset(index as isize) });
         let side = self.side;
         if !self.cu_seqlens.is_null() && at(self.cu_seqlens, 0) != 0 {

@@ -1,13 +1,17 @@
-//! The C face: argument structs and their checks, statuses, handles, the panic boundary. The top of the flow.
+//! The C face: argument structs and their checks, statuses, handles and the panic boundary. It is
+//! the top of the flow.
 //!
-//! Every entry runs inside `panic_boundary::enter`, copies the caller's structs (`sized`), checks them into a `Call`
-//! (`inputs` and `features` from `args`; `factor`, `operand`, `scores`, `array`, `lengths`, `pages`, `block_mask` and `overlap` for the
-//! data) and asks the plan layer. cbindgen makes `include/flashtune.h` of the files that declare something for C, so there
-//! `///` is written for the C caller and `//` for who works here.
+//! Every C function runs inside `panic_boundary::enter`. It copies the caller's structs (`sized`),
+//! checks them into a `Call` (`args`, `inputs`, `features`) and asks the plan layer. The tensors'
+//! checks are in `operand`, `scores`, `array`, `lengths`, `pages`, `block_mask`, `factor` and
+//! `overlap`.
+//!
+//! cbindgen generates `include/flashtune.h` from the files that declare something for C. In those,
+//! `///` is written for the C caller, and `//` for developers.
 
-// The names are the header's.
+// The names are those of the header.
 #![allow(non_camel_case_types)]
-// What a C caller must keep to is the header's text, function by function.
+// The header says what a C caller must promise, for each function.
 #![allow(clippy::missing_safety_doc)]
 
 pub mod autotune;

@@ -1,7 +1,5 @@
-//! The two calls of a small operation, once for all operations: what happens after the arguments
-//! are checked.
-//!
-//! `merge` and `kv_append` differ only in their params.
+//! The two calls of a small operation, once for all operations. `merge` and `kv_append` differ only
+//! in their params and checks; this file does the rest.
 
 use super::context::flashtune_context;
 use super::operand::Data;
@@ -42,7 +40,7 @@ fn executable<O: Op>(context: &flashtune_context, op: &O, stream: Option<Stream>
         return Ok(executable);
     }
     let unprepared = |why: &str| {
-        let message = format!("{class} is not prepared, and {why}; call flashtune_{}_prepare before", O::NAME);
+        let message = format!("{class} is not prepared, and {why}; call flashtune_{}_prepare first", O::NAME);
         Err(Error::new(Status::NotPrepared, message))
     };
     if engine.is_sealed() {

@@ -1,5 +1,5 @@
-//! Operand: one tensor of a call, with its sizes by the problem. This file checks pointer, strides
-//! and extent.
+//! Operand: one tensor of a call, with the sizes that the problem gives it. This file checks
+//! pointer, strides and extent.
 
 use super::overlap::{Footprint, overflows};
 use super::sized::address;
@@ -28,7 +28,7 @@ pub enum Rows {
     /// (batch, seqlen)
     OfBatch,
     /// (total): the rows of all sequences. The batch stride is not read.
-    EndToEnd,
+    Packed,
     /// (pages, page size)
     InPages,
 }
@@ -82,14 +82,14 @@ impl Operand {
         let t = &self.tensor;
         let strides = [("batch", t.stride_batch), ("seqlen", t.stride_seqlen), ("head", t.stride_head)];
         if let Some((dim, stride)) = strides.iter().find(|(_, stride)| *stride < 0) {
-            return Err(self.wrong(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
+            return Err(self.invalid(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
         }
         if self.is_empty() {
             return Ok(None);
         }
         if t.data.is_null() {
             if data == Data::Required {
-                return Err(self.wrong(format!(
+                return Err(self.invalid(format!(
                     ".data is NULL; it must point to {} {} elements",
                     self.sizes(),
                     self.dtype.name()
@@ -102,14 +102,14 @@ impl Operand {
         let footprint = self.footprint()?;
         let element = self.dtype.bytes() as u64;
         if !footprint.start.is_multiple_of(element) {
-            return Err(self.wrong(format!(
+            return Err(self.invalid(format!(
                 ".data is {}; it must be aligned to the {element} bytes of one {} element",
                 address(self.tensor.data),
                 self.dtype.name()
             )));
         }
         if self.access == Access::Written && footprint.overlaps_itself() {
-            return Err(self.wrong(format!(
+            return Err(self.invalid(format!(
                 " is written, but its strides {} put several of its {} elements in one place; sorted by size, each stride of a dimension longer than 1 must reach past all below it",
                 self.strides(),
                 self.sizes()
@@ -166,7 +166,7 @@ impl Operand {
         let Operand { batch_size, seqlen, heads, dim, .. } = self;
         match self.rows {
             Rows::OfBatch => format!("(batch, seqlen, heads, dim) = ({batch_size}, {seqlen}, {heads}, {dim})"),
-            Rows::EndToEnd => format!("(total, heads, dim) = ({seqlen}, {heads}, {dim})"),
+            Rows::Packed => format!("(total, heads, dim) = ({seqlen}, {heads}, {dim})"),
             Rows::InPages => format!("(pages, page_size, heads, dim) = ({batch_size}, {seqlen}, {heads}, {dim})"),
         }
     }
@@ -174,12 +174,12 @@ impl Operand {
     fn strides(&self) -> String {
         let TensorRef { stride_batch, stride_seqlen, stride_head, .. } = self.tensor;
         match self.rows {
-            Rows::EndToEnd => format!("(seqlen {stride_seqlen}, head {stride_head})"),
+            Rows::Packed => format!("(seqlen {stride_seqlen}, head {stride_head})"),
             _ => format!("(batch {stride_batch}, seqlen {stride_seqlen}, head {stride_head})"),
         }
     }
 
-    fn wrong(&self, what: String) -> Error {
+    fn invalid(&self, what: String) -> Error {
         Error::invalid(format!("{}{what}", self.name))
     }
 }

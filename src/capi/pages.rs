@@ -1,6 +1,6 @@
-//! PageInputs: the table that says in which pages of k and v a sequence's keys are, with what the
-//! problem says of its size. Which pages it names can be read on a CPU context alone; on a GPU
-//! kernels hold them to what there is.
+//! PageInputs: the block table, which says in which pages of k and v a sequence's keys lie. This
+//! file checks its sizes. Its entries are checked on a CPU context only; on a GPU, kernels clamp
+//! them.
 
 use super::array::Array;
 use super::operand::Data;
@@ -8,7 +8,7 @@ use super::types::flashtune_forward_params;
 use crate::error::{Error, Result};
 use crate::problem::{MAX_SEQLEN, Problem};
 
-/// The fields of the same names, unchecked.
+/// The fields under their names, unchecked.
 pub struct PageInputs {
     pub block_table: *const i32,
     pub block_table_stride: i64,
@@ -28,21 +28,21 @@ impl From<&flashtune_forward_params> for PageInputs {
 }
 
 impl PageInputs {
-    /// Of a pass that has none.
+    /// The inputs of a pass without pages.
     pub const NONE: PageInputs =
         PageInputs { block_table: std::ptr::null(), block_table_stride: 0, page_size: 0, num_pages: 0 };
 
-    /// Of a call that asks for pages; `why` is said behind what is allowed.
-    pub fn page_size(&self, why: &str) -> Result<i64> {
+    /// The page size of a call with pages. Messages end in `reason`.
+    pub fn page_size(&self, reason: &str) -> Result<i64> {
         let range = |name: &str, value: i64, highest: i64| match (1..=highest).contains(&value) {
             true => Ok(value),
-            false => Err(Error::invalid(format!("{name} is {value}; it must be from 1 to {highest}, {why}"))),
+            false => Err(Error::invalid(format!("{name} is {value}; it must be from 1 to {highest}, {reason}"))),
         };
         range("num_pages", self.num_pages, i32::MAX as i64)?;
         range("page_size", self.page_size, MAX_SEQLEN)
     }
 
-    /// The table of a problem; without pages it has no element.
+    /// The table of a problem. Without pages it has no element.
     pub fn table(&self, problem: &Problem, data: Data) -> Result<Array> {
         match problem.features.paged {
             None => Ok(Array::new("block_table", self.block_table, 0)),
@@ -50,27 +50,26 @@ impl PageInputs {
         }
     }
 
-    /// The table of sequences of at most so many keys, in pages; `name` is what the caller calls
-    /// that number.
+    /// The table of sequences of at most `seqlen` keys. `name` is the caller's name of that number.
     pub fn table_of(&self, batch_size: i64, (name, seqlen): (&str, i64), data: Data) -> Result<Array> {
         let page_size = self.page_size;
         let pages = (seqlen + page_size - 1) / page_size;
         let stride = self.block_table_stride;
-        // NULL with a stride of 0 says nothing of a layout.
+        // NULL with a stride of 0 stands for any layout.
         let is_unplaced = self.block_table.is_null() && stride == 0 && data == Data::Optional;
         if stride < pages && batch_size > 1 && !is_unplaced {
             return Err(Error::invalid(format!(
-                "block_table_stride is {stride}; it must be at least {pages}, the pages of {page_size} keys that {name}, which is {seqlen}, takes"
+                "block_table_stride is {stride}; it must be at least {pages}, since {name} {seqlen} takes {pages} pages of {page_size} keys"
             )));
         }
         Ok(Array::new("block_table", self.block_table, pages).in_rows((batch_size.max(1), stride.max(1))))
     }
 
-    /// Checks that what is read of the table names pages that there are.
+    /// Checks that every entry that a kernel reads names an existing page.
     ///
     /// # Safety
-    /// After `table` has been checked and the lengths of `seqused_k`, which may be NULL: both are
-    /// readable host memory.
+    /// `table` and the lengths of `seqused_k` have been checked, and both are readable host memory.
+    /// `seqused_k` may be NULL.
     pub unsafe fn check_entries(&self, problem: &Problem, seqused_k: *const i32) -> Result<()> {
         for b in 0..problem.batch_size {
             // SAFETY: one of batch_size values.

@@ -1,10 +1,14 @@
-//! The one way into the library from C: a status for every result, a panic among them, and nothing on stderr.
+//! The one entry into the library from C. It turns every result and every panic into a status, and
+//! prints nothing.
 //!
-//! A panic is a bug of ours, and becomes FLASHTUNE_STATUS_INTERNAL. Rust's panic hook prints before anything can catch,
-//! so a hook of ours stands in front of the previous one and swallows panics of threads that are inside a C call, and of
-//! the threads that this library starts (all named "flashtune…"). Every other panic goes to the previous hook. In the
-//! shared library the hook is our own copy of std's, invisible to a Rust host; in a Rust program that links the rlib it
-//! is the program's, and one that sets its own hook later sees our panics on stderr: silence is lost, nothing else.
+//! A panic is a bug of ours and becomes FLASHTUNE_STATUS_INTERNAL. Rust's panic hook prints before
+//! any code can catch the panic. Our hook therefore stands in front of the previous one. It
+//! swallows panics of threads inside a C call, and of the threads that this library starts (all
+//! named "flashtune…"). Every other panic goes to the previous hook.
+//!
+//! The shared library has its own copy of std, so its hook is invisible to a Rust host. A Rust
+//! program that links the rlib shares the hook. If it sets its own hook later, our panics appear on
+//! stderr; nothing else changes.
 
 use super::last_error;
 use crate::error::{Error, Result, Status};
@@ -18,8 +22,9 @@ pub fn enter(body: impl FnOnce() -> Result<()>) -> i32 {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| std::panic::set_hook(silenced(std::panic::take_hook())));
 
-    let _inside = Inside::begin();
-    // Unwind safety: what a panic may leave half done is behind the plan layer's locks, whose poison is a status.
+    let _scope = CallScope::begin();
+    // Unwind safety: the plan layer's locks guard all state that a panic may leave half changed,
+    // and a poisoned lock gives a status.
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(internal(payload)));
     match result {
         Ok(()) => {
@@ -44,22 +49,22 @@ fn internal(payload: Box<dyn Any + Send>) -> Error {
 }
 
 thread_local! {
-    /// How many C calls this thread is inside of: more than one when a callback calls back.
+    /// The number of C calls that this thread is inside. A callback that calls back adds one.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     /// " at file:line" of this thread's last swallowed panic.
     static PANIC_PLACE: Cell<String> = const { Cell::new(String::new()) };
 }
 
-struct Inside;
+struct CallScope;
 
-impl Inside {
+impl CallScope {
     fn begin() -> Self {
         DEPTH.set(DEPTH.get() + 1);
-        Inside
+        CallScope
     }
 }
 
-impl Drop for Inside {
+impl Drop for CallScope {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
     }
@@ -70,8 +75,8 @@ type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send>;
 fn silenced(previous: Hook) -> Hook {
     Box::new(move |info| {
         let thread = std::thread::current();
-        let ours = DEPTH.get() > 0 || thread.name().is_some_and(|name| name.starts_with("flashtune"));
-        match ours {
+        let is_ours = DEPTH.get() > 0 || thread.name().is_some_and(|name| name.starts_with("flashtune"));
+        match is_ours {
             true => PANIC_PLACE.set(info.location().map(|at| format!(" at {at}")).unwrap_or_default()),
             false => previous(info),
         }
@@ -86,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_status_and_only_foreign_panics_reach_the_previous_hook() {
-        // The first call puts the hook in place; after that the test's own stands before it.
+        // The first call installs the hook. The test then puts its own before it.
         assert_eq!(enter(|| Ok(())), 0);
         let seen = Arc::new(AtomicU32::new(0));
         let count = seen.clone();

@@ -1,5 +1,5 @@
-//! The four calls of a pass and its plan's description, once for both passes: what happens after
-//! the arguments are checked. `forward` and `backward` differ only in their params.
+//! The five calls of a pass, once for both passes. `forward` and `backward` differ only in their
+//! params; this file takes the checked call and asks the plan layer.
 
 use super::args::Checked;
 use super::context::flashtune_context;
@@ -94,20 +94,21 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
     match problem.is_empty() {
         false => Ok(()),
         true => {
-            // Tensors without a row have made the longest length 0.
+            // A total of 0 has set the sequence length to 0.
             let Varlen { total_q, total_k, .. } = problem.features.varlen.unwrap_or_default();
             let q = if total_q == Some(0) { "total_q" } else { "seqlen_q" };
             let k = if total_k == Some(0) { "total_k" } else { "seqlen_k" };
             Err(Error::invalid(format!(
-                "batch_size is {}, {q} {} and {k} {}: this pass has nothing to do, and so no plan; it needs a batch and an output that are not empty",
+                "batch_size is {}, {q} {} and {k} {}: this pass has nothing to do and no plan; a plan needs a batch and an output that are not empty",
                 problem.batch_size, problem.seqlen_q, problem.seqlen_k
             )))
         }
     }
 }
 
-/// The plan that is there, else a new one where one may be made: not in a sealed context, not while
-/// `stream` captures. There what is loaded for another shape of the class serves.
+/// The existing plan, or a new one. A sealed context and a capturing `stream` allow no new plan.
+/// While `stream` captures, a config that is loaded for another shape of the class may serve
+/// instead.
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
     if let Some(plan) = engine.prepared(problem) {
@@ -116,7 +117,7 @@ fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) 
     let unprepared = |why: &str| {
         Err(Error::new(
             Status::NotPrepared,
-            format!("this problem has no plan yet, and {why}; call the pass's prepare function before"),
+            format!("this problem has no plan yet, and {why}; call the pass's prepare function first"),
         ))
     };
     if engine.is_sealed() {

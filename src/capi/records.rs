@@ -23,7 +23,7 @@ pub unsafe extern "C" fn flashtune_records_export(
         // SAFETY: the C caller promises NULL or a terminated string.
         let path = unsafe { text::path("path", path)? };
         // SAFETY: the C caller promises that count is NULL or may be written.
-        unsafe { counted(count, || context.engine.export_records(&path)) }
+        unsafe { write_count(count, || context.engine.export_records(&path)) }
     })
 }
 
@@ -49,14 +49,14 @@ pub unsafe extern "C" fn flashtune_records_import(
         // SAFETY: the C caller promises NULL or a terminated string.
         let path = unsafe { text::path("path", path)? };
         // SAFETY: the C caller promises that count is NULL or may be written.
-        unsafe { counted(count, || context.engine.import_records(&path)) }
+        unsafe { write_count(count, || context.engine.import_records(&path)) }
     })
 }
 
 /// Runs `work` and writes its number to `count`. The pointer is checked before the work starts.
 ///
 /// # Safety `count` is NULL or may be written.
-unsafe fn counted(count: *mut u64, work: impl FnOnce() -> Result<usize>) -> Result<()> {
+unsafe fn write_count(count: *mut u64, work: impl FnOnce() -> Result<usize>) -> Result<()> {
     let count = if count.is_null() { None } else { Some(sized::output("count", count)?) };
     let number = work()? as u64;
     if let Some(count) = count {

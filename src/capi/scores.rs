@@ -1,5 +1,5 @@
-//! ScoresOperand: a tensor with one element for each score, with what the problem says of its
-//! shape. Checks of pointer, strides and extent.
+//! ScoresOperand: a tensor with one element for each score, with the sizes that the problem gives
+//! it. This file checks pointer, strides and extent.
 
 use super::operand::{Access, Data};
 use super::overlap::{Footprint, overflows};
@@ -9,7 +9,7 @@ use crate::call::ScoresRef;
 use crate::error::{Error, Result};
 use crate::problem::Problem;
 
-/// As the strides' names end.
+/// The endings of the strides' names.
 const DIMS: [&str; 4] = ["batch", "head", "seqlen_q", "seqlen_k"];
 
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,11 @@ pub struct ScoresOperand {
     name: &'static str,
     view: ScoresRef,
     pub access: Access,
-    /// (batch_size, num_heads_q, seqlen_q, seqlen_k), of bits the bytes that hold those of all keys
+    /// (batch_size, num_heads_q, seqlen_q, seqlen_k). With bits, the last is the bytes of a row.
     sizes: [i64; 4],
     is_bits: bool,
     element: i64,
-    /// As messages name the element.
+    /// The element's name in messages.
     element_name: &'static str,
 }
 
@@ -38,7 +38,7 @@ impl From<flashtune_scores_tensor> for ScoresRef {
 }
 
 impl ScoresOperand {
-    /// A tensor of an already validated problem; its element as (bytes, name).
+    /// A tensor of an already validated problem. The element is given as (bytes, name).
     pub fn new(
         name: &'static str,
         access: Access,
@@ -51,24 +51,23 @@ impl ScoresOperand {
         ScoresOperand { name, view, access, sizes, is_bits: false, element, element_name }
     }
 
-    /// One whose elements are bits, eight keys to a byte; it is read.
+    /// A read tensor whose elements are bits, eight keys to a byte.
     pub fn bits(name: &'static str, tensor: flashtune_scores_tensor, problem: &Problem) -> Self {
-        let of_bytes = ScoresOperand::new(name, Access::Read, tensor, problem, (1, "one-byte"));
-        let [batch, head, seqlen_q, seqlen_k] = of_bytes.sizes;
-        ScoresOperand { sizes: [batch, head, seqlen_q, (seqlen_k + 7) / 8], is_bits: true, ..of_bytes }
+        let bytes = ScoresOperand::new(name, Access::Read, tensor, problem, (1, "one-byte"));
+        let [batch, head, seqlen_q, seqlen_k] = bytes.sizes;
+        ScoresOperand { sizes: [batch, head, seqlen_q, (seqlen_k + 7) / 8], is_bits: true, ..bytes }
     }
 
-    /// Checks pointer and strides; gives the bytes it touches, or None where there is no data or no
-    /// element.
+    /// Checks pointer and strides. Returns the tensor's bytes, or None without data or elements.
     pub fn check(&self, data: Data) -> Result<Option<Footprint>> {
         if let Some((dim, stride)) = DIMS.iter().zip(self.strides()).find(|(_, stride)| *stride < 0) {
-            return Err(self.wrong(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
+            return Err(self.invalid(format!(".stride_{dim} is {stride}; a stride must be 0 or more elements")));
         }
         if self.sizes.contains(&0) {
             return Ok(None);
         }
         if self.view.data.is_null() && data == Data::Required {
-            return Err(self.wrong(format!(
+            return Err(self.invalid(format!(
                 ".data is NULL; it must point to (batch, heads_q, seqlen_q, {}) = {} {} elements, since features asks for it",
                 if self.is_bits { "ceil(seqlen_k / 8)" } else { "seqlen_k" },
                 tuple(self.sizes),
@@ -76,14 +75,14 @@ impl ScoresOperand {
             )));
         }
         if self.is_bits && self.sizes[3] > 1 && self.view.stride_seqlen_k != 1 && !self.is_unplaced() {
-            return Err(self.wrong(format!(
-                ".stride_seqlen_k is {}; of a mask of bits it must be 1, since a row's bytes follow one another",
+            return Err(self.invalid(format!(
+                ".stride_seqlen_k is {}; it must be 1 for a mask of bits, whose rows are contiguous bytes",
                 self.view.stride_seqlen_k
             )));
         }
         let footprint = self.footprint()?;
         if !footprint.start.is_multiple_of(self.element as u64) {
-            return Err(self.wrong(format!(
+            return Err(self.invalid(format!(
                 ".data is {}; it must be aligned to the {} bytes of one {} element",
                 address(self.view.data),
                 self.element,
@@ -91,7 +90,7 @@ impl ScoresOperand {
             )));
         }
         if self.access == Access::Written && !self.is_unplaced() && footprint.overlaps_itself() {
-            return Err(self.wrong(format!(
+            return Err(self.invalid(format!(
                 " is written, but its strides (batch, head, seqlen_q, seqlen_k) = {} put several of its {} elements in one place; sorted by size, each stride that is not 0 must reach past all below it",
                 tuple(self.strides()),
                 tuple(self.sizes)
@@ -100,13 +99,13 @@ impl ScoresOperand {
         Ok((!self.view.data.is_null()).then_some(footprint))
     }
 
-    /// The first dimension along which several elements are one, so that a gradient is summed.
+    /// The first dimension whose scores share one element, so that a gradient is summed along it.
     pub fn summed_dim(&self) -> Option<&'static str> {
         let mut dims = DIMS.into_iter().zip(self.sizes).zip(self.strides());
         dims.find(|((_, count), stride)| *count > 1 && *stride == 0 && !self.is_unplaced()).map(|((name, _), _)| name)
     }
 
-    /// NULL with all strides 0 says nothing of a layout.
+    /// Whether the tensor is NULL with all strides 0, which stands for any layout.
     fn is_unplaced(&self) -> bool {
         self.view.data.is_null() && self.strides() == [0; 4]
     }
@@ -120,7 +119,7 @@ impl ScoresOperand {
         // A dimension of stride 0 touches nothing new.
         let entries = |(count, stride)| if stride == 0 { (1, 0) } else { (count, stride) };
         let [batch, head, seqlen_q, seqlen_k] = std::array::from_fn(|i| entries((self.sizes[i], self.strides()[i])));
-        // Contiguous keys are rows: fewer dimensions to search.
+        // Contiguous keys form a row, which leaves fewer dimensions to search.
         let (row, seqlen_k) = if seqlen_k.1 == 1 { (seqlen_k.0, (1, 0)) } else { (1, seqlen_k) };
         let dims = [batch, head, seqlen_q, seqlen_k];
         Footprint::strided(self.name, self.view.data as u64, row * self.element, self.element, dims).map_err(|extent| {
@@ -133,7 +132,7 @@ impl ScoresOperand {
         })
     }
 
-    fn wrong(&self, what: String) -> Error {
+    fn invalid(&self, what: String) -> Error {
         Error::invalid(format!("{}{what}", self.name))
     }
 }

@@ -20,8 +20,8 @@ pub unsafe trait SizedStruct: Copy {
     const OLDEST: usize;
 }
 
-/// Larger than any struct of any release: a larger `struct_size` is an uninitialised field.
-const ABSURD: u64 = 16 * 1024;
+/// More than any struct of any release. A larger `struct_size` is an uninitialised field.
+const MAX_STRUCT_SIZE: u64 = 16 * 1024;
 
 /// Reads a field that is 0 or 1 and the reserved field after it, each given by name and value.
 pub fn flag((name, value): (&str, i32), (reserved_name, reserved): (&str, i32)) -> Result<bool> {
@@ -100,9 +100,9 @@ unsafe fn size_of_struct<T: SizedStruct>(argument: &str, pointer: *const T) -> R
     }
     // SAFETY: not NULL and aligned, and the caller promises at least the size itself.
     let size = unsafe { pointer.cast::<u64>().read() };
-    if size < T::OLDEST as u64 || size > ABSURD {
+    if size < T::OLDEST as u64 || size > MAX_STRUCT_SIZE {
         return Err(Error::invalid(format!(
-            "{argument}.struct_size is {size}; it must be sizeof({}), at least {} and at most {ABSURD}",
+            "{argument}.struct_size is {size}; it must be sizeof({}), at least {} and at most {MAX_STRUCT_SIZE}",
             T::NAME,
             T::OLDEST
         )));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_refused_unread() {
-        for size in [0, 1, 15, ABSURD + 1, u64::MAX] {
+        for size in [0, 1, 15, MAX_STRUCT_SIZE + 1, u64::MAX] {
             let error = read_words(&[size]).unwrap_err();
             assert!(error.message.contains(&format!("struct_size is {size};")), "{error}");
         }

@@ -1,11 +1,11 @@
-//! Text across the edge: C strings in, fixed char arrays out.
+//! Text between C and Rust: C strings in, fixed char arrays out.
 
 use crate::error::{Error, Result};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// A path that must be given.
+/// A required path.
 ///
 /// # Safety
 /// `pointer` is NULL or a NUL-terminated string.
@@ -18,7 +18,7 @@ pub unsafe fn path(argument: &str, pointer: *const c_char) -> Result<PathBuf> {
     }
 }
 
-/// A path that may be NULL. Bytes are taken as they are, as the system does.
+/// A path that may be NULL. Its bytes are used unchanged, as the system does.
 ///
 /// # Safety
 /// As `path`.
@@ -28,7 +28,8 @@ pub unsafe fn optional_path(pointer: *const c_char) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(bytes)))
 }
 
-/// Text in a char array of a struct: cut at a character's edge where it is too long, always ended by NUL.
+/// Text as a char array of a struct. It always ends in NUL. Text that is too long is cut between
+/// two characters.
 pub fn fixed<const N: usize>(text: &str) -> [c_char; N] {
     let mut chars = [0; N];
     let fits = |end: &usize| text.is_char_boundary(*end);

@@ -200,11 +200,11 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("softmax_scale is inf", p.softmax_scale = INFINITY);
   /* These values are finite, but the constants made from them are infinite or 0: softmax_scale *
    * log2(e), 1 / softcap, softmax_scale / softcap. */
-  BOTH_REFUSED("softmax_scale is -2.4e38; it must be of a magnitude from 2^-100 to 2^100", p.softmax_scale = -2.4e38f);
+  BOTH_REFUSED("softmax_scale is -2.4e38; its magnitude must be from 2^-100 to 2^100", p.softmax_scale = -2.4e38f);
   BOTH_REFUSED("softmax_scale is 1e-40", p.softmax_scale = 1e-40f);
   BOTH_REFUSED("softmax_scale is 1.2676508e30", p.softmax_scale = nextafterf(ldexpf(1, 100), INFINITY));
   BOTH_REFUSED("softmax_scale is 7.8886086e-31", p.softmax_scale = nextafterf(ldexpf(1, -100), 0));
-  BOTH_REFUSED("softcap is 2.4e38; it must be of a magnitude from 2^-100 to 2^100 (0 means none)", p.softcap = 2.4e38f);
+  BOTH_REFUSED("softcap is 2.4e38; its magnitude must be from 2^-100 to 2^100 (0 means none)", p.softcap = 2.4e38f);
   BOTH_REFUSED("softcap is 1e-40", p.softcap = 1e-40f);
   BOTH_REFUSED("|softmax_scale| / softcap is 1e36; it must be", p.softmax_scale = -1e18f; p.softcap = 1e-18f);
   BOTH_REFUSED("(softmax_scale is 0.25 and softcap 1e30)", p.softmax_scale = 0.25f; p.softcap = 1e30f);
@@ -468,8 +468,8 @@ static void block_masks(void) {
   BACKWARD_NEEDS("block_mask.full_num_blocks[0][0][0] is 2; it must be from 0 to max_blocks, which is 1", BLOCKS(none, first);
                  p.block_mask.max_blocks = 1; p.block_mask.full_num_blocks = two; p.block_mask.full_indices = first);
   FORWARD_NEEDS("block_mask.indices[0][0][0][0] is 1; it must be from 0 to 0", BLOCKS(one, second));
-  BACKWARD_NEEDS("block_mask.indices[0][0][0][1] is 0, which the row has twice", BLOCKS(two, first));
-  FORWARD_NEEDS("block_mask.full_indices[0][0][0][0] is 0, which the row has twice", BLOCKS(one, first);
+  BACKWARD_NEEDS("block_mask.indices[0][0][0][1] is 0, which the row lists twice", BLOCKS(two, first));
+  FORWARD_NEEDS("block_mask.full_indices[0][0][0][0] is 0, which the row lists twice", BLOCKS(one, first);
                 p.block_mask.full_num_blocks = one; p.block_mask.full_indices = first);
   flashtune_forward_params p = a.forward;
   BLOCKS(one, first);

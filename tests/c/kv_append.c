@@ -128,10 +128,10 @@ static void bad_pages(void) {
   REFUSED("num_pages is 0; it must be from 1 to 2147483647", p.num_pages = 0);
   REFUSED("num_pages is 7; it must be 0, since page_size is 0", p.page_size = 0; p.block_table = NULL);
   REFUSED("it must be NULL, since page_size is 0", p.page_size = p.num_pages = 0);
-  REFUSED("block_table_stride is 2; it must be at least 3, the pages of 3 keys that seqlen_cache, which is 7, takes",
+  REFUSED("block_table_stride is 2; it must be at least 3, since seqlen_cache 7 takes 3 pages of 3 keys",
           p.block_table_stride = 2);
   REFUSED("block_table at", p.block_table_stride = INT64_MAX);
-  REFUSED("entries of the cache x their keys x num_heads_kv", p.num_pages = p.page_size = p.num_heads_kv = 1 << 30);
+  REFUSED("cache entries x keys of each x num_heads_kv", p.num_pages = p.page_size = p.num_heads_kv = 1 << 30);
   REFUSED("seqused overlaps block_table", p.seqused = (int32_t *)(uintptr_t)(table + 3));
   NEEDS("block_table is NULL; it must point to (4, 3) int32 values", p.block_table = NULL);
   NEEDS("k_cache.data is NULL; it must point to (pages, page_size, heads, dim) = (7, 3, 2, 6)", p.k_cache.data = NULL);
