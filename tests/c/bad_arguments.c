@@ -206,7 +206,7 @@ static void enums_and_scalars(void) {
   BOTH_REFUSED("softmax_scale is 7.8886086e-31", p.softmax_scale = nextafterf(ldexpf(1, -100), 0));
   BOTH_REFUSED("softcap is 2.4e38; its magnitude must be from 2^-100 to 2^100 (0 means none)", p.softcap = 2.4e38f);
   BOTH_REFUSED("softcap is 1e-40", p.softcap = 1e-40f);
-  BOTH_REFUSED("|softmax_scale| / softcap is 1e36; it must be", p.softmax_scale = -1e18f; p.softcap = 1e-18f);
+  BOTH_REFUSED("|softmax_scale| / softcap is 1e36; its magnitude must be", p.softmax_scale = -1e18f; p.softcap = 1e-18f);
   BOTH_REFUSED("(softmax_scale is 0.25 and softcap 1e30)", p.softmax_scale = 0.25f; p.softcap = 1e30f);
   BOTH_REFUSED("dropout_p is NaN", p.dropout_p = NAN);
   BOTH_REFUSED("dropout_p is 1", p.dropout_p = 1.0f);
@@ -383,7 +383,7 @@ static void feature_data(void) {
   BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted((void *)used, 3));
   BOTH_REFUSED("bias.stride_seqlen_q is -7", ASK(BIAS); p.bias = whole(scores); p.bias.stride_seqlen_q = -7);
   BOTH_REFUSED("mask.stride_batch is -1", ASK(MASK); p.mask.stride_batch = -1);
-  FORWARD_REFUSED("mask.stride_seqlen_k is 7; of a mask of bits it must be 1", ASK(MASK_BITS); p.mask.data = (void *)shown;
+  FORWARD_REFUSED("mask.stride_seqlen_k is 7; it must be 1 for a mask of bits", ASK(MASK_BITS); p.mask.data = (void *)shown;
                   p.mask.stride_seqlen_k = 7; p.seqlen_k = 9);
   BOTH_REFUSED("bias at", ASK(BIAS); p.bias = whole(scores); p.bias.stride_head = INT64_MAX);
   BOTH_REFUSED("aligned to the 4 bytes of one fp32 element", ASK(BIAS); p.bias = whole(shifted(scores, 2)));

@@ -47,7 +47,7 @@ static void bad_arguments(void) {
   REFUSED("block_table_stride is 0", p.block_table_stride = 0);
   REFUSED("block_table at", p.block_table_stride = INT64_MAX);
   REFUSED("block_table is", p.block_table = (const int32_t *)((const char *)table + 2));
-  REFUSED("paged and end to end", p.features |= FLASHTUNE_FEATURE_CU_SEQLENS_K; p.total_k = 12);
+  REFUSED("paged and packed end to end", p.features |= FLASHTUNE_FEATURE_CU_SEQLENS_K; p.total_k = 12);
   REFUSED("k and v are paged and dropout_p is not 0", p.dropout_p = 0.5f);
   REFUSED("out overlaps block_table", p.block_table = p.out.data);
   REFUSED("k.stride_batch is -48", p.k.stride_batch = -48);
