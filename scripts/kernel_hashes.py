@@ -197,6 +197,15 @@ class Tree:
         self.environment = {name: value for name, value in os.environ.items() if name != "FLASHTUNE_TEMPLATES"}
         if (ROOT / ".venv").is_dir() and "FLASHTUNE_NVRTC" not in os.environ:
             self.environment.setdefault("VIRTUAL_ENV", str((ROOT / ".venv").resolve()))
+        self.tools = self.versions()
+
+    def versions(self):
+        """The versions that a disassembly depends on."""
+        nvdisasm = subprocess.run([self.nvdisasm, "--version"], capture_output=True, text=True).stdout
+        nvrtc = re.search(r"libnvrtc: .*\((CUDA [\d.]+)\)", self.run(["info"]).stdout)
+        if not nvrtc:
+            sys.exit("libnvrtc is not found: run scripts/venv.sh, or set FLASHTUNE_NVRTC")
+        return f"NVRTC of {nvrtc[1]}, nvdisasm {re.search(r'V([0-9.]+)', nvdisasm)[1]}"
 
     def kernels(self, problem):
         """Disassembly and resources of a problem's kernels by name, or {"": "refused"}."""
@@ -206,7 +215,8 @@ class Tree:
                 raise RuntimeError(f"{label(problem)}: {rendered.stderr}")
             return {"": "refused"}
         key = hashlib.sha256((stripped(rendered.stdout) + problem[problem.index("--arch") + 1]).encode()).hexdigest()
-        kept = self.cache / f"{key[:32]}.json.gz"
+        tools = hashlib.sha256(self.tools.encode()).hexdigest()
+        kept = self.cache / f"{key[:32]}-{tools[:8]}.json.gz"
         if kept.exists():
             return json.loads(gzip.decompress(kept.read_bytes()))
         with tempfile.TemporaryDirectory() as folder:
@@ -324,6 +334,7 @@ def built(commit):
 
 
 def kernels(commit, arguments):
+    """The tools' versions, and the disassembly of each chosen kernel by name."""
     tree = Tree(getattr(arguments, "program", None) or built(commit))
     chosen = {name: problem for name, problem in matrix().items() if re.search(arguments.only, name)}
     if not chosen:
@@ -334,27 +345,31 @@ def kernels(commit, arguments):
             found.update({f"{name}: {kernel}" if kernel else name: code for kernel, code in of_problem.items()})
             if sys.stderr.isatty():
                 print(f"\r{len(found)} kernels", end=" ", file=sys.stderr, flush=True)
-    return found
+    return tree.tools, found
 
 
 def hashes(which, arguments):
-    """The hashes that a file holds, or those of a commit, or of the working tree."""
+    """The tools' versions, and the hashes that a file holds, or those of a commit, or of the working tree."""
     if which and Path(which).is_file():
         of_file = json.loads(Path(which).read_text())
-        return {name: value for name, value in of_file.items() if re.search(arguments.only, name)}
-    return {name: hashlib.sha256(code.encode()).hexdigest()[:16] for name, code in kernels(which, arguments).items()}
+        found = {name: value for name, value in of_file["kernels"].items() if re.search(arguments.only, name)}
+        return of_file["tools"], found
+    tools, found = kernels(which, arguments)
+    return tools, {name: hashlib.sha256(code.encode()).hexdigest()[:16] for name, code in found.items()}
 
 
 def write(arguments):
-    found = hashes(arguments.commit, arguments)
-    Path(arguments.file).write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+    tools, found = hashes(arguments.commit, arguments)
+    Path(arguments.file).write_text(json.dumps({"tools": tools, "kernels": found}, indent=0, sort_keys=True) + "\n")
     refused = sum(":" not in name for name in found)
     together = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
-    print(f"{len(found) - refused} kernels, {refused} refused problems: {together}")
+    print(f"{len(found) - refused} kernels, {refused} refused problems: {together} ({tools})")
 
 
 def compare(arguments):
-    before, after = hashes(arguments.a, arguments), hashes(arguments.b, arguments)
+    (tools, before), (tools_after, after) = hashes(arguments.a, arguments), hashes(arguments.b, arguments)
+    if tools != tools_after:
+        sys.exit(f"{arguments.a} is of {tools}, the other of {tools_after}: only hashes of the same tools compare")
     changed = [name for name in before if name in after and before[name] != after[name]]
     differences = [("changed", changed), ("gone", before.keys() - after.keys()), ("new", after.keys() - before.keys())]
     for word, names in differences:
@@ -367,7 +382,7 @@ def compare(arguments):
 
 def diff(arguments):
     arguments.only = re.escape(arguments.kernel.split(": ")[0]) + "$"
-    before, after = (kernels(which, arguments).get(arguments.kernel, "") for which in (arguments.a, arguments.b))
+    before, after = (kernels(which, arguments)[1].get(arguments.kernel, "") for which in (arguments.a, arguments.b))
     sys.stdout.writelines(
         line + "\n" for line in difflib.unified_diff(before.splitlines(), after.splitlines(), "a", "b", lineterm="")
     )
