@@ -319,8 +319,8 @@ static void windows_and_caps(void) {
                p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT; p.window_left = -2);
   BOTH_REFUSED("window_right is 9223372036854775807", p.causal = 0; p.window = FLASHTUNE_WINDOW_TOP_LEFT;
                p.window_right = INT64_MAX);
-  BOTH_REFUSED("window_left is 4, and window FLASHTUNE_WINDOW_NONE", p.window_left = 4);
-  BOTH_REFUSED("window_right is -7, and window FLASHTUNE_WINDOW_NONE", p.window_right = -7);
+  BOTH_REFUSED("window_left is 4, and window is FLASHTUNE_WINDOW_NONE", p.window_left = 4);
+  BOTH_REFUSED("window_right is -7, and window is FLASHTUNE_WINDOW_NONE", p.window_right = -7);
   BOTH_REFUSED("the window aligns to the top left and causal to the bottom right", p.window = FLASHTUNE_WINDOW_TOP_LEFT);
   BOTH_REFUSED("the window aligns to the bottom right and causal to the top left", p.window = FLASHTUNE_WINDOW_BOTTOM_RIGHT;
                p.causal = FLASHTUNE_CAUSAL_TOP_LEFT);
@@ -409,7 +409,7 @@ static void feature_data(void) {
   p.dbias.stride_head = 0;
   OK(flashtune_backward_supported(context, &p));
   p.deterministic = 1;
-  backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic 1");
+  backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic is 1");
   p.dbias = whole(score_gradients);
   OK(flashtune_backward_supported(context, &p));
 }
