@@ -561,7 +561,7 @@ typedef struct flashtune_block_mask {
   int64_t indices_stride_head;
   int64_t indices_stride_row;
   /**
-   * 0 to 2^31 - 1.
+   * Entries that a row of indices has room for, 0 to 2^31 - 1.
    */
   int64_t max_blocks;
 } flashtune_block_mask;
@@ -586,8 +586,8 @@ typedef struct flashtune_forward_params {
    */
   int32_t causal;
   /**
-   * 0 to 2^31 - 1. With 0 the call does nothing. With cu_seqlens_q or cu_seqlens_k, the number
-   * of sequences.
+   * Batch entries, 0 to 2^31 - 1. With 0 the call does nothing. With cu_seqlens_q or
+   * cu_seqlens_k, the number of sequences.
    *
    * Three products are limited as well. batch_size * num_heads_q is below 2^31. That product
    * times (4096 + the longer of seqlen_q and seqlen_k) is below 2^51. num_heads_q * total_q and
@@ -598,21 +598,23 @@ typedef struct flashtune_forward_params {
    */
   int64_t batch_size;
   /**
-   * A multiple of num_heads_kv. Query head h reads K/V head h / (num_heads_q / num_heads_kv).
+   * Heads of q and out, a multiple of num_heads_kv. The quotient of the two is the size of a GQA
+   * group. Query head h reads K/V head h / (num_heads_q / num_heads_kv).
    */
   int64_t num_heads_q;
   /**
-   * At least 1.
+   * Heads of k and v, at least 1.
    */
   int64_t num_heads_kv;
   /**
-   * 0 to 2^31 - 4096. With cu_seqlens_q, an upper bound of the sequences' lengths; the work is
-   * laid out for it.
+   * Queries of a batch entry, 0 to 2^31 - 4096. With cu_seqlens_q, an upper bound of the
+   * sequences' lengths; the launch is sized by it.
    */
   int64_t seqlen_q;
   /**
-   * 0 to 2^31 - 4096. With cu_seqlens_k, an upper bound as for seqlen_q. A query that sees no
-   * key has out = 0 and lse = -infinity (with a sink, lse is the sink's score).
+   * Keys of a batch entry, 0 to 2^31 - 4096. With cu_seqlens_k, an upper bound as for seqlen_q.
+   * A query that sees no key has out = 0 and lse = -infinity (with a sink, lse is the sink's
+   * score).
    */
   int64_t seqlen_k;
   /**
@@ -725,7 +727,8 @@ typedef struct flashtune_forward_params {
    */
   const float *alibi_slopes;
   /**
-   * In elements, at least 0. With 0, all batch entries share num_heads_q slopes.
+   * Elements from one batch entry's slopes to the next, at least 0. With 0, all batch entries
+   * share num_heads_q slopes.
    */
   int64_t alibi_stride_batch;
   /**
@@ -1029,12 +1032,12 @@ typedef struct flashtune_merge_params {
    */
   int32_t partial_dtype;
   /**
-   * At least 1.
+   * Number of partials, at least 1.
    */
   int64_t num_partials;
   /**
-   * 0 or more. For packed sequences it is 1, and seqlen is total_q. batch_size * seqlen *
-   * num_heads is below 2^31.
+   * Batch entries, 0 or more. For packed sequences it is 1, and seqlen is total_q. batch_size *
+   * seqlen * num_heads is below 2^31.
    */
   int64_t batch_size;
   /**
@@ -1046,7 +1049,7 @@ typedef struct flashtune_merge_params {
    */
   int64_t num_heads;
   /**
-   * 1 to 512.
+   * Dim of partial_out and out, 1 to 512.
    */
   int64_t head_dim_v;
   /**
@@ -1103,13 +1106,13 @@ typedef struct flashtune_kv_append_params {
    */
   int32_t reserved;
   /**
-   * 0 to 2^31 - 1. With 0 the call does nothing. batch_size * seqlen_new * num_heads_kv is at
-   * most 2^50. So are the cache's rows: batch_size * seqlen_cache * num_heads_kv, with pages
-   * num_pages * page_size * num_heads_kv.
+   * Sequences, 0 to 2^31 - 1. With 0 the call does nothing. batch_size * seqlen_new *
+   * num_heads_kv is at most 2^50. So are the cache's rows: batch_size * seqlen_cache *
+   * num_heads_kv, with pages num_pages * page_size * num_heads_kv.
    */
   int64_t batch_size;
   /**
-   * At least 1.
+   * Heads of the keys and values, at least 1.
    */
   int64_t num_heads_kv;
   /**
@@ -1117,8 +1120,8 @@ typedef struct flashtune_kv_append_params {
    */
   int64_t seqlen_new;
   /**
-   * Keys that each sequence has room for, 0 to 2^31 - 4096. With pages, the room of its row of
-   * block_table.
+   * Keys that each sequence has room for, 0 to 2^31 - 4096. With pages, the room is in the pages
+   * of its row of block_table.
    */
   int64_t seqlen_cache;
   /**

@@ -34,16 +34,16 @@ pub struct flashtune_kv_append_params {
     pub dtype: i32,
     /// Must be 0.
     pub reserved: i32,
-    /// 0 to 2^31 - 1. With 0 the call does nothing. batch_size * seqlen_new * num_heads_kv is at
-    /// most 2^50. So are the cache's rows: batch_size * seqlen_cache * num_heads_kv, with pages
-    /// num_pages * page_size * num_heads_kv.
+    /// Sequences, 0 to 2^31 - 1. With 0 the call does nothing. batch_size * seqlen_new *
+    /// num_heads_kv is at most 2^50. So are the cache's rows: batch_size * seqlen_cache *
+    /// num_heads_kv, with pages num_pages * page_size * num_heads_kv.
     pub batch_size: i64,
-    /// At least 1.
+    /// Heads of the keys and values, at least 1.
     pub num_heads_kv: i64,
     /// New keys of each sequence, 0 to 2^31 - 4096. With 0 only seqused is written.
     pub seqlen_new: i64,
-    /// Keys that each sequence has room for, 0 to 2^31 - 4096. With pages, the room of its row of
-    /// block_table.
+    /// Keys that each sequence has room for, 0 to 2^31 - 4096. With pages, the room is in the pages
+    /// of its row of block_table.
     pub seqlen_cache: i64,
     /// Dim of k_new and k_cache, 1 to 512.
     pub head_dim: i64,

@@ -30,16 +30,16 @@ pub struct flashtune_merge_params {
     pub dtype: i32,
     /// The type of partial_out: that of out, or FLASHTUNE_DTYPE_FP32. All sums are fp32.
     pub partial_dtype: i32,
-    /// At least 1.
+    /// Number of partials, at least 1.
     pub num_partials: i64,
-    /// 0 or more. For packed sequences it is 1, and seqlen is total_q. batch_size * seqlen *
-    /// num_heads is below 2^31.
+    /// Batch entries, 0 or more. For packed sequences it is 1, and seqlen is total_q. batch_size *
+    /// seqlen * num_heads is below 2^31.
     pub batch_size: i64,
     /// Queries of a batch entry, 0 or more.
     pub seqlen: i64,
     /// Heads of the queries, at least 1.
     pub num_heads: i64,
-    /// 1 to 512.
+    /// Dim of partial_out and out, 1 to 512.
     pub head_dim_v: i64,
     /// (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
     /// is -infinity are not read.

@@ -33,7 +33,7 @@ pub const FLASHTUNE_STATUS_CANCELLED: i32 = 11;
 /// A bug in flashtune. Please report the message.
 pub const FLASHTUNE_STATUS_INTERNAL: i32 = 12;
 
-// One line per status: C's number, the noun's, and its name.
+// One line for each status: C's constant, the variant of `Status`, and its text.
 macro_rules! statuses {
     ($($number:ident = $status:ident, $name:literal;)*) => {
         $(const _: () = assert!($number == Status::$status as i32);)*

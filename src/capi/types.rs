@@ -114,7 +114,7 @@ pub struct flashtune_block_mask {
     pub indices_stride_batch: i64,
     pub indices_stride_head: i64,
     pub indices_stride_row: i64,
-    /// 0 to 2^31 - 1.
+    /// Entries that a row of indices has room for, 0 to 2^31 - 1.
     pub max_blocks: i64,
 }
 
@@ -171,8 +171,8 @@ pub struct flashtune_forward_params {
     pub dtype: i32,
     /// A FLASHTUNE_CAUSAL_*.
     pub causal: i32,
-    /// 0 to 2^31 - 1. With 0 the call does nothing. With cu_seqlens_q or cu_seqlens_k, the number
-    /// of sequences.
+    /// Batch entries, 0 to 2^31 - 1. With 0 the call does nothing. With cu_seqlens_q or
+    /// cu_seqlens_k, the number of sequences.
     ///
     /// Three products are limited as well. batch_size * num_heads_q is below 2^31. That product
     /// times (4096 + the longer of seqlen_q and seqlen_k) is below 2^51. num_heads_q * total_q and
@@ -181,15 +181,17 @@ pub struct flashtune_forward_params {
     /// On a GPU, a call of about 2^31 tiles or more is UNSUPPORTED. A tile holds at least 16
     /// queries or keys of one head.
     pub batch_size: i64,
-    /// A multiple of num_heads_kv. Query head h reads K/V head h / (num_heads_q / num_heads_kv).
+    /// Heads of q and out, a multiple of num_heads_kv. The quotient of the two is the size of a GQA
+    /// group. Query head h reads K/V head h / (num_heads_q / num_heads_kv).
     pub num_heads_q: i64,
-    /// At least 1.
+    /// Heads of k and v, at least 1.
     pub num_heads_kv: i64,
-    /// 0 to 2^31 - 4096. With cu_seqlens_q, an upper bound of the sequences' lengths; the work is
-    /// laid out for it.
+    /// Queries of a batch entry, 0 to 2^31 - 4096. With cu_seqlens_q, an upper bound of the
+    /// sequences' lengths; the launch is sized by it.
     pub seqlen_q: i64,
-    /// 0 to 2^31 - 4096. With cu_seqlens_k, an upper bound as for seqlen_q. A query that sees no
-    /// key has out = 0 and lse = -infinity (with a sink, lse is the sink's score).
+    /// Keys of a batch entry, 0 to 2^31 - 4096. With cu_seqlens_k, an upper bound as for seqlen_q.
+    /// A query that sees no key has out = 0 and lse = -infinity (with a sink, lse is the sink's
+    /// score).
     pub seqlen_k: i64,
     /// Dim of q and k, 1 to 512.
     pub head_dim: i64,
@@ -262,7 +264,8 @@ pub struct flashtune_forward_params {
     /// j. With varlen, both lengths are the sequence's own. The slope of batch entry b and query
     /// head h is element b * alibi_stride_batch + h.
     pub alibi_slopes: *const f32,
-    /// In elements, at least 0. With 0, all batch entries share num_heads_q slopes.
+    /// Elements from one batch entry's slopes to the next, at least 0. With 0, all batch entries
+    /// share num_heads_q slopes.
     pub alibi_stride_batch: i64,
     /// Elements of dtype, read: added to the scores. -infinity hides a key.
     pub bias: flashtune_scores_tensor,
