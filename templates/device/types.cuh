@@ -1,5 +1,6 @@
-// Fixed-width integers, a bool as a type, a choice between types, and addresses within shared
-// memory, which PTX takes as 32-bit numbers.
+// Fixed-width integers, a bool and a choice between two types at compile time, 32-bit addresses of
+// shared memory, and warp-uniform values. Every other device header builds on this file. It knows
+// neither the problem nor the GPU.
 
 using int64 = long long;
 using uint64 = unsigned long long;
@@ -10,16 +11,17 @@ using uint8 = unsigned char;
 template <bool kValue>
 struct Bool { static constexpr bool value = kValue; };
 
-// Either<kIsFirst, A, B>::Type: A, or else B.
+// Either<kIsFirst, A, B>::Type is A if kIsFirst, else B.
 template <bool kIsFirst, class A, class B>
 struct Either { using Type = A; };
 template <class A, class B>
 struct Either<false, A, B> { using Type = B; };
 
+// The address of a byte in this CTA's shared memory, as PTX takes it: 32 bits.
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
-// A value that all lanes of a warp agree on. The compiler then knows it, too, and keeps it in a
-// uniform register.
+// Returns lane 0's value. All lanes of the warp hold the same value. The shuffle tells the compiler
+// so, which then keeps the value in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }

@@ -1,27 +1,29 @@
-// The fp32 accumulator of dQ: its order in memory, adding to it and reading it back.
+// The fp32 accumulator of dQ in device memory: its layout, addition and reading. The backward
+// kernels add to it, and backward_convert reads it. It knows no mask and no schedule.
 //
-// Per head_q and workspace row: [row / kDqTileRows][column / kDqTileCols][128]. The 128 floats are
-// one tile of a warp's accumulator, in an order that makes the warp's addition one contiguous
-// access. A kernel that computes dQ holds tiles of 16 rows and 8 columns. A kernel that computes
-// its transpose (kDqTransposed) holds tiles of 8 rows and 16 columns. From sm_90 on a lane adds
-// four floats at once; before, one component of all lanes at a time.
+// For each query head the accumulator is [row / kDqTileRows][column / kDqTileCols][128] over
+// workspace rows. The 128 floats are one tile of a warp's accumulator, ordered so that the warp's
+// addition is one contiguous access. Kernels that compute dQ hold tiles of 16 rows and 8 columns.
+// Kernels that compute the transpose (kDqTransposed) hold tiles of 8 rows and 16 columns. From
+// sm_90 on a lane adds four floats at once. On older GPUs a warp adds one component of all lanes at
+// a time.
 
 #include "device/params.cuh"
 #include "device/ptx/global.cuh"
 
 constexpr bool kVectorRed = kArch >= 90;
 constexpr int kDqTileRows = kDqTransposed ? 8 : 16, kDqTileCols = kDqTransposed ? 16 : 8;
-constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // column tiles
+constexpr int kDqTiles = (kHeadDim + kDqTileCols - 1) / kDqTileCols;  // tiles side by side
 
-// The number of the tile of rows that begins at a row of the workspace (Sequence::workspace_row
-// plus a row of the sequence). Unsigned, the division is a shift.
+// The number of the row tile that begins at a row of the workspace. A workspace row is
+// Sequence::workspace_row plus a row of the sequence. The division is unsigned, so it is a shift.
 __device__ __forceinline__ int64 dq_row_tile(int64 workspace_row) { return uint64(workspace_row) / kDqTileRows; }
-// The offset of the tiles of that row, in floats.
+// The offset, in floats, of the row tile that begins at this workspace row.
 __device__ __forceinline__ int64 dq_accum_offset(int64 workspace_row) { return dq_row_tile(workspace_row) * (kDqTiles * 128); }
 __device__ __forceinline__ float* dq_accum_tile(const KernelParams& params, int64 workspace_row, int column_tile) {
     return params.dq_accum + dq_accum_offset(workspace_row) + column_tile * 128;
 }
-// The same by the number of the tile of rows.
+// The tile in column `column_tile` of the row tile with this number.
 __device__ __forceinline__ float* dq_accum_at(const KernelParams& params, int64 row_tile, int column_tile) {
     return params.dq_accum + row_tile * (kDqTiles * 128) + column_tile * 128;
 }

@@ -1,27 +1,28 @@
-// Shared-memory operands of wgmma: their descriptors, and the offsets of their k16 steps (PTX ISA,
-// "matrix descriptor").
+// Shared-memory operands of wgmma: descriptors, and the offsets of k16 steps (PTX ISA, "matrix
+// descriptor"). It knows boxes but no product's shape.
 //
-// An operand is boxes of 64 columns (layout/swizzle.cuh). Where its inner dimension lies along the
-// columns, a product's k16 steps go through a box's columns and then on to the next box. Where it
-// lies along the rows, they go down the rows. Offsets are in units of 16 bytes, as descriptors
-// count.
+// An operand is boxes of 64 columns in the 128-byte swizzle (layout/swizzle.cuh). If the inner
+// dimension lies along the columns, the k16 steps of a product go through the columns of a box and
+// then to the next box. If it lies along the rows, they go down the rows. Offsets count 16 bytes,
+// as in descriptors.
 
 #include "device/layout/swizzle.cuh"
 
-// A descriptor's high word: the 128-byte swizzle; 8 rows of 128 bytes lie 1024 bytes apart.
+// The high word of a descriptor: the 128-byte swizzle, and 1024 bytes from one group of 8 rows of
+// 128 bytes to the next.
 constexpr uint32 kDescriptorHigh = (1024 / 16) | 1u << 30;
-// Its low word: the address, and how far neighbouring boxes lie apart where a product reads several
-// of them.
+// The low word of a descriptor: the address, and the distance between neighbouring boxes for a
+// product that reads several of them.
 __device__ __forceinline__ uint32 descriptor_low(uint32 address, uint32 leading_bytes) {
     return (address & 0x3ffff) >> 4 | (leading_bytes / 16) << 16;
 }
 __device__ __forceinline__ uint64 descriptor(uint32 low) { return uint64(kDescriptorHigh) << 32 | low; }
 
-// The k16 step of that number along the columns of boxes of kRows rows, of which kBoxSteps steps
-// hold columns in use.
+// The offset of k16 step `step` along the columns. Boxes have kRows rows, and kBoxSteps steps of
+// each box hold columns in use.
 template <int kRows, int kBoxSteps = kBoxCols / 16>
 __device__ __forceinline__ constexpr uint32 column_step(int step) {
     return step / kBoxSteps * (kRows * kBoxRowBytes / 16) + step % kBoxSteps * 2;
 }
-// The k16 step of that number down the rows.
+// The offset of k16 step `step` down the rows.
 __device__ __forceinline__ constexpr uint32 row_step(int step) { return step * (16 * kBoxRowBytes / 16); }

@@ -1,9 +1,11 @@
-// Shared-memory tiles of 16-bit or fp32 elements, and the asynchronous copies that fill them.
+// Shared-memory tiles of 16-bit or fp32 elements with padded rows, and the asynchronous copies that
+// fill them. The sm80 kernels, decode and backward_convert use them. It knows no mask, no pipeline
+// and no sequence.
 //
-// A tile is [rows][stride], the columns padded to a multiple of 8 and the stride to an odd number
-// of 16-byte chunks. So eight consecutive rows start in eight different bank groups, and ldmatrix
-// has no conflict. Every address is one base register plus an immediate, which a swizzle
-// (layout/boxed_tile.cuh) would not allow.
+// A tile is [rows][stride] without a swizzle. The columns are padded to a multiple of 8, and the
+// stride to an odd number of 16-byte chunks. Eight consecutive rows then start in eight different
+// bank groups, so ldmatrix has no conflict. Every address is one base register plus an immediate,
+// which a swizzle (layout/boxed_tile.cuh) would not allow.
 
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
@@ -20,31 +22,32 @@ struct Tile {
     static constexpr int kStride = kRowBytes / kElementBytes;  // elements from row to row
     static constexpr int kBytes = kRows * kRowBytes;
 
-    // Where the lane's row of an 8 x 8 matrix of 16-bit elements lies, which ldmatrix takes: the
-    // 16-byte chunk of that number in the row, ...
+    // The address for ldmatrix of one row of an 8 x 8 matrix of 16-bit elements: 16-byte chunk
+    // `chunk` of row `row`.
     static __device__ __forceinline__ uint32 place(uint32 tile, int row, int chunk) { return tile + uint32(row * kStride + chunk * 8) * 2; }
-    // ... and the same so many rows, a multiple of 8, and columns, a multiple of 16, further on.
+    // Moves an address from `place` by `rows`, a multiple of 8, and by `cols`, a multiple of 16.
     static __device__ __forceinline__ uint32 moved(uint32 at, int rows, int cols) { return at + rows * kStride * 2 + cols * 2; }
-    // The tile from a row and a column on.
+    // The tile from row `row` and column `col` on.
     static __device__ __forceinline__ uint32 part(uint32 tile, int row, int col) { return tile + (row * kStride + col) * 2; }
 };
 
-// Rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in global memory into a
-// tile; the rest of the tile's columns and rows is zeroed. All kThreads threads take part; the
-// caller commits, waits and synchronises. kVec divides cols_left, so that a chunk never crosses the
-// end of a row. Without kRagged all rows are there or, with rows_left <= 0, none: a load past the
-// last block is a predicate, since a branch would keep ptxas from spreading the copies over the
-// products.
+// Loads rows [0, rows_left) x columns [0, cols_left) of a (rows, dim) matrix in device memory into
+// a tile. The other rows and columns of the tile become zeros. All kThreads threads take part. The
+// caller commits, waits and synchronises.
+//
+// kVec divides cols_left, so no chunk crosses the end of a row. Without kRagged either all rows
+// exist or, with rows_left <= 0, none do. A load past the last block is then a predicate: a branch
+// would keep ptxas from spreading the copies over the products.
 template <bool kRagged, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, int64 stride_row, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
     constexpr int kTotal = Tile::kRows * kChunks;
-    // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
+    // If the chunks of a row divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
     constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
-    // Opaque, the thread's offsets are computed at each load; else they are kept over the products,
-    // where they cost registers that may spill. Which is faster depends on the tile, so it is a
-    // knob.
+    // kRecomputeOffsets makes `thread` opaque, so offsets are computed at each load. Otherwise the
+    // compiler keeps them over the products, in registers that may spill. The faster choice depends
+    // on the tile, so it is a knob.
     if constexpr (kRecomputeOffsets) make_opaque(thread);
     int row = thread / kChunks, col = thread % kChunks * kVec;
     const Element* from = source + row * stride_row + col;
@@ -59,10 +62,10 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
         const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
         const uint32 to = tile + uint32(row * Tile::kStride + col) * kElementBytes;
         if constexpr (kVec * kElementBytes > 2) {
-            cp_async<kVec * kElementBytes>(to, from, valid);  // no byte is read where it is not valid
+            cp_async<kVec * kElementBytes>(to, from, valid);  // reads nothing where `valid` is false
         } else {
-            // Two bytes are below what cp.async moves; the store is ordered by the caller's
-            // barrier.
+            // cp.async moves at least 4 bytes, so 2 bytes go by an ordinary store. The caller's
+            // barrier orders the store before the readers.
             const uint16 value = valid ? *from : uint16(0);
             store_half_word(to, value);
         }
@@ -70,8 +73,8 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
     }
 }
 
-// Rows [0, rows_left) x columns [0, cols_left) of a tile to global memory, by kThreads threads (a
-// warp or a block).
+// Stores rows [0, rows_left) x columns [0, cols_left) of a tile to device memory, with kThreads
+// threads (a warp or a CTA).
 template <int kRows, class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void store_tile(Element* target, int64 stride_row, uint32 tile, int rows_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;
@@ -92,13 +95,13 @@ __device__ __forceinline__ void store_tile(Element* target, int64 stride_row, ui
     }
 }
 
-// Flips the sign of every element, padding included.
+// Flips the sign of every element of the tile, padding included.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void negate_tile(uint32 tile, int thread) {
     for (int i = thread; i < Tile::kBytes / 4; i += kThreads) negate_pair(tile + i * 4);
 }
 
-// One packed pair into a tile, two neighbouring elements.
+// Stores two neighbouring elements into a tile, packed or as fp32.
 __device__ __forceinline__ void store_pair(uint32 to, uint32 pair) { store_word(to, pair); }
 __device__ __forceinline__ void store_two(uint32 to, float first, float second) {
     if constexpr (kIsFp32) {

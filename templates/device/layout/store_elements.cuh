@@ -1,5 +1,6 @@
-// Neighbouring elements of a row to device memory, rounded, in one access as wide as kVec elements
-// are.
+// Stores kVec neighbouring elements of a row to device memory, rounded, in one access of their
+// width. Kernels whose lanes hold whole vectors of a row call it. It knows no tile and no bounds:
+// the caller checks them.
 
 #include "device/ptx/math.cuh"
 

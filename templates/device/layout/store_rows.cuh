@@ -1,10 +1,13 @@
-// From accumulators to rows in device memory, 16 bytes a store: the four lanes of a quad, which
-// hold two columns each of four neighbouring 8-column tiles, trade them by shuffles for all eight
-// columns of one tile each.
+// Stores accumulators as rows in device memory, 16 bytes a store. It knows the fragment of an mma
+// accumulator but no tile in shared memory.
+//
+// The four lanes of a quad hold two columns each of four neighbouring 8-column tiles. They exchange
+// words by shuffles, and each lane then holds all eight columns of one tile.
 
 #include "device/ptx/math.cuh"
 
-// Lane t of a quad has words w[0..3] and gets word t of every lane, in lane order.
+// Transposes words over a quad. Lane t of the quad has words w[0..3], and gets word t of every
+// lane, in lane order.
 __device__ __forceinline__ void quad_transpose(uint32 (&w)[4], int lane) {
     const bool odd = lane & 1, upper = lane & 2;
     #pragma unroll
@@ -19,8 +22,8 @@ __device__ __forceinline__ void quad_transpose(uint32 (&w)[4], int lane) {
     }
 }
 
-// Rows g and g + 8 of a warp's 16: `out` is row g, of which and after which `rows_left` rows exist,
-// and `cols_left` columns.
+// Stores rows g and g + 8 of a warp's 16 rows. `out` points at row g. `rows_left` counts the rows
+// that exist from row g on, and `cols_left` the columns that exist.
 template <int kTiles>
 __device__ __forceinline__ void store_rows(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left = kTiles * 8) {
     #pragma unroll

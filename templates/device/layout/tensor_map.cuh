@@ -1,28 +1,28 @@
-// Boxes of tensors by the copy engine: which coordinates of a map the rows of a sequence have.
+// Copies of boxes between tensors and shared memory by TMA: the map coordinates of a sequence's
+// rows. src/kernel/launch_maps.rs makes the maps. This file knows no pipeline and no mask.
 //
-// src/kernel/launch_maps.rs makes the maps. A box is 64 columns of some rows in the layout of
-// layout/swizzle.cuh. What lies outside the tensor arrives as zeros and counts as copied, and is
-// never written.
+// A box is 64 columns of some rows in the 128-byte swizzle (layout/swizzle.cuh). Elements outside
+// the tensor arrive as zeros, count as copied, and are never written.
 //
-// Maps are rank 4 (dim, seqlen, head, batch) or, of varlen tensors (kIsVarlen), rank 5 (dim, row,
-// back, end, head), so that what lies outside the sequence lies outside the tensor, too. `row` has
-// kMapRows coordinates: row i of a sequence is i + kMapRows - length, which is inside for i <
+// Maps have rank 4 (dim, seqlen, head, batch). Varlen tensors (kIsVarlen) have maps of rank 5 (dim,
+// row, back, end, head), so that an element outside the sequence is also outside the tensor. `row`
+// has kMapRows coordinates. Row i of a sequence is i + kMapRows - length, which is inside for i <
 // length alone. `end` counts rows of the tensor, up to the row behind the sequence's last. kMapRows
-// steps of `back` go back by kMapRows rows, modulo 2^64. So the three meet at the row that is
-// meant.
+// steps of `back` go back by kMapRows rows, modulo 2^64. The three coordinates together give row i
+// of the sequence.
 
 #include "device/attention/sequence.cuh"
 #include "device/layout/swizzle.cuh"
 #include "device/ptx/tma.cuh"
 
-constexpr int kMapRows = 1 << 30;  // as src/kernel/launch_maps.rs has it
+constexpr int kMapRows = 1 << 30;  // the same number as in src/kernel/launch_maps.rs
 
-// Where a map has the rows of a sequence.
+// The coordinates that all rows of one sequence share.
 struct MapRows {
     int batch;
-    int shift, end;  // kIsVarlen
+    int shift, end;  // with kIsVarlen
 };
-// `rows_between` is the distance in rows between the starts of neighbouring sequences in a padded
+// `rows_between` is the distance, in rows, between the starts of neighbouring sequences of a padded
 // tensor.
 __device__ __forceinline__ MapRows map_rows_q(const KernelParams& params, const Sequence& sequence, int rows_between) {
     if (!kIsVarlen) return {sequence.batch, 0, 0};
@@ -35,7 +35,8 @@ __device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const 
     return {0, kMapRows - sequence.seqlen_k, start + sequence.seqlen_k};
 }
 
-// One box to shared memory; `barrier` counts its bytes.
+// Loads one box to shared memory. `barrier` counts its bytes. `row` is absolute within the
+// sequence.
 __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32 barrier,
                                          int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
@@ -44,8 +45,8 @@ __device__ __forceinline__ void tma_load(uint32 to, const TensorMap& map, uint32
         tma_load_4d(to, map, barrier, col, row, head, rows.batch);
     }
 }
-// One box to the same place in both CTAs of a cluster; each one's `barrier` counts the bytes that
-// it gets.
+// Loads one box to the same place in both CTAs of a cluster. Each CTA's `barrier` counts the bytes
+// that this CTA receives.
 __device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, uint32 barrier,
                                               int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ void tma_load_both(uint32 to, const TensorMap& map, u
         tma_load_both_4d(to, map, barrier, col, row, head, rows.batch);
     }
 }
-// One box to device memory, by one thread.
+// Stores one box to device memory. One thread calls it, and commits and waits for the group.
 __device__ __forceinline__ void tma_store(const TensorMap& map, uint32 from, int col, int row, int head, const MapRows& rows) {
     if constexpr (kIsVarlen) {
         tma_store_5d(map, from, col, row + rows.shift, kMapRows, rows.end, head);

@@ -1,12 +1,14 @@
-// Empty instructions that hold the compiler back: no machine code comes of them.
+// Empty instructions that restrain the compiler. They emit no machine code. Kernels and layouts use
+// them where ptxas would otherwise hoist or recompute. Nothing here orders the hardware: barriers
+// and fences do (ptx/sync.cuh, ptx/mbarrier.cuh).
 
 #include "device/types.cuh"
 
-// Makes a value unknown to the compiler, which then keeps it instead of computing it, or what
-// follows from it, anew.
+// Hides a value from the compiler. The compiler then keeps the value in a register, and can neither
+// recompute it nor hoist what follows from it.
 __device__ __forceinline__ void make_opaque(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void make_opaque(int& a, int& b, uint32& c) { asm volatile("" : "+r"(a), "+r"(b), "+r"(c)); }
 __device__ __forceinline__ void make_opaque(int64& value) { asm volatile("" : "+l"(value)); }
 
-// No access to memory moves across.
+// Keeps the compiler from moving any access to memory across this line.
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }

@@ -1,8 +1,10 @@
 // Asynchronous copies of single threads from device memory to shared memory (PTX ISA, "cp.async").
+// The sm80 and decode layouts fill their tiles with them. This file knows no tile: callers compute
+// addresses and validity.
 
 #include "device/types.cuh"
 
-// Copies kBytes (4, 8 or 16), or writes zeros where `valid` is false; the source is not read then.
+// Copies kBytes (4, 8 or 16). Where `valid` is false, it writes zeros and does not read the source.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(uint32 target, const void* source, bool valid) {
     const int bytes = valid ? kBytes : 0;
@@ -14,7 +16,9 @@ __device__ __forceinline__ void cp_async(uint32 target, const void* source, bool
                      :: "r"(target), "l"(source), "r"(bytes), "n"(kBytes) : "memory");
     }
 }
+// Ends this thread's current group of copies.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kPending of this thread's latest groups are in flight.
+// Waits until at most kPending of this thread's groups are in flight. Other threads see the copied
+// bytes only after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }

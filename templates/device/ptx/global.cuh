@@ -1,25 +1,30 @@
-// Accesses to device memory that CUDA C++ has no name for (PTX ISA, "red", "ld.acquire").
+// Accesses to device memory that CUDA C++ has no name for (PTX ISA, "red", "ld.acquire"). dQ's
+// accumulator adds through this file, and counters order additions by it. It knows neither the
+// accumulator's layout nor what a counter counts.
 
 #include "device/types.cuh"
 
+// Adds one float in device memory. The addition is atomic and returns nothing.
 __device__ __forceinline__ void add_float(float* at, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" :: "l"(__cvta_generic_to_global(at)), "f"(x) : "memory");
 }
-// Four neighbouring floats at once, aligned to 16 bytes; sm_90 on (PTX ISA 8.1,
+// Adds four neighbouring floats, aligned to 16 bytes, from sm_90 on (PTX ISA 8.1,
 // "red.global.add.v4.f32").
 __device__ __forceinline__ void add_floats(float* at, const float (&x)[4]) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "l"(__cvta_generic_to_global(at)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// What another thread of the GPU released before it counted up is visible after this load.
+// Loads a counter with acquire at GPU scope. Writes that another thread released by
+// count_up_release are visible after this load.
 __device__ __forceinline__ uint32 load_acquire(const uint32* from) {
     uint32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                  : "=r"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
     return value;
 }
-// Counts up, after all that this thread has done and knows to be done.
+// Adds 1 to a counter with release at GPU scope. The release orders this thread's earlier writes,
+// and writes it has observed, before the addition.
 __device__ __forceinline__ void count_up_release(uint32* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(__cvta_generic_to_global(counter)) : "memory");
 }

@@ -1,10 +1,12 @@
-// 8 x 8 matrices of 16-bit elements between shared memory and a warp's registers (PTX ISA,
+// Moves 8 x 8 matrices of 16-bit elements between shared memory and a warp's registers (PTX ISA,
 // "ldmatrix", "stmatrix").
 //
 // Lane 8i + r gives the shared address of row r of matrix i. The transposed forms hand out columns
-// as rows. ldmatrix_* are for kernels that fill shared memory by cp.async and wait at a barrier;
-// volatile keeps them on their side of it. load_* and store_* also stay in order with every other
-// access to memory, which the sm90 kernels' schedules rest on.
+// as rows. This file knows no tile: layouts compute the addresses.
+//
+// Kernels that fill shared memory by cp.async and wait at a CTA barrier use ldmatrix_*. `volatile`
+// keeps these loads on their side of the barrier. The schedules of the sm90 kernels need more:
+// load_* and store_* also stay in order with every other access to memory.
 
 #include "device/types.cuh"
 
@@ -23,7 +25,7 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32& r0, uint32& r1, uint32
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
 }
 
-// Four matrices as they lie.
+// Four matrices, not transposed.
 __device__ __forceinline__ void load_matrices(uint32 (&m)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -32,8 +34,8 @@ __device__ __forceinline__ void store_matrices(uint32 address, const uint32 (&m)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(address), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
 }
-// Four matrices, transposed on the way: the two elements 2t and 2t + 1 that a lane holds of a row,
-// as an accumulator does, come from two rows of shared memory or go to two rows.
+// Four matrices, transposed on the way. A lane holds elements 2t and 2t + 1 of a row, as in an
+// accumulator. The two elements come from two rows of shared memory, or go to two rows.
 __device__ __forceinline__ void load_transposed(uint32 (&m)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");

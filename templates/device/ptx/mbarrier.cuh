@@ -1,35 +1,40 @@
-// mbarriers in shared memory (PTX ISA, "mbarrier"): one function for each instruction in use.
+// mbarriers in shared memory (PTX ISA, "mbarrier"), one function for each instruction in use.
 //
-// A barrier's phases alternate in parity. A waiter names the parity of the phase whose end it waits
-// for. A fresh barrier is in phase 0, so a wait for parity 1 passes at once: that is how a producer
-// finds empty slots at the start. schedule/ring.cuh counts phases; this file knows single barriers
-// alone.
+// The phases of a barrier alternate in parity. A waiter names the parity of the phase whose end it
+// waits for. A fresh barrier is in phase 0, so a wait for parity 1 passes at once: a producer finds
+// empty slots at the start that way. schedule/ring.cuh counts phases. This file knows single
+// barriers and no ring.
 
 #include "device/types.cuh"
 
+// Sets up a barrier whose phases each take `arrivals` arrivals.
 __device__ __forceinline__ void barrier_init(uint32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes the initialised barriers visible to the copy engine.
+// Orders the initialisation of barriers before their use by the copy engine and by other CTAs of
+// the cluster. The threads of the CTA still need a CTA or cluster barrier.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// Arrives with release at CTA scope: this thread's earlier accesses come before the waiter's
+// accesses after its wait.
 __device__ __forceinline__ void barrier_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
-// Arrives, and keeps the phase open until `bytes` have been copied as well.
+// Arrives, and keeps the phase open until `bytes` bytes have been copied too.
 __device__ __forceinline__ void barrier_expect(uint32 barrier, uint32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
                  :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// Who wrote what a waiter reads after its wait: threads of its own CTA (and copies that the barrier
-// counts), or threads of the whole cluster.
+// The threads whose writes a waiter reads after its wait. kCta: threads of the waiter's CTA, and
+// copies whose bytes the barrier counts. kCluster: threads of the whole cluster.
 enum class Writers { kCta, kCluster };
 
-// Whether the phase of this parity is over; the hardware may suspend the thread for a while before
-// it says no.
+// Returns whether the phase of this parity is over. The hardware may suspend the thread for a while
+// before it returns false. The acquire orders the wait before the thread's later accesses, at the
+// scope of kWriters.
 template <Writers kWriters>
 __device__ __forceinline__ bool barrier_try_wait(uint32 barrier, uint32 parity) {
     uint32 done;

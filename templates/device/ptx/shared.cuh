@@ -1,6 +1,7 @@
 // Loads from and stores to shared memory by 32-bit address (PTX ISA, "ld.shared", "st.shared").
+// This file knows no layout: callers compute addresses.
 //
-// All are volatile, so that they stay on their side of a barrier. Those that also clobber memory
+// All accesses are volatile and stay on their side of a barrier. Accesses that also clobber memory
 // stay in order with every other access to memory.
 
 #include "device/types.cuh"
@@ -41,7 +42,7 @@ __device__ __forceinline__ void store_word(uint32 to, uint32 word) {
 __device__ __forceinline__ void store_two_floats(uint32 to, float first, float second) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(to), "f"(first), "f"(second) : "memory");
 }
-// 16 bytes of zeros.
+// Stores 16 bytes of zeros.
 __device__ __forceinline__ void store_zeros(uint32 to) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" :: "r"(to), "r"(0) : "memory");
 }

@@ -1,19 +1,23 @@
-// Barriers among the threads of a CTA, fences between the generic and the asynchronous proxy, and
-// the wait for the kernel before (PTX ISA, "bar.sync", "fence.proxy.async", "griddepcontrol").
+// Barriers among threads of a CTA, fences between the generic and the asynchronous proxy, and the
+// wait for the previous kernel (PTX ISA, "bar.sync", "fence.proxy.async", "griddepcontrol").
+// Schedules call these functions. This file knows no barrier's number and no schedule.
 
 #include "device/types.cuh"
 
-// Meets kThreads threads, whole warps, at a named barrier. Barrier 0 is that of __syncthreads.
+// Waits until kThreads threads, in whole warps, have arrived at the named barrier. Accesses to
+// memory before the call come before those after it, for all of these threads. __syncthreads uses
+// barrier 0.
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(kThreads) : "memory");
 }
 __device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
 
-// Before wgmma or TMA reads shared memory that ordinary stores of this thread wrote.
+// Orders this thread's ordinary stores to shared memory before later reads by wgmma or TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Before a copy that must come after what this thread knows to be done in device memory.
+// Orders device-memory accesses that this thread has made or observed before its later asynchronous
+// copies.
 __device__ __forceinline__ void fence_async_proxy_of_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Waits until the grid before has ended and what it wrote is visible.
+// Waits until the previous grid has ended. The writes of that grid are then visible.
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
