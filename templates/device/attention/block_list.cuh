@@ -1,18 +1,19 @@
-// Block masks: the lists of which blocks of keys a block of queries meets, or the other way round,
-// and the walks over them by tiles.
+// Block masks: lists of the key blocks that a block of queries meets, or of the query blocks that a
+// block of keys meets, and walks over these lists by tiles. Schedules and producers use it. It
+// knows neither scores nor copies.
 //
-// Of each row of blocks (of queries forward, of keys backward) and query head there are two lists:
-// blocks in which every other rule is asked, too, and full ones, in which the mask is not; causal
-// masks and windows hold in both. A block is whole tiles of a kernel in either direction
-// (src/family/limits.rs), so that a tile lies in one row. Lists are the caller's, and the host has
-// not seen them: what is no block is not read.
+// Each row of blocks (queries forward, keys backward) and query head has two lists. In blocks of
+// the first list every rule applies. In full blocks, the second list, the mask does not apply.
+// Causal masks and windows apply in both. A block is whole tiles of a kernel in either direction
+// (src/family/limits.rs), so a tile lies in one row. The caller owns the lists, and the host has
+// not seen them: an index that names no block is never followed.
 
 #include "device/attention/block_range.cuh"
 
 constexpr bool kHasBlockMask = kMaskBlockQ > 0;
 static_assert(!kHasBlockMask || (kMaskBlockQ % kBlockM == 0 && kMaskBlockK % kBlockN == 0), "a block is whole tiles");
 
-// A tile that a list names, by its number within the sequence.
+// A tile that a list names. `tile` is its number within the sequence.
 struct ListedTile {
     int tile;
     bool is_full;
@@ -34,20 +35,20 @@ struct BlockList {
     }
     __device__ __forceinline__ int size() const { return num_partial + num_full; }
     __device__ __forceinline__ bool is_full(int at) const { return at >= num_partial; }
-    // Those in which most is asked come first.
+    // Blocks that the mask applies to come first, full blocks last.
     __device__ __forceinline__ int block(int at) const { return is_full(at) ? full[at - num_partial] : partial[at]; }
 
 private:
     static __device__ __forceinline__ int held(int count, const BlockListsView& lists) { return max(0, min(count, int(lists.max_blocks))); }
 };
 
-// The tiles of keys that a tile of queries meets, at positions from size() - 1 down to 0, which is
-// how kernels count key blocks. What is no block lies past the last key, where all is hidden and
-// nothing is loaded.
+// The key tiles that a query tile meets, at positions from size() - 1 down to 0, as kernels count
+// key blocks. An index that names no block gives the block past the last key. All of that block is
+// hidden, and nothing is loaded for it.
 struct KeyList {
     static constexpr int kTiles = kHasBlockMask ? kMaskBlockK / kBlockN : 1;
     BlockList list;
-    uint32 past;  // the block past the last one
+    uint32 past;  // number of the block past the last one
 
     __device__ __forceinline__ KeyList(const KernelParams& params, const Sequence& sequence, int head, int row)
         : list(params, sequence.batch, head, kHasBlockMask ? row / kMaskBlockQ : 0), past(kHasBlockMask ? uint32(sequence.seqlen_k + kMaskBlockK - 1) / kMaskBlockK : 0) {}
@@ -58,9 +59,9 @@ struct KeyList {
     }
 };
 
-// The tiles of queries of one head that a tile of keys meets, at positions from 0 on. `range` is of
-// those in which a query sees a key; the others, and what is no block, have a negative number, and
-// nobody may load them.
+// The query tiles of one head that a key tile meets, at positions from 0 on. `range` holds the
+// tiles in which a query sees a key. Other tiles, and indices that name no block, get a negative
+// number: nothing may be loaded for them.
 struct QueryList {
     static constexpr int kTiles = kHasBlockMask ? kMaskBlockQ / kBlockM : 1;
     BlockList list;
@@ -75,7 +76,7 @@ struct QueryList {
         return {tile >= begin && tile < end ? tile : -1, list.is_full(position / kTiles)};
     }
 
-    // How many there are of all query heads of a group.
+    // The number of such tiles over all query heads of a GQA group.
     static __device__ __forceinline__ int count(const KernelParams& params, const Sequence& sequence, int head_kv, int key, const BlockRange& range) {
         int tiles = 0;
         for (int head = head_kv * params.group_size; head < (head_kv + 1) * params.group_size; ++head) {
@@ -89,16 +90,16 @@ struct QueryList {
     }
 };
 
-// A walk over them, of one query head after the other; who walks knows by their count where it
-// ends.
+// A walk over the query tiles of a GQA group, one query head after the other. The walk has no end
+// mark: its user knows the number of tiles from QueryList::count.
 struct QueryWalk {
     const KernelParams& params;
     const Sequence& sequence;
     const BlockRange range;
     const int key;
-    int head, position = 0;  // the next one's
+    int head, position = 0;  // of the next tile
     QueryList list;
-    ListedTile at = {};      // where the walk is
+    ListedTile at = {};      // the current tile
 
     __device__ __forceinline__ QueryWalk(const KernelParams& params, const Sequence& sequence, int head_kv, int key, const BlockRange& range)
         : params(params), sequence(sequence), range(range), key(key), head(head_kv * params.group_size), list(params, sequence, head, key, range) {}

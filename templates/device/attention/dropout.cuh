@@ -1,20 +1,22 @@
-// The dropout mask, bit for bit that of src/dropout.rs, which documents it: one Philox4x32-10 draw
-// gives 16 bits to each of eight elements, rows {r, r+8} x keys {c, c+1, c+8, c+9} of an aligned 16
-// x 16 block.
+// The dropout mask. It equals src/dropout.rs bit for bit, which documents the counter and the key.
+// Forward and backward kernels apply it to accumulators. It knows no tile in memory.
+//
+// One Philox4x32-10 draw gives 16 bits to each of eight elements: rows {r, r+8} x keys {c, c+1,
+// c+8, c+9} of an aligned 16 x 16 block. Rows and keys are absolute within the sequence.
 
 #include "device/params.cuh"
 
 struct DropoutMask {
     uint32 key0, key1;       // Philox's key
     uint32 head;             // batch * num_heads_q + head
-    uint32 offset;           // low half
-    uint32 threshold_high;   // params.dropout_threshold in the upper half-word
+    uint32 offset;           // low half of the 64-bit offset
+    uint32 threshold_high;   // params.dropout_threshold in the upper half of the word
 
     __device__ __forceinline__ DropoutMask(const KernelParams& params, uint32 batch_head) {
         const uint64 seed = params.dropout_seed_ptr ? *params.dropout_seed_ptr : params.dropout_seed;
         const uint64 offset64 = params.dropout_offset_ptr ? *params.dropout_offset_ptr : params.dropout_offset;
-        // Broadcast from a lane, the keys are known to be uniform: the ten round keys then stay in
-        // uniform registers instead of being added up anew in each draw (18 of 80 instructions).
+        // A broadcast from one lane makes the keys known to be uniform. The ten round keys then
+        // stay in uniform registers. Otherwise each draw adds them up anew (18 of 80 instructions).
         key0 = __shfl_sync(0xffffffff, uint32(seed), 0);
         key1 = __shfl_sync(0xffffffff, uint32(seed >> 32) ^ uint32(offset64 >> 32), 0);
         head = batch_head;
@@ -22,8 +24,9 @@ struct DropoutMask {
         threshold_high = params.dropout_threshold << 16;
     }
 
-    // The draw of the patch whose first row and key are (row, key): row mod 16 < 8, key mod 16 < 8
-    // and even. Word w covers row + 8 * (w % 2) and keys + 8 * (w / 2); its low half the even key.
+    // Draws the patch whose first row and key are (row, key), with row mod 16 < 8, key mod 16 < 8
+    // and an even key. Word w covers row + 8 * (w % 2) and keys + 8 * (w / 2). Its low half belongs
+    // to the even key.
     __device__ __forceinline__ void draw(uint32 (&words)[4], uint32 row, uint32 key) const {
         uint32 c0 = (key >> 4) * 4 + (key & 7) / 2, c1 = (row >> 4) * 8 + (row & 7), c2 = head, c3 = offset;
         uint32 k0 = key0, k1 = key1;
@@ -41,13 +44,13 @@ struct DropoutMask {
         words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
     }
 
-    // Whether a word keeps its even (low half) and its odd key. The low half's noise below the high
-    // half never changes the comparison with a threshold whose low half is zero.
+    // Whether a word keeps its even key (low half) and its odd key (high half). The threshold's low
+    // half is zero, so the bits below a word's high half never change the comparison.
     __device__ __forceinline__ bool keeps_low(uint32 word) const { return (word << 16) >= threshold_high; }
     __device__ __forceinline__ bool keeps_high(uint32 word) const { return word >= threshold_high; }
 
-    // Drops weights of an accumulator of 16 rows by 8 * kTiles keys: a lane holds rows `row` and
-    // row + 8, of each 8 keys the two from `key` on.
+    // Drops weights of an accumulator of 16 rows by 8 * kTiles keys. A lane holds rows `row` and
+    // row + 8, and two of every 8 keys, the first two at `key`.
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&acc)[kTiles][4], uint32 row, uint32 key) const {
         #pragma unroll
@@ -63,10 +66,11 @@ struct DropoutMask {
         }
     }
 
-    // The same mask of scores that stand transposed: 16 keys down, 16 queries across. A lane holds
-    // keys `key` and key + 8, and of each of two 8 queries the two from `row` on, which lie in two
-    // patches; of either it needs the half of one key. The lane with the neighbouring key needs the
-    // other halves: each draws one patch, and they trade.
+    // The same mask for transposed scores, 16 keys down and 16 query rows across. A lane holds keys
+    // `key` and key + 8. It holds two of every 8 query rows, the first two at `row`. The two rows
+    // lie in two patches, and the lane needs the half of one key of either patch. The lane with the
+    // neighbouring key needs the other halves. Each of the two lanes draws one patch, and they
+    // exchange halves.
     __device__ __forceinline__ void keeps_transposed(bool (&keeps)[2][4], uint32 row, uint32 key) const {
         const bool odd = key & 1;
         uint32 words[4], own[2], traded[2];

@@ -1,7 +1,9 @@
-// The cold path behind a stale maximum: a warp does its 16 rows again with a running maximum,
-// straight from device memory by mma.sync. It is right for any scores and slow; rows come here
-// whose sum passed 2^90, or whose first searched scores were all -inf and the others very low
-// (RowSoftmax::failed).
+// The slow path behind a stale maximum (RowSoftmax::failed). A warp repeats its 16 rows with a
+// running maximum, straight from device memory by mma.sync. It is right for any scores. It knows
+// neither shared memory nor the pipeline of the kernel that calls it.
+//
+// Two kinds of rows come here. The sum of the first kind passed 2^90. In the second kind, the first
+// searched scores were all -inf and the others were very low.
 
 #include "device/schedule/tile_order.cuh"
 #include "device/attention/mask.cuh"
@@ -11,7 +13,8 @@
 
 __device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
 
-// `row` is the lane's first row. Returns O unnormalised, the reference and the sums of whole rows.
+// `row` is the lane's first row, absolute within the sequence. Returns O before normalisation, the
+// reference, and the sums of whole rows.
 template <int kTiles>
 __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax& softmax, float (&total)[2], const Tile& tile, int row,
                                            float scale_log2, const KernelParams& params, const Sequence& sequence) {
@@ -21,6 +24,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     const uint16* gK = static_cast<const uint16*>(params.k.data) + sequence.place_k(params, params.k, head_kv);
     const uint16* gV = static_cast<const uint16*>(params.v.data) + sequence.place_k(params, params.v, head_kv);
     const float sign = params.softmax_scale_log2 < 0.f ? -1.f : 1.f;
+    // The warp's last row and the end of its keys are absolute.
     const int last_row = min(row - g + 15, sequence.seqlen_q - 1), end = key_end(last_row, sequence);
 
     #pragma unroll
@@ -28,7 +32,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     #pragma unroll
     for (int r = 0; r < 2; ++r) softmax.reference[r] = -infinity(), softmax.sum[r] = 0.f;
 
-    // Eight keys at a time: of the registers a main loop leaves, few are free.
+    // Eight keys at a time, since the main loop leaves few registers free. `key` is absolute.
     const auto add_keys = [&](int key) {
         float s[1][4] = {};
         #pragma unroll 1

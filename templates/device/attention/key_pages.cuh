@@ -1,28 +1,30 @@
-// Where the keys of a sequence lie, and their way into shared memory: one after another in the rows
-// of k and v, or in the pages that a block table names (kPageSize > 0).
+// The places of a sequence's keys in device memory, and the copies of key blocks into shared
+// memory. Keys lie one after another in the rows of k and v, or in the pages of a block table
+// (kPageSize > 0). Decode kernels use this file. It knows neither masks nor pipelines.
 //
 // A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table
 // names the page of the keys from i * kPageSize on. Entries and keys past the sequence's length are
-// never read, except that TMA may read the rest of the last page. Only the device knows the table:
-// an entry that names no page is taken for the last page, so that nothing outside of k and v is
-// read.
+// never read, except that TMA may read the rest of the last page. Only the device knows the table.
+// An entry that names no page is read as the last page, so no access leaves k and v.
 
 #include "device/attention/sequence.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/shared.cuh"
 
-// What the copy of one block of kKeys keys needs of the table. It is fetched a block ahead, so that
-// no copy waits for it.
+// The part of the table that the copy of one block of kKeys keys needs. It is fetched one block
+// ahead, so that no copy waits for it.
 template <int kKeys>
 struct KeyPages {
-    // Without pages, and where each block lies within one page, a block's rows are evenly apart.
+    // Whether the rows of a block are evenly apart: without pages, or if each block lies within one
+    // page.
     static constexpr bool kIsEven = kPageSize == 0 || kPageSize % kKeys == 0;
     static constexpr int kFetches = kIsEven ? 1 : (kKeys + 31) / 32;
 
-    const int* table;      // of this sequence
-    const int& num_pages;  // in the constant bank: a register less
+    const int* table;      // row of this sequence
+    const int& num_pages;  // a reference into the constant bank saves a register
     int seqlen_k;
-    int pages[kFetches];   // even: the block's page; else lane l has the pages of its keys l, l + 32, …
+    // If kIsEven, the block's page. Otherwise lane l holds the pages of its keys l, l + 32, ...
+    int pages[kFetches];
 
     __device__ __forceinline__ KeyPages(const KernelParams& params, const Sequence& sequence)
         : num_pages(params.num_pages), seqlen_k(sequence.seqlen_k) {
@@ -34,7 +36,7 @@ struct KeyPages {
             #pragma unroll
             for (int i = 0; i < kFetches; ++i) {
                 const int64 key = int64(block) * kKeys + (kIsEven ? 0 : i * 32 + lane);
-                // A negative entry is a large one to the unsigned minimum.
+                // The minimum is unsigned, so a negative entry becomes the last page too.
                 pages[i] = block < end_block && key < seqlen_k ? min(uint32(__ldg(table + uint32(key) / uint32(kPageSize))), uint32(num_pages - 1)) : 0;
             }
         }
@@ -52,24 +54,26 @@ struct KeyPages {
         return page;
     }
 
-    // Where in its page it lies.
+    // The place of a row of the block within its page.
     static __device__ __forceinline__ uint32 row_in_page(int block, int row) { return (uint32(block) * kKeys + row) % uint32(kPageSize); }
 
-    // Elements from the head's row 0 to the block's first row, where rows are evenly apart.
+    // Elements from the head's row 0 to the block's first row, if rows are evenly apart.
     __device__ __forceinline__ int64 place(const TensorView& view, int block) const {
         const int64 key = int64(block) * kKeys;
         if constexpr (kPageSize == 0) return key * view.stride_seqlen;
         else return pages[0] * view.stride_batch + int64(uint32(key) % uint32(kPageSize)) * view.stride_seqlen;
     }
 
-    // The same to a row of the block, where they are not. All lanes of a warp call it.
+    // Elements from the head's row 0 to a row of the block, if rows are not evenly apart. All lanes
+    // of a warp call it.
     __device__ __forceinline__ int64 place(const TensorView& view, int block, int row) const {
         return page_of(row) * view.stride_batch + int64(row_in_page(block, row)) * view.stride_seqlen;
     }
 };
 
-// kVec elements, or zeros where `valid` is false; the source is not read then. Two bytes are below
-// what cp.async moves: their store is ordered by the caller's barrier.
+// Copies kVec elements. Where `valid` is false, it writes zeros and does not read the source.
+// cp.async moves at least 4 bytes, so 2 bytes go by an ordinary store. The caller's barrier orders
+// the store before the readers.
 template <int kVec>
 __device__ __forceinline__ void copy_elements(uint32 to, const uint16* from, bool valid) {
     if constexpr (kVec > 1) {
@@ -80,22 +84,23 @@ __device__ __forceinline__ void copy_elements(uint32 to, const uint16* from, boo
     }
 }
 
-// A block of keys into a tile, by kThreads threads in whole warps: the first keys_left rows and
-// cols_left columns, zeros in the others, so that nothing past the sequence's end gets into a
-// product. `source` is row 0 of the head: of the sequence, or of page 0.
+// Loads a block of keys into a tile, with kThreads threads in whole warps. It copies the first
+// keys_left rows and cols_left columns and fills the rest with zeros. Nothing past the sequence's
+// end enters a product. `source` is row 0 of the head, in the sequence or in page 0.
 template <class Tile, int kVec, int kThreads>
 __device__ __forceinline__ void load_keys(uint32 tile, const uint16* source, const TensorView& view, const KeyPages<Tile::kRows>& pages, int block, int keys_left, int cols_left, int thread) {
     constexpr int kChunks = Tile::kCols / kVec;  // per row
     constexpr int kTotal = Tile::kRows * kChunks;
     constexpr bool kIsEven = KeyPages<Tile::kRows>::kIsEven;
-    // Where the row's chunks divide the threads, a thread keeps its column and steps over rows.
+    // If the chunks of a row divide the threads, a thread keeps its column and steps over rows.
     constexpr bool kKeepsColumn = kThreads % kChunks == 0;
     constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
     const uint16* even = source;
     if constexpr (kIsEven) even += pages.place(view, block);
     const uint16* next = even + (thread / kChunks) * view.stride_seqlen + thread % kChunks * kVec;
-    // Where each row has its own page, copies are narrow and many, or each has its own column, the
-    // addresses of all would not fit the registers.
+    // The loop is unrolled whole only if the addresses of all copies fit the registers. They do not
+    // fit if each row has its own page, each copy has its own column, or copies are narrow and
+    // many.
     constexpr int kSteps = (kTotal + kThreads - 1) / kThreads, kUnroll = kIsEven && kKeepsColumn && kVec == 8 ? kSteps : 4;
     #pragma unroll kUnroll
     for (int i = 0; i < kSteps; ++i) {
@@ -108,7 +113,8 @@ __device__ __forceinline__ void load_keys(uint32 tile, const uint16* source, con
         } else {
             from = even + row * view.stride_seqlen + col;
         }
-        if (kTotal % kThreads != 0 && index >= kTotal) break;  // in the last step alone: the lanes have met in `place`
+        // Only the last step breaks, after the lanes of the warp have met in `place`.
+        if (kTotal % kThreads != 0 && index >= kTotal) break;
         copy_elements<kVec>(tile + uint32(row * Tile::kStride + col) * 2, from, row < keys_left && col < cols_left);
     }
 }

@@ -1,27 +1,31 @@
-// Packed rows: the query heads that share a key-value head, and their positions, as rows of one
-// tile, so that a group of heads reads its keys once. Row r is position r / group_size of head r %
-// group_size of the group: positions ascend with the rows, as masks need it.
+// Packed rows: a tile's rows are the positions of all query heads of a GQA group, so that the group
+// reads its keys once. Decode kernels use them. This file knows scores and the mask rule but no
+// tile in memory.
+//
+// Row r is position r / group_size of query head r % group_size of the group. Positions ascend with
+// the rows, as masks need it.
 
 #include "device/attention/mask.cuh"
 #include "device/attention/scores.cuh"
 
 struct PackedRow {
-    int position;  // within the sequence; past its end where the tile is not full
-    int head;      // query head, which exists in any case
+    int position;  // absolute within the sequence; past its end if the tile is not full
+    int head;      // query head, which always exists
 
     __device__ __forceinline__ PackedRow(int row, int head_kv, const KernelParams& params)
         : position(row / params.group_size), head(head_kv * params.group_size + row % params.group_size) {}
 };
 
-// What scores.cuh and mask.cuh do to scores, of an accumulator of 16 packed rows by 8 * kTiles
-// keys: a lane holds rows `row` and row + 8, of each 8 keys the two from `key` on.
+// Applies scores.cuh, or mask.cuh's rule, to an accumulator of 16 packed rows and 8 * kTiles keys.
+// A lane holds packed rows `row` and row + 8, and two of every 8 keys, the first two at the
+// absolute `key`.
 template <int kTiles>
 __device__ __forceinline__ void modify_packed(float (&acc)[kTiles][4], int row, int head_kv, int key, const KernelParams& params, const Sequence& sequence) {
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const PackedRow at(row + r * 8, head_kv, params);
-        // A modifier is of one head, and the two rows may be of two: each is the first of two
-        // lines, whose second comes to nothing.
+        // A modifier belongs to one head, and the two rows may belong to two heads. Each row is
+        // therefore the first of two lines, and the result of the second line is dropped.
         const ScoreModifier modifier(params, sequence, at.head);
         float line[kTiles][4];
         #pragma unroll
@@ -35,12 +39,14 @@ template <int kTiles>
 __device__ __forceinline__ void mask_packed(float (&acc)[kTiles][4], int row, int key, const KernelParams& params, const Sequence& sequence) {
     #pragma unroll
     for (int r = 0; r < 2; ++r) {
+        // The position is absolute within the sequence, and so are the ends of its keys.
         const int position = (row + r * 8) / params.group_size;
         const int begin = key_begin(position, sequence), end = key_end(position, sequence);
         #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
+                // Key j is absolute.
                 const int j = key + n * 8 + c;
                 if (j >= end || (kHasWindow && j < begin)) acc[n][2 * r + c] = -infinity();
             }

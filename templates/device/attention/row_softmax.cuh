@@ -1,31 +1,34 @@
-// Online softmax in base 2 over a warpgroup's scores.
+// Online softmax in base 2 over a warpgroup's scores, for the sm90 forward kernel. It works in
+// registers, and knows neither masks nor the pipeline.
 //
-// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is what a row's scaled scores are
-// lowered by. Sums stay per lane until the end. When a step moves a reference, `pending` asks the
-// caller to multiply O by `factor` before it adds the step's weights. Two rules keep that rare:
+// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is subtracted from a row's scaled
+// scores. Sums stay per lane until the end. When a step moves a reference, `pending` asks the
+// caller to multiply O by `factor` before it adds the step's weights. Two rules keep such steps
+// rare:
 //
-// lazy   The reference is the running maximum as it was when some row of the warp last outgrew it
-//        by 2^8 (the idea is FlashAttention-4's). Weights up to 2^8 lose nothing in fp32 sums nor
-//        in a 16-bit P.
-// stale  Blocks that need no mask are not searched for a maximum at all. When a row's sum has
-//        passed 2^40, the sum becomes its reference. P is bf16, with fp32's exponents, so weights
-//        are as accurate at any scale. A failure shows in the row's total, and the tile is done
-//        again (exact_rows.cuh): a sum past 2^90 stays infinite to the end, and a row whose first
-//        searched scores were all -inf has an arbitrary reference, hence perhaps a sum near 0.
+// lazy   The reference is an earlier running maximum. It moves when some row of the warp outgrows
+//        it by 2^8 (the idea is FlashAttention-4's). Weights up to 2^8 lose nothing in fp32 sums
+//        nor in a 16-bit P.
+// stale  Blocks that need no mask are not searched for a maximum. When a row's sum has passed 2^40,
+//        the sum becomes its reference. P is bf16, with fp32's exponents, so weights are as
+//        accurate at any scale. A failure shows in the row's total, and exact_rows.cuh repeats the
+//        warp's rows. A sum past 2^90 stays infinite to the end. A row whose first searched scores
+//        were all -inf has an arbitrary reference, and so perhaps a sum near 0.
 
 #include "device/numeric.cuh"
 
 struct RowSoftmax {
-    float reference[2];  // in log2 units; -inf for a row that has seen nothing
-    float sum[2];        // of 2^(score * scale_log2 - reference), this lane's columns
-    float factor[2];     // what O is to be multiplied with, where `pending`
-    bool pending;        // warp-uniform
+    float reference[2];  // in log2 units; -inf for a row that has seen no key
+    float sum[2];        // of 2^(score * scale_log2 - reference), over this lane's columns
+    float factor[2];     // the factor of O if `pending`
+    bool pending;        // the same in all lanes of the warp
 
-    static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p90f;  // of a row
+    static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p90f;  // of a whole row
 
-    // A row that has seen nothing is lowered by 0, so that no -inf - -inf arises.
+    // The number subtracted from the row's scores. A row that has seen no key takes 0: infinity
+    // minus infinity would be NaN.
     __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
-    // Before the first block that is not searched.
+    // Makes references finite. Called before the first block that is not searched.
     __device__ __forceinline__ void settle() { reference[0] = lowered_by(0), reference[1] = lowered_by(1); }
 
     template <int kTiles>
@@ -36,7 +39,7 @@ struct RowSoftmax {
         return quad_max(maximum);
     }
 
-    // Weights in place, and their sums.
+    // Turns scores into weights in place, and adds the weights to the sums.
     template <int kTiles>
     __device__ __forceinline__ void weigh(float (&s)[kTiles][4], float scale_log2, float lower0, float lower1) {
         #pragma unroll
@@ -49,16 +52,17 @@ struct RowSoftmax {
         }
     }
 
-    // Whether a row's sum is out of bounds, of which a lane has a quarter.
+    // Whether a row's sum is out of bounds. A lane holds a quarter of the row's columns.
     __device__ __forceinline__ bool is_spoiled(int r) const { return sum[r] > kLargestSum / 4; }
 
+    // Moves the reference of row r and scales its sum.
     __device__ __forceinline__ void move_reference(int r, float to) {
         factor[r] = exp2_approx(reference[r] - (to == -infinity() ? 0.f : to));
         reference[r] = to;
         sum[r] *= factor[r];
     }
 
-    // The first block of a tile: nothing to rescale.
+    // The first block of a tile: O is empty, so nothing is rescaled.
     template <int kTiles>
     __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
         #pragma unroll
@@ -66,7 +70,7 @@ struct RowSoftmax {
         weigh(s, scale_log2, lowered_by(0), lowered_by(1));
     }
 
-    // A further block that is searched for its maximum.
+    // A later block that is searched for its maximum.
     template <int kTiles>
     __device__ __forceinline__ void lazy(float (&s)[kTiles][4], float scale_log2) {
         const float found[2] = {row_maximum(s, 0) * scale_log2, row_maximum(s, 1) * scale_log2};
@@ -74,8 +78,8 @@ struct RowSoftmax {
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Under a window or a block mask blocks that are searched follow those that are
-                // not.
+                // Under a window or a block mask, searched blocks may follow blocks that are not
+                // searched.
                 const bool was_spoiled = kStaleMax && (kHasWindow || kHasBlockMask) && is_spoiled(r);
                 move_reference(r, fmaxf(reference[r], found[r]));
                 if (was_spoiled) sum[r] = infinity();
@@ -84,7 +88,7 @@ struct RowSoftmax {
         weigh(s, scale_log2, lowered_by(0), lowered_by(1));
     }
 
-    // A further block that is not searched.
+    // A later block that is not searched.
     template <int kTiles>
     __device__ __forceinline__ void stale(float (&s)[kTiles][4], float scale_log2) {
         pending = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > kRenewedSum);
@@ -92,8 +96,8 @@ struct RowSoftmax {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const bool was_spoiled = is_spoiled(r);
-                // Held below 2^127, so that an infinite sum leaves the other lanes' reference
-                // finite.
+                // The step stays below 2^127, so that an infinite sum leaves the reference of the
+                // other lanes finite.
                 move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(quad_max(sum[r])))));
                 if (was_spoiled) sum[r] = infinity();
             }
@@ -101,14 +105,14 @@ struct RowSoftmax {
         weigh(s, scale_log2, reference[0], reference[1]);
     }
 
-    // Whether a stale reference failed the row. One of the row's own leaves a weight or a renewed
-    // sum of about 1 or more. NaN comes from the inputs alone, and stays.
+    // Whether a stale reference failed the row. A reference taken from the row itself leaves a
+    // weight or a renewed sum of about 1 or more. NaN comes from the inputs alone, and stays.
     static __device__ __forceinline__ bool failed(float total, bool sees_keys) {
         return total > kLargestSum || (total < 0.5f && sees_keys);
     }
 
-    // Sum over the whole row; the lanes of a quad agree afterwards.
+    // The sum over the whole row. All lanes of a quad get the same value.
     __device__ __forceinline__ float total(int r) const { return quad_sum(sum[r]); }
-    // Natural log of the sum of exp(score * scale); -inf for a row without keys.
+    // The natural log of the sum of exp(score * scale), or -inf for a row without keys.
     __device__ __forceinline__ float lse(int r, float total) const { return total == 0.f ? -infinity() : (lowered_by(r) + log2_approx(total)) * kLn2; }
 };

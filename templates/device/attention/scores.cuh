@@ -1,22 +1,26 @@
-// What scores go through between Q K^T and the softmax: softcap, ALiBi, a bias, a mask of bytes or
-// bits. Both passes and families call it.
+// The steps between Q K^T and the softmax: softcap, ALiBi, bias, and a mask of bytes or bits. Both
+// passes and all families call it. It works on accumulators in registers, and knows neither tiles
+// in shared memory nor schedules.
 //
-// They come as raw products and leave in units of log2: log2(e) * (softcap(scale * q k) + alibi +
-// bias), or -inf where the mask hides the key. So a softmax after it has a scale of 1. What a
-// kernel does not use is not in it.
+// Scores come as raw products and leave in log2 units: log2(e) * (softcap(scale * q k) + alibi +
+// bias), or -inf where the mask hides the key. A softmax behind it therefore has a scale of 1. A
+// kernel compiles only the steps that it uses. `row` and `key` are absolute within the sequence in
+// every function.
 
 #include "device/attention/sequence.cuh"
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
 
 constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kHasBias || kHasMask;
-// Whether the backward pass keeps the softcap's slopes of the products: found again from a weight
-// they lack what rounding takes from its score and its row's LSE, which a small cap makes much of.
+// Whether the backward pass keeps the softcap's slopes of the products. A slope found again from a
+// weight lacks what rounding took from its score and its row's LSE. A small cap magnifies that
+// error.
 constexpr bool kKeepsSlopes = kIsFp32 && kHasSoftcap;
 
-// tanh to some 2^-20 of itself, so that a wide softcap costs no accuracy: 1 - 2 / (e^2x + 1) by ex2
-// and rcp, which are infinite and 0 where they have to be, and near 0, where that cancels, its
-// series. Of fp32 tensors to 2 ulp, as a score of 20 needs it.
+// tanh with a relative error of about 2^-20, so that a wide softcap costs no accuracy. For fp32
+// tensors it is within 2 ulp, as a score of 20 needs it. The formula 1 - 2 / (e^2x + 1) uses ex2
+// and rcp, which give infinity and 0 where they must. The formula cancels near 0, so the series of
+// tanh replaces it there.
 __device__ __forceinline__ float tanh_exact(float x) {
     if constexpr (kIsFp32) return tanhf(x);
     const float square = x * x, series = x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
@@ -26,10 +30,11 @@ __device__ __forceinline__ float tanh_exact(float x) {
 struct ScoreModifier {
     const KernelParams& params;
     const Sequence& sequence;
-    const Element* bias;      // of this batch entry and head
+    // `bias`, `mask` and `dbias` point at row 0 and key 0 of this batch entry and query head.
+    const Element* bias;
     const uint8* mask;
     float* dbias;
-    float slope_log2;         // ALiBi's, times log2(e)
+    float slope_log2;         // the slope of ALiBi, times log2(e)
     float softcap_inverse;    // 1 / softcap_log2
 
     __device__ __forceinline__ ScoreModifier(const KernelParams& params, const Sequence& sequence, int head) : params(params), sequence(sequence) {
@@ -42,33 +47,33 @@ struct ScoreModifier {
 
     __device__ __forceinline__ bool is_inside(int row, int key) const { return row < sequence.seqlen_q && key < sequence.seqlen_k; }
 
-    // A raw product in log2 units, through the softcap.
+    // A raw product through the softcap, in log2 units.
     __device__ __forceinline__ float capped(float product) const {
         return kHasSoftcap ? params.softcap_log2 * tanh_exact(product * params.softcap_factor) : product * params.softmax_scale_log2;
     }
-    // What ALiBi takes from it.
+    // The penalty that ALiBi subtracts, in log2 units.
     __device__ __forceinline__ float alibi(int row, int key) const {
         return kHasAlibi ? slope_log2 * fabsf(float(row + sequence.seqlen_k - sequence.seqlen_q - key)) : 0.f;
     }
 
-    // Of an accumulator whose lane holds rows `row` and row + 8, of each 8 keys the two from `key`
-    // on. Where `is_full` the mask is not looked at.
+    // Modifies an accumulator. A lane holds rows `row` and row + 8, and two of every 8 keys, the
+    // first two at `key`. With `is_full` the mask is not read.
     template <int kTiles>
     __device__ __forceinline__ void modify(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<false>(acc, row, key, is_full); }
-    // Of scores that stand transposed: a lane holds keys `key` and key + 8, of each 8 queries the
-    // two from `row` on.
+    // Modifies transposed scores. A lane holds keys `key` and key + 8, and two of every 8 queries,
+    // the first two at `row`.
     template <int kTiles>
     __device__ __forceinline__ void modify_transposed(float (&acc)[kTiles][4], int row, int key, bool is_full = false) const { modify_all<true>(acc, row, key, is_full); }
 
     // ---- backward
 
-    // What a score's gradient is multiplied with on its way through the softcap: 1 - tanh^2, of its
-    // raw product.
+    // The derivative of the softcap at a raw product: 1 - tanh^2. A score's gradient is multiplied
+    // by it.
     __device__ __forceinline__ float softcap_slope(float product) const {
         const float tanh = tanh_exact(product * params.softcap_factor);
         return fmaf(-tanh, tanh, 1.f);
     }
-    // The same, found again from the weight 2^(x - lse).
+    // The same derivative, found again from the weight 2^(x - lse).
     __device__ __forceinline__ float softcap_slope(float weight, float lse_log2, int row, int key) const {
         if (!kHasSoftcap) return 1.f;
         if (!(weight > 0.f)) return 0.f;
@@ -79,21 +84,22 @@ struct ScoreModifier {
         return fmaxf(0.f, 1.f - tanh * tanh);
     }
 
-    // Adds a gradient of the score after the softcap, in natural units, to the bias's. `gradient`
-    // is 0 where the row does not see the key.
+    // Adds a gradient of the score after the softcap, in natural units, to the bias's gradient.
+    // `gradient` is 0 where the row does not see the key.
     __device__ __forceinline__ void add_to_dbias(float gradient, int row, int key) const {
         if (gradient != 0.f && is_inside(row, key)) atomicAdd(dbias + row * params.dbias.stride_seqlen_q + key * params.dbias.stride_seqlen_k, gradient);
     }
 
 private:
-    // A lane's scores stand in two lines, 8 rows (transposed: 8 keys) apart, and of each line it
-    // holds two neighbours of every 8.
+    // Modifies the two lines of a lane's scores. The lines are 8 rows apart (transposed: 8 keys). A
+    // lane holds two neighbours of every 8 elements of a line.
     template <bool kTransposed, int kTiles>
     __device__ __forceinline__ void modify_all(float (&acc)[kTiles][4], int row, int key, bool is_full) const {
         #pragma unroll
         for (int line = 0; line < 2; ++line) {
             const int first_row = row + (kTransposed ? 0 : line * 8), first_key = key + (kTransposed ? line * 8 : 0);
-            // How many of the line lie within the sequence; nothing may be read past it.
+            // Elements of the line from the lane's first one to the sequence's end. Nothing past
+            // the end may be read. first_row and first_key are absolute.
             const int left = kTransposed ? (first_key < sequence.seqlen_k ? sequence.seqlen_q - row : 0)
                                          : (first_row < sequence.seqlen_q ? sequence.seqlen_k - key : 0);
             int masked_left = left;
@@ -115,8 +121,8 @@ private:
         }
     }
 
-    // Along a line of a view, 8 elements at a time. The stride is opaque: its multiples would be
-    // kept over the loop around, and spill.
+    // A walk along a line of a view, 8 elements a step. The stride is opaque: the compiler would
+    // otherwise keep its multiples over the surrounding loop, and spill.
     template <class T>
     struct Walk {
         const T* from;
@@ -130,8 +136,8 @@ private:
         __device__ __forceinline__ void advance() { from += 8 * stride; }
     };
 
-    // The mask's bits along a line. A byte has those of eight keys, the first one's the lowest:
-    // where the line goes along keys, all that it holds of them.
+    // A walk along a line of the mask's bits. A byte holds the bits of eight keys, the first key in
+    // the lowest bit. Along keys, the lane takes all its bits of a step from one byte.
     template <bool kTransposed>
     struct BitWalk {
         const uint8* from;
@@ -145,11 +151,11 @@ private:
         __device__ __forceinline__ uint32 at(int c) const { return kTransposed ? from[c * stride] >> bit & 1 : *from >> (bit + c) & 1; }
         __device__ __forceinline__ void advance() { from += kTransposed ? 8 * stride : 1; }
     };
-    // Along the mask: what `at` gives is 0 where it hides the key.
+    // The walk along either kind of mask. `at` returns 0 where the mask hides the key.
     template <bool kTransposed>
     using MaskWalk = typename Either<kMaskIsBits, BitWalk<kTransposed>, Walk<uint8>>::Type;
 
-    // In log2 units.
+    // The bias in log2 units, or 0 outside the sequence.
     __device__ __forceinline__ float bias_at(int row, int key) const {
         return is_inside(row, key) ? unpack(bias[row * params.bias.stride_seqlen_q + key * params.bias.stride_seqlen_k]) * kLog2E : 0.f;
     }

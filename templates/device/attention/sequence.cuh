@@ -1,17 +1,18 @@
-// One sequence of the batch: how long it is, where it begins in the tensors, and the diagonals
-// between which a row sees keys. Without kIsVarlen all of it is the launch's; with it lengths come
-// from device memory.
+// One sequence of the batch: its lengths, its place in the tensors, and the diagonals between which
+// a row sees keys. Without kIsVarlen the launch's parameters hold them. With kIsVarlen the lengths
+// come from device memory. This file knows no tile and no mask.
 
 #include "device/params.cuh"
 
-// What the launch says of all sequences is read where it is used, out of the constant bank; held in
-// registers it would make kernels spill.
+// Bounds that are the same for all sequences are references into the constant bank. Copies in
+// registers would make kernels spill.
 template <bool kOfItsOwn>
 struct SequenceBounds {
     const int &seqlen_q, &seqlen_k;
-    const int& right_shift;   // row i sees keys j <= i + right_shift (kIsCausal)
-    const int& left_shift;    // row i sees keys j >= i + left_shift (kHasWindow)
-    static constexpr int64 offset_q = 0, offset_k = 0;  // of its first row in q, k and their like, in rows, where those have no batch dimension
+    const int& right_shift;   // row i sees keys j <= i + right_shift (kIsCausal), both absolute
+    const int& left_shift;    // row i sees keys j >= i + left_shift (kHasWindow), both absolute
+    // Rows before the sequence's first row, in packed tensors without a batch dimension.
+    static constexpr int64 offset_q = 0, offset_k = 0;
 
     __device__ __forceinline__ SequenceBounds(const KernelParams& params, int)
         : seqlen_q(params.seqlen_q), seqlen_k(params.seqlen_k), right_shift(params.right_shift), left_shift(params.left_shift) {}
@@ -24,8 +25,8 @@ struct SequenceBounds<true> {
 
     __device__ __forceinline__ SequenceBounds(const KernelParams& params, int batch) {
         seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-        // What only the device knows is held to what the host was told: a longer sequence loses its
-        // last rows.
+        // The host has not seen these lengths, so they are clamped to what the host was told. A
+        // longer sequence loses its last rows.
         if (params.cu_seqlens_q) {
             offset_q = params.cu_seqlens_q[batch];
             seqlen_q = min(seqlen_q, params.cu_seqlens_q[batch + 1] - int(offset_q));
@@ -47,7 +48,7 @@ struct Sequence : SequenceBounds<kIsVarlen> {
 
     __device__ __forceinline__ Sequence(const KernelParams& params, int batch) : SequenceBounds(params, batch), batch(batch) {}
 
-    // Elements from a tensor's start to its row 0 of this sequence and head.
+    // Elements from a tensor's start to row 0 of this sequence and head.
     __device__ __forceinline__ int64 place_q(const KernelParams& params, const TensorView& view, int head) const {
         return place(view, head, kIsVarlen && params.cu_seqlens_q, offset_q);
     }
@@ -55,18 +56,18 @@ struct Sequence : SequenceBounds<kIsVarlen> {
         return place(view, head_kv, kIsVarlen && params.cu_seqlens_k, offset_k);
     }
 
-    // Index of row 0 in lse and dlse.
+    // The index of row 0 in lse and dlse.
     __device__ __forceinline__ int64 lse_row(const KernelParams& params, int head) const {
         if (kIsVarlen && params.cu_seqlens_q) return head * params.total_q + offset_q;
         return int64(batch * params.num_heads_q + head) * params.seqlen_q;
     }
-    // Index of row 0 in the workspace's arrays of rows, a multiple of 16. Sequences that lie end to
-    // end have 128 rows to spare each.
+    // The index of row 0 in the workspace's row arrays, a multiple of 16. Each sequence of packed
+    // tensors has 128 rows of padding.
     __device__ __forceinline__ int64 workspace_row(const KernelParams& params, int head) const {
         if (kIsVarlen && params.cu_seqlens_q) return head * params.workspace_rows_of_head + (offset_q + batch * 128) / 16 * 16;
         return int64(batch * params.num_heads_q + head) * params.workspace_rows;
     }
-    // How far a head's rows lie from the next head's there.
+    // The distance, in workspace rows, from a head's rows to the next head's.
     __device__ __forceinline__ int64 workspace_rows_between_heads(const KernelParams& params) const {
         return kIsVarlen && params.cu_seqlens_q ? params.workspace_rows_of_head : int64(params.workspace_rows);
     }

@@ -1,16 +1,17 @@
-// Online softmax in base 2 over mma accumulators: running maximum, running sum and the rescaling of
-// O.
+// Online softmax in base 2 over mma accumulators: the running maximum, the running sum, and the
+// rescaling of O. The sm80 and decode kernels use it. It knows neither masks nor tiles in shared
+// memory.
 //
-// A warp holds kMTiles x 16 rows; a lane two rows of each tile (r = 0: g, r = 1: g + 8). Sums stay
-// per lane until the end. A row that has seen nothing has maximum -inf; then 0 is subtracted
-// instead, so that no -inf - -inf arises.
+// A warp holds kMTiles x 16 rows, and a lane two rows of each tile (r = 0: g, r = 1: g + 8). Sums
+// stay per lane until the end. A row that has seen no key has the maximum -inf. Its reference is 0
+// then, since -inf - -inf would be NaN.
 
 #include "device/numeric.cuh"
 
 template <int kMTiles>
 struct OnlineSoftmax {
     float row_max[kMTiles][2];  // of the raw scores
-    float row_sum[kMTiles][2];  // of 2^((score - reference) * scale_log2), this lane's columns
+    float row_sum[kMTiles][2];  // of 2^((score - reference) * scale_log2), over this lane's columns
 
     __device__ __forceinline__ OnlineSoftmax() {
         #pragma unroll
@@ -19,10 +20,10 @@ struct OnlineSoftmax {
 
     static __device__ __forceinline__ float reference(float maximum) { return maximum == -infinity() ? 0.f : maximum; }
 
-    // Turns scores into weights in place, and brings O and the sums to the new reference where it
-    // moves. With kLazyLog2 > 0 the reference stays as long as no row of the warp grows past it by
-    // that many powers of two: weights up to 2^kLazyLog2 lose nothing in fp32 sums nor in a 16-bit
-    // P, and most rescalings of O vanish (the idea is FlashAttention-4's).
+    // Turns scores into weights in place. When the reference moves, it rescales O and the sums.
+    // With kLazyLog2 > 0 the reference stays until some row of the warp outgrows it by kLazyLog2
+    // powers of two. Weights up to 2^kLazyLog2 lose nothing in fp32 sums nor in a 16-bit P, and
+    // most rescalings of O vanish (the idea is FlashAttention-4's).
     template <int kLazyLog2, int kNTiles, int kOTiles>
     __device__ __forceinline__ void step(float (&acc_s)[kMTiles][kNTiles][4], float (&acc_o)[kMTiles][kOTiles][4], float scale_log2) {
         float new_max[kMTiles][2];
@@ -68,9 +69,9 @@ struct OnlineSoftmax {
         }
     }
 
-    // Sum over the whole row; the lanes of a quad agree afterwards.
+    // The sum over the whole row. All lanes of a quad get the same value.
     __device__ __forceinline__ float total(int m, int r) const { return quad_sum(row_sum[m][r]); }
 
-    // What the row's scores were lowered by, in log2 units.
+    // The number subtracted from the row's scaled scores, in log2 units.
     __device__ __forceinline__ float reference_log2(int m, int r, float scale_log2) const { return reference(row_max[m][r]) * scale_log2; }
 };

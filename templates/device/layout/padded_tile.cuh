@@ -62,7 +62,8 @@ __device__ __forceinline__ void load_tile(uint32 tile, const Element* source, in
         const bool valid = (kRagged ? row : 0) < rows_left && col < cols_left;
         const uint32 to = tile + uint32(row * Tile::kStride + col) * kElementBytes;
         if constexpr (kVec * kElementBytes > 2) {
-            cp_async<kVec * kElementBytes>(to, from, valid);  // reads nothing where `valid` is false
+            // Reads nothing where `valid` is false.
+            cp_async<kVec * kElementBytes>(to, from, valid);
         } else {
             // cp.async moves at least 4 bytes, so 2 bytes go by an ordinary store. The caller's
             // barrier orders the store before the readers.
