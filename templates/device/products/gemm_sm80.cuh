@@ -1,29 +1,30 @@
-// Warp-level products over shared tiles, built from ptx/mma.cuh. An operand is a tile's address
-// (moved to the warp's first row or column) and the lane; what depends on the lane is
-// loop-invariant, all else an immediate (of a BoxedTile the column within a box, too, is traded
-// in).
+// Warp-level products of 16-bit tiles in shared memory, built from ptx/mma.cuh. The sm80 and decode
+// kernels use them. It knows tiles by their address functions, and no mask and no pipeline.
 //
-// Inner dimensions are walked in k16 steps and a last k8 step where only 8 columns are left, so
-// that a head dim of 40 or 72 costs 40 or 72.
+// An operand is a tile's address, moved to the warp's first row or column, and the lane. The part
+// of an address that depends on the lane is loop-invariant, and the rest is an immediate. A
+// BoxedTile applies the column within a box by an xor. Inner dimensions are walked in k16 steps,
+// with a last k8 step if only 8 columns are left. A head dim of 40 or 72 therefore costs 40 or 72.
 
 #include "device/ptx/math.cuh"
 #include "device/ptx/matrix.cuh"
 #include "device/ptx/mma.cuh"
 
-// One lane's row address in a 16 x 16 block, matrices ordered rows 0-7, rows 8-15, then the same of
-// columns 8-15: an A operand stored [m][k], or (read transposed) two B operands stored [k][n].
+// The address of one lane's row in a 16 x 16 block. The matrices are rows 0-7 and rows 8-15, then
+// the same rows of columns 8-15. The block is an A operand stored [m][k], or, read transposed, two
+// B operands stored [k][n].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_rows_first(uint32 tile, int lane) {
     return Tile::place(tile, lane % 16, lane / 16);
 }
-// The same with columns first: two B operands stored [n][k], or (read transposed) an A operand
-// stored [k][m].
+// The same address with columns first. The block is two B operands stored [n][k], or, read
+// transposed, an A operand stored [k][m].
 template <class Tile>
 __device__ __forceinline__ uint32 lane_cols_first(uint32 tile, int lane) {
     return Tile::place(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-using OperandA = uint32[4];  // 16 x 16, what a lane holds
+using OperandA = uint32[4];  // 16 x 16: the words of one lane
 
 // Two neighbouring 16 x 8 accumulators as one 16 x 16 A operand.
 __device__ __forceinline__ void pack_a(uint32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void pack_a(uint32 (&a)[4], const float (&left)[4], c
     a[3] = pack2(right[2], right[3]);
 }
 
-// One k-step of kM 16-row A operands. A k8 step (half) fills only a[..][0] and a[..][1].
+// Loads one k-step of kM 16-row A operands. A k8 step (half) fills only a[..][0] and a[..][1].
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a(uint32 (&a)[kM][4], uint32 tile, int k, bool half, int lane) {
     const uint32 at = Tile::moved(lane_rows_first<Tile>(tile, lane), 0, k * 16);
@@ -47,7 +48,7 @@ __device__ __forceinline__ void load_a(uint32 (&a)[kM][4], uint32 tile, int k, b
     }
 }
 
-// The same of a k16 step for gemm_step_trans.
+// As load_a for a k16 step, for gemm_step_trans.
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a_for_trans(uint32 (&a)[kM][4], uint32 tile, int k, int lane) { load_a<Tile>(a, tile, k, false, lane); }
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ void gemm(float (&c)[kM][kN][4], uint32 tile_a, uint3
         gemm_step<TileB>(c, a, tile_b, k, half, lane);
     }
 }
-// … with A's k-steps held in registers.
+// As gemm, with A's k-steps held in registers.
 template <class TileB, int kM, int kN, int kSteps>
 __device__ __forceinline__ void gemm_regs(float (&c)[kM][kN][4], const uint32 (&a)[kSteps][kM][4], uint32 tile_b, int lane) {
     #pragma unroll
@@ -109,8 +110,8 @@ __device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uin
     }
 }
 
-// One k16 step of kM 16-row A operands stored [k][m]; the address is that of the step's first row
-// and the first m.
+// Loads one k16 step of kM 16-row A operands stored [k][m]. `tile` is the address of the step's
+// first row and first m.
 template <class Tile, int kM>
 __device__ __forceinline__ void load_a_trans(uint32 (&a)[kM][4], uint32 tile, int lane) {
     const uint32 at = lane_cols_first<Tile>(tile, lane);

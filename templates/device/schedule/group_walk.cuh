@@ -1,14 +1,19 @@
-// In which order a tile of keys meets the blocks of query rows of its GQA group's heads, backward.
+// The order in which a tile of keys meets the blocks of query rows of its GQA group's heads, in the
+// backward pass. Producer and consumers walk the same order. It knows no barrier and no copy: the
+// producer passes its loads in.
 //
-// Where tiles see different rows, of several heads all at one block of rows, then all at the block
-// before it, from the last one on: head by head, tiles that see fewer rows would be ahead by whole
-// heads in the end, and read Q and dO and add to dQ in memory, each by itself, where so they meet
-// in L2. Else, and in turns (device/schedule/dq_turns.cuh), head by head from the first block on.
+// The walk has two orders. The first applies if tiles see different rows and the group has several
+// heads. It takes all heads at one block of rows, then all heads at the block before, from the last
+// block on. Tiles that run together then meet in L2. Head by head, tiles that see fewer rows would
+// end up ahead by whole heads. Each tile would read Q and dO, and add to dQ, in memory by itself.
+//
+// The second order applies otherwise, and with turns (device/schedule/dq_turns.cuh). It goes head
+// by head, from the first block on.
 
 #include "device/schedule/tile_order.cuh"
 
 struct GroupWalk {
-    int head, block;  // where it is
+    int head, block;  // the current step
     int first_head, end_head, first_block, end_block;
 
     __device__ __forceinline__ GroupWalk(int first_head, int heads, int first_block, int end_block)
@@ -24,8 +29,8 @@ struct GroupWalk {
     }
 };
 
-// The producer's walk through the blocks of queries that a tile of keys meets; `load` starts the
-// copies of one and counts `left` down.
+// The producer's walk through the blocks of queries that a tile of keys meets. `load` starts the
+// copies of one block and counts `left` down.
 template <typename Load>
 __device__ __forceinline__ void load_queries(const KernelParams& params, const Sequence& sequence, const Tile& tile, const BlockRange& range, const int& left, const Load& load) {
     const int first_head = tile.head * params.group_size, end_head = first_head + params.group_size;

@@ -1,6 +1,10 @@
-// Under a block mask the producer alone reads lists. It passes the number of a listed tile on to
-// the consumers in shared memory, beside the slot that the tile is loaded into. An entry is written
-// before the arrival that fills the slot, and read before the slot is released.
+// The numbers of listed tiles, which the producer passes to the consumers under a block mask. Only
+// the producer reads the lists. This file knows no barrier: the ring of loaded tiles orders its
+// entries.
+//
+// Entries lie in shared memory as [slot][8 bytes], without a swizzle: one entry for each slot of
+// the ring. The producer writes an entry before the arrival that fills the slot. Consumers read it
+// before they release the slot.
 
 #include "device/attention/block_list.cuh"
 #include "device/ptx/shared.cuh"
@@ -14,13 +18,13 @@ struct ListedSlots {
         bool is_full;
     };
 
-    // By the producer, once the slot is empty.
+    // The producer calls it, once the slot is empty.
     __device__ __forceinline__ void put(uint32 slot, const ListedTile& listed, int head) const {
         const int word = listed.tile << 1 | (listed.is_full ? 1 : 0);
         store_two_ints(base + slot * kSlotBytes, word, head);
     }
-    // By a whole warp of the consumers, once the slot is full. The result is uniform to the
-    // compiler.
+    // A whole consumer warp calls it, once the slot is full. The compiler knows the result to be
+    // uniform.
     __device__ __forceinline__ Entry get(uint32 slot) const {
         const int2 entry = load_two_ints(base + slot * kSlotBytes);
         const int word = uniform(entry.x), head = uniform(entry.y);

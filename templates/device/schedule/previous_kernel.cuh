@@ -1,7 +1,10 @@
-// The kernels of a pass follow one another closely. From sm_90 on each kernel after the first is
-// launched while the one before it still runs (programmatic dependent launch). It waits here until
-// that kernel has ended and what it wrote is visible. Before the wait a kernel may only read what
-// no kernel of the pass writes. src/kernel/launch.rs asks for it.
+// The wait for the kernel before this one in the same pass. Every kernel of a pass but the first
+// calls it. It knows no buffer.
+//
+// From sm_90 on a kernel is launched while the kernel before it still runs (programmatic dependent
+// launch, requested by src/kernel/launch.rs). The wait returns when that kernel has ended and its
+// writes are visible. Before the wait, a kernel may read only memory that no kernel of the pass
+// writes.
 
 #include "device/ptx/sync.cuh"
 

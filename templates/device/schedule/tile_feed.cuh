@@ -1,18 +1,19 @@
-// The producer's source of tiles, of one CTA or of a cluster of kCtas.
+// The producer's source of tiles, for one CTA or a cluster of kCtas. tile_order.cuh gives the tile
+// of an index; this file gives the next index. It knows no slot and no copy.
 //
-// Where tiles have one length, a feed takes every n-th tile, of n feeds. Where they differ in
-// length (causal mask, window, block mask, varlen), it draws the next tile that nobody has taken
-// from a counter in device memory. The last feed to finish sets the counter back to zero, as the
-// next launch on its stream expects it (src/kernel/tile_counters.rs). Without a counter (null) it
-// takes every n-th tile.
+// If all tiles have one length, each of n feeds takes every n-th tile. If tiles differ in length
+// (causal mask, window, block mask, varlen), a feed draws the next free tile from a counter in
+// device memory. The last feed to finish sets the counter back to zero, as the next launch on the
+// stream expects it (src/kernel/tile_counters.rs). Without a counter (null) a feed takes every n-th
+// tile.
 //
-// A feed draws the next tile before it loads the last block of the current one, which hides the
-// atomic's latency. A tile drawn any earlier would wait for a long tile to end while other CTAs are
+// A feed draws the next tile before it loads the last block of the current tile, which hides the
+// atomic's latency. A tile drawn earlier would wait for a long tile to end while other CTAs are
 // idle.
 //
-// kByTicket (schedule/dq_turns.cuh): the counter gives all tiles, the first one too. The counter's
-// owner sets it to zero before the launch. A feed draws no tile before it has loaded the one
-// before.
+// With kByTicket (schedule/dq_turns.cuh) the counter gives all tiles, the first one too. The
+// counter's owner sets it to zero before the launch. A feed draws no tile before it has loaded the
+// previous one.
 
 #include "device/schedule/tile_order.cuh"
 
@@ -31,7 +32,8 @@ struct TileFeed {
     }
     __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
-    // Before a tile's last block. For a tile without blocks advance() draws.
+    // Called before the last block of a tile is loaded. For a tile without blocks, advance() draws
+    // instead.
     __device__ __forceinline__ void draw_next() {
         if (!kByTicket && counter) next = draw(), has_next = true;
     }
@@ -42,7 +44,7 @@ struct TileFeed {
     }
     __device__ __forceinline__ void finish() const {
         if (kByTicket || !counter) return;
-        __threadfence();  // this feed's draws come before its end
+        __threadfence();  // orders this feed's draws before its end
         if (atomicAdd(counter + 1, 1u) == feeds() - 1) counter[0] = 0, counter[1] = 0;
     }
 };

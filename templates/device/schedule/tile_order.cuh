@@ -1,33 +1,37 @@
-// Which tiles the persistent CTAs of a kernel do, and in which order.
+// The tiles of a launch by index, for the persistent CTAs of a kernel. tile_feed.cuh hands out the
+// indices. This file knows no counter, no barrier and no copy.
 //
-// Heads go in groups, so that what their tiles share stays in L2 (kGroupMb). Within a group the
-// longest tiles of all heads come first. Groups differ by one head at most: a small last group
-// would begin its longest tiles when nothing else is left. Where tiles differ in length, a group
-// has at least as many tiles as are done at a time, for the same reason.
+// Heads form groups, so that the data that their tiles share stays in L2 (kGroupMb). Within a group
+// the longest tiles of all heads come first. Groups differ by at most one head: a small last group
+// would begin its longest tiles when nothing else is left. If tiles differ in length, a group has
+// at least as many tiles as run at a time, for the same reason.
 //
 // Varlen sequences come one after the other, each with its own number of tiles. Only the device
-// knows these numbers, so a TileList remembers its sequence and is asked for rising indices.
+// knows these numbers. A TileList therefore remembers its sequence, and takes rising indices alone.
 
 #include "device/attention/block_list.cuh"
 #include "device/attention/block_range.cuh"
 #include "device/attention/sequence.cuh"
 
 struct Tile {
-    int first;        // its first query row, in the backward pass its first key; negative: no tile is left
+    // The first query row of the tile, or its first key in the backward pass, absolute within the
+    // sequence. It is negative if no tile is left.
+    int first;
     int head, batch;
-    int blocks;       // blocks that the producer loads for it
+    int blocks;       // blocks that the producer loads for the tile
     int begin;        // forward: the first of these blocks; 0 without a window
 };
 
 // Whether a head's tiles may differ in length.
 constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockMask;
 
-// Tiles of some rows (or keys) of heads of one length, in the order in which they are started.
+// The tiles of `tile_rows` rows (or keys) of heads of one length, in the order in which they start.
 struct TileOrder {
     uint32 tiles_per_head, num_heads;
-    uint32 group_heads, larger_groups;  // the first larger_groups groups have one head more
+    uint32 group_heads, larger_groups;  // the first larger_groups groups have one more head
 
-    // `head_bytes` is what a head's tiles share, `feeds` how many tiles are done at a time.
+    // `head_bytes` counts the bytes that a head's tiles share, and `feeds` the tiles that run at a
+    // time.
     __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds)
         : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
         group_heads = num_heads, larger_groups = 0;
@@ -38,7 +42,7 @@ struct TileOrder {
             group_heads = num_heads / groups, larger_groups = num_heads % groups;
         }
     }
-    struct Place { uint32 rank, batch_head; };  // rank: among its head's tiles
+    struct Place { uint32 rank, batch_head; };  // rank among the tiles of its head
     __device__ __forceinline__ uint32 tiles() const { return tiles_per_head * num_heads; }
     __device__ __forceinline__ Place at(uint32 index) const {
         const uint32 larger_tiles = larger_groups * (group_heads + 1) * tiles_per_head;
@@ -50,7 +54,8 @@ struct TileOrder {
     }
 };
 
-// Tiles of kBlockM query rows, the forward pass's. The last rows see most keys.
+// The forward pass's tiles of kBlockM query rows. Under a causal mask the last rows see most keys,
+// so they come first.
 struct QueryTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
@@ -66,8 +71,8 @@ struct QueryTiles {
     }
 };
 
-// Tiles of kBlockN keys, the backward pass's. Most rows see the first keys. kLastFirst is the order
-// that schedule/dq_turns.cuh needs.
+// The backward pass's tiles of kBlockN keys. Under a causal mask most rows see the first keys, so
+// these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs.
 template <bool kLastFirst>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
@@ -84,7 +89,7 @@ struct KeyTiles {
     }
 };
 
-// All tiles of a launch by their index.
+// All tiles of a launch by index. The second form is for varlen batches.
 template <typename Tiles, bool kOfItsOwn>
 struct TileList {
     const TileOrder order;
@@ -97,9 +102,9 @@ struct TileList {
 };
 template <typename Tiles>
 struct TileList<Tiles, true> {
-    TileOrder order;    // of the sequence `batch`
+    TileOrder order;    // of sequence `batch`
     int batch = 0;
-    uint32 begin = 0;   // its first tile's index
+    uint32 begin = 0;   // index of the sequence's first tile
     const uint32 feeds;
     __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), 1, feeds)), feeds(feeds) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {

@@ -1,7 +1,10 @@
-// How a producer tells the consumers of its CTA which tiles to do: slots in shared memory, each
-// with a full and an empty barrier. Tiles are numbered in the order in which the CTA does them
-// (`nth`). Consumers hold a tile's slot to the tile's end and look at the next slot before, so
-// there are more than two.
+// The tiles that a producer passes to the consumers of its CTA. Both number the tiles in the order
+// in which the CTA does them (`nth`). It knows Tile and barriers but no operand.
+// schedule/cluster.cuh does the same for a cluster.
+//
+// Shared memory holds kSlots tiles of kTileBytes without a swizzle, then kSlots full barriers and
+// kSlots empty barriers, for the kernel's whole life. Consumers hold a tile's slot to the tile's
+// end and read the next slot before, so there are more than two slots.
 
 #include "device/ptx/shared.cuh"
 #include "device/schedule/ring.cuh"
@@ -11,7 +14,7 @@ struct TileSlots {
     static constexpr int kSlots = 4;
     static constexpr int kTileBytes = kHasWindow ? 32 : 16;
     static constexpr int kBytes = kSlots * (kTileBytes + 8 + 8);
-    uint32 base;  // tiles, full barriers, empty barriers
+    uint32 base;  // address of the tiles, full barriers and empty barriers
 
     __device__ __forceinline__ uint32 place(uint32 nth) const { return base + nth % kSlots * kTileBytes; }
     __device__ __forceinline__ uint32 full(uint32 nth) const { return base + kSlots * kTileBytes + nth % kSlots * 8; }
@@ -22,21 +25,24 @@ struct TileSlots {
         for (int slot = 0; slot < kSlots; ++slot) barrier_init(full(slot), 1), barrier_init(empty(slot), consumer_warps);
     }
     __device__ __forceinline__ void put(uint32 nth, const Tile& tile) const {
+        // Orders the consumers' reads of the slot's previous tile before the stores below.
         barrier_wait(empty(nth), parity(nth) ^ 1);
         store_four_ints(place(nth), tile.first, tile.head, tile.batch, tile.blocks);
         if constexpr (kHasWindow) store_int(place(nth) + 16, tile.begin);
+        // Orders the stores before the consumers' reads.
         barrier_arrive(full(nth));
     }
     __device__ __forceinline__ Tile get(uint32 nth) const {
+        // Orders the producer's stores before the loads below.
         barrier_wait(full(nth), parity(nth));
         const int4 words = load_four_ints(place(nth));
         Tile tile = {words.x, words.y, words.z, words.w, 0};
         if constexpr (kHasWindow) tile.begin = load_int(place(nth) + 16);
         return tile;
     }
-    // By each consumer warp, after it has read the slot for the last time.
+    // Each consumer warp calls it, after its last read of the slot.
     __device__ __forceinline__ void release(uint32 nth, int lane) const {
-        __syncwarp();  // every lane has read
+        __syncwarp();  // orders the reads of every lane before the arrival
         if (lane == 0) barrier_arrive(empty(nth));
     }
 };
