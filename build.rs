@@ -103,7 +103,7 @@ fn version_macros() -> String {
 #define FLASHTUNE_VERSION_MAJOR {major}
 #define FLASHTUNE_VERSION_MINOR {minor}
 #define FLASHTUNE_VERSION_PATCH {patch}
-/** The version of this header, as flashtune_version() returns the loaded library's. */
+/** The version of this header, in the form in which flashtune_version() returns the library's. */
 #define FLASHTUNE_VERSION \\
   (FLASHTUNE_VERSION_MAJOR * 1000000 + FLASHTUNE_VERSION_MINOR * 1000 + FLASHTUNE_VERSION_PATCH)"
     )

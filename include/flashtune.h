@@ -21,10 +21,10 @@
  *   all outputs are untouched, and flashtune_last_error() returns one sentence. It names the
  *   argument, its value and what is allowed.
  * - Structs: set the whole struct to zero, then struct_size to its sizeof, then the fields that
- *   apply. Zero is the default of every other field.
- * - Versions: a struct may grow at its end. The library accepts a struct that is longer than it
- *   knows if the unknown rest is zero. Numbers of statuses and enums never change and are never
- *   reused.
+ *   apply. Zero is the default of every optional field.
+ * - Versions: a struct may grow at its end. If a caller's struct is longer than the library's,
+ *   the bytes that the library does not know must be zero. Numbers of statuses and enums never
+ *   change and are never reused.
  * - Pointers: a pointer may be NULL only where its documentation says so. The functions named
  *   supported, workspace_size, prepare, plan_info and autotune do not touch tensor data, so data
  *   pointers may be NULL there.
@@ -35,8 +35,10 @@
  * - Streams: on a CUDA context, a launch enqueues its work on a CUstream or cudaStream_t and
  *   returns. On a CPU context, the stream is ignored and the work is done on return.
  * - Capture: a launch whose plan is prepared may be captured into a graph. Without a plan it
- *   returns NOT_PREPARED on a capturing stream. Other functions say whether they allow capture.
- * - Side effects: the library prints nothing. No signal, exit, abort or exception leaves it.
+ *   may return NOT_PREPARED on a capturing stream; see flashtune_forward_prepare. Other functions
+ *   say whether they allow capture.
+ * - Side effects: the library prints nothing. It raises no signal or exception and never
+ *   ends the process.
  * - Varlen: cu_seqlens_* or seqused_* give each sequence its own length. Packed sequences lie end
  *   to end in one tensor, without a batch dimension.
  *
@@ -83,7 +85,7 @@
 #define FLASHTUNE_VERSION_MAJOR 0
 #define FLASHTUNE_VERSION_MINOR 1
 #define FLASHTUNE_VERSION_PATCH 0
-/** The version of this header, as flashtune_version() returns the loaded library's. */
+/** The version of this header, in the form in which flashtune_version() returns the library's. */
 #define FLASHTUNE_VERSION \
   (FLASHTUNE_VERSION_MAJOR * 1000000 + FLASHTUNE_VERSION_MINOR * 1000 + FLASHTUNE_VERSION_PATCH)
 
@@ -325,7 +327,7 @@
 #define FLASHTUNE_FEATURE_BLOCK_MASK 4096
 
 /**
- * The config was set for this problem.
+ * The program pinned the config to this problem. Only Rust programs can do that.
  */
 #define FLASHTUNE_SOURCE_PINNED 1
 
@@ -353,8 +355,8 @@
 #define FLASHTUNE_SOURCE_NEAREST_GPU 5
 
 /**
- * There is no record. The heuristic chose a config that works for every problem without
- * measurement.
+ * The heuristic chose the config without measurement, because no record serves. A config that is
+ * loaded for another shape, where nothing may be prepared, also has this source.
  */
 #define FLASHTUNE_SOURCE_HEURISTIC 6
 
@@ -375,7 +377,7 @@ typedef struct flashtune_context flashtune_context;
 typedef void (*flashtune_log_callback)(int32_t level, const char *message, void *user);
 
 /**
- * The options of a new context. Zero is the default of every field after struct_size.
+ * The options of a new context. Zero is the default of every field except struct_size.
  */
 typedef struct flashtune_context_options {
   /**
@@ -465,11 +467,11 @@ typedef struct flashtune_device_info {
  *
  * Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
  * ignored. Inputs may have any stride: 0 broadcasts, and views into one packed buffer are allowed.
- * An output must hold each element once: with the dimensions sorted by stride, each stride must
- * reach past everything below it.
+ * No two elements of an output may overlap. With the dimensions sorted by stride, each stride must
+ * be larger than the distance to the last element of the dimensions before it.
  *
  * data is device memory on a CUDA context and host memory on a CPU context, aligned to its
- * element. Tensors run fastest with data aligned to 16 bytes and with strides and head dims that
+ * element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
  * are multiples of 8.
  *
  * data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
@@ -570,7 +572,7 @@ typedef struct flashtune_block_mask {
  * One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
- * of every later field.
+ * of every optional field.
  */
 typedef struct flashtune_forward_params {
   /**
@@ -640,8 +642,9 @@ typedef struct flashtune_forward_params {
    * on every backend and in both passes. Seed and offset are ignored if dropout_p is 0.
    *
    * philox4x32_10 is defined by Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-   * 2011. / and % are those of integers, and low and high are halves of 32 bits. query and key
-   * count from the sequence's first. threshold is dropout_p * 65536, rounded, at most 65535.
+   * 2011. / and % are those of integers, and low and high are the 32-bit halves of a value.
+   * query and key are positions in their sequence, from 0. threshold is dropout_p * 65536,
+   * rounded, at most 65535.
    *
    *     words = philox4x32_10(
    *         counter = {key / 16 * 4 + key % 8 / 2,
@@ -658,9 +661,9 @@ typedef struct flashtune_forward_params {
    */
   uint64_t dropout_offset;
   /**
-   * NULL, or the address of 8 bytes that replace dropout_seed. The work itself reads them, so
-   * each replay of a captured graph may have its own mask. They are device memory on a CUDA
-   * context and host memory on a CPU context.
+   * NULL, or the address of 8 bytes that replace dropout_seed. The kernels read them when they
+   * run, so each replay of a captured graph may have its own mask. They are device memory on a
+   * CUDA context and host memory on a CPU context.
    */
   const uint64_t *dropout_seed_ptr;
   /**
@@ -705,9 +708,9 @@ typedef struct flashtune_forward_params {
    */
   int32_t window;
   /**
-   * Scores s become softcap * tanh(s / softcap), after softmax_scale and before any addition. 0
-   * means no soft cap. Otherwise both softcap and |softmax_scale| / softcap are from 2^-100 to
-   * 2^100.
+   * Scores s become softcap * tanh(s / softcap), after softmax_scale and before alibi and bias
+   * are added. 0 means no soft cap. Otherwise both softcap and |softmax_scale| / softcap are
+   * from 2^-100 to 2^100.
    */
   float softcap;
   /**
@@ -754,7 +757,7 @@ typedef struct flashtune_forward_params {
   /**
    * int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of
    * q. The offsets begin at 0, do not decrease and are at most total_q. No sequence is longer
-   * than seqlen_q. Rows of no sequence are neither read nor written.
+   * than seqlen_q. Rows that belong to no sequence are neither read nor written.
    *
    * Four arrays hold lengths: cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k. Each may be
    * used without the others. On a CPU context they are host memory, and a launch refuses wrong
@@ -837,8 +840,8 @@ typedef struct flashtune_forward_params {
    *
    * Kernels and the order of sums follow from the equal values alone, never from records or
    * measurements. The mode therefore gives up the time that a config made for the batch would
-   * save. Keys of few queries are split by each sequence's own length, except with cu_seqlens_q
-   * or seqused_q.
+   * save. For few queries, the keys are split by each sequence's own length, except with
+   * cu_seqlens_q or seqused_q.
    */
   int32_t batch_invariant;
   /**
@@ -1013,8 +1016,8 @@ typedef struct flashtune_backward_params {
 
 /**
  * Partial results to merge. Each partial is the attention of the same queries over another part of
- * the keys, and the result is their attention over all parts. A partial weighs as much as its part
- * of the sum of exponentials, which its lse gives.
+ * the keys, and the result is their attention over all parts. Each partial is weighted by its
+ * share of the sum of exponentials, which follows from its lse.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply.
  */
@@ -1085,9 +1088,9 @@ typedef struct flashtune_merge_params {
  * New keys and values to write into a K/V cache behind those that each sequence has there. k_new
  * and v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b.
  *
- * A sequence gets none of its new keys in three cases: its length is negative, they do not all
- * fit, or one of them has no page. The other sequences get theirs. Elements that are not written
- * keep their bits.
+ * A sequence gets none of its new keys in three cases: its length is negative, the new keys do not
+ * all fit, or one of them has no page. The other sequences get theirs. Elements that are not
+ * written keep their bits.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply.
  */
@@ -1157,8 +1160,8 @@ typedef struct flashtune_kv_append_params {
   const int32_t *seqlens;
   /**
    * int32 (batch_size), written: how many keys each sequence has after the call. That is
-   * seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, limited to 0 to
-   * seqlen_cache. NULL if not wanted.
+   * seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, clamped to the range
+   * from 0 to seqlen_cache. NULL if not wanted.
    */
   int32_t *seqused;
   /**
@@ -1339,9 +1342,10 @@ int32_t flashtune_context_create(const struct flashtune_context_options *options
 int32_t flashtune_context_destroy(struct flashtune_context *context);
 
 /**
- * Forbids further preparation: from now on, a problem without a plan returns NOT_PREPARED and
- * never stalls. This suits servers that prepare at start. It cannot be undone. May be called from
- * any thread, also during stream capture.
+ * Forbids further preparation: from now on, no call compiles or measures. A problem without a plan
+ * uses a loaded config of its class or returns NOT_PREPARED, as flashtune_forward_prepare says.
+ * This suits servers that prepare at start. It cannot be undone. May be called from any thread,
+ * also during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */
@@ -1370,9 +1374,9 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
  * plan it uses. The size is a pure function of the params and the context's backend.
  *
- * It is 0 on a CPU context. On a CUDA context it is 0 except for few queries over many keys, whose
- * partial results it holds. With batch_invariant, few queries over few keys need it too. Data
- * pointers may be NULL. May be called from any thread, also during stream capture.
+ * It is 0 on a CPU context. On a CUDA context it holds the partial results of few queries over
+ * many keys, or with batch_invariant over any number of keys. Otherwise it is 0. Data pointers may
+ * be NULL. May be called from any thread, also during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */
@@ -1388,9 +1392,11 @@ int32_t flashtune_forward_workspace_size(struct flashtune_context *context,
  * softmax_scale, seed or nonzero dropout_p, and other data and strides of the same alignment.
  * Nearby sizes share the plan.
  *
- * Another shape may need another config, and so may these params after flashtune_autotune or
- * flashtune_records_import has changed the records. flashtune_forward then prepares that config.
- * On a capturing stream and in a sealed context it returns NOT_PREPARED instead.
+ * Another shape may need another config, which flashtune_forward then prepares. On a capturing
+ * stream and in a sealed context it instead uses a config that is loaded for another shape of the
+ * same class (dtype, head dims, features, alignment). If none fits, or with deterministic or
+ * batch_invariant, it returns NOT_PREPARED. flashtune_autotune and flashtune_records_import
+ * replace the plans that they change, so what is prepared stays prepared.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -1413,12 +1419,13 @@ int32_t flashtune_forward_prepare(struct flashtune_context *context,
  *   that is 0. Its contents need no initialisation and are not kept. Two calls that may run at
  *   once must not share one.
  * - Overlap: out and lse must share no byte with another tensor.
- * - With a prepared plan, the call allocates, synchronises, compiles, reads and locks nothing. The
- *   one exception: on a CPU context each thread needs memory for one tile, whatever the lengths.
+ * - With a prepared plan, the call allocates, synchronises, compiles and locks nothing, and it
+ *   reads no file. The one exception: on a CPU context each thread needs memory for one tile,
+ *   whatever the lengths.
  * - Without a plan, the call prepares it first, as flashtune_forward_prepare does. On a capturing
- *   stream and in a sealed context it returns NOT_PREPARED instead.
+ *   stream and in a sealed context it cannot; flashtune_forward_prepare says what it does instead.
  * - Capture: with a prepared plan, the call may be captured into a graph. The captured launch must
- *   not run twice at a time: neither from two graph instances nor as two child nodes.
+ *   not run twice at a time: neither from two graph instances nor as two child nodes of one graph.
  * - Threads: any thread may call it, also several at once.
  *
  * Statuses: those of flashtune_forward_prepare, and WORKSPACE_TOO_SMALL.
@@ -1480,8 +1487,8 @@ int32_t flashtune_backward_plan_info(struct flashtune_context *context,
                                      struct flashtune_plan_info *info);
 
 /**
- * Prepares the kernel that merges such partials. This may take a second. After OK, flashtune_merge
- * only enqueues, for any sizes and for data and strides of the same alignment.
+ * Prepares the kernel that merges the partials of these params. This may take a second. After OK,
+ * flashtune_merge only enqueues, for any sizes and for data and strides of the same alignment.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -1507,8 +1514,9 @@ int32_t flashtune_merge(struct flashtune_context *context,
                         void *stream);
 
 /**
- * Prepares the kernel that writes such keys. This may take a second. After OK, flashtune_kv_append
- * only enqueues, for any sizes and for data, strides and rows of the same alignment.
+ * Prepares the kernel that appends the keys and values of these params. This may take a second.
+ * After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
+ * same alignment.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -1563,10 +1571,10 @@ int32_t flashtune_records_export(struct flashtune_context *context,
 /**
  * Adds the records of a file that flashtune_records_export wrote to this machine's.
  *
- * Two records of the same device and problem compete. A record that alone has tried the currently
- * preferred kernel family wins. Otherwise the record with the lower median time wins. Records that
- * this library does not understand are skipped, and so are records whose config it does not accept
- * on their device.
+ * Two records of the same device and problem compete. If only one of them tried the kernel family
+ * that this library prefers for the problem, it wins. Otherwise the one with the lower median time
+ * wins. Records that this library does not understand are skipped, and so are records whose config
+ * it does not accept on their device.
  *
  * count receives the number of records taken; it may be NULL. May be called from any thread.
  *

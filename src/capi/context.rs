@@ -35,7 +35,7 @@ pub struct flashtune_context {
     pub(super) engine: Engine,
 }
 
-/// The options of a new context. Zero is the default of every field after struct_size.
+/// The options of a new context. Zero is the default of every field except struct_size.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_context_options {
@@ -155,9 +155,10 @@ pub unsafe extern "C" fn flashtune_context_destroy(context: *mut flashtune_conte
     })
 }
 
-/// Forbids further preparation: from now on, a problem without a plan returns NOT_PREPARED and
-/// never stalls. This suits servers that prepare at start. It cannot be undone. May be called from
-/// any thread, also during stream capture.
+/// Forbids further preparation: from now on, no call compiles or measures. A problem without a plan
+/// uses a loaded config of its class or returns NOT_PREPARED, as flashtune_forward_prepare says.
+/// This suits servers that prepare at start. It cannot be undone. May be called from any thread,
+/// also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

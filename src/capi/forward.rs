@@ -46,9 +46,9 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
 /// plan it uses. The size is a pure function of the params and the context's backend.
 ///
-/// It is 0 on a CPU context. On a CUDA context it is 0 except for few queries over many keys, whose
-/// partial results it holds. With batch_invariant, few queries over few keys need it too. Data
-/// pointers may be NULL. May be called from any thread, also during stream capture.
+/// It is 0 on a CPU context. On a CUDA context it holds the partial results of few queries over
+/// many keys, or with batch_invariant over any number of keys. Otherwise it is 0. Data pointers may
+/// be NULL. May be called from any thread, also during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -68,9 +68,11 @@ pub unsafe extern "C" fn flashtune_forward_workspace_size(
 /// softmax_scale, seed or nonzero dropout_p, and other data and strides of the same alignment.
 /// Nearby sizes share the plan.
 ///
-/// Another shape may need another config, and so may these params after flashtune_autotune or
-/// flashtune_records_import has changed the records. flashtune_forward then prepares that config.
-/// On a capturing stream and in a sealed context it returns NOT_PREPARED instead.
+/// Another shape may need another config, which flashtune_forward then prepares. On a capturing
+/// stream and in a sealed context it instead uses a config that is loaded for another shape of the
+/// same class (dtype, head dims, features, alignment). If none fits, or with deterministic or
+/// batch_invariant, it returns NOT_PREPARED. flashtune_autotune and flashtune_records_import
+/// replace the plans that they change, so what is prepared stays prepared.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.
@@ -97,12 +99,13 @@ pub unsafe extern "C" fn flashtune_forward_prepare(
 ///   that is 0. Its contents need no initialisation and are not kept. Two calls that may run at
 ///   once must not share one.
 /// - Overlap: out and lse must share no byte with another tensor.
-/// - With a prepared plan, the call allocates, synchronises, compiles, reads and locks nothing. The
-///   one exception: on a CPU context each thread needs memory for one tile, whatever the lengths.
+/// - With a prepared plan, the call allocates, synchronises, compiles and locks nothing, and it
+///   reads no file. The one exception: on a CPU context each thread needs memory for one tile,
+///   whatever the lengths.
 /// - Without a plan, the call prepares it first, as flashtune_forward_prepare does. On a capturing
-///   stream and in a sealed context it returns NOT_PREPARED instead.
+///   stream and in a sealed context it cannot; flashtune_forward_prepare says what it does instead.
 /// - Capture: with a prepared plan, the call may be captured into a graph. The captured launch must
-///   not run twice at a time: neither from two graph instances nor as two child nodes.
+///   not run twice at a time: neither from two graph instances nor as two child nodes of one graph.
 /// - Threads: any thread may call it, also several at once.
 ///
 /// Statuses: those of flashtune_forward_prepare, and WORKSPACE_TOO_SMALL.

@@ -19,9 +19,9 @@ use std::ffi::c_void;
 /// New keys and values to write into a K/V cache behind those that each sequence has there. k_new
 /// and v_new become rows seqlens[b] to seqlens[b] + seqlen_new of sequence b.
 ///
-/// A sequence gets none of its new keys in three cases: its length is negative, they do not all
-/// fit, or one of them has no page. The other sequences get theirs. Elements that are not written
-/// keep their bits.
+/// A sequence gets none of its new keys in three cases: its length is negative, the new keys do not
+/// all fit, or one of them has no page. The other sequences get theirs. Elements that are not
+/// written keep their bits.
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +63,8 @@ pub struct flashtune_kv_append_params {
     /// a CUDA context and host memory on a CPU context. No length is refused on either.
     pub seqlens: *const i32,
     /// int32 (batch_size), written: how many keys each sequence has after the call. That is
-    /// seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, limited to 0 to
-    /// seqlen_cache. NULL if not wanted.
+    /// seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, clamped to the range
+    /// from 0 to seqlen_cache. NULL if not wanted.
     pub seqused: *mut i32,
     /// int32 (batch_size, ceil(seqlen_cache / page_size)), read: as in flashtune_forward_params.
     /// NULL if page_size is 0.
@@ -101,8 +101,9 @@ impl From<&flashtune_kv_append_params> for PageInputs {
     }
 }
 
-/// Prepares the kernel that writes such keys. This may take a second. After OK, flashtune_kv_append
-/// only enqueues, for any sizes and for data, strides and rows of the same alignment.
+/// Prepares the kernel that appends the keys and values of these params. This may take a second.
+/// After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
+/// same alignment.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.

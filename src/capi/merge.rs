@@ -17,8 +17,8 @@ use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
 use std::ffi::c_void;
 
 /// Partial results to merge. Each partial is the attention of the same queries over another part of
-/// the keys, and the result is their attention over all parts. A partial weighs as much as its part
-/// of the sum of exponentials, which its lse gives.
+/// the keys, and the result is their attention over all parts. Each partial is weighted by its
+/// share of the sum of exponentials, which follows from its lse.
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +66,8 @@ unsafe impl SizedStruct for flashtune_merge_params {
 // This number grows with the struct. OLDEST stays.
 const _: () = assert!(size_of::<flashtune_merge_params>() == 152);
 
-/// Prepares the kernel that merges such partials. This may take a second. After OK, flashtune_merge
-/// only enqueues, for any sizes and for data and strides of the same alignment.
+/// Prepares the kernel that merges the partials of these params. This may take a second. After OK,
+/// flashtune_merge only enqueues, for any sizes and for data and strides of the same alignment.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.

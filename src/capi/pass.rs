@@ -1,5 +1,6 @@
-//! The five calls of a pass, once for both passes. `forward` and `backward` differ only in their
-//! params; this file takes the checked call and asks the plan layer.
+//! The five calls of a pass (supported, workspace_size, prepare, launch, plan_info), written once
+//! for both passes. `forward` and `backward` differ only in their params. Each call here checks the
+//! params and passes the result to the engine.
 
 use super::args::Checked;
 use super::context::flashtune_context;
@@ -89,26 +90,27 @@ pub unsafe fn plan_info<P: Params<Checked = Checked>>(
     })
 }
 
-/// A problem that writes nothing has no plan.
+/// An error for a problem that writes nothing, since it has no plan.
 pub fn refuse_empty(problem: &Problem) -> Result<()> {
     match problem.is_empty() {
         false => Ok(()),
         true => {
-            // A total of 0 has set the sequence length to 0.
+            // The check of the params set the sequence length to 0 where the total is 0, so name
+            // the total.
             let Varlen { total_q, total_k, .. } = problem.features.varlen.unwrap_or_default();
             let q = if total_q == Some(0) { "total_q" } else { "seqlen_q" };
             let k = if total_k == Some(0) { "total_k" } else { "seqlen_k" };
             Err(Error::invalid(format!(
-                "batch_size is {}, {q} {} and {k} {}: this pass has nothing to do and no plan; a plan needs a batch and an output that are not empty",
+                "batch_size is {}, {q} {} and {k} {}: this pass has nothing to do and therefore no plan; neither the batch nor the output may be empty",
                 problem.batch_size, problem.seqlen_q, problem.seqlen_k
             )))
         }
     }
 }
 
-/// The existing plan, or a new one. A sealed context and a capturing `stream` allow no new plan.
-/// While `stream` captures, a config that is loaded for another shape of the class may serve
-/// instead.
+/// The existing plan, or a new one. In a sealed context and on a capturing `stream` nothing may be
+/// built. There, a config that is loaded for another shape of the class may serve instead
+/// (`Engine::prepared` if sealed, `Engine::any_loaded` if capturing).
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
     if let Some(plan) = engine.prepared(problem) {
@@ -121,7 +123,7 @@ fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) 
         ))
     };
     if engine.is_sealed() {
-        // A problem that can never run says so, instead of asking for a prepare that would fail.
+        // For a problem that can never run, report that. A call to prepare would fail too.
         engine.supported(problem)?;
         return unprepared("the context is sealed");
     }

@@ -5,7 +5,7 @@ use super::text::fixed;
 use crate::plan::{Plan, Source};
 use std::ffi::c_char;
 
-/// The config was set for this problem.
+/// The program pinned the config to this problem. Only Rust programs can do that.
 pub const FLASHTUNE_SOURCE_PINNED: i32 = 1;
 /// The config was measured in this process.
 pub const FLASHTUNE_SOURCE_PROCESS: i32 = 2;
@@ -18,8 +18,8 @@ pub const FLASHTUNE_SOURCE_SHIPPED: i32 = 4;
 /// of multiprocessors. The record ships with the library or is one of this machine's. On a CPU
 /// context it is a record of this machine with another number of threads.
 pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
-/// There is no record. The heuristic chose a config that works for every problem without
-/// measurement.
+/// The heuristic chose the config without measurement, because no record serves. A config that is
+/// loaded for another shape, where nothing may be prepared, also has this source.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
 
 /// The description of a plan. Text is UTF-8, ends in NUL, and is cut if it is too long.

@@ -29,10 +29,10 @@ pub unsafe extern "C" fn flashtune_records_export(
 
 /// Adds the records of a file that flashtune_records_export wrote to this machine's.
 ///
-/// Two records of the same device and problem compete. A record that alone has tried the currently
-/// preferred kernel family wins. Otherwise the record with the lower median time wins. Records that
-/// this library does not understand are skipped, and so are records whose config it does not accept
-/// on their device.
+/// Two records of the same device and problem compete. If only one of them tried the kernel family
+/// that this library prefers for the problem, it wins. Otherwise the one with the lower median time
+/// wins. Records that this library does not understand are skipped, and so are records whose config
+/// it does not accept on their device.
 ///
 /// count receives the number of records taken; it may be NULL. May be called from any thread.
 ///

@@ -139,11 +139,11 @@ pub struct flashtune_scores_tensor {
 ///
 /// Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
 /// ignored. Inputs may have any stride: 0 broadcasts, and views into one packed buffer are allowed.
-/// An output must hold each element once: with the dimensions sorted by stride, each stride must
-/// reach past everything below it.
+/// No two elements of an output may overlap. With the dimensions sorted by stride, each stride must
+/// be larger than the distance to the last element of the dimensions before it.
 ///
 /// data is device memory on a CUDA context and host memory on a CPU context, aligned to its
-/// element. Tensors run fastest with data aligned to 16 bytes and with strides and head dims that
+/// element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
 /// are multiples of 8.
 ///
 /// data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
@@ -161,7 +161,7 @@ pub struct flashtune_tensor {
 /// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
-/// of every later field.
+/// of every optional field.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flashtune_forward_params {
@@ -207,8 +207,9 @@ pub struct flashtune_forward_params {
     /// on every backend and in both passes. Seed and offset are ignored if dropout_p is 0.
     ///
     /// philox4x32_10 is defined by Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-    /// 2011. / and % are those of integers, and low and high are halves of 32 bits. query and key
-    /// count from the sequence's first. threshold is dropout_p * 65536, rounded, at most 65535.
+    /// 2011. / and % are those of integers, and low and high are the 32-bit halves of a value.
+    /// query and key are positions in their sequence, from 0. threshold is dropout_p * 65536,
+    /// rounded, at most 65535.
     ///
     ///     words = philox4x32_10(
     ///         counter = {key / 16 * 4 + key % 8 / 2,
@@ -221,9 +222,9 @@ pub struct flashtune_forward_params {
     pub dropout_seed: u64,
     /// See dropout_seed.
     pub dropout_offset: u64,
-    /// NULL, or the address of 8 bytes that replace dropout_seed. The work itself reads them, so
-    /// each replay of a captured graph may have its own mask. They are device memory on a CUDA
-    /// context and host memory on a CPU context.
+    /// NULL, or the address of 8 bytes that replace dropout_seed. The kernels read them when they
+    /// run, so each replay of a captured graph may have its own mask. They are device memory on a
+    /// CUDA context and host memory on a CPU context.
     pub dropout_seed_ptr: *const u64,
     /// The same for dropout_offset.
     pub dropout_offset_ptr: *const u64,
@@ -250,9 +251,9 @@ pub struct flashtune_forward_params {
     /// A FLASHTUNE_WINDOW_*. With causal, the window must have the same alignment, and window_right
     /// must be 0 or -1.
     pub window: i32,
-    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before any addition. 0
-    /// means no soft cap. Otherwise both softcap and |softmax_scale| / softcap are from 2^-100 to
-    /// 2^100.
+    /// Scores s become softcap * tanh(s / softcap), after softmax_scale and before alibi and bias
+    /// are added. 0 means no soft cap. Otherwise both softcap and |softmax_scale| / softcap are
+    /// from 2^-100 to 2^100.
     pub softcap: f32,
     /// With a window: how many keys before its diagonal a query sees, at most 2^31 - 4096; -1 means
     /// all. seqlen_q + seqlen_k is then at most 2^31 - 4096 too. Without a window: 0 or -1.
@@ -283,7 +284,7 @@ pub struct flashtune_forward_params {
     pub sinks: *const f32,
     /// int32 (batch_size + 1), read: sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of
     /// q. The offsets begin at 0, do not decrease and are at most total_q. No sequence is longer
-    /// than seqlen_q. Rows of no sequence are neither read nor written.
+    /// than seqlen_q. Rows that belong to no sequence are neither read nor written.
     ///
     /// Four arrays hold lengths: cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k. Each may be
     /// used without the others. On a CPU context they are host memory, and a launch refuses wrong
@@ -346,8 +347,8 @@ pub struct flashtune_forward_params {
     ///
     /// Kernels and the order of sums follow from the equal values alone, never from records or
     /// measurements. The mode therefore gives up the time that a config made for the batch would
-    /// save. Keys of few queries are split by each sequence's own length, except with cu_seqlens_q
-    /// or seqused_q.
+    /// save. For few queries, the keys are split by each sequence's own length, except with
+    /// cu_seqlens_q or seqused_q.
     pub batch_invariant: i32,
     /// Must be 0.
     pub reserved: i32,
