@@ -1,10 +1,11 @@
-//! Rendering: from (Problem class, Config, architecture) to one self-contained CUDA text, the same
-//! byte for byte every time.
+//! Rendering: from (problem class, config, architecture) to one self-contained CUDA text. The same
+//! input gives the same bytes.
 //!
-//! Tera fills in the template. Then this file replaces each `#include "device/x.cuh"` by the file's
-//! own text, once and unrendered. Last come the class constants (`constants`) that the text
-//! mentions. The text depends only on the values that it uses, so configs that differ in other
-//! knobs share a kernel. This file knows nothing of GPUs, compilers or caches.
+//! First Tera fills in the template. Then this file replaces the first `#include "device/x.cuh"` of
+//! each device file by the file's text, which Tera does not see, and drops later ones. Last, it
+//! puts the class constants (`constants`) that the text mentions on top. The text depends only on
+//! the values that it uses, so configs that differ only in unused knobs share a kernel. This file
+//! knows nothing of GPUs, compilers or caches.
 
 use super::constants::{self, ARCH, Value};
 use super::sources::{Sources, embedded, overridden};
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use tera::{Context, Delimiters, Tera};
 
-/// A set of template files, parsed.
+/// A set of parsed template files.
 pub struct Renderer {
     tera: Tera,
     sources: Sources,
@@ -58,8 +59,8 @@ impl Renderer {
         shared.as_ref().map_err(Error::clone)
     }
 
-    /// A digest of all template files. Findings about kernels, such as failures, hold for this
-    /// digest alone.
+    /// A digest of all template files. What tuning learned about kernels, such as a failure, is
+    /// valid only for templates of the same digest.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for (name, text) in &self.sources {
@@ -71,16 +72,17 @@ impl Renderer {
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Renders one kernel from the template that its spec names. A name that the template uses and
-    /// the values lack is an error; Tera itself would take it as false.
+    /// Renders one kernel from the template that its spec names. It is an error if the template
+    /// uses a name that has no value; Tera itself would take such a name as false.
     pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
         let values = values(problem, config, spec, arch)?;
         self.fill(spec.template, &values, config.family, &knobs, arch, Some(problem))
     }
 
-    /// Renders `templates/<template>.cu.tera` with these values. `knobs` names the values that the
-    /// text's header lists after the family. Without a problem the text gets no class constants.
+    /// Renders `templates/<template>.cu.tera` with these values. The comment on top of the text
+    /// lists the values named by `knobs` after the family. Without a problem the text gets no class
+    /// constants.
     pub(super) fn fill(
         &self,
         template: &str,
@@ -125,7 +127,10 @@ impl Renderer {
         let file = format!("{template}{SUFFIX}");
         if !self.sources.contains_key(&file) {
             let known: Vec<&str> = self.sources.keys().filter_map(|name| name.strip_suffix(SUFFIX)).collect();
-            return Err(Error::invalid(format!("{template:?} is no template; the templates are {}", known.join(", "))));
+            return Err(Error::invalid(format!(
+                "{template:?} is not a template; the templates are {}",
+                known.join(", ")
+            )));
         }
         Ok(self.tera.get_template_variables(&file).map_err(template_error)?.into_iter().collect())
     }
@@ -153,7 +158,7 @@ impl Renderer {
 }
 
 const SUFFIX: &str = ".cu.tera";
-/// A kernel template, or a file of components that templates use.
+/// The suffix of kernel templates and of the component files that they use.
 const TERA: &str = ".tera";
 const PROBLEM_BEGINS: &str = "// ---- problem ------------------------------------------------------------------------------------------------------\n";
 const PROBLEM_ENDS: &str = "// -------------------------------------------------------------------------------------------------------------------\n\n";
@@ -169,7 +174,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
         return Err(Error::invalid("the architecture is cpu; a kernel is rendered for sm_80, sm_90, …"));
     };
     let mut values: BTreeMap<String, Value> = constants::tag_values(problem).collect();
-    // As PTX spells a 16-bit dtype.
+    // The PTX name of a 16-bit dtype. Kernels for fp32 do not use it.
     let element = if problem.dtype == Dtype::Fp16 { "f16" } else { "bf16" };
     values.insert("element".to_owned(), Value::Name(element.to_owned()));
     values.insert(ARCH.to_owned(), Value::Integer(major * 10 + minor));
@@ -177,7 +182,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
-    // Values of the launch. A template may use them, or assert that they match what its tiles need.
+    // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));
     }
@@ -192,14 +197,16 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     }
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {
-            return Err(Error::invalid(format!("the config sets {knob}, which follows from the problem")));
+            return Err(Error::invalid(format!(
+                "the config sets {knob}, which is no knob: its value follows from the problem"
+            )));
         }
     }
     Ok(values)
 }
 
-/// The comment on top. It lists only what the text depends on, so that equal kernels have equal
-/// texts.
+/// The comment on top of the text. It lists only values that the text depends on, so that equal
+/// kernels have equal texts.
 fn header(
     template: &str,
     (family, knobs): (Family, &[&str]),
@@ -227,7 +234,7 @@ fn header(
     )
 }
 
-/// The name in `#include "name"`, if the line is one.
+/// The name in a line `#include "name"`; None for any other line.
 fn included(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("#include")?.trim_start().strip_prefix('"')?.split('"').next()
 }

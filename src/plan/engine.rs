@@ -1,8 +1,9 @@
-//! Engine: from a problem to a plan. The one object behind a C context and behind the command line.
+//! Engine: from a problem to a plan. A C context and the command line each hold one engine.
 //!
-//! `prepared` is what a launch calls: no lock, no file, no compiler. `prepare` goes one way:
-//! canonicalise, look up, tune if the policy says so, build, insert. A launch never waits for it.
-//! The engine decides when each step happens; the steps are `lookup`, `tuning`, `executables` and
+//! A launch first calls `prepared`, which takes no lock, reads no file and compiles nothing.
+//! Without a plan it calls `prepare`, whose steps are: canonicalise, look up, tune if the policy
+//! says so, build, insert. A launch that has a plan never waits for another thread's `prepare`. The
+//! engine decides when each step happens; the steps are `lookup`, `tuning`, `executables` and
 //! `plans`, and `known_records` keeps the records.
 
 use super::built_ops::BuiltOps;
@@ -56,7 +57,7 @@ pub struct Engine {
     backend: Backend,
     options: EngineOptions,
     records: KnownRecords,
-    /// By the exact problem.
+    /// The plans of pinned configs, by the exact problem instead of the canonical one.
     pinned: SharedMap<Problem, Arc<Plan>>,
     plans: Plans,
     executables: Executables,
@@ -91,18 +92,18 @@ impl Engine {
         &self.ops
     }
 
-    /// Whether this backend does the problem. Compiles nothing.
+    /// An error if this backend cannot run the problem. Compiles nothing.
     pub fn supported(&self, problem: &Problem) -> Result<()> {
         family::supported(problem, self.backend.device())
     }
 
-    /// The plan of a validated problem, if it is loaded or follows from what is loaded. Takes no
-    /// lock.
+    /// The plan of a validated problem, if it exists or can be made from a loaded executable. Takes
+    /// no lock.
     pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.pinned(problem).or_else(|| self.planned(&canonical(problem)))
     }
 
-    /// The problem's plan. Looks up or tunes, and builds, if there is none yet.
+    /// The problem's plan. If it does not exist yet, looks up or tunes a config and builds it.
     pub fn prepare(&self, problem: &Problem) -> Result<Arc<Plan>> {
         self.supported(problem)?;
         let canonical = canonical(problem);
@@ -112,8 +113,8 @@ impl Engine {
         }
         self.refuse_if_sealed(problem)?;
         if self.options.policy == Policy::Tune {
-            // Even if this call would only build: another thread may prepare the same problem and
-            // wait to measure it.
+            // A progress callback must not wait for the lock below, even if this call would measure
+            // nothing: the lock's holder may itself wait for this thread's tuning run to end.
             self.measuring.refuse_inside("prepare")?;
         }
         self.preparing.locked(&canonical, || {
@@ -145,16 +146,16 @@ impl Engine {
     }
 
     /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without
-    /// `retune` it returns a record that this machine already has of the problem.
+    /// `retune`, a sufficient record that this machine already has is returned instead.
     pub fn autotune(&self, problem: &Problem, options: &TuneOptions, observer: &mut Observer) -> Result<Record> {
         self.supported(problem)?;
         self.tune(problem, &canonical(problem), options, observer)
     }
 
-    /// A plan for a validated problem that has none, where nothing may be prepared (sealed context,
-    /// stream capture): a config that was loaded for another shape of the class. The plan is not
-    /// kept, so a later `prepare` does its work. None for a deterministic or batch-invariant
-    /// problem, whose result may not depend on what came before.
+    /// A stopgap plan for a validated problem without a plan, for a call that may prepare nothing
+    /// (sealed context, stream capture). It uses a config that was loaded for another shape of the
+    /// class. The plan is not kept, so a later `prepare` still makes the proper one. None for a
+    /// deterministic or batch-invariant problem, whose result must not depend on earlier calls.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.any_loaded_of_class(&canonical(problem))
     }
@@ -165,9 +166,9 @@ impl Engine {
         self.records.export(path)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are better than those
-    /// of the same device and key. Returns how many it took. It passes over records that the space
-    /// does not accept.
+    /// Adds the records of a file to this machine's, whatever their device. A record replaces one
+    /// of the same device and key if it is better. A record whose config is not valid on its device
+    /// is skipped. Returns the number of records taken.
     pub fn import_records(&self, path: &Path) -> Result<usize> {
         let taken = self.records.import(path)?;
         self.replan(|_| true);
@@ -203,7 +204,7 @@ impl Engine {
         if self.pinned.is_empty() { None } else { self.pinned.get(problem) }
     }
 
-    /// The plan that is loaded or follows from what is loaded.
+    /// The plan that exists or can be made from a loaded executable.
     fn planned(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
         if let Some(plan) = self.plans.get(canonical) {
             return Some(plan);
@@ -222,7 +223,7 @@ impl Engine {
             match self.executables.get(class, &choice.config) {
                 Loaded::Executable(executable) => return Some(Plan::new(canonical, choice, executable)),
                 Loaded::DoesNotBuild => {}
-                // It may not be built any more.
+                // A sealed engine builds nothing, so the next choice follows.
                 Loaded::NotBuilt if self.is_sealed() => {}
                 Loaded::NotBuilt => return None,
             }
@@ -242,7 +243,7 @@ impl Engine {
             problem: **canonical,
             config,
             source: Source::Heuristic,
-            reason: "nothing may be prepared now: a config that was loaded for another shape of the class".to_owned(),
+            reason: "nothing may be prepared now; this config was loaded for another shape of the class".to_owned(),
             record: None,
             executable,
         }))
@@ -252,14 +253,14 @@ impl Engine {
         lookup::choices(&self.records.snapshot(), canonical, self.backend.device())
     }
 
-    /// Whether the policy is to measure rather than to take this choice.
+    /// Whether the policy asks for a measurement instead of this choice.
     fn wants_tuning(&self, canonical: &Canonical, choice: &Choice) -> bool {
         let may_follow = canonical.follows_no_record().is_none();
         self.options.policy == Policy::Tune && !choice.is_exact && may_follow && !self.is_sealed()
     }
 
-    /// Measures the problem if the policy says so. A problem that cannot be tuned (no memory for
-    /// its buffers) still has its records and the heuristic.
+    /// Measures the problem if the policy says so. If tuning fails, for example because its buffers
+    /// do not fit in memory, records and the heuristic still serve.
     fn tune_if_wanted(&self, problem: &Problem, canonical: &Canonical) {
         let is_wanted = self.choices(canonical).first().is_some_and(|choice| self.wants_tuning(canonical, choice));
         if !is_wanted || problem.is_empty() {
@@ -271,7 +272,8 @@ impl Engine {
         }
     }
 
-    /// Measures a supported problem unless a record is enough, and plans its class anew.
+    /// Measures a supported problem unless its record is sufficient, then chooses again for every
+    /// plan of its class.
     fn tune(
         &self,
         problem: &Problem,
@@ -289,9 +291,10 @@ impl Engine {
         }
         let record = tuning::run(&self.backend, &self.records, problem, canonical, options, observer)?;
         self.records.insert(&record);
-        // Even if no plan needs it yet: the next launch finds it loaded.
+        // Build now, even if no plan needs the executable yet, so that the next launch finds it
+        // loaded.
         self.executables.build(&self.backend, problem, &record.config)?;
-        // The new record may be nearer to other shapes of the class than theirs.
+        // For other shapes of the class, the new record may be nearer than the one they use.
         let class = Class::of(problem);
         self.replan(|planned| *planned == class);
         Ok(record)
@@ -313,8 +316,8 @@ impl Engine {
         Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "there is no config for the problem")))
     }
 
-    /// Chooses again, from new records, for the plans of these classes. Each plan serves until the
-    /// new one is built: what was prepared remains prepared.
+    /// Chooses again, from new records, for the plans of these classes. Each old plan serves until
+    /// its successor is built, so a prepared problem stays prepared.
     fn replan(&self, concerns: impl Fn(&Class) -> bool) {
         let (generation, planned) = self.plans.begin_generation();
         for canonical in planned.iter().filter(|canonical| concerns(&Class::of(canonical))) {

@@ -1,10 +1,10 @@
-//! The search: finds the fastest candidate that is right.
+//! The search: finds the fastest candidate whose results are correct.
 //!
 //! It compiles all candidates in parallel, checks each against the reference, and times the
-//! survivors in interleaved rounds. Then it looks at neighbours of the best, and times those that
-//! are left until one is clearly the fastest. It runs candidates through a `Bench`, in this process
-//! (`rig`) or in a child that may die (`worker`). `contest` decides who stays. The caller hears of
-//! every trial at once.
+//! survivors in interleaved rounds. Then it tries neighbours of the best config, and times the
+//! remaining candidates until one is clearly the fastest. A `Bench` runs the candidates, in this
+//! process (`rig`) or in a child process that may crash (`worker`). `contest` decides which ones
+//! stay. The observer receives each trial as soon as it ends.
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
 use super::outcome::{Outcome, Timed, Trial, Verdict};
@@ -20,28 +20,29 @@ use std::time::{Duration, Instant};
 
 /// Where candidates run.
 pub trait Bench {
-    /// Builds all of them in parallel. `done` receives each result by its index, in any order, and
-    /// stops the rest by `Break`.
+    /// Builds all configs in parallel. `done` receives each result with its index, in any order. If
+    /// `done` returns `Break`, the remaining builds are skipped.
     fn build(&mut self, configs: &[Config], done: &mut BuildObserver);
     /// The candidate's relative error against the reference, on a reduced problem of the same
     /// class.
     fn check(&mut self, config: &Config) -> Result<f64, Fault>;
-    /// The time of one run on the problem itself, cold.
+    /// The time of one run of the full problem, with cold caches.
     fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault>;
 }
 
-/// Receives a built candidate: its index and the bytes of registers that it spills where products
-/// wait for them (`Resources::costly_spill_bytes`).
+/// Receives the result of a build: the candidate's index, and the bytes of registers that it spills
+/// where the spills delay its products (`Resources::costly_spill_bytes`).
 pub type BuildObserver<'a> = dyn FnMut(usize, Result<u32, Fault>) -> ControlFlow<()> + 'a;
 
 /// Why a step failed.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The candidate is to blame; the others go on.
+    /// The candidate fails on every problem of the class. The search goes on.
     Candidate(String),
-    /// The candidate hung, crashed or lost the device. It may run on another problem of the class.
+    /// The candidate failed on this problem: it hung, crashed or lost the device. It may work on
+    /// another problem of the class.
     Here(String),
-    /// As `Here`, and its process can run nothing more.
+    /// As `Here`, and the process that ran it cannot run anything more, so the search ends.
     Poisoned(String),
     /// The bench itself cannot go on: no memory, no compiler, no device.
     Bench(Error),
@@ -50,20 +51,20 @@ pub enum Fault {
 /// What to search.
 pub struct Request<'a> {
     pub problem: &'a Problem,
-    /// The heuristic's config comes first. It stays to the end and wins unless it is clearly
-    /// beaten, or spills and another does not.
+    /// The first is the heuristic's config, the default. It stays to the end. It wins unless
+    /// another is clearly faster, or it spills registers and another does not.
     pub candidates: &'a [Config],
-    /// The configs to try next once this one did well.
+    /// The configs to try next after this one was the fastest.
     pub neighbours: &'a dyn Fn(&Config) -> Vec<Config>,
     /// The trials of earlier runs of these candidates on this problem.
     pub known: &'a [Trial],
     pub time_limit: Duration,
-    /// The floor that utilisation is measured against; None where it is not known.
+    /// The least possible time, from which utilisation follows; None where it is not known.
     pub floor: Option<Floor>,
 }
 
-/// Receives every step and every trial. `Break` stops the search and keeps the trials reported so
-/// far.
+/// Receives every step and every trial. If it returns `Break`, the search stops, and the trials
+/// reported so far are kept.
 pub type Observer<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
 
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +76,11 @@ pub enum Event<'a> {
 /// The share of the time limit after which no further compilation begins.
 const COMPILE_SHARE: f64 = 0.6;
 
-/// A candidate that a killed run found slower than its best by this factor is not measured again.
+/// A candidate is not measured again if an earlier run found it slower than the best by this
+/// factor.
 const KNOWN_SLOW: f64 = 1.25;
 
-/// The number of times that the search looks around the best, and the neighbours that it tries each
-/// time.
+/// How often the search tries neighbours of the best config, and how many it tries each time.
 const STEPS: usize = 4;
 const NEIGHBOURS: usize = 16;
 
@@ -127,7 +128,8 @@ struct Run<'a, 'b> {
 }
 
 impl Run<'_, '_> {
-    /// Builds, checks and warms up the new ones. Returns false if there are none.
+    /// Builds, checks and warms up the configs that this run has not tried. Returns false if there
+    /// are none.
     fn admit(&mut self, bench: &mut dyn Bench, configs: &[Config]) -> Result<bool> {
         let is_first = self.tried.is_empty();
         let fresh: Vec<Config> = configs
@@ -150,7 +152,7 @@ impl Run<'_, '_> {
         Some(config) == self.request.candidates.first()
     }
 
-    /// An earlier run found it to fail, or to be slow.
+    /// Whether an earlier run found that the config fails or is slow.
     fn is_hopeless(&self, config: &Config) -> bool {
         let known = self.request.known;
         let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
@@ -160,7 +162,7 @@ impl Run<'_, '_> {
         })
     }
 
-    /// The survivors, and the bytes that each spills.
+    /// The configs that built and may stay, with the bytes of registers that each spills.
     fn build(&mut self, bench: &mut dyn Bench, configs: Vec<Config>, has_default: bool) -> Result<Vec<(Config, u32)>> {
         let mut spills: Vec<Option<u32>> = vec![None; configs.len()];
         let (mut done, mut broken) = (0, None);
@@ -180,8 +182,8 @@ impl Run<'_, '_> {
                     broken = Some(error);
                     ControlFlow::Break(())
                 }
-                // The default must be tried, however long it takes; if it fails, another must be
-                // found.
+                // Past the time for compiling, the run still waits for the default. If the default
+                // fails, it waits for one config that builds.
                 Ok(()) if self.is_late() && !awaits_default && (!has_default || spills.iter().any(Option::is_some)) => {
                     ControlFlow::Break(())
                 }
@@ -191,8 +193,8 @@ impl Run<'_, '_> {
         if let Some(error) = broken {
             return Err(error);
         }
-        // A kernel that spills waits for its own registers. It is measured only as the default, or
-        // if no other is left.
+        // A kernel that spills registers is slow. It is measured only if it is the default, or if
+        // every kernel built so far spills.
         self.is_clean |= spills.contains(&Some(0));
         let mut kept = Vec::new();
         for (config, spills) in configs.into_iter().zip(spills) {
@@ -232,7 +234,8 @@ impl Run<'_, '_> {
         Ok(checked)
     }
 
-    /// One discarded run each: the first launch loads code and fills address translation.
+    /// Runs each newcomer once and discards the time, because a first launch loads the code and
+    /// fills the TLB.
     fn warm_up(&mut self, bench: &mut dyn Bench, newcomers: Vec<Contender>) -> Result<()> {
         let total = newcomers.len();
         for (index, contender) in newcomers.into_iter().enumerate() {
@@ -264,12 +267,13 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// One sample of each, round-robin: a drifting clock then drifts for all of them.
+    /// Takes one sample of each contender, round-robin, so that a drifting clock affects all alike.
     fn take_turns(&mut self, bench: &mut dyn Bench) -> Result<()> {
         self.lap += 1;
         let mut at = 0;
         while let Some(contender) = self.contest.contenders.get(at) {
-            // The default gets a time even after the limit: a record without one is of no use.
+            // The default gets a sample even after the time limit, so that the run has a time to
+            // record.
             if self.is_over() && !(contender.is_default && contender.samples.count() == 0) {
                 at += 1;
                 continue;
@@ -294,7 +298,7 @@ impl Run<'_, '_> {
         for timed in measured {
             self.report_measured(timed)?;
         }
-        let why = self.first_failure.unwrap_or_else(|| "there was none to try".to_owned());
+        let why = self.first_failure.unwrap_or_else(|| "there was no candidate to try".to_owned());
         self.contest.decide().ok_or_else(|| Error::new(Status::Unsupported, format!("no candidate works: {why}")))
     }
 
@@ -302,7 +306,7 @@ impl Run<'_, '_> {
         self.started.elapsed() > self.request.time_limit
     }
 
-    /// Too late to compile more.
+    /// Whether it is too late to start another compilation.
     fn is_late(&self) -> bool {
         self.started.elapsed() > self.request.time_limit.mul_f64(COMPILE_SHARE)
     }
@@ -340,8 +344,8 @@ impl Run<'_, '_> {
     }
 }
 
-/// The check runs on a reduced problem and speaks for the class. A failure on the problem itself
-/// does not.
+/// Turns a failure of the class into one of this problem. Only the check speaks for the class,
+/// since it runs on a reduced problem; a failure on the full problem may be due to its size.
 fn at_this_size(fault: Fault) -> Fault {
     match fault {
         Fault::Candidate(reason) => Fault::Here(reason),
@@ -361,6 +365,8 @@ impl Trial {
 fn continue_or_cancel(flow: ControlFlow<()>) -> Result<()> {
     match flow {
         ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(Error::new(Status::Cancelled, "tuning was stopped; what was done is kept")),
+        ControlFlow::Break(()) => {
+            Err(Error::new(Status::Cancelled, "tuning was stopped; finished measurements are kept"))
+        }
     }
 }

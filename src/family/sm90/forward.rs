@@ -11,14 +11,14 @@ use crate::problem::{Dtype, Problem};
 
 knobs! {
     pub struct ForwardKnobs of Sm90 {
-        block_m: "query rows of a tile, 64 per consumer warpgroup" in [64, 128, 192, 256],
-        block_n: "keys of a block" in [48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224],
+        block_m: "query rows of a tile, 64 for each consumer warpgroup" in [64, 128, 192, 256],
+        block_n: "keys of a K or V block" in [48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224],
         k_stages: "K blocks in flight" in [1, 2, 3, 4, 5, 6],
         v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
         q_stages: "Q tiles in flight" in [1, 2],
-        tma_store: "1: O leaves by TMA from Q's slot, 0: from registers" in [0, 1],
-        stale_max: "1: full blocks are not searched for a maximum, 0: lazily" in [0, 1],
-        group_mb: "MB of K and V walked together, 0: all heads" in [0, 1, 4, 8, 16, 32],
+        tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
+        stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
+        group_mb: "MB of K and V whose heads are walked together, 0: all heads" in [0, 1, 4, 8, 16, 32],
     }
 }
 
@@ -26,22 +26,22 @@ impl Space for ForwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
         Constraint {
             name: "stale_max",
-            reason: "weights of a stale maximum leave fp16's range, bf16 has fp32's; and the path behind it draws no dropout mask and takes scores as they are",
+            reason: "with a stale maximum, weights need the range of bf16, which is that of fp32; and the code that recomputes failed rows handles neither dropout nor modified scores",
             holds: |p, k, _| k.stale_max == 0 || may_be_stale(p),
         },
         Constraint {
             name: "stages",
-            reason: "a consumer takes K one block ahead of V: a block further ahead waits for the other's slot",
+            reason: "consumers use K one block ahead of V, so K needs as many stages as V or one more; more stages than that would not be used",
             holds: |_, k, _| matches!(k.k_stages.checked_sub(k.v_stages), Some(0 | 1)),
         },
         Constraint {
             name: "group_mb",
-            reason: "without a mask or lengths that make tiles differ, few heads at a time hit L2 best",
+            reason: "if all tiles have the same length, groups of heads with 1 MB of K and V use L2 best",
             holds: |p, k, _| k.group_mb == 1 || tiles_differ(p),
         },
         Constraint {
             name: "tma_store",
-            reason: "O waits in its tile's Q slot, which must be as wide, while the next tile's Q is in use: that needs two slots",
+            reason: "O is stored from its tile's Q slot while the next tile uses another, so Q needs two slots, and O must fit into one",
             holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p)),
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
@@ -54,21 +54,21 @@ impl Space for ForwardKnobs {
         grid(),
     ];
 
-    /// The tile that wins where tiles abound, or one with fewer rows where they are few; with fewer
-    /// keys and blocks in flight where they do not fit.
+    /// The tile of `tile_of_many`. A tile has fewer rows if there would be too few tiles for all
+    /// SMs, and fewer keys and stages if it would not fit.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
     }
 
-    /// Expected time over that of a perfect config. The shares are what sweeps on an H200 showed of
-    /// each choice.
+    /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each
+    /// term.
     fn cost(&self, problem: &Problem, device: &Device) -> f64 {
         let [block_m, block_n, q_stages] = [self.block_m, self.block_n, self.q_stages].map(f64::from);
         let [k_stages, v_stages, tma_store] = [self.k_stages, self.v_stages, self.tma_store].map(f64::from);
         let (tiles_differ, seqlen_k) = (tiles_differ(problem), (problem.seqlen_k as f64).max(1.0));
         let heads = (problem.batch_size * problem.num_heads_q) as f64;
         let tiles = heads * (problem.seqlen_q as f64 / block_m).ceil();
-        // A search for the maximum, votes and barriers come once a block.
+        // Each block costs one search for the maximum, one vote and one pass of the barriers.
         let per_block = if self.stale_max == 1 { 4.0 } else { 17.0 } / block_n;
         let few_consumers = [0.2, 0.08, 0.01, 0.0][self.consumers() as usize - 1];
         let in_flight = 5.0 / (k_stages * block_n) + 5.0 / (v_stages * block_n);
@@ -115,8 +115,8 @@ impl ForwardKnobs {
         TMA_ALIGNMENT_BYTES + q + k + v + BARRIER_BYTES
     }
 
-    /// Registers that a consumer thread needs at least: O and S in fp32, P in 16 bits, and 28 for
-    /// addresses and statistics.
+    /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
+    /// and 28 registers for addresses and row statistics.
     fn registers(&self, problem: &Problem) -> u32 {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
         dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
@@ -127,14 +127,14 @@ fn may_be_stale(problem: &Problem) -> bool {
     problem.dtype == Dtype::Bf16 && !problem.dropout && !problem.features.modifies_scores()
 }
 
-/// Whether a warpgroup's O takes no more room than its Q.
+/// Whether a warpgroup's O fits into the slot of its Q.
 fn fits_q_slot(problem: &Problem) -> bool {
     boxed_tile_bytes(64, problem.head_dim_v) <= boxed_tile_bytes(64, problem.head_dim)
 }
 
-/// Rows, keys, and K, V and Q stages that won on an H200 where tiles abound
-/// (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, the fastest
-/// whose consumers spill nothing.
+/// The fastest (block_m, block_n, [k_stages, v_stages, q_stages]) on an H200 for problems of many
+/// tiles (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, it is
+/// the fastest whose consumers spill nothing.
 fn tile_of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let is_causal = problem.right_shift().is_some();
     let drops_full = problem.dropout && !is_causal;
@@ -171,7 +171,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
         |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
     let block_m = [256, 192, 128].into_iter().filter(fits).find(fills).unwrap_or(64);
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
-        // Two warpgroups have registers for more keys, and fewer barriers.
+        // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
+        // barriers.
         dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
             (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
         }
@@ -181,8 +182,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     };
     let tiles_differ = tiles_differ(problem);
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
-        // Under a block mask tiles are short, and the next one's Q waits for the store out of its
-        // slot: at a head dim of 64 that costs more than the store saves.
+        // Under a block mask tiles are short, so a tile's Q often waits until an earlier O has left
+        // its slot. At head dims up to 64 this wait costs more than the TMA store saves.
         let may_wait = block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
         ForwardKnobs {
             block_m,
@@ -200,9 +201,9 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     flows.map(config).find(|config| config.fits(problem, device))
 }
 
-/// Heads that are walked in groups find their K and V in L2. At head dims up to 64 long heads lose
-/// more by the groups' ends than they win, since tiles that run at a time read the same keys
-/// (docs/tuning/sm90-forward.md), unless a block mask sends each its own way.
+/// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
+/// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same
+/// keys anyway (docs/tuning/sm90-forward.md). Under a block mask they do not, so groups still help.
 fn wants_groups(problem: &Problem) -> bool {
     let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
     problem.seqlen_k < LONG || !is_narrow || problem.features.block_mask.is_some()
@@ -229,8 +230,8 @@ mod tests {
 
     #[test]
     fn tiles_that_ptxas_was_seen_to_serialise_are_out_and_those_beside_them_in() {
-        // (head dim, rows, the most keys that a sweep on an H200 found free of it, more where
-        // shared memory would hold it).
+        // (head dim, block_m, the largest block_n that ptxas did not serialise in a sweep on an
+        // H200, the next larger block_n if shared memory has room for it).
         for (dim, block_m, most, more) in
             [(64, 128, 224, None), (64, 192, 128, Some(144)), (64, 256, 64, Some(80)), (128, 192, 80, Some(96))]
         {
