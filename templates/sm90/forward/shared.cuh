@@ -1,0 +1,77 @@
+// The shared memory of the sm90 forward kernel: sizes of tiles, addresses of slots and barriers.
+//
+// All tiles are boxes of 64 columns with the 128-byte swizzle (device/layout/swizzle.cuh). The
+// producer fills slots (load.cuh) and the consumers empty them; the two roles share nothing else.
+
+#include "device/layout/tensor_map.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/schedule/listed_slots.cuh"
+#include "device/schedule/tile_slots.cuh"
+
+constexpr int kConsumers = kBlockM / 64;  // warpgroups of 64 query rows
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
+constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
+
+constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
+constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
+constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
+constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV;
+constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
+constexpr int kBarrierBytes = 1024;
+static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
+              "src/family computes the same");
+static_assert((kBarriersKV + kBarriersQ) * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
+              "barriers and slots");
+
+struct Shared {
+    uint32 q;         // [kQStages][kConsumers][box][64 rows]: Q of a tile; with kTmaStore then its O
+    uint32 k;         // [kKStages][box][kBlockN keys]: one K block, read by all consumers
+    uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
+    uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`
+    TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
+    ListedSlots listed_slots;  // under a block mask: which block each K slot holds
+
+    // TMA needs tiles at multiples of 1024 bytes, and the launch gives 1024 bytes more than the
+    // tiles take.
+    __device__ __forceinline__ explicit Shared(const uint8* bytes) {
+        q = (shared_address(bytes) + 1023) & ~1023u;
+        k = q + kQStages * kConsumers * kBytesQ;
+        v = k + kKStages * kBytesK;
+        barriers = v + kVStages * kBytesV;
+        tiles = {(barriers + (kBarriersKV + kBarriersQ) * 8 + 15) & ~15u};
+        listed_slots = {tiles.base + TileSlots::kBytes};
+    }
+    __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
+    __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
+    __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
+
+    // full: the copy into the slot has arrived (1 arrival and its bytes). empty: every consumer has
+    // read the slot.
+    __device__ __forceinline__ uint32 full_k(int slot) const { return barriers + slot * 8; }
+    __device__ __forceinline__ uint32 empty_k(int slot) const { return barriers + (kKStages + slot) * 8; }
+    __device__ __forceinline__ uint32 full_v(int slot) const { return barriers + (2 * kKStages + slot) * 8; }
+    __device__ __forceinline__ uint32 empty_v(int slot) const { return barriers + (2 * kKStages + kVStages + slot) * 8; }
+    __device__ __forceinline__ uint32 full_q(int slot, int consumer) const {
+        return barriers + (kBarriersKV + slot * kConsumers + consumer) * 8;
+    }
+    __device__ __forceinline__ uint32 empty_q(int slot, int consumer) const {
+        return barriers + (kBarriersKV + (kQStages + slot) * kConsumers + consumer) * 8;
+    }
+
+    // By one thread, before any other thread uses a barrier.
+    __device__ __forceinline__ void init_barriers() const {
+        // Under a block mask each warp of a consumer reads the listed slot and releases K's slot
+        // itself.
+        const int releases_k = kHasBlockMask ? kConsumers * 4 : kConsumers;
+        for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), 1), barrier_init(empty_k(slot), releases_k);
+        for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), 1), barrier_init(empty_v(slot), kConsumers);
+        for (int slot = 0; slot < kQStages; ++slot) {
+            for (int consumer = 0; consumer < kConsumers; ++consumer) {
+                barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
+            }
+        }
+        tiles.init(kConsumers * 4);
+        barrier_init_done();
+    }
+};
