@@ -15,14 +15,16 @@ from . import _features, _torch_arguments, _torch_launch
 from ._errors import UnsupportedError
 
 # An operator takes tensors and numbers alone, by position. Only these lists know the positions; all
-# else goes by name. -1 stands for a number that is not given.
+# else goes by name. -1 stands for a number that is not given. torch
+# compiles a function again for each value of an `int`, but once for all values of a `SymInt`.
 _FEATURE_TENSORS = (
     "bias", "sinks", "alibi_slopes", "mask", "mask_bits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
 )  # fmt: skip
 _TENSORS = ("q", "k", "v", *_FEATURE_TENSORS, "seed")
 _NUMBERS = {
-    "causal": "int", "softmax_scale": "float", "dropout_p": "float", "deterministic": "int", "window_left": "int",
-    "window_right": "int", "softcap": "float", "max_seqlen_q": "int", "max_seqlen_k": "int", "batch_invariant": "int",
+    "causal": "SymInt", "softmax_scale": "float", "dropout_p": "float", "deterministic": "SymInt",
+    "window_left": "SymInt", "window_right": "SymInt", "softcap": "float", "max_seqlen_q": "SymInt",
+    "max_seqlen_k": "SymInt", "batch_invariant": "SymInt",
 }  # fmt: skip
 _FORWARD_FLAGS = ("lse_learns", "deterministic_dbias", "has_block_mask")
 _BACKWARD_FIRST = {"dout": "Tensor", "out": "Tensor", "lse": "Tensor", "dlse": "Tensor?", "need_dbias": "bool"}

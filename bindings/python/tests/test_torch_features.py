@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracle_torch import judge, plain, random, with_gradients
 from test_torch import DEVICES, TYPED_DEVICES, working_dtype
+from torch._dynamo.testing import CompileCounterWithBackend
 
 BATCH, HEADS, SEQLEN_Q, SEQLEN_K = 2, 4, 100, 130
 SLOPES = torch.tensor([0.5, 0.1, 0.02, 0.0])
@@ -193,6 +194,22 @@ def test_torch_compile_traces_packed_sequences(device):
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for actual, wanted in zip(with_gradients(compiled, (q, k, v), dout), with_gradients(layer, (q, k, v), dout)):
         torch.testing.assert_close(actual, wanted)
+
+
+def test_torch_compile_compiles_varlen_once_for_all_longest_sequences():
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def layer(q, begins, longest):
+        lengths = dict(cu_seqlens_q=begins, cu_seqlens_k=begins, max_seqlen_q=longest, max_seqlen_k=longest)
+        return flashtune.attention_varlen(q, q, q, causal=True, **lengths)
+
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for longest in range(16, 21):
+        q, begins = torch.randn(2 * longest, 2, 32), torch.tensor([0, longest, 2 * longest], dtype=torch.int32)
+        torch.testing.assert_close(compiled(q, begins, longest), layer(q, begins, longest))
+    # Once for the first shape, and once for all shapes when the second comes.
+    assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("device, dtype", TYPED_DEVICES)
