@@ -105,10 +105,11 @@ impl FeatureInputs {
             total_k: self.has(bits::CU_SEQLENS_K).then_some(self.total_k),
             padded_q: self.has(bits::SEQUSED_Q),
         };
+        let window = self.window(causal)?;
         let reason = "since features has FLASHTUNE_FEATURE_PAGED";
         let paged = self.has(bits::PAGED).then(|| self.pass.pages.page_size(reason)).transpose()?;
         let mut features = Features {
-            window: self.window(causal)?,
+            window,
             softcap: self.softcap().is_some(),
             varlen: self.has_feature(Feature::Varlen).then_some(varlen),
             paged,

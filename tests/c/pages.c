@@ -41,6 +41,7 @@ static void bad_arguments(void) {
   REFUSED("num_pages is 7; it must be 0", p.features = 0; p.block_table = NULL; p.page_size = 0);
   REFUSED("page_size is 0; it must be from 1 to", p.page_size = 0);
   REFUSED("page_size is -3", p.page_size = -3);
+  REFUSED("window is 3", p.window = 3; p.page_size = 0);
   REFUSED("num_pages is 0; it must be from 1 to 2147483647", p.num_pages = 0);
   REFUSED("num_pages is 2147483648", p.num_pages = (int64_t)1 << 31);
   REFUSED("block_table_stride is 2; it must be at least 3", p.block_table_stride = 2);
