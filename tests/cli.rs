@@ -66,6 +66,22 @@ fn every_feature_of_the_table_has_its_options() {
 }
 
 #[test]
+fn an_unknown_field_of_a_problem_file_is_an_error_that_names_the_known_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = write(folder.path(), "problems.jsonl", &SMALL.replace("seqlen_q", "seqlen"));
+    let output = run(folder.path(), &["autotune", "--device", "cpu", "--problems", problems.to_str().unwrap()]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    let message = message.lines().next().unwrap();
+    let (unknown, known) = message.split_once(", expected one of ").expect(message);
+    assert!(unknown.ends_with("problems.jsonl:1: unknown field `seqlen`"), "{message}");
+    let known: Vec<&str> = known.split(", ").collect();
+    let of_features = Feature::ALL.iter().flat_map(|feature| feature.row().options).map(|(name, _)| *name);
+    for name in of_features.chain(["pass", "head_dim_v", "layout"]) {
+        assert!(known.contains(&name), "{name}: {message}");
+    }
+}
+
+#[test]
 fn exit_code_is_2_for_bad_usage_and_1_for_failure() {
     let folder = tempfile::tempdir().unwrap();
     let bad =
@@ -109,7 +125,7 @@ fn exit_code_is_2_for_bad_usage_and_1_for_failure() {
         ),
         (
             &["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--page-size", "16"],
-            "there is no backward pass of pages",
+            "the backward pass does not take pages",
         ),
     ] {
         let output = run(folder.path(), args);

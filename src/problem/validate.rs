@@ -135,7 +135,7 @@ impl Problem {
             return Err(Error::invalid(format!("page_size is {page_size}; it must be from 1 to {MAX_SEQLEN}")));
         }
         if self.pass == Pass::Backward {
-            return Err(Error::invalid("k and v are paged; there is no backward pass of pages"));
+            return Err(Error::invalid("k and v are paged; the backward pass does not take pages"));
         }
         if self.dropout {
             return Err(Error::invalid("k and v are paged and dropout_p is not 0; dropout_p must be 0 with pages"));

@@ -3,11 +3,11 @@
 
 use flashtune::problem::features::help;
 use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Options of the command line, and fields of a line of a problem file. Their help stands in the
 /// table of features.
-#[derive(Clone, Copy, Default, clap::Args, Deserialize)]
+#[derive(Clone, Copy, Default, clap::Args, Deserialize, Serialize)]
 #[serde(default)]
 pub struct FeatureArgs {
     #[arg(long, value_name = "N", help = help("window_left"))]

@@ -6,14 +6,13 @@ use crate::features::FeatureArgs;
 use crate::presets;
 use flashtune::plan::key;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IntoDeserializer};
-use std::collections::HashSet;
+use serde::de::{DeserializeOwned, IgnoredAny, IntoDeserializer};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 /// A line of a problem file. The comment of an optional field is its default.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize, Serialize)]
 struct Line {
     /// Both passes.
     pass: Option<Pass>,
@@ -43,6 +42,22 @@ struct Line {
 }
 
 impl Line {
+    /// Checks the names of the fields first: serde would call a misspelled field missing, and it
+    /// does not list the known ones where a field is flattened.
+    fn parse(text: &str) -> Result<Line, String> {
+        let given: Option<BTreeMap<String, IgnoredAny>> = serde_json::from_str(text).ok();
+        let known = Line::fields();
+        match given.into_iter().flatten().find(|(name, _)| !known.contains(name)) {
+            Some((name, _)) => Err(format!("unknown field `{name}`, expected one of {}", known.join(", "))),
+            None => serde_json::from_str(text).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn fields() -> Vec<String> {
+        let line = serde_json::to_value(Line::default()).expect("a line is plain data");
+        line.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    }
+
     /// The problems of the line, in the given dtype or else in the line's own.
     fn problems(self, dtype: Option<Dtype>) -> Vec<Problem> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
@@ -80,7 +95,7 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
     let mut problems = Vec::new();
     for name in names {
         let of_preset = presets::problems(name).ok_or_else(|| {
-            usage(format_args!("there is no preset {name:?}; the presets are {}", presets::names().join(", ")))
+            usage(format_args!("{name:?} is not a preset; the presets are {}", presets::names().join(", ")))
         })?;
         problems.extend(of_preset.into_iter().map(|problem| match dtype {
             Some(dtype) => {
@@ -94,7 +109,7 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
         let text = std::fs::read_to_string(path).map_err(|error| usage(format_args!("{}: {error}", path.display())))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let at = |error: &dyn std::fmt::Display| usage(format_args!("{}:{}: {error}", path.display(), number + 1));
-            let line: Line = serde_json::from_str(line).map_err(|error| at(&error))?;
+            let line = Line::parse(line).map_err(|error| at(&error))?;
             for problem in line.problems(dtype) {
                 problem.validate().map_err(|error| at(&error))?;
                 problems.push(problem);
