@@ -263,34 +263,104 @@ fn a_constant_of_the_class_is_declared_where_the_text_mentions_it() {
 fn every_constant_of_the_class_is_mentioned_by_a_kernel() {
     let sources = embedded();
     for constant in constants::class() {
-        assert!(sources.values().any(|text| text.contains(constant.name)), "{}", constant.name);
+        let is_used = |text: &String| constants::mentions(&constants::code(text), constant.name);
+        assert!(sources.values().any(is_used), "{}", constant.name);
     }
+}
+
+/// The name that a top-level definition of CUDA defines; None for a line that begins none. The name
+/// of an entry stands on its second line.
+fn defined_name(line: &str) -> Option<&str> {
+    if line.starts_with("flashtune_") {
+        return None;
+    }
+    if line.starts_with("extern \"C\"") {
+        return Some(ENTRY);
+    }
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let head = line.split(['(', '=', '{', ';', '[']).next()?.trim_end();
+    let head = if head.starts_with("struct") { head.split(':').next()?.trim_end() } else { head };
+    head.rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty() && line.starts_with(is_word))
+}
+
+const ENTRY: &str = "extern \"C\"";
+
+/// The code that a kernel's entry reaches: definitions that it names, directly or through others.
+/// A device file may hold more than each kernel uses.
+fn reached(text: &str) -> String {
+    let code = constants::code(text);
+    let mut definitions: Vec<(&str, String)> = Vec::new();
+    let mut before = "";
+    for line in code.lines().filter(|line| !line.starts_with("static_assert")) {
+        match defined_name(line) {
+            // The parameters of a template are the beginning of the next line's definition.
+            Some(_) if line.starts_with("template") && line.ends_with('>') => before = line,
+            Some(name) => definitions.push((name, format!("{}{line}\n", std::mem::take(&mut before)))),
+            None => {
+                if let Some((_, body)) = definitions.last_mut() {
+                    body.push_str(line);
+                    body.push('\n');
+                }
+            }
+        }
+    }
+    let (entry, mut others): (Vec<_>, Vec<_>) = definitions.into_iter().partition(|(name, _)| *name == ENTRY);
+    let mut reached: String = entry.into_iter().map(|(_, body)| body).collect();
+    loop {
+        let (named, rest): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(name, _)| constants::mentions(&reached, name));
+        if named.is_empty() {
+            return reached;
+        }
+        reached.extend(named.into_iter().map(|(_, body)| body));
+        others = rest;
+    }
+}
+
+#[test]
+fn code_that_no_definition_of_the_kernel_names_is_not_reached() {
+    let text = "constexpr bool kHasBias = true;\nconstexpr bool kHasMask = true;\n\
+        template <int kN>\n__device__ int biased(int x) {\n    return kHasBias ? x : kN;\n}\n\
+        __device__ int masked(int x) {\n    return kHasMask;  // biased\n}\n\
+        struct Row : Base {\n    int x = biased<1>(2);\n};\n\
+        static_assert(!kHasMask);\n\
+        extern \"C\" __global__ void\nflashtune_test() {\n    static_assert(true);\n    Row row;  // masked\n}\n";
+    let code = reached(text);
+    assert!(constants::mentions(&code, "kHasBias"), "{code}");
+    assert!(!constants::mentions(&code, "kHasMask"), "{code}");
 }
 
 /// A feature that one family has and another lacks would be left out of a kernel without an error.
 #[test]
 fn the_families_have_the_same_features() {
     let h200 = Device::typical(SM90).unwrap();
-    let features = |problem: &Problem, template: &str| -> Vec<String> {
+    let of_class = ["kIsCausal", "kHasDropout", "kIsDeterministic", "kIsBatchInvariant"];
+    let of_features = Feature::ALL.iter().flat_map(|feature| feature.row().constants).map(|constant| constant.name);
+    let names: Vec<&str> = of_class.into_iter().chain(of_features).collect();
+    let features = |problem: &Problem, template: &str| -> Vec<&str> {
         let kernels = render_pass(problem, &heuristic(problem, &h200), SM90).unwrap();
         let (_, text) = kernels.iter().find(|(spec, _)| spec.template == template).unwrap();
-        let problem = text.lines().find_map(|line| line.strip_prefix("// problem:")).unwrap();
-        let names = problem.split_whitespace().map(|value| value.split('=').next().unwrap().to_owned());
-        names.filter(|name| name.starts_with("has_") || name.starts_with("is_")).collect()
+        let code = reached(text);
+        names.iter().copied().filter(|name| constants::mentions(&code, name)).collect()
     };
     let of_sm80 = |pass| Problem { pass, dtype: Dtype::Fp32, ..problem() };
     let of_sm90 =
         |pass, head_dim| Problem { pass, head_dim, head_dim_v: head_dim, seqlen_q: 4096, seqlen_k: 4096, ..problem() };
     let forward = features(&of_sm80(Pass::Forward), "sm80_forward");
+    assert!(["kIsCausal", "kHasDropout", "kHasSinks", "kIsVarlen"].iter().all(|name| forward.contains(name)));
     assert_eq!(forward, features(&of_sm90(Pass::Forward, 128), "sm90_forward"));
     let backward = features(&of_sm80(Pass::Backward), "sm80_backward");
     for (template, head_dim) in [("sm90_backward", 64), ("sm90_backward_middle", 192), ("sm90_backward_wide", 256)] {
         assert_eq!(backward, features(&of_sm90(Pass::Backward, head_dim), template), "{template}");
     }
-    let mut decode = features(&Problem { seqlen_q: 1, ..problem() }, "decode");
-    // Only decode splits keys.
-    decode.retain(|name| name != "is_batch_invariant");
-    assert_eq!(decode, forward);
+    let decode = features(&Problem { seqlen_q: 1, ..problem() }, "decode");
+    // Only decode splits keys and reads pages; it refuses dropout and block masks.
+    let differing = ["kIsBatchInvariant", "kPageSize", "kHasDropout", "kMaskBlockQ", "kMaskBlockK"];
+    let shared = |features: &[&str]| -> Vec<String> {
+        let shared = features.iter().filter(|name| !differing.contains(name));
+        shared.map(|name| name.to_string()).collect()
+    };
+    assert_eq!(shared(&decode), shared(&forward));
 }
 
 #[test]

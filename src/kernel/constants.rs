@@ -98,7 +98,7 @@ pub struct Declaration {
 
 /// The constants that a text mentions outside comments. A text that fixes one itself keeps its own.
 pub fn declared(problem: &Problem, arch: &Value, text: &str) -> Vec<Declaration> {
-    let code: String = text.lines().flat_map(|line| [line.split("//").next().unwrap_or(line), "\n"]).collect();
+    let code = code(text);
     let arch = ("kArch", ARCH, "80, 86, 89, 90, 100, 120", arch.clone());
     let of_class = class().map(|c| (c.name, c.tag, c.meaning, value(c, problem)));
     std::iter::once(arch)
@@ -112,8 +112,13 @@ pub fn declared(problem: &Problem, arch: &Value, text: &str) -> Vec<Declaration>
         .collect()
 }
 
+/// A text without its comments.
+pub fn code(text: &str) -> String {
+    text.lines().flat_map(|line| [line.split("//").next().unwrap_or(line), "\n"]).collect()
+}
+
 /// Whether a name stands in the code as a whole word.
-fn mentions(code: &str, name: &str) -> bool {
+pub fn mentions(code: &str, name: &str) -> bool {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     code.match_indices(name).any(|(at, _)| {
         let (before, after) = (&code[..at], &code[at + name.len()..]);
