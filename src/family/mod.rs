@@ -172,8 +172,8 @@ pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Devi
     }
 }
 
-/// The kernels of a pass in launch order; none on the CPU. An error names a knob that is missing or
-/// unknown.
+/// The kernels of a pass in launch order; none on the CPU. An error names a knob that is missing,
+/// unknown or at a value that is not listed.
 pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<KernelSpec>> {
     (room(config.family, problem.pass).kernels)(problem, config).map_err(Error::invalid)
 }

@@ -60,7 +60,11 @@ impl Room {
             heuristic: |problem, device| K::heuristic(problem, device).map(K::to_config),
             passing: passing::<K>,
             cost: |problem, config, device| Ok(K::of(config)?.cost(problem, device)),
-            kernels: |problem, config| Ok(K::of(config)?.kernels(problem)),
+            kernels: |problem, config| {
+                // An unlisted value, such as 0 warps, would divide by zero.
+                check_knobs(config, K::LIST)?;
+                Ok(K::of(config)?.kernels(problem))
+            },
             carried_over: |config, from, to, device| {
                 check_knobs(config, K::LIST)?;
                 Ok(K::of(config)?.carried_over(from, to, device).to_config())

@@ -24,7 +24,9 @@ fn problem(pass: Pass) -> Problem {
 /// Some value for each knob.
 fn config(pass: Pass) -> Config {
     let ones = family::knobs(Family::Sm80, pass).iter().map(|knob| (knob.name, 1));
-    Config::new(Family::Sm80, ones.chain([("num_warps", 4), ("block_m", 64), ("block_n", 64)]))
+    let tile = [("num_warps", 4), ("block_m", 64), ("block_n", 64)];
+    let forward_alone = [("block_dim_v", 0), ("lazy_log2", 0)].into_iter().filter(|_| pass == Pass::Forward);
+    Config::new(Family::Sm80, ones.chain(tile).chain(forward_alone))
 }
 
 fn fill_cache(folder: &Path, pass: Pass) {

@@ -6,7 +6,7 @@ use super::heuristic::{carried_over, heuristic};
 use crate::config::Family::{self, Decode, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
-use crate::family::{check, families};
+use crate::family::{check, families, kernels};
 use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem};
 
 fn devices() -> [Device; 4] {
@@ -195,4 +195,15 @@ fn tma_copies_what_it_can() {
     refused(&narrow, heuristic(&narrow, &h200));
     // 48 columns of V are no whole boxes.
     refused(&Problem { head_dim_v: 96, ..plain }, DecodeKnobs { warps_v: 2, ..heuristic(&plain, &h200) });
+}
+
+#[test]
+fn kernels_of_an_unlisted_value_are_an_error_that_names_the_knob() {
+    let problem = problem(1, 1, 1, 1000, 128);
+    let config = heuristic(&problem, &devices()[2]).to_config();
+    assert!(kernels(&problem, &config).is_ok());
+    for knob in ["warps_m", "warps_v", "num_warps"] {
+        let error = kernels(&problem, &config.clone().with(knob, 0)).unwrap_err();
+        assert!(error.message.starts_with(&format!("{knob} is 0; it must be one of [1, 2")), "{error}");
+    }
 }
