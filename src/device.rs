@@ -44,7 +44,7 @@ impl std::str::FromStr for Arch {
         let digits = text.strip_prefix("sm_").map(|t| t.strip_suffix(['a', 'f']).unwrap_or(t));
         match digits.and_then(|d| d.parse::<u32>().ok()) {
             Some(number) if (50..1000).contains(&number) => Ok(Arch::Sm(number / 10, number % 10)),
-            _ => Err(format!("{text:?} is no architecture; write cpu or sm_80, sm_90a, …")),
+            _ => Err(format!("{text:?} is not an architecture; write cpu or sm_80, sm_90a, …")),
         }
     }
 }

@@ -77,7 +77,7 @@ fn refuse_unknown(config: &Config, knobs: &[Knob]) -> Result<(), String> {
         None => Ok(()),
         Some(unknown) => {
             let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
-            Err(format!("{unknown} is no knob of {}; they are {}", config.family.name(), known.join(", ")))
+            Err(format!("{unknown} is not a knob of {}; its knobs are {}", config.family.name(), known.join(", ")))
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
             error
         });
         assert_eq!(both[0], "keys (keys of a tile) is missing from cpu rows=16");
-        assert_eq!(both[1], "kyes is no knob of cpu; they are rows, keys");
+        assert_eq!(both[1], "kyes is not a knob of cpu; its knobs are rows, keys");
     }
 
     #[test]

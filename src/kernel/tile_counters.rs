@@ -108,9 +108,9 @@ mod tests {
             let ask = |thread: u64| {
                 let slots = &slots;
                 move || {
-                    let ids = (0..100).map(|turn| (turn * 37 + thread * 13) % 100);
+                    let ids = (0..100).map(|nth| (nth * 37 + thread * 13) % 100);
                     let of_streams = ids.map(|id| (id, slots.of_stream(id).unwrap()));
-                    let captured = (0..30).map(|turn| (1000 + thread * 30 + turn, slots.of_capture().unwrap()));
+                    let captured = (0..30).map(|nth| (1000 + thread * 30 + nth, slots.of_capture().unwrap()));
                     of_streams.chain(captured).collect::<Vec<_>>()
                 }
             };

@@ -313,7 +313,7 @@ impl Engine {
                 Err(error) => return Err(error),
             }
         }
-        Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "there is no config for the problem")))
+        Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "no family has a config for the problem")))
     }
 
     /// Chooses again, from new records, for the plans of these classes. Each old plan serves until

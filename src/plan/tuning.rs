@@ -21,12 +21,15 @@ use crate::tune::{self, Bench, Event, Floor, Observer, Request, Rig, TuneOptions
 /// An error where no record can come of a measurement.
 pub fn refuse_unmeasurable(problem: &Problem) -> Result<()> {
     if problem.is_empty() || problem.seqlen_q == 0 || problem.seqlen_k == 0 {
-        return Err(Error::invalid(format!("{}: there is no work to measure", key::record_key(problem))));
+        return Err(Error::invalid(format!(
+            "{}: the problem is empty and has nothing to measure",
+            key::record_key(problem)
+        )));
     }
     match problem.follows_no_record() {
         None => Ok(()),
         Some(why) => Err(Error::invalid(format!(
-            "{}: a {why} problem always runs the heuristic's config, and there is nothing to tune; tune it without {}",
+            "{}: a {why} problem always runs the heuristic's config and cannot be tuned; tune it without {}",
             key::record_key(problem),
             why.replace('-', "_")
         ))),

@@ -172,9 +172,9 @@ mod tests {
             let first = first(&problem, &h200);
             assert_eq!(first.len(), MAX_CANDIDATES);
             assert_eq!(first[0], family::heuristic(&problem, &h200));
-            let turns: Vec<Family> = first.iter().map(|config| config.family).collect();
-            let turn = [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80];
-            assert!(turns.chunks(4).all(|families| families == turn), "{pass:?}: {turns:?}");
+            let families: Vec<Family> = first.iter().map(|config| config.family).collect();
+            let round = [Family::Sm90, Family::Sm90, Family::Sm90, Family::Sm80];
+            assert!(families.chunks(4).all(|chunk| chunk == round), "{pass:?}: {families:?}");
             assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), first.len());
         }
     }

@@ -26,12 +26,19 @@ pub struct Rig<'a> {
     executables: HashMap<Config, Executable>,
     check: Option<Check>,
     arenas: Vec<Arena>,
-    turn: usize,
+    samples_taken: usize,
 }
 
 impl<'a> Rig<'a> {
     pub fn new(backend: &'a Backend, problem: &Problem) -> Rig<'a> {
-        Rig { backend, problem: *problem, executables: HashMap::new(), check: None, arenas: Vec::new(), turn: 0 }
+        Rig {
+            backend,
+            problem: *problem,
+            executables: HashMap::new(),
+            check: None,
+            arenas: Vec::new(),
+            samples_taken: 0,
+        }
     }
 
     /// Times a config that is known to work: `runs` cold runs after a discarded one.
@@ -44,8 +51,8 @@ impl<'a> Rig<'a> {
         };
         self.sample(config).map_err(fault)?;
         let mut samples = Samples::default();
-        for turn in 0..runs {
-            samples.push(turn, self.sample(config).map_err(fault)?);
+        for lap in 0..runs {
+            samples.push(lap, self.sample(config).map_err(fault)?);
         }
         Ok(samples)
     }
@@ -132,8 +139,8 @@ impl Bench for Rig<'_> {
     fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
         self.ensure_built(config)?;
         self.ensure_arenas().map_err(Fault::Bench)?;
-        self.turn += 1;
-        let call = self.arenas[self.turn % self.arenas.len()].call();
+        self.samples_taken += 1;
+        let call = self.arenas[self.samples_taken % self.arenas.len()].call();
         let executable = &self.executables[config];
         self.backend.time(true, &mut |stream| executable.launch(call, stream)).map_err(blame)
     }

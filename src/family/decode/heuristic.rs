@@ -12,11 +12,11 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     // Too small a tile costs more than TMA gains: threads copy pages that fit no regular tile.
     let [by_tma, by_threads] = [1, 0].map(|tma| tiles(problem, tma));
     let (regular, smallest) = (by_tma.len() - SMALLEST, &by_threads[by_threads.len() - SMALLEST..]);
-    let mut in_turn = by_tma[..regular].iter().chain(&by_threads[..regular]).chain(&by_tma[regular..]).chain(smallest);
+    let mut in_order = by_tma[..regular].iter().chain(&by_threads[..regular]).chain(&by_tma[regular..]).chain(smallest);
     let fits = |tile: &&DecodeKnobs| tile.fits(problem, device);
     let is_even = |tile: &&DecodeKnobs| tile.waits_for_memory(problem) && tile.runs_evenly(problem, device);
     let even = by_tma[..regular].iter().filter(fits).find(is_even);
-    let tile = *even.or_else(|| in_turn.find(fits)).or(smallest.last()).expect("the list is not empty");
+    let tile = *even.or_else(|| in_order.find(fits)).or(smallest.last()).expect("the list is not empty");
     // Where there are many CTAs, smaller blocks of keys are enough in flight.
     let half = DecodeKnobs { block_n: tile.block_n / 2, ..tile };
     let is_enough = tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);

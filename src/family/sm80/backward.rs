@@ -15,7 +15,7 @@ knobs! {
         block_m: "query rows of a block" in [16, 32, 64, 128],
         block_n: "keys of a tile" in [16, 32, 64, 96, 128],
         num_warps: "warps of a CTA" in [4, 8],
-        num_stages: "Q and dO blocks in flight, 0: by turns in one place, as K and V" in [0, 1, 2],
+        num_stages: "Q and dO blocks in flight, 0: Q and dO share one buffer, as K and V do" in [0, 1, 2],
         sdp_warps_m: "warps along the rows of S and dP" in [1, 2, 4, 8],
         dkv_warps_n: "warps along the keys of dK and dV" in [1, 2, 4, 8],
         dq_warps_m: "warps along the rows of dQ" in [1, 2, 4, 8],
@@ -47,8 +47,8 @@ impl Space for BackwardKnobs {
             },
         },
         Constraint {
-            name: "turns_in_one_place",
-            reason: "loading each tile again for each product is worth it only where they do not fit together: fp32 and very wide; dV goes out through the place of Q and dO",
+            name: "shared_buffers",
+            reason: "loading each tile again for each product is worth it only where they do not fit together: fp32 and very wide; dV goes out through the buffer of Q and dO",
             holds: |p, k, _| {
                 let is_very_wide = p.dtype == Dtype::Fp32 && p.head_dim + p.head_dim_v > 512;
                 k.num_stages > 0 || is_very_wide && k.block_n <= k.block_m
@@ -156,7 +156,7 @@ fn known(problem: &Problem) -> Vec<BackwardKnobs> {
     let (modifies_scores, window) = (features.modifies_scores(), problem.left_shift().is_some());
     // Groups of query heads make few, long tiles.
     let few_tiles = problem.causal != Causal::None && problem.group_size() > 1;
-    // Tiles of one head wait for one another where they take turns.
+    // Deterministic tiles of one head wait for their turn at dQ.
     let longest_first = u32::from(few_tiles || problem.deterministic);
     let config =
         |block_m, block_n, num_warps, num_stages, warps: [u32; 3], ctas_per_sm, recompute_offsets| BackwardKnobs {

@@ -33,7 +33,7 @@ fn first_that_fits<K: Space>(configs: &[K], problem: &Problem, device: &Device) 
 const fn longest_first<K>(holds: fn(&Problem, &K, &Device) -> bool) -> Constraint<K> {
     Constraint {
         name: "longest_first",
-        reason: "without a causal mask rows are equally long, except the first ones of a window, and without turns to take the order only costs L2 hits",
+        reason: "without a causal mask rows are equally long, except the first ones of a window, and unless tiles wait for turns at dQ, the order only costs L2 hits",
         holds,
     }
 }

@@ -168,8 +168,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    // Tiles that take turns and wait lose least where few heads are walked together, however long
-    // they are.
+    // Deterministic tiles wait least for their turn at dQ where few heads are walked together,
+    // however long the heads are.
     let group_mb = if problem.deterministic || wants_groups(problem) { 16 } else { 0 };
     let has_three_boxes_each = boxes(problem.head_dim.min(problem.head_dim_v)) == 3;
     let keys: &[u32] = match BackwardKernel::of(problem) {

@@ -135,7 +135,7 @@ fn fits_q_slot(problem: &Problem) -> bool {
 /// The fastest (block_m, block_n, [k_stages, v_stages, q_stages]) on an H200 for problems of many
 /// tiles (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, it is
 /// the fastest whose consumers spill nothing.
-fn tile_of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
+fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let is_causal = problem.right_shift().is_some();
     let drops_full = problem.dropout && !is_causal;
     let features = &problem.features;
@@ -161,7 +161,7 @@ fn tile_of_many(problem: &Problem) -> (u32, u32, [u32; 3]) {
 }
 
 fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
-    let (rows, keys, stages) = tile_of_many(problem);
+    let (rows, keys, stages) = tile_of_full_device(problem);
     let modifies = problem.features.modifies_scores();
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
