@@ -24,15 +24,16 @@ pub struct KernelParams {
     /// where the caller does not want it.
     pub lse: *mut f32,
     /// Workspace, fp32 (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q,
-    /// workspace_rows_of_head): lse * log2(e), with fp32 tensors lse itself (Log2Lse). +inf for
-    /// rows without keys and past a sequence's last.
+    /// workspace_rows_of_head). It holds lse * log2(e), or lse itself for fp32 tensors (Log2Lse).
+    /// It is +inf for rows without keys and for rows past a sequence's last.
     pub lse_log2: *mut f32,
-    /// Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
+    /// Workspace, in the layout of lse_log2: rowsum(dO * O) - dlse. It is 0 past a sequence's last
+    /// row.
     pub delta: *mut f32,
-    /// Workspace, fp32, in the order of device/layout/dq_accum.cuh; the same rows, at most
-    /// workspace_cols each.
+    /// Workspace, fp32, in the layout of device/layout/dq_accum.cuh. It has the rows of lse_log2,
+    /// with at most workspace_cols columns.
     pub dq_accum: *mut f32,
-    /// Workspace, what device/schedule/dq_turns.cuh counts; NULL where the pass is not
+    /// Workspace, the counters of device/schedule/dq_turns.cuh. NULL if the pass is not
     /// deterministic.
     pub turns: *mut u32,
     pub dropout_seed_ptr: *const u64,
@@ -49,59 +50,62 @@ pub struct KernelParams {
     /// Row i sees keys j <= i + right_shift (kIsCausal). With varlen the kernel adds the shift of
     /// each sequence's alignment (device/attention/sequence.cuh).
     pub right_shift: i32,
-    /// A block of a multiple of 16 rows, up to 128, that holds a query ends within them.
+    /// Rows of the workspace for each sequence and head. Row blocks of a kernel are a multiple of
+    /// 16, up to 128, rows. Each block that holds a query ends within these rows.
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)
     pub softmax_scale_log2: f32,
-    /// 16-bit draws below it are dropped.
+    /// Weights whose 16-bit draw is below this are dropped.
     pub dropout_threshold: u32,
     /// 1 / probability of keeping
     pub dropout_keep_scale: f32,
     pub bias: ScoresRef,
-    /// fp32, added to.
+    /// fp32. Kernels add to it.
     pub dbias: ScoresRef,
-    /// Bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the
-    /// lowest.
+    /// Bytes, where 0 hides the key. With kMaskIsBits each byte holds the bits of eight keys, the
+    /// first key in the lowest bit.
     pub mask: ScoresRef,
     /// The slope of batch b and query head h is at b * alibi_stride_batch + h.
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,
-    /// (heads_q), as dsinks.
+    /// (heads_q). dsinks has the same layout.
     pub sinks: *const f32,
     pub dsinks: *mut f32,
     /// In the layout of lse.
     pub dlse: *const f32,
-    /// (batch + 1); NULL where q is not packed end to end. cu_seqlens_k is likewise.
+    /// (batch + 1). NULL if q is not packed end to end. cu_seqlens_k is the same for k and v.
     pub cu_seqlens_q: *const i32,
     pub cu_seqlens_k: *const i32,
-    /// (batch); NULL where all rows are used. seqused_k is likewise.
+    /// (batch). NULL if all rows are used. seqused_k is the same for k and v.
     pub seqused_q: *const i32,
     pub seqused_k: *const i32,
     /// Workspace rows of a query head, over all sequences.
     pub workspace_rows_of_head: i64,
-    /// With cu_seqlens_q: rows of lse of a query head.
+    /// With cu_seqlens_q: the rows of lse for a query head.
     pub total_q: i64,
     /// softmax_scale / softcap
     pub softcap_factor: f32,
     /// softcap * log2(e)
     pub softcap_log2: f32,
-    /// Row i sees keys j >= i + left_shift (kHasWindow). As right_shift.
+    /// Row i sees keys j >= i + left_shift (kHasWindow). With varlen the kernel adds the same shift
+    /// as to right_shift.
     pub left_shift: i32,
-    /// Whether each sequence's last query and key are on its diagonal, else its first.
+    /// Nonzero if each sequence's last query and key lie on its diagonal. Otherwise the first ones
+    /// do.
     pub aligns_ends: i32,
-    /// (batch, blocks): the pages of each sequence, which device/attention/key_pages.cuh reads.
+    /// (batch, blocks): the pages of each sequence (device/attention/key_pages.cuh).
     pub block_table: *const i32,
     pub block_table_stride: i64,
-    /// Workspace (device/attention/partials.cuh), as partial_lse.
+    /// Workspace of split keys, as is partial_lse (device/attention/partials.cuh).
     pub partial_o: *mut f32,
     pub partial_lse: *mut f32,
-    /// Splits of the keys.
+    /// The number of splits of the keys.
     pub num_splits: i32,
-    /// Pages that k and v hold.
+    /// The number of pages in k and v.
     pub num_pages: i32,
     /// Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
-    /// tensors, as tensor maps count them (device/ptx/tma.cuh).
+    /// tensors, as tensor maps count them (device/layout/tensor_map.cuh).
     pub map_rows_q: i32,
     pub map_rows_k: i32,
     pub map_rows_v: i32,

@@ -57,15 +57,16 @@ struct KernelParams {
     // where the caller does not want it.
     float* lse;
     // Workspace, fp32 (batch, heads_q, workspace_rows), with cu_seqlens_q (heads_q,
-    // workspace_rows_of_head): lse * log2(e), with fp32 tensors lse itself (Log2Lse). +inf for
-    // rows without keys and past a sequence's last.
+    // workspace_rows_of_head). It holds lse * log2(e), or lse itself for fp32 tensors (Log2Lse).
+    // It is +inf for rows without keys and for rows past a sequence's last.
     float* lse_log2;
-    // Workspace, as lse_log2: rowsum(dO * O) - dlse; 0 past a sequence's last row.
+    // Workspace, in the layout of lse_log2: rowsum(dO * O) - dlse. It is 0 past a sequence's last
+    // row.
     float* delta;
-    // Workspace, fp32, in the order of device/layout/dq_accum.cuh; the same rows, at most
-    // workspace_cols each.
+    // Workspace, fp32, in the layout of device/layout/dq_accum.cuh. It has the rows of lse_log2,
+    // with at most workspace_cols columns.
     float* dq_accum;
-    // Workspace, what device/schedule/dq_turns.cuh counts; NULL where the pass is not
+    // Workspace, the counters of device/schedule/dq_turns.cuh. NULL if the pass is not
     // deterministic.
     uint32* turns;
     const uint64* dropout_seed_ptr;
@@ -82,59 +83,62 @@ struct KernelParams {
     // Row i sees keys j <= i + right_shift (kIsCausal). With varlen the kernel adds the shift of
     // each sequence's alignment (device/attention/sequence.cuh).
     int right_shift;
-    // A block of a multiple of 16 rows, up to 128, that holds a query ends within them.
+    // Rows of the workspace for each sequence and head. Row blocks of a kernel are a multiple of
+    // 16, up to 128, rows. Each block that holds a query ends within these rows.
     int workspace_rows;
     float softmax_scale;
     // softmax_scale * log2(e)
     float softmax_scale_log2;
-    // 16-bit draws below it are dropped.
+    // Weights whose 16-bit draw is below this are dropped.
     uint32 dropout_threshold;
     // 1 / probability of keeping
     float dropout_keep_scale;
     ScoresView bias;
-    // fp32, added to.
+    // fp32. Kernels add to it.
     ScoresView dbias;
-    // Bytes, 0 hides the key; with kMaskIsBits bytes of eight keys, the first one's bit the
-    // lowest.
+    // Bytes, where 0 hides the key. With kMaskIsBits each byte holds the bits of eight keys, the
+    // first key in the lowest bit.
     ScoresView mask;
     // The slope of batch b and query head h is at b * alibi_stride_batch + h.
     const float* alibi_slopes;
     int64 alibi_stride_batch;
-    // (heads_q), as dsinks.
+    // (heads_q). dsinks has the same layout.
     const float* sinks;
     float* dsinks;
     // In the layout of lse.
     const float* dlse;
-    // (batch + 1); NULL where q is not packed end to end. cu_seqlens_k is likewise.
+    // (batch + 1). NULL if q is not packed end to end. cu_seqlens_k is the same for k and v.
     const int* cu_seqlens_q;
     const int* cu_seqlens_k;
-    // (batch); NULL where all rows are used. seqused_k is likewise.
+    // (batch). NULL if all rows are used. seqused_k is the same for k and v.
     const int* seqused_q;
     const int* seqused_k;
     // Workspace rows of a query head, over all sequences.
     int64 workspace_rows_of_head;
-    // With cu_seqlens_q: rows of lse of a query head.
+    // With cu_seqlens_q: the rows of lse for a query head.
     int64 total_q;
     // softmax_scale / softcap
     float softcap_factor;
     // softcap * log2(e)
     float softcap_log2;
-    // Row i sees keys j >= i + left_shift (kHasWindow). As right_shift.
+    // Row i sees keys j >= i + left_shift (kHasWindow). With varlen the kernel adds the same shift
+    // as to right_shift.
     int left_shift;
-    // Whether each sequence's last query and key are on its diagonal, else its first.
+    // Nonzero if each sequence's last query and key lie on its diagonal. Otherwise the first ones
+    // do.
     int aligns_ends;
-    // (batch, blocks): the pages of each sequence, which device/attention/key_pages.cuh reads.
+    // (batch, blocks): the pages of each sequence (device/attention/key_pages.cuh).
     const int* block_table;
     int64 block_table_stride;
-    // Workspace (device/attention/partials.cuh), as partial_lse.
+    // Workspace of split keys, as is partial_lse (device/attention/partials.cuh).
     float* partial_o;
     float* partial_lse;
-    // Splits of the keys.
+    // The number of splits of the keys.
     int num_splits;
-    // Pages that k and v hold.
+    // The number of pages in k and v.
     int num_pages;
     // Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
-    // tensors, as tensor maps count them (device/ptx/tma.cuh).
+    // tensors, as tensor maps count them (device/layout/tensor_map.cuh).
     int map_rows_q;
     int map_rows_k;
     int map_rows_v;
