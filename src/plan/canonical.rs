@@ -118,10 +118,8 @@ pub fn distance(a: &Problem, b: &Problem) -> f64 {
 
 /// The most keys that a window lets one row see.
 fn seen(problem: &Problem) -> i64 {
-    let Window { left, right, .. } = problem.features.window;
     let side = |keys: Option<i64>| keys.unwrap_or(problem.seqlen_k);
-    let right = if problem.causal == Causal::None { side(right) } else { 0 };
-    (side(left) + right).min(problem.seqlen_k)
+    (side(problem.features.window.left) + side(problem.keys_after_diagonal())).min(problem.seqlen_k)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Cost: the least operations and bytes that a problem needs. The bench and the tuner's utilisation
 //! compare measured times with them. They depend on the problem alone, not on a device or a clock.
 
-use super::{Causal, Pass, Problem, Window};
+use super::{Pass, Problem};
 
 impl Problem {
     /// Operations of the matrix products that this pass needs: two products forward, five backward,
@@ -21,10 +21,9 @@ impl Problem {
     /// Bytes of K and V, each read once. A window counts only the keys that some row sees. Varlen
     /// counts every sequence as the longest.
     pub fn key_value_bytes(&self) -> f64 {
-        let Window { left, right, .. } = self.features.window;
-        let right = if self.causal == Causal::None { right } else { Some(0) };
         let side = |keys: Option<i64>| keys.unwrap_or(self.seqlen_k);
-        let keys = (side(left) + side(right) + self.seqlen_q).min(self.seqlen_k);
+        let keys =
+            (side(self.features.window.left) + side(self.keys_after_diagonal()) + self.seqlen_q).min(self.seqlen_k);
         let elements = self.batch_size as f64 * self.num_heads_kv as f64 * keys as f64;
         elements * (self.head_dim + self.head_dim_v) as f64 * self.dtype.bytes() as f64
     }
@@ -32,10 +31,8 @@ impl Problem {
     /// The mean number of keys that a row sees. Each side of the diagonal counts half of the keys,
     /// or the window's keys if those are fewer; causality leaves none after the diagonal.
     fn keys_of_a_row(&self) -> f64 {
-        let Window { left, right, .. } = self.features.window;
-        let right = if self.causal == Causal::None { right } else { Some(0) };
         let half = self.seqlen_k as f64 / 2.0;
         let side = |keys: Option<i64>| keys.map_or(half, |keys| (keys as f64).min(half));
-        side(left) + side(right)
+        side(self.features.window.left) + side(self.keys_after_diagonal())
     }
 }

@@ -238,8 +238,12 @@ impl Problem {
     /// Row i sees keys j <= i + this; None: up to the last one. With varlen the kernel adds the
     /// shift of each sequence's alignment.
     pub fn right_shift(&self) -> Option<i64> {
-        let right = if self.causal == Causal::None { self.features.window.right } else { Some(0) };
-        right.map(|right| self.alignment_shift() + right)
+        self.keys_after_diagonal().map(|keys| self.alignment_shift() + keys)
+    }
+
+    /// How many keys after its diagonal a row sees; None: all.
+    pub fn keys_after_diagonal(&self) -> Option<i64> {
+        if self.causal == Causal::None { self.features.window.right } else { Some(0) }
     }
 
     /// Row i sees keys j >= i + this; None: from the first one on. With varlen the kernel adds the

@@ -56,7 +56,7 @@ impl Problem {
     /// Bytes of the uint32 counters by which a deterministic pass draws tiles and orders their
     /// additions. There is one for drawing and one for each row tile of the dQ accumulator, which
     /// has at least 8 rows.
-    pub const fn turn_bytes(&self) -> usize {
+    const fn turn_bytes(&self) -> usize {
         match self.deterministic {
             true => (1 + self.num_heads_q * self.workspace_rows_of_head() / 8) as usize * 4,
             false => 0,
@@ -90,7 +90,7 @@ impl Problem {
 
     /// Bytes of the partial states of `max_splits` splits; 0 if there is only one. Each query row
     /// of each split has an fp32 O, its columns rounded up to 4, and an LSE.
-    pub fn partial_bytes(&self) -> usize {
+    fn partial_bytes(&self) -> usize {
         match self.max_splits() {
             1 => 0,
             splits => (splits * self.query_rows() * (self.partial_cols() + 1)) as usize * 4,
