@@ -4,7 +4,9 @@ use super::context::flashtune_context;
 use super::panic_boundary::enter;
 use super::{sized, text};
 use crate::error::Result;
+use crate::plan::Engine;
 use std::ffi::c_char;
+use std::path::Path;
 
 /// Writes this machine's records to the file path and replaces what it held. The file has sorted
 /// lines of JSON: the same records give the same bytes. count receives their number; it may be
@@ -17,14 +19,8 @@ pub unsafe extern "C" fn flashtune_records_export(
     path: *const c_char,
     count: *mut u64,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: the C caller promises a live context or NULL.
-        let context = unsafe { flashtune_context::of(context)? };
-        // SAFETY: the C caller promises NULL or a terminated string.
-        let path = unsafe { text::path("path", path)? };
-        // SAFETY: the C caller promises that count is NULL or may be written.
-        unsafe { write_count(count, || context.engine.export_records(&path)) }
-    })
+    // SAFETY: the C caller promises what the header says. This holds for the function below too.
+    unsafe { transfer(context, path, count, Engine::export_records) }
 }
 
 /// Adds the records of a file that flashtune_records_export wrote to this machine's.
@@ -43,25 +39,33 @@ pub unsafe extern "C" fn flashtune_records_import(
     path: *const c_char,
     count: *mut u64,
 ) -> i32 {
-    enter(|| {
-        // SAFETY: the C caller promises a live context or NULL.
-        let context = unsafe { flashtune_context::of(context)? };
-        // SAFETY: the C caller promises NULL or a terminated string.
-        let path = unsafe { text::path("path", path)? };
-        // SAFETY: the C caller promises that count is NULL or may be written.
-        unsafe { write_count(count, || context.engine.import_records(&path)) }
-    })
+    // SAFETY: as above.
+    unsafe { transfer(context, path, count, Engine::import_records) }
 }
 
-/// Runs `work` and writes its number to `count`. The pointer is checked before the work starts.
+/// Runs `work` on the file and writes its number to `count`. All pointers are checked before the
+/// work starts.
 ///
-/// # Safety `count` is NULL or may be written.
-unsafe fn write_count(count: *mut u64, work: impl FnOnce() -> Result<usize>) -> Result<()> {
-    let count = if count.is_null() { None } else { Some(sized::output("count", count)?) };
-    let number = work()? as u64;
-    if let Some(count) = count {
-        // SAFETY: not NULL, aligned, and the caller promises that it may be written.
-        unsafe { count.write(number) };
-    }
-    Ok(())
+/// # Safety
+/// `context` is NULL or live, `path` NULL or a NUL-terminated string, and `count` NULL or may be
+/// written.
+unsafe fn transfer(
+    context: *mut flashtune_context,
+    path: *const c_char,
+    count: *mut u64,
+    work: fn(&Engine, &Path) -> Result<usize>,
+) -> i32 {
+    enter(|| {
+        // SAFETY: by the caller's promise.
+        let context = unsafe { flashtune_context::of(context)? };
+        // SAFETY: by the caller's promise.
+        let path = unsafe { text::path("path", path)? };
+        let count = if count.is_null() { None } else { Some(sized::output("count", count)?) };
+        let number = work(&context.engine, &path)? as u64;
+        if let Some(count) = count {
+            // SAFETY: not NULL, aligned, and the caller promises that it may be written.
+            unsafe { count.write(number) };
+        }
+        Ok(())
+    })
 }
