@@ -6,20 +6,17 @@ use super::launch_maps;
 use crate::call::{BlockLists, Call, ScoresRef, TensorRef};
 use crate::problem::Problem;
 
-/// A (batch, seqlen, heads, dim) view as kernels see it: the twin of `TensorRef` in CUDA.
-type View = TensorRef;
-
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KernelParams {
-    pub q: View,
-    pub k: View,
-    pub v: View,
-    pub out: View,
-    pub dout: View,
-    pub dq: View,
-    pub dk: View,
-    pub dv: View,
+    pub q: TensorRef,
+    pub k: TensorRef,
+    pub v: TensorRef,
+    pub out: TensorRef,
+    pub dout: TensorRef,
+    pub dq: TensorRef,
+    pub dk: TensorRef,
+    pub dv: TensorRef,
     /// fp32 (batch, heads_q, seqlen_q), with cu_seqlens_q (heads_q, total_q), natural log. NULL
     /// where the caller does not want it.
     pub lse: *mut f32,

@@ -215,8 +215,8 @@ fn header(
     used: &BTreeSet<&str>,
     spliced: &[&str],
 ) -> String {
-    let list = |names: &mut dyn Iterator<Item = &str>| {
-        names.filter(|name| used.contains(name)).map(|name| format!(" {name}={}", values[name])).collect::<String>()
+    let list = |names: &[&str]| -> String {
+        names.iter().filter(|name| used.contains(*name)).map(|name| format!(" {name}={}", values[*name])).collect()
     };
     let files: String = spliced.iter().map(|name| format!(" {name}")).collect();
     format!(
@@ -227,10 +227,10 @@ fn header(
          // by hand:  nvcc -std=c++17 --expt-relaxed-constexpr -diag-suppress 177 \
          -arch={arch}{suffix} -cubin -o {template}.cubin {template}.cu\n\n",
         version = env!("CARGO_PKG_VERSION"),
-        problem = list(&mut constants::tags().into_iter()).trim_start(),
+        problem = list(&constants::tags()).trim_start(),
         family = family.name(),
         suffix = family.target_suffix(),
-        knobs = list(&mut knobs.iter().copied()),
+        knobs = list(knobs),
     )
 }
 

@@ -48,7 +48,7 @@ fn structure(text: &str, name: &str) -> String {
 
 fn cuda_name(name: &str) -> &str {
     match name {
-        "TensorRef" | "View" => "TensorView",
+        "TensorRef" => "TensorView",
         "ScoresRef" => "ScoresView",
         "BlockLists" => "BlockListsView",
         other => other,
