@@ -14,7 +14,7 @@ pub type Stream = *mut c_void;
 /// The limits of a varlen tensor map: the most rows, and the most elements from one row to the
 /// next.
 pub const MAX_MAP_ROWS: i64 = 1 << 30;
-pub const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
+const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
 
 /// A (batch, seqlen, heads, dim) view. Strides are in elements; the last dim is contiguous.
 #[derive(Clone, Copy, Debug)]

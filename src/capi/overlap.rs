@@ -9,7 +9,7 @@ use crate::error::Error;
 use std::fmt;
 
 /// Most bytes that a tensor may span. The limit keeps the arithmetic below within an i64.
-pub const MAX_EXTENT: i64 = 1 << 60;
+const MAX_EXTENT: i64 = 1 << 60;
 
 /// One strided dimension: the number of entries, and the bytes from one to the next.
 #[derive(Clone, Copy, Debug)]

@@ -27,7 +27,7 @@ impl std::fmt::Display for Value {
 }
 
 /// The tag of the dtype, which two constants share.
-pub const DTYPE: &str = "dtype";
+const DTYPE: &str = "dtype";
 /// The tag of the architecture. The architecture belongs to the target, not to the problem, so it
 /// is no class constant.
 pub const ARCH: &str = "arch";

@@ -10,7 +10,7 @@ use std::path::Path;
 /// (path under `tuning-db/`, content), sorted by path.
 pub const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning_db.rs"));
 
-pub const OVERRIDE: &str = "FLASHTUNE_TUNING_DB";
+const OVERRIDE: &str = "FLASHTUNE_TUNING_DB";
 
 /// The shipped records of an architecture, of all its GPUs.
 pub fn records(arch: Arch) -> Vec<Record> {

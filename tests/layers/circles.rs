@@ -8,7 +8,7 @@ use crate::source::{Named, Path};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A folder's own file, as a node beside its modules.
-pub const OWN_FILE: &str = "mod.rs";
+const OWN_FILE: &str = "mod.rs";
 
 /// The modules of one crate, by their paths: `["kernel", "render"]`. The crate's own file is the
 /// empty path.
