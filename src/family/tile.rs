@@ -1,7 +1,6 @@
-//! Tiles in shared memory: their bytes in the two layouts that kernels use, and whether a pass's
-//! tiles are alike.
+//! Tiles in shared memory: their bytes in the two layouts that kernels use.
 
-use crate::problem::{Dtype, Features, Problem};
+use crate::problem::Dtype;
 
 /// Columns of a padded tile: the head dim up to a multiple of 8 (device/layout/padded_tile.cuh).
 pub const fn tile_cols(dim: i64) -> u32 {
@@ -28,10 +27,4 @@ pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
 /// Boxes of a row of so many columns.
 pub const fn boxes(dim: i64) -> u32 {
     (dim as u32).div_ceil(BOX_COLS)
-}
-
-/// Whether a pass's tiles are not all equally long, so that a CTA that is done takes the next one.
-pub fn tiles_differ(problem: &Problem) -> bool {
-    let Features { varlen, block_mask, .. } = problem.features;
-    problem.right_shift().is_some() || problem.left_shift().is_some() || varlen.is_some() || block_mask.is_some()
 }

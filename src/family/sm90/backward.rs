@@ -5,14 +5,14 @@
 //! (`templates/sm90_backward_wide.cu.tera`).
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, dq_transposed, half_cols};
-use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
 use crate::device::Device;
 use crate::family::backward;
 use crate::family::knob::Constraint;
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
-use crate::family::tile::{boxes, tiles_differ};
+use crate::family::tile::boxes;
 use crate::problem::Problem;
 
 impl Space for BackwardKnobs {

@@ -1,12 +1,12 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, last_wave, padded, registers};
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
 use crate::device::Device;
 use crate::family::knob::{Constraint, knobs};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
-use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes, tiles_differ};
+use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
 use crate::problem::{Dtype, Problem};
 
 knobs! {

@@ -2,6 +2,7 @@
 //! registers, and parts of the cost.
 
 use crate::family::spec::WarpgroupRegisters;
+use crate::problem::{Features, Problem};
 
 /// Rows of a consumer warpgroup: of queries forward, and of keys backward except in the middle
 /// kernel. The M of `wgmma`.
@@ -26,6 +27,12 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
 pub fn padded(length: i64, block: f64) -> f64 {
     let length = (length as f64).max(1.0);
     (length / block).ceil() * block / length
+}
+
+/// Whether a pass's tiles are not all equally long, so that a CTA that is done takes the next one.
+pub fn tiles_differ(problem: &Problem) -> bool {
+    let Features { varlen, block_mask, .. } = problem.features;
+    problem.right_shift().is_some() || problem.left_shift().is_some() || varlen.is_some() || block_mask.is_some()
 }
 
 /// The time of all waves of tiles, the last of them partly empty, over that of full waves alone.
