@@ -154,23 +154,12 @@ fn known(problem: &Problem) -> Vec<BackwardKnobs> {
     let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
     let (softcap, bias, varlen) = (features.softcap, features.bias, features.varlen.is_some());
     let (modifies_scores, window) = (features.modifies_scores(), problem.left_shift().is_some());
-    // Groups of query heads make few, long tiles.
-    let few_tiles = problem.causal != Causal::None && problem.group_size() > 1;
-    // Deterministic tiles of one head wait for their turn at dQ.
-    let longest_first = u32::from(few_tiles || problem.deterministic);
-    let config =
-        |block_m, block_n, num_warps, num_stages, warps: [u32; 3], ctas_per_sm, recompute_offsets| BackwardKnobs {
-            block_m,
-            block_n,
-            num_warps,
-            num_stages,
-            sdp_warps_m: warps[0],
-            dkv_warps_n: warps[1],
-            dq_warps_m: warps[2],
-            longest_first,
-            recompute_offsets,
-            ctas_per_sm,
-        };
+    let few_tiles = has_few_tiles(problem);
+    let config = |block_m, block_n, num_warps, num_stages, warps, ctas_per_sm, recompute_offsets| BackwardKnobs {
+        recompute_offsets,
+        ctas_per_sm,
+        ..of_tile(problem, [block_m, block_n, num_warps, num_stages], warps)
+    };
     let first = match problem.head_dim.max(problem.head_dim_v) {
         // Narrow loads need more addresses.
         ..=64 if matches!(problem.layout, Layout::Vec1 | Layout::Vec2) => config(64, 64, 8, 2, [4, 2, 2], 1, 1),
@@ -214,19 +203,8 @@ fn known(problem: &Problem) -> Vec<BackwardKnobs> {
 /// The same of fp32, whose tiles take twice the shared memory and whose operands are split in
 /// registers.
 fn known_fp32(problem: &Problem) -> Vec<BackwardKnobs> {
-    // As with 16 bits: few, long tiles, or tiles that wait for one another.
-    let few_tiles = problem.causal != Causal::None && problem.group_size() > 1;
-    let config = |block_m, block_n, num_warps, num_stages, warps: [u32; 3]| BackwardKnobs {
-        block_m,
-        block_n,
-        num_warps,
-        num_stages,
-        sdp_warps_m: warps[0],
-        dkv_warps_n: warps[1],
-        dq_warps_m: warps[2],
-        longest_first: u32::from(few_tiles || problem.deterministic),
-        recompute_offsets: 1,
-        ctas_per_sm: 1,
+    let config = |block_m, block_n, num_warps, num_stages, warps| {
+        of_tile(problem, [block_m, block_n, num_warps, num_stages], warps)
     };
     let first = match problem.head_dim.max(problem.head_dim_v) {
         ..=64 => vec![config(64, 64, 8, 2, [4, 2, 2]), config(32, 64, 8, 2, [2, 2, 2])],
@@ -237,4 +215,32 @@ fn known_fp32(problem: &Problem) -> Vec<BackwardKnobs> {
     };
     let others = [config(32, 32, 8, 1, [2, 1, 1]), config(16, 16, 8, 1, [1, 1, 1]), config(16, 16, 8, 0, [1, 1, 1])];
     first.into_iter().chain(others).collect()
+}
+
+/// A config of a tile, with a CTA to itself on an SM and load offsets computed at each load.
+/// `warps` are those along the rows of S, the keys of dK and the rows of dQ.
+fn of_tile(
+    problem: &Problem,
+    [block_m, block_n, num_warps, num_stages]: [u32; 4],
+    [sdp_warps_m, dkv_warps_n, dq_warps_m]: [u32; 3],
+) -> BackwardKnobs {
+    BackwardKnobs {
+        block_m,
+        block_n,
+        num_warps,
+        num_stages,
+        sdp_warps_m,
+        dkv_warps_n,
+        dq_warps_m,
+        // Deterministic tiles of one head wait for their turn at dQ.
+        longest_first: u32::from(has_few_tiles(problem) || problem.deterministic),
+        recompute_offsets: 1,
+        ctas_per_sm: 1,
+    }
+}
+
+/// Whether tiles are few and long, and differ in length: the heads of a GQA group share a tile of
+/// keys.
+fn has_few_tiles(problem: &Problem) -> bool {
+    problem.causal != Causal::None && problem.group_size() > 1
 }

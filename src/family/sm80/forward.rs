@@ -136,16 +136,8 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let needs_registers = problem.left_shift().is_some()
         || Features { window: Window::default(), softcap: features.softcap && dropout, ..*features } != Features::NONE;
     let config = |block_m, block_n, num_warps, num_stages, recompute_offsets, ctas_per_sm| ForwardKnobs {
-        block_m,
-        block_n,
-        block_dim_v: slice,
-        num_warps,
-        num_stages,
-        q_in_regs: 0,
-        lazy_log2: 8,
-        longest_first: u32::from(problem.causal != Causal::None),
         recompute_offsets,
-        ctas_per_sm,
+        ..of_tile(problem, slice, [block_m, block_n, num_warps, num_stages], ctas_per_sm)
     };
     let is_before_hopper = device.arch < Arch::Sm(9, 0);
     // Four warps of 32 rows each: the keys of a block, the stages, and whether offsets are
@@ -195,7 +187,27 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
 /// The same of fp32, whose tiles take twice the shared memory and whose operands are split in
 /// registers.
 fn known_fp32(problem: &Problem, slice: u32) -> Vec<ForwardKnobs> {
-    let config = |block_m, block_n, num_warps, num_stages, ctas_per_sm| ForwardKnobs {
+    let config = |block_m, block_n, num_warps, num_stages, ctas_per_sm| {
+        of_tile(problem, slice, [block_m, block_n, num_warps, num_stages], ctas_per_sm)
+    };
+    let first = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 => vec![config(64, 32, 4, 2, 3), config(64, 32, 4, 1, 2)],
+        65..=128 => vec![config(64, 16, 4, 2, 2), config(64, 16, 4, 2, 1)],
+        129..=256 => vec![config(64, 16, 4, 1, 2)],
+        _ => Vec::new(),
+    };
+    let others = [config(64, 16, 4, 1, 1), config(32, 16, 2, 1, 1), config(16, 16, 1, 1, 1)];
+    first.into_iter().chain(others).collect()
+}
+
+/// A config of a tile, with Q in shared memory and load offsets computed at each load.
+fn of_tile(
+    problem: &Problem,
+    slice: u32,
+    [block_m, block_n, num_warps, num_stages]: [u32; 4],
+    ctas_per_sm: u32,
+) -> ForwardKnobs {
+    ForwardKnobs {
         block_m,
         block_n,
         block_dim_v: slice,
@@ -206,13 +218,5 @@ fn known_fp32(problem: &Problem, slice: u32) -> Vec<ForwardKnobs> {
         longest_first: u32::from(problem.causal != Causal::None),
         recompute_offsets: 1,
         ctas_per_sm,
-    };
-    let first = match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 => vec![config(64, 32, 4, 2, 3), config(64, 32, 4, 1, 2)],
-        65..=128 => vec![config(64, 16, 4, 2, 2), config(64, 16, 4, 2, 1)],
-        129..=256 => vec![config(64, 16, 4, 1, 2)],
-        _ => Vec::new(),
-    };
-    let others = [config(64, 16, 4, 1, 1), config(32, 16, 2, 1, 1), config(16, 16, 1, 1, 1)];
-    first.into_iter().chain(others).collect()
+    }
 }
