@@ -13,8 +13,6 @@ use flashtune::kernel::KernelParams;
 use flashtune::kernel::compile::{Compiled, EntryResources, compile, options, target};
 use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
 use flashtune::kernel::cubin_limit::Limit;
-use flashtune::kernel::render::Renderer;
-use flashtune::kernel::sm_clock;
 use flashtune::kernel::sources::embedded;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -209,17 +207,6 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
     }
     text += "extern \"C\" __global__ void k(const __grid_constant__ KernelParams p) { *p.lse = p.softmax_scale; }\n";
     compile(nvrtc, "params", &text, "sm_80").unwrap();
-}
-
-#[test]
-fn clock_kernel_compiles_without_warnings() {
-    let Some(nvrtc) = nvrtc() else { return };
-    let renderer = Renderer::new(embedded()).unwrap();
-    for arch in [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)] {
-        let text = sm_clock::spec().text(&renderer, arch).unwrap();
-        let compiled = compile(nvrtc, "sm_clock", &text, &target(arch, Family::Sm80, nvrtc).unwrap()).unwrap();
-        assert_eq!((compiled.log.as_str(), compiled.resources["flashtune_sm_clock"].stack_bytes), ("", 0));
-    }
 }
 
 // ---- the cubin cache

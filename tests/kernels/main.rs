@@ -6,7 +6,6 @@ mod nvrtc;
 
 mod compile;
 mod decode;
+mod fixed;
 mod instructions;
-mod kv_append;
 mod matrix;
-mod merge;

@@ -1,0 +1,58 @@
+//! The kernels without a config, those of the small operations and of the SM clock, compiled by
+//! NVRTC without a GPU. Each must compile for every class without warnings and without a stack.
+//! Without NVRTC a test says so and passes.
+
+use crate::nvrtc::nvrtc;
+use flashtune::device::Arch;
+use flashtune::kernel::compile::{EntryResources, compile, target};
+use flashtune::kernel::fixed::FAMILY;
+use flashtune::kernel::render::Renderer;
+use flashtune::kernel::sources::embedded;
+use flashtune::kernel::{FixedSpec, sm_clock};
+use flashtune::ops::kv_append::KvAppendClass;
+use flashtune::ops::merge::MergeClass;
+use flashtune::problem::{Dtype, Layout};
+use rayon::prelude::*;
+
+/// Compiles kernels for architectures. Returns the resources of each, after a check that it has
+/// neither a warning nor a stack; none without NVRTC.
+fn compiled(specs: &[FixedSpec], archs: &[Arch]) -> Vec<EntryResources> {
+    let Some(nvrtc) = nvrtc() else { return Vec::new() };
+    let renderer = Renderer::new(embedded()).unwrap();
+    let pairs: Vec<_> = specs.iter().flat_map(|spec| archs.iter().map(move |arch| (spec, *arch))).collect();
+    let one = |(spec, arch): &(&FixedSpec, Arch)| {
+        let text = spec.text(&renderer, *arch).unwrap();
+        let compiled = compile(nvrtc, spec.name, &text, &target(*arch, FAMILY, nvrtc).unwrap()).unwrap();
+        let used = compiled.resources[&format!("flashtune_{}", spec.name)];
+        assert_eq!((used.stack_bytes, compiled.log.as_str()), (0, ""), "{spec:?} for {arch}");
+        used
+    };
+    pairs.par_iter().map(one).collect()
+}
+
+#[test]
+fn merge_compiles_without_a_stack_for_every_class() {
+    let mut specs = Vec::new();
+    for dtype in [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32] {
+        for partial_dtype in [dtype, Dtype::Fp32] {
+            let layouts = [Layout::Vec4, Layout::Vec2, Layout::Vec1];
+            specs.extend(layouts.map(|layout| MergeClass { dtype, partial_dtype, layout }.kernel()));
+        }
+    }
+    compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]);
+}
+
+#[test]
+fn kv_append_compiles_without_a_stack_for_every_class() {
+    let specs = [16, 8, 4, 2].map(|access_bytes| KvAppendClass { access_bytes }.kernel());
+    let archs = [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
+    for used in compiled(&specs, &archs) {
+        // The grid assumes that 8 CTAs fit an SM.
+        assert!(used.registers <= 64, "{used:?}");
+    }
+}
+
+#[test]
+fn sm_clock_compiles_without_a_stack() {
+    compiled(&[sm_clock::spec()], &[Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)]);
+}
