@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -199,6 +200,10 @@ class Tree:
             self.environment.setdefault("VIRTUAL_ENV", str((ROOT / ".venv").resolve()))
         self.tools = self.versions()
 
+    @cached_property
+    def nvrtc(self):
+        return Nvrtc(self.environment)
+
     def versions(self):
         """The versions that a disassembly depends on."""
         nvdisasm = subprocess.run([self.nvdisasm, "--version"], capture_output=True, text=True).stdout
@@ -229,7 +234,7 @@ class Tree:
     def compiled(self, problem, text, folder):
         if problem[0] != "render":
             cubin = folder / "small.cubin"
-            cubin.write_bytes(Nvrtc.get(self.environment).compile(text, problem[problem.index("--arch") + 1]))
+            cubin.write_bytes(self.nvrtc.compile(text, problem[problem.index("--arch") + 1]))
             return {problem[0].removeprefix("render-"): self.disassembled(cubin)}
         output = self.run([*problem, "--cubin", str(folder / "main.cubin"), "--json"])
         if output.returncode:
@@ -269,14 +274,6 @@ def stripped(text):
 
 class Nvrtc:
     """The part of NVRTC that compiles the small operations, which `render` does not compile."""
-
-    shared = None
-
-    @classmethod
-    def get(cls, environment):
-        if cls.shared is None:
-            cls.shared = cls(environment)
-        return cls.shared
 
     def __init__(self, environment):
         folders = [environment.get("FLASHTUNE_NVRTC", ""), environment.get("VIRTUAL_ENV", "")]
