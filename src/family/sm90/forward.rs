@@ -54,8 +54,8 @@ impl Space for ForwardKnobs {
         grid(),
     ];
 
-    /// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for all
-    /// SMs, and fewer keys and stages if it would not fit.
+    /// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for
+    /// all SMs, and fewer keys and stages if it would not fit.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
     }
