@@ -10,7 +10,7 @@ import torch
 from . import _torch_autograd
 from ._errors import UnsupportedError
 from ._torch_arguments import refuse_summed_dbias, resolve_seed
-from ._torch_launch import describe, launch_backward, launch_forward, merge
+from ._torch_launch import describe, expect_array, launch_backward, launch_forward, merge
 
 __all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "resolve_seed"]
 
@@ -72,5 +72,4 @@ def _with_fp32_sinks(features):
 
 def _expect_tensors(**tensors):
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as q is")
+        expect_array(name, tensor)

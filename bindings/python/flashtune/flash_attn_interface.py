@@ -135,7 +135,7 @@ def flash_attn_varlen_func(
         if dropout_p:
             raise UnsupportedError(f"dropout_p is {dropout_p} and block_table is given; dropout_p must be 0 with pages")
         _flag("deterministic", deterministic)
-        longest_q, longest_k = _longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        longest_q, longest_k = _features.bound("max_seqlen_q", max_seqlen_q), _features.bound("max_seqlen_k", max_seqlen_k)
         causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
         out, lse = _attention.attention_kvcache(
             q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff(), max_seqlen_k=longest_k,
@@ -200,7 +200,7 @@ def flash_attn_varlen_qkvpacked_func(
     """
     _expect_tensors(qkv=qkv, cu_seqlens=cu_seqlens)
     _expect_packed("qkv", qkv, 3, "total")
-    (longest,) = _longest(max_seqlen=max_seqlen)
+    longest = _features.bound("max_seqlen", max_seqlen)
     lengths = _lengths(cu_seqlens, cu_seqlens, longest, longest)
     options = dict(
         dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
@@ -300,14 +300,10 @@ def _flag(name, value):
 
 def _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     """The fields of Features that say where packed sequences lie."""
-    longest_q, longest_k = _longest(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     return dict(
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q, max_seqlen_k=longest_k
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=_features.bound("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=_features.bound("max_seqlen_k", max_seqlen_k),
     )  # fmt: skip
-
-
-def _longest(**given):
-    return tuple(_features.bound(name, value) for name, value in given.items())
 
 
 def _window(window_size, causal):
