@@ -2,6 +2,7 @@
 //! NVRTC without a GPU. Each must compile for every class without warnings and without a stack.
 //! Without NVRTC a test says so and passes.
 
+use crate::ARCHS;
 use crate::nvrtc::nvrtc;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{EntryResources, compile, target};
@@ -45,8 +46,7 @@ fn merge_compiles_without_a_stack_for_every_class() {
 #[test]
 fn kv_append_compiles_without_a_stack_for_every_class() {
     let specs = [16, 8, 4, 2].map(|access_bytes| KvAppendClass { access_bytes }.kernel());
-    let archs = [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
-    for used in compiled(&specs, &archs) {
+    for used in compiled(&specs, &ARCHS) {
         // The grid assumes that 8 CTAs fit an SM.
         assert!(used.registers <= 64, "{used:?}");
     }

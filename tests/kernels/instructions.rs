@@ -4,6 +4,7 @@
 //! right, so no other test notices. Without NVRTC or nvdisasm a test says so and passes;
 //! `FLASHTUNE_REQUIRE_NVRTC=1` and `FLASHTUNE_REQUIRE_NVDISASM=1` make that a failure.
 
+use crate::ARCHS;
 use crate::disassembly::{consumer_spill_bytes, instructions, nvdisasm};
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
@@ -17,9 +18,6 @@ use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
-
-const ARCHS: [Arch; 6] =
-    [Arch::Sm(8, 0), Arch::Sm(8, 6), Arch::Sm(8, 9), Arch::Sm(9, 0), Arch::Sm(10, 0), Arch::Sm(12, 0)];
 
 const PLAIN: Problem = Problem { num_heads_kv: 2, ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 1000, 64) };
 
