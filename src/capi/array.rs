@@ -11,7 +11,7 @@ use std::ffi::c_void;
 /// Rows of numbers along up to three dimensions, for example one row for each batch entry.
 pub struct Array {
     pub name: &'static str,
-    pub type_name: &'static str,
+    type_name: &'static str,
     pub pointer: *const c_void,
     /// Elements of a row.
     pub elements: i64,
@@ -59,7 +59,7 @@ impl Array {
     }
 
     /// The sizes, for a message.
-    pub fn shape(&self) -> String {
+    fn shape(&self) -> String {
         let rows = self.dims.iter().map(|(count, _)| *count).filter(|count| *count != 1);
         let sizes: Vec<String> = rows.chain([self.elements]).map(|size| size.to_string()).collect();
         match &sizes[..] {

@@ -8,7 +8,7 @@ use super::overlap::Footprint;
 use super::types::flashtune_block_mask;
 use crate::call::BlockLists;
 use crate::error::{Error, Result};
-use crate::problem::{BlockMask, Problem};
+use crate::problem::{BlockMask, Problem, check_range};
 
 impl flashtune_block_mask {
     /// The pointers by name. Without a block mask they must be NULL, and `sizes` must be 0.
@@ -63,13 +63,7 @@ impl flashtune_block_mask {
         if let Some((name, stride)) = strides.into_iter().find(|(_, stride)| *stride < 0) {
             return Err(Error::invalid(format!("block_mask.{name} is {stride}; it must be 0 or more elements")));
         }
-        if !(0..=i64::from(i32::MAX)).contains(&self.max_blocks) {
-            return Err(Error::invalid(format!(
-                "block_mask.max_blocks is {}; it must be from 0 to {}",
-                self.max_blocks,
-                i32::MAX
-            )));
-        }
+        check_range("block_mask.max_blocks", self.max_blocks, 0, i32::MAX.into())?;
         if self.full_num_blocks.is_null() != self.full_indices.is_null() && data == Data::Required {
             return Err(Error::invalid(
                 "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; both must be set, or both NULL",

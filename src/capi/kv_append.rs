@@ -13,7 +13,7 @@ use super::sized::{SizedStruct, address};
 use super::types::*;
 use crate::error::{Error, Result};
 use crate::ops::kv_append::{KvAppend, KvAppendClass};
-use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN};
+use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN, check_range};
 use std::ffi::c_void;
 
 /// New keys and values to write into a K/V cache behind those that each sequence has there. k_new
@@ -231,9 +231,7 @@ fn check_sizes(params: &flashtune_kv_append_params, pages: &PageInputs) -> Resul
         ("head_dim", params.head_dim, 1, MAX_HEAD_DIM),
         ("head_dim_v", params.head_dim_v, 1, MAX_HEAD_DIM),
     ] {
-        if !(low..=high).contains(&value) {
-            return Err(Error::invalid(format!("{name} is {value}; it must be from {low} to {high}")));
-        }
+        check_range(name, value, low, high)?;
     }
     if params.page_size != 0 {
         pages.page_size("or page_size 0 for a cache without pages")?;

@@ -13,7 +13,7 @@ use super::sized::SizedStruct;
 use super::types::*;
 use crate::error::{Error, Result};
 use crate::ops::merge::{Merge, MergeClass};
-use crate::problem::{Dtype, Layout, MAX_HEAD_DIM};
+use crate::problem::{Dtype, Layout, MAX_HEAD_DIM, check_range};
 use std::ffi::c_void;
 
 /// Partial results to merge. Each partial is the attention of the same queries over another part of
@@ -129,9 +129,7 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
         ("partial_out_stride", params.partial_out_stride, 0, i64::MAX),
         ("partial_lse_stride", params.partial_lse_stride, 0, i64::MAX),
     ] {
-        if !(low..=high).contains(&value) {
-            return Err(Error::invalid(format!("{name} is {value}; it must be from {low} to {high}")));
-        }
+        check_range(name, value, low, high)?;
     }
     let rows = batch_size as i128 * seqlen as i128 * num_heads as i128;
     if rows > most.into() {

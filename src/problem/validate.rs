@@ -10,21 +10,25 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+/// Refuses a number outside `low..=high`.
+pub fn check_range(name: &str, value: i64, low: i64, high: i64) -> Result<()> {
+    match (low..=high).contains(&value) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{name} is {value}; it must be from {low} to {high}"))),
+    }
+}
+
 impl Problem {
     /// Checks what holds for every backend: ranges, the head ratio, and that products of sizes fit
     /// into 63 bits.
     pub fn validate(&self) -> Result<()> {
-        let range = |name: &str, value: i64, low: i64, high: i64| match (low..=high).contains(&value) {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("{name} is {value}; it must be from {low} to {high}"))),
-        };
-        range("batch_size", self.batch_size, 0, i32::MAX as i64)?;
-        range("num_heads_q", self.num_heads_q, 1, i32::MAX as i64)?;
-        range("num_heads_kv", self.num_heads_kv, 1, i32::MAX as i64)?;
-        range("seqlen_q", self.seqlen_q, 0, MAX_SEQLEN)?;
-        range("seqlen_k", self.seqlen_k, 0, MAX_SEQLEN)?;
-        range("head_dim", self.head_dim, 1, MAX_HEAD_DIM)?;
-        range("head_dim_v", self.head_dim_v, 1, MAX_HEAD_DIM)?;
+        check_range("batch_size", self.batch_size, 0, i32::MAX as i64)?;
+        check_range("num_heads_q", self.num_heads_q, 1, i32::MAX as i64)?;
+        check_range("num_heads_kv", self.num_heads_kv, 1, i32::MAX as i64)?;
+        check_range("seqlen_q", self.seqlen_q, 0, MAX_SEQLEN)?;
+        check_range("seqlen_k", self.seqlen_k, 0, MAX_SEQLEN)?;
+        check_range("head_dim", self.head_dim, 1, MAX_HEAD_DIM)?;
+        check_range("head_dim_v", self.head_dim_v, 1, MAX_HEAD_DIM)?;
         if self.num_heads_q % self.num_heads_kv != 0 {
             return Err(Error::invalid(format!(
                 "num_heads_q is {}; it must be a multiple of num_heads_kv, which is {}",
@@ -70,9 +74,7 @@ impl Problem {
     fn validate_features(&self) -> Result<()> {
         let Features { window, dbias, bias, mask, mask_bits, dlse, varlen, .. } = self.features;
         for (name, side) in [("window_left", window.left), ("window_right", window.right)] {
-            if let Some(keys) = side.filter(|keys| !(0..=MAX_SEQLEN).contains(keys)) {
-                return Err(Error::invalid(format!("{name} is {keys}; it must be from 0 to {MAX_SEQLEN}")));
-            }
+            side.map_or(Ok(()), |keys| check_range(name, keys, 0, MAX_SEQLEN))?;
         }
         if self.causal != Causal::None && window != Window::default() {
             if let Some(right) = window.right {
@@ -103,9 +105,7 @@ impl Problem {
         }
         if let Some(varlen) = varlen {
             for (name, total) in [("total_q", varlen.total_q), ("total_k", varlen.total_k)] {
-                if let Some(rows) = total.filter(|rows| !(0..=MAX_SEQLEN).contains(rows)) {
-                    return Err(Error::invalid(format!("{name} is {rows}; it must be from 0 to {MAX_SEQLEN}")));
-                }
+                total.map_or(Ok(()), |rows| check_range(name, rows, 0, MAX_SEQLEN))?;
             }
         }
         self.validate_block_mask()?;
@@ -131,9 +131,7 @@ impl Problem {
 
     fn validate_pages(&self) -> Result<()> {
         let Some(page_size) = self.features.paged else { return Ok(()) };
-        if !(1..=MAX_SEQLEN).contains(&page_size) {
-            return Err(Error::invalid(format!("page_size is {page_size}; it must be from 1 to {MAX_SEQLEN}")));
-        }
+        check_range("page_size", page_size, 1, MAX_SEQLEN)?;
         if self.pass == Pass::Backward {
             return Err(Error::invalid("k and v are paged; the backward pass does not take pages"));
         }
