@@ -1,6 +1,5 @@
-// The places of a sequence's keys in device memory, and the copies of key blocks into shared
-// memory. Keys lie one after another in the rows of k and v, or in the pages of a block table
-// (kPageSize > 0). Decode kernels use this file. It knows neither masks nor pipelines.
+// The places of a sequence's keys in device memory. Keys lie one after another in the rows of k and
+// v, or in the pages of a block table (kPageSize > 0). It knows neither masks, copies nor pipelines.
 //
 // A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table
 // names the page of the keys from i * kPageSize on. Entries and keys past the sequence's length are
@@ -8,8 +7,6 @@
 // An entry that names no page is read as the last page, so no access leaves k and v.
 
 #include "device/attention/sequence.cuh"
-#include "device/ptx/cp_async.cuh"
-#include "device/ptx/shared.cuh"
 
 // The part of the table that the copy of one block of kKeys keys needs. It is fetched one block
 // ahead, so that no copy waits for it.
@@ -70,51 +67,3 @@ struct KeyPages {
         return page_of(row) * view.stride_batch + int64(row_in_page(block, row)) * view.stride_seqlen;
     }
 };
-
-// Copies kVec elements. Where `valid` is false, it writes zeros and does not read the source.
-// cp.async moves at least 4 bytes, so 2 bytes go by an ordinary store. The caller's barrier orders
-// the store before the readers.
-template <int kVec>
-__device__ __forceinline__ void copy_elements(uint32 to, const uint16* from, bool valid) {
-    if constexpr (kVec > 1) {
-        cp_async<kVec * 2>(to, from, valid);
-    } else {
-        const uint16 value = valid ? *from : uint16(0);
-        store_half_word(to, value);
-    }
-}
-
-// Loads a block of keys into a tile, with kThreads threads in whole warps. It copies the first
-// keys_left rows and cols_left columns and fills the rest with zeros. Nothing past the sequence's
-// end enters a product. `source` is row 0 of the head, in the sequence or in page 0.
-template <class Tile, int kVec, int kThreads>
-__device__ __forceinline__ void load_keys(uint32 tile, const uint16* source, const TensorView& view, const KeyPages<Tile::kRows>& pages, int block, int keys_left, int cols_left, int thread) {
-    constexpr int kChunks = Tile::kCols / kVec;  // per row
-    constexpr int kTotal = Tile::kRows * kChunks;
-    constexpr bool kIsEven = KeyPages<Tile::kRows>::kIsEven;
-    // If the chunks of a row divide the threads, a thread keeps its column and steps over rows.
-    constexpr bool kKeepsColumn = kThreads % kChunks == 0;
-    constexpr int kRowStep = kKeepsColumn ? kThreads / kChunks : 0;
-    const uint16* even = source;
-    if constexpr (kIsEven) even += pages.place(view, block);
-    const uint16* next = even + (thread / kChunks) * view.stride_seqlen + thread % kChunks * kVec;
-    // The loop is unrolled whole only if the addresses of all copies fit the registers. They do not
-    // fit if each row has its own page, each copy has its own column, or copies are narrow and
-    // many.
-    constexpr int kSteps = (kTotal + kThreads - 1) / kThreads, kUnroll = kIsEven && kKeepsColumn && kVec == 8 ? kSteps : 4;
-    #pragma unroll kUnroll
-    for (int i = 0; i < kSteps; ++i) {
-        const int index = thread + i * kThreads, row = index / kChunks, col = index % kChunks * kVec;
-        const uint16* from = next;
-        if constexpr (!kIsEven) {
-            from = source + pages.place(view, block, row) + col;
-        } else if constexpr (kKeepsColumn) {
-            next += kRowStep * view.stride_seqlen;
-        } else {
-            from = even + row * view.stride_seqlen + col;
-        }
-        // Only the last step breaks, after the lanes of the warp have met in `place`.
-        if (kTotal % kThreads != 0 && index >= kTotal) break;
-        copy_elements<kVec>(tile + uint32(row * Tile::kStride + col) * 2, from, row < keys_left && col < cols_left);
-    }
-}

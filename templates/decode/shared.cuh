@@ -1,0 +1,52 @@
+// Shared memory of the decode kernel: where each buffer lies, its shape and its lifetime.
+//
+//   main loop   Q (kBlockM, kHeadDim) in padded rows; each team's ring of kNumStages tiles of K and
+//               of V, in the layout of keys_cp_async.cuh or keys_tma.cuh
+//   epilogue    in their place, each team's O, references and sums in fp32 (merge.cuh)
+//   throughout  the barriers of TMA's copies, where nothing else ever lies
+
+#include "decode/teams.cuh"
+
+using TileQ = Tile<kBlockM, kHeadDim>;
+constexpr int kRingBytes = kNumStages * (TileK::kBytes + TileV::kBytes);  // of a team
+// The rings come before Q where their tiles must be aligned further than shared memory is.
+constexpr bool kAlignsRings = kRingAlignment > 128;
+
+// A row of a team's O. The stride of 8 banks past a multiple of 32 keeps pairs of rows apart.
+constexpr int kMergeStride = round_up(kWarpCols * kWarpsV, 32) + 8;
+constexpr int kMergeBytes = kTeams * kBlockM * (kMergeStride + 2) * 4;
+constexpr int kLoopBytes = TileQ::kBytes + kTeams * kRingBytes + (kAlignsRings ? kRingAlignment : 0);
+constexpr int kTilesBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
+constexpr int kSharedBytes = kTilesBytes + kTeams * kRingBarrierBytes;
+static_assert(kSharedBytes == kLaunchBytes, "src/family computes the same");
+
+// The addresses of the main loop, of one team.
+struct LoopMemory {
+    uint32 q;
+    TeamRing ring;
+
+    __device__ __forceinline__ LoopMemory(const uint8* shared, int team) {
+        const uint32 start = shared_address(shared);
+        if constexpr (kAlignsRings) {
+            const uint32 rings = (start + kRingAlignment - 1) & ~uint32(kRingAlignment - 1);
+            q = rings + kTeams * kRingBytes;
+            ring.k = rings + team * kRingBytes;
+        } else {
+            q = start;
+            ring.k = q + TileQ::kBytes + team * kRingBytes;
+        }
+        ring.barriers = start + kTilesBytes + team * kRingBarrierBytes;
+        ring.v = ring.k + kNumStages * TileK::kBytes;
+    }
+};
+
+// The buffers of the epilogue. A state is a team's row: unnormalised O, the reference in log2 units
+// and the sum of weights.
+struct MergeMemory {
+    float* o;           // (team, row, kMergeStride)
+    float* references;  // (team, row), later the factor of the team's O
+    float* sums;        // (team, row)
+
+    __device__ __forceinline__ MergeMemory(uint8* shared)
+        : o(reinterpret_cast<float*>(shared)), references(o + kTeams * kBlockM * kMergeStride), sums(references + kTeams * kBlockM) {}
+};
