@@ -13,3 +13,10 @@ struct Ring {
     // The parity of the phase of the slot before this one.
     __device__ __forceinline__ uint32 parity_before() const { return parity ^ (slot == 0 ? 1 : 0); }
 };
+
+// A ring of one slot, which takes no register for its position.
+struct OneSlot {
+    static constexpr uint32 slot = 0;
+    uint32 parity = 0;
+    __device__ __forceinline__ void advance() { parity ^= 1; }
+};

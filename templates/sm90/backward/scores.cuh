@@ -1,7 +1,18 @@
-// Weights from scores that stand transposed, keys down and queries across.
+// Scores that stand transposed, keys down and queries across, and weights from them. The kernel
+// lists the wgmma shapes beforehand.
 
+#include "device/layout/operand.cuh"
 #include "device/ptx/math.cuh"
 #include "device/ptx/shared.cuh"
+
+// S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost.
+__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
+    wgmma_scores_first(acc, descriptor(keys_low), descriptor(queries_low));
+    #pragma unroll
+    for (int step = 1; step < steps; ++step) {
+        wgmma_scores(acc, descriptor(keys_low + column_step<kBytesBoxN / kBoxRowBytes>(step)), descriptor(queries_low + column_step<kBlockM>(step)));
+    }
+}
 
 // P^T = 2^(S^T * scale - LSE). The LSE of a block lies with the slot of its Q; a lane holds of each
 // 8 queries the two from lane % 4 * 2 on. The address is written out at each load: kept over the
