@@ -48,7 +48,7 @@ table:
 
 # Documents and comments; examples run where the library is built.
 prose:
-	$(PYTHON) scripts/check_prose.py --skip "phrases of comments" --skip "width of comments"
+	$(PYTHON) scripts/check_prose.py
 
 clean:
 	cargo clean

@@ -346,7 +346,7 @@ def kernels(commit, arguments):
 
 
 def hashes(which, arguments):
-    """The tools' versions, and the hashes that a file holds, or those of a commit, or of the working tree."""
+    """The tools' versions, and the hashes of a file, of a commit, or of the working tree."""
     if which and Path(which).is_file():
         of_file = json.loads(Path(which).read_text())
         found = {name: value for name, value in of_file["kernels"].items() if re.search(arguments.only, name)}

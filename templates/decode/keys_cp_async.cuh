@@ -69,7 +69,8 @@ __device__ __forceinline__ void copy_keys(uint32 tile, const uint16* source, con
     }
 }
 
-// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes them.
+// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
+// them.
 class Keys {
     const KernelParams& params;
     const Sequence& sequence;

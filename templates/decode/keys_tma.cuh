@@ -48,7 +48,8 @@ __device__ __forceinline__ void copy_keys(uint32 tile, const TensorMap& map, uin
             if (!issues) continue;
             #pragma unroll
             for (int box = 0; box < Tile::kBoxes; ++box) {
-                // A box of keys that do not exist begins behind the page's last row: no row is read.
+                // A box of keys that do not exist begins behind the page's last row: no row is
+                // read.
                 const int first = block * kBlockN + row < pages.seqlen_k ? pages.row_in_page(block, row) : kPageSize;
                 tma_load_4d(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head, page);
             }
@@ -65,7 +66,8 @@ __device__ __forceinline__ void clear_rows(uint32 tile, int first, int thread) {
     }
 }
 
-// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes them.
+// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
+// them.
 class Keys {
     const KernelParams& params;
     const KeySource& source;

@@ -26,8 +26,8 @@ __device__ __forceinline__ void write_states(const MergeMemory& states, const Ou
     }
 }
 
-// Each row's reference, sum and LSE, by one thread. Replaces the teams' references by the factors of
-// their O, and the first team's sums by the rows' own.
+// Each row's reference, sum and LSE, by one thread. Replaces the teams' references by the factors
+// of their O, and the first team's sums by the rows' own.
 __device__ __forceinline__ void end_rows(const MergeMemory& states, const QueryTile& tile, const Split& split, const KernelParams& params, int thread) {
     for (int row = thread; row < kBlockM; row += kThreads) {
         float top = -infinity(), sum = 0.f;

@@ -1,5 +1,6 @@
 // The places of a sequence's keys in device memory. Keys lie one after another in the rows of k and
-// v, or in the pages of a block table (kPageSize > 0). It knows neither masks, copies nor pipelines.
+// v, or in the pages of a block table (kPageSize > 0). It knows neither masks, copies nor
+// pipelines.
 //
 // A page is kPageSize rows of one batch entry of k and v. Entry i of a sequence's row of the table
 // names the page of the keys from i * kPageSize on. Entries and keys past the sequence's length are
