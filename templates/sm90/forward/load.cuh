@@ -7,7 +7,8 @@
 #include "device/schedule/tile_order.cuh"
 #include "sm90/forward/shared.cuh"
 
-// Block `block` of the sequence's keys. Under a block mask consumers read `listed` beside the slot.
+// Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside the
+// slot.
 __device__ __forceinline__ void load_k(Ring<kKStages>& ring, const Shared& shared, const TensorMap& map, int block,
                                        int head_kv, const MapRows& rows, const ListedTile& listed, int head) {
     barrier_wait(shared.empty_k(ring.slot), ring.parity ^ 1);
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_v(Ring<kVStages>& ring, const Shared& share
     ring.advance();
 }
 
-// The tile's query rows, with a slot and a barrier for each consumer.
+// Loads the tile's query rows. Each consumer has its own slot and barriers.
 __device__ __forceinline__ void load_q(Ring<kQStages>& ring, const Shared& shared, const TensorMap& map, const Tile& tile,
                                        const MapRows& rows) {
     // With kTmaStore consumers hold the second slot from the start (the kernel's release_stored).

@@ -35,7 +35,7 @@ __device__ __forceinline__ void pack_weights(Weights& p, const Scores& s) {
     }
 }
 
-// Moves O to the references that `softmax` has moved to.
+// Scales O to the references that `softmax` has moved to.
 __device__ __forceinline__ void rescale(Output& o, const RowSoftmax& softmax) {
     #pragma unroll
     for (int n = 0; n < kOTiles; ++n) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ void rescale(Output& o, const RowSoftmax& softmax) {
     }
 }
 
-// Flips the signs of one warpgroup's Q in shared memory. All its threads take part; `barrier` is
-// its own.
+// Flips the signs of one warpgroup's Q in shared memory. All threads of the warpgroup take part;
+// `barrier` is the warpgroup's.
 __device__ __forceinline__ void negate_q(uint32 q_tile, int thread, int barrier) {
     for (int at = thread * 4; at < kBytesQ; at += 128 * 4) negate_pair(q_tile + at);
     fence_async_proxy();

@@ -32,8 +32,8 @@ struct Shared {
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
 
-    // TMA needs tiles at multiples of 1024 bytes, and the launch gives 1024 bytes more than the
-    // tiles take.
+    // The 128-byte swizzle needs tiles at multiples of 1024 bytes. `bytes` is only 16-byte aligned,
+    // and kLaunchBytes has 1024 bytes for the rounding.
     __device__ __forceinline__ explicit Shared(const uint8* bytes) {
         q = (shared_address(bytes) + 1023) & ~1023u;
         k = q + kQStages * kConsumers * kBytesQ;

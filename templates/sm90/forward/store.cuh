@@ -6,12 +6,12 @@
 #include "sm90/forward/multiply.cuh"
 #include "sm90/forward/tile_rows.cuh"
 
-// O through the Q slot at `boxes` and out by TMA, which runs on under the next tile. `barrier` is
-// the warpgroup's.
+// Writes O to the Q slot at `boxes` and starts its copy by TMA, which runs on under the next tile.
+// `barrier` is the warpgroup's.
 __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int barrier, int thread,
                                              const KernelParams& params, const TensorMap& map_out, const Tile& tile,
                                              const Share& share, const Sequence& sequence) {
-    warpgroup_barrier(barrier);  // all four warps' products are done with Q, and the last O has left this slot
+    warpgroup_barrier(barrier);  // all four warps' products have read Q, and an earlier O has left this slot
     write_boxes(boxes, thread / 32 * 16, o, thread % 32);
     fence_async_proxy();
     warpgroup_barrier(barrier);  // all of O is in the slot, for the copy engine too
