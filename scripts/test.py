@@ -144,7 +144,6 @@ def prebuilt_tests(tally, folder, jobs):
         **os.environ,
         "CARGO_MANIFEST_DIR": str(ROOT),
         "FLASHTUNE_LIBRARY": str(folder / "lib" / LIBRARY),
-        "CARGO_BIN_EXE_flashtune": str(folder / "bin" / "flashtune"),
         "NEXTEST_BIN_EXE_flashtune": str(folder / "bin" / "flashtune"),
     }
     tests = []

@@ -4,6 +4,8 @@
 //! The processes are the real binary on the CPU backend. A test that needs root says so when it is
 //! skipped.
 
+mod program;
+
 use flashtune::plan::Store;
 use std::collections::HashSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,14 +15,6 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(5);
-
-fn flashtune() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flashtune"));
-    for name in ["FLASHTUNE_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "RUST_LOG", "FLASHTUNE_TUNING_DB"] {
-        command.env_remove(name);
-    }
-    command
-}
 
 fn problem_line(seqlen: usize) -> String {
     format!(r#"{{"pass":"forward","num_heads_q":2,"seqlen_q":{seqlen},"head_dim":32,"dtype":"fp32"}}"#)
@@ -33,14 +27,14 @@ fn problem_file(folder: &Path, seqlens: &[usize]) -> PathBuf {
 }
 
 fn autotune(problems: &Path) -> Command {
-    let mut command = flashtune();
+    let mut command = program::command();
     command.args(["autotune", "--device", "cpu", "--json", "--problems"]).arg(problems);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 fn keys_in(cache: &Path) -> HashSet<String> {
-    let output = flashtune()
+    let output = program::command()
         .args(["records", "list", "--device", "cpu", "--json"])
         .env("FLASHTUNE_CACHE_DIR", cache)
         .output()
@@ -260,7 +254,7 @@ fn full_disk_loses_only_the_records() {
     // `ulimit -f 0` forbids any file to grow; it acts like a full disk with another error code.
     let script = r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#;
     let mut shell = Command::new("sh");
-    shell.args(["-c", script, env!("CARGO_BIN_EXE_flashtune"), "autotune", "--device", "cpu", "--json", "--problems"]);
+    shell.args(["-c", script]).arg(program::path()).args(["autotune", "--device", "cpu", "--json", "--problems"]);
     let output = shell.arg(&problems).env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG").output().unwrap();
     let warning = assert_success(&output);
     assert!(warning.contains("records"), "{warning}");
@@ -309,7 +303,7 @@ fn read_only_folder_loses_only_the_records() {
     std::fs::create_dir(&cache).unwrap();
     std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o500)).unwrap();
     let program = folder.path().join("flashtune");
-    std::fs::copy(env!("CARGO_BIN_EXE_flashtune"), &program).unwrap();
+    std::fs::copy(program::path(), &program).unwrap();
     let mut command = Command::new(&program);
     command.args(["autotune", "--device", "cpu", "--json", "--problems"]).arg(&problems);
     command.env("FLASHTUNE_CACHE_DIR", &cache).env_remove("RUST_LOG");

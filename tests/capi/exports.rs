@@ -1,6 +1,7 @@
 //! The shared library exports only flashtune_* functions and links no CUDA library.
 
 use crate::library;
+use crate::source_tree::root;
 use std::process::Command;
 
 fn binutil(tool: &str, arguments: &[&str]) -> String {
@@ -25,7 +26,7 @@ fn exports_and_header_name_the_same_functions() {
     let listed = binutil("nm", &["-D", "--defined-only"]);
     let mut exported: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
     exported.sort_unstable();
-    let header = std::fs::read_to_string(library::root().join("include/flashtune.h")).unwrap();
+    let header = std::fs::read_to_string(root().join("include/flashtune.h")).unwrap();
     // A declaration starts a line and has its name before the parenthesis.
     let declarations = header.lines().filter(|line| line.starts_with("int32_t ") || line.starts_with("const char *"));
     let mut declared: Vec<&str> = declarations

@@ -1,6 +1,7 @@
 //! include/flashtune.h is in step with src/capi and compiles on its own as C99 and C++11.
 
 use crate::library;
+use crate::source_tree::root;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,7 +10,7 @@ const GENERATED: &str = include_str!(concat!(env!("OUT_DIR"), "/flashtune.h"));
 
 #[test]
 fn header_is_what_cbindgen_makes_of_the_sources() {
-    let path = library::root().join("include/flashtune.h");
+    let path = root().join("include/flashtune.h");
     if std::env::var_os("FLASHTUNE_UPDATE_HEADER").is_some_and(|value| value == "1") {
         std::fs::write(&path, GENERATED).unwrap();
     }
@@ -70,7 +71,7 @@ fn compiles_alone(variable: &str, default: &str, standard: &str, extension: &str
     let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_owned());
     let output = Command::new(&compiler)
         .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
-        .arg(library::root().join("include"))
+        .arg(root().join("include"))
         .arg(Path::new(&source))
         .output()
         .unwrap_or_else(|error| panic!("{compiler} does not start: {error}"));

@@ -1,5 +1,8 @@
 //! The C face: the header, the exports of the shared library, and C programs that use both.
 
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
+
 mod library;
 
 mod exports;

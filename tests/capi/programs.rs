@@ -3,6 +3,7 @@
 //! compiler has them.
 
 use crate::library;
+use crate::source_tree::root;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -86,7 +87,7 @@ fn run(program: &Path, home: &Path, argument: &str) -> Output {
 }
 
 fn compile(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
-    let root = library::root();
+    let root = root();
     let program = folder.join("program");
     let mut command = Command::new(compiler());
     command.args(["-std=c99", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]);

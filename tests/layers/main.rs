@@ -7,11 +7,15 @@
 //! import of the module that defines the name. Unit tests inside a module are left out, since the
 //! library does not contain them.
 
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
+
 mod circles;
 mod source;
 
 use circles::{Edges, Modules};
 use source::{named, python_imports};
+use source_tree::root;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -42,10 +46,6 @@ fn objection(module: &str, imported: &str) -> Option<String> {
         true => None,
         false => Some(format!("{module} imports {imported}, which is above or beside it")),
     }
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The files below a folder with this extension.

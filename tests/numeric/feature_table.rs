@@ -7,8 +7,8 @@
 //! failure. A gap without a reason in `feature_list` fails the test.
 
 use crate::feature_list::{Feature, LACKS, features};
-use crate::library;
 use crate::nvrtc::nvrtc;
+use crate::source_tree::root;
 use crate::support::case::Case;
 use crate::support::check::Prepared;
 use crate::support::subject::Subject;
@@ -179,7 +179,7 @@ fn docs_support_says_what_runs_where() {
         );
     }
 
-    let path = library::root().join("docs/support.md");
+    let path = root().join("docs/support.md");
     let document = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = document.split_once(BEGIN).unwrap_or_else(|| panic!("docs/support.md has no line {BEGIN}"));
     let (committed, after) = rest.split_once(END).unwrap_or_else(|| panic!("docs/support.md has no line {END}"));

@@ -3,11 +3,10 @@
 //!
 //! This is one test program, because each program would compile `support` anew.
 
-#[path = "../capi/library/mod.rs"]
-#[allow(dead_code)] // only its path to the source tree is used
-mod library;
 #[path = "../kernels/nvrtc/mod.rs"]
 mod nvrtc;
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
 mod support;
 
 mod batch_invariant;

@@ -1,12 +1,6 @@
-//! Paths of the shared library and the source tree for the tests.
+//! The path of the shared library.
 
 use std::path::PathBuf;
-
-/// The source tree. A path given at run time comes first, because a test binary may run elsewhere
-/// than it was built.
-pub fn root() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
-}
 
 /// The libflashtune.so built with this test: FLASHTUNE_LIBRARY, or the newest one beside or above
 /// the test binary (target/debug/deps). An unpacked archive of test binaries has the same layout.

@@ -4,6 +4,7 @@
 //! It is compiled from libcuda.c and found as libcuda.so.1 through LD_LIBRARY_PATH, so each test
 //! runs in a process of its own.
 
+use crate::source_tree::root;
 use flashtune::config::Config;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{Compiled, options};
@@ -147,7 +148,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
         return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
     }
     let folder = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake_driver/libcuda.c");
+    let source = root().join("tests/driver/fake_driver/libcuda.c");
     let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
         .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(folder.path().join("libcuda.so.1"))
