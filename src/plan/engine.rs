@@ -319,15 +319,12 @@ impl Engine {
     /// Chooses again, from new records, for the plans of these classes. Each old plan serves until
     /// its successor is built, so a prepared problem stays prepared.
     fn replan(&self, concerns: impl Fn(&Class) -> bool) {
-        let (generation, planned) = self.plans.begin_generation();
-        for canonical in planned.iter().filter(|canonical| concerns(&Class::of(canonical))) {
+        for canonical in self.plans.begin_generation().iter().filter(|planned| concerns(&Class::of(planned))) {
             if self.is_sealed() {
                 return;
             }
-            match self.build_best(canonical) {
-                // If a later generation has begun, its thread chooses for all plans.
-                Ok(new) => drop(self.plans.insert(generation, canonical, &new)),
-                Err(error) => log::warn!("{} keeps its plan: {error}", key::record_key(canonical)),
+            if let Err(error) = self.plans.insert_chosen(canonical, || self.build_best(canonical)) {
+                log::warn!("{} keeps its plan: {error}", key::record_key(canonical));
             }
         }
     }

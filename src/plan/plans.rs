@@ -55,8 +55,8 @@ impl Plans {
         self.0.load().plans.get(canonical).cloned()
     }
 
-    /// Inserts the plan that `choose` makes, and makes it again if a new generation began
-    /// meanwhile.
+    /// Inserts the plan that `choose` makes from the records of now. If a new generation begins
+    /// meanwhile, the plan is made again. If `choose` fails, the old plan stays.
     pub fn insert_chosen<E>(
         &self,
         canonical: &Canonical,
@@ -71,21 +71,21 @@ impl Plans {
         }
     }
 
-    /// The number to pass to `insert`. Read it before the records that the plan is chosen from.
+    /// The number to pass to `insert`. It is read before the records that the plan is chosen from.
     fn generation(&self) -> u64 {
         self.0.load().number
     }
 
-    /// Begins the next generation, after new records are in place. Returns its number and the
-    /// problems that have plans; these serve until they are replaced.
-    pub fn begin_generation(&self) -> (u64, Vec<Canonical>) {
+    /// Begins the next generation, after new records are in place. Returns the problems that have
+    /// plans; these serve until they are replaced.
+    pub fn begin_generation(&self) -> Vec<Canonical> {
         let before = self.0.rcu(|now| Generation { number: now.number + 1, plans: now.plans.clone() });
-        (before.number + 1, before.plans.keys().copied().collect())
+        before.plans.keys().copied().collect()
     }
 
     /// Inserts a plan of a generation. Returns false, and inserts nothing, if a later generation
     /// has begun.
-    pub fn insert(&self, generation: u64, canonical: &Canonical, plan: &Arc<Plan>) -> bool {
+    fn insert(&self, generation: u64, canonical: &Canonical, plan: &Arc<Plan>) -> bool {
         let before = self.0.rcu(|now| {
             let mut next = Generation::clone(now);
             if now.number == generation {
@@ -105,9 +105,10 @@ mod tests {
     use crate::family;
     use crate::plan::canonical::canonical;
     use crate::problem::{Dtype, Pass};
+    use std::cell::Cell;
 
     #[test]
-    fn a_plan_of_an_older_generation_replaces_none() {
+    fn a_plan_is_chosen_again_if_a_generation_begins_meanwhile() {
         let canonical = canonical(&Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 64, 32));
         let backend = Backend::Cpu(Cpu::new(1).unwrap());
         let config = family::heuristic(&canonical, backend.device());
@@ -118,13 +119,22 @@ mod tests {
             Arc::new(Plan { problem: *canonical, config, source, reason, record: None, executable })
         };
         let plans = Plans::default();
-        let old = plans.generation();
-        assert!(plans.insert(old, &canonical, &plan("before")));
-        let (new, planned) = plans.begin_generation();
-        assert_eq!(planned, [canonical]);
-        assert_eq!(plans.get(&canonical).unwrap().reason, "before", "it serves until it is replaced");
-        assert!(plans.insert(new, &canonical, &plan("winner")));
-        assert!(!plans.insert(old, &canonical, &plan("late")));
-        assert_eq!(plans.get(&canonical).unwrap().reason, "winner");
+        let reason = || plans.get(&canonical).unwrap().reason.clone();
+        assert!(plans.insert_chosen(&canonical, || Ok::<_, ()>(plan("first"))).is_ok());
+        // Another thread's records arrive while the plan is made, and that thread chooses for other
+        // problems only.
+        let times = Cell::new(0);
+        let chosen = plans.insert_chosen(&canonical, || {
+            assert_eq!(reason(), "first", "it serves until it is replaced");
+            times.set(times.get() + 1);
+            if times.get() == 1 {
+                assert_eq!(plans.begin_generation(), [canonical]);
+                return Ok(plan("from old records"));
+            }
+            Ok::<_, ()>(plan("from new records"))
+        });
+        assert_eq!((chosen.unwrap().reason.as_str(), reason().as_str()), ("from new records", "from new records"));
+        assert!(plans.insert_chosen(&canonical, || Err(())).is_err());
+        assert_eq!(reason(), "from new records", "a failure replaces nothing");
     }
 }
