@@ -1,10 +1,16 @@
 /*
  * flashtune: exact attention, forward and backward, on NVIDIA GPUs and on CPUs.
  *
- * The library renders kernels for each problem, compiles them with NVRTC and tunes them at run
- * time. This header declares its whole C interface; docs/c-guide.md has complete programs.
+ * On a GPU, the library renders kernels for each problem and compiles them with NVRTC. On a CPU, it
+ * runs code of its own. It tunes on request: flashtune_autotune, or FLASHTUNE_TUNING_TUNE. This
+ * header declares its whole C interface; docs/c-guide.md has complete programs.
  *
  * cbindgen generates this file from src/capi; do not edit it. `make header` generates it anew.
+ *
+ * Terms
+ *   A problem is what the params of a call ask for: pass, dtype, sizes, mask and other features. A
+ *   config says how a kernel computes it: the kernel family, tile sizes and other knobs. A plan is
+ *   the config that the library chose for a problem, with its compiled kernels.
  *
  * Order of calls
  *   1. flashtune_context_create opens a device.
@@ -13,8 +19,8 @@
  *   4. flashtune_forward_prepare selects a config, compiles the kernels and loads them.
  *   5. flashtune_forward launches the pass, any number of times.
  *   6. flashtune_context_destroy frees the context after all enqueued work is done.
- *   Steps 2 and 4 are optional: a launch without a plan prepares it first. The backward pass has
- *   the same calls. Merging and appending have prepare and launch only.
+ *   Steps 2 and 4 are optional: a launch whose problem has no plan makes the plan first. The
+ *   backward pass has the same calls. Merging and appending have prepare and launch only.
  *
  * Conventions
  * - Statuses: most functions return a FLASHTUNE_STATUS_*, 0 for success. After any other status,
@@ -106,8 +112,8 @@
 #define FLASHTUNE_STATUS_UNSUPPORTED 2
 
 /**
- * The problem has no plan, and none may be prepared now: the stream is capturing or the context is
- * sealed.
+ * The problem has no plan, and preparing one is not allowed now: the stream is capturing or the
+ * context is sealed.
  */
 #define FLASHTUNE_STATUS_NOT_PREPARED 3
 
@@ -117,7 +123,8 @@
 #define FLASHTUNE_STATUS_NO_DEVICE 4
 
 /**
- * libnvrtc is missing, or too old or too new for the driver. The message lists the places tried.
+ * No usable libnvrtc was found. It must be version 12.0 or later, and its major version at most
+ * that of the CUDA version that the driver supports. The message lists the places tried.
  */
 #define FLASHTUNE_STATUS_NO_COMPILER 5
 
@@ -355,8 +362,8 @@
 #define FLASHTUNE_SOURCE_NEAREST_GPU 5
 
 /**
- * The heuristic chose the config without measurement, because no record serves. A config that is
- * loaded for another shape, where nothing may be prepared, also has this source.
+ * The heuristic chose the config without measurement, because no record serves. A config that was
+ * loaded for another shape, and serves because preparing is not allowed, also has this source.
  */
 #define FLASHTUNE_SOURCE_HEURISTIC 6
 
@@ -1374,9 +1381,11 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
  * plan it uses. The size is a pure function of the params and the context's backend.
  *
- * It is 0 on a CPU context. On a CUDA context it holds the partial results of few queries over
- * many keys, or with batch_invariant over any number of keys. Otherwise it is 0. Data pointers may
- * be NULL. May be called from any thread, also during stream capture.
+ * It is 0 on a CPU context. On a CUDA context the workspace holds partial results over parts of
+ * the keys. The size can be above 0 for few queries (docs/support.md says how few) and for up to
+ * 1.5 times as many, over at least 128 keys, or over any number of keys with batch_invariant.
+ * Otherwise it is 0. Data pointers may be NULL. May be called from any thread, also during stream
+ * capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */
@@ -1393,10 +1402,13 @@ int32_t flashtune_forward_workspace_size(struct flashtune_context *context,
  * Nearby sizes share the plan.
  *
  * Another shape may need another config, which flashtune_forward then prepares. On a capturing
- * stream and in a sealed context it instead uses a config that is loaded for another shape of the
- * same class (dtype, head dims, features, alignment). If none fits, or with deterministic or
- * batch_invariant, it returns NOT_PREPARED. flashtune_autotune and flashtune_records_import
- * replace the plans that they change, so what is prepared stays prepared.
+ * stream and in a sealed context preparing is not allowed. There flashtune_forward uses a config
+ * that is loaded for another shape of the same class, or returns NOT_PREPARED if none fits. A
+ * class is: pass, dtype, head dims, causal or not, dropout or not, features, and alignment of
+ * addresses and strides. A deterministic or batch_invariant problem uses its own config alone.
+ *
+ * flashtune_autotune and flashtune_records_import replace the plans that they change, so what is
+ * prepared stays prepared.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.

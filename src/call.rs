@@ -11,8 +11,8 @@ use std::ffi::c_void;
 /// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
 pub type Stream = *mut c_void;
 
-/// The limits of a varlen tensor map: the most rows, and the most elements from one row to the
-/// next.
+/// The limits of a varlen tensor map: the most rows in it, and the most elements from one row to
+/// the next.
 pub const MAX_MAP_ROWS: i64 = 1 << 30;
 const MAX_MAP_ROW_STRIDE: i64 = 1 << 32;
 
@@ -45,8 +45,10 @@ impl TensorRef {
         }
     }
 
-    /// Rows from one sequence's first row to the next one's, which varlen tensor maps need. None if
-    /// the distance is no whole number of rows, or exceeds `MAX_MAP_ROWS` or `MAX_MAP_ROW_STRIDE`.
+    /// Rows from one sequence's first row to the next one's, which varlen tensor maps need; 0 if
+    /// there is one sequence or all share their rows. None if the distance is no whole number of
+    /// rows, if the batch spans more than `MAX_MAP_ROWS` rows from its first to its last, or if the
+    /// stride of a row exceeds `MAX_MAP_ROW_STRIDE`.
     pub fn rows_between(&self, batch_size: i64, seqlen: i64) -> Option<i64> {
         let row = self.row_stride(batch_size, seqlen);
         if seqlen > MAX_MAP_ROWS || row > MAX_MAP_ROW_STRIDE {
@@ -83,28 +85,29 @@ impl ScoresRef {
     };
 }
 
-/// The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
-/// forward pass and of keys in the backward pass. Its lists name the blocks of the other kind that
-/// count: full blocks, which skip the mask, and others, which apply it. Entries are int32, in any
-/// order. Strides are in elements, and 0 along a dimension of equal lists.
+/// The lists of a block mask (device/attention/block_list.cuh). A row of blocks is a block of
+/// queries in the forward pass and a block of keys in the backward pass. Each row of blocks has two
+/// lists of blocks of the other kind. The mask tensor, if there is one, applies in the blocks of
+/// `indices` and not in those of `full_indices`. Scores of other blocks do not count. Entries are
+/// int32, in any order. Strides are in elements, and 0 along a dimension of equal lists.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockLists {
-    /// (batch, heads_q, rows)
+    /// (batch, heads_q, rows of blocks): the lengths of the lists in `indices`.
     pub num_blocks: *const i32,
-    /// (batch, heads_q, rows, max_blocks)
+    /// (batch, heads_q, rows of blocks, max_blocks): numbers of blocks.
     pub indices: *const i32,
-    /// If NULL, no block is full, and full_indices is NULL too.
+    /// The same for the second lists. If NULL, they are empty, and full_indices is NULL too.
     pub full_num_blocks: *const i32,
     pub full_indices: *const i32,
-    /// Strides of num_blocks and full_num_blocks. Rows are contiguous.
+    /// Strides of num_blocks and full_num_blocks. The last dimension is contiguous.
     pub num_blocks_stride_batch: i64,
     pub num_blocks_stride_head: i64,
     /// Strides of indices and full_indices.
     pub indices_stride_batch: i64,
     pub indices_stride_head: i64,
     pub indices_stride_row: i64,
-    /// The length of a row of indices and of full_indices.
+    /// The most entries of a list: the last dimension of indices and of full_indices.
     pub max_blocks: i64,
 }
 

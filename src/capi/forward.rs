@@ -46,9 +46,11 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
 /// plan it uses. The size is a pure function of the params and the context's backend.
 ///
-/// It is 0 on a CPU context. On a CUDA context it holds the partial results of few queries over
-/// many keys, or with batch_invariant over any number of keys. Otherwise it is 0. Data pointers may
-/// be NULL. May be called from any thread, also during stream capture.
+/// It is 0 on a CPU context. On a CUDA context the workspace holds partial results over parts of
+/// the keys. The size can be above 0 for few queries (docs/support.md says how few) and for up to
+/// 1.5 times as many, over at least 128 keys, or over any number of keys with batch_invariant.
+/// Otherwise it is 0. Data pointers may be NULL. May be called from any thread, also during stream
+/// capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -69,10 +71,13 @@ pub unsafe extern "C" fn flashtune_forward_workspace_size(
 /// Nearby sizes share the plan.
 ///
 /// Another shape may need another config, which flashtune_forward then prepares. On a capturing
-/// stream and in a sealed context it instead uses a config that is loaded for another shape of the
-/// same class (dtype, head dims, features, alignment). If none fits, or with deterministic or
-/// batch_invariant, it returns NOT_PREPARED. flashtune_autotune and flashtune_records_import
-/// replace the plans that they change, so what is prepared stays prepared.
+/// stream and in a sealed context preparing is not allowed. There flashtune_forward uses a config
+/// that is loaded for another shape of the same class, or returns NOT_PREPARED if none fits. A
+/// class is: pass, dtype, head dims, causal or not, dropout or not, features, and alignment of
+/// addresses and strides. A deterministic or batch_invariant problem uses its own config alone.
+///
+/// flashtune_autotune and flashtune_records_import replace the plans that they change, so what is
+/// prepared stays prepared.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.

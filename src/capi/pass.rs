@@ -108,9 +108,9 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
     }
 }
 
-/// The existing plan, or a new one. In a sealed context and on a capturing `stream` nothing may be
-/// built. There, a config that is loaded for another shape of the class may serve instead
-/// (`Engine::prepared` if sealed, `Engine::any_loaded` if capturing).
+/// The existing plan, or a new one. Preparing is not allowed in a sealed context and on a capturing
+/// `stream`. There, a config that is loaded for another shape of the class serves if it fits. A
+/// sealed engine finds it in `Engine::prepared`, and a capturing launch in `Engine::any_loaded`.
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
     if let Some(plan) = engine.prepared(problem) {

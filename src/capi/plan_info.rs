@@ -18,8 +18,8 @@ pub const FLASHTUNE_SOURCE_SHIPPED: i32 = 4;
 /// of multiprocessors. The record ships with the library or is one of this machine's. On a CPU
 /// context it is a record of this machine with another number of threads.
 pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
-/// The heuristic chose the config without measurement, because no record serves. A config that is
-/// loaded for another shape, where nothing may be prepared, also has this source.
+/// The heuristic chose the config without measurement, because no record serves. A config that was
+/// loaded for another shape, and serves because preparing is not allowed, also has this source.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
 
 /// The description of a plan. Text is UTF-8, ends in NUL, and is cut if it is too long.

@@ -11,12 +11,13 @@ pub const FLASHTUNE_STATUS_OK: i32 = 0;
 pub const FLASHTUNE_STATUS_INVALID_ARGUMENT: i32 = 1;
 /// The problem is valid, but this build, device or backend cannot run it.
 pub const FLASHTUNE_STATUS_UNSUPPORTED: i32 = 2;
-/// The problem has no plan, and none may be prepared now: the stream is capturing or the context is
-/// sealed.
+/// The problem has no plan, and preparing one is not allowed now: the stream is capturing or the
+/// context is sealed.
 pub const FLASHTUNE_STATUS_NOT_PREPARED: i32 = 3;
 /// There is no usable device, or libcuda is missing. The message lists the places tried.
 pub const FLASHTUNE_STATUS_NO_DEVICE: i32 = 4;
-/// libnvrtc is missing, or too old or too new for the driver. The message lists the places tried.
+/// No usable libnvrtc was found. It must be version 12.0 or later, and its major version at most
+/// that of the CUDA version that the driver supports. The message lists the places tried.
 pub const FLASHTUNE_STATUS_NO_COMPILER: i32 = 5;
 /// NVRTC rejected a kernel.
 pub const FLASHTUNE_STATUS_COMPILE_FAILED: i32 = 6;

@@ -1,10 +1,9 @@
-//! Kernel families: one room for each, and what every family answers.
+//! Kernel families: which there are, which of them serve a problem, and what each answers.
 //!
 //! A family declares its knobs, constraints, heuristic, cost and kernels in its own folder, typed
-//! (`space::Space`). This file is the registry: which families there are, which of them serve a
-//! problem, and whose room answers for a config in text form. A constraint that a kernel relies on
-//! is asserted once more in its template. Everything here is arithmetic: nothing measures, launches
-//! or remembers.
+//! (`space::Space`). This file is the registry, and asks the right family about configs in text
+//! form (`space::Room`). A constraint that a kernel relies on is asserted once more in its
+//! template. Everything here is arithmetic: nothing measures, launches or remembers.
 
 mod backward;
 pub mod cpu;
@@ -29,7 +28,7 @@ use crate::problem::{Dtype, Pass, Problem};
 use space::Room;
 use spec::KernelSpec;
 
-/// The room of a family's pass.
+/// What a family's pass answers about configs in text form.
 fn room(family: Family, pass: Pass) -> &'static Room {
     const CPU: Room = Room::of::<cpu::CpuKnobs>();
     const SM80_FORWARD: Room = Room::of::<sm80::ForwardKnobs>();
@@ -43,7 +42,7 @@ fn room(family: Family, pass: Pass) -> &'static Room {
         (Family::Sm80, Pass::Backward) => &SM80_BACKWARD,
         (Family::Sm90, Pass::Forward) => &SM90_FORWARD,
         (Family::Sm90, Pass::Backward) => &SM90_BACKWARD,
-        // It has no backward pass, for which `families` never names it.
+        // Decode has no backward pass, and `families` never names it for one.
         (Family::Decode, _) => &DECODE,
     }
 }
@@ -53,7 +52,7 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
     match (device.arch, decode::serves(problem)) {
         (Arch::Cpu, _) => &[Family::Cpu],
-        // No other reads pages.
+        // No other family reads pages.
         (Arch::Sm(..), true) if problem.features.paged.is_some() => &[Family::Decode],
         (Arch::Sm(..), true) if is_sm90 => &[Family::Decode, Family::Sm90, Family::Sm80],
         (Arch::Sm(..), true) => &[Family::Decode, Family::Sm80],
@@ -62,8 +61,8 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     }
 }
 
-/// Why the family that was made for the device's architecture does not do a problem, in one clause;
-/// None where it does, and where there is none.
+/// Why the family that was made for the device's architecture does not serve a problem, in one
+/// clause. None if it does, or if the architecture has no such family.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     match device.arch {
         Arch::Sm(9, 0) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
@@ -131,14 +130,14 @@ pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), 
     (room(config.family, problem.pass).check)(problem, config, device)
 }
 
-/// The config that is right for any problem without any measurement. It passes `check`, unless a
-/// launch has no room for so many tiles.
+/// The config to use without any measurement. It passes `check`, unless a launch has no room for so
+/// many tiles.
 pub fn heuristic(problem: &Problem, device: &Device) -> Config {
     heuristics(problem, device).swap_remove(0)
 }
 
-/// The heuristic's config and, where it does not build, those of the other families, in order. The
-/// last one always does.
+/// The heuristic's config of each family that serves the problem, the preferred family first. A
+/// later config is for the case that the earlier ones do not build. The last one always builds.
 pub fn heuristics(problem: &Problem, device: &Device) -> Vec<Config> {
     families(problem, device).iter().filter_map(|family| heuristic_of(*family, problem, device)).collect()
 }
@@ -160,9 +159,9 @@ pub fn cost(problem: &Problem, config: &Config, device: &Device) -> Option<f64> 
     (room(config.family, problem.pass).cost)(problem, config, device).ok()
 }
 
-/// A config that was measured on one problem, as another problem of the class takes it: what
-/// follows from the shape alone is decided anew. One that the family cannot read stays as it is,
-/// for `check` to refuse.
+/// Adapts a config that was measured on `from` to `to`, another problem of the class: knobs that
+/// follow from the shape alone are chosen anew. A config that the family cannot read stays as it
+/// is, for `check` to refuse.
 pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
     match families(to, device).contains(&config.family) {
         true => {

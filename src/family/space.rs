@@ -1,5 +1,8 @@
-//! Space: the answers of one pass of a family, typed, and the same answers for configs in text
-//! form, which is what callers have.
+//! Space and Room: all that one pass of a family answers about its configs.
+//!
+//! Each family implements `Space` for the struct of its typed knobs. Callers outside of `family`
+//! have configs in text form (`Config`). A `Room` gives them a Space's answers: it reads the text
+//! form into the struct, asks, and writes configs of the answer as text.
 
 use super::knob::{Constraint, Knob, Knobs, check_knobs};
 use super::spec::KernelSpec;
@@ -12,7 +15,7 @@ pub trait Space: Knobs {
     /// In the order in which they are tried.
     const CONSTRAINTS: &'static [Constraint<Self>];
 
-    /// The config that is right without any measurement; None where none fits the device.
+    /// The config to use without any measurement; None if no config fits the device.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self>;
 
     /// The cost that the family expects, in any unit: it only orders candidates.
@@ -21,8 +24,8 @@ pub trait Space: Knobs {
     /// The kernels of the pass in launch order.
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec>;
 
-    /// A config that was measured on one problem, as another problem of the class takes it: what
-    /// follows from the shape alone is decided anew.
+    /// Adapts a config that was measured on `from` to `to`, another problem of the class: knobs
+    /// that follow from the shape alone are chosen anew.
     fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
         self
     }
@@ -38,8 +41,8 @@ pub trait Space: Knobs {
     }
 }
 
-/// The answers of a `Space` for configs in text form. They are function pointers, since a `Space`
-/// is a type without a value to dispatch on.
+/// A Space's answers for configs in text form. They are function pointers, since a call has no
+/// value of the Space's type to dispatch on.
 pub struct Room {
     pub knobs: &'static [Knob],
     pub check: fn(&Problem, &Config, &Device) -> Result<(), String>,
@@ -48,7 +51,7 @@ pub struct Room {
     pub passing: fn(&Problem, &Device) -> Vec<(f64, Config)>,
     pub cost: fn(&Problem, &Config, &Device) -> Result<f64, String>,
     pub kernels: fn(&Problem, &Config) -> Result<Vec<KernelSpec>, String>,
-    /// From the problem that a config was measured on to another one.
+    /// Takes a config, the problem that it was measured on, and the problem to adapt it to.
     pub carried_over: fn(&Config, &Problem, &Problem, &Device) -> Result<Config, String>,
 }
 

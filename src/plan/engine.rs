@@ -1,10 +1,11 @@
 //! Engine: from a problem to a plan. A C context and the command line each hold one engine.
 //!
-//! A launch first calls `prepared`, which takes no lock, reads no file and compiles nothing.
-//! Without a plan it calls `prepare`, whose steps are: canonicalise, look up, tune if the policy
-//! says so, build, insert. A launch that has a plan never waits for another thread's `prepare`. The
-//! engine decides when each step happens; the steps are `lookup`, `tuning`, `executables` and
-//! `plans`, and `known_records` keeps the records.
+//! A launch first calls `prepared`, which takes no lock, reads no file and compiles nothing. If
+//! there is no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream. `prepare`
+//! makes the problem canonical (`canonical`), measures it if the policy says so (`tuning`), looks
+//! up a config (`lookup`), builds the config (`executables`) and keeps the plan (`plans`). This
+//! file decides when each of these modules acts. A launch that has a plan never waits for another
+//! thread's `prepare`.
 
 use super::built_ops::BuiltOps;
 use super::canonical::{Canonical, canonical};
@@ -97,13 +98,14 @@ impl Engine {
         family::supported(problem, self.backend.device())
     }
 
-    /// The plan of a validated problem, if it exists or can be made from a loaded executable. Takes
-    /// no lock.
+    /// The plan of a validated problem, if there is one or loaded executables suffice to make one.
+    /// Takes no lock.
     pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.pinned(problem).or_else(|| self.planned(&canonical(problem)))
     }
 
-    /// The problem's plan. If it does not exist yet, looks up or tunes a config and builds it.
+    /// The problem's plan. If there is none, makes one: measures the problem if the policy says so,
+    /// looks up a config and builds the config.
     pub fn prepare(&self, problem: &Problem) -> Result<Arc<Plan>> {
         self.supported(problem)?;
         let canonical = canonical(problem);
@@ -145,17 +147,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Measures the candidates for a problem, keeps the winner and uses it from now on. Without
-    /// `retune`, a sufficient record that this machine already has is returned instead.
+    /// Measures the candidates for a problem, keeps the winner and uses it from now on. If this
+    /// machine already has a record of the problem and `tuning::is_enough` accepts that record,
+    /// returns the record and measures nothing.
     pub fn autotune(&self, problem: &Problem, options: &TuneOptions, observer: &mut Observer) -> Result<Record> {
         self.supported(problem)?;
         self.tune(problem, &canonical(problem), options, observer)
     }
 
-    /// A stopgap plan for a validated problem without a plan, for a call that may prepare nothing
-    /// (sealed context, stream capture). It uses a config that was loaded for another shape of the
-    /// class. The plan is not kept, so a later `prepare` still makes the proper one. None for a
-    /// deterministic or batch-invariant problem, whose result must not depend on earlier calls.
+    /// A stopgap plan for a launch on a capturing stream, where preparing is not allowed. The
+    /// problem is validated and has no plan. The stopgap uses a config that was loaded for another
+    /// shape of the class. It is not kept, so a later `prepare` makes the proper plan. (A sealed
+    /// engine makes no proper plan any more; there `prepared` returns such a plan and keeps it.)
+    /// None for a deterministic or batch-invariant problem, whose result must not depend on earlier
+    /// calls.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.any_loaded_of_class(&canonical(problem))
     }
@@ -204,7 +209,7 @@ impl Engine {
         if self.pinned.is_empty() { None } else { self.pinned.get(problem) }
     }
 
-    /// The plan that exists or can be made from a loaded executable.
+    /// The plan that exists, or else one made from loaded executables, which is then kept.
     fn planned(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
         if let Some(plan) = self.plans.get(canonical) {
             return Some(plan);
@@ -213,7 +218,9 @@ impl Engine {
         self.plans.insert_chosen(canonical, || self.best_loaded(canonical).ok_or(())).ok()
     }
 
-    /// The best choice, if its executable is loaded.
+    /// A plan made from loaded executables: that of the best choice which builds. None if this
+    /// choice is not loaded or is to be tuned first. A sealed engine builds and tunes nothing, so
+    /// it takes the best choice that is loaded, or else any loaded config of the class.
     fn best_loaded(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
         let class = Class::of(canonical);
         for choice in self.choices(canonical) {
@@ -243,7 +250,7 @@ impl Engine {
             problem: **canonical,
             config,
             source: Source::Heuristic,
-            reason: "nothing may be prepared now; this config was loaded for another shape of the class".to_owned(),
+            reason: "preparing is not allowed now; this config was loaded for another shape of the class".to_owned(),
             record: None,
             executable,
         }))
@@ -272,8 +279,8 @@ impl Engine {
         }
     }
 
-    /// Measures a supported problem unless its record is sufficient, then chooses again for every
-    /// plan of its class.
+    /// Measures a supported problem and chooses again for every plan of its class. Does neither if
+    /// `tuning::is_enough` accepts the record that this machine has of the problem.
     fn tune(
         &self,
         problem: &Problem,

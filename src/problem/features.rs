@@ -10,16 +10,19 @@ use super::{Causal, Pass, Problem};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How many keys a row sees before and after its diagonal: row i sees keys from i + shift - left to
-/// i + shift + right. The shift is that of the causal alignment. None: all keys on that side.
+/// A sliding window: row i sees keys from i + shift - left to i + shift + right. The shift is 0 if
+/// the window aligns to the top left, else seqlen_k - seqlen_q, which with varlen are the lengths
+/// of the sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Window {
+    /// None: all keys before the diagonal.
     pub left: Option<i64>,
-    /// None in a causal problem, where it means the same as 0.
+    /// None: all keys after the diagonal. A causal problem has None here, and its mask hides these
+    /// keys.
     pub right: Option<i64>,
-    /// The window follows the diagonal of `Causal::TopLeft`, else that of `Causal::BottomRight`. In
-    /// a causal problem it must agree with `causal`.
+    /// Aligns the window as `Causal::TopLeft` does, else as `Causal::BottomRight`. In a causal
+    /// problem the two alignments must be equal.
     pub top_left: bool,
 }
 
@@ -37,15 +40,17 @@ impl Window {
     }
 }
 
-/// Varlen: sequences of different lengths, which lie in device memory. A total is the number of
-/// rows of a tensor that holds sequences end to end, (total, heads, dim). None stands for a (batch,
-/// seqlen, heads, dim) tensor, of which each sequence uses its first rows.
+/// Varlen: each sequence has its own length, which only the device knows. With a total, the tensor
+/// is (total, heads, dim) and holds the sequences end to end. With None, the tensor is (batch,
+/// seqlen, heads, dim), and each sequence uses its first rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Varlen {
+    /// Rows of q.
     pub total_q: Option<i64>,
+    /// Rows of k.
     pub total_k: Option<i64>,
-    /// `seqused_q` says how many of its rows of q each sequence uses.
+    /// `seqused_q` is given: the number of its rows of q that each sequence uses.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub padded_q: bool,
 }
@@ -112,7 +117,8 @@ impl Features {
         *self == Features::NONE
     }
 
-    /// Whether scores change by more than a factor before the softmax.
+    /// Whether a feature changes scores before the softmax. The softmax scale alone is no such
+    /// change.
     pub const fn modifies_scores(&self) -> bool {
         self.softcap || self.alibi || self.bias || self.mask
     }
@@ -199,8 +205,8 @@ pub enum ConstantValue {
 
 /// The library's knowledge of one feature.
 pub struct Row {
-    /// The command line's options and the fields of a problem file, with `-` for `_`, and their
-    /// text in `--help`.
+    /// The fields of a problem file and their text in `--help`. The command line's options have the
+    /// same names with `-` instead of `_`.
     pub options: &'static [(&'static str, &'static str)],
     pub passes: &'static [Pass],
     /// Each of these bits switches the feature on. Without bits, a field of the C struct does.
@@ -246,7 +252,7 @@ table! {
         constants: &[Constant {
             name: "kHasWindow",
             tag: "has_window",
-            meaning: "rows see keys from a diagonal on: a window to the left",
+            meaning: "the window hides keys that lie too far before the diagonal",
             value: ConstantValue::Flag(|p| p.left_shift().is_some()),
         }],
     },

@@ -21,26 +21,27 @@ struct ScoresView {
     int64 stride_seqlen_k;
 };
 
-// The lists of a block mask (device/attention/block_list.cuh). A row is a block of queries in the
-// forward pass and of keys in the backward pass. Its lists name the blocks of the other kind that
-// count: full blocks, which skip the mask, and others, which apply it. Entries are int32, in any
-// order. Strides are in elements, and 0 along a dimension of equal lists.
+// The lists of a block mask (device/attention/block_list.cuh). A row of blocks is a block of
+// queries in the forward pass and a block of keys in the backward pass. Each row of blocks has two
+// lists of blocks of the other kind. The mask tensor, if there is one, applies in the blocks of
+// `indices` and not in those of `full_indices`. Scores of other blocks do not count. Entries are
+// int32, in any order. Strides are in elements, and 0 along a dimension of equal lists.
 struct BlockListsView {
-    // (batch, heads_q, rows)
+    // (batch, heads_q, rows of blocks): the lengths of the lists in `indices`.
     const int* num_blocks;
-    // (batch, heads_q, rows, max_blocks)
+    // (batch, heads_q, rows of blocks, max_blocks): numbers of blocks.
     const int* indices;
-    // If NULL, no block is full, and full_indices is NULL too.
+    // The same for the second lists. If NULL, they are empty, and full_indices is NULL too.
     const int* full_num_blocks;
     const int* full_indices;
-    // Strides of num_blocks and full_num_blocks. Rows are contiguous.
+    // Strides of num_blocks and full_num_blocks. The last dimension is contiguous.
     int64 num_blocks_stride_batch;
     int64 num_blocks_stride_head;
     // Strides of indices and full_indices.
     int64 indices_stride_batch;
     int64 indices_stride_head;
     int64 indices_stride_row;
-    // The length of a row of indices and of full_indices.
+    // The most entries of a list: the last dimension of indices and of full_indices.
     int64 max_blocks;
 };
 

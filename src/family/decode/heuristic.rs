@@ -22,11 +22,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let is_enough = tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
     if problem.batch_invariant {
-        // Each sequence's own length says how many of them it has.
+        // Each sequence's own length decides how many of the splits it has.
         return DecodeKnobs { num_splits: if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 }, ..tile };
     }
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
-    // Beyond what fills the device, splits only cost: the fewest that come near the best.
+    // Splits beyond those that fill the device only cost, so the fewest that come near the best are
+    // chosen.
     let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
     let mut chosen = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
     DecodeKnobs { num_splits: chosen.next().unwrap_or(1), ..tile }
@@ -36,12 +37,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
 const SMALLEST: usize = 3;
 
 /// Stages and CTAs on an SM, in the order of preference. Threads that copy for themselves want many
-/// bytes in flight, and so do tiles that compute for long. For tiles of 16 rows, one block on TMA's
-/// way to each team is enough, and more are slower (docs/tuning/decode.md).
+/// bytes in flight, and so do tiles that compute for long. If TMA loads tiles of 16 rows, one block
+/// in flight for each team is enough, and more are slower (docs/tuning/decode.md).
 const FLOWS: [(u32, u32); 8] = [(6, 2), (4, 2), (3, 2), (6, 1), (4, 1), (3, 1), (2, 2), (2, 1)];
 const LEAN_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1), (6, 2), (6, 1)];
 
-/// Unsplit.
+/// The configs to choose from, the preferred ones first, without splits.
 fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
     let block_m = match problem.packed_rows() {
@@ -89,10 +90,10 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     configs
 }
 
-/// A config that was measured on one problem, for another: with as many splits as give the device
-/// as many CTAs. How many fill it follows from batch and heads, and a record's are not those of a
-/// problem nearby. Where these would run in uneven waves, and those it was measured with did not,
-/// the heuristic's.
+/// Adapts a config that was measured on `from` to `to`. The number of splits changes so that the
+/// launch has about as many CTAs as it had. Batch and heads decide how many splits fill the device,
+/// and the two problems differ in them. The heuristic's config is returned instead if the memory
+/// decides the time, and the CTAs ran in even waves on `from` but would not on `to`.
 pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
     let is_even = |problem: &Problem| knobs.runs_evenly(problem, device);
     if knobs.waits_for_memory(to) && is_even(from) && !is_even(to) {
@@ -107,7 +108,7 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     DecodeKnobs { num_splits: nearest.unwrap_or(1), ..knobs }
 }
 
-/// Packed rows of one tile, whose products are short beside the copies.
+/// The most packed rows of a tile whose products are short beside the copies.
 const LEAN_ROWS: i64 = 16;
 
 impl DecodeKnobs {
@@ -123,8 +124,8 @@ impl DecodeKnobs {
         tiles * (problem.batch_size * problem.num_heads_kv) as f64
     }
 
-    /// The share of the device that has something to do, in the mean over the waves of CTAs: up to
-    /// 1. An SM has enough to do with as many CTAs as cover memory's latency, though it holds more.
+    /// The mean share of the device that is busy, over the waves of CTAs: up to 1. An SM counts as
+    /// busy with as many CTAs as cover memory's latency, though it may hold more.
     pub fn balance(&self, problem: &Problem, num_splits: u32, device: &Device) -> f64 {
         let ctas = self.unsplit_ctas(problem) * f64::from(num_splits);
         let enough = (f64::from(ENOUGH_IN_FLIGHT) / self.bytes_in_flight(problem)).ceil();
@@ -137,9 +138,9 @@ impl DecodeKnobs {
         self.tma != 0 && problem.packed_rows() <= LEAN_ROWS
     }
 
-    /// Whether the CTAs of an unsplit launch all run at once, or in waves that are three quarters
-    /// full in all: a few that are left over share few SMs, and those are slower than the memory,
-    /// which counts less the more waves there are.
+    /// Whether the CTAs of an unsplit launch all run at once, or fill three quarters of their waves
+    /// in total. A last wave of few CTAs runs on few SMs, which read more slowly than the memory
+    /// could deliver. The more waves there are, the less the last one counts.
     pub fn runs_evenly(&self, problem: &Problem, device: &Device) -> bool {
         let (ctas, places) =
             (self.unsplit_ctas(problem), f64::from(device.sm_count) * self.resident_ctas(problem, device));
@@ -158,7 +159,8 @@ impl DecodeKnobs {
         f64::from((device.smem_per_sm / (self.smem_bytes(problem) + RESERVED_BYTES)).max(1))
     }
 
-    /// Bytes of a CTA without padding: all stages of its teams' rings but the one that is read.
+    /// Bytes that a CTA has in flight, without padding: all stages of its teams' rings but the one
+    /// that is read.
     fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
         let teams = num_warps / f64::from(self.team());

@@ -18,9 +18,8 @@ pub use space::COMBINE;
 
 use crate::problem::Problem;
 
-/// Whether this family does a problem and is preferred for it: its queries are few, and there are
-/// many keys to each of them, so that reading the keys takes the time. With pages it is the only
-/// one.
+/// Whether this family serves a problem and is preferred for it: there are few queries, and enough
+/// keys for each that reading the keys takes the time. With pages it is the only family.
 pub fn serves(problem: &Problem) -> bool {
     is_bound_by_keys(problem) || problem.may_decode() && problem.features.paged.is_some()
 }
@@ -30,6 +29,6 @@ pub fn is_bound_by_keys(problem: &Problem) -> bool {
     problem.may_decode() && problem.has_few_rows() && problem.seqlen_k >= KEYS_OF_A_QUERY * problem.seqlen_q
 }
 
-/// With fewer keys to a query, the other families are faster: they are made for tiles of queries of
-/// a short sequence.
+/// The least number of keys for each query. With fewer, the other families are faster: they are
+/// made for tiles of queries of a short sequence.
 const KEYS_OF_A_QUERY: i64 = 4;

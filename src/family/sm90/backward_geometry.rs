@@ -12,7 +12,7 @@ knobs! {
         block_n: "keys of a tile" in [64, 96, 128],
         num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
         kv_stages: "tiles of K and V in flight" in [1, 2],
-        group_mb: "MB of Q, dO and fp32 dQ walked together, 0: all heads" in [0, 1, 4, 8, 16, 32],
+        group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         sink_softmax: "1: the compiler may sink the exponentials below the wait for dP" in [0, 1],
         v_regs: "dP's k16 steps that take V from registers" in [0, 2, 4],
     }

@@ -18,7 +18,7 @@ knobs! {
         q_stages: "Q tiles in flight" in [1, 2],
         tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
-        group_mb: "MB of K and V whose heads are walked together, 0: all heads" in [0, 1, 4, 8, 16, 32],
+        group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
     }
 }
 

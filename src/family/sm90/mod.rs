@@ -23,7 +23,7 @@ use backward_geometry::BackwardKernel;
 pub fn refusal(problem: &Problem) -> Option<&'static str> {
     if problem.dtype == Dtype::Fp32 {
         Some(
-            "wgmma reads operands of 4 bytes along the inner dimension alone, and those of most products lie across it",
+            "wgmma reads 4-byte operands only if the reduction dimension is contiguous, and in most operands it is not",
         )
     } else if problem.head_dim.max(problem.head_dim_v) > 256 {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")

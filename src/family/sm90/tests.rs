@@ -93,7 +93,7 @@ fn what_it_does_not_do_is_the_other_familys() {
                 h200(),
                 "which the block mask's blocks are not",
             ),
-            (Problem { dtype: Dtype::Fp32, ..plain }, h200(), "along the inner dimension alone"),
+            (Problem { dtype: Dtype::Fp32, ..plain }, h200(), "only if the reduction dimension is contiguous"),
             (problem(pass, 264, 64), h200(), "end at 256"),
             (problem(pass, 64, 264), h200(), "end at 256"),
             (plain, typical(Arch::Sm(10, 0)), ""),

@@ -117,6 +117,10 @@ pub const LACKS: [Lack; 9] = [
     ),
     lack(&[Family::Sm90], "odd head dims", "TMA needs rows and strides of whole 16-byte units"),
     lack(&[Family::Sm90], "odd strides", "TMA needs rows and strides of whole 16-byte units"),
-    lack(&[Family::Sm90], "fp32", "wgmma reads 4-byte operands K-major only, and most operands are not"),
+    lack(
+        &[Family::Sm90],
+        "fp32",
+        "wgmma reads 4-byte operands only if the reduction dimension is contiguous, and in most operands it is not",
+    ),
     lack(&[Family::Decode], "fp32", "its products take 16-bit elements"),
 ];
