@@ -1378,14 +1378,17 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
                                     const struct flashtune_forward_params *params);
 
 /**
- * Writes to bytes the largest workspace that flashtune_forward can need for these params, whatever
- * plan it uses. The size is a pure function of the params and the context's backend.
+ * Writes to bytes the size of the largest workspace that flashtune_forward can need for these
+ * params, whatever plan it uses. The size is a pure function of the params and the context's
+ * backend.
  *
- * It is 0 on a CPU context. On a CUDA context the workspace holds partial results over parts of
- * the keys. The size can be above 0 for few queries (docs/support.md says how few) and for up to
- * 1.5 times as many, over at least 128 keys, or over any number of keys with batch_invariant.
- * Otherwise it is 0. Data pointers may be NULL. May be called from any thread, also during stream
- * capture.
+ * The workspace holds partial results over parts of the keys. The size is 0 on a CPU context. On a
+ * CUDA context it can be above 0 only if both of these hold:
+ *
+ * - seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q up to 19.
+ * - seqlen_k is at least 128, or batch_invariant is 1.
+ *
+ * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT.
  */
@@ -1407,11 +1410,11 @@ int32_t flashtune_forward_workspace_size(struct flashtune_context *context,
  * class is: pass, dtype, head dims, causal or not, dropout or not, features, and alignment of
  * addresses and strides. A deterministic or batch_invariant problem uses its own config alone.
  *
- * flashtune_autotune and flashtune_records_import replace the plans that they change, so what is
- * prepared stays prepared.
+ * flashtune_autotune and flashtune_records_import may replace a plan. The old plan serves until
+ * the new one is ready, so a prepared problem stays prepared.
  *
- * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
- * but not while a stream of this thread is capturing.
+ * Data pointers may be NULL; a NULL pointer counts as aligned to 16 bytes. May be called from any
+ * thread, but not while a stream of this thread is capturing.
  *
  * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, NOT_PREPARED (the context is sealed), NO_COMPILER,
  * COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
@@ -1432,15 +1435,17 @@ int32_t flashtune_forward_prepare(struct flashtune_context *context,
  *   once must not share one.
  * - Overlap: out and lse must share no byte with another tensor.
  * - With a prepared plan, the call allocates, synchronises, compiles and locks nothing, and it
- *   reads no file. The one exception: on a CPU context each thread needs memory for one tile,
+ *   reads no file. The one exception: on a CPU context each thread allocates memory for one tile,
  *   whatever the lengths.
- * - Without a plan, the call prepares it first, as flashtune_forward_prepare does. On a capturing
- *   stream and in a sealed context it cannot; flashtune_forward_prepare says what it does instead.
+ * - Without a plan, the call prepares one first, as flashtune_forward_prepare does. On a capturing
+ *   stream and in a sealed context it must not; the documentation of flashtune_forward_prepare
+ *   says what the call does there.
  * - Capture: with a prepared plan, the call may be captured into a graph. The captured launch must
  *   not run twice at a time: neither from two graph instances nor as two child nodes of one graph.
  * - Threads: any thread may call it, also several at once.
  *
- * Statuses: those of flashtune_forward_prepare, and WORKSPACE_TOO_SMALL.
+ * Statuses: those of flashtune_forward_prepare, and WORKSPACE_TOO_SMALL. NOT_PREPARED may also
+ * come on a capturing stream.
  */
 int32_t flashtune_forward(struct flashtune_context *context,
                           const struct flashtune_forward_params *params,

@@ -1,8 +1,9 @@
-//! Space and Room: all that one pass of a family answers about its configs.
+//! Space and Room: what one pass of a kernel family tells about its configs.
 //!
-//! Each family implements `Space` for the struct of its typed knobs. Callers outside of `family`
-//! have configs in text form (`Config`). A `Room` gives them a Space's answers: it reads the text
-//! form into the struct, asks, and writes configs of the answer as text.
+//! A family declares the typed knobs of a pass as a struct and implements `Space` for it. Callers
+//! outside of `family` have configs in text form (`Config`). A `Room` has the same functions for
+//! them: it converts a config from text to the struct, calls `Space`, and converts returned configs
+//! to text.
 
 use super::knob::{Constraint, Knob, Knobs, check_knobs};
 use super::spec::KernelSpec;
@@ -12,7 +13,7 @@ use crate::problem::Problem;
 
 /// The configs of one pass of a family; the implementor is the struct of its knobs.
 pub trait Space: Knobs {
-    /// In the order in which they are tried.
+    /// The constraints, in the order in which they are checked.
     const CONSTRAINTS: &'static [Constraint<Self>];
 
     /// The config to use without any measurement; None if no config fits the device.
@@ -24,8 +25,8 @@ pub trait Space: Knobs {
     /// The kernels of the pass in launch order.
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec>;
 
-    /// Adapts a config that was measured on `from` to `to`, another problem of the class: knobs
-    /// that follow from the shape alone are chosen anew.
+    /// Adapts a config that was measured on `from` to `to`, another problem of the same class.
+    /// Knobs that follow from the shape alone are chosen anew.
     fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
         self
     }
@@ -35,19 +36,19 @@ pub trait Space: Knobs {
         Self::CONSTRAINTS.iter().find(|constraint| !(constraint.holds)(problem, self, device))
     }
 
-    /// Whether every value is listed and every constraint holds.
+    /// Whether every knob has one of its listed values and every constraint holds.
     fn fits(&self, problem: &Problem, device: &Device) -> bool {
         self.is_listed() && self.broken(problem, device).is_none()
     }
 }
 
-/// A Space's answers for configs in text form. They are function pointers, since a call has no
-/// value of the Space's type to dispatch on.
+/// The functions of a `Space` for configs in text form. They are function pointers, because a
+/// `Space` has constants and functions without `self`, and so cannot be a trait object.
 pub struct Room {
     pub knobs: &'static [Knob],
     pub check: fn(&Problem, &Config, &Device) -> Result<(), String>,
     pub heuristic: fn(&Problem, &Device) -> Option<Config>,
-    /// Every config that passes `check`, each with its cost, in no order.
+    /// Every config that passes `check`, each with its cost, in no particular order.
     pub passing: fn(&Problem, &Device) -> Vec<(f64, Config)>,
     pub cost: fn(&Problem, &Config, &Device) -> Result<f64, String>,
     pub kernels: fn(&Problem, &Config) -> Result<Vec<KernelSpec>, String>,
@@ -64,7 +65,7 @@ impl Room {
             passing: passing::<K>,
             cost: |problem, config, device| Ok(K::of(config)?.cost(problem, device)),
             kernels: |problem, config| {
-                // An unlisted value, such as 0 warps, would divide by zero.
+                // An unlisted value, such as 0 warps, would make `kernels` divide by zero.
                 check_knobs(config, K::LIST)?;
                 Ok(K::of(config)?.kernels(problem))
             },
@@ -95,7 +96,7 @@ fn passing<K: Space>(problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
     passing
 }
 
-/// Visits every combination of the knobs' values, of which there are tens of thousands.
+/// Visits every combination of the knobs' values: up to tens of thousands.
 fn for_each_combination(knobs: &[Knob], mut visit: impl FnMut(&[u32])) {
     let mut values: Vec<u32> = knobs.iter().map(|knob| knob.values[0]).collect();
     let mut index = vec![0; knobs.len()];

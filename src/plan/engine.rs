@@ -1,11 +1,13 @@
 //! Engine: from a problem to a plan. A C context and the command line each hold one engine.
 //!
 //! A launch first calls `prepared`, which takes no lock, reads no file and compiles nothing. If
-//! there is no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream. `prepare`
-//! makes the problem canonical (`canonical`), measures it if the policy says so (`tuning`), looks
-//! up a config (`lookup`), builds the config (`executables`) and keeps the plan (`plans`). This
-//! file decides when each of these modules acts. A launch that has a plan never waits for another
-//! thread's `prepare`.
+//! there is no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream. In a sealed
+//! engine the launch fails instead. A launch that has a plan never waits for another thread's
+//! `prepare`.
+//!
+//! `prepare` makes the canonical problem, whose sizes are rounded (`canonical`). It measures the
+//! given problem if the policy says so (`tuning`), looks up a config (`lookup`), builds the config
+//! (`executables`) and keeps the plan (`plans`). This file decides when each of these modules acts.
 
 use super::built_ops::BuiltOps;
 use super::canonical::{Canonical, canonical};
@@ -40,8 +42,8 @@ pub enum Policy {
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The folder of this machine's records, resolved (`kernel::cache_dir`). None keeps records in
-    /// memory alone.
+    /// The folder of this machine's records, as `kernel::cache_dir::resolve` returns it. None keeps
+    /// records in memory alone.
     pub cache_dir: Option<PathBuf>,
     pub policy: Policy,
     /// The limit of one tuning run inside `prepare`.
@@ -58,7 +60,8 @@ pub struct Engine {
     backend: Backend,
     options: EngineOptions,
     records: KnownRecords,
-    /// The plans of pinned configs, by the exact problem instead of the canonical one.
+    /// The plans whose config the caller has set (`pin`), by the exact problem. All other plans are
+    /// kept by the canonical problem.
     pinned: SharedMap<Problem, Arc<Plan>>,
     plans: Plans,
     executables: Executables,
@@ -157,10 +160,10 @@ impl Engine {
 
     /// A stopgap plan for a launch on a capturing stream, where preparing is not allowed. The
     /// problem is validated and has no plan. The stopgap uses a config that was loaded for another
-    /// shape of the class. It is not kept, so a later `prepare` makes the proper plan. (A sealed
-    /// engine makes no proper plan any more; there `prepared` returns such a plan and keeps it.)
-    /// None for a deterministic or batch-invariant problem, whose result must not depend on earlier
-    /// calls.
+    /// shape of the problem's class (`key::Class`). It is not kept, so a later `prepare` makes the
+    /// proper plan. (A sealed engine makes no plan later; there `prepared` makes such a stopgap and
+    /// keeps it.) None for a deterministic or batch-invariant problem, whose result must not depend
+    /// on earlier calls.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
         self.any_loaded_of_class(&canonical(problem))
     }
@@ -218,9 +221,10 @@ impl Engine {
         self.plans.insert_chosen(canonical, || self.best_loaded(canonical).ok_or(())).ok()
     }
 
-    /// A plan made from loaded executables: that of the best choice which builds. None if this
-    /// choice is not loaded or is to be tuned first. A sealed engine builds and tunes nothing, so
-    /// it takes the best choice that is loaded, or else any loaded config of the class.
+    /// A plan made from loaded executables. It follows the best choice, not counting configs that
+    /// did not build. None if this choice is not loaded or must be tuned first. A sealed engine
+    /// builds and tunes nothing, so it takes the best choice that is loaded, or else any loaded
+    /// config of the class.
     fn best_loaded(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
         let class = Class::of(canonical);
         for choice in self.choices(canonical) {
@@ -323,8 +327,8 @@ impl Engine {
         Err(failure.unwrap_or_else(|| Error::new(Status::Internal, "no family has a config for the problem")))
     }
 
-    /// Chooses again, from new records, for the plans of these classes. Each old plan serves until
-    /// its successor is built, so a prepared problem stays prepared.
+    /// Chooses again, from new records, for the plans whose class passes `concerns`. Each old plan
+    /// serves until its successor is built, so a prepared problem stays prepared.
     fn replan(&self, concerns: impl Fn(&Class) -> bool) {
         for canonical in self.plans.begin_generation().iter().filter(|planned| concerns(&Class::of(planned))) {
             if self.is_sealed() {

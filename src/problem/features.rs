@@ -10,16 +10,16 @@ use super::{Causal, Pass, Problem};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// A sliding window: row i sees keys from i + shift - left to i + shift + right. The shift is 0 if
-/// the window aligns to the top left, else seqlen_k - seqlen_q, which with varlen are the lengths
-/// of the sequence.
+/// A sliding window: query i sees keys from i + shift - left to i + shift + right. The shift is 0
+/// if the window aligns to the top left, else seqlen_k - seqlen_q. With varlen, these are the
+/// sequence's own lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Window {
     /// None: all keys before the diagonal.
     pub left: Option<i64>,
-    /// None: all keys after the diagonal. A causal problem has None here, and its mask hides these
-    /// keys.
+    /// None: all keys after the diagonal. A causal problem has None here, and its causal mask hides
+    /// these keys.
     pub right: Option<i64>,
     /// Aligns the window as `Causal::TopLeft` does, else as `Causal::BottomRight`. In a causal
     /// problem the two alignments must be equal.
@@ -42,7 +42,7 @@ impl Window {
 
 /// Varlen: each sequence has its own length, which only the device knows. With a total, the tensor
 /// is (total, heads, dim) and holds the sequences end to end. With None, the tensor is (batch,
-/// seqlen, heads, dim), and each sequence uses its first rows.
+/// seqlen, heads, dim), and each sequence uses the first rows of its batch entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Varlen {
@@ -50,13 +50,13 @@ pub struct Varlen {
     pub total_q: Option<i64>,
     /// Rows of k.
     pub total_k: Option<i64>,
-    /// `seqused_q` is given: the number of its rows of q that each sequence uses.
+    /// `seqused_q` is given. It holds the number of rows of q that each sequence uses.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub padded_q: bool,
 }
 
-/// The block size of a block mask, in queries and keys. Only the blocks of scores that the lists
-/// name (`call::BlockLists`) count.
+/// The block size of a block mask, in queries and keys. Lists (`call::BlockLists`) name the blocks
+/// of scores that queries may see; all other blocks are hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockMask {
@@ -72,7 +72,7 @@ pub struct Features {
     pub window: Window,
     /// Scores s become c * tanh(s / c).
     pub softcap: bool,
-    /// -slope * |i + seqlen_k - seqlen_q - j| is added to scores.
+    /// -slope * |i + seqlen_k - seqlen_q - j| is added to the score of query i and key j.
     pub alibi: bool,
     /// A tensor is added to scores.
     pub bias: bool,
@@ -197,7 +197,8 @@ pub struct Constant {
     pub value: ConstantValue,
 }
 
-/// The rule by which a constant follows from the problem. Its CUDA type is int or bool.
+/// The function that computes a constant from the problem. In CUDA the constant is an int or a
+/// bool.
 pub enum ConstantValue {
     Integer(fn(&Problem) -> u32),
     Flag(fn(&Problem) -> bool),
@@ -205,8 +206,9 @@ pub enum ConstantValue {
 
 /// The library's knowledge of one feature.
 pub struct Row {
-    /// The fields of a problem file and their text in `--help`. The command line's options have the
-    /// same names with `-` instead of `_`.
+    /// The names of the feature's fields in a problem file (JSON lines for `flashtune autotune`),
+    /// each with its text in `--help`. The command line's options have the same names with `-`
+    /// instead of `_`.
     pub options: &'static [(&'static str, &'static str)],
     pub passes: &'static [Pass],
     /// Each of these bits switches the feature on. Without bits, a field of the C struct does.

@@ -1,20 +1,22 @@
-// The way of O from a consumer's registers through its Q slot to device memory, in the sm90 forward
-// kernel with kTmaStore. Rows are normalised before; the log-sum-exp is written after.
+// The store of O by TMA in the sm90 forward kernel, with kTmaStore: from a consumer's registers to
+// a Q slot (shared.cuh) and from there to device memory. The kernel has normalised the rows before,
+// and writes the log-sum-exp after.
 
 #include "device/layout/write_boxes.cuh"
 #include "device/ptx/sync.cuh"
 #include "sm90/forward/multiply.cuh"
 #include "sm90/forward/tile_rows.cuh"
 
-// Writes O to the Q slot at `boxes` and starts its copy by TMA, which runs on under the next tile.
-// `barrier` is the warpgroup's.
+// Writes O to the Q slot at the shared-memory address `boxes` and starts its copy to device memory.
+// The copy still runs while the next tile is computed. `barrier` is the number of the warpgroup's
+// named barrier.
 __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int barrier, int thread,
                                              const KernelParams& params, const TensorMap& map_out, const Tile& tile,
                                              const Share& share, const Sequence& sequence) {
-    warpgroup_barrier(barrier);  // all four warps' products have read Q, and an earlier O has left this slot
+    warpgroup_barrier(barrier);  // all four warps have multiplied with Q; an earlier O has left the slot
     write_boxes(boxes, thread / 32 * 16, o, thread % 32);
     fence_async_proxy();
-    warpgroup_barrier(barrier);  // all of O is in the slot, for the copy engine too
+    warpgroup_barrier(barrier);  // all four warps have written O, and TMA sees it
     if (thread == 0) {
         const MapRows rows = map_rows_q(params, sequence, params.map_rows_o);
         #pragma unroll
