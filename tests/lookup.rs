@@ -300,6 +300,40 @@ fn near_shipped_record_precedes_a_far_record_of_this_machine() {
     assert_eq!(sources[..3], [Source::Shipped, Source::Machine, Source::Heuristic]);
 }
 
+/// Equal batch x heads is distance 0, and `b1` sorts before `b2`.
+#[test]
+fn record_of_the_exact_shape_precedes_one_of_as_many_heads_in_all() {
+    let device = h200();
+    let split = |batch_size, heads| Problem {
+        batch_size,
+        num_heads_q: heads,
+        num_heads_kv: heads,
+        ..Problem::dense(Pass::Backward, Dtype::Bf16, 1, 8, 8192, 256)
+    };
+    let records = [record(&split(1, 16), &device, 0), record(&split(2, 8), &device, 1)];
+    let known = Known { shipped: records.to_vec(), ..Known::default() };
+    for (problem, own) in [(split(1, 16), &records[0]), (split(2, 8), &records[1])] {
+        let choice = first(&known, &problem, &device);
+        assert_eq!((choice.record.as_ref(), choice.is_exact), (Some(own), true));
+    }
+}
+
+#[test]
+fn nearer_shipped_record_precedes_a_near_record_of_this_process() {
+    let device = h200();
+    let of = |seqlen| Problem { seqlen_q: seqlen, seqlen_k: seqlen, ..LLAMA };
+    let known = Known {
+        process: vec![record(&of(2048), &device, 0)],
+        shipped: vec![record(&of(4096), &device, 1)],
+        ..Known::default()
+    };
+    assert_eq!(first(&known, &of(3000), &device).source, Source::Shipped);
+    assert_eq!(first(&known, &of(1500), &device).source, Source::Process);
+    // At equal distance the process's own record wins.
+    let both = Known { shipped: vec![record(&of(2048), &device, 1)], ..known };
+    assert_eq!(first(&both, &of(3000), &device).source, Source::Process);
+}
+
 #[test]
 fn record_that_did_not_try_the_preferred_family_follows_the_heuristic() {
     let device = h200();

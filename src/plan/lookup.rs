@@ -1,9 +1,11 @@
 //! Lookup: the configs to use for a problem, best first, from the records in memory.
 //!
-//! The sources, in order: this process's winners, this machine's records, records that ship for
-//! this GPU, records that ship for the nearest GPU of the architecture, and the heuristic, which
-//! always works. A source answers with its nearest shape of the class. Records of this device and
-//! of exactly this shape come before all others.
+//! The sources: this process's winners, this machine's records, records that ship for this GPU,
+//! records that ship for the nearest GPU of the architecture, and the heuristic, which always works.
+//! A source answers with its nearest shape of the class, and the nearest answer comes first. The
+//! order of the sources decides between answers that are equally near. Records of this device and of
+//! exactly this shape come before all others, and records of another GPU after this one's that are
+//! as near.
 //!
 //! - A record of another shape keeps its config, except the knobs that follow from the shape
 //!   (`family::carried_over`).
@@ -72,9 +74,8 @@ pub struct Known {
     pub shipped: Vec<Arc<Record>>,
 }
 
-/// A source whose record is within this distance goes before later sources with nearer records. A
-/// farther record is used only if no source has one within it. A factor of four in one length is
-/// this far, except in the keys of few queries.
+/// A record of another GPU within this distance goes before this GPU's farther records. A factor of
+/// four in one length is this far, except in the keys of few queries.
 const NEAR: f64 = 2.0;
 
 /// All choices for a problem, no config twice: records, the heuristic, then configs for the case
@@ -133,18 +134,22 @@ fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dy
         (Source::Shipped, here(&known.shipped)),
         (Source::NearestGpu, only_nearest_gpu(elsewhere.filter(fits).cloned().collect(), device)),
     ];
-    let nearest: Vec<(f64, Source, Arc<Record>)> = tiers
+    let mut nearest: Vec<(f64, Choice)> = tiers
         .into_iter()
         .filter_map(|(source, records)| {
-            nearest_shape(records, problem).map(|(distance, record)| (distance, source, record))
+            let (distance, record) = nearest_shape(records, problem)?;
+            Some((distance, from_record(source, record, problem, device)))
         })
         .collect();
-    let (near, far): (Vec<_>, Vec<_>) = nearest.into_iter().partition(|(distance, ..)| *distance <= NEAR);
-    let mut choices: Vec<Choice> =
-        near.into_iter().chain(far).map(|(_, source, record)| from_record(source, record, problem, device)).collect();
-    // A record of another shape is a guess; one of exactly this shape is not.
-    choices.sort_by_key(|choice| !choice.is_exact);
-    choices
+    // A record of another shape is a guess, and so is one of another GPU. The sort keeps the order
+    // of sources with equally near records.
+    nearest.sort_by(|(a, first), (b, second)| {
+        let rank = |distance: f64, choice: &Choice| {
+            (!choice.is_exact, distance > NEAR, choice.source == Source::NearestGpu)
+        };
+        rank(*a, first).cmp(&rank(*b, second)).then(a.total_cmp(b))
+    });
+    nearest.into_iter().map(|(_, choice)| choice).collect()
 }
 
 fn from_heuristic(config: &Config, why: &str) -> Choice {
@@ -213,15 +218,18 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
     }
 }
 
-/// The record with the nearest shape. Ties go to the first key, so that the order of records does
-/// not matter.
+/// The record with the nearest shape, and before all the one of exactly this shape: others of as
+/// many batch entries x heads are at distance 0 too. Ties go to the first key, so that the order of
+/// records does not matter.
 fn nearest_shape(records: Vec<Arc<Record>>, problem: &Canonical) -> Option<(f64, Arc<Record>)> {
     let exact = key::record_key(problem);
-    let distance = |record: &Record| if record.key == exact { 0.0 } else { key::distance(&record.problem, problem) };
-    records
-        .into_iter()
-        .map(|record| (distance(&record), record))
-        .min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.key.cmp(&b.1.key)))
+    let is_other = |record: &Record| record.key != exact;
+    let distance = |record: &Record| if is_other(record) { key::distance(&record.problem, problem) } else { 0.0 };
+    let order = |a: &(f64, Arc<Record>), b: &(f64, Arc<Record>)| {
+        let exact_first = is_other(&a.1).cmp(&is_other(&b.1));
+        exact_first.then(a.0.total_cmp(&b.0)).then_with(|| a.1.key.cmp(&b.1.key))
+    };
+    records.into_iter().map(|record| (distance(&record), record)).min_by(order)
 }
 
 /// Keeps the records of the GPU whose number of SMs is nearest.
