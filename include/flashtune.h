@@ -870,7 +870,8 @@ typedef struct flashtune_plan_info {
    */
   uint64_t struct_size;
   /**
-   * A FLASHTUNE_SOURCE_*: where the config comes from.
+   * A FLASHTUNE_SOURCE_*: where the config comes from. One that was chosen by predicted time has
+   * the source of the record that calibrates the prediction.
    */
   int32_t source;
   /**
@@ -904,8 +905,8 @@ typedef struct flashtune_plan_info {
   /**
    * Median time of this config in microseconds, from the record. It was measured at the record's
    * shape, which may be a neighbour of this one, as reason says. 0 means not measured. It is
-   * also 0 if this config splits the keys differently from the neighbour's; reason then has the
-   * neighbour's time.
+   * also 0 if this config is not the neighbour's, since it splits the keys differently or was
+   * chosen by predicted time; reason then has the neighbour's time.
    */
   double measured_us;
   /**

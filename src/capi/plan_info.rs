@@ -28,7 +28,8 @@ pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
 pub struct flashtune_plan_info {
     /// sizeof(flashtune_plan_info), set by the caller.
     pub struct_size: u64,
-    /// A FLASHTUNE_SOURCE_*: where the config comes from.
+    /// A FLASHTUNE_SOURCE_*: where the config comes from. One that was chosen by predicted time has
+    /// the source of the record that calibrates the prediction.
     pub source: i32,
     /// The main kernel's name, for example "flashtune_sm80_forward".
     pub kernel: [c_char; 64],
@@ -46,8 +47,8 @@ pub struct flashtune_plan_info {
     pub threads: u32,
     /// Median time of this config in microseconds, from the record. It was measured at the record's
     /// shape, which may be a neighbour of this one, as reason says. 0 means not measured. It is
-    /// also 0 if this config splits the keys differently from the neighbour's; reason then has the
-    /// neighbour's time.
+    /// also 0 if this config is not the neighbour's, since it splits the keys differently or was
+    /// chosen by predicted time; reason then has the neighbour's time.
     pub measured_us: f64,
     /// The same for the config that the heuristic would have chosen.
     pub default_us: f64,

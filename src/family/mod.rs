@@ -15,6 +15,7 @@ mod sm90;
 mod space;
 pub mod spec;
 mod tile;
+pub mod time;
 
 pub use backward::SINKS;
 pub use decode::{COMBINE, is_bound_by_keys};
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::problem::{Dtype, Pass, Problem};
 use space::Room;
 use spec::KernelSpec;
+use time::Work;
 
 /// What a family's pass answers about configs in text form.
 fn room(family: Family, pass: Pass) -> &'static Room {
@@ -157,6 +159,19 @@ pub fn passing(family: Family, problem: &Problem, device: &Device) -> Vec<(f64, 
 pub fn cost(problem: &Problem, config: &Config, device: &Device) -> Option<f64> {
     check(problem, config, device).ok()?;
     (room(config.family, problem.pass).cost)(problem, config, device).ok()
+}
+
+/// The tiles of a launch with a config, and what each is expected to take. None where the family
+/// does not know.
+pub fn work(problem: &Problem, config: &Config, device: &Device) -> Option<Work> {
+    (room(config.family, problem.pass).work)(problem, config, device)
+}
+
+/// Configs of the preferred family beside the heuristic's, which a lookup may choose by predicted
+/// time.
+pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Config> {
+    let preferred = families(problem, device).first();
+    preferred.map_or(Vec::new(), |family| (room(*family, problem.pass).alternatives)(problem, device))
 }
 
 /// Adapts a config that was measured on `from` to `to`, another problem of the class: knobs that

@@ -7,6 +7,7 @@
 
 use super::knob::{Constraint, Knob, Knobs, check_knobs};
 use super::spec::KernelSpec;
+use super::time::Work;
 use crate::config::Config;
 use crate::device::Device;
 use crate::problem::Problem;
@@ -24,6 +25,18 @@ pub trait Space: Knobs {
 
     /// The kernels of the pass in launch order.
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec>;
+
+    /// The tiles of a launch and what each takes, for predictions of time. None where the family
+    /// does not know.
+    fn work(&self, _problem: &Problem, _device: &Device) -> Option<Work> {
+        None
+    }
+
+    /// Configs beside the heuristic's that a lookup may choose where their predicted time is less:
+    /// only such as compile without spilled consumers, and each passes `fits`.
+    fn alternatives(_problem: &Problem, _device: &Device) -> Vec<Self> {
+        Vec::new()
+    }
 
     /// Adapts a config that was measured on `from` to `to`, another problem of the same class.
     /// Knobs that follow from the shape alone are chosen anew.
@@ -52,6 +65,8 @@ pub struct Room {
     pub passing: fn(&Problem, &Device) -> Vec<(f64, Config)>,
     pub cost: fn(&Problem, &Config, &Device) -> Result<f64, String>,
     pub kernels: fn(&Problem, &Config) -> Result<Vec<KernelSpec>, String>,
+    pub work: fn(&Problem, &Config, &Device) -> Option<Work>,
+    pub alternatives: fn(&Problem, &Device) -> Vec<Config>,
     /// Takes a config, the problem that it was measured on, and the problem to adapt it to.
     pub carried_over: fn(&Config, &Problem, &Problem, &Device) -> Result<Config, String>,
 }
@@ -69,6 +84,11 @@ impl Room {
                 check_knobs(config, K::LIST)?;
                 Ok(K::of(config)?.kernels(problem))
             },
+            work: |problem, config, device| {
+                check_knobs(config, K::LIST).ok()?;
+                K::of(config).ok()?.work(problem, device)
+            },
+            alternatives: |problem, device| K::alternatives(problem, device).into_iter().map(K::to_config).collect(),
             carried_over: |config, from, to, device| {
                 check_knobs(config, K::LIST)?;
                 Ok(K::of(config)?.carried_over(from, to, device).to_config())

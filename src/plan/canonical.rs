@@ -1,10 +1,12 @@
 //! Canonical: the problem that stands for all problems with one record key, and the distance
 //! between shapes.
 //!
-//! Sizes are rounded to buckets, so that one choice serves every problem of a key, whichever came
-//! first, and a sequence that grows by one token does not make a plan at each step. The engine
-//! makes a `Canonical` once, where a problem comes in; lookup, tuning and building take it from
-//! there. This file knows nothing of keys and records.
+//! Sizes are rounded, so that one choice serves every problem of a canonical one, whichever came
+//! first. Few queries, varlen and paged problems are rounded to the buckets of keys, so that a
+//! sequence that grows by one token does not make a plan at each step. The others are rounded to
+//! less than tiles, so that their waves and padding are seen: several canonical problems share a
+//! key. The engine makes a `Canonical` once, where a problem comes in; lookup, tuning and building
+//! take it from there. This file knows nothing of keys and records.
 
 use crate::family;
 use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
@@ -26,10 +28,20 @@ impl Deref for Canonical {
     }
 }
 
-/// The problem that stands for all problems with the record key of this one.
+/// The problem that stands for all problems that choose alike. They have its record key.
 pub fn canonical(problem: &Problem) -> Canonical {
     if problem.batch_invariant {
         return Canonical(with_any_batch(problem));
+    }
+    if has_tiles_of_its_lengths(problem) {
+        let rounded = Problem {
+            batch_size: within_bucket(problem.batch_size, 1),
+            seqlen_q: within_bucket(problem.seqlen_q, STEP),
+            seqlen_k: within_bucket(problem.seqlen_k, STEP),
+            ..with_any_alignment(problem)
+        };
+        let is_alike = rounded.validate().is_ok() && has_tiles_of_its_lengths(&rounded);
+        return Canonical(if is_alike { rounded } else { with_any_alignment(problem) });
     }
     let num_heads_kv = (bucket(problem.num_heads_q) / bucket(problem.group_size())).max(1);
     let rounded = Problem {
@@ -42,6 +54,22 @@ pub fn canonical(problem: &Problem) -> Canonical {
     };
     // At the far end of the ranges a bucket may be too large to be a problem.
     Canonical(if rounded.validate().is_ok() { rounded } else { *problem })
+}
+
+/// Whether the lengths tell the tiles of a launch, which are then as many as they are.
+fn has_tiles_of_its_lengths(problem: &Problem) -> bool {
+    let features = &problem.features;
+    features.varlen.is_none() && features.paged.is_none() && !family::is_bound_by_keys(problem)
+}
+
+/// Sides of all tiles are multiples of this many rows or keys.
+const STEP: i64 = 16;
+
+/// The next multiple of a step, or of a 64th of the power of two below, if it has the same bucket.
+fn within_bucket(size: i64, step: i64) -> i64 {
+    let step = step.max((1i64 << size.max(1).ilog2()) / 64);
+    let rounded = (size + step - 1) / step * step;
+    if bucket(rounded) == bucket(size) { rounded } else { size }
 }
 
 /// The same problem for every batch that a sequence may be in: batch size, longest lengths and

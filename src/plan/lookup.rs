@@ -1,12 +1,15 @@
 //! Lookup: the configs to use for a problem, best first, from the records in memory.
 //!
 //! The sources: this process's winners, this machine's records, records that ship for this GPU,
-//! records that ship for the nearest GPU of the architecture, and the heuristic, which always works.
-//! A source answers with its nearest shape of the class, and the nearest answer comes first. The
-//! order of the sources decides between answers that are equally near. Records of this device and of
-//! exactly this shape come before all others, and records of another GPU after this one's that are
-//! as near.
+//! records that ship for the nearest GPU of the architecture, and the heuristic, which always
+//! works. A source answers with its nearest shape of the class, and the nearest answer comes first.
+//! The order of the sources decides between answers that are equally near. Records of this device
+//! and of exactly this shape come before all others, and records of another GPU after this one's
+//! that are as near.
 //!
+//! - Where no record has exactly this shape, a model of tiles and waves predicts the time of the
+//!   configs that the class's records name, of the heuristic's and of its alternatives. The one
+//!   with the least time comes first if it gains enough over the nearest record's.
 //! - A record of another shape keeps its config, except the knobs that follow from the shape
 //!   (`family::carried_over`).
 //! - A record whose config breaks a constraint of this device is a miss.
@@ -16,10 +19,11 @@
 //!
 //! Nothing here builds, reads files or locks.
 
-use super::canonical::Canonical;
+use super::canonical::{Canonical, canonical};
 use super::key::{self, Class};
+use super::predicted::Model;
 use super::record::Record;
-use crate::config::Config;
+use crate::config::{Config, Family};
 use crate::device::Device;
 use crate::family;
 use std::sync::Arc;
@@ -78,9 +82,12 @@ pub struct Known {
 /// four in one length is this far, except in the keys of few queries.
 const NEAR: f64 = 2.0;
 
-/// All choices for a problem, no config twice: records, the heuristic, then configs for the case
-/// that neither builds. A problem that follows no record has one choice: another would give other
-/// bits.
+/// The share of the time that a predicted config must gain over the config it replaces.
+const GAIN: f64 = 0.03;
+
+/// All choices for a problem, no config twice: a predicted config, records, the heuristic, then
+/// configs for the case that neither builds. A problem that follows no record has one choice:
+/// another would give other bits.
 pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choice> {
     let heuristics = family::heuristics(problem, device);
     let (preferred, others) = heuristics.split_first().expect("a family serves every problem");
@@ -101,6 +108,7 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
         false => format!("no record of {}", Class::of(problem)),
     };
     choices.push(from_heuristic(preferred, &why));
+    choices.splice(0..0, predicted(known, problem, device, &choices[0], preferred));
     choices.extend(untried);
     choices.extend(others.iter().map(|config| from_heuristic(config, &why)));
     let mut seen = Vec::new();
@@ -114,27 +122,7 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
 
 /// The choices of the records that pass: the nearest shape of each source.
 fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> Vec<Choice> {
-    let device_key = key::device_key(device);
-    let fits = |record: &&Arc<Record>| {
-        Class::of(&record.problem) == Class::of(problem)
-            && passes(record)
-            && family::check(problem, &config_of(record, problem, device), device).is_ok()
-    };
-    let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
-        records.iter().filter(|record| record.device_key() == device_key).filter(fits).cloned().collect()
-    };
-    let elsewhere = known
-        .machine
-        .iter()
-        .chain(&known.shipped)
-        .filter(|record| record.arch == device.arch && record.device_key() != device_key);
-    let tiers = [
-        (Source::Process, here(&known.process)),
-        (Source::Machine, here(&known.machine)),
-        (Source::Shipped, here(&known.shipped)),
-        (Source::NearestGpu, only_nearest_gpu(elsewhere.filter(fits).cloned().collect(), device)),
-    ];
-    let mut nearest: Vec<(f64, Choice)> = tiers
+    let mut nearest: Vec<(f64, Choice)> = of_the_class(known, problem, device, passes)
         .into_iter()
         .filter_map(|(source, records)| {
             let (distance, record) = nearest_shape(records, problem)?;
@@ -144,12 +132,101 @@ fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dy
     // A record of another shape is a guess, and so is one of another GPU. The sort keeps the order
     // of sources with equally near records.
     nearest.sort_by(|(a, first), (b, second)| {
-        let rank = |distance: f64, choice: &Choice| {
-            (!choice.is_exact, distance > NEAR, choice.source == Source::NearestGpu)
-        };
+        let rank =
+            |distance: f64, choice: &Choice| (!choice.is_exact, distance > NEAR, choice.source == Source::NearestGpu);
         rank(*a, first).cmp(&rank(*b, second)).then(a.total_cmp(b))
     });
     nearest.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// The records of the problem's class whose configs fit it, by source.
+fn of_the_class(
+    known: &Known,
+    problem: &Canonical,
+    device: &Device,
+    passes: &dyn Fn(&Record) -> bool,
+) -> [(Source, Vec<Arc<Record>>); 4] {
+    let (class, device_key) = (Class::of(problem), key::device_key(device));
+    let fits = |record: &&Arc<Record>| {
+        Class::of(&record.problem) == class
+            && passes(record)
+            && family::check(problem, &config_of(record, problem, device), device).is_ok()
+    };
+    let here = |records: &'_ [Arc<Record>]| -> Vec<Arc<Record>> {
+        records.iter().filter(fits).filter(|record| record.device_key() == device_key).cloned().collect()
+    };
+    let elsewhere = known
+        .machine
+        .iter()
+        .chain(&known.shipped)
+        .filter(|record| record.arch == device.arch)
+        .filter(fits)
+        .filter(|record| record.device_key() != device_key);
+    [
+        (Source::Process, here(&known.process)),
+        (Source::Machine, here(&known.machine)),
+        (Source::Shipped, here(&known.shipped)),
+        (Source::NearestGpu, only_nearest_gpu(elsewhere.cloned().collect(), device)),
+    ]
+}
+
+/// The records that correct predictions: those of this device, or else of the nearest GPU.
+fn calibrating(known: &Known, problem: &Canonical, device: &Device, preferred: Family) -> Vec<Arc<Record>> {
+    let [process, machine, shipped, nearest_gpu] =
+        of_the_class(known, problem, device, &|record| record.has_tried(preferred)).map(|(_, records)| records);
+    let mut here: Vec<Arc<Record>> = Vec::new();
+    for record in process.into_iter().chain(machine).chain(shipped) {
+        // The earlier source knows better.
+        if here.iter().all(|other| other.key != record.key) {
+            here.push(record);
+        }
+    }
+    if here.is_empty() { nearest_gpu } else { here }
+}
+
+/// The config with the least predicted time, if that is well below the time of the first choice.
+/// None where the first choice was measured on this very shape, and where no family has a model.
+fn predicted(
+    known: &Known,
+    problem: &Canonical,
+    device: &Device,
+    first: &Choice,
+    heuristic: &Config,
+) -> Option<Choice> {
+    let was_measured = |record: &Arc<Record>| first.is_exact && canonical(&record.problem) == *problem;
+    if first.record.as_ref().is_some_and(was_measured) {
+        return None;
+    }
+    family::work(problem, &first.config, device)?;
+    let records = calibrating(known, problem, device, heuristic.family);
+    let model = Model::of(&records, problem, device);
+    let first_us = model.us(&first.config)?;
+    let mut candidates: Vec<Config> = Vec::new();
+    let of_records = model.records().map(|record| config_of(record, problem, device));
+    for config in of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)) {
+        if !candidates.contains(&config) {
+            candidates.push(config);
+        }
+    }
+    // Among equal times the first is taken: a measured config before one that was not.
+    let timed = candidates.into_iter().filter_map(|config| Some((model.us(&config)?, config)));
+    let (us, config) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let is_usable = us < (1.0 - GAIN) * first_us && family::check(problem, &config, device).is_ok();
+    is_usable.then(|| {
+        let calibrated = match &first.record {
+            Some(record) => format!("the record that calibrates it: {}, {:.1} us", record.key, record.median_us),
+            None => format!("the heuristic's config, without a record of {}", Class::of(problem)),
+        };
+        let reason = format!("the model chose it: {us:.1} us predicted, and {first_us:.1} for {calibrated}");
+        Choice { config, reason, ..first.clone() }
+    })
+}
+
+/// The time that a lookup predicts for a config, in microseconds; None where no family has a model
+/// of it. Without records of the class it is no measured time.
+pub fn predicted_us(known: &Known, problem: &Canonical, config: &Config, device: &Device) -> Option<f64> {
+    let preferred = family::heuristic(problem, device).family;
+    Model::of(&calibrating(known, problem, device, preferred), problem, device).us(config)
 }
 
 fn from_heuristic(config: &Config, why: &str) -> Choice {

@@ -16,6 +16,7 @@ mod lookup;
 mod machine;
 mod measuring;
 mod plans;
+mod predicted;
 pub mod record;
 mod shared_map;
 pub mod shipped;
@@ -43,4 +44,10 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
 /// class first.
 pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> {
     lookup::proven(known, &canonical::canonical(problem), device)
+}
+
+/// The time that an engine with these records predicts for a config, in microseconds; None where no
+/// kernel family has a model of it.
+pub fn predicted_us(known: &Known, problem: &Problem, config: &Config, device: &Device) -> Option<f64> {
+    lookup::predicted_us(known, &canonical::canonical(problem), config, device)
 }

@@ -96,8 +96,9 @@ pub fn run(
     }
 }
 
-/// The heuristic's config first, then configs that records name, then those that the space finds
-/// promising. Each passes for the canonical problem too, or its record would never be a hit.
+/// The heuristic's config first, then the one that a lookup would choose, configs that records
+/// name, and those that the space finds promising. Each passes for the canonical problem too, or
+/// its record would never be a hit.
 fn all_candidates(
     records: &KnownRecords,
     problem: &Problem,
@@ -106,7 +107,10 @@ fn all_candidates(
     may_be_unproven: bool,
 ) -> Vec<Config> {
     let mut all = vec![family::heuristic(canonical, device)];
-    let proven = lookup::proven(&records.snapshot(), canonical, device);
+    let known = records.snapshot();
+    // Its prediction is judged too, or tuning might end with a slower config than no tuning.
+    all.extend(lookup::choices(&known, canonical, device).into_iter().take(1).map(|choice| choice.config));
+    let proven = lookup::proven(&known, canonical, device);
     all.extend(proven.into_iter().take(candidates::MAX_CANDIDATES / 2));
     if may_be_unproven {
         all.extend(candidates::first(canonical, device));

@@ -6,6 +6,7 @@
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, dq_transposed, half_cols};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
+use super::work;
 use crate::device::Device;
 use crate::family::backward;
 use crate::family::knob::Constraint;
@@ -13,7 +14,8 @@ use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memor
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
 use crate::family::tile::boxes;
-use crate::problem::Problem;
+use crate::family::time::Work;
+use crate::problem::{Features, Problem};
 
 impl Space for BackwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -113,6 +115,20 @@ impl Space for BackwardKnobs {
             ..KernelSpec::MAIN
         };
         backward::around(problem, main, dq_transposed(problem))
+    }
+
+    fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
+        work::backward(self, problem, device)
+    }
+
+    /// The heuristic's config with blocks of fewer rows, which need fewer registers, where no
+    /// feature takes more.
+    fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
+        let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
+        let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
+        let smaller = [112, 96, 80, 64, 48].into_iter().filter(|block_m| *block_m < config.block_m);
+        let smaller = smaller.map(|block_m| BackwardKnobs { block_m, ..config });
+        [config].into_iter().chain(smaller).filter(|config| config.fits(problem, device)).collect()
     }
 }
 

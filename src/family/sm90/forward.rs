@@ -1,13 +1,15 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
 use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
+use super::work;
 use crate::device::Device;
 use crate::family::knob::{Constraint, knobs};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
-use crate::problem::{Dtype, Problem};
+use crate::family::time::Work;
+use crate::problem::{Dtype, Features, Problem};
 
 knobs! {
     pub struct ForwardKnobs of Sm90 {
@@ -101,6 +103,45 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         }]
     }
+
+    fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
+        work::forward([self.block_m, self.block_n], problem, device)
+    }
+
+    /// The heuristic's config with every number of rows, and blocks of more keys. Features take
+    /// registers, so problems with any keep to the tiles of the heuristic and of records.
+    fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
+        if problem.features != Features::NONE {
+            return Vec::new();
+        }
+        let (rows, ..) = tile_of_full_device(problem);
+        let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
+        let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
+        let wider: Vec<_> = configs.iter().flat_map(|config| wider_blocks(config, problem, device)).collect();
+        configs.extend(wider);
+        configs
+    }
+}
+
+/// The config with blocks of more keys, where two consumer warpgroups or one have registers to
+/// spare: fewer keys are padded where there are few.
+fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    if problem.dropout || config.block_m > 128 || problem.head_dim.max(problem.head_dim_v) > 128 {
+        return Vec::new();
+    }
+    let of_keys = |block_n: u32| {
+        let stages = [[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]].into_iter();
+        let of_stages = |[k_stages, v_stages, q_stages]: [u32; 3]| ForwardKnobs {
+            block_n,
+            k_stages,
+            v_stages,
+            q_stages,
+            tma_store: u32::from(q_stages == 2 && fits_q_slot(problem)),
+            ..*config
+        };
+        stages.map(of_stages).find(|config| config.fits(problem, device))
+    };
+    [80, 112, 128].into_iter().filter_map(of_keys).collect()
 }
 
 impl ForwardKnobs {
@@ -161,8 +202,7 @@ fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
 }
 
 fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
-    let (rows, keys, stages) = tile_of_full_device(problem);
-    let modifies = problem.features.modifies_scores();
+    let (rows, ..) = tile_of_full_device(problem);
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
     let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
@@ -170,6 +210,13 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     let fits =
         |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
     let block_m = [256, 192, 128].into_iter().filter(fits).find(fills).unwrap_or(64);
+    of_rows(problem, device, block_m)
+}
+
+/// The heuristic's config with so many rows.
+fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKnobs> {
+    let (rows, keys, stages) = tile_of_full_device(problem);
+    let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
         // barriers.

@@ -12,6 +12,7 @@ mod forward;
 #[cfg(test)]
 mod tests;
 mod warpgroup;
+mod work;
 
 pub use backward_geometry::{BackwardKnobs, dq_transposed};
 pub use forward::ForwardKnobs;

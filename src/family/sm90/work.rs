@@ -1,0 +1,119 @@
+//! The tiles of the sm90 kernels, with the cycles that each is expected to take.
+//!
+//! A change of what a CTA does (split keys, split queries) belongs here: more tiles, each with less
+//! work. The constants were fitted to the shipped H200 records (docs/tuning/choice.md).
+
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
+use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
+use crate::device::Device;
+use crate::family::tile::{BOX_COLS, boxes};
+use crate::family::time::{Work, blocks, tiles_of_heads};
+use crate::problem::Problem;
+
+/// Cycles of a consumer's softmax for each key of a block, when it runs alone.
+const SOFTMAX_ALONE: f64 = 9.0;
+/// Cycles of an SM's exponentials for each key and consumer: 64 of them, 16 a cycle.
+const EXPONENTIALS: f64 = 4.0;
+/// Cycles between a forward tile's last block and the first of the next tile.
+const FORWARD_TILE: f64 = 900.0;
+/// Microseconds of a forward launch under the tuner's clock, which empties L2.
+const FORWARD_LAUNCH_US: f64 = 8.0;
+
+/// The tiles of a forward pass, each of so many query rows with blocks of so many keys. None where
+/// lengths or lists decide.
+pub fn forward([rows, keys]: [u32; 2], problem: &Problem, device: &Device) -> Option<Work> {
+    let (sq, sk) = lengths(problem)?;
+    let (block_m, block_n) = (i64::from(rows), f64::from(keys));
+    let consumers = f64::from(rows / WARPGROUP_ROWS);
+    let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
+    // 4096 operations a cycle, of which a row and a key need two for each column.
+    let products = block_n * columns / 32.0;
+    // One consumer's products and softmax take turns; those of several fill each other's gaps,
+    // until the SM's tensor cores and exponentials are busy.
+    let alone = products + SOFTMAX_ALONE * block_n;
+    let shared = consumers * products.hypot(EXPONENTIALS * block_n);
+    let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);
+    let is_masked = tiles_differ(problem);
+    let blocks_of_consumer = |first: i64| {
+        let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
+        let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
+        let to = problem.right_shift().map_or(sk, |shift| (end + shift).clamp(0, sk));
+        // A consumer past the last row has nothing to do. Where all tiles are alike, the SMs that
+        // have no such tile are waited for.
+        if is_masked && first >= sq { 0.0 } else { blocks(from, to, keys) }
+    };
+    let cycles = |tile: i64| {
+        let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| tile * block_m + at * i64::from(WARPGROUP_ROWS));
+        let (sum, most) = firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)));
+        FORWARD_TILE + (alone * most).max(per_block * sum / consumers)
+    };
+    let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
+    Some(Work {
+        tiles: tiles_of_heads(problem.batch_size * problem.num_heads_q, div_ceil(sq, block_m), cycles),
+        slots: f64::from(device.sm_count),
+        bytes_under: problem.batch_size as f64 * elements as f64 * in_bytes(problem),
+        bytes_beside: 0.0,
+        launch_us: FORWARD_LAUNCH_US,
+    })
+}
+
+/// Cycles of a block's exponentials and of their packing, for each row and key.
+const WEIGHTS: f64 = 0.036;
+/// Cycles of a backward tile's first loads and last stores.
+const BACKWARD_TILE: f64 = 700.0;
+/// Microseconds of the three launches under the tuner's clock.
+const BACKWARD_LAUNCH_US: f64 = 19.0;
+/// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
+const BESIDE_BYTES: f64 = 5.0;
+
+/// The tiles of a backward pass: those of keys, each of which walks the rows of its group's heads.
+pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
+    let (sq, sk) = lengths(problem)?;
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let (block_m, block_n) = (f64::from(knobs.block_m), i64::from(knobs.block_n));
+    // Columns as padded, cycles of barriers and waits in a block, and CTAs that share a tile.
+    let (columns, waits, ctas) = match BackwardKernel::of(problem) {
+        BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 720.0, 1),
+        BackwardKernel::Middle => {
+            let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);
+            (f64::from(of_boxes * BOX_COLS), 1500.0, 1)
+        }
+        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 1900.0, 2),
+    };
+    let keys = block_n as f64 / f64::from(ctas);
+    let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
+    let group = problem.group_size() as f64;
+    let cycles = |tile: i64| {
+        let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
+        let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));
+        let to = problem.left_shift().map_or(sq, |shift| (end - shift).clamp(0, sq));
+        BACKWARD_TILE + group * per_block * blocks(from, to, knobs.block_m)
+    };
+    Some(Work {
+        tiles: tiles_of_heads(problem.batch_size * problem.num_heads_kv, div_ceil(sk, block_n), cycles),
+        slots: f64::from(device.sm_count / ctas),
+        bytes_under: 0.0,
+        bytes_beside: BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
+        launch_us: BACKWARD_LAUNCH_US,
+    })
+}
+
+/// Both lengths; None for problems whose tiles they do not tell.
+fn lengths(problem: &Problem) -> Option<(i64, i64)> {
+    let features = &problem.features;
+    let are_known = features.varlen.is_none() && features.paged.is_none() && features.block_mask.is_none();
+    are_known.then_some((problem.seqlen_q.max(1), problem.seqlen_k.max(1)))
+}
+
+/// Bytes of a row of Q and one of O, or of K and one of V.
+fn in_bytes(problem: &Problem) -> f64 {
+    (problem.head_dim + problem.head_dim_v) as f64 * problem.dtype.bytes() as f64
+}
+
+fn padded(columns: i64, to: i64) -> f64 {
+    (div_ceil(columns, to) * to) as f64
+}
+
+fn div_ceil(length: i64, block: i64) -> i64 {
+    (length + block - 1) / block
+}

@@ -1,0 +1,120 @@
+//! Time: what a config is expected to take on a shape, from tiles and waves.
+//!
+//! A family says what the tiles of a launch are (`Work`); this file lays them on the SMs. The
+//! result is in microseconds of no GPU in particular: the lookup scales it by measured records
+//! (`plan::predicted`), so only ratios count. docs/tuning/choice.md says where the constants come
+//! from and how far the model is off. Nothing here knows a record.
+
+use crate::device::Device;
+
+/// Cycles of an SM in a microsecond under load.
+const CYCLES_PER_US: f64 = 1650.0;
+/// The share of the memory rate that the passes reach.
+const MEMORY_RATE: f64 = 0.72;
+/// Tiles of one head that are looked at; others are as long as those beside them.
+pub const MOST_KINDS: i64 = 64;
+
+/// So many tiles that take equally long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tiles {
+    pub count: f64,
+    /// Cycles from a tile's start to the start of the next one on the same SM.
+    pub cycles: f64,
+}
+
+/// The work of a pass with one config.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    pub tiles: Vec<Tiles>,
+    /// Tiles that run at a time.
+    pub slots: f64,
+    /// Bytes that the main kernel moves while it computes.
+    pub bytes_under: f64,
+    /// Bytes that other kernels of the pass move.
+    pub bytes_beside: f64,
+    /// Launches, and what a measurement adds.
+    pub launch_us: f64,
+}
+
+impl Work {
+    pub fn us(&self, device: &Device) -> f64 {
+        let rate = MEMORY_RATE * device.memory_bytes_per_second as f64 / 1e6;
+        let moved = |bytes: f64| if rate > 0.0 { bytes / rate } else { 0.0 };
+        let main = (self.span() / CYCLES_PER_US).hypot(moved(self.bytes_under));
+        self.launch_us + main + moved(self.bytes_beside)
+    }
+
+    /// Cycles until the last tile ends. Equal tiles run in whole waves. Tiles that differ are drawn
+    /// one by one, so that all SMs end within about half of the shortest tile.
+    fn span(&self) -> f64 {
+        let count: f64 = self.tiles.iter().map(|tiles| tiles.count).sum();
+        let total: f64 = self.tiles.iter().map(|tiles| tiles.count * tiles.cycles).sum();
+        let longest = self.tiles.iter().map(|tiles| tiles.cycles).fold(0.0, f64::max);
+        let shortest = self.tiles.iter().map(|tiles| tiles.cycles).fold(longest, f64::min);
+        if count <= self.slots {
+            longest
+        } else if longest == shortest {
+            (count / self.slots).ceil() * longest
+        } else {
+            longest.max(total / self.slots + 0.5 * shortest)
+        }
+    }
+
+    /// The share of the slots that get no tile at all.
+    pub fn idle(&self) -> f64 {
+        let count: f64 = self.tiles.iter().map(|tiles| tiles.count).sum();
+        (1.0 - count / self.slots).max(0.0)
+    }
+}
+
+/// The tiles of all heads, each of which has `of_one_head` of them; `cycles` tells how long the
+/// tile of an index takes.
+pub fn tiles_of_heads(heads: i64, of_one_head: i64, cycles: impl Fn(i64) -> f64) -> Vec<Tiles> {
+    let kinds = of_one_head.clamp(1, MOST_KINDS);
+    let index = |kind: i64| kind * (of_one_head - 1) / (kinds - 1).max(1);
+    let count = heads as f64 * of_one_head as f64 / kinds as f64;
+    (0..kinds).map(|kind| Tiles { count, cycles: cycles(index(kind)) }).collect()
+}
+
+/// Blocks of a length that `from..to` meets.
+pub fn blocks(from: i64, to: i64, block: u32) -> f64 {
+    let block = i64::from(block);
+    if to <= from { 0.0 } else { ((to + block - 1) / block - from / block) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(tiles: &[(f64, f64)]) -> Work {
+        let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles }).collect();
+        Work { tiles, slots: 100.0, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
+    }
+
+    #[test]
+    fn equal_tiles_run_in_whole_waves() {
+        assert_eq!(work(&[(100.0, 10.0)]).span(), 10.0);
+        assert_eq!(work(&[(101.0, 10.0)]).span(), 20.0);
+    }
+
+    #[test]
+    fn tiles_that_differ_take_the_longest_or_their_share() {
+        assert_eq!(work(&[(50.0, 10.0), (50.0, 30.0)]).span(), 30.0);
+        assert_eq!(work(&[(1000.0, 10.0), (1000.0, 30.0)]).span(), 405.0);
+        assert_eq!(work(&[(200.0, 1.0), (1.0, 30.0)]).span(), 30.0);
+    }
+
+    #[test]
+    fn tiles_that_are_not_looked_at_are_counted() {
+        let tiles = tiles_of_heads(3, 1000, |index| index as f64);
+        assert_eq!(tiles.len(), MOST_KINDS as usize);
+        assert!((tiles.iter().map(|tiles| tiles.count).sum::<f64>() - 3000.0).abs() < 1e-6);
+        let total: f64 = tiles.iter().map(|tiles| tiles.count * tiles.cycles).sum();
+        assert!((total / (3.0 * 1000.0 * 499.5) - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn blocks_are_those_that_a_range_meets() {
+        assert_eq!([blocks(0, 64, 64), blocks(63, 65, 64), blocks(64, 64, 64), blocks(0, 65, 64)], [1., 2., 0., 2.]);
+    }
+}
