@@ -1,0 +1,113 @@
+//! The choice for shapes that have no record: which config the lookup takes on an H200 from the
+//! shipped records and the model of its time. No device is needed.
+
+use flashtune::config::Config;
+use flashtune::device::{Arch, Device};
+use flashtune::family;
+use flashtune::plan::{Choice, Known, Record, Source, choices, predicted_us, shipped};
+use flashtune::problem::{Causal, Dtype, Pass, Problem};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Shapes that people run, each with the config that is chosen: the project's examples of slow
+/// choices, then 50 random ones (many heads, few heads, GQA, cross-attention, short sequences).
+const SHAPES: &str = include_str!("shapes.txt");
+
+fn h200() -> Device {
+    Device::typical(Arch::Sm(9, 0)).unwrap()
+}
+
+fn known() -> Known {
+    let shipped = shipped::records(Arch::Sm(9, 0)).into_iter().map(Arc::new).collect();
+    Known { shipped, ..Known::default() }
+}
+
+/// Reads `forward b4 hq8 hkv8 sq2304 sk154 d64 full`.
+fn problem(shape: &str) -> Problem {
+    let words: Vec<&str> = shape.split(' ').collect();
+    let [pass, b, hq, hkv, sq, sk, d, mask] = words[..] else { panic!("{shape}") };
+    let number = |word: &str, name: &str| word.strip_prefix(name).unwrap().parse::<i64>().unwrap();
+    let pass = if pass == "forward" { Pass::Forward } else { Pass::Backward };
+    let sizes = (number(b, "b"), number(hq, "hq"), number(sq, "sq"), number(d, "d"));
+    Problem {
+        num_heads_kv: number(hkv, "hkv"),
+        seqlen_k: number(sk, "sk"),
+        causal: if mask == "causal" { Causal::BottomRight } else { Causal::None },
+        ..Problem::dense(pass, Dtype::Bf16, sizes.0, sizes.1, sizes.2, sizes.3)
+    }
+}
+
+fn shapes() -> impl Iterator<Item = &'static str> {
+    SHAPES.lines().map(|line| line.split_once(": ").unwrap().0)
+}
+
+fn first(problem: &Problem) -> Choice {
+    choices(&known(), problem, &h200()).swap_remove(0)
+}
+
+/// `FLASHTUNE_WRITE_CHOICES=1 cargo test --test choice` writes the file anew, for a change that is
+/// meant to choose otherwise. Its diff then shows what changed.
+#[test]
+fn listed_shapes_choose_the_listed_configs() {
+    let chosen = shapes().map(|shape| format!("{shape}: {}\n", first(&problem(shape)).config)).collect::<String>();
+    if std::env::var_os("FLASHTUNE_WRITE_CHOICES").is_some() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/choice/shapes.txt");
+        return std::fs::write(file, chosen).unwrap();
+    }
+    for (now, listed) in chosen.lines().zip(SHAPES.lines()) {
+        assert_eq!(now, listed);
+    }
+}
+
+/// Tiles, splits and clusters count; how long a tile takes does not.
+#[test]
+fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
+    let device = h200();
+    let idle =
+        |problem: &Problem, config: &Config| family::work(problem, config, &device).map_or(0.0, |work| work.idle());
+    let mut with_few_tiles = 0;
+    for shape in shapes() {
+        let problem = problem(shape);
+        let config = first(&problem).config;
+        if idle(&problem, &config) > 0.5 {
+            with_few_tiles += 1;
+            let others = family::passing(config.family, &problem, &device);
+            let better = others.iter().find(|(_, other)| idle(&problem, other) <= 0.5);
+            assert!(better.is_none(), "{shape}: {config}, and not {}", better.unwrap().1);
+        }
+    }
+    assert!(with_few_tiles > 0, "no listed shape is so small that it matters");
+}
+
+/// A model that prefers its own configs to measured ones would show here.
+#[test]
+fn shape_of_a_record_keeps_the_records_config() {
+    let device = h200();
+    let is_current = |record: &Arc<Record>| record.has_tried(family::heuristic(&record.problem, &device).family);
+    for record in known().shipped.into_iter().filter(is_current) {
+        let choice = first(&record.problem);
+        assert_eq!(choice.config, record.config, "{}: {}", record.key, choice.reason);
+    }
+}
+
+/// A record of the same key was measured at another length, so the model is asked; the reason says
+/// what it was calibrated by.
+#[test]
+fn predicted_choice_says_what_the_model_was_calibrated_by() {
+    let choice = first(&problem("forward b4 hq8 hkv8 sq2304 sk154 d64 full"));
+    assert_eq!(choice.source, Source::Shipped);
+    let record = choice.record.as_ref().unwrap();
+    assert!(choice.reason.starts_with("the model chose it: "), "{}", choice.reason);
+    let calibrated = format!("calibrates it: {}, {:.1} us", record.key, record.median_us);
+    assert!(choice.reason.ends_with(&calibrated) && choice.reason.len() < 256, "{}", choice.reason);
+}
+
+#[test]
+fn without_records_the_model_chooses_among_the_heuristics_tiles() {
+    let few_tiles = problem("forward b1 hq1 hkv1 sq6089 sk6089 d96 full");
+    let choice = choices(&Known::default(), &few_tiles, &h200()).swap_remove(0);
+    assert_eq!((choice.source, choice.record.is_none()), (Source::Heuristic, true));
+    let us = |config: &Config| predicted_us(&Known::default(), &few_tiles, config, &h200()).unwrap();
+    let alternatives = family::alternatives(&few_tiles, &h200());
+    assert!(alternatives.iter().all(|other| us(&choice.config) <= 1.03 * us(other)), "{}", choice.config);
+}
