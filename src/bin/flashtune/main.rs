@@ -9,6 +9,7 @@ mod device;
 mod failure;
 mod features;
 mod info;
+mod model_error;
 mod presets;
 mod problems;
 mod progress;
@@ -40,7 +41,7 @@ enum Command {
     RenderMerge(render::MergeArgs),
     /// Print the kernel that appends keys and values to a K/V cache, without a GPU
     RenderKvAppend(render::KvAppendArgs),
-    /// List, export, import and verify tuning records
+    /// List, export, import and verify tuning records; show how well they predict one another
     Records(records::Args),
     /// Time the config that a problem gets
     Bench(bench::Args),

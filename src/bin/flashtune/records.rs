@@ -1,7 +1,9 @@
-//! `flashtune records`: list, export, import and verify tuning records.
+//! `flashtune records`: list, export, import and verify tuning records; `model_error` has the error
+//! of predictions.
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json};
+use crate::model_error;
 use clap::Subcommand;
 use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;
@@ -38,6 +40,15 @@ enum Command {
         /// Files of JSON lines
         files: Vec<PathBuf>,
     },
+    /// Predict each record's times from the other records and show the error, as a Markdown table
+    /// [default: the shipped records]
+    ModelError {
+        /// Print one JSON line for each record
+        #[arg(long)]
+        json: bool,
+        /// Files of JSON lines
+        files: Vec<PathBuf>,
+    },
 }
 
 #[derive(Serialize)]
@@ -61,7 +72,22 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::Verify { files } => verify(&files),
+        Command::ModelError { json, files } => {
+            let texts = texts(&files)?;
+            let records: Vec<Record> = texts.iter().flat_map(|(_, text)| record::read_lines(text).0).collect();
+            model_error::run(&records, json)
+        }
     }
+}
+
+/// Each file's name and text, or those of the shipped records.
+fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, Failure> {
+    if files.is_empty() {
+        return Ok(shipped::EMBEDDED.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect());
+    }
+    let failed = |file: &PathBuf, error| Failure::Failed(format!("{}: {error}", file.display()));
+    let read = |file: &PathBuf| std::fs::read_to_string(file).map_err(|error| failed(file, error));
+    files.iter().map(|file| Ok((file.display().to_string(), read(file)?))).collect()
 }
 
 fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
@@ -77,15 +103,7 @@ fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
 }
 
 fn verify(files: &[PathBuf]) -> Result<(), Failure> {
-    let mut texts: Vec<(String, String)> = Vec::new();
-    for file in files {
-        let text =
-            std::fs::read_to_string(file).map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
-        texts.push((file.display().to_string(), text));
-    }
-    if files.is_empty() {
-        texts.extend(shipped::EMBEDDED.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
-    }
+    let texts = texts(files)?;
     let cpu = DeviceArg::Cpu.open()?;
     let (mut good, mut bad) = (0, 0);
     for (name, text) in &texts {
