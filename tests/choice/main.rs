@@ -1,12 +1,14 @@
 //! The choice for shapes that have no record: which config the lookup takes on an H200 from the
 //! shipped records and the model of its time. No device is needed.
 
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
+
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;
 use flashtune::plan::{Choice, Known, Record, Source, choices, predicted_us, shipped};
 use flashtune::problem::{Causal, Dtype, Pass, Problem};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Shapes that people run, each with the config that is chosen: the project's examples of slow
@@ -51,8 +53,7 @@ fn first(problem: &Problem) -> Choice {
 fn listed_shapes_choose_the_listed_configs() {
     let chosen = shapes().map(|shape| format!("{shape}: {}\n", first(&problem(shape)).config)).collect::<String>();
     if std::env::var_os("FLASHTUNE_WRITE_CHOICES").is_some() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/choice/shapes.txt");
-        return std::fs::write(file, chosen).unwrap();
+        return std::fs::write(source_tree::root().join("tests/choice/shapes.txt"), chosen).unwrap();
     }
     for (now, listed) in chosen.lines().zip(SHAPES.lines()) {
         assert_eq!(now, listed);
