@@ -15,6 +15,9 @@ pub struct Knob {
     /// What it is, with its unit, in a few words.
     pub meaning: &'static str,
     pub values: &'static [u32],
+    /// The value that a config has which is older than the knob; None for a knob that no config
+    /// lacks.
+    pub of_older: Option<u32>,
 }
 
 /// A condition that every config of a pass meets; the first one that fails is why a config is
@@ -72,6 +75,16 @@ pub fn check_knobs(config: &Config, knobs: &[Knob]) -> Result<(), String> {
     Ok(())
 }
 
+/// The text form with the knobs that it is too old to name.
+pub fn with_younger_knobs(mut config: Config, knobs: &[Knob]) -> Config {
+    for knob in knobs {
+        if let Some(value) = knob.of_older {
+            config.knobs.entry(knob.name.to_owned()).or_insert(value);
+        }
+    }
+    config
+}
+
 fn refuse_unknown(config: &Config, knobs: &[Knob]) -> Result<(), String> {
     match config.knobs.keys().find(|name| !knobs.iter().any(|knob| knob.name == name.as_str())) {
         None => Ok(()),
@@ -86,12 +99,13 @@ fn missing(config: &Config, knob: &Knob) -> String {
     format!("{} ({}) is missing from {config}", knob.name, knob.meaning)
 }
 
-/// Declares the typed knobs of a pass: `name: "meaning" in [values]`.
+/// Declares the typed knobs of a pass: `name: "meaning" in [values]`. A knob that is added to a
+/// pass with records is `name or 1: …`, where 1 is the value that these records were measured with.
 macro_rules! knobs {
     (
         $(#[$doc:meta])*
         pub struct $name:ident of $family:ident {
-            $($knob:ident: $meaning:literal in $values:expr,)+
+            $($knob:ident $(or $of_older:literal)?: $meaning:literal in $values:expr,)+
         }
     ) => {
         $(#[$doc])*
@@ -107,6 +121,7 @@ macro_rules! knobs {
                     name: stringify!($knob),
                     meaning: $meaning,
                     values: &$values,
+                    of_older: [$($of_older)?].first().copied(),
                 },)+
             ];
 
@@ -134,6 +149,14 @@ mod tests {
         }
     }
 
+    knobs! {
+        pub struct Triple of Cpu {
+            rows: "rows of a tile" in [16, 32],
+            keys: "keys of a tile" in [64],
+            splits or 1: "splits of the keys" in [1, 2],
+        }
+    }
+
     fn config(knobs: &[(&str, u32)]) -> Config {
         Config::new(Family::Cpu, knobs.iter().copied())
     }
@@ -154,6 +177,16 @@ mod tests {
         });
         assert_eq!(both[0], "keys (keys of a tile) is missing from cpu rows=16");
         assert_eq!(both[1], "kyes is not a knob of cpu; its knobs are rows, keys");
+    }
+
+    #[test]
+    fn a_config_older_than_a_knob_gets_the_value_that_it_was_measured_with() {
+        let older = config(&[("rows", 16), ("keys", 64)]);
+        let read = |config: &Config| Triple::of(&with_younger_knobs(config.clone(), Triple::LIST)).unwrap();
+        assert_eq!(read(&older).splits, 1);
+        assert_eq!(read(&older.clone().with("splits", 2)).splits, 2);
+        let lacks_another = with_younger_knobs(config(&[("rows", 16)]), Triple::LIST);
+        assert!(Triple::of(&lacks_another).unwrap_err().starts_with("keys"));
     }
 
     #[test]

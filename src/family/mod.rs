@@ -115,6 +115,12 @@ pub fn knobs(family: Family, pass: Pass) -> &'static [Knob] {
     room(family, pass).knobs
 }
 
+/// The config with the knobs that a library which was older than they did not write.
+pub fn with_younger_knobs(config: Config, pass: Pass) -> Config {
+    let knobs = knobs(config.family, pass);
+    knob::with_younger_knobs(config, knobs)
+}
+
 /// Whether the config can run this problem on this device; if not, the violated constraint in one
 /// sentence.
 pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {

@@ -2,8 +2,9 @@
 //!
 //! Fields are named, and new ones may be added: unknown ones are ignored. A line is ignored as a
 //! whole if it may mean something else here: a key of another version, an unknown field of the
-//! problem, an unknown family. The check at lookup finds unknown knobs. Lines are sorted and
-//! byte-stable: no dates, no hosts.
+//! problem, an unknown family. The check at lookup finds unknown knobs. A knob that is younger than
+//! the record gets the value that the record was measured with. Lines are sorted and byte-stable:
+//! no dates, no hosts.
 
 use super::key;
 use crate::config::{Config, Family};
@@ -99,7 +100,7 @@ impl Record {
 
     /// Reads one line; the error says why it is ignored.
     pub fn from_line(line: &str) -> Result<Record, String> {
-        let record: Record = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        let mut record: Record = serde_json::from_str(line).map_err(|error| error.to_string())?;
         record.problem.validate().map_err(|error| error.message)?;
         if let Some(why) = record.problem.follows_no_record() {
             return Err(format!("its problem is {why}, and such a one follows no record"));
@@ -117,6 +118,10 @@ impl Record {
         if record.median_us <= 0.0 {
             return Err(format!("median_us is {}; it must be positive", record.median_us));
         }
+        let pass = record.problem.pass;
+        record.config = family::with_younger_knobs(record.config, pass);
+        record.runner_up =
+            record.runner_up.map(|timed| Timed { config: family::with_younger_knobs(timed.config, pass), ..timed });
         Ok(record)
     }
 
