@@ -81,12 +81,12 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
 }
 
 impl Checked {
-    /// The workspace that a launch needs. A forward pass on the host needs none, because it never
-    /// splits keys.
+    /// The workspace that a launch needs. The host never splits keys or walks, so it needs no room
+    /// for partial results.
     pub fn workspace_bytes(&self) -> usize {
-        match (self.memory, self.call.problem.pass) {
-            (Memory::Host, Pass::Forward) => 0,
-            _ => self.call.problem.workspace_bytes(),
+        match self.memory {
+            Memory::Host => self.call.problem.partials_offset(),
+            Memory::Device => self.call.problem.workspace_bytes(),
         }
     }
 

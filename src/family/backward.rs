@@ -1,7 +1,7 @@
 //! The small kernels of the backward pass that every GPU family shares: before its main kernel and
 //! after it.
 
-use super::spec::{Axis, KernelSpec};
+use super::spec::{Axis, KEY_COLS, KernelSpec};
 use super::tile::tile_bytes;
 use crate::problem::Problem;
 
@@ -20,6 +20,8 @@ pub const SINKS: &str = "backward_sinks";
 pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<KernelSpec> {
     // The dQ accumulator's tiles have 16 columns each where it is transposed, else 8.
     let columns = if dq_transposed { problem.workspace_cols() } else { problem.head_dim };
+    let may_split = main.split_waves > 0;
+    let columns = if may_split { columns.max(KEY_COLS) } else { columns };
     let small = KernelSpec { is_main: false, ..KernelSpec::MAIN };
     let delta = KernelSpec {
         template: "backward_delta",
@@ -33,6 +35,7 @@ pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<K
         entry: "flashtune_backward_convert",
         threads: CONVERT_ROWS / 16 * 32,
         rows: CONVERT_ROWS,
+        axis: if may_split { Axis::QueriesAndKeys } else { Axis::Queries },
         smem_bytes: tile_bytes(problem.dtype, CONVERT_ROWS, columns),
         ..small
     };

@@ -28,6 +28,9 @@ pub struct KernelSpec {
     /// Splits of the keys at most, 1 where they are not split. A launch makes as many as the
     /// workspace has room for.
     pub most_splits: u32,
+    /// Backward: waves of tiles up to which tiles share the walk of their keys through the queries;
+    /// 0 where they never do.
+    pub split_waves: u32,
     pub schedule: Schedule,
     /// CTAs that are to share an SM.
     pub ctas_per_sm: u32,
@@ -53,10 +56,19 @@ pub enum Axis {
     Keys,
     /// Query heads.
     Heads,
+    /// Those of `Queries`, then tiles of keys x batch x key-value heads x slices of `KEY_COLS`
+    /// columns of dK and dV.
+    QueriesAndKeys,
     /// Tiles of packed query rows x batch x key-value heads; the second dimension counts splits of
     /// the keys.
     PackedRows,
 }
+
+/// The SMs that deterministic splits are made for: those of an H100 or H200 SXM, since only the
+/// sm90 family splits backward.
+pub const TYPICAL_SMS: u32 = 132;
+/// Columns of a slice of dK or dV, where partial ones are added up.
+pub const KEY_COLS: i64 = 32;
 
 /// Which CTA does which tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +115,7 @@ impl KernelSpec {
         axis: Axis::Queries,
         slices: 1,
         most_splits: 1,
+        split_waves: 0,
         schedule: Schedule::OneTile,
         ctas_per_sm: 1,
         arguments: Arguments::Params,
@@ -111,14 +124,19 @@ impl KernelSpec {
 
     /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
     pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
+        let num_splits = self.num_splits(problem, sm_count);
+        let tiles = match self.axis {
+            Axis::Keys => self.tiles(problem) * u64::from(num_splits),
+            _ => self.tiles(problem),
+        };
         let ctas = match self.schedule {
-            Schedule::OneTile => self.tiles(problem),
-            Schedule::Persistent => self.tiles(problem).min(u64::from(sm_count)),
-            Schedule::PersistentPairs => 2 * self.tiles(problem).min(u64::from(sm_count / 2)),
+            Schedule::OneTile => tiles,
+            Schedule::Persistent => tiles.min(u64::from(sm_count)),
+            Schedule::PersistentPairs => 2 * tiles.min(u64::from(sm_count / 2)),
         };
         let second = match self.axis {
-            Axis::PackedRows => self.num_splits(problem),
-            Axis::Queries | Axis::Keys | Axis::Heads => self.slices,
+            Axis::PackedRows => num_splits,
+            Axis::Queries | Axis::Keys | Axis::Heads | Axis::QueriesAndKeys => self.slices,
         };
         // A grid holds 2^31 - 1 CTAs in x; a launch refuses more, so this does not truncate.
         [ctas.min(i32::MAX as u64) as u32, second, 1]
@@ -130,11 +148,24 @@ impl KernelSpec {
         self.tiles(problem) < i32::MAX as u64
     }
 
-    /// Into how many splits a launch cuts the keys: the config's number, as far as the problem's
-    /// workspace has room for them. Problems that differ a little share a config, so the two may
-    /// differ.
-    pub fn num_splits(&self, problem: &Problem) -> u32 {
-        self.most_splits.min(problem.max_splits() as u32).max(1)
+    /// Into how many splits a launch cuts the keys or, backward, the walk of a tile's keys through
+    /// the queries: the config's number, as far as the problem's workspace has room for them.
+    /// Problems that differ a little share a config, so the two may differ.
+    pub fn num_splits(&self, problem: &Problem, sm_count: u32) -> u32 {
+        let wanted = match self.split_waves {
+            0 => self.most_splits.into(),
+            waves => {
+                // The same bits on all GPUs of an architecture.
+                let sm_count = if problem.deterministic { TYPICAL_SMS } else { sm_count };
+                u64::from(waves * self.places(sm_count)) / self.tiles(problem).max(1)
+            }
+        };
+        wanted.clamp(1, problem.max_splits() as u64) as u32
+    }
+
+    /// Tiles that run at a time under a persistent schedule.
+    pub fn places(&self, sm_count: u32) -> u32 {
+        if self.schedule == Schedule::PersistentPairs { sm_count / 2 } else { sm_count }
     }
 
     /// Tiles over all heads.
@@ -143,6 +174,11 @@ impl KernelSpec {
             Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
             Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
             Axis::Heads => return problem.num_heads_q as u64,
+            Axis::QueriesAndKeys => {
+                let of = |axis| KernelSpec { axis, ..*self }.tiles(problem);
+                let slices = |dim: i64| (dim as u64).div_ceil(KEY_COLS as u64);
+                return of(Axis::Queries) + of(Axis::Keys) * (slices(problem.head_dim) + slices(problem.head_dim_v));
+            }
             Axis::PackedRows => (problem.packed_rows(), problem.batch_size * problem.num_heads_kv),
         };
         (length as u64).div_ceil(u64::from(self.rows)) * heads as u64

@@ -84,7 +84,8 @@ impl Executable {
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked
     /// and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
-        let num_splits = self.kernels.iter().map(|kernel| kernel.spec.num_splits(&call.problem)).max().unwrap_or(1);
+        let splits = self.kernels.iter().map(|kernel| kernel.spec.num_splits(&call.problem, self.sm_count));
+        let num_splits = splits.max().unwrap_or(1);
         let params = KernelParams::new(call).with_splits(call, num_splits);
         let current = self.context.enter()?;
         let mut follows = false;

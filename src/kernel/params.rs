@@ -4,7 +4,7 @@
 
 use super::launch_maps;
 use crate::call::{BlockLists, Call, ScoresRef, TensorRef};
-use crate::problem::Problem;
+use crate::problem::{Pass, Problem};
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -94,10 +94,12 @@ pub struct KernelParams {
     /// (batch, blocks): the pages of each sequence (device/attention/key_pages.cuh).
     pub block_table: *const i32,
     pub block_table_stride: i64,
-    /// Workspace of split keys, as is partial_lse (device/attention/partials.cuh).
+    /// Workspace of splits: of the keys, as is partial_lse (device/attention/partials.cuh), or
+    /// backward the partial dK and dV (device/layout/partial_gradients.cuh).
     pub partial_o: *mut f32,
     pub partial_lse: *mut f32,
-    /// The number of splits of the keys.
+    /// The number of splits: of the keys, or backward of a walk through the queries
+    /// (device/schedule/group_walk.cuh).
     pub num_splits: i32,
     /// The number of pages in k and v.
     pub num_pages: i32,
@@ -187,11 +189,14 @@ impl KernelParams {
         }
     }
 
-    /// With this many splits of the keys, at most the problem's `max_splits`. Their partial states
-    /// lie in the call's workspace.
+    /// With this many splits, at most the problem's `max_splits`. Their partial results lie in the
+    /// call's workspace.
     pub fn with_splits(self, call: &Call, num_splits: u32) -> Self {
         let p = &call.problem;
-        let partial_o = call.workspace.cast::<f32>();
+        let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
+        if p.pass == Pass::Backward && num_splits > 1 {
+            return KernelParams { partial_o, num_splits: num_splits as i32, ..self };
+        }
         let partial_lse = partial_o.wrapping_add(num_splits as usize * (p.query_rows() * p.partial_cols()) as usize);
         match num_splits {
             ..=1 => self,

@@ -13,7 +13,7 @@ use crate::config::{Config, Family};
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::family;
-use crate::family::spec::{Arguments, KernelSpec};
+use crate::family::spec::{Arguments, Axis, KEY_COLS, KernelSpec};
 use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,6 +182,8 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
+    values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
+    values.insert("may_split".to_owned(), Value::Flag(spec.split_waves > 0 || spec.axis == Axis::QueriesAndKeys));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));

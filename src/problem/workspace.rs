@@ -4,18 +4,19 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
-use super::{Pass, Problem, Varlen};
+use super::{Dtype, Pass, Problem, Varlen};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
-    /// the fp32 dQ accumulator with `workspace_rows` rows and, if deterministic, the turn counters.
-    /// The forward pass keeps the partial states of at most `max_splits` splits. The size depends
-    /// on the problem alone, so callers may compute it once and keep it.
+    /// the fp32 dQ accumulator with `workspace_rows` rows, if deterministic the turn counters, and
+    /// the partial dK and dV of at most `max_splits` splits. The forward pass keeps the partial
+    /// states of at most `max_splits` splits. The size depends on the problem alone, so callers may
+    /// compute it once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             _ if self.is_empty() => 0,
             Pass::Forward => self.partial_bytes(),
-            Pass::Backward => self.delta_bytes() + self.dq_accum_bytes() + self.turn_bytes(),
+            Pass::Backward => self.partials_offset() + self.partial_bytes(),
         }
     }
 
@@ -58,16 +59,29 @@ impl Problem {
     /// has at least 8 rows.
     const fn turn_bytes(&self) -> usize {
         match self.deterministic {
-            true => (1 + self.num_heads_q * self.workspace_rows_of_head() / 8) as usize * 4,
+            // In whole multiples of 16 bytes, as vectors follow.
+            true => (4 + self.num_heads_q * self.workspace_rows_of_head() / 8) as usize / 4 * 16,
             false => 0,
         }
     }
 
-    /// The most splits of the keys, each for its own CTA; 1 means no split. The number is limited
+    /// Where the partial results of splits begin, in bytes.
+    pub const fn partials_offset(&self) -> usize {
+        match self.pass {
+            Pass::Forward => 0,
+            Pass::Backward => self.delta_bytes() + self.dq_accum_bytes() + self.turn_bytes(),
+        }
+    }
+
+    /// The most splits: forward of the keys, backward of a walk through the queries
+    /// (`max_query_splits`). Each is for its own CTA; 1 means no split. The number is limited
     /// by what a GPU's SMs need to be busy and by the least number of keys worth a split. A
     /// batch-invariant problem gets the splits of its longest sequence and at least 2, so that
     /// short sequences are merged too.
     pub fn max_splits(&self) -> i64 {
+        if self.pass == Pass::Backward {
+            return self.max_query_splits();
+        }
         if self.batch_invariant {
             let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries_in_any_batch();
             // The kernel counts a sequence's keys in whole blocks, hence the rounding.
@@ -82,17 +96,38 @@ impl Problem {
         of_keys.min(of_heads).clamp(1, MAX_SPLITS)
     }
 
+    /// The most tiles that share the walk of 128 keys of a key-value head through the queries of
+    /// its group: at most one for each 128 rows, and at most `SPLIT_TILES` over all keys and heads.
+    /// So partial gradients take no more bytes than `SPLIT_TILES` tiles of 128 keys.
+    fn max_query_splits(&self) -> i64 {
+        // Lists of blocks are walked whole, and only the sm90 family splits.
+        let is_walked_whole = self.features.block_mask.is_some() || self.dtype == Dtype::Fp32;
+        if self.is_empty() || self.seqlen_q == 0 || is_walked_whole || self.head_dim.max(self.head_dim_v) > 256 {
+            return 1;
+        }
+        let tiles = self.batch_size * self.num_heads_kv * ((self.seqlen_k + 127) / 128).max(1);
+        let steps = self.group_size() * ((self.seqlen_q + 127) / 128);
+        (SPLIT_TILES / tiles).min(steps).clamp(1, MAX_QUERY_SPLITS)
+    }
+
     /// Whether the decode family is preferred, or the problem shares a record (`plan::key`) with
     /// one that prefers it. Only then may the keys be split.
     fn has_rows_near_few(&self) -> bool {
         2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }
 
-    /// Bytes of the partial states of `max_splits` splits; 0 if there is only one. Each query row
-    /// of each split has an fp32 O, its columns rounded up to 4, and an LSE.
+    /// Bytes of the partial results of `max_splits` splits; 0 if there is only one. Forward, each
+    /// query row of each split has an fp32 O, its columns rounded up to 4, and an LSE. Backward,
+    /// each key of each split has an fp32 dK and dV, with keys and columns rounded up to 16
+    /// (device/layout/partial_gradients.cuh).
     fn partial_bytes(&self) -> usize {
         match self.max_splits() {
             1 => 0,
+            splits if self.pass == Pass::Backward => {
+                let cols = [self.head_dim, self.head_dim_v].map(|dim| (dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS);
+                let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
+                (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
+            }
             splits => (splits * self.query_rows() * (self.partial_cols() + 1)) as usize * 4,
         }
     }
@@ -125,7 +160,53 @@ const MOST_NEAR_FEW: i64 = 19;
 /// GPUs hold at once.
 const SPLITS_OF_ALL_HEADS: i64 = 2048;
 
+/// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
+const SPLIT_TILES: i64 = 1056;
+/// The most tiles that share a walk through the queries.
+const MAX_QUERY_SPLITS: i64 = 64;
+
 /// The largest block_m of the backward pass.
 pub const WORKSPACE_ROWS: i64 = 128;
 /// Every head dim is padded to a multiple of this in the dQ accumulator.
 pub const WORKSPACE_COLS: i64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Features;
+
+    fn backward(batch_size: i64, heads: (i64, i64), seqlen: i64, head_dim: i64) -> Problem {
+        let (num_heads_q, num_heads_kv) = heads;
+        Problem {
+            num_heads_q,
+            num_heads_kv,
+            ..Problem::dense(Pass::Backward, Dtype::Bf16, batch_size, 1, seqlen, head_dim)
+        }
+    }
+
+    #[test]
+    fn partial_gradients_take_no_more_than_the_bound() {
+        for (batch, heads, seqlen, dim) in
+            [(1, (1, 1), 40_000, 128), (1, (64, 1), 300, 256), (3, (12, 3), 1000, 72), (2, (56, 8), 16_283, 128)]
+        {
+            let problem = backward(batch, heads, seqlen, dim);
+            let unsplit = batch * heads.1 * (seqlen + 127) / 128 * 128;
+            let most = (SPLIT_TILES * 128).max(unsplit) * 2 * (dim + 15) / 16 * 16 * 4;
+            assert!(problem.partial_bytes() as i64 <= most, "{problem:?}: {}", problem.partial_bytes());
+            assert_eq!(problem.partials_offset() % 16, 0);
+            assert_eq!(Problem { deterministic: true, ..problem }.partials_offset() % 16, 0);
+        }
+        assert_eq!(backward(2, (56, 8), 16_283, 128).partial_bytes(), 0, "enough tiles without splits");
+    }
+
+    /// Rows of the tensors behind the longest lengths that the caller names take no room.
+    #[test]
+    fn partial_gradients_of_packed_sequences_have_room_for_the_longest_each() {
+        let varlen = Some(Varlen { total_q: Some(1 << 20), total_k: Some(1 << 20), ..Varlen::default() });
+        let features = Features { varlen, ..Features::NONE };
+        let padded = backward(4, (8, 1), 512, 128);
+        let packed = Problem { features, ..padded };
+        assert!(packed.max_splits() > 1);
+        assert_eq!(packed.partial_bytes(), padded.partial_bytes());
+    }
+}

@@ -131,10 +131,12 @@ struct KernelParams {
     // (batch, blocks): the pages of each sequence (device/attention/key_pages.cuh).
     const int* block_table;
     int64 block_table_stride;
-    // Workspace of split keys, as is partial_lse (device/attention/partials.cuh).
+    // Workspace of splits: of the keys, as is partial_lse (device/attention/partials.cuh), or
+    // backward the partial dK and dV (device/layout/partial_gradients.cuh).
     float* partial_o;
     float* partial_lse;
-    // The number of splits of the keys.
+    // The number of splits: of the keys, or backward of a walk through the queries
+    // (device/schedule/group_walk.cuh).
     int num_splits;
     // The number of pages in k and v.
     int num_pages;

@@ -60,7 +60,8 @@ fn listed_shapes_choose_the_listed_configs() {
     }
 }
 
-/// Tiles, splits and clusters count; how long a tile takes does not.
+/// Tiles, splits and clusters count. Partial results of splits cost time too, so a config that
+/// keeps more SMs busy counts only if its predicted time is at most 5 % longer.
 #[test]
 fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
     let device = h200();
@@ -73,7 +74,9 @@ fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
         if idle(&problem, &config) > 0.5 {
             with_few_tiles += 1;
             let others = family::passing(config.family, &problem, &device);
-            let better = others.iter().find(|(_, other)| idle(&problem, other) <= 0.5);
+            let us = |config: &Config| family::work(&problem, config, &device).unwrap().us(&device);
+            let is_as_fast = |other: &Config| us(other) <= 1.05 * us(&config);
+            let better = others.iter().find(|(_, other)| idle(&problem, other) <= 0.5 && is_as_fast(other));
             assert!(better.is_none(), "{shape}: {config}, and not {}", better.unwrap().1);
         }
     }

@@ -198,13 +198,17 @@ const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROB
 const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
 fn build_backward(problem: &Problem) -> (Gpu, Executable) {
+    build_split_backward(problem, 0)
+}
+
+fn build_split_backward(problem: &Problem, split_waves: u32) -> (Gpu, Executable) {
     let (block_m, block_n, num_stages) = match problem.head_dim.max(problem.head_dim_v) {
         ..=128 => (80, 128, 2),
         129..=192 => (64, 96, 2),
         _ => (48, 128, 1),
     };
     let tile = [("block_m", block_m), ("block_n", block_n), ("num_stages", num_stages)];
-    let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)];
+    let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0), ("split_waves", split_waves)];
     let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));
     (gpu, executable.unwrap())
 }
@@ -276,8 +280,34 @@ fn backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ() {
 }
 
 #[test]
-fn deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace() {
-    let name = "deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace";
+fn tiles_that_share_a_walk_leave_partial_gradients_behind_dq() {
+    let name = "tiles_that_share_a_walk_leave_partial_gradients_behind_dq";
+    with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
+        let (_gpu, executable) = build_split_backward(&BACKWARD, 1);
+        let launch = |problem: Problem| {
+            executable
+                .launch(&Call { problem, workspace: 0x1000000 as *mut c_void, ..backward_call() }, std::ptr::null_mut())
+                .unwrap();
+            let [main, convert] = [2, 1].map(|back| fake.state().launch[fake.state().launches as usize - back]);
+            let (partial, splits) =
+                (std::mem::offset_of!(KernelParams, partial_o), std::mem::offset_of!(KernelParams, num_splits));
+            let partial = u64::from_ne_bytes(main.params[partial..partial + 8].try_into().unwrap());
+            let splits = u32::from_ne_bytes(main.params[splits..splits + 4].try_into().unwrap());
+            (main.grid[0], splits, partial, convert.grid[0])
+        };
+        // One wave of 132 SMs over 16 tiles. The conversion does 32 rows of Q of 16 heads, and of
+        // each of 4 K/V heads 32 keys and 32 of 128 columns, of dK and of dV.
+        let behind = 0x1000000 + BACKWARD.partials_offset() as u64;
+        assert_eq!(launch(BACKWARD), (8 * 16, 8, behind, 10 * 16 + 13 * 4 * 8));
+        // Tiles for more than a wave are not split, whatever the config says.
+        let (grid, splits, partial, _) = launch(Problem { batch_size: 100, ..BACKWARD });
+        assert_eq!((grid, splits, partial), (132, 1, 0));
+    });
+}
+
+#[test]
+fn deterministic_launch_keeps_its_counters_behind_dq() {
+    let name = "deterministic_launch_keeps_its_counters_behind_dq";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let dq_order_and_counter = |deterministic| {
             let problem = Problem { causal: DYNAMIC, deterministic, ..BACKWARD };
@@ -290,10 +320,10 @@ fn deterministic_launch_keeps_its_counters_at_the_end_of_its_workspace() {
             let turns = std::mem::offset_of!(KernelParams, turns);
             (u64::from_ne_bytes(main.params[turns..turns + 8].try_into().unwrap()), main.counter)
         };
-        let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.workspace_bytes() as u64;
-        // The tickets, and for each of 16 heads the tiles of 8 of 416 rows. The stream's tile
-        // counter is not used.
-        assert_eq!(dq_order_and_counter(true), (end - 4 * (1 + 16 * 52), 0));
+        let end = 0x1000000 + Problem { deterministic: true, ..BACKWARD }.partials_offset() as u64;
+        // The tickets, and for each of 16 heads the tiles of 8 of 416 rows, in whole 16 bytes. The
+        // stream's tile counter is not used.
+        assert_eq!(dq_order_and_counter(true), (end - 16 * (1u64 + 16 * 52).div_ceil(4), 0));
         let (turns, counter) = dq_order_and_counter(false);
         assert_eq!(turns, 0);
         assert_ne!(counter, 0);

@@ -185,6 +185,10 @@ const FP32: &MaySpill = &[
 /// reached 580 TFLOP/s on an H200, causal, 4096 keys; the best tile without spills reached 541.
 const CONSUMERS: &MaySpill = &[(Arch::Sm(9, 0), Pass::Forward, (160, 160), 12)];
 
+/// Consumers whose tiles may share a walk. Up to head dim 128 they keep two numbers that a tile's
+/// end needs on the stack, and past 192 one that a block reads a few times.
+const SHARED_WALK_MAY_SPILL: u32 = 48;
+
 /// Lengths of many tiles and of few; for few, sm90's heuristic chooses fewer rows a tile.
 const MANY: i64 = 4000;
 const FEW: i64 = 200;
@@ -223,12 +227,13 @@ impl Kernel {
     /// The kernels of a pass by their text; only the main kernel may spill.
     fn of(problem: &Problem, config: &Config, device: &Device, may_spill: u32) -> Vec<(String, Kernel)> {
         let rendered = render_pass(problem, config, device.arch);
+        let of_split = if config.get("split_waves").is_some_and(|waves| waves > 0) { SHARED_WALK_MAY_SPILL } else { 0 };
         let kernel = |spec: KernelSpec| Kernel {
             family: config.family,
             name: format!("{} {} {} {config}", device.arch, spec.template, Class::of(problem)),
             registers: device.registers_per_sm / (spec.threads * spec.ctas_per_sm),
             shared_memory: device.smem_per_block - spec.smem_bytes,
-            may_spill: if spec.is_main { may_spill } else { 0 },
+            may_spill: if spec.is_main { may_spill.max(of_split) } else { 0 },
             spec,
         };
         let rendered = rendered.unwrap_or_else(|error| panic!("{problem:?} {config}: {error}"));

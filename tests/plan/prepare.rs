@@ -131,8 +131,8 @@ fn only_a_backward_pass_may_be_deterministic_and_its_workspace_holds_the_counter
     assert!(error.message.contains("deterministic"), "{error}");
     let plain = Problem { pass: Pass::Backward, ..SMALL };
     let counters = Problem { deterministic: true, ..plain }.workspace_bytes() - plain.workspace_bytes();
-    // Two heads of 96 rows, padded to 208, in tiles of 8; and the tickets.
-    assert_eq!(counters, 4 * (2 * 208 / 8 + 1));
+    // Two heads of 96 rows, padded to 208, in tiles of 8; and the tickets. In whole 16 bytes.
+    assert_eq!(counters, 16 * (2usize * 208 / 8 + 1).div_ceil(4));
 }
 
 #[test]

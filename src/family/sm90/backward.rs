@@ -9,7 +9,7 @@ use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_diffe
 use super::work;
 use crate::device::Device;
 use crate::family::backward;
-use crate::family::knob::Constraint;
+use crate::family::knob::{Constraint, Knobs};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
@@ -50,6 +50,11 @@ impl Space for BackwardKnobs {
             holds: |p, k, _| k.registers(p) <= registers(CONSUMERS).consumer,
         },
         grid(),
+        Constraint {
+            name: "split_waves",
+            reason: "splits need queries enough for each, and not tiles for as many waves already; lists of a block mask are walked whole",
+            holds: |p, k, d| k.split_waves == 0 || k.num_splits(p, d) > 1,
+        },
     ];
 
     /// The tile that bare kernels were fastest with on an H200, or the largest block whose
@@ -89,32 +94,20 @@ impl Space for BackwardKnobs {
             _ => 0.02,
         } + 0.005 * f64::from(self.sink_softmax);
         let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
-        work * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
+        let split = match self.split_waves {
+            0 => 1.0,
+            _ => self.us(problem, device) / BackwardKnobs { split_waves: 0, ..*self }.us(problem, device),
+        };
+        work * split * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
+    }
+
+    /// Another shape has other waves.
+    fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
+        self.with_best_split(to, device)
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
-        let (template, schedule, key_rows) = match BackwardKernel::of(problem) {
-            BackwardKernel::Narrow => ("sm90_backward", Schedule::Persistent, self.block_n),
-            BackwardKernel::Middle => ("sm90_backward_middle", Schedule::Persistent, self.block_n),
-            BackwardKernel::Wide => ("sm90_backward_wide", Schedule::PersistentPairs, WARPGROUP_ROWS),
-        };
-        let main = KernelSpec {
-            template,
-            entry: "flashtune_sm90_backward",
-            threads: 128 * (CONSUMERS + 1),
-            smem_bytes: self.smem_bytes(problem),
-            rows: self.block_n,
-            axis: Axis::Keys,
-            schedule,
-            arguments: Arguments::ParamsMapsCounter {
-                boxes: Boxes { query_rows: self.block_m, key_rows },
-                // Deterministic tiles are drawn from the workspace.
-                is_dynamic: tiles_differ(problem) && !problem.deterministic,
-            },
-            registers: Some(registers(CONSUMERS)),
-            ..KernelSpec::MAIN
-        };
-        backward::around(problem, main, dq_transposed(problem))
+        backward::around(problem, self.main(problem), dq_transposed(problem))
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
@@ -137,6 +130,66 @@ fn is_narrow(problem: &Problem) -> bool {
 }
 
 impl BackwardKnobs {
+    fn main(&self, problem: &Problem) -> KernelSpec {
+        let (template, schedule, key_rows) = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => ("sm90_backward", Schedule::Persistent, self.block_n),
+            BackwardKernel::Middle => ("sm90_backward_middle", Schedule::Persistent, self.block_n),
+            BackwardKernel::Wide => ("sm90_backward_wide", Schedule::PersistentPairs, WARPGROUP_ROWS),
+        };
+        KernelSpec {
+            template,
+            entry: "flashtune_sm90_backward",
+            threads: 128 * (CONSUMERS + 1),
+            smem_bytes: self.smem_bytes(problem),
+            rows: self.block_n,
+            axis: Axis::Keys,
+            schedule,
+            arguments: Arguments::ParamsMapsCounter {
+                boxes: Boxes { query_rows: self.block_m, key_rows },
+                // Deterministic tiles are drawn from the workspace.
+                is_dynamic: tiles_differ(problem) && !problem.deterministic,
+            },
+            registers: Some(registers(CONSUMERS)),
+            split_waves: self.split_waves,
+            ..KernelSpec::MAIN
+        }
+    }
+
+    pub fn num_splits(&self, problem: &Problem, device: &Device) -> u32 {
+        self.main(problem).num_splits(problem, device.sm_count)
+    }
+
+    /// The expected work. Every sequence counts as the longest, and a block mask counts as if it
+    /// listed all blocks.
+    fn largest_work(&self, problem: &Problem, device: &Device) -> Option<Work> {
+        let features = Features { varlen: None, block_mask: None, ..problem.features };
+        work::backward(self, &Problem { features, ..*problem }, device)
+    }
+
+    fn us(&self, problem: &Problem, device: &Device) -> f64 {
+        self.largest_work(problem, device).map_or(f64::INFINITY, |work| work.us(device))
+    }
+
+    /// Splits where they are expected to pay. Those of a deterministic pass are the same on all
+    /// GPUs of an architecture, as its bits are.
+    fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
+        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
+        let device = typical.as_ref().unwrap_or(device);
+        let with = |split_waves: u32| BackwardKnobs { split_waves, ..self };
+        let us = |knobs: &BackwardKnobs| knobs.us(problem, device);
+        let waves = Self::LIST.iter().find(|knob| knob.name == "split_waves").map_or(&[][..], |knob| knob.values);
+        let split = waves.iter().map(|waves| with(*waves)).filter(|knobs| knobs.fits(problem, device));
+        let best = split.filter(|knobs| knobs.split_waves > 0).min_by(|a, b| us(a).total_cmp(&us(b)));
+        // Lengths and modified scores leave no registers for the bounds of a part of the walk: its
+        // loop would spill.
+        if problem.features.varlen.is_some() && problem.features.modifies_scores() {
+            return with(0);
+        }
+        let is_idle = with(0).largest_work(problem, device).is_some_and(|work| work.idle() > 0.5);
+        let worth = if is_idle { WORTH_SPLITTING_IF_IDLE } else { WORTH_SPLITTING };
+        best.filter(|split| us(split) < worth * us(&with(0))).unwrap_or(with(0))
+    }
+
     /// Registers that a consumer thread needs at least: those of `gradients` and `scores`, and 12
     /// for addresses. The shapes that an H200's sweeps found serialised, and those found not, bound
     /// the 12.
@@ -202,13 +255,21 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         group_mb,
         sink_softmax: 0,
         v_regs,
+        split_waves: 0,
     };
     let in_flight = [[num_stages, kv_stages, v_regs], [num_stages, 1, 0], [1, 1, 0]];
     let blocks = || [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
     let tiles = keys.iter().flat_map(|block_n| blocks().map(|block_m| (*block_n, block_m)));
     let flows = tiles.flat_map(|(block_n, block_m)| in_flight.map(|in_flight| (block_n, block_m, in_flight)));
-    flows.map(config).find(|config| config.fits(problem, device))
+    let tile = flows.map(config).find(|config| config.fits(problem, device))?;
+    Some(tile.with_best_split(problem, device))
 }
+
+/// Splits are expected to take less than this share of the time without.
+const WORTH_SPLITTING: f64 = 0.95;
+/// The same where more than half of the SMs would have no tile: there the model is least sure of
+/// the time without.
+const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
 /// that run at a time read the same queries (docs/tuning/sm90-backward.md).
@@ -223,7 +284,7 @@ mod tests {
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
     use crate::config::{Config, Family};
-    use crate::problem::Pass;
+    use crate::problem::{BlockMask, Causal, Features, Pass};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Backward, head_dim, head_dim_v)
@@ -231,7 +292,10 @@ mod tests {
 
     fn config(block_m: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 1), ("kv_stages", 1)];
-        Config::new(Family::Sm90, tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0)]))
+        Config::new(
+            Family::Sm90,
+            tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0), ("split_waves", 0)]),
+        )
     }
 
     #[test]
@@ -268,6 +332,69 @@ mod tests {
         assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..narrow };
         assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
+    }
+
+    /// (batch, query heads, kv heads, seqlen_q, seqlen_k, head dim)
+    const FEW_TILES: [(i64, i64, i64, i64, i64, i64); 6] = [
+        (2, 16, 1, 1140, 1140, 64),
+        (1, 32, 2, 293, 293, 256),
+        (2, 5, 5, 9216, 226, 64),
+        (1, 4, 1, 4767, 4767, 128),
+        (1, 8, 1, 2000, 2000, 192),
+        (1, 4, 4, 2048, 2048, 128),
+    ];
+
+    fn of_shape(
+        (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, dim): (i64, i64, i64, i64, i64, i64),
+    ) -> Problem {
+        Problem { batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, ..problem(dim, dim) }
+    }
+
+    #[test]
+    fn few_tiles_share_walks_until_most_sms_have_one() {
+        for shape in FEW_TILES {
+            // Most rows of cross attention see no key through a causal mask.
+            let causals = if shape.3 > shape.4 { &[Causal::None][..] } else { &[Causal::None, Causal::BottomRight] };
+            for causal in causals.iter().copied() {
+                for deterministic in [false, true] {
+                    let problem = Problem { causal, deterministic, ..of_shape(shape) };
+                    let config = heuristic(&problem, &h200()).unwrap();
+                    let splits = i64::from(config.num_splits(&problem, &h200()));
+                    let main = config.main(&problem);
+                    let busy = main.grid(&problem, h200().sm_count)[0];
+                    assert!(splits > 1 && busy >= 100, "{problem:?}: {splits} splits on {busy} SMs");
+                    assert!(splits <= problem.max_splits());
+                }
+            }
+        }
+        let many = Problem { batch_size: 16, ..problem(128, 128) };
+        assert_eq!(heuristic(&many, &h200()).unwrap().split_waves, 0);
+    }
+
+    #[test]
+    fn splits_need_queries_and_room() {
+        let split = config(64).with("split_waves", 4);
+        let few = of_shape(FEW_TILES[3]);
+        assert_eq!(broken(&few, &split), None);
+        let blocks = Features { block_mask: Some(BlockMask { block_q: 128, block_k: 128 }), ..Features::NONE };
+        let cannot = [
+            Problem { batch_size: 64, ..few },
+            Problem { seqlen_q: 0, ..few },
+            Problem { features: blocks, ..few },
+            Problem { num_heads_q: 1, seqlen_q: 100, ..few },
+        ];
+        for problem in cannot {
+            assert_eq!(broken(&problem, &split).as_deref(), Some("split_waves"), "{problem:?}");
+        }
+    }
+
+    #[test]
+    fn a_config_from_another_shape_gets_the_splits_of_this_one() {
+        let (few, many) = (of_shape(FEW_TILES[0]), Problem { batch_size: 64, ..of_shape(FEW_TILES[0]) });
+        let measured = BackwardKnobs { split_waves: 0, ..heuristic(&many, &h200()).unwrap() };
+        let carried = measured.carried_over(&many, &few, &h200());
+        assert!(carried.num_splits(&few, &h200()) > 1);
+        assert_eq!(carried.carried_over(&few, &many, &h200()), measured);
     }
 
     #[test]

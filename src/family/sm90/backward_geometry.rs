@@ -15,6 +15,7 @@ knobs! {
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         sink_softmax: "1: the compiler may sink the exponentials below the wait for dP" in [0, 1],
         v_regs: "dP's k16 steps that take V from registers" in [0, 2, 4],
+        split_waves or 0: "waves of tiles up to which tiles share a walk through the queries, 0: none do" in [0, 1, 2, 3, 4, 6, 8],
     }
 }
 

@@ -7,7 +7,7 @@ use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::tile::{BOX_COLS, boxes};
-use crate::family::time::{Work, blocks, tiles_of_heads};
+use crate::family::time::{Tiles, Work, blocks, tiles_of_heads};
 use crate::problem::Problem;
 
 /// Cycles of a consumer's softmax for each key of a block, when it runs alone.
@@ -61,6 +61,9 @@ pub fn forward([rows, keys]: [u32; 2], problem: &Problem, device: &Device) -> Op
 const WEIGHTS: f64 = 0.036;
 /// Cycles of a backward tile's first loads and last stores.
 const BACKWARD_TILE: f64 = 700.0;
+/// Further cycles of a tile whose keys' walk is split: first loads that no other tile of the SM
+/// covers, and stores in fp32.
+const SPLIT_TILE: f64 = 5000.0;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
@@ -82,18 +85,25 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     };
     let keys = block_n as f64 / f64::from(ctas);
     let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
-    let group = problem.group_size() as f64;
+    let splits = f64::from(knobs.num_splits(problem, device));
+    let steps = problem.group_size() as f64 / splits;
+    let tile_end = if splits > 1.0 { BACKWARD_TILE + SPLIT_TILE } else { BACKWARD_TILE };
     let cycles = |tile: i64| {
         let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
         let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));
         let to = problem.left_shift().map_or(sq, |shift| (end - shift).clamp(0, sq));
-        BACKWARD_TILE + group * per_block * blocks(from, to, knobs.block_m)
+        tile_end + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
     };
+    // fp32, once written and once read.
+    let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
+    let heads_kv = problem.batch_size * problem.num_heads_kv;
+    let tiles = tiles_of_heads(heads_kv, div_ceil(sk, block_n), cycles);
     Some(Work {
-        tiles: tiles_of_heads(problem.batch_size * problem.num_heads_kv, div_ceil(sk, block_n), cycles),
+        tiles: tiles.into_iter().map(|tiles| Tiles { count: tiles.count * splits, ..tiles }).collect(),
         slots: f64::from(device.sm_count / ctas),
         bytes_under: 0.0,
-        bytes_beside: BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
+        bytes_beside: partial_bytes * (heads_kv * sk) as f64
+            + BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
 }

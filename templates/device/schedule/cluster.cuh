@@ -23,8 +23,9 @@ struct ClusterTileSlots {
         barrier_wait(own.empty(nth), TileSlots::parity(nth) ^ 1);
         #pragma unroll
         for (int to = 0; to < 2; ++to) {
-            // Tile::begin is left out, since the backward pass does not use it.
             store_ints_in(address_in(to, own.place(nth)), tile.first, tile.head, tile.batch, tile.blocks);
+            // Only a split backward pass uses these two.
+            if constexpr (kMaySplit) store_ints_in(address_in(to, own.place(nth) + 16), tile.begin, tile.split, 0, 0);
             // Orders the store before the reads of that CTA.
             barrier_arrive_written_in(address_in(to, own.full(nth)));
         }

@@ -7,8 +7,9 @@
 // block on. Tiles that run together then meet in L2. Head by head, tiles that see fewer rows would
 // end up ahead by whole heads. Each tile would read Q and dO, and add to dQ, in memory by itself.
 //
-// The second order applies otherwise, and with turns (device/schedule/dq_turns.cuh). It goes head
-// by head, from the first block on.
+// The second order applies otherwise, with turns (device/schedule/dq_turns.cuh), and where tiles
+// may share a walk (kMaySplit). It goes head by head, from the first block on. A tile that shares a
+// walk begins `steps` steps after the walk's first one.
 
 #include "device/schedule/tile_order.cuh"
 
@@ -16,10 +17,15 @@ struct GroupWalk {
     int head, block;  // the current step
     int first_head, end_head, first_block, end_block;
 
-    __device__ __forceinline__ GroupWalk(int first_head, int heads, int first_block, int end_block)
+    __device__ __forceinline__ GroupWalk(int first_head, int heads, int first_block, int end_block, int steps)
         : head(first_head), block(is_by_head(heads) ? first_block : end_block - 1),
-          first_head(first_head), end_head(first_head + heads), first_block(first_block), end_block(end_block) {}
-    static __device__ __forceinline__ bool is_by_head(int heads) { return kIsDeterministic || !(kIsCausal || kHasWindow) || heads == 1; }
+          first_head(first_head), end_head(first_head + heads), first_block(first_block), end_block(end_block) {
+        if constexpr (kMaySplit) {
+            const int steps_per_head = max(1, end_block - first_block);
+            head += steps / steps_per_head, block += steps % steps_per_head;
+        }
+    }
+    static __device__ __forceinline__ bool is_by_head(int heads) { return kMaySplit || kIsDeterministic || !(kIsCausal || kHasWindow) || heads == 1; }
     __device__ __forceinline__ void advance() {
         if (is_by_head(end_head - first_head)) {
             if (++block == end_block) block = first_block, ++head;
@@ -43,7 +49,7 @@ __device__ __forceinline__ void load_queries(const KernelParams& params, const S
             }
         }
     } else {
-        GroupWalk walk(first_head, params.group_size, range.begin, range.end);
+        GroupWalk walk(first_head, params.group_size, range.begin, range.end, tile.begin);
         for (; left > 0; walk.advance()) load(walk.head, walk.block, {});
     }
 }

@@ -19,7 +19,10 @@ struct Tile {
     int first;
     int head, batch;
     int blocks;       // blocks that the producer loads for the tile
-    int begin;        // forward: the first of these blocks; 0 without a window
+    // Forward: the first of these blocks, 0 without a window. Backward: the steps of the walk
+    // (schedule/group_walk.cuh) before the first of these blocks, 0 unless kMaySplit.
+    int begin;
+    int split;        // backward: which part of its keys' walk the tile does, 0 unless kMaySplit
 };
 
 // Whether a head's tiles may differ in length.
@@ -31,9 +34,9 @@ struct TileOrder {
     uint32 group_heads, larger_groups;  // the first larger_groups groups have one more head
 
     // `head_bytes` counts the bytes that a head's tiles share, and `feeds` the tiles that run at a
-    // time.
-    __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds)
-        : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows), num_heads(num_heads) {
+    // time. `splits` tiles have the same rows (or keys), and consecutive ranks.
+    __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds, uint32 splits = 1)
+        : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows * splits), num_heads(num_heads) {
         group_heads = num_heads, larger_groups = 0;
         if constexpr (kGroupMb > 0) {
             const uint32 fit = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
@@ -65,27 +68,36 @@ struct QueryTiles {
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
         const int row = int(kIsCausal ? order.tiles_per_head - 1 - rank : rank) * kBlockM;
         const Sequence sequence(params, batch);
-        if constexpr (kHasBlockMask) return {row, head, batch, KeyList(params, sequence, head, row).size(), 0};
+        if constexpr (kHasBlockMask) return {row, head, batch, KeyList(params, sequence, head, row).size(), 0, 0};
         const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
-        return {row, head, batch, range.end - range.begin, range.begin};
+        return {row, head, batch, range.end - range.begin, range.begin, 0};
     }
 };
 
 // The backward pass's tiles of kBlockN keys. Under a causal mask most rows see the first keys, so
 // these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs.
+//
+// With kMaySplit, params.num_splits tiles have the same keys. Each does a part of their walk
+// through the blocks of queries. The parts differ by at most one step.
 template <bool kLastFirst>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
-                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds);
+                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
+    static __device__ __forceinline__ uint32 splits(const KernelParams& params) { return kMaySplit ? uint32(params.num_splits) : 1; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
-        const int key = int(kLastFirst ? order.tiles_per_head - 1 - rank : rank) * kBlockN;
+        const uint32 key_rank = rank / splits(params);
+        const int key = int(kLastFirst ? order.tiles_per_head / splits(params) - 1 - key_rank : key_rank) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
-        if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0};
-        return {key, head, batch, (range.end - range.begin) * params.group_size, 0};
+        if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0, 0};
+        const int steps = (range.end - range.begin) * params.group_size;
+        if constexpr (!kMaySplit) return {key, head, batch, steps, 0, 0};
+        const uint32 split = rank % splits(params);
+        const int begin = int(int64(steps) * split / splits(params)), end = int(int64(steps) * (split + 1) / splits(params));
+        return {key, head, batch, end - begin, begin, int(split)};
     }
 };
 
@@ -95,7 +107,7 @@ struct TileList {
     const TileOrder order;
     __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), params.batch_size, feeds)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
-        if (index >= order.tiles()) return {-1, 0, 0, 0, 0};
+        if (index >= order.tiles()) return {-1, 0, 0, 0, 0, 0};
         const TileOrder::Place place = order.at(index);
         return Tiles::at(order, place.rank, int(place.batch_head % Tiles::heads(params)), int(place.batch_head / Tiles::heads(params)), params);
     }
@@ -110,7 +122,7 @@ struct TileList<Tiles, true> {
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {
         while (index - begin >= order.tiles()) {
             begin += order.tiles();
-            if (++batch >= params.batch_size) return {-1, 0, 0, 0, 0};
+            if (++batch >= params.batch_size) return {-1, 0, 0, 0, 0, 0};
             order = Tiles::order(params, Sequence(params, batch), 1, feeds);
         }
         const TileOrder::Place place = order.at(index - begin);

@@ -12,7 +12,7 @@
 
 struct TileSlots {
     static constexpr int kSlots = 4;
-    static constexpr int kTileBytes = kHasWindow ? 32 : 16;
+    static constexpr int kTileBytes = kHasWindow || kMaySplit ? 32 : 16;
     static constexpr int kBytes = kSlots * (kTileBytes + 8 + 8);
     uint32 base;  // address of the tiles, full barriers and empty barriers
 
@@ -28,7 +28,8 @@ struct TileSlots {
         // Orders the consumers' reads of the slot's previous tile before the stores below.
         barrier_wait(empty(nth), parity(nth) ^ 1);
         store_four_ints(place(nth), tile.first, tile.head, tile.batch, tile.blocks);
-        if constexpr (kHasWindow) store_int(place(nth) + 16, tile.begin);
+        if constexpr (kHasWindow || kMaySplit) store_int(place(nth) + 16, tile.begin);
+        if constexpr (kMaySplit) store_int(place(nth) + 20, tile.split);
         // Orders the stores before the consumers' reads.
         barrier_arrive(full(nth));
     }
@@ -36,8 +37,9 @@ struct TileSlots {
         // Orders the producer's stores before the loads below.
         barrier_wait(full(nth), parity(nth));
         const int4 words = load_four_ints(place(nth));
-        Tile tile = {words.x, words.y, words.z, words.w, 0};
-        if constexpr (kHasWindow) tile.begin = load_int(place(nth) + 16);
+        Tile tile = {words.x, words.y, words.z, words.w, 0, 0};
+        if constexpr (kHasWindow || kMaySplit) tile.begin = load_int(place(nth) + 16);
+        if constexpr (kMaySplit) tile.split = load_int(place(nth) + 20);
         return tile;
     }
     // Each consumer warp calls it, after its last read of the slot.

@@ -1,6 +1,7 @@
 // The end of dK and dV: from a consumer's registers to device memory, for the kernels that hold
 // them as they are, not transposed.
 
+#include "device/layout/partial_gradients.cuh"
 #include "device/layout/store_rows.cuh"
 
 template <int kTiles>
@@ -12,17 +13,45 @@ __device__ __forceinline__ void scale_gradient(float (&acc)[kTiles][4], float fa
     }
 }
 
+// store_rows without exchanges, 4 bytes a store: it is slower and takes fewer registers, where a
+// kernel that may split launches unsplit tiles.
+template <int kTiles>
+__device__ __forceinline__ void store_pairs(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left) {
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (r * 8 >= rows_left) break;
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            if (n * 8 < cols_left) *reinterpret_cast<uint32*>(out + r * 8 * stride + n * 8 + lane % 4 * 2) = pack2(acc[n][2 * r], acc[n][2 * r + 1]);
+        }
+    }
+}
+
 // The factors that weights and dS leave out come in here: dropout_keep_scale, and dK's scale of the
-// scores. `key` is the lane's first, counted in the sequence. `col_k` and `col_v` are the
+// scores. A split's partial gradients get them in backward_convert. `key` is the lane's first,
+// counted in the sequence. `col_k` and `col_v` are the
 // accumulators' first columns.
 template <int kTilesK, int kTilesV>
 __device__ __forceinline__ void store_gradients(const KernelParams& params, float (&acc_dk)[kTilesK][4], float (&acc_dv)[kTilesV][4],
-                                                const Sequence& sequence, int head, int key, int col_k, int col_v, int lane) {
+                                                const Sequence& sequence, const Tile& tile, int key, int col_k, int col_v, int lane) {
+    const int head = tile.head;
+    if (kMaySplit && params.num_splits > 1) {
+        // A warp's 16 keys are one row of tiles.
+        const PartialGradients partial(params, sequence, tile, key - lane / 4);
+        partial.store_dk(acc_dk, col_k / 8, lane);
+        partial.store_dv(acc_dv, col_v / 8, lane);
+        return;
+    }
     const float dv_scale = kHasDropout ? params.dropout_keep_scale : 1.f, dk_scale = params.softmax_scale * dv_scale;
     scale_gradient(acc_dv, dv_scale);
     scale_gradient(acc_dk, dk_scale);
     uint16* dv = static_cast<uint16*>(params.dv.data) + sequence.place_k(params, params.dv, head) + key * params.dv.stride_seqlen + col_v;
     uint16* dk = static_cast<uint16*>(params.dk.data) + sequence.place_k(params, params.dk, head) + key * params.dk.stride_seqlen + col_k;
+    if constexpr (kMaySplit) {
+        store_pairs(dv, params.dv.stride_seqlen, acc_dv, sequence.seqlen_k - key, lane, kHeadDimV - col_v);
+        store_pairs(dk, params.dk.stride_seqlen, acc_dk, sequence.seqlen_k - key, lane, kHeadDim - col_k);
+        return;
+    }
     store_rows(dv, params.dv.stride_seqlen, acc_dv, sequence.seqlen_k - key, lane, kHeadDimV - col_v);
     store_rows(dk, params.dk.stride_seqlen, acc_dk, sequence.seqlen_k - key, lane, kHeadDim - col_k);
 }
