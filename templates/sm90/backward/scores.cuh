@@ -5,25 +5,46 @@
 #include "device/ptx/math.cuh"
 #include "device/ptx/shared.cuh"
 
-// S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost.
-__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
+// S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost. `beside`
+// is called after the first step.
+template <class Beside>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
     wgmma_scores_first(acc, descriptor(keys_low), descriptor(queries_low));
+    beside();
     #pragma unroll
     for (int step = 1; step < steps; ++step) {
         wgmma_scores(acc, descriptor(keys_low + column_step<kBytesBoxN / kBoxRowBytes>(step)), descriptor(queries_low + column_step<kBlockM>(step)));
     }
 }
 
-// P^T = 2^(S^T * scale - LSE). The LSE of a block lies with the slot of its Q; a lane holds of each
-// 8 queries the two from lane % 4 * 2 on. The address is written out at each load: kept over the
-// loop, its parts would take registers.
-template <int kTiles>
-__device__ __forceinline__ void weigh_transposed(float (&acc_s)[kTiles][4], uint32 lse_of_slots, uint32 slot, float scale_log2, int lane) {
-    #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-        float lse[2];
-        load_floats(lse, lse_of_slots + slot * kBytesStats + (n * 8 + lane % 4 * 2) * 4);
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) acc_s[n][i] = exp2_approx(fmaf(acc_s[n][i], scale_log2, -lse[i % 2]));
-    }
+__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
+    multiply_scores(acc, keys_low, queries_low, steps, [] {});
 }
+
+// The LSE of a block's queries, which lies with the slot of its Q. A lane uses two of each 8
+// queries, from lane % 4 * 2 on. If kHeld, a lane loads them beside the first step of S^T: later,
+// the loads would wait behind those of all operands of S^T and dP^T. Otherwise a lane loads each at
+// its use. The address is written out there: kept over the loop, its parts would take registers.
+template <bool kHeld>
+struct BlockLse {
+    float lse[kHeld ? kMTiles : 1][2];
+
+    __device__ __forceinline__ void load_tile(float (&to)[2], uint32 lse_of_slots, uint32 slot, int n, int lane) const {
+        load_floats(to, lse_of_slots + slot * kBytesStats + (n * 8 + lane % 4 * 2) * 4);
+    }
+    __device__ __forceinline__ void load(uint32 lse_of_slots, uint32 slot, int lane) {
+        if constexpr (kHeld) {
+            #pragma unroll
+            for (int n = 0; n < kMTiles; ++n) load_tile(lse[n], lse_of_slots, slot, n, lane);
+        }
+    }
+    // P^T = 2^(S^T * scale - LSE)
+    __device__ __forceinline__ void weigh(float (&acc_s)[kMTiles][4], uint32 lse_of_slots, uint32 slot, float scale_log2, int lane) {
+        #pragma unroll
+        for (int n = 0; n < kMTiles; ++n) {
+            if constexpr (!kHeld) load_tile(lse[0], lse_of_slots, slot, n, lane);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) acc_s[n][i] = exp2_approx(fmaf(acc_s[n][i], scale_log2, -lse[kHeld ? n : 0][i % 2]));
+        }
+    }
+};
