@@ -4,6 +4,7 @@ The type of q selects the module that does the rest, `_numpy` or `_torch`. Neith
 imported here: the caller's array shows that its library is loaded.
 """
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -11,19 +12,24 @@ from . import _call, _features
 from ._errors import InvalidArgumentError, UnsupportedError
 
 
+_modules = {}
+"""Modules that `module_of` has imported: an import statement takes ten times as long as a look-up."""
+
+
 def module_of(q, name="q"):
     """`_torch` or `_numpy`, by the type of q; `name` is q's name in the error message."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        from . import _torch
-
-        return _torch
+        return _modules.get("_torch") or _imported("_torch")
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(q, numpy.ndarray):
-        from . import _numpy
-
-        return _numpy
+        return _modules.get("_numpy") or _imported("_numpy")
     raise TypeError(f"{name} is a {type(q).__name__}; it must be a NumPy array or a torch tensor")
+
+
+def _imported(name):
+    _modules[name] = importlib.import_module(f".{name}", __package__)
+    return _modules[name]
 
 
 def attention(
@@ -152,7 +158,7 @@ def attention_kvcache(
         cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k, block_table=block_table,
     )  # fmt: skip
-    out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features)
+    out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features, want_lse=return_lse)
     return (out, lse) if return_lse else out
 
 

@@ -49,9 +49,11 @@ def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invaria
     # Checked here: the library sees p rounded to fp32, and its message would show 1 for a value
     # just below 1.
     expected = "the probability of dropping, in [0, 1)"
-    dropout_p = number("dropout_p", dropout_p, expected)
+    dropout_p = dropout_p if type(dropout_p) is float else number("dropout_p", dropout_p, expected)
     if not 0 <= dropout_p < 1:
         raise InvalidArgumentError(f"dropout_p is {dropout_p!r}; it must be {expected}")
+    if deterministic is batch_invariant is False:
+        return causal_number, softmax_scale, dropout_p, 0, 0
     for name, flag in (("deterministic", deterministic), ("batch_invariant", batch_invariant)):
         if not isinstance(flag, (bool, int)) or flag not in (0, 1):
             raise InvalidArgumentError(f"{name} is {flag!r}; it must be False or True")
@@ -73,6 +75,8 @@ def factor(name, value, nothing):
 
     A value outside could round to 0 in fp32, and 0 stands for `nothing`.
     """
+    if type(value) is float and 2.0**-100 <= abs(value) <= 2.0**100:
+        return value
     expected = f"a number whose magnitude is from 2**-100 to 2**100 ({nothing})"
     value = number(name, value, expected)
     if not 2.0**-100 <= abs(value) <= 2.0**100:

@@ -27,6 +27,11 @@ def context(device):
     return found
 
 
+def existing(device):
+    """The context of a device if there is one."""
+    return _contexts.get(device)
+
+
 def _forget():
     # A forked child has none of the parent's threads, and its CUDA state is unusable, so it starts
     # with new handles. Destroying the parent's handles would wait for those threads.
@@ -84,6 +89,8 @@ class Pass:
     """The calls of one pass on one context."""
 
     def __init__(self, lib, handle, name):
+        self.drafts = {}
+        """Of repeated calls, by their form (`_torch_drafts`). They end with the handle."""
         self._handle = handle
         self._supported = getattr(lib, f"flashtune_{name}_supported")
         self._workspace_size = getattr(lib, f"flashtune_{name}_workspace_size")

@@ -48,20 +48,36 @@ class Features(NamedTuple):
         return any(getattr(self, name) is not None for name in LENGTHS)
 
 
-def of(*, window=None, softcap=0.0, **arrays):
+def of(
+    *, window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None, block_mask=None,
+    cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
+    block_table=None,
+):  # fmt: skip
     """Features by the names of their fields, or None if all are off."""
-    if arrays.get("mask") is not None and arrays.get("mask_bits") is not None:
+    if mask is not None and mask_bits is not None:
         raise InvalidArgumentError("mask and mask_bits are both given; a mask has bytes or bits, so give one of the two")
     if window is not None:
         window = _window(window)
+    if type(softcap) is not float or softcap != 0:
+        softcap = _softcap(softcap)
+    if softcap == 0 and (
+        window is alibi_slopes is bias is mask is sinks is mask_bits is block_mask is cu_seqlens_q is cu_seqlens_k
+        is seqused_q is seqused_k is max_seqlen_q is max_seqlen_k is block_table is None
+    ):  # fmt: skip
+        return None
+    return Features(
+        window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, cu_seqlens_q, cu_seqlens_k,
+        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table,
+    )  # fmt: skip
+
+
+def _softcap(softcap):
     softcap = _call.number("softcap", softcap, "a number and not negative (0 means none)")
     if softcap < 0:
         raise InvalidArgumentError(f"softcap is {softcap}; it must not be negative (0 means none)")
     if softcap != 0:
         _call.factor("softcap", softcap, "0 means none")
-    if window is None and softcap == 0 and all(array is None for array in arrays.values()):
-        return None
-    return Features(window=window, softcap=softcap, **arrays)
+    return softcap
 
 
 def _window(window):

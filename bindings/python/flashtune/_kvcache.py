@@ -34,12 +34,16 @@ def append(k_cache, v_cache, k, v, cache_seqlens, block_table):
 
 def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
     """`plan`. `like`, a name and a tensor, gives the number of sequences and the device."""
-    for name, tensor in (like, ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.dim() != 4:
-            raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
-    capacity = k_cache.shape[1] if block_table is None else _pages(block_table, like) * k_cache.shape[1]
-    if block_table is not None and 0 in k_cache.shape[:2]:
-        raise InvalidArgumentError(f"k_cache has shape {tuple(k_cache.shape)}; with block_table it must have pages, and pages must have keys")
+    if not like[1].dim() == k_cache.dim() == v_cache.dim() == 4:
+        given = (like, ("k_cache", k_cache), ("v_cache", v_cache))
+        name, tensor = next((name, tensor) for name, tensor in given if tensor.dim() != 4)
+        raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
+    num_pages, capacity, *_ = k_cache.shape
+    if block_table is not None:
+        page_size, capacity = capacity, capacity * _pages(block_table, like)
+        if num_pages == 0 or page_size == 0:
+            found = tuple(k_cache.shape)
+            raise InvalidArgumentError(f"k_cache has shape {found}; with block_table it must have pages, and pages must have keys")
     if k is None and v is None:
         return _seqlens(cache_seqlens, like, capacity, 0), None
     _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)
@@ -55,30 +59,42 @@ def _is_on_host(given):
     return not isinstance(given, torch.Tensor) or given.device.type == "cpu"
 
 
+def is_on_device(cache_seqlens):
+    """Whether `plan` reads no lengths of a call without new keys.
+
+    There are none, or a GPU has them.
+    """
+    return cache_seqlens is None or not _is_on_host(cache_seqlens)
+
+
 def _seqlens(given, like, capacity, seqlen_new):
     """int32 (batch) on the device of `like`, or None."""
-    whose, q = like
     if given is None:
         return None
+    whose, q = like
     most = capacity - seqlen_new
-    needed = f"with {seqlen_new} new keys it must be from 0 to {most}" if seqlen_new else f"it must be from 0 to {most}"
-    reason = f"{needed}, since the cache holds {capacity} keys of a sequence"
     if not isinstance(given, torch.Tensor):
         try:
             length = operator.index(given)
         except TypeError:
             raise InvalidArgumentError(f"cache_seqlens is {given!r}; it must be an int or an int32 tensor (batch)") from None
         if not 0 <= length <= most:
-            raise InvalidArgumentError(f"cache_seqlens is {length}; {reason}")
+            raise _past_the_cache(f"cache_seqlens is {length}", capacity, seqlen_new)
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
     _expect_int32("cache_seqlens", given, q)
-    if tuple(given.shape) != (q.shape[0],):
-        found, expected = tuple(given.shape), (q.shape[0],)
-        raise InvalidArgumentError(f"cache_seqlens has shape {found}; it must be {expected}, one for each sequence of {whose}")
+    found, expected = given.shape, (q.shape[0],)
+    if found != expected:
+        raise InvalidArgumentError(f"cache_seqlens has shape {tuple(found)}; it must be {expected}, one for each sequence of {whose}")
     if _is_on_host(given):
         for b in ((given < 0) | (given > most)).nonzero()[:1, 0].tolist():
-            raise InvalidArgumentError(f"cache_seqlens[{b}] is {given[b]}; {reason}")
+            raise _past_the_cache(f"cache_seqlens[{b}] is {given[b]}", capacity, seqlen_new)
     return given
+
+
+def _past_the_cache(found, capacity, seqlen_new):
+    needed = f"with {seqlen_new} new keys it must be" if seqlen_new else "it must be"
+    reason = f"since the cache holds {capacity} keys of a sequence"
+    return InvalidArgumentError(f"{found}; {needed} from 0 to {capacity - seqlen_new}, {reason}")
 
 
 def _pages(block_table, like):
@@ -87,15 +103,15 @@ def _pages(block_table, like):
     if not isinstance(block_table, torch.Tensor):
         raise TypeError(f"block_table is a {type(block_table).__name__}; it must be a torch tensor, as {whose} is")
     _expect_int32("block_table", block_table, q)
-    if block_table.dim() != 2 or len(block_table) != len(q):
-        found = tuple(block_table.shape)
-        expected = f"({len(q)}, pages), a row for each sequence of {whose}"
-        raise InvalidArgumentError(f"block_table has shape {found}; it must be {expected}")
-    return block_table.shape[1]
+    found, batch = block_table.shape, q.shape[0]
+    if len(found) != 2 or found[0] != batch:
+        expected = f"({batch}, pages), a row for each sequence of {whose}"
+        raise InvalidArgumentError(f"block_table has shape {tuple(found)}; it must be {expected}")
+    return found[1]
 
 
 def _expect_int32(name, tensor, q):
-    if tensor.dtype != torch.int32 or tensor.device != q.device:
+    if tensor.dtype is not torch.int32 or tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.int32 on {q.device}")
 
 

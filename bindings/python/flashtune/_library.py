@@ -81,11 +81,11 @@ def _declare(lib):
     for name in ("merge", "kv_append"):
         signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p]
     for name in ("forward", "backward"):
-        # Params are packed bytes, which ctypes passes by address.
-        signatures[f"flashtune_{name}_supported"] = [c_void_p, c_char_p]
+        # Params are packed bytes, which ctypes passes by address, or an address.
+        signatures[f"flashtune_{name}_supported"] = [c_void_p, c_void_p]
         signatures[f"flashtune_{name}_workspace_size"] = [c_void_p, c_char_p, size_out]
         signatures[f"flashtune_{name}_prepare"] = [c_void_p, c_char_p]
-        signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p, c_uint64, c_void_p]
+        signatures[f"flashtune_{name}"] = [c_void_p, c_void_p, c_void_p, c_uint64, c_void_p]
         signatures[f"flashtune_{name}_plan_info"] = [c_void_p, c_char_p, POINTER(_structs.PlanInfo)]
     for name, arguments in signatures.items():
         function = getattr(lib, name)

@@ -18,8 +18,8 @@ def attention(q, k, v, opts, seed, return_lse, features):
     return (out, lse) if return_lse else out
 
 
-def attention_forward(q, k, v, opts, seed, features):
-    """(out, lse)"""
+def attention_forward(q, k, v, opts, seed, features, want_lse=True):
+    """(out, lse). An lse that is not wanted costs nothing here and is returned too."""
     number, (q, k, v) = _inputs(q=q, k=k, v=v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)

@@ -17,8 +17,10 @@ __all__ = ["attention", "attention_backward", "attention_forward", "describe", "
 
 def attention(q, k, v, opts, seed, return_lse, features):
     """out or (out, lse), differentiable with respect to q, k, v, bias and sinks."""
-    _expect_tensors(k=k, v=v)
-    features = _with_fp32_sinks(features)
+    if not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
+        _expect_tensors(k=k, v=v)
+    if features is not None and features.sinks is not None:
+        features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if torch.compiler.is_compiling():
         from . import _torch_ops
@@ -26,7 +28,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
         return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias)
     if deterministic_dbias:
         refuse_summed_dbias(q, k, v, features)
-    seed = resolve_seed(seed, opts[2], q)
+    seed = resolve_seed(seed, opts[2], q) if opts[2] else None
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
         # Otherwise the backward pass would refuse it, after the forward pass has run.
         if opts[3] and features is not None and features.block_mask is not None and q.device.type != "cpu":
@@ -36,27 +38,32 @@ def attention(q, k, v, opts, seed, return_lse, features):
     return (out, lse) if return_lse else out
 
 
-def attention_forward(q, k, v, opts, seed, features, before_launch=None):
-    """(out, lse) without autograd. `before_launch` is called after the last check."""
+def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_lse=True):
+    """(out, lse or None) without autograd, which sees no launch.
+
+    `before_launch` is called after the last check.
+    """
     _expect_tensors(k=k, v=v)
-    with torch.no_grad():
-        seed, features = resolve_seed(seed, opts[2], q), _with_fp32_sinks(features)
-        return launch_forward(q, k, v, opts, seed, features, before_launch=before_launch)
+    if features is not None and features.sinks is not None:
+        features = _with_fp32_sinks(features)
+    return launch_forward(q, k, v, opts, resolve_seed(seed, opts[2], q), features, want_lse, before_launch)
 
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
     """(dq, dk, dv, dbias, dsinks) without autograd; the last two may be None."""
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
-    seed = resolve_seed(seed, opts[2], q)
-    with torch.no_grad():
+    if features is not None and features.sinks is not None:
         features = _with_fp32_sinks(features)
-        return launch_backward(dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias)
+    seed = resolve_seed(seed, opts[2], q)
+    return launch_backward(dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias)
 
 
 def _needs_gradient(q, k, v, features):
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return True
-    return features is not None and (_learns(features.bias) or _learns(features.sinks))
+    if features is None or features.bias is features.sinks is None:
+        return False
+    return _learns(features.bias) or _learns(features.sinks)
 
 
 def _learns(given):
@@ -65,7 +72,7 @@ def _learns(given):
 
 def _with_fp32_sinks(features):
     """Converts sinks to fp32, which the kernels read; autograd follows the conversion."""
-    if features is None or not isinstance(features.sinks, torch.Tensor) or not features.sinks.is_floating_point():
+    if not isinstance(features.sinks, torch.Tensor) or not features.sinks.is_floating_point():
         return features
     return features._replace(sinks=features.sinks.float())
 

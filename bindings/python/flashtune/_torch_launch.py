@@ -7,9 +7,10 @@ import sys
 
 import torch
 
-from . import _block_mask, _call, _features, _merge
-from ._context import CPU, context
-from ._errors import InvalidArgumentError, UnsupportedError
+from . import _block_mask, _call, _features, _merge, _torch_drafts
+from ._context import CPU, context, existing
+from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
+from ._torch_drafts import DK, DLSE, DOUT, DQ, DV, K, LSE, OUT, Q, V
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
 _FLOAT32 = torch.float32
@@ -28,6 +29,23 @@ else:
 
 def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None):
     """(out, lse or None). `seed` is `resolve_seed`'s; `before_launch` runs after the last check."""
+    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse)
+    repeated = _repeat_forward(form, q, k, v, seed, features, before_launch)
+    return repeated or _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch)
+
+
+def repeat_forward(q, k, v, opts, seed, features, want_lse):
+    """`launch_forward` if an earlier call was of the same form.
+
+    None otherwise, and then nothing is launched.
+    """
+    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse)
+    return _repeat_forward(form, q, k, v, seed, features)
+
+
+def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch):
+    """`launch_forward` with all checks. A draft is left for the form."""
+    given = (Q, q), (K, k), (V, v)
     device, number = _check_same(q, q.dtype, k=k, v=v)
     q, k, v = _expressible(q), _expressible(k), _expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -48,12 +66,55 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_lau
     if before_launch is not None:
         run.supported(params)
         before_launch()
-    _launch(run, params, q, device)
+    size = run.workspace_bytes(params)
+    _launch(run, params, size, q, device)
+    if form is not None:
+        outputs = _is_alike(out, q), out.shape, lse.shape if want_lse else None
+        _torch_drafts.keep(run.drafts, form, params, size, outputs, given, features, _torch_drafts.FORWARD_FEATURES)
+    return out, lse
+
+
+def _repeat_forward(form, q, k, v, seed, features, before_launch=None):
+    """`launch_forward` of a form that has a draft, else None."""
+    made = None if form is None else existing(q.get_device())
+    draft = None if made is None else made.forward.drafts.get(form)
+    if draft is None:
+        return None
+    is_alike, shape, lse_shape = draft.outputs
+    out = torch.empty_like(q) if is_alike else q.new_empty(shape)
+    lse = None if lse_shape is None else q.new_empty(lse_shape, dtype=_FLOAT32)
+    taken = draft.take()
+    words, params = taken
+    words[Q] = q.data_ptr()
+    words[K] = k.data_ptr()
+    words[V] = v.data_ptr()
+    words[OUT] = out.data_ptr()
+    if lse is not None:
+        words[LSE] = lse.data_ptr()
+    if features is not None or seed is not None:
+        _torch_drafts.write(words, draft, seed, features)
+    if before_launch is not None:
+        made.forward.supported(params)
+        before_launch()
+    try:
+        _launch(made.forward, params, draft.workspace_bytes, q, q.get_device())
+    except FlashtuneError:
+        if before_launch is not None:
+            raise
+        # The checks of a first call say what is wrong, if anything is.
+        made.forward.drafts.pop(form, None)
+        return None
+    draft.give_back(taken)
     return out, lse
 
 
 def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradients=None, dlse=None, need_dbias=True):
     """(dq, dk, dv, dbias, dsinks). The first three are written into `gradients` if it is given."""
+    form = _torch_drafts.form_of_backward(dout, q, k, v, out, lse, opts, seed, features, gradients, dlse)
+    repeated = _repeat_backward(form, dout, q, k, v, out, lse, seed, features, gradients, dlse)
+    if repeated is not None:
+        return repeated
+    given = [(Q, q), (K, k), (V, v), (OUT, out), (LSE, lse), (DOUT, dout)]
     device, number = _check_same(q, q.dtype, k=k, v=v, out=out, dout=dout)
     q, k, v, out, dout = _expressible(q), _expressible(k), _expressible(v), _expressible(out), _expressible(dout)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -61,14 +122,16 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
     _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
     _call.expect_shape("dout", dout.shape, (*q.shape[:-1], dims[-1]))
     lse = _like_lse("lse", lse, shape, q)
-    dlse = None if dlse is None else _like_lse("dlse", dlse, shape, q)
+    if dlse is not None:
+        given.append((DLSE, dlse))
+        dlse = _like_lse("dlse", dlse, shape, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     used_q, used_k = (None, None) if features is None else (features.seqused_q, features.seqused_k)
     has_unused = [used is not None for used in (used_q, used_k, used_k)]
     if gradients is None:
         gradients = [_output(x, x.shape, unused) for x, unused in zip((q, k, v), has_unused)]
     else:
-        gradients = [given.zero_() if unused else given for given, unused in zip(gradients, has_unused)]
+        gradients = [into.zero_() if unused else into for into, unused in zip(gradients, has_unused)]
     dq, dk, dv = gradients
     dbias = dsinks = None
     more = ()
@@ -79,8 +142,55 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr(),
         ref(dout), ref(dq), ref(dk), ref(dv), *more, blocks=blocks,
     )  # fmt: skip
-    _launch(context(device).backward, params, q, device)
+    run = context(device).backward
+    size = run.workspace_bytes(params)
+    _launch(run, params, size, q, device)
+    if form is not None:
+        outputs = [_is_alike(gradient, x) for gradient, x in zip(gradients, (q, k, v))]
+        _torch_drafts.keep(run.drafts, form, params, size, outputs, given, features, _torch_drafts.BACKWARD_FEATURES)
     return dq, dk, dv, dbias, dsinks
+
+
+def _repeat_backward(form, dout, q, k, v, out, lse, seed, features, gradients, dlse):
+    """`launch_backward` of a form that has a draft, else None."""
+    made = None if form is None else existing(q.get_device())
+    draft = None if made is None else made.backward.drafts.get(form)
+    if draft is None:
+        return None
+    if gradients is None:
+        is_dq_alike, is_dk_alike, is_dv_alike = draft.outputs
+        dq = torch.empty_like(q) if is_dq_alike else q.new_empty(q.shape)
+        dk = torch.empty_like(k) if is_dk_alike else k.new_empty(k.shape)
+        dv = torch.empty_like(v) if is_dv_alike else v.new_empty(v.shape)
+    else:
+        dq, dk, dv = gradients
+    taken = draft.take()
+    words, params = taken
+    words[Q] = q.data_ptr()
+    words[K] = k.data_ptr()
+    words[V] = v.data_ptr()
+    words[OUT] = out.data_ptr()
+    words[LSE] = lse.data_ptr()
+    words[DOUT] = dout.data_ptr()
+    words[DQ] = dq.data_ptr()
+    words[DK] = dk.data_ptr()
+    words[DV] = dv.data_ptr()
+    if dlse is not None:
+        words[DLSE] = dlse.data_ptr()
+    if features is not None or seed is not None:
+        _torch_drafts.write(words, draft, seed, features)
+    try:
+        _launch(made.backward, params, draft.workspace_bytes, q, q.get_device())
+    except FlashtuneError:
+        made.backward.drafts.pop(form, None)  # As in `_repeat_forward`.
+        return None
+    draft.give_back(taken)
+    return dq, dk, dv, None, None
+
+
+def _is_alike(output, like):
+    """Whether `torch.empty_like` makes such an output, which takes half of `new_empty`'s time."""
+    return output.shape == like.shape and output.stride() == like.stride()
 
 
 def _output(like, shape, has_unused_rows):
@@ -272,18 +382,14 @@ def ref(tensor):
     return (tensor.data_ptr(), *strides[:3])
 
 
-def _launch(run, params, q, device):
-    size = run.workspace_bytes(params)
-    if device == CPU:
-        if not size:
-            return run.launch(params, None, 0, None)
-        memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-        address = memory.data_ptr()
-        return run.launch(params, address + -address % _ALIGNMENT, size, None)
+def _launch(run, params, size, q, device):
+    """Launches with a workspace of `size` bytes."""
+    stream = None if device == CPU else _current_stream(device)
     if not size:
-        return run.launch(params, None, 0, _current_stream(device))
-    memory = torch.empty(size, dtype=torch.uint8, device=q.device)
-    return run.launch(params, memory.data_ptr(), size, _current_stream(device))
+        return run.launch(params, None, 0, stream)
+    memory = q.new_empty(size + _ALIGNMENT if device == CPU else size, dtype=torch.uint8)
+    address = memory.data_ptr()
+    return run.launch(params, address + -address % _ALIGNMENT, size, stream)
 
 
 _this = sys.modules[__name__]

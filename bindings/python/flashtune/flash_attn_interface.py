@@ -11,8 +11,10 @@ import sys
 
 import torch
 
-from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd
+from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
+
+_FLOAT32 = torch.float32
 
 __all__ = [
     "flash_attn_func",
@@ -47,10 +49,7 @@ def flash_attn_func(
     matrix of probabilities, which flash-attn returns for its own tests.
     """
     _expect_tensors(q=q, k=k, v=v)
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend(q, k, v, options)
 
 
@@ -72,10 +71,7 @@ def flash_attn_kvpacked_func(
     """
     _expect_tensors(q=q, kv=kv)
     _expect_packed("kv", kv, 2, "batch, seqlen")
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend_packed(q, kv, options)
 
 
@@ -96,10 +92,7 @@ def flash_attn_qkvpacked_func(
     """
     _expect_tensors(qkv=qkv)
     _expect_packed("qkv", qkv, 3, "batch, seqlen")
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend_packed(None, qkv, options)
 
 
@@ -144,10 +137,7 @@ def flash_attn_varlen_func(
         )  # fmt: skip
         return (out, lse, None) if return_lse else out
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend(q, k, v, options, lengths)
 
 
@@ -174,10 +164,7 @@ def flash_attn_varlen_kvpacked_func(
     _expect_tensors(q=q, kv=kv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _expect_packed("kv", kv, 2, "total")
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend_packed(q, kv, options, lengths)
 
 
@@ -202,10 +189,7 @@ def flash_attn_varlen_qkvpacked_func(
     _expect_packed("qkv", qkv, 3, "total")
     longest = _features.bound("max_seqlen", max_seqlen)
     lengths = _lengths(cu_seqlens, cu_seqlens, longest, longest)
-    options = dict(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
-    )  # fmt: skip
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend_packed(None, qkv, options, lengths)
 
 
@@ -246,81 +230,99 @@ def flash_attn_with_kvcache(
     checked. If there a length is negative, leaves no room for the new keys, or its block_table has
     no page for them, the sequence gets none of its new keys and attends to the keys that it had.
     """
-    unsupported = {
-        "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
-    }  # fmt: skip
-    for name, given in unsupported.items():
-        if given is not None:
-            raise UnsupportedError(f"{name} is given; it is not supported yet")
+    if not (rotary_cos is rotary_sin is cache_batch_idx is cache_leftpad is None):
+        unsupported = {
+            "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
+        }  # fmt: skip
+        name = next(name for name, given in unsupported.items() if given is not None)
+        raise UnsupportedError(f"{name} is given; it is not supported yet")
     if num_splits != 0:
         raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config decides how the keys are split")
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
+    opts, window = _call.options(causal, softmax_scale, 0.0), _window(window_size, causal)
+    if k is v is None and _kvcache.is_on_device(cache_seqlens) and k_cache.numel():
+        # Only shapes are checked, so an earlier call of the same form has checked them.
+        features = _features.of(
+            window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=cache_seqlens, block_table=block_table
+        )
+        repeated = _torch_launch.repeat_forward(q, k_cache, v_cache, opts, None, features, return_lse)
+        if repeated is not None:
+            return repeated if return_lse else repeated[0]
     seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
-    opts = _call.options(causal, softmax_scale, 0.0)
     features = _features.of(
-        window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k,
-        block_table=block_table,
-    )  # fmt: skip
-    out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write)
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table
+    )
+    out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write, return_lse)
     return (out, lse) if return_lse else out
 
 
 def _attend(q, k, v, options, lengths=None):
-    return_attn_probs = _flag("return_attn_probs", options["return_attn_probs"])
-    opts, features = _taken(options, lengths)
+    opts, features, return_attn_probs = _taken(options, lengths)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
 
 
 def _attend_packed(q, packed, options, lengths=None):
-    return_attn_probs = _flag("return_attn_probs", options["return_attn_probs"])
-    opts, features = _taken(options, lengths)
+    opts, features, return_attn_probs = _taken(options, lengths)
     seed = _torch.resolve_seed(None, opts[2], packed)
     result = _torch_autograd.packed_attention(q, packed, opts, seed, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
 
 
 def _taken(options, lengths):
-    """(opts, features) from flash-attn's arguments."""
-    causal, deterministic = _flag("causal", options["causal"]), _flag("deterministic", options["deterministic"])
-    opts = _call.options(causal, options["softmax_scale"], options["dropout_p"], deterministic)
-    window = _window(options["window_size"], causal)
-    softcap, alibi_slopes = options["softcap"], options["alibi_slopes"]
-    return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes, **(lengths or {}))
+    """(opts, features, return_attn_probs) from flash-attn's arguments, in their order.
+
+    lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) or None.
+    """
+    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
+    return_attn_probs = _flag("return_attn_probs", return_attn_probs)
+    causal, deterministic = _flag("causal", causal), _flag("deterministic", deterministic)
+    opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
+    window = _window(window_size, causal)
+    if lengths is None:
+        return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes), return_attn_probs
+    features = _features.of(
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1],
+        max_seqlen_q=lengths[2], max_seqlen_k=lengths[3],
+    )  # fmt: skip
+    return opts, features, return_attn_probs
 
 
 def _flag(name, value):
     """Refuses other types, since bool() would take them for something else: "top-left" is True."""
+    if value is True or value is False:
+        return value
     numpy = sys.modules.get("numpy")
-    if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
+    if numpy is not None and isinstance(value, numpy.bool_):
         return bool(value)
     raise InvalidArgumentError(f"{name} is {value!r}; it must be False or True")
 
 
 def _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     """The fields of Features that say where packed sequences lie."""
-    return dict(
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=_features.bound("max_seqlen_q", max_seqlen_q),
-        max_seqlen_k=_features.bound("max_seqlen_k", max_seqlen_k),
-    )  # fmt: skip
+    longest_q, longest_k = _features.bound("max_seqlen_q", max_seqlen_q), _features.bound("max_seqlen_k", max_seqlen_k)
+    return cu_seqlens_q, cu_seqlens_k, longest_q, longest_k
 
 
 def _window(window_size, causal):
+    """(left, right) as `_features.of` takes it, or None for all keys."""
     try:
-        left, right = (max(-1, operator.index(side)) for side in window_size)
+        left, right = window_size
+        left, right = max(-1, operator.index(left)), max(-1, operator.index(right))
     except (TypeError, ValueError):
         raise InvalidArgumentError(
             f"window_size is {window_size!r}; it must be (left, right), numbers of keys, with -1 for all of that side"
         ) from None
-    return left, -1 if causal else right
+    right = -1 if causal else right
+    return None if left == right == -1 else (left, right)
 
 
 def _expect_tensors(**tensors):
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
-        if tensor.is_cuda and tensor.dtype == torch.float32:
+        if tensor.dtype is _FLOAT32 and tensor.is_cuda:
             raise UnsupportedError(f"{name} is {tensor.dtype}; it must be 16-bit here; flashtune.attention also takes fp32")
 
 

@@ -37,6 +37,7 @@ _NEEDS_TORCH = {
     "test_gpu.py",
     "test_kvcache.py",
     "test_torch.py",
+    "test_torch_drafts.py",
     "test_torch_features.py",
     "test_training.py",
 }
