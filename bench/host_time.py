@@ -4,6 +4,7 @@ workspace, and the library's size."""
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import statistics
@@ -85,38 +86,109 @@ def empty_launch():
 
 
 def launches():
-    """{call: host microseconds} of the driver's launch, flashtune's C call, its Python calls,
-    and PyTorch's."""
+    """{call: host microseconds} of the driver's launch, flashtune's C call, its Python calls, and
+    PyTorch's. Shapes are small, so that the GPU is done before the host."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import flashtune
-    from flashtune import _call, _context, _torch_launch
+    from flashtune.flash_attn_interface import flash_attn_func
 
     q, k, v = (torch.randn(1, 128, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def sdpa(q, k, v):
+        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+
+    calls = {"driver, empty kernel": empty_launch(), "flashtune_forward from C": _forward_from_c(q, k, v)}
+    calls.update(_passes("flashtune.attention", flashtune.attention, q, k, v))
+    calls.update(_passes("flash_attn_func", flash_attn_func, q, k, v))
+    calls.update(_with_lengths())
+    # A Function that launches nothing: autograd's own share.
+    calls.update(_passes("autograd alone", _nothing().apply, q, k, v))
+    times = {name: host_us(call, torch.cuda.synchronize) for name, call in calls.items()}
+    for name, backend in (("FA2", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+        # Entering this context takes host time too, so it is entered once.
+        with sdpa_kernel(backend):
+            for call, run in _passes(f"torch SDPA ({name})", sdpa, q, k, v).items():
+                times[call] = host_us(run, torch.cuda.synchronize)
+    return times
+
+
+def _passes(name, attend, q, k, v):
+    """{name: function} of a forward pass, one that records a gradient, and its backward pass."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    return {
+        name: lambda: attend(q, k, v),
+        f"{name}, recording a gradient": lambda: attend(*leaves),
+        f"{name}, backward": _backward(attend(*leaves), leaves),
+    }
+
+
+def _backward(out, leaves):
+    import torch
+
+    dout = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+
+def _nothing():
+    import torch
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.save_for_backward(q, k, v)
+            return torch.empty_like(q)
+
+        @staticmethod
+        def backward(ctx, dout):
+            return ctx.saved_tensors
+
+    return Nothing
+
+
+def _forward_from_c(q, k, v):
+    import torch
+
+    import flashtune
+    from flashtune import _call, _context, _torch_launch
+
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
     refs = [_torch_launch.ref(x) for x in (q, k, v, out)]
-    params = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
+    params = _call.forward(2, _call.options(False, None, 0.0), dims, _call.NO_SEED, *refs, lse.data_ptr())
     context = _context.context(0)
-    launch, handle = context.forward._launch, context.handle
-    stream = torch.cuda.current_stream().cuda_stream
-    grad_q = q.clone().requires_grad_()
+    launch, handle, stream = context.forward._launch, context.handle, torch.cuda.current_stream().cuda_stream
+    keep = q, k, v, out, lse
+    return lambda: launch(handle, params, None, 0, stream) if keep else None
 
-    def sdpa(queries):
-        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (queries, k, v)))
 
-    calls = {
-        "driver, empty kernel": empty_launch(),
-        "flashtune_forward from C": lambda: launch(handle, params, None, 0, stream),
-        "flashtune.attention": lambda: flashtune.attention(q, k, v),
-        "flashtune.attention, recording a gradient": lambda: flashtune.attention(grad_q, k, v),
-        "torch SDPA (FA2)": lambda: sdpa(q),
-        "torch SDPA (FA2), recording a gradient": lambda: sdpa(grad_q),
+def _with_lengths():
+    """Decoding over pages, and packed sequences."""
+    import torch
+
+    from flashtune.flash_attn_interface import flash_attn_varlen_func, flash_attn_with_kvcache
+
+    def draw(*shape):
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    q, k_cache, v_cache = draw(4, 1, 32, 128), draw(64, 64, 8, 128), draw(64, 64, 8, 128)
+    table = torch.arange(64, device="cuda", dtype=torch.int32).view(4, 16)
+    lengths = torch.full((4,), 500, device="cuda", dtype=torch.int32)
+    x, offsets = draw(256, 8, 128), torch.arange(5, device="cuda", dtype=torch.int32) * 64
+    leaves = [x.detach().requires_grad_() for _ in range(3)]
+
+    def packed(q, k, v):
+        return flash_attn_varlen_func(q, k, v, offsets, offsets, 64, 64, causal=True)
+
+    return {
+        "flash_attn_with_kvcache, pages": lambda: flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, causal=True
+        ),
+        "flash_attn_varlen_func": lambda: packed(x, x, x),
+        "flash_attn_varlen_func, backward": _backward(packed(*leaves), leaves),
     }
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return {name: host_us(call, torch.cuda.synchronize) for name, call in calls.items()}
 
 
 def workspace():
@@ -131,9 +203,10 @@ def workspace():
     out, lse = flashtune.attention_forward(q, k, v)
     dims = _call.sizes(q.shape, k.shape, v.shape)
     refs = [_torch_launch.ref(x) for x in (q, k, v, out)]
-    forward = _call.forward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr())
+    opts = _call.options(False, None, 0.0)
+    forward = _call.forward(2, opts, dims, _call.NO_SEED, *refs, lse.data_ptr())
     gradients = [_torch_launch.ref(x) for x in (out, q.clone(), k.clone(), v.clone())]
-    backward = _call.backward(2, (0, 0.0, 0.0, 0), dims, _call.NO_SEED, *refs, lse.data_ptr(), *gradients)
+    backward = _call.backward(2, opts, dims, _call.NO_SEED, *refs, lse.data_ptr(), *gradients)
     context = _context.context(0)
     return {
         "forward_bytes": context.forward.workspace_bytes(forward),
