@@ -1384,10 +1384,12 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * backend.
  *
  * The workspace holds partial results over parts of the keys. The size is 0 on a CPU context. On a
- * CUDA context it can be above 0 only if both of these hold:
+ * CUDA context it can be above 0 only in these cases:
  *
- * - seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q up to 19.
- * - seqlen_k is at least 128, or batch_invariant is 1.
+ * - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
+ *   up to 19. And seqlen_k is at least 128, or batch_invariant is 1.
+ * - Few query tiles: batch_size * num_heads_q * ceil(seqlen_q / 64) is at most 320, and seqlen_k
+ *   is at least 512. The size is then at most 163840 * (head_dim_v + 5) bytes.
  *
  * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *

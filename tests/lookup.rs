@@ -207,10 +207,12 @@ fn problem_whose_canonical_form_decodes_may_be_split() {
             assert!(problem.max_splits() > 1, "{group_size} {seqlen_q}");
         }
     }
-    // Beyond few queries no call needs a workspace.
-    for (group_size, seqlen_q) in [(1, 97), (8, 20), (4, 32)] {
-        assert_eq!(problem(group_size, seqlen_q).workspace_bytes(), 0);
-    }
+    // Beyond few queries a call needs a workspace only where query tiles are few.
+    let splits = [(1, 97), (8, 20), (4, 32), (64, 300), (80, 300)].map(|(group_size, seqlen_q)| {
+        let problem = problem(group_size, seqlen_q);
+        (problem.max_splits(), problem.workspace_bytes() == 0)
+    });
+    assert_eq!(splits, [(32, false), (32, false), (32, false), (2, false), (1, true)]);
 }
 
 #[test]
@@ -406,6 +408,18 @@ fn record_that_breaks_a_constraint_is_a_miss() {
     let known = Known { machine: vec![Arc::new(record)], ..Known::default() };
     assert_eq!(first(&known, &large, &device).source, Source::Machine);
     assert_eq!(first(&known, &large, &a10).source, Source::Heuristic);
+}
+
+/// sm90's forward records are older than num_splits.
+#[test]
+fn record_older_than_a_knob_has_the_value_that_it_was_measured_with() {
+    let device = h200();
+    let index = (0..).find(|index| config(&LLAMA, &device, *index).get("num_splits") == Some(1)).unwrap();
+    let present = record(&LLAMA, &device, index);
+    let line = present.to_line().unwrap();
+    let older = line.replace(r#""num_splits":1,"#, "");
+    assert_ne!(older, line);
+    assert_eq!(Record::from_line(&older).as_ref(), Ok(&*present));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! template. Everything here is arithmetic: nothing measures, launches or remembers.
 
 mod backward;
+mod combine;
 pub mod cpu;
 mod decode;
 mod knob;
@@ -18,7 +19,8 @@ mod tile;
 pub mod time;
 
 pub use backward::SINKS;
-pub use decode::{COMBINE, is_bound_by_keys};
+pub use combine::{COMBINE, COMBINE_ROWS};
+pub use decode::is_bound_by_keys;
 pub use knob::Knob;
 pub use tile::BOX_COLS;
 

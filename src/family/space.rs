@@ -38,6 +38,12 @@ pub trait Space: Knobs {
         Vec::new()
     }
 
+    /// The values of a knob that a problem can use at all, as far as that follows without the other
+    /// knobs. It only saves time: `CONSTRAINTS` decides.
+    fn usable(knob: &Knob, _problem: &Problem) -> &'static [u32] {
+        knob.values
+    }
+
     /// Adapts a config that was measured on `from` to `to`, another problem of the same class.
     /// Knobs that follow from the shape alone are chosen anew.
     fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
@@ -107,7 +113,8 @@ fn check<K: Space>(problem: &Problem, config: &Config, device: &Device) -> Resul
 
 fn passing<K: Space>(problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
     let mut passing = Vec::new();
-    for_each_combination(K::LIST, |values| {
+    let lists: Vec<&[u32]> = K::LIST.iter().map(|knob| K::usable(knob, problem)).collect();
+    for_each_combination(&lists, |values| {
         let knobs = K::from_values(values);
         if knobs.broken(problem, device).is_none() {
             passing.push((knobs.cost(problem, device), knobs.to_config()));
@@ -116,17 +123,17 @@ fn passing<K: Space>(problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
     passing
 }
 
-/// Visits every combination of the knobs' values: up to tens of thousands.
-fn for_each_combination(knobs: &[Knob], mut visit: impl FnMut(&[u32])) {
-    let mut values: Vec<u32> = knobs.iter().map(|knob| knob.values[0]).collect();
-    let mut index = vec![0; knobs.len()];
+/// Visits every combination of values, one of each list: up to tens of thousands.
+fn for_each_combination(lists: &[&[u32]], mut visit: impl FnMut(&[u32])) {
+    let mut values: Vec<u32> = lists.iter().map(|list| list[0]).collect();
+    let mut index = vec![0; lists.len()];
     loop {
         visit(&values);
-        let Some(at) = (0..knobs.len()).rev().find(|&at| index[at] + 1 < knobs[at].values.len()) else { return };
+        let Some(at) = (0..lists.len()).rev().find(|&at| index[at] + 1 < lists[at].len()) else { return };
         index[at] += 1;
         index[at + 1..].fill(0);
-        for (at, knob) in knobs.iter().enumerate().skip(at) {
-            values[at] = knob.values[index[at]];
+        for (at, list) in lists.iter().enumerate().skip(at) {
+            values[at] = list[index[at]];
         }
     }
 }

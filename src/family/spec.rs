@@ -125,9 +125,10 @@ impl KernelSpec {
     /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
     pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
         let num_splits = self.num_splits(problem, sm_count);
-        let tiles = match self.axis {
-            Axis::Keys => self.tiles(problem) * u64::from(num_splits),
-            _ => self.tiles(problem),
+        let tiles = match self.schedule {
+            Schedule::OneTile => self.tiles(problem),
+            // Each tile once for each split.
+            Schedule::Persistent | Schedule::PersistentPairs => self.tiles(problem) * u64::from(num_splits),
         };
         let ctas = match self.schedule {
             Schedule::OneTile => tiles,

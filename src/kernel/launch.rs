@@ -16,7 +16,7 @@ use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::spec::{Arguments, KernelSpec};
-use crate::family::{COMBINE, SINKS};
+use crate::family::{COMBINE, COMBINE_ROWS, SINKS};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ impl Executable {
             let is_wanted = match spec.template {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
-                COMBINE => num_splits > 1,
+                COMBINE | COMBINE_ROWS => num_splits > 1,
                 _ => true,
             };
             if grid.contains(&0) || !is_wanted {

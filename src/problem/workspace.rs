@@ -4,7 +4,7 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
-use super::{Dtype, Pass, Problem, Varlen};
+use super::{Dtype, Features, Pass, Problem, Varlen};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
@@ -77,7 +77,7 @@ impl Problem {
     /// (`max_query_splits`). Each is for its own CTA; 1 means no split. The number is limited
     /// by what a GPU's SMs need to be busy and by the least number of keys worth a split. A
     /// batch-invariant problem gets the splits of its longest sequence and at least 2, so that
-    /// short sequences are merged too.
+    /// short sequences are merged too; with more than few queries it is not split.
     pub fn max_splits(&self) -> i64 {
         if self.pass == Pass::Backward {
             return self.max_query_splits();
@@ -88,12 +88,28 @@ impl Problem {
             let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
             return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };
         }
-        if !self.may_decode() || self.is_empty() || !self.has_rows_near_few() {
+        if self.is_empty() {
             return 1;
         }
-        let of_keys = self.seqlen_k / SPLIT_KEYS;
-        let of_heads = SPLITS_OF_ALL_HEADS / (self.batch_size * self.num_heads_kv);
-        of_keys.min(of_heads).clamp(1, MAX_SPLITS)
+        if self.may_decode() && self.has_rows_near_few() {
+            let of_keys = self.seqlen_k / SPLIT_KEYS;
+            let of_heads = SPLITS_OF_ALL_HEADS / (self.batch_size * self.num_heads_kv);
+            return of_keys.min(of_heads).clamp(1, MAX_SPLITS);
+        }
+        if !self.may_split_tiles() {
+            return 1;
+        }
+        let tiles = self.batch_size * self.num_heads_q * ((self.seqlen_q + SMALLEST_TILE - 1) / SMALLEST_TILE);
+        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(SPLITS_OF_ALL_TILES / tiles).clamp(1, MAX_SPLITS_OF_TILE)
+    }
+
+    /// Whether some kernel splits the keys of tiles of many queries: sm90's forward pass. It does
+    /// not under a block mask, where a tile's keys are no range.
+    fn may_split_tiles(&self) -> bool {
+        let Features { block_mask, paged, .. } = self.features;
+        let has_range = block_mask.is_none() && paged.is_none();
+        let is_served = self.dtype != Dtype::Fp32 && self.head_dim.max(self.head_dim_v) <= 256;
+        has_range && is_served
     }
 
     /// The most tiles that share the walk of 128 keys of a key-value head through the queries of
@@ -117,9 +133,10 @@ impl Problem {
     }
 
     /// Bytes of the partial results of `max_splits` splits; 0 if there is only one. Forward, each
-    /// query row of each split has an fp32 O, its columns rounded up to 4, and an LSE. Backward,
-    /// each key of each split has an fp32 dK and dV, with keys and columns rounded up to 16
-    /// (device/layout/partial_gradients.cuh).
+    /// query row of each split has an fp32 O, its columns rounded up to 4, and an LSE. With more
+    /// than few queries they are the states of at most `SPLITS_OF_ALL_TILES` tiles of 64 rows,
+    /// whatever the lengths: 21 MB at head dim 128. Backward, each key of each split has an fp32 dK
+    /// and dV, with keys and columns rounded up to 16 (device/layout/partial_gradients.cuh).
     fn partial_bytes(&self) -> usize {
         match self.max_splits() {
             1 => 0,
@@ -160,6 +177,16 @@ const MOST_NEAR_FEW: i64 = 19;
 /// GPUs hold at once.
 const SPLITS_OF_ALL_HEADS: i64 = 2048;
 
+/// The limit of splits times the query tiles of 64 rows over all heads, where queries are many: two
+/// tiles of 128 rows for each SM of the largest GPUs.
+const SPLITS_OF_ALL_TILES: i64 = 640;
+/// Query rows of the smallest tile whose keys are split.
+const SMALLEST_TILE: i64 = 64;
+/// The most splits of a tile of many queries.
+const MAX_SPLITS_OF_TILE: i64 = 32;
+/// The least number of keys of the longest sequence in a split of such a tile.
+const SPLIT_KEYS_OF_TILE: i64 = 256;
+
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
 /// The most tiles that share a walk through the queries.
@@ -173,7 +200,43 @@ pub const WORKSPACE_COLS: i64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Features;
+    use crate::problem::BlockMask;
+
+    /// Many queries, so that the decode family does not serve them.
+    fn of_heads(num_heads: i64, seqlen_q: i64, seqlen_k: i64) -> Problem {
+        let square = Problem::dense(Pass::Forward, Dtype::Bf16, 1, num_heads, seqlen_q, 128);
+        Problem { seqlen_k, ..square }
+    }
+
+    #[test]
+    fn partial_states_of_many_queries_stay_within_their_bound() {
+        let bound = (SPLITS_OF_ALL_TILES * SMALLEST_TILE * 129 * 4) as usize;
+        for exponent in 7..24 {
+            for (num_heads, seqlen_k) in [(1, 1 << 20), (3, 1 << exponent), (64, 1 << exponent)] {
+                let problem = of_heads(num_heads, (1 << exponent) + 1, seqlen_k);
+                assert!(problem.workspace_bytes() <= bound, "{problem:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_tiles_or_few_keys_need_no_workspace() {
+        let sizes = [(16, 4096, 4096), (1, 1 << 15, 1 << 15), (1, 500, 500), (1, 4096, 77)];
+        for (num_heads, seqlen_q, seqlen_k) in sizes {
+            assert_eq!(of_heads(num_heads, seqlen_q, seqlen_k).workspace_bytes(), 0);
+        }
+        let few = of_heads(1, 4096, 4096);
+        assert_eq!((few.max_splits(), few.workspace_bytes()), (10, 10 * 4096 * 129 * 4));
+        let of_blocks = Some(BlockMask { block_q: 128, block_k: 128 });
+        let others = [
+            Problem { batch_invariant: true, ..few },
+            Problem { dtype: Dtype::Fp32, ..few },
+            Problem { head_dim: 512, ..few },
+            Problem { features: Features { block_mask: of_blocks, ..Features::NONE }, ..few },
+            Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few },
+        ];
+        assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 5]);
+    }
 
     fn backward(batch_size: i64, heads: (i64, i64), seqlen: i64, head_dim: i64) -> Problem {
         let (num_heads_q, num_heads_kv) = heads;

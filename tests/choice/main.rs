@@ -61,7 +61,8 @@ fn listed_shapes_choose_the_listed_configs() {
 }
 
 /// Tiles, splits and clusters count. Partial results of splits cost time too, so a config that
-/// keeps more SMs busy counts only if its predicted time is at most 5 % longer.
+/// keeps more SMs busy counts only if its predicted time is at most 5 % longer. Forward splits are
+/// left to tuning runs.
 #[test]
 fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
     let device = h200();
@@ -76,7 +77,9 @@ fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
             let others = family::passing(config.family, &problem, &device);
             let us = |config: &Config| family::work(&problem, config, &device).unwrap().us(&device);
             let is_as_fast = |other: &Config| us(other) <= 1.05 * us(&config);
-            let better = others.iter().find(|(_, other)| idle(&problem, other) <= 0.5 && is_as_fast(other));
+            let is_unsplit = |other: &Config| other.get("num_splits").is_none_or(|splits| splits == 1);
+            let mut unsplit = others.iter().filter(|(_, other)| is_unsplit(other));
+            let better = unsplit.find(|(_, other)| idle(&problem, other) <= 0.5 && is_as_fast(other));
             assert!(better.is_none(), "{shape}: {config}, and not {}", better.unwrap().1);
         }
     }

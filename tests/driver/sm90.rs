@@ -9,6 +9,7 @@ use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu, KernelParams};
 use flashtune::problem::{Causal, Pass, Problem};
 use std::ffi::c_void;
+use std::mem::offset_of;
 
 const STATIC: Causal = Causal::None;
 const DYNAMIC: Causal = Causal::BottomRight;
@@ -17,7 +18,8 @@ const CAPTURING: usize = 0xca7;
 
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
-    Config::new(Family::Sm90, tile.into_iter().chain([("stale_max", 0), ("group_mb", 16), ("tma_store", 0)]))
+    let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1)];
+    Config::new(Family::Sm90, tile.into_iter().chain(others))
 }
 
 fn call() -> Call {
@@ -64,6 +66,32 @@ fn a_forward_launch_passes_the_maps_of_its_inputs_and_of_o() {
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         assert_eq!((out[0], &out[1..]), (0x40000, &q[1..]));
+    });
+}
+
+#[test]
+fn a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta() {
+    with_fake("a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta", |fake| {
+        let long = Problem { batch_size: 1, num_heads_q: 2, num_heads_kv: 2, seqlen_k: 1100, ..PROBLEM };
+        let (_gpu, executable) = build_from_cache(&long, &config(256).with("num_splits", 8));
+        let executable = executable.unwrap();
+        let launch = |seqlen_k| {
+            let workspace = 0xa00000 as *mut c_void;
+            let before = fake.state().launches as usize;
+            let problem = Problem { seqlen_k, ..long };
+            executable.launch(&Call { problem, workspace, ..call() }, std::ptr::null_mut()).unwrap();
+            let launched = &fake.state().launch[before..fake.state().launches as usize];
+            let word = |offset: usize| u64::from_le_bytes(launched[0].params[offset..offset + 8].try_into().unwrap());
+            let splits = word(offset_of!(KernelParams, num_splits)) as u32;
+            let lse = word(offset_of!(KernelParams, partial_lse));
+            (launched.iter().map(|launch| launch.grid).collect::<Vec<_>>(), splits, lse)
+        };
+        // Two tiles of 256 rows for each of two heads, four times. At head dim 128 a CTA combines
+        // four of the 300 rows of each head.
+        let end = 0xa00000 + 4 * 600 * 128 * 4;
+        assert_eq!(launch(1100), (vec![[16, 1, 1], [150, 1, 1]], 4, end));
+        assert_eq!(end + 4 * 600 * 4, 0xa00000 + long.workspace_bytes() as u64);
+        assert_eq!(launch(500), (vec![[4, 1, 1]], 1, 0));
     });
 }
 

@@ -463,6 +463,37 @@ fn alternatives_compile_for_all_head_dims_of_the_matrix() {
     all_compile(&alternatives_of(with_switches(&dims, &switches)), nvrtc, Arch::Sm(9, 0));
 }
 
+/// sm90's forward kernels with split keys, which only a tuning run chooses: at every head dim with
+/// half of the switches each, and with combined features.
+#[test]
+fn kernels_that_split_keys_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = Arch::Sm(9, 0);
+    let device = typical(arch);
+    let of_one = |problem: Problem| Problem {
+        pass: Pass::Forward,
+        batch_size: 1,
+        num_heads_q: 2,
+        num_heads_kv: 2,
+        features: Features { dbias: false, dlse: false, ..problem.features },
+        ..problem
+    };
+    let switched =
+        combinations().filter(|(d, f, t)| (d + f) % 2 == 0 && (d + f / 2) % 2 == *t).filter_map(|(d, f, t)| {
+            let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
+            let problem = Problem { causal, dropout, ..problem(Pass::Forward, DTYPES[t], dims, layout) };
+            (layout == Layout::Vec8 && dims.0 <= 256 && !deterministic).then_some(problem)
+        });
+    let combined = combined_features().map(|(problem, _)| problem);
+    let combined = combined.into_iter().filter(|p| p.features.block_mask.is_none() && p.layout == Layout::Vec8);
+    let of = |problem: Problem| {
+        let config = heuristic(&problem, &device).with("num_splits", 3).with("tma_store", 0);
+        check(&problem, &config, &device).unwrap();
+        Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem))
+    };
+    all_compile(&switched.chain(combined).map(of_one).flat_map(of).collect(), nvrtc, arch);
+}
+
 #[test]
 #[ignore = "compiles for a quarter of an hour on two cores"]
 fn kernels_compile_for_all_without_gaps() {
@@ -478,10 +509,10 @@ fn matrix_covers_every_template_feature_and_dtype() {
         .values()
         .map(|kernel| format!("{}.cu.tera", kernel.spec.template))
         .collect();
-    // Other test files compile the remaining kernels: decode.rs, merge.rs, kv_append.rs, and
-    // compile.rs for the clock.
-    let elsewhere =
-        ["combine", "decode", "kv_append", "merge", "sm_clock"].map(|template| format!("{template}.cu.tera"));
+    // Other tests compile the remaining kernels: kernels_that_split_keys_compile, decode.rs,
+    // merge.rs, kv_append.rs, and compile.rs for the clock.
+    let elsewhere = ["combine", "combine_rows", "decode", "kv_append", "merge", "sm_clock"]
+        .map(|template| format!("{template}.cu.tera"));
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
     assert!(rendered.is_superset(&wanted), "{rendered:?} lacks some of {wanted:?}");

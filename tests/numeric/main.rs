@@ -19,3 +19,4 @@ mod kv_append;
 mod laws;
 mod merge;
 mod paged;
+mod prefill_splits;

@@ -14,7 +14,6 @@ mod space;
 mod tests;
 
 pub use geometry::DecodeKnobs;
-pub use space::COMBINE;
 
 use crate::problem::Problem;
 

@@ -3,15 +3,12 @@
 use super::geometry::DecodeKnobs;
 use super::heuristic;
 use crate::device::Device;
+use crate::family::combine;
 use crate::family::knob::Constraint;
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, KernelSpec};
 use crate::problem::{Pass, Problem};
-
-/// The kernel that combines the partial states of splits, a row with each CTA.
-pub const COMBINE: &str = "combine";
-const COMBINE_THREADS: u32 = 128;
 
 impl Space for DecodeKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -83,14 +80,6 @@ impl Space for DecodeKnobs {
             },
             ..KernelSpec::MAIN
         };
-        let combine = KernelSpec {
-            template: COMBINE,
-            entry: "flashtune_combine",
-            threads: COMBINE_THREADS,
-            is_main: false,
-            most_splits: self.num_splits,
-            ..KernelSpec::MAIN
-        };
-        [main].into_iter().chain((self.num_splits > 1).then_some(combine)).collect()
+        [main].into_iter().chain((self.num_splits > 1).then(|| combine::few_rows(self.num_splits))).collect()
     }
 }

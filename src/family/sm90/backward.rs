@@ -162,8 +162,7 @@ impl BackwardKnobs {
     /// The expected work. Every sequence counts as the longest, and a block mask counts as if it
     /// listed all blocks.
     fn largest_work(&self, problem: &Problem, device: &Device) -> Option<Work> {
-        let features = Features { varlen: None, block_mask: None, ..problem.features };
-        work::backward(self, &Problem { features, ..*problem }, device)
+        work::backward(self, &work::of_longest(problem), device)
     }
 
     fn us(&self, problem: &Problem, device: &Device) -> f64 {

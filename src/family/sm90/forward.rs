@@ -1,31 +1,25 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
+use super::forward_geometry::{ForwardKnobs, SPLITS};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
 use super::work;
 use crate::device::Device;
-use crate::family::knob::{Constraint, knobs};
+use crate::family::combine;
+use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
-use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
+use crate::family::tile::boxed_tile_bytes;
 use crate::family::time::Work;
 use crate::problem::{Dtype, Features, Problem};
 
-knobs! {
-    pub struct ForwardKnobs of Sm90 {
-        block_m: "query rows of a tile, 64 for each consumer warpgroup" in [64, 128, 192, 256],
-        block_n: "keys of a K or V block" in [48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224],
-        k_stages: "K blocks in flight" in [1, 2, 3, 4, 5, 6],
-        v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
-        q_stages: "Q tiles in flight" in [1, 2],
-        tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
-        stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
-        group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
-    }
-}
-
 impl Space for ForwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
+        Constraint {
+            name: "num_splits",
+            reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range, and a batch-invariant sum is in one order",
+            holds: |p, k, _| k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
+        },
         Constraint {
             name: "stale_max",
             reason: "with a stale maximum, weights need the range of bf16, which is that of fp32; and the code that recomputes failed rows handles neither dropout nor modified scores",
@@ -43,8 +37,8 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "tma_store",
-            reason: "O is stored from its tile's Q slot while the next tile uses another, so Q needs two slots, and O must fit into one",
-            holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p)),
+            reason: "O is stored from its tile's Q slot while the next tile uses another, so Q needs two slots, and O must fit into one, which the fp32 O of a split does not",
+            holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p) && k.num_splits == 1),
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -57,9 +51,25 @@ impl Space for ForwardKnobs {
     ];
 
     /// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for
-    /// all SMs, and fewer keys and stages if it would not fit.
+    /// all SMs, and fewer keys and stages if it would not fit. No keys are split: only a tuning run
+    /// measures whether that pays.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
+    }
+
+    fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
+        match knob.name {
+            "num_splits" => {
+                let most = problem.max_splits();
+                &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
+            }
+            _ => knob.values,
+        }
+    }
+
+    /// Splits are for the shape alone that they were measured on.
+    fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
+        if self.num_splits == 1 { self } else { self.unsplit(to) }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each
@@ -84,11 +94,15 @@ impl Space for ForwardKnobs {
         let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
         let order = if tiles_differ { order } else { 0.0 };
         let last_wave = last_wave(tiles, device.sm_count, tiles_differ);
-        work * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue + epilogue)
+        let split = match self.num_splits {
+            1 => 1.0,
+            _ => self.us(problem, device) / self.unsplit(problem).us(problem, device),
+        };
+        work * split * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue + epilogue)
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
-        vec![KernelSpec {
+        let main = KernelSpec {
             template: "sm90_forward",
             entry: "flashtune_sm90_forward",
             threads: 128 * (self.consumers() + 1),
@@ -100,12 +114,15 @@ impl Space for ForwardKnobs {
                 is_dynamic: tiles_differ(problem),
             },
             registers: Some(registers(self.consumers())),
+            most_splits: self.num_splits,
             ..KernelSpec::MAIN
-        }]
+        };
+        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
+        [main].into_iter().chain(combine).collect()
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
-        work::forward([self.block_m, self.block_n], problem, device)
+        work::forward(self, problem, device)
     }
 
     /// The heuristic's config with every number of rows, and blocks of more keys. Features take
@@ -136,7 +153,7 @@ fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
             k_stages,
             v_stages,
             q_stages,
-            tma_store: u32::from(q_stages == 2 && fits_q_slot(problem)),
+            tma_store: stores_by_tma(q_stages, problem),
             ..*config
         };
         stages.map(of_stages).find(|config| config.fits(problem, device))
@@ -145,23 +162,28 @@ fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
 }
 
 impl ForwardKnobs {
-    fn consumers(&self) -> u32 {
-        self.block_m / WARPGROUP_ROWS
+    /// The config without splits. It stores O by TMA where it may, which a split does not.
+    fn unsplit(self, problem: &Problem) -> Self {
+        ForwardKnobs { tma_store: stores_by_tma(self.q_stages, problem), num_splits: 1, ..self }
     }
 
-    fn smem_bytes(&self, problem: &Problem) -> u32 {
-        let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
-        let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
-        let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
-        TMA_ALIGNMENT_BYTES + q + k + v + BARRIER_BYTES
+    /// The expected time, where every sequence counts as the longest.
+    fn us(&self, problem: &Problem, device: &Device) -> f64 {
+        self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
     }
+}
 
-    /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
-    /// and 28 registers for addresses and row statistics.
-    fn registers(&self, problem: &Problem) -> u32 {
-        let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
-        dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
-    }
+/// Whether an unsplit tile is to store O by TMA. Under a block mask tiles are short, so a tile's Q
+/// often waits until an earlier O has left its slot. At head dims up to 64 this wait costs more
+/// than the TMA store saves.
+fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
+    let may_wait = problem.features.block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
+    u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait)
+}
+
+/// Whether the kernel may split the keys at all.
+fn may_split(problem: &Problem) -> bool {
+    problem.features.block_mask.is_none() && !problem.batch_invariant
 }
 
 fn may_be_stale(problem: &Problem) -> bool {
@@ -230,20 +252,16 @@ fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKn
         _ => (64, [3, 2, 1]),
     };
     let tiles_differ = tiles_differ(problem);
-    let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| {
-        // Under a block mask tiles are short, so a tile's Q often waits until an earlier O has left
-        // its slot. At head dims up to 64 this wait costs more than the TMA store saves.
-        let may_wait = block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
-        ForwardKnobs {
-            block_m,
-            block_n,
-            k_stages,
-            v_stages,
-            q_stages,
-            tma_store: u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait),
-            stale_max: u32::from(may_be_stale(problem)),
-            group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
-        }
+    let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| ForwardKnobs {
+        block_m,
+        block_n,
+        k_stages,
+        v_stages,
+        q_stages,
+        tma_store: stores_by_tma(q_stages, problem),
+        stale_max: u32::from(may_be_stale(problem)),
+        group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
+        num_splits: 1,
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
@@ -265,7 +283,8 @@ mod tests {
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
     use crate::config::{Config, Family};
-    use crate::problem::{Features, Pass, Window};
+    use crate::family::knob::Knobs;
+    use crate::problem::{BlockMask, Features, Pass, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
@@ -273,7 +292,7 @@ mod tests {
 
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
-        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
+        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0), ("num_splits", 1)];
         Config::new(Family::Sm90, tile.into_iter().chain(order))
     }
 
@@ -310,6 +329,18 @@ mod tests {
         let window = Features { window: Window { left: Some(9), ..Window::default() }, ..Features::NONE };
         assert_eq!(broken(&Problem { features: window, ..problem }, &good.clone().with("group_mb", 16)), None);
         assert_eq!(breaks(&problem, "group_mb", 16), "group_mb");
+        assert_eq!(breaks(&problem, "num_splits", 2), "num_splits");
+        let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..problem };
+        let split = good.clone().with("num_splits", 10);
+        assert_eq!((few.max_splits(), broken(&few, &split)), (10, None));
+        assert_eq!(breaks(&few, "num_splits", 12), "num_splits");
+        assert_eq!(broken(&Problem { batch_invariant: true, ..few }, &split).unwrap(), "num_splits");
+        let block_mask = Some(BlockMask { block_q: 128, block_k: 128 });
+        let listed = Features { block_mask, ..Features::NONE };
+        assert_eq!(broken(&Problem { features: listed, ..few }, &split).unwrap(), "num_splits");
+        let stored = split.clone().with("block_n", 64).with("q_stages", 2).with("tma_store", 1);
+        assert_eq!(broken(&few, &stored).unwrap(), "tma_store");
+        assert_eq!(broken(&few, &stored.with("num_splits", 1)), None);
         assert_eq!(breaks(&problem, "k_stages", 1), "stages");
         assert_eq!(breaks(&problem, "k_stages", 4), "stages");
         assert_eq!(broken(&problem, &good.clone().with("k_stages", 3)), None);
@@ -322,5 +353,41 @@ mod tests {
         assert_eq!(broken(&Problem { head_dim: 72, ..problem }, &stored), None, "both take two boxes");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..problem };
         assert_eq!(broken(&endless, &good).unwrap(), "grid");
+    }
+
+    /// One head, whose tiles are a fifth of an H200's SMs.
+    fn few_tiles() -> Problem {
+        Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, seqlen_q: 3249, seqlen_k: 3249, ..problem(128, 128) }
+    }
+
+    #[test]
+    fn a_tuning_run_may_split_keys_and_nothing_else_does() {
+        let (few, many) = (few_tiles(), problem(128, 128));
+        let num_splits = ForwardKnobs::LIST.iter().find(|knob| knob.name == "num_splits").unwrap();
+        let usable = |problem: &Problem| ForwardKnobs::usable(num_splits, problem);
+        assert_eq!((usable(&few), usable(&many)), (&SPLITS[..9], &SPLITS[..1]));
+        let unsplit = ForwardKnobs::heuristic(&few, &h200()).unwrap();
+        assert_eq!((unsplit.num_splits, unsplit.tma_store), (1, 1));
+        let alternatives = ForwardKnobs::alternatives(&few, &h200());
+        assert!(!alternatives.is_empty() && alternatives.iter().all(|config| config.num_splits == 1));
+        let measured = ForwardKnobs { num_splits: 4, tma_store: 0, ..unsplit };
+        assert!(measured.fits(&few, &h200()));
+        assert_eq!(measured.carried_over(&few, &many, &h200()), unsplit);
+        assert_eq!(unsplit.carried_over(&many, &few, &h200()), unsplit);
+    }
+
+    #[test]
+    fn splits_are_expected_to_pay_where_tiles_are_few() {
+        let faster = |problem: &Problem, num_splits| {
+            let unsplit = ForwardKnobs { tma_store: 0, ..ForwardKnobs::heuristic(problem, &h200()).unwrap() };
+            let split = ForwardKnobs { num_splits, ..unsplit };
+            let us = |knobs: &ForwardKnobs| knobs.work(problem, &h200()).unwrap().us(&h200());
+            assert_eq!(split.cost(problem, &h200()) < unsplit.cost(problem, &h200()), us(&split) < us(&unsplit));
+            us(&split) < us(&unsplit)
+        };
+        assert!(faster(&few_tiles(), 2) && faster(&few_tiles(), 5));
+        assert!(!faster(&problem(128, 128), 2));
+        let short = Problem { seqlen_q: 512, seqlen_k: 512, ..few_tiles() };
+        assert!(!faster(&short, 2), "the second kernel takes longer than it saves");
     }
 }

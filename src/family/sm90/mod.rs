@@ -9,13 +9,14 @@
 mod backward;
 mod backward_geometry;
 mod forward;
+mod forward_geometry;
 #[cfg(test)]
 mod tests;
 mod warpgroup;
 mod work;
 
 pub use backward_geometry::{BackwardKnobs, dq_transposed};
-pub use forward::ForwardKnobs;
+pub use forward_geometry::ForwardKnobs;
 
 use crate::problem::{BlockMask, Dtype, Layout, Pass, Problem};
 use backward_geometry::BackwardKernel;

@@ -4,11 +4,12 @@
 //! work. The constants were fitted to the shipped H200 records (docs/tuning/choice.md).
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
+use super::forward_geometry::ForwardKnobs;
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::tile::{BOX_COLS, boxes};
 use crate::family::time::{Tiles, Work, blocks, tiles_of_heads};
-use crate::problem::Problem;
+use crate::problem::{Features, Problem};
 
 /// Cycles of a consumer's softmax for each key of a block, when it runs alone.
 const SOFTMAX_ALONE: f64 = 9.0;
@@ -19,12 +20,16 @@ const FORWARD_TILE: f64 = 900.0;
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
 
-/// The tiles of a forward pass, each of so many query rows with blocks of so many keys. None where
-/// lengths or lists decide.
-pub fn forward([rows, keys]: [u32; 2], problem: &Problem, device: &Device) -> Option<Work> {
+/// Microseconds of the kernel that combines the partial states of splits. It is assumed, not
+/// fitted, since no split forward pass has been measured.
+const COMBINE_LAUNCH_US: f64 = 3.0;
+
+/// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
+/// decide.
+pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
     let (sq, sk) = lengths(problem)?;
-    let (block_m, block_n) = (i64::from(rows), f64::from(keys));
-    let consumers = f64::from(rows / WARPGROUP_ROWS);
+    let (block_m, block_n) = (i64::from(knobs.block_m), f64::from(knobs.block_n));
+    let (consumers, splits) = (f64::from(knobs.consumers()), f64::from(knobs.num_splits));
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // 4096 operations a cycle, of which a row and a key need two for each column.
     let products = block_n * columns / 32.0;
@@ -40,7 +45,7 @@ pub fn forward([rows, keys]: [u32; 2], problem: &Problem, device: &Device) -> Op
         let to = problem.right_shift().map_or(sk, |shift| (end + shift).clamp(0, sk));
         // A consumer past the last row has nothing to do. Where all tiles are alike, the SMs that
         // have no such tile are waited for.
-        if is_masked && first >= sq { 0.0 } else { blocks(from, to, keys) }
+        if is_masked && first >= sq { 0.0 } else { (blocks(from, to, knobs.block_n) / splits).ceil() }
     };
     let cycles = |tile: i64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| tile * block_m + at * i64::from(WARPGROUP_ROWS));
@@ -48,12 +53,15 @@ pub fn forward([rows, keys]: [u32; 2], problem: &Problem, device: &Device) -> Op
         FORWARD_TILE + (alone * most).max(per_block * sum / consumers)
     };
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
+    let tiles = tiles_of_heads(problem.batch_size * problem.num_heads_q, div_ceil(sq, block_m), cycles);
+    // O and LSE in fp32, once written and once read.
+    let partial_bytes = if splits > 1.0 { splits * 8.0 * (problem.partial_cols() + 1) as f64 } else { 0.0 };
     Some(Work {
-        tiles: tiles_of_heads(problem.batch_size * problem.num_heads_q, div_ceil(sq, block_m), cycles),
+        tiles: times(splits, tiles),
         slots: f64::from(device.sm_count),
         bytes_under: problem.batch_size as f64 * elements as f64 * in_bytes(problem),
-        bytes_beside: 0.0,
-        launch_us: FORWARD_LAUNCH_US,
+        bytes_beside: partial_bytes * problem.query_rows() as f64,
+        launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
     })
 }
 
@@ -99,13 +107,22 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let heads_kv = problem.batch_size * problem.num_heads_kv;
     let tiles = tiles_of_heads(heads_kv, div_ceil(sk, block_n), cycles);
     Some(Work {
-        tiles: tiles.into_iter().map(|tiles| Tiles { count: tiles.count * splits, ..tiles }).collect(),
+        tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
         bytes_under: 0.0,
         bytes_beside: partial_bytes * (heads_kv * sk) as f64
             + BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
+}
+
+fn times(splits: f64, tiles: Vec<Tiles>) -> Vec<Tiles> {
+    tiles.into_iter().map(|tiles| Tiles { count: tiles.count * splits, ..tiles }).collect()
+}
+
+/// The problem whose every sequence is the longest and whose block mask lists all blocks.
+pub fn of_longest(problem: &Problem) -> Problem {
+    Problem { features: Features { varlen: None, block_mask: None, ..problem.features }, ..*problem }
 }
 
 /// Both lengths; None for problems whose tiles they do not tell.

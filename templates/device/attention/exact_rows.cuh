@@ -25,7 +25,9 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     const uint16* gV = static_cast<const uint16*>(params.v.data) + sequence.place_k(params, params.v, head_kv);
     const float sign = params.softmax_scale_log2 < 0.f ? -1.f : 1.f;
     // The warp's last row and the end of its keys are absolute.
-    const int last_row = min(row - g + 15, sequence.seqlen_q - 1), end = key_end(last_row, sequence);
+    const int last_row = min(row - g + 15, sequence.seqlen_q - 1);
+    int end = key_end(last_row, sequence);
+    if constexpr (kMaySplit) end = min(end, (tile.begin + tile.blocks) * kBlockN);
 
     #pragma unroll
     for (int n = 0; n < kTiles; ++n) acc_o[n][0] = acc_o[n][1] = acc_o[n][2] = acc_o[n][3] = 0.f;
@@ -69,8 +71,11 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             for (int key = begin; key < min(begin + kBlockN, end); key += 8) add_keys(key);
         }
     } else {
+        int key = key_begin(row - g, sequence);
+        // Eight keys from here on end where the split does.
+        if constexpr (kMaySplit) key = max(key / 8 * 8, tile.begin * kBlockN);
         #pragma unroll 1
-        for (int key = key_begin(row - g, sequence); key < end; key += 8) add_keys(key);
+        for (; key < end; key += 8) add_keys(key);
     }
     #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = softmax.total(r);

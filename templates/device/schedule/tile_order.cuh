@@ -19,10 +19,21 @@ struct Tile {
     int first;
     int head, batch;
     int blocks;       // blocks that the producer loads for the tile
-    // Forward: the first of these blocks, 0 without a window. Backward: the steps of the walk
-    // (schedule/group_walk.cuh) before the first of these blocks, 0 unless kMaySplit.
+    // Forward: the first of these blocks, 0 without a window unless kMaySplit. Backward: the steps
+    // of the walk (schedule/group_walk.cuh) before the first of these blocks, 0 unless kMaySplit.
     int begin;
-    int split;        // backward: which part of its keys' walk the tile does, 0 unless kMaySplit
+    int split;        // which part of its rows' keys, or backward of its keys' walk, the tile does, 0 unless kMaySplit
+};
+
+// With kMaySplit, params.num_splits tiles have the same rows (backward: keys).
+__device__ __forceinline__ uint32 splits_of_tile(const KernelParams& params) { return kMaySplit ? uint32(params.num_splits) : 1; }
+
+// The part of so many steps that a split does. The parts differ by at most one step, and may be
+// empty.
+struct SplitSteps {
+    int begin, end;
+    __device__ __forceinline__ SplitSteps(int steps, uint32 split, uint32 splits)
+        : begin(int(int64(steps) * split / splits)), end(int(int64(steps) * (split + 1) / splits)) {}
 };
 
 // Whether a head's tiles may differ in length.
@@ -58,46 +69,49 @@ struct TileOrder {
 };
 
 // The forward pass's tiles of kBlockM query rows. Under a causal mask the last rows see most keys,
-// so they come first.
+// so they come first. With kMaySplit a tile does a part of the blocks that its rows see.
 struct QueryTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
-                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds);
+                         float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
-        const int row = int(kIsCausal ? order.tiles_per_head - 1 - rank : rank) * kBlockM;
+        const uint32 row_rank = rank / splits_of_tile(params);
+        const int row = int(kIsCausal ? order.tiles_per_head / splits_of_tile(params) - 1 - row_rank : row_rank) * kBlockM;
         const Sequence sequence(params, batch);
         if constexpr (kHasBlockMask) return {row, head, batch, KeyList(params, sequence, head, row).size(), 0, 0};
         const BlockRange range = key_blocks<kBlockN>(row, kBlockM, sequence);
-        return {row, head, batch, range.end - range.begin, range.begin, 0};
+        const int blocks = range.end - range.begin;
+        if constexpr (!kMaySplit) return {row, head, batch, blocks, range.begin, 0};
+        const uint32 split = rank % splits_of_tile(params);
+        const SplitSteps part(blocks, split, splits_of_tile(params));
+        return {row, head, batch, part.end - part.begin, range.begin + part.begin, int(split)};
     }
 };
 
 // The backward pass's tiles of kBlockN keys. Under a causal mask most rows see the first keys, so
 // these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs.
 //
-// With kMaySplit, params.num_splits tiles have the same keys. Each does a part of their walk
-// through the blocks of queries. The parts differ by at most one step.
+// With kMaySplit a tile does a part of its keys' walk through the blocks of queries.
 template <bool kLastFirst>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
-                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits(params));
+                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
-    static __device__ __forceinline__ uint32 splits(const KernelParams& params) { return kMaySplit ? uint32(params.num_splits) : 1; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
-        const uint32 key_rank = rank / splits(params);
-        const int key = int(kLastFirst ? order.tiles_per_head / splits(params) - 1 - key_rank : key_rank) * kBlockN;
+        const uint32 key_rank = rank / splits_of_tile(params);
+        const int key = int(kLastFirst ? order.tiles_per_head / splits_of_tile(params) - 1 - key_rank : key_rank) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
         if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0, 0};
         const int steps = (range.end - range.begin) * params.group_size;
         if constexpr (!kMaySplit) return {key, head, batch, steps, 0, 0};
-        const uint32 split = rank % splits(params);
-        const int begin = int(int64(steps) * split / splits(params)), end = int(int64(steps) * (split + 1) / splits(params));
-        return {key, head, batch, end - begin, begin, int(split)};
+        const uint32 split = rank % splits_of_tile(params);
+        const SplitSteps part(steps, split, splits_of_tile(params));
+        return {key, head, batch, part.end - part.begin, part.begin, int(split)};
     }
 };
 

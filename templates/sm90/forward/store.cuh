@@ -1,7 +1,9 @@
-// The store of O by TMA in the sm90 forward kernel, with kTmaStore: from a consumer's registers to
-// a Q slot (shared.cuh) and from there to device memory. The kernel has normalised the rows before,
-// and writes the log-sum-exp after.
+// The stores of O in the sm90 forward kernel that are not of whole rows from registers. With
+// kTmaStore O goes from a consumer's registers to a Q slot (shared.cuh) and from there to device
+// memory by TMA. A split's O goes to the workspace as a partial state. The kernel has normalised
+// the rows before.
 
+#include "device/attention/partials.cuh"
 #include "device/layout/write_boxes.cuh"
 #include "device/ptx/sync.cuh"
 #include "sm90/forward/multiply.cuh"
@@ -24,5 +26,22 @@ __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int 
             tma_store(map_out, boxes + box * 64 * kBoxRowBytes, box * kBoxCols, share.row, tile.head, rows);
         }
         tma_store_commit();
+    }
+}
+
+// A lane's two rows of a split's O and LSE. `row` is the first, absolute; the second is row + 8.
+// The O of a row that sees no key of the split is not written.
+__device__ __forceinline__ void store_partial(const Output& o, const float (&lse)[2], int row, const KernelParams& params,
+                                              const Tile& tile, const Sequence& sequence, int lane) {
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (row + r * 8 >= sequence.seqlen_q) continue;
+        const int64 at = partial_row(params, tile.split, tile.batch, tile.head, row + r * 8);
+        if (lane % 4 == 0) params.partial_lse[at] = lse[r];
+        if (lse[r] == -infinity()) continue;
+        float* const to = params.partial_o + at * kPartialCols + lane % 4 * 2;
+        // The lanes of a quad write the 32 bytes of a sector.
+        #pragma unroll
+        for (int n = 0; n < kOTiles; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
     }
 }

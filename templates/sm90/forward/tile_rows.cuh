@@ -7,6 +7,9 @@
 #include "device/attention/block_range.cuh"
 #include "device/schedule/tile_order.cuh"
 
+// Whether tiles may begin after block 0 of their sequence's keys.
+constexpr bool kBeginsLater = kHasWindow || kMaySplit;
+
 // Which of the tile's loaded blocks a warpgroup's rows see: [begin, end), none where begin >= end.
 // Blocks of [full_begin, full_end) need no mask. Under a block mask begin and end are positions in
 // the list.
@@ -17,7 +20,12 @@ struct Share {
         const int row = tile.first + consumer * 64;
         const BlockRange range = key_blocks<kBlockN>(row, 64, sequence);
         if constexpr (kHasBlockMask) return {row, 0, range.full_begin, range.full_end, row < sequence.seqlen_q ? tile.blocks : 0};
-        return {row, range.begin, range.full_begin, range.full_end, row < sequence.seqlen_q ? range.end : 0};
+        const int end = row < sequence.seqlen_q ? range.end : 0;
+        if constexpr (kMaySplit) {
+            const int begin = max(range.begin, tile.begin);
+            return {row, begin, max(range.full_begin, begin), range.full_end, min(end, tile.begin + tile.blocks)};
+        }
+        return {row, range.begin, range.full_begin, range.full_end, end};
     }
     __device__ __forceinline__ bool needs_mask(int block) const { return block >= full_end || (kHasWindow && block < full_begin); }
 };

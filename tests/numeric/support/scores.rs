@@ -40,15 +40,20 @@ fn shapes(dtype: Dtype) -> Vec<Case> {
 
 /// Each profile in each shape, with the profile's name for messages.
 pub fn adversarial(dtype: Dtype) -> Vec<(&'static str, Case, Data)> {
-    let of = |(name, profile): &(&'static str, Profile), case: Case| {
-        let mut data = Data::random(&case);
+    shapes(dtype).iter().flat_map(profiled).collect()
+}
+
+/// A case with each profile.
+pub fn profiled(case: &Case) -> Vec<(&'static str, Case, Data)> {
+    let of = |(name, profile): &(&'static str, Profile)| {
+        let mut data = Data::random(case);
         let (dim, heads) = (case.head_dim as usize, case.num_heads_kv as usize);
         data.q.iter_mut().step_by(dim).for_each(|q| *q = 1.0);
         for (row, k) in data.k.iter_mut().step_by(dim).enumerate() {
             let score = profile((row / heads) as i64) * std::f32::consts::LN_2 / case.softmax_scale;
-            *k = round_to(dtype, score);
+            *k = round_to(case.dtype, score);
         }
-        (*name, case, data)
+        (*name, case.clone(), data)
     };
-    PROFILES.iter().flat_map(|profile| shapes(dtype).into_iter().map(move |case| of(profile, case))).collect()
+    PROFILES.iter().map(of).collect()
 }

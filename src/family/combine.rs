@@ -1,0 +1,38 @@
+//! The kernels that combine the partial states of splits, which two families share: one for few
+//! query rows and one for many.
+
+use super::spec::KernelSpec;
+use crate::problem::Problem;
+
+/// A row with each CTA, whose warps share the splits.
+pub const COMBINE: &str = "combine";
+/// Many rows with each CTA, each with as many threads as take four columns of it once.
+pub const COMBINE_ROWS: &str = "combine_rows";
+
+const THREADS: u32 = 128;
+
+/// For few query rows.
+pub fn few_rows(most_splits: u32) -> KernelSpec {
+    KernelSpec {
+        template: COMBINE,
+        entry: "flashtune_combine",
+        threads: THREADS,
+        is_main: false,
+        most_splits,
+        ..KernelSpec::MAIN
+    }
+}
+
+/// For many query rows.
+pub fn many_rows(problem: &Problem, most_splits: u32) -> KernelSpec {
+    let threads_of_row = (problem.partial_cols() as u32 / 4).next_power_of_two().min(32);
+    KernelSpec {
+        template: COMBINE_ROWS,
+        entry: "flashtune_combine_rows",
+        threads: THREADS,
+        rows: THREADS / threads_of_row,
+        is_main: false,
+        most_splits,
+        ..KernelSpec::MAIN
+    }
+}

@@ -1,0 +1,42 @@
+//! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
+
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS};
+use crate::family::knob::knobs;
+use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
+use crate::problem::Problem;
+
+pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
+
+knobs! {
+    pub struct ForwardKnobs of Sm90 {
+        block_m: "query rows of a tile, 64 for each consumer warpgroup" in [64, 128, 192, 256],
+        block_n: "keys of a K or V block" in [48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224],
+        k_stages: "K blocks in flight" in [1, 2, 3, 4, 5, 6],
+        v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
+        q_stages: "Q tiles in flight" in [1, 2],
+        tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
+        stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
+        group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
+        num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
+    }
+}
+
+impl ForwardKnobs {
+    pub fn consumers(&self) -> u32 {
+        self.block_m / WARPGROUP_ROWS
+    }
+
+    pub fn smem_bytes(&self, problem: &Problem) -> u32 {
+        let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
+        let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
+        let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
+        TMA_ALIGNMENT_BYTES + q + k + v + BARRIER_BYTES
+    }
+
+    /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
+    /// and 28 registers for addresses and row statistics.
+    pub fn registers(&self, problem: &Problem) -> u32 {
+        let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
+        dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
+    }
+}
