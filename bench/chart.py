@@ -28,13 +28,14 @@ LEFT, RIGHT, TOP, BOTTOM = 40, 14, 28, 24
 STYLE = ".title{font:11px sans-serif;fill:#333}.tick{font:9px sans-serif;fill:#777}.grid{stroke:#e5e5e5}.one{stroke:#999}"
 
 
-def panel(title, lines, lengths, size, ticks, low, high):
-    """The SVG of one panel. `lines` are (values in the order of `lengths`, None for a gap; SVG
-    attributes)."""
+def panel(title, lines, lengths, size, ticks, low, high, points=None):
+    """The SVG of one panel. `lines` are (values, None for a gap; SVG attributes). The values stand
+    in the order of `lengths`, which name the x axis, or are `points` without names."""
     width, height = size
+    last = (points or len(lengths)) - 1
 
     def x(index):
-        return LEFT + (width - LEFT - RIGHT) * index / max(1, len(lengths) - 1)
+        return LEFT + (width - LEFT - RIGHT) * index / max(1, last)
 
     def y(value):
         return TOP + (height - TOP - BOTTOM) * (high - value) / (high - low)
