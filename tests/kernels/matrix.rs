@@ -7,12 +7,14 @@
 //! ten minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
+mod few_tiles;
+
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
 use flashtune::family::spec::KernelSpec;
-use flashtune::family::{alternatives, check, heuristic, heuristics};
+use flashtune::family::{check, heuristic, heuristics};
 use flashtune::kernel::compile::{compile, target};
 use flashtune::kernel::{render_pass, sass, sources};
 use flashtune::plan::key::Class;
@@ -425,73 +427,6 @@ fn middle_backward_kernels_compile_with_any_number_of_boxes() {
         ((40, 136), false, 96, 2),
     ];
     all_compile(&tiles.into_iter().flat_map(of).collect(), nvrtc, arch);
-}
-
-/// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
-/// records.
-fn alternatives_of(problems: impl Iterator<Item = Problem>) -> BTreeMap<String, Kernel> {
-    let (arch, device) = (Arch::Sm(9, 0), typical(Arch::Sm(9, 0)));
-    let of = |problem: Problem| {
-        let may_spill = may_spill(CONSUMERS, arch, &problem);
-        let configs = alternatives(&problem, &device).into_iter();
-        configs.flat_map(|config| Kernel::of(&problem, &config, &device, may_spill)).collect::<Vec<_>>()
-    };
-    problems.flat_map(of).collect()
-}
-
-/// Passes, head dims and the switches of a template, in bf16.
-fn with_switches<'a>(dims: &'a [i64], switches: &'a [(Causal, bool)]) -> impl Iterator<Item = Problem> + 'a {
-    let of = |pass, dim| problem(pass, Dtype::Bf16, (dim, dim), Layout::Vec8);
-    let plain =
-        [Pass::Forward, Pass::Backward].into_iter().flat_map(move |pass| dims.iter().map(move |dim| of(pass, *dim)));
-    plain.flat_map(|plain| switches.iter().map(move |&(causal, dropout)| Problem { causal, dropout, ..plain }))
-}
-
-#[test]
-fn alternatives_compile_and_do_not_spill() {
-    let Some(nvrtc) = nvrtc() else { return };
-    let problems = with_switches(&[64, 128], &[(Causal::None, false), (Causal::BottomRight, false)]);
-    all_compile(&alternatives_of(problems), nvrtc, Arch::Sm(9, 0));
-}
-
-#[test]
-#[ignore = "compiles for a quarter of an hour on two cores"]
-fn alternatives_compile_for_all_head_dims_of_the_matrix() {
-    let Some(nvrtc) = nvrtc() else { return };
-    let switches = [Causal::None, Causal::BottomRight].map(|causal| [(causal, false), (causal, true)]).concat();
-    let dims = [40, 64, 72, 80, 96, 112, 128, 160, 192, 256];
-    all_compile(&alternatives_of(with_switches(&dims, &switches)), nvrtc, Arch::Sm(9, 0));
-}
-
-/// sm90's forward kernels with split keys, which only a tuning run chooses: at every head dim with
-/// half of the switches each, and with combined features.
-#[test]
-fn kernels_that_split_keys_compile() {
-    let Some(nvrtc) = nvrtc() else { return };
-    let arch = Arch::Sm(9, 0);
-    let device = typical(arch);
-    let of_one = |problem: Problem| Problem {
-        pass: Pass::Forward,
-        batch_size: 1,
-        num_heads_q: 2,
-        num_heads_kv: 2,
-        features: Features { dbias: false, dlse: false, ..problem.features },
-        ..problem
-    };
-    let switched =
-        combinations().filter(|(d, f, t)| (d + f) % 2 == 0 && (d + f / 2) % 2 == *t).filter_map(|(d, f, t)| {
-            let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
-            let problem = Problem { causal, dropout, ..problem(Pass::Forward, DTYPES[t], dims, layout) };
-            (layout == Layout::Vec8 && dims.0 <= 256 && !deterministic).then_some(problem)
-        });
-    let combined = combined_features().map(|(problem, _)| problem);
-    let combined = combined.into_iter().filter(|p| p.features.block_mask.is_none() && p.layout == Layout::Vec8);
-    let of = |problem: Problem| {
-        let config = heuristic(&problem, &device).with("num_splits", 3).with("tma_store", 0);
-        check(&problem, &config, &device).unwrap();
-        Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem))
-    };
-    all_compile(&switched.chain(combined).map(of_one).flat_map(of).collect(), nvrtc, arch);
 }
 
 #[test]
