@@ -1387,7 +1387,7 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * CUDA context it can be above 0 only in these cases:
  *
  * - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
- *   up to 19. And seqlen_k is at least 128, or batch_invariant is 1.
+ *   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
  * - Few query tiles: batch_size * num_heads_q * ceil(seqlen_q / 64) is at most 320, and seqlen_k
  *   is at least 512. The size is then at most 163840 * (head_dim_v + 5) bytes.
  *
@@ -1441,8 +1441,8 @@ int32_t flashtune_forward_prepare(struct flashtune_context *context,
  *   reads no file. The one exception: on a CPU context each thread allocates memory for one tile,
  *   whatever the lengths.
  * - Without a plan, the call prepares one first, as flashtune_forward_prepare does. On a capturing
- *   stream and in a sealed context it must not; the documentation of flashtune_forward_prepare
- *   says what the call does there.
+ *   stream and in a sealed context preparing is not allowed; the documentation of
+ *   flashtune_forward_prepare says what the call does there.
  * - Capture: with a prepared plan, the call may be captured into a graph. The captured launch must
  *   not run twice at a time: neither from two graph instances nor as two child nodes of one graph.
  * - Threads: any thread may call it, also several at once.

@@ -1,9 +1,9 @@
 //! Space and Room: what one pass of a kernel family tells about its configs.
 //!
-//! A family declares the typed knobs of a pass as a struct and implements `Space` for it. Callers
-//! outside of `family` have configs in text form (`Config`). A `Room` has the same functions for
-//! them: it converts a config from text to the struct, calls `Space`, and converts returned configs
-//! to text.
+//! A family declares the typed knobs of a pass as a struct and implements `Space` for the struct.
+//! Callers outside of `family` have configs in text form (`Config`) and call a `Room`. A function
+//! of a `Room` converts a config from text to the struct, calls `Space`, and converts returned
+//! configs to text.
 
 use super::knob::{Constraint, Knob, Knobs, check_knobs};
 use super::spec::KernelSpec;
@@ -26,20 +26,20 @@ pub trait Space: Knobs {
     /// The kernels of the pass in launch order.
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec>;
 
-    /// The tiles of a launch and what each takes, for predictions of time. None where the family
+    /// The tiles of a launch and the cycles of each, for predictions of time. None where the family
     /// does not know.
     fn work(&self, _problem: &Problem, _device: &Device) -> Option<Work> {
         None
     }
 
-    /// Configs beside the heuristic's that a lookup may choose where their predicted time is less:
-    /// only such as compile without spilled consumers, and each passes `fits`.
+    /// Configs that a lookup may choose instead of the heuristic's if their predicted time is less.
+    /// Each passes `fits`, and the consumer warpgroups of its kernel spill no registers.
     fn alternatives(_problem: &Problem, _device: &Device) -> Vec<Self> {
         Vec::new()
     }
 
-    /// The values of a knob that a problem can use at all, as far as that follows without the other
-    /// knobs. It only saves time: `CONSTRAINTS` decides.
+    /// The values of a knob that may be usable for the problem, judged without the other knobs.
+    /// This only shortens the search: `CONSTRAINTS` decides.
     fn usable(knob: &Knob, _problem: &Problem) -> &'static [u32] {
         knob.values
     }
@@ -123,7 +123,8 @@ fn passing<K: Space>(problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
     passing
 }
 
-/// Visits every combination of values, one of each list: up to tens of thousands.
+/// Visits every combination of one value from each list. There may be tens of thousands of
+/// combinations.
 fn for_each_combination(lists: &[&[u32]], mut visit: impl FnMut(&[u32])) {
     let mut values: Vec<u32> = lists.iter().map(|list| list[0]).collect();
     let mut index = vec![0; lists.len()];

@@ -1,9 +1,9 @@
 //! Engine: from a problem to a plan. A C context and the command line each hold one engine.
 //!
 //! A launch first calls `prepared`, which takes no lock, reads no file and compiles nothing. If
-//! there is no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream. In a sealed
-//! engine the launch fails instead. A launch that has a plan never waits for another thread's
-//! `prepare`.
+//! `prepared` returns no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream.
+//! In a sealed engine `prepared` itself falls back to any loaded config of the class, and the
+//! launch fails if none fits. A launch that has a plan never waits for another thread's `prepare`.
 //!
 //! `prepare` makes the canonical problem, whose sizes are rounded (`canonical`). It measures the
 //! given problem if the policy says so (`tuning`), looks up a config (`lookup`), builds the config

@@ -1,7 +1,7 @@
-// The stores of O in the sm90 forward kernel that are not of whole rows from registers. With
-// kTmaStore O goes from a consumer's registers to a Q slot (shared.cuh) and from there to device
-// memory by TMA. A split's O goes to the workspace as a partial state. The kernel has normalised
-// the rows before.
+// Two of the three stores of O in the sm90 forward kernel. With kTmaStore O goes from a consumer
+// warpgroup's registers to a Q slot (shared.cuh) and from there to device memory by TMA. The O of a
+// split goes to the workspace as a partial state. The third store is store_rows
+// (device/layout/store_rows.cuh). The kernel normalises the rows before it stores them.
 
 #include "device/attention/partials.cuh"
 #include "device/layout/write_boxes.cuh"
@@ -29,8 +29,9 @@ __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int 
     }
 }
 
-// A lane's two rows of a split's O and LSE. `row` is the first, absolute; the second is row + 8.
-// The O of a row that sees no key of the split is not written.
+// Writes a lane's elements of two rows of a split's O and LSE to the workspace. `row` is the index
+// of the first row in its sequence; the second is row + 8. The O of a row that sees no key of the
+// split is not written.
 __device__ __forceinline__ void store_partial(const Output& o, const float (&lse)[2], int row, const KernelParams& params,
                                               const Tile& tile, const Sequence& sequence, int lane) {
     #pragma unroll
