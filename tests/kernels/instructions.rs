@@ -19,7 +19,8 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const PLAIN: Problem = Problem { num_heads_kv: 2, ..Problem::dense(Pass::Forward, Dtype::Bf16, 2, 8, 1000, 64) };
+/// So many tiles that none share a walk through the queries.
+const PLAIN: Problem = Problem { num_heads_kv: 2, ..Problem::dense(Pass::Forward, Dtype::Bf16, 64, 8, 1000, 64) };
 
 /// The main kernel of a pass with a heuristic's config, disassembled.
 struct Kernel {

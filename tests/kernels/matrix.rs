@@ -410,7 +410,8 @@ fn middle_backward_kernels_compile_with_any_number_of_boxes() {
     let of = |(dims, deterministic, keys, stages)| {
         let plain = problem(Pass::Backward, Dtype::Bf16, dims, Layout::Vec8);
         let problem = Problem { causal: Causal::BottomRight, deterministic, ..plain };
-        let config = heuristic(&problem, &device).with("block_n", keys).with("num_stages", stages);
+        let tile = heuristic(&problem, &device).with("block_n", keys).with("num_stages", stages);
+        let config = tile.with("split_waves", 0);
         check(&problem, &config, &device).unwrap();
         Kernel::of(&problem, &config, &device, 0)
     };
