@@ -100,7 +100,7 @@ fn missing(config: &Config, knob: &Knob) -> String {
 }
 
 /// Declares the typed knobs of a pass: `name: "meaning" in [values]`. A knob that is added to a
-/// pass with records is `name or 1: …`, where 1 is the value that these records were measured with.
+/// pass with records is `name or VALUE: …`: the records were measured with this value.
 macro_rules! knobs {
     (
         $(#[$doc:meta])*

@@ -165,7 +165,7 @@ impl KernelSpec {
     }
 
     /// Tiles that run at a time under a persistent schedule.
-    pub fn places(&self, sm_count: u32) -> u32 {
+    fn places(&self, sm_count: u32) -> u32 {
         if self.schedule == Schedule::PersistentPairs { sm_count / 2 } else { sm_count }
     }
 

@@ -183,7 +183,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
-    values.insert("may_split".to_owned(), Value::Flag(spec.split_waves > 0 || spec.axis == Axis::QueriesAndKeys));
+    values.insert("may_split".to_owned(), Value::Flag(spec.axis == Axis::QueriesAndKeys));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));

@@ -23,7 +23,7 @@ use super::canonical::{Canonical, canonical};
 use super::key::{self, Class};
 use super::predicted::Model;
 use super::record::Record;
-use crate::config::{Config, Family};
+use crate::config::Config;
 use crate::device::Device;
 use crate::family;
 use std::sync::Arc;
@@ -101,14 +101,15 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
         return with_passed_over(vec![from_heuristic(preferred, &format!("{why}, whatever the records say"))]);
     }
     let has_tried = |record: &Record| record.has_tried(preferred.family);
-    let mut choices = from_records(known, problem, device, &|record| has_tried(record));
-    let untried = from_records(known, problem, device, &|record| !has_tried(record));
+    let tried = of_the_class(known, problem, device, &|record| has_tried(record));
+    let mut choices = from_records(tried.clone(), problem, device);
+    let untried = from_records(of_the_class(known, problem, device, &|record| !has_tried(record)), problem, device);
     let why = match choices.is_empty() && !untried.is_empty() {
         true => format!("the records of {} did not try {}", Class::of(problem), preferred.family.name()),
         false => format!("no record of {}", Class::of(problem)),
     };
     choices.push(from_heuristic(preferred, &why));
-    choices.splice(0..0, predicted(known, problem, device, &choices[0], preferred));
+    choices.splice(0..0, predicted(tried, problem, device, &choices[0], preferred));
     choices.extend(untried);
     choices.extend(others.iter().map(|config| from_heuristic(config, &why)));
     let mut seen = Vec::new();
@@ -120,9 +121,9 @@ pub fn choices(known: &Known, problem: &Canonical, device: &Device) -> Vec<Choic
     with_passed_over(choices)
 }
 
-/// The choices of the records that pass: the nearest shape of each source.
-fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> Vec<Choice> {
-    let mut nearest: Vec<(f64, Choice)> = of_the_class(known, problem, device, passes)
+/// The choices of these records: the nearest shape of each source.
+fn from_records(records: BySource, problem: &Canonical, device: &Device) -> Vec<Choice> {
+    let mut nearest: Vec<(f64, Choice)> = records
         .into_iter()
         .filter_map(|(source, records)| {
             let (distance, record) = nearest_shape(records, problem)?;
@@ -139,13 +140,10 @@ fn from_records(known: &Known, problem: &Canonical, device: &Device, passes: &dy
     nearest.into_iter().map(|(_, choice)| choice).collect()
 }
 
+type BySource = [(Source, Vec<Arc<Record>>); 4];
+
 /// The records of the problem's class whose configs fit it, by source.
-fn of_the_class(
-    known: &Known,
-    problem: &Canonical,
-    device: &Device,
-    passes: &dyn Fn(&Record) -> bool,
-) -> [(Source, Vec<Arc<Record>>); 4] {
+fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> BySource {
     let (class, device_key) = (Class::of(problem), key::device_key(device));
     let fits = |record: &&Arc<Record>| {
         Class::of(&record.problem) == class
@@ -170,10 +168,10 @@ fn of_the_class(
     ]
 }
 
-/// The records that correct predictions: those of this device, or else of the nearest GPU.
-fn calibrating(known: &Known, problem: &Canonical, device: &Device, preferred: Family) -> Vec<Arc<Record>> {
-    let [process, machine, shipped, nearest_gpu] =
-        of_the_class(known, problem, device, &|record| record.has_tried(preferred)).map(|(_, records)| records);
+/// Those of the records of a class that correct predictions: of this device, or else of the nearest
+/// GPU.
+fn calibrating(records: BySource) -> Vec<Arc<Record>> {
+    let [process, machine, shipped, nearest_gpu] = records.map(|(_, records)| records);
     let mut here: Vec<Arc<Record>> = Vec::new();
     for record in process.into_iter().chain(machine).chain(shipped) {
         // The earlier source knows better.
@@ -187,7 +185,7 @@ fn calibrating(known: &Known, problem: &Canonical, device: &Device, preferred: F
 /// The config with the least predicted time, if that is well below the time of the first choice.
 /// None where the first choice was measured on this very shape, and where no family has a model.
 fn predicted(
-    known: &Known,
+    tried: BySource,
     problem: &Canonical,
     device: &Device,
     first: &Choice,
@@ -198,7 +196,7 @@ fn predicted(
         return None;
     }
     family::work(problem, &first.config, device)?;
-    let records = calibrating(known, problem, device, heuristic.family);
+    let records = calibrating(tried);
     let model = Model::of(&records, problem, device);
     let first_us = model.us(&first.config)?;
     let mut candidates: Vec<Config> = Vec::new();
@@ -226,7 +224,8 @@ fn predicted(
 /// of it. Without records of the class it is no measured time.
 pub fn predicted_us(known: &Known, problem: &Canonical, config: &Config, device: &Device) -> Option<f64> {
     let preferred = family::heuristic(problem, device).family;
-    Model::of(&calibrating(known, problem, device, preferred), problem, device).us(config)
+    let tried = of_the_class(known, problem, device, &|record| record.has_tried(preferred));
+    Model::of(&calibrating(tried), problem, device).us(config)
 }
 
 fn from_heuristic(config: &Config, why: &str) -> Choice {

@@ -73,11 +73,11 @@ impl Problem {
         }
     }
 
-    /// The most splits: forward of the keys, backward of a walk through the queries
-    /// (`max_query_splits`). Each is for its own CTA; 1 means no split. The number is limited
-    /// by what a GPU's SMs need to be busy and by the least number of keys worth a split. A
-    /// batch-invariant problem gets the splits of its longest sequence and at least 2, so that
-    /// short sequences are merged too; with more than few queries it is not split.
+    /// The most splits, each for its own CTA; 1 means no split. Backward a walk through the
+    /// queries is split (`max_query_splits`), forward the keys. The number of CTAs that keep a
+    /// GPU's SMs busy limits it, and so does the least number of keys worth a split. A
+    /// batch-invariant problem with few queries gets the splits of its longest sequence and at
+    /// least 2, so that short sequences are merged too. With more queries it is not split.
     pub fn max_splits(&self) -> i64 {
         if self.pass == Pass::Backward {
             return self.max_query_splits();
@@ -127,7 +127,7 @@ impl Problem {
     }
 
     /// Whether the decode family is preferred, or the problem shares a record (`plan::key`) with
-    /// one that prefers it. Only then may the keys be split.
+    /// one that prefers it. Decode splits the keys of such problems.
     fn has_rows_near_few(&self) -> bool {
         2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }

@@ -4,12 +4,12 @@
 //! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, dq_transposed, half_cols};
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, SPLIT_WAVES, dq_transposed, half_cols};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::backward;
-use crate::family::knob::{Constraint, Knobs};
+use crate::family::knob::Constraint;
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
@@ -172,21 +172,21 @@ impl BackwardKnobs {
     /// Splits where they are expected to pay. Those of a deterministic pass are the same on all
     /// GPUs of an architecture, as its bits are.
     fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
-        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
-        let device = typical.as_ref().unwrap_or(device);
-        let with = |split_waves: u32| BackwardKnobs { split_waves, ..self };
-        let us = |knobs: &BackwardKnobs| knobs.us(problem, device);
-        let waves = Self::LIST.iter().find(|knob| knob.name == "split_waves").map_or(&[][..], |knob| knob.values);
-        let split = waves.iter().map(|waves| with(*waves)).filter(|knobs| knobs.fits(problem, device));
-        let best = split.filter(|knobs| knobs.split_waves > 0).min_by(|a, b| us(a).total_cmp(&us(b)));
+        let unsplit = BackwardKnobs { split_waves: 0, ..self };
         // Lengths and modified scores leave no registers for the bounds of a part of the walk: its
         // loop would spill.
         if problem.features.varlen.is_some() && problem.features.modifies_scores() {
-            return with(0);
+            return unsplit;
         }
-        let is_idle = with(0).largest_work(problem, device).is_some_and(|work| work.idle() > 0.5);
-        let worth = if is_idle { WORTH_SPLITTING_IF_IDLE } else { WORTH_SPLITTING };
-        best.filter(|split| us(split) < worth * us(&with(0))).unwrap_or(with(0))
+        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
+        let device = typical.as_ref().unwrap_or(device);
+        let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
+        let share = if work.idle() > 0.5 { WORTH_SPLITTING_IF_IDLE } else { WORTH_SPLITTING };
+        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, ..self });
+        let split = split.filter(|knobs| knobs.num_splits(problem, device) > 1);
+        let timed = split.map(|knobs| (knobs.us(problem, device), knobs));
+        let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        best.filter(|(us, _)| *us < share * work.us(device)).map_or(unsplit, |(_, knobs)| knobs)
     }
 
     /// Registers that a consumer thread needs at least: those of `gradients` and `scores`, and 12

@@ -6,6 +6,9 @@ use crate::family::knob::knobs;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
 use crate::problem::Problem;
 
+/// The values of `split_waves`.
+pub const SPLIT_WAVES: [u32; 7] = [0, 1, 2, 3, 4, 6, 8];
+
 knobs! {
     pub struct BackwardKnobs of Sm90 {
         block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
@@ -15,7 +18,7 @@ knobs! {
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         sink_softmax: "1: the compiler may sink the exponentials below the wait for dP" in [0, 1],
         v_regs: "dP's k16 steps that take V from registers" in [0, 2, 4],
-        split_waves or 0: "waves of tiles up to which tiles share a walk through the queries, 0: none do" in [0, 1, 2, 3, 4, 6, 8],
+        split_waves or 0: "waves of tiles up to which tiles share a walk through the queries, 0: none do" in SPLIT_WAVES,
     }
 }
 

@@ -19,7 +19,6 @@ const EXPONENTIALS: f64 = 4.0;
 const FORWARD_TILE: f64 = 900.0;
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
-
 /// Microseconds of the kernel that combines the partial states of splits. It is assumed, not
 /// fitted, since no split forward pass has been measured.
 const COMBINE_LAUNCH_US: f64 = 3.0;

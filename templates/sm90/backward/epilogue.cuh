@@ -13,8 +13,8 @@ __device__ __forceinline__ void scale_gradient(float (&acc)[kTiles][4], float fa
     }
 }
 
-// store_rows without exchanges, 4 bytes a store: it is slower and takes fewer registers, where a
-// kernel that may split launches unsplit tiles.
+// As store_rows, but 4 bytes a store and without exchanges. It is slower and takes fewer registers.
+// A kernel that may split uses it if the launch makes one split.
 template <int kTiles>
 __device__ __forceinline__ void store_pairs(uint16* out, int64 stride, const float (&acc)[kTiles][4], int rows_left, int lane, int cols_left) {
     #pragma unroll
@@ -29,8 +29,7 @@ __device__ __forceinline__ void store_pairs(uint16* out, int64 stride, const flo
 
 // The factors that weights and dS leave out come in here: dropout_keep_scale, and dK's scale of the
 // scores. A split's partial gradients get them in backward_convert. `key` is the lane's first,
-// counted in the sequence. `col_k` and `col_v` are the
-// accumulators' first columns.
+// counted in the sequence. `col_k` and `col_v` are the accumulators' first columns.
 template <int kTilesK, int kTilesV>
 __device__ __forceinline__ void store_gradients(const KernelParams& params, float (&acc_dk)[kTilesK][4], float (&acc_dv)[kTilesV][4],
                                                 const Sequence& sequence, const Tile& tile, int key, int col_k, int col_v, int lane) {
