@@ -2,16 +2,26 @@
 CC ?= cc
 CFLAGS ?= -std=c99 -D_POSIX_C_SOURCE=200809L -O2 -Wall -Wextra
 PYTHON ?= python3
+PREFIX ?= /usr/local
+LIBDIR ?= lib
+, := ,
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
+# Before 1.0 each minor version may change the ABI.
+ABI := $(if $(filter 0,$(firstword $(subst ., ,$(VERSION)))),$(basename $(VERSION)),$(firstword $(subst ., ,$(VERSION))))
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
-.PHONY: all lib cli examples demo test bench header table prose clean
+.PHONY: all lib cli examples install uninstall wheel sbom demo test bench header table prose clean
 .NOTPARALLEL:
 
 all: lib cli
 
-# The C library, built alone: cargo silently drops fat LTO where an rlib is built along with it.
+# The C library, shared and static, built without an rlib: cargo silently drops fat LTO where one is built along. The
+# SONAME sends programs to the versioned name, which a link gives to the file in the build folder too.
 lib:
-	cargo rustc --locked --release --lib --no-default-features --crate-type cdylib -- -C strip=symbols
+	cargo rustc --locked --release --lib --no-default-features --crate-type cdylib,staticlib -- -C strip=symbols $(SONAME)
+	$(if $(SONAME),ln -sf libflashtune.so target/release/libflashtune.so.$(ABI))
+
+SONAME := $(if $(filter Linux,$(shell uname -s)),-C link-arg=-Wl$(,)-soname$(,)libflashtune.so.$(ABI))
 
 # In a folder of its own, since building the command line builds the library too, without LTO, under the same name. LTO
 # would double the wait for a program that only waits for kernels.
@@ -25,6 +35,22 @@ examples: $(EXAMPLES)
 build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release:$$ORIGIN/../lib'
+
+# PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be moved.
+install: lib cli
+	sh scripts/install.sh $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
+
+uninstall:
+	sh scripts/install.sh --uninstall $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
+
+# What the library is made of, as CycloneDX.
+sbom:
+	@mkdir -p build
+	$(PYTHON) scripts/sbom.py > build/flashtune.cdx.json
+
+# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI.
+wheel:
+	sh scripts/build_wheel.sh $(SONAME)
 
 # Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from the first one's record.
 demo: lib examples

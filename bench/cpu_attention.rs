@@ -124,6 +124,7 @@ fn measure(backend: &Backend, problem: &Problem, config: &Config) -> Result<(Dur
         dk,
         dv,
         features: FeatureArgs::NONE,
+        most_splits: 0,
         workspace: workspace.address(),
     };
     // The backward pass reads the forward pass's outputs.

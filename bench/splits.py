@@ -11,6 +11,7 @@ Compiled kernels and the records go to a folder of their own (--cache), never to
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -103,7 +104,10 @@ def main():
     # The library reads both when it makes its context. Shipped records would hide the heuristic.
     os.makedirs(arguments.cache, mode=0o700, exist_ok=True)
     os.makedirs(arguments.cache + "/no-records", exist_ok=True)
-    shutil.rmtree(arguments.cache + "/records.sled", ignore_errors=True)
+    for name in ("records.index", "records.sled"):
+        shutil.rmtree(f"{arguments.cache}/{name}", ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(arguments.cache + "/records.journal")
     os.environ["FLASHTUNE_CACHE_DIR"] = arguments.cache
     os.environ["FLASHTUNE_TUNING_DB"] = arguments.cache + "/no-records"
 

@@ -21,6 +21,7 @@
  *   6. flashtune_context_destroy frees the context after all enqueued work is done.
  *   Steps 2 and 4 are optional: a launch whose problem has no plan makes the plan first. The
  *   backward pass has the same calls. Merging and appending have prepare and launch only.
+ *   flashtune_prepare_range does step 4 for all problems that a server may meet.
  *
  * Conventions
  * - Statuses: most functions return a FLASHTUNE_STATUS_*, 0 for success. After any other status,
@@ -43,8 +44,11 @@
  * - Capture: a launch whose plan is prepared may be captured into a graph. Without a plan it
  *   may return NOT_PREPARED on a capturing stream; see flashtune_forward_prepare. Other functions
  *   say whether they allow capture.
- * - Side effects: the library prints nothing. It raises no signal or exception and never
- *   ends the process.
+ * - Side effects: the library prints nothing and raises no signal or exception. It does not end
+ *   the process, with one exception: the system refuses a small allocation of its own. Memory whose
+ *   size follows from the caller's numbers is asked for beforehand, and OUT_OF_MEMORY returned.
+ * - Fork: a context serves the process that made it; see flashtune_context.
+ * - Unloading: the library stays in the process. dlclose succeeds and unmaps nothing.
  * - Varlen: cu_seqlens_* or seqused_* give each sequence its own length. Packed sequences lie end
  *   to end in one tensor, without a batch dimension.
  *
@@ -58,6 +62,7 @@
  *   Contexts
  *     flashtune_context_create           opens a device
  *     flashtune_context_device           describes the device
+ *     flashtune_context_pack             describes the pack of compiled kernels
  *     flashtune_context_seal             forbids further preparation
  *     flashtune_context_destroy          frees a context
  *   Forward pass
@@ -67,6 +72,7 @@
  *     flashtune_forward_plan_info        describes the plan
  *     flashtune_forward                  launches the pass
  *   Backward pass
+ *     flashtune_backward_params_from_forward  fills the parameters from those of the forward pass
  *     flashtune_backward_supported       says whether the context can run the pass
  *     flashtune_backward_workspace_size  gives the bytes of workspace
  *     flashtune_backward_prepare         prepares the plan
@@ -77,6 +83,8 @@
  *     flashtune_merge                    merges partial results over parts of the keys
  *     flashtune_kv_append_prepare        prepares the kernel that writes a K/V cache
  *     flashtune_kv_append                writes new keys and values into a K/V cache
+ *   Ranges
+ *     flashtune_prepare_range            prepares every problem of a range
  *   Tuning
  *     flashtune_autotune                 measures the candidates for one problem
  *     flashtune_records_export           writes this machine's records to a file
@@ -139,7 +147,7 @@
 #define FLASHTUNE_STATUS_CUDA 7
 
 /**
- * Host or device memory ran out.
+ * Host or device memory ran out, or the system refused a thread.
  */
 #define FLASHTUNE_STATUS_OUT_OF_MEMORY 8
 
@@ -184,8 +192,9 @@
 #define FLASHTUNE_LOG_DEBUG 4
 
 /**
- * The GPU device_ordinal if it and its compiler can be used, else the CPU. A log line gives the
- * reason.
+ * The GPU device_ordinal if it and its compiler or a pack can be used, else the CPU. A log line
+ * gives the reason, and flashtune_context_device the backend. On the CPU a launch then checks its
+ * tensors: a device pointer returns INVALID_ARGUMENT.
  */
 #define FLASHTUNE_BACKEND_AUTO 0
 
@@ -211,6 +220,22 @@
 #define FLASHTUNE_TUNING_TUNE 1
 
 /**
+ * The context has no pack: none was named, and none lies beside the library. A CPU context never
+ * has one.
+ */
+#define FLASHTUNE_PACK_NONE 0
+
+/**
+ * The context uses a pack.
+ */
+#define FLASHTUNE_PACK_LOADED 1
+
+/**
+ * The context refused the pack and goes on without it.
+ */
+#define FLASHTUNE_PACK_REFUSED 2
+
+/**
  * IEEE half precision (CUDA and CPU backends).
  */
 #define FLASHTUNE_DTYPE_FP16 1
@@ -221,7 +246,7 @@
 #define FLASHTUNE_DTYPE_BF16 2
 
 /**
- * IEEE single precision (CPU backend; CUDA backend except with pages).
+ * IEEE single precision (CUDA and CPU backends).
  *
  * The error against exact attention is bounded by that of plain fp32 attention, which rounds each
  * product and sum to fp32. Let E be the largest error of any element of plain fp32 attention:
@@ -334,6 +359,22 @@
 #define FLASHTUNE_FEATURE_BLOCK_MASK 4096
 
 /**
+ * Forward pass: cache_batch_idx and batch_size_cache are used.
+ */
+#define FLASHTUNE_FEATURE_CACHE_BATCH_IDX 8192
+
+/**
+ * Forward pass: leftpad_k is used.
+ */
+#define FLASHTUNE_FEATURE_LEFTPAD_K 16384
+
+/**
+ * Sequences are slots of a server: seqused_new and cache_batch_idx are used, and seqused may be
+ * the array seqlens itself. The lengths then advance in place, so a captured graph needs no copy.
+ */
+#define FLASHTUNE_APPEND_SLOTS 1
+
+/**
  * The program pinned the config to this problem. Only Rust programs can do that.
  */
 #define FLASHTUNE_SOURCE_PINNED 1
@@ -368,9 +409,39 @@
 #define FLASHTUNE_SOURCE_HEURISTIC 6
 
 /**
+ * The config comes from a record of the context's pack. If no NVRTC was found, it may also be the
+ * best of the pack's configs for the problem.
+ */
+#define FLASHTUNE_SOURCE_PACK 7
+
+/**
+ * Some problems of the range have no causal mask.
+ */
+#define FLASHTUNE_OPTIONAL_CAUSAL 1
+
+/**
+ * Some problems of the range have no window.
+ */
+#define FLASHTUNE_OPTIONAL_WINDOW 2
+
+/**
+ * Some problems of the range have no softcap.
+ */
+#define FLASHTUNE_OPTIONAL_SOFTCAP 4
+
+/**
+ * Some problems of the range have no dropout.
+ */
+#define FLASHTUNE_OPTIONAL_DROPOUT 8
+
+/**
  * A device, its plans and its records. flashtune_context_create makes it, and
  * flashtune_context_destroy frees it. Any number of threads may use one at once. A function whose
  * context is NULL returns INVALID_ARGUMENT, except flashtune_context_destroy.
+ *
+ * A context serves the process that made it. In a child process made by fork, a function returns
+ * INVALID_ARGUMENT for it, except flashtune_context_destroy. A child may make CPU contexts of its
+ * own; CUDA works in a child only if the parent had not used it before the fork.
  */
 typedef struct flashtune_context flashtune_context;
 
@@ -428,6 +499,18 @@ typedef struct flashtune_context_options {
    * Limit in seconds for tuning one problem, up to 366 days. 0 means 20 seconds.
    */
   double tuning_time_limit_seconds;
+  /**
+   * A pack: a file of kernels that were compiled ahead of time (docs/packs.md). A pack that
+   * cannot be used causes a log line, not a failure; flashtune_context_pack has the reason.
+   * Ignored by the CPU backend. The string is copied.
+   *
+   * - NULL selects libflashtune.pack beside the library, if it exists. That file must belong to
+   *   root, to this user or to the owner of the library, and nobody else may write to it.
+   * - "" selects no pack.
+   * - The environment variable FLASHTUNE_PACK takes precedence over NULL and over a path, but
+   *   not over "".
+   */
+  const char *pack;
 } flashtune_context_options;
 
 /**
@@ -467,6 +550,41 @@ typedef struct flashtune_device_info {
    */
   uint32_t nvrtc_version;
 } flashtune_device_info;
+
+/**
+ * The pack of a context. Text is UTF-8, ends in NUL, and is cut if it is too long.
+ */
+typedef struct flashtune_pack_info {
+  /**
+   * sizeof(flashtune_pack_info), set by the caller.
+   */
+  uint64_t struct_size;
+  /**
+   * A FLASHTUNE_PACK_*.
+   */
+  int32_t state;
+  /**
+   * Kernels for the device's architecture. 0 unless the state is FLASHTUNE_PACK_LOADED, as are
+   * the two numbers that follow.
+   */
+  uint32_t num_kernels;
+  /**
+   * Problems whose plans were made for the device's architecture.
+   */
+  uint32_t num_plans;
+  /**
+   * Tuning records, of all architectures.
+   */
+  uint32_t num_records;
+  /**
+   * The pack's file. Empty if the state is FLASHTUNE_PACK_NONE.
+   */
+  char path[256];
+  /**
+   * Why the pack was refused, as one clause. Empty in other states.
+   */
+  char reason[256];
+} flashtune_pack_info;
 
 /**
  * A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. The data is
@@ -706,7 +824,7 @@ typedef struct flashtune_forward_params {
    *
    * A used pointer must not be NULL at a launch; it may be NULL in the calls that do not touch
    * data. An unused pointer must be NULL. Unused sizes must be 0: total_q, total_k, page_size,
-   * num_pages and block_mask's block_q, block_k and max_blocks.
+   * num_pages, batch_size_cache and block_mask's block_q, block_k and max_blocks.
    */
   uint64_t features;
   /**
@@ -859,6 +977,36 @@ typedef struct flashtune_forward_params {
    * For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
    */
   struct flashtune_block_mask block_mask;
+  /**
+   * int32 (batch_size), read: the batch entry of k and v that holds each sequence's keys. k and
+   * v are then (batch_size_cache, seqlen_k, num_heads_kv, dim). Several sequences may share an
+   * entry. Excludes cu_seqlens_k and block_table.
+   *
+   * On a CUDA context it is device memory, and a number that names no entry stands for the last
+   * entry. On a CPU context it is host memory, and a launch refuses such a number.
+   */
+  const int32_t *cache_batch_idx;
+  /**
+   * int32 (batch_size), read: the rows before each sequence's first key in its entry of k and v.
+   * seqused_k counts from the entry's first row, so sequence b has seqused_k[b] - leftpad_k[b]
+   * keys, or seqlen_k - leftpad_k[b]. Key 0 is row leftpad_k[b]: causal, the window, alibi, bias
+   * and mask count from there. Excludes cu_seqlens_k and block_table.
+   *
+   * On a CUDA context it is device memory, and a number below 0 counts as 0, one above the
+   * entry's used rows as their number. On a CPU context it is host memory, and a launch refuses
+   * both.
+   */
+  const int32_t *leftpad_k;
+  /**
+   * With cache_batch_idx: batch entries of k and v, 1 to 2^31 - 1.
+   */
+  int64_t batch_size_cache;
+  /**
+   * 0: the config decides into how many parts the keys are split over CTAs. Otherwise the most
+   * parts, at least 1. It changes neither the plan nor the workspace's size. With
+   * batch_invariant it must be 0, since each sequence's own length decides.
+   */
+  int64_t num_splits;
 } flashtune_forward_params;
 
 /**
@@ -1109,7 +1257,7 @@ typedef struct flashtune_kv_append_params {
   uint64_t struct_size;
   /**
    * A FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit
-   * by bit.
+   * by bit, except those that are rotated.
    */
   int32_t dtype;
   /**
@@ -1127,7 +1275,7 @@ typedef struct flashtune_kv_append_params {
    */
   int64_t num_heads_kv;
   /**
-   * New keys of each sequence, 0 to 2^31 - 4096. With 0 only seqused is written.
+   * New keys of each sequence, 0 to 2^31 - 4096. With 0 only seqused and q_rotated are written.
    */
   int64_t seqlen_new;
   /**
@@ -1168,8 +1316,9 @@ typedef struct flashtune_kv_append_params {
   const int32_t *seqlens;
   /**
    * int32 (batch_size), written: how many keys each sequence has after the call. That is
-   * seqlens[b] + seqlen_new. A sequence that got no keys keeps its length, clamped to the range
-   * from 0 to seqlen_cache. NULL if not wanted.
+   * seqlens[b] plus the number of new keys. A sequence that got no keys keeps its length,
+   * clamped to the range from 0 to seqlen_cache. NULL if not wanted. With FLASHTUNE_APPEND_SLOTS
+   * it may be seqlens itself.
    */
   int32_t *seqused;
   /**
@@ -1194,7 +1343,195 @@ typedef struct flashtune_kv_append_params {
    * With block_table: pages that k_cache and v_cache hold, 1 to 2^31 - 1. Otherwise 0.
    */
   int64_t num_pages;
+  /**
+   * 0 or FLASHTUNE_APPEND_SLOTS.
+   */
+  uint64_t features;
+  /**
+   * With FLASHTUNE_APPEND_SLOTS: int32 (batch_size), read: how many of its seqlen_new new keys
+   * each sequence has, from its first. The others are not written. NULL: all have seqlen_new.
+   *
+   * With 0 the sequence is idle: its cache and its length stay as they are. A captured graph may
+   * therefore replay while some of its slots serve no request. A number below 0 counts as 0, and
+   * one above seqlen_new as seqlen_new.
+   */
+  const int32_t *seqused_new;
+  /**
+   * With FLASHTUNE_APPEND_SLOTS and batch_size_cache: int32 (batch_size), read: the entry of
+   * k_cache and v_cache that belongs to each sequence. A sequence whose entry does not exist
+   * gets no keys. If two sequences name one entry, a row that both write may hold parts of both.
+   * Excludes block_table.
+   */
+  const int32_t *cache_batch_idx;
+  /**
+   * With cache_batch_idx: entries of k_cache and v_cache, 1 to 2^31 - 1. Otherwise 0: there are
+   * batch_size entries.
+   */
+  int64_t batch_size_cache;
+  /**
+   * Columns of the new keys and of q that are rotated by their position, from the first: even, 2
+   * to head_dim. Half of a multiple of 16 keeps accesses wide. 0: nothing is rotated, and the
+   * fields below must be 0.
+   *
+   * The new key at row r of its sequence in the cache has position r. With the cosine c and the
+   * sine s of its position, a pair of columns (x, y) becomes (x c - y s, x s + y c), computed in
+   * fp32 and rounded to dtype. Values are never rotated.
+   */
+  int64_t rotary_dim;
+  /**
+   * A FLASHTUNE_DTYPE_*: the type of rotary_cos and rotary_sin. It is dtype or fp32.
+   */
+  int32_t rotary_dtype;
+  /**
+   * 1: pair i is columns 2i and 2i + 1. 0: it is columns i and i + rotary_dim / 2.
+   */
+  int32_t rotary_interleaved;
+  /**
+   * 0: query i of sequence b has position seqlens[b] + i, as causal and windowed passes need. 1:
+   * all of its queries have position seqlens[b].
+   */
+  int32_t rotary_q_at_one_position;
+  /**
+   * Must be 0.
+   */
+  int32_t rotary_reserved;
+  /**
+   * (seqlen_rotary, rotary_dim / 2), read: the cosines of pair i at each position. The last
+   * dimension is contiguous.
+   */
+  const void *rotary_cos;
+  /**
+   * The same with the sines. Both may be halves of one table with rows of rotary_dim elements.
+   */
+  const void *rotary_sin;
+  /**
+   * Elements from one row of rotary_cos to the next, and of rotary_sin: at least rotary_dim / 2.
+   */
+  int64_t rotary_stride;
+  /**
+   * Rows of rotary_cos and of rotary_sin: at least 1 and seqlen_cache, at most 2^31 - 4096. A
+   * position outside takes the nearest row.
+   */
+  int64_t seqlen_rotary;
+  /**
+   * Queries of each sequence, 0 to 2^31 - 4096. With 0 no query is rotated. batch_size *
+   * seqlen_q * num_heads_q is at most 2^50.
+   */
+  int64_t seqlen_q;
+  /**
+   * Heads of q, at least 1; 0 if seqlen_q is 0.
+   */
+  int64_t num_heads_q;
+  /**
+   * (batch_size, seqlen_q, num_heads_q, head_dim) of dtype, read. All queries are rotated, also
+   * those of sequences that get no keys.
+   */
+  struct flashtune_tensor q;
+  /**
+   * The same sizes, written: the rotated queries. It may be q itself, with the same strides.
+   */
+  struct flashtune_tensor q_rotated;
 } flashtune_kv_append_params;
+
+/**
+ * A range of problems for flashtune_prepare_range: all problems between a largest one and the
+ * least sizes, of one pass or of both.
+ *
+ * Each field of a problem belongs to the class, is rounded, or is free. A class has kernels of its
+ * own. Rounded sizes decide which of them a launch takes. Free fields decide nothing.
+ *
+ * - Class: pass, dtype, head_dim, head_dim_v, causal or not, deterministic, batch_invariant,
+ *   dropout or not, softcap or not, and the features, of which cache_batch_idx and leftpad_k count
+ *   as one. Also: a window on the left or not, on the right or not; page_size; block_q and block_k
+ *   of a block mask; and the widest access of 16, 8, 4 or 2 bytes that all addresses, strides and
+ *   head dims allow.
+ * - One query without a window, causal to the bottom right and without cu_seqlens_q and seqused_q,
+ *   is of the class without causal, unless it is batch_invariant.
+ * - Rounded: batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, window_left, window_right.
+ * - Free: total_q, total_k, num_pages, the alignment of causal and the window, softmax_scale, the
+ *   values of dropout_p and softcap, seeds, all other strides, and all data.
+ *
+ * docs/serving.md says how sizes are rounded. A problem is inside if it is of a class of the
+ * range, has the range's heads and the alignment of its causal mask and window, and has sizes
+ * between the least and the largest. With cu_seqlens_q or cu_seqlens_k the sizes are the bounds
+ * that the call states, not the lengths on the device.
+ */
+typedef struct flashtune_range {
+  /**
+   * sizeof(flashtune_range).
+   */
+  uint64_t struct_size;
+  /**
+   * The largest forward pass, or NULL. It has the largest batch_size, seqlen_q and seqlen_k, and
+   * every feature that some problem of the range has. Data pointers may be NULL. It is borrowed
+   * for the call, as is backward.
+   */
+  const struct flashtune_forward_params *forward;
+  /**
+   * The same for the backward pass, or NULL. One of the two must be set.
+   */
+  const struct flashtune_backward_params *backward;
+  /**
+   * The smallest batch_size of the range. 0 means 1.
+   */
+  int64_t least_batch_size;
+  /**
+   * The smallest seqlen_q of the range. 0 means 1.
+   */
+  int64_t least_seqlen_q;
+  /**
+   * The smallest seqlen_k of the range. 0 means 1.
+   */
+  int64_t least_seqlen_k;
+  /**
+   * FLASHTUNE_FEATURE_* combined with |: features that some problems have and others do not.
+   * Each of them must be among the features of forward or backward.
+   */
+  uint64_t optional_features;
+  /**
+   * FLASHTUNE_OPTIONAL_* combined with |. With optional_features, a range has all combinations,
+   * at most 64. Combinations that no call can have are left out.
+   */
+  uint64_t optional;
+} flashtune_range;
+
+/**
+ * What flashtune_prepare_range prepared.
+ */
+typedef struct flashtune_range_info {
+  /**
+   * sizeof(flashtune_range_info), set by the caller.
+   */
+  uint64_t struct_size;
+  /**
+   * Classes of the range.
+   */
+  uint64_t num_classes;
+  /**
+   * Configs over all classes. Configs that differ in the number of splits share kernels.
+   */
+  uint64_t num_configs;
+  /**
+   * Kernels of these configs. 0 on a CPU context, which has none.
+   */
+  uint64_t num_kernels;
+  /**
+   * Kernels that this call compiled.
+   */
+  uint64_t num_compiled;
+  /**
+   * Kernels that this call read from the cache folder or a pack. The rest were loaded before.
+   */
+  uint64_t num_cached;
+  /**
+   * The largest workspace that a problem inside can need, in bytes.
+   */
+  uint64_t workspace_bytes;
+  /**
+   * The time of the call in milliseconds.
+   */
+  double milliseconds;
+} flashtune_range_info;
 
 /**
  * The progress of a tuning run. It belongs to the library and is valid during the callback.
@@ -1329,10 +1666,14 @@ int32_t flashtune_set_log_callback(flashtune_log_callback callback, void *user);
  * Makes a context and writes it to context. The caller frees it with flashtune_context_destroy.
  * options may be NULL for all defaults.
  *
+ * The default backend is FLASHTUNE_BACKEND_AUTO, which opens the CPU where no GPU can be used. A
+ * program whose tensors are in device memory asks for FLASHTUNE_BACKEND_CUDA, and then learns the
+ * reason here.
+ *
  * The caller's current CUDA context is the same after this call, as after every other. A cache
- * folder that cannot be used causes a log line, not a failure. A missing libnvrtc fails the first
- * call that compiles a kernel, with NO_COMPILER. May be called from any thread, but not during
- * stream capture.
+ * folder or a pack that cannot be used causes a log line, not a failure. A missing libnvrtc fails
+ * the first call that compiles a kernel, with NO_COMPILER. May be called from any thread, but not
+ * during stream capture.
  *
  * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists
  * the places tried), CUDA, OUT_OF_MEMORY.
@@ -1341,9 +1682,10 @@ int32_t flashtune_context_create(const struct flashtune_context_options *options
                                  struct flashtune_context **context);
 
 /**
- * Frees a context and all it holds. NULL does nothing. No other call may be using the context. On
- * a GPU, all work that it enqueued must be done. May be called from any thread, but not during
- * stream capture.
+ * Frees a context and all it holds, and ends its threads before it returns. NULL does nothing. No
+ * other call may be using the context. On a GPU, all work that it enqueued must be done. May be
+ * called from any thread, but not during stream capture. In a child process made by fork, the call
+ * frees nothing and returns OK.
  *
  * Statuses: OK.
  */
@@ -1367,6 +1709,15 @@ int32_t flashtune_context_seal(struct flashtune_context *context);
  */
 int32_t flashtune_context_device(struct flashtune_context *context,
                                  struct flashtune_device_info *info);
+
+/**
+ * Describes the pack of a context: a file of kernels that were compiled ahead of time, and of
+ * tuning records. docs/packs.md says how to make one. The caller sets info->struct_size to
+ * sizeof(flashtune_pack_info). May be called from any thread, also during stream capture.
+ *
+ * Statuses: OK, INVALID_ARGUMENT.
+ */
+int32_t flashtune_context_pack(struct flashtune_context *context, struct flashtune_pack_info *info);
 
 /**
  * Returns OK if this context can run this forward pass. Otherwise it returns a status, and
@@ -1393,7 +1744,7 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  *
  * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *
- * Statuses: OK, INVALID_ARGUMENT.
+ * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED.
  */
 int32_t flashtune_forward_workspace_size(struct flashtune_context *context,
                                          const struct flashtune_forward_params *params,
@@ -1468,6 +1819,18 @@ int32_t flashtune_forward_plan_info(struct flashtune_context *context,
                                     struct flashtune_plan_info *info);
 
 /**
+ * Writes to backward the parameters of the backward pass of a forward pass: every field that both
+ * structs have. dout, dq, dk, dv, deterministic, dbias, dsinks and dlse become zero, and the
+ * caller sets them afterwards. backward->struct_size is sizeof(flashtune_backward_params), set by
+ * the caller. The call reads the struct alone: it follows no pointer and checks no field.
+ *
+ * Statuses: OK, INVALID_ARGUMENT (a struct is NULL or of an impossible size), UNSUPPORTED (forward
+ * has pages or batch_invariant, which no backward pass has).
+ */
+int32_t flashtune_backward_params_from_forward(const struct flashtune_forward_params *forward,
+                                               struct flashtune_backward_params *backward);
+
+/**
  * The same as flashtune_forward_supported for the backward pass.
  */
 int32_t flashtune_backward_supported(struct flashtune_context *context,
@@ -1538,7 +1901,8 @@ int32_t flashtune_merge(struct flashtune_context *context,
 /**
  * Prepares the kernel that appends the keys and values of these params. This may take a second.
  * After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
- * same alignment.
+ * same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
+ * dtype, rotary_dtype and rotary_interleaved, which serves slots too.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -1555,8 +1919,8 @@ int32_t flashtune_kv_append_prepare(struct flashtune_context *context,
  *
  * The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
  * workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
- * call returns NOT_PREPARED instead. k_cache, v_cache and seqused must share no byte with one
- * another or with another tensor.
+ * call returns NOT_PREPARED instead. k_cache, v_cache, seqused and q_rotated must share no byte
+ * with one another or with another tensor; seqused and q_rotated have one exception each.
  *
  * Statuses: those of flashtune_kv_append_prepare.
  */
@@ -1565,8 +1929,35 @@ int32_t flashtune_kv_append(struct flashtune_context *context,
                             void *stream);
 
 /**
+ * Prepares every problem of a range, so that no later launch of such a problem compiles. A call
+ * chooses a few configs for each class, such that each shape has one that is expected to take at
+ * most 5 % longer than its own choice. It compiles their kernels on all cores and measures
+ * nothing, whatever the tuning policy.
+ *
+ * Afterwards a problem inside counts as prepared, also in a sealed context and on a capturing
+ * stream, and never returns NOT_PREPARED. Its first launch chooses among the prepared configs,
+ * which allocates host memory; flashtune_forward_prepare does the same ahead of a launch. A
+ * deterministic or batch_invariant problem has its own config, as ever. Several ranges may be
+ * prepared one after another.
+ *
+ * flashtune_merge and flashtune_kv_append have prepare functions of their own.
+ *
+ * info receives what was prepared; the caller sets info->struct_size. It may be NULL. May be
+ * called from any thread, but not while a stream of this thread is capturing.
+ *
+ * Statuses: OK, INVALID_ARGUMENT (also for a range of more than 64 combinations, more than 128
+ * kernels, or more than 65536 shapes of a deterministic pass), UNSUPPORTED, NOT_PREPARED (the
+ * context is sealed), NO_COMPILER, COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+ */
+int32_t flashtune_prepare_range(struct flashtune_context *context,
+                                const struct flashtune_range *range,
+                                struct flashtune_range_info *info);
+
+/**
  * Measures the candidates for one problem on the context's device and keeps the winner. This
- * context uses it from now on, and later processes find it in the cache folder.
+ * context uses it from now on, and later processes find it in the cache folder. If the folder
+ * cannot be written, the call still succeeds: a log line names the file and the reason, and the
+ * record serves this context alone.
  *
  * The call allocates device memory for the problem's tensors, uses a stream of its own, and
  * returns when done. May be called from any thread, but not during stream capture. Other threads
@@ -1581,8 +1972,9 @@ int32_t flashtune_autotune(struct flashtune_context *context,
 
 /**
  * Writes this machine's records to the file path and replaces what it held. The file has sorted
- * lines of JSON: the same records give the same bytes. count receives their number; it may be
- * NULL. May be called from any thread.
+ * lines of JSON: the same records give the same bytes. The file appears whole or not at all. It
+ * keeps the permissions of the file that it replaces; a new file is private to this user. count
+ * receives the number of records; it may be NULL. May be called from any thread.
  *
  * Statuses: OK, INVALID_ARGUMENT, IO.
  */
@@ -1593,14 +1985,18 @@ int32_t flashtune_records_export(struct flashtune_context *context,
 /**
  * Adds the records of a file that flashtune_records_export wrote to this machine's.
  *
- * Two records of the same device and problem compete. If only one of them tried the kernel family
- * that this library prefers for the problem, it wins. Otherwise the one with the lower median time
- * wins. Records that this library does not understand are skipped, and so are records whose config
- * it does not accept on their device.
+ * A problem that this machine has measured itself keeps its own record. Two imported records of
+ * the same device and problem compete. If only one of them tried the kernel family that this
+ * library prefers for the problem, it wins. Otherwise the one with the lower median time wins.
+ * Lines that this library does not understand are skipped, and so are records whose config it does
+ * not accept on their device or whose times no device reaches. One log line says how many were
+ * skipped.
  *
- * count receives the number of records taken; it may be NULL. May be called from any thread.
+ * path must name a regular file. count receives the number of records taken; it may be NULL. May
+ * be called from any thread.
  *
- * Statuses: OK, INVALID_ARGUMENT, IO.
+ * Statuses: OK, INVALID_ARGUMENT, IO (the records before the place that could not be read are
+ * taken).
  */
 int32_t flashtune_records_import(struct flashtune_context *context,
                                  const char *path,

@@ -10,6 +10,7 @@ some phrases of comments. Whether a sentence reads well is for a person to judge
 """
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -125,8 +126,11 @@ def unknown_to_script(root, words):
     if not script.is_file():
         return words[0]
     texts = [path.read_text() for path in script.parent.glob("*.py")] + [script.read_text()]
-    options = (re.match(r"--[\w-]+", word) for word in words[1:])
-    missing = (option[0] for option in options if option and not any(f'"{option[0]}"' in text for text in texts))
+    own = words[1 : words.index("--")] if "--" in words else words[1:]  # behind it is another command
+    options = (re.match(r"--[\w-]+", word) for word in own)
+    # A string in Python, a pattern of `case` in a shell script.
+    names = lambda option: (f'"{option}"', f"{option})")
+    missing = (option[0] for option in options if option and not any(n in text for text in texts for n in names(option[0])))
     return next((f"{words[0]} {option}" for option in missing if option != "--help"), None)
 
 
@@ -152,8 +156,13 @@ def help_of(command, subcommands):
     return done.stdout
 
 
+# A C++ program may use the header as a C program does.
+AS_CPP = ["c++", "-x", "c++", "-std=c++17", "-Wall", "-Werror", "-fsyntax-only"]
+
+
 def c_examples(repository):
-    """Programs compile without a warning and run on the CPU backend; fragments compile."""
+    """Programs compile without a warning and run on the CPU backend; fragments compile. README's
+    are C++ too."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         return repository.skipped.append("C examples: no C compiler")
@@ -169,19 +178,23 @@ def c_examples(repository):
             output = [repository.library, "-lm", "-o", program] if can_run else ["-fsyntax-only"]
             failed = failure([compiler, *flags, source, *output], folder, repository)
             failed = failed or (can_run and failure([program], folder, repository))
+            if not failed and path.name == "README.md" and shutil.which("c++"):
+                failed = failure([*AS_CPP, "-I", repository.root / "include", source], folder, repository)
             if failed:
                 yield f"{repository.place(path, line)}: {failed}"
 
 
 def python_examples(repository):
-    """Programs run on the CPU backend; those that need torch run where torch is installed."""
+    """Programs run on the CPU backend; those that need torch or transformers run where they are
+    installed."""
     if not repository.library:
         return repository.skipped.append("Python examples: the library is not built")
-    has_torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     with tempfile.TemporaryDirectory() as folder:
         for path, line, text in examples(repository, "python"):
-            if "torch" in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE) and not has_torch:
-                repository.skipped.append(f"{repository.place(path, line)}: no torch")
+            needed = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+            if lacking := needed.intersection(missing):
+                repository.skipped.append(f"{repository.place(path, line)}: no {min(lacking)}")
                 text = f"compile({text!r}, 'example', 'exec')"
             failed = failure([sys.executable, "-c", text], folder, repository)
             if failed:

@@ -10,7 +10,7 @@ out=build/gpu-host
 rm -rf "$out"
 mkdir -p "$out/lib" "$out/bin" "$out/tests"
 make --no-print-directory lib cli examples
-cp target/release/libflashtune.so "$out/lib/"
+cp -P target/release/libflashtune.so* "$out/lib/"
 cp target/cli/release/flashtune "$out/bin/"
 for example in build/examples/*; do
     if [ -f "$example" ] && [ -x "$example" ]; then cp "$example" "$out/bin/"; fi

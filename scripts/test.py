@@ -10,6 +10,7 @@ SKIPPED names each test that cannot run.
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -206,6 +207,23 @@ def lints(tally):
     tally.check("cargo clippy", run(["cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"])[0] == 0)
 
 
+def dependencies(tally):
+    """Checks licences, sources and known advisories against deny.toml. The copy of the advisories
+    that cargo-deny keeps is used as it is."""
+    if not shutil.which("cargo-deny"):
+        return say("SKIPPED: the policy on dependencies: cargo-deny is not installed")
+    tally.check("cargo deny", run(["cargo", "deny", "--offline", "check"])[0] == 0)
+
+
+def bill_of_materials(tally):
+    """Checks that the bill of materials names what the library links and leaves out what only
+    builds or tests it."""
+    bill = subprocess.run([sys.executable, ROOT / "scripts" / "sbom.py"], stdout=subprocess.PIPE, text=True)
+    names = {entry["name"] for entry in json.loads(bill.stdout)["components"]} if bill.returncode == 0 else set()
+    ok = {"sled", "tera", "rayon"} <= names and not names & {"clap", "cbindgen", "tempfile", "syn"}
+    tally.check("the software bill of materials", ok, f"{len(names)} crates")
+
+
 def shipped_records(tally):
     """Checks that the space accepts the config of every shipped record, and that records have
     the form of new ones."""
@@ -222,17 +240,18 @@ def prose(tally, python, library):
 
 
 def build_release_library():
-    """Builds the release library and returns the exit status. LTO mostly uses one core, so the
-    build runs beside the other checks."""
-    return run(["make", "--no-print-directory", "lib"], is_shown=False)[0]
+    """Builds the release library for glibc 2.28, and the wheel around it, and returns the exit
+    status. LTO mostly uses one core, so the build runs beside the other checks."""
+    return run(["make", "--no-print-directory", "wheel"], is_shown=False)[0]
 
 
 def release_library(tally, status):
-    """Checks the library that ships: built alone with fat LTO, stripped, small, and exporting
-    flashtune_* only."""
+    """Checks the library that ships: fat LTO without an rlib, stripped, small, exporting
+    flashtune_* only, and of use to programs once it is installed."""
     if status:
-        return tally.check("make lib", False)
-    library = ROOT / "target" / "release" / LIBRARY
+        return tally.check("make wheel", False)
+    built = ROOT / "target" / "manylinux" / f"{platform.machine()}-unknown-linux-gnu" / "release"
+    library = built / LIBRARY
     size = library.stat().st_size
     limit = f"{size / 1e6:.2f} MB, at most {MAX_LIBRARY_BYTES / 1e6:.0f} MB"
     tally.check("the release library is small", size < MAX_LIBRARY_BYTES, limit)
@@ -241,6 +260,10 @@ def release_library(tally, status):
     foreign = [name for name in names if not name.startswith("flashtune_")]
     ok = "flashtune_forward" in names and not foreign
     tally.check("the release library exports only flashtune_*", ok, ", ".join(foreign) or f"{len(names)} functions")
+    status, _ = run([sys.executable, ROOT / "scripts" / "test_install.py"], FLASHTUNE_BUILT=str(built))
+    tally.check("an installation serves C and C++ programs", status == 0)
+    status, _ = run([sys.executable, ROOT / "scripts" / "test_wheel.py"])
+    tally.check("the wheel and the source distribution", status == 0)
 
 
 def main():
@@ -256,6 +279,8 @@ def main():
     if arguments.ci:
         release = pool.submit(build_release_library)
         lints(tally)
+        dependencies(tally)
+        bill_of_materials(tally)
     if arguments.prebuilt:
         folder = arguments.prebuilt.resolve()
         library, python = folder / "lib" / LIBRARY, sys.executable

@@ -7,8 +7,9 @@ use crate::call::Call;
 use crate::config::Config;
 use crate::cpu;
 use crate::device::Device;
-use crate::error::{Result, Status};
+use crate::error::{Error, Result, Status};
 use crate::kernel;
+use crate::kernel::pack::{PackStatus, Place};
 use crate::ops::{Op, OpClass};
 use crate::problem::Problem;
 use std::path::PathBuf;
@@ -48,13 +49,20 @@ pub enum Memory {
 }
 
 impl Backend {
-    /// The GPU if it is usable and has a compiler, else the CPU. A log line gives the reason for
-    /// the CPU.
-    pub fn open_auto(ordinal: i32, cache_dir: Option<PathBuf>, num_threads: usize) -> Result<Backend> {
-        let (reason, level) = match kernel::Gpu::new(ordinal, None, cache_dir) {
+    /// The GPU if it is usable and has a compiler or a pack, else the CPU. A log line gives the
+    /// reason for the CPU.
+    pub fn open_auto(
+        ordinal: i32,
+        cache_dir: Option<PathBuf>,
+        pack: Option<Place>,
+        num_threads: usize,
+    ) -> Result<Backend> {
+        let gpu = kernel::Gpu::new(ordinal, None, cache_dir).map(|gpu| gpu.with_pack(pack));
+        let (reason, level) = match gpu {
             // The cubin cache would serve some problems, and the others would fail.
-            Ok(gpu) if gpu.device().nvrtc_version == (0, 0) => {
-                (format!("{} is there, but no libnvrtc", gpu.device().name), log::Level::Warn)
+            Ok(gpu) if gpu.device().nvrtc_version == (0, 0) && gpu.pack().pack().is_none() => {
+                let note = gpu.pack().note().map_or(String::new(), |note| format!(", and {note}"));
+                (format!("{} is there, but no libnvrtc{note}", gpu.device().name), log::Level::Warn)
             }
             Ok(gpu) => return Ok(Backend::Cuda(gpu)),
             Err(error) if matches!(error.status, Status::NoDevice | Status::NoCompiler | Status::Unsupported) => {
@@ -73,12 +81,45 @@ impl Backend {
         }
     }
 
-    /// Renders, compiles (or takes from the cubin cache) and loads. May run on several threads at
-    /// once.
+    /// The pack behind a GPU's cubin cache. The CPU has none.
+    pub fn pack(&self) -> &PackStatus {
+        match self {
+            Backend::Cuda(gpu) => gpu.pack(),
+            Backend::Cpu(_) => &PackStatus::None,
+        }
+    }
+
+    /// Whether the pack has all kernels of a pass. Compiles and loads nothing.
+    pub fn is_packed(&self, problem: &Problem, config: &Config) -> bool {
+        match self {
+            Backend::Cuda(gpu) => gpu.is_packed(problem, config),
+            Backend::Cpu(_) => false,
+        }
+    }
+
+    /// Renders, compiles (or takes from the cubin cache or the pack) and loads. May run on several
+    /// threads at once.
     pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
         match self {
             Backend::Cuda(gpu) => gpu.build(problem, config).map(Executable::Cuda),
             Backend::Cpu(cpu) => cpu.build(problem, config).map(Executable::Cpu),
+        }
+    }
+
+    /// As `build`, with the kernels of the pass side by side on all cores.
+    pub fn build_side_by_side(&self, problem: &Problem, config: &Config) -> Result<Executable> {
+        match self {
+            Backend::Cuda(gpu) => gpu.build_side_by_side(problem, config).map(Executable::Cuda),
+            Backend::Cpu(_) => self.build(problem, config),
+        }
+    }
+
+    /// Compiles (or takes from the cubin cache) and loads a rendered kernel, which stays loaded as
+    /// long as the result. The CPU has no kernels.
+    pub fn load(&self, source: &kernel::Source) -> Result<kernel::LoadedKernel> {
+        match self {
+            Backend::Cuda(gpu) => gpu.load(source),
+            Backend::Cpu(_) => Err(Error::unsupported(format!("{} is a GPU's kernel; this is the CPU", source.name))),
         }
     }
 
@@ -192,7 +233,9 @@ impl OpExecutable {
             // SAFETY: the kernel has the call's class, so it takes KernelParams (`Op`'s promise).
             // By the contract of the C face the pointers hold until the work is done, and the
             // stream is of this context.
-            OpTarget::Cuda(kernel) => unsafe { kernel.launch(op.grid(kernel.sm_count()), &op.kernel_params(), stream) },
+            OpTarget::Cuda(kernel) => {
+                op.launches(kernel.sm_count(), &mut |grid, params| unsafe { kernel.launch(grid, params, stream) })
+            }
             OpTarget::Cpu(workers) => op.run_on_cpu(workers),
         }
     }

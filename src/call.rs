@@ -158,8 +158,13 @@ pub struct FeatureArgs {
     pub block_table: *const i32,
     /// Elements from one sequence's row of the table to the next.
     pub block_table_stride: i64,
-    /// The number of batch entries of k and v if they are pages.
+    /// The number of batch entries of k and v if they are pages or `cache_batch_idx` names them,
+    /// else 0.
     pub num_pages: i64,
+    /// int32 (batch): the batch entry of k and v that holds each sequence's keys. NULL: its own.
+    pub cache_batch_idx: *const i32,
+    /// int32 (batch): rows before each sequence's first key, which `seqused_k` counts too. NULL: 0.
+    pub leftpad_k: *const i32,
     pub block_lists: BlockLists,
 }
 
@@ -181,6 +186,8 @@ impl FeatureArgs {
         block_table: std::ptr::null(),
         block_table_stride: 0,
         num_pages: 0,
+        cache_batch_idx: std::ptr::null(),
+        leftpad_k: std::ptr::null(),
         block_lists: BlockLists::NULL,
     };
 }
@@ -206,12 +213,20 @@ pub struct Call {
     pub dk: TensorRef,
     pub dv: TensorRef,
     pub features: FeatureArgs,
+    /// Forward: the most splits of the keys; 0 leaves their number to the config.
+    pub most_splits: u32,
     /// At least `problem.workspace_bytes()` bytes, 256-byte aligned; NULL if that is 0. The CPU's
     /// forward pass uses none.
     pub workspace: *mut c_void,
 }
 
 impl Call {
+    /// The batch entries of k and v if these are (batch, seqlen_k, heads, dim).
+    pub const fn key_entries(&self) -> i64 {
+        let is_named = self.problem.features.key_starts && self.features.num_pages > 0;
+        if is_named { self.features.num_pages } else { self.problem.batch_size }
+    }
+
     /// A call with its three inputs; all else is NULL.
     pub const fn of_inputs(problem: Problem, softmax_scale: f32, dropout: Dropout, [q, k, v]: [TensorRef; 3]) -> Call {
         const NONE: TensorRef = TensorRef::NULL;
@@ -230,6 +245,7 @@ impl Call {
             dk: NONE,
             dv: NONE,
             features: FeatureArgs::NONE,
+            most_splits: 0,
             workspace,
         }
     }

@@ -196,6 +196,43 @@ fn override_folder_replaces_single_files() {
 }
 
 #[test]
+fn folder_that_never_ends_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(".", folder.path().join("again")).unwrap();
+    let error = overridden(folder.path()).unwrap_err();
+    assert!(error.status == Status::Io && error.message.contains("folders deep"), "{error}");
+    std::fs::remove_file(folder.path().join("again")).unwrap();
+    for (name, target) in [("endless.cuh", "/dev/zero"), ("silent.cuh", "pipe")] {
+        let path = folder.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap().success());
+        if target.starts_with('/') {
+            std::fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink(target, &path).unwrap();
+        }
+        let error = overridden(folder.path()).unwrap_err();
+        assert!(error.message.contains(name) && error.message.contains("not a regular file"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn template_that_loops_or_prints_without_end_is_an_error() {
+    let long = "0123456789".repeat(1000);
+    let printing = format!("@[ for i in range(end=900000) ]@{long}@[ endfor ]@");
+    let looping = "@[ for i in range(end=100000) ]@@[ for j in range(end=100000) ]@@[ endfor ]@@[ endfor ]@";
+    for (template, reason) in [
+        (looping, "more than 1000000 steps"),
+        ("@[ for i in range(end=10000000000) ]@@[ endfor ]@", "more than 1000000 steps"),
+        ("@[ for i in range(end=10, step_by=0) ]@@[ endfor ]@", "no positive step"),
+        (&printing, "prints more than"),
+    ] {
+        let renderer = renderer(&[("k.cu.tera", template)]);
+        let error = renderer.render(&problem(), &config(), &spec("k"), SM90).unwrap_err();
+        assert!(error.message.contains(reason), "{error}");
+    }
+}
+
+#[test]
 fn every_embedded_template_parses() {
     assert!(embedded().contains_key("device/params.cuh"));
     Renderer::new(embedded()).unwrap();

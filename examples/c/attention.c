@@ -37,14 +37,15 @@ int main(int argc, char **argv) {
     for (int i = 0; values && i < COUNT; i++) values[i] = (float)(rand() % 257 - 128) / 128;
     tensor[t] = (flashtune_tensor){device_array(values, COUNT), COUNT, ROW, DIM};
   }
-#define BOTH_PASSES                                                                                               \
-  .dtype = device.on_gpu ? FLASHTUNE_DTYPE_BF16 : FLASHTUNE_DTYPE_FP32, .causal = FLASHTUNE_CAUSAL_BOTTOM_RIGHT,  \
-  .batch_size = 1, .num_heads_q = HEADS, .num_heads_kv = HEADS, .seqlen_q = SEQLEN, .seqlen_k = SEQLEN,           \
-  .head_dim = DIM, .head_dim_v = DIM, .q = tensor[0], .k = tensor[1], .v = tensor[2], .out = tensor[4], .lse = lse
   float *lse = device_bytes(HEADS * SEQLEN * sizeof(float));
-  flashtune_forward_params forward = {.struct_size = sizeof forward, BOTH_PASSES};
-  flashtune_backward_params backward = {.struct_size = sizeof backward, BOTH_PASSES, .dout = tensor[3],
-                                        .dq = tensor[5], .dk = tensor[6], .dv = tensor[7]};
+  flashtune_forward_params forward = {
+      .struct_size = sizeof forward, .dtype = device.on_gpu ? FLASHTUNE_DTYPE_BF16 : FLASHTUNE_DTYPE_FP32,
+      .causal = FLASHTUNE_CAUSAL_BOTTOM_RIGHT, .batch_size = 1, .num_heads_q = HEADS, .num_heads_kv = HEADS,
+      .seqlen_q = SEQLEN, .seqlen_k = SEQLEN, .head_dim = DIM, .head_dim_v = DIM,
+      .q = tensor[0], .k = tensor[1], .v = tensor[2], .out = tensor[4], .lse = lse};
+  flashtune_backward_params backward = {.struct_size = sizeof backward};
+  check(flashtune_backward_params_from_forward(&forward, &backward));
+  backward.dout = tensor[3], backward.dq = tensor[5], backward.dk = tensor[6], backward.dv = tensor[7];
   flashtune_plan_info plan[2] = {{.struct_size = sizeof *plan}, {.struct_size = sizeof *plan}};
   flashtune_autotune_params tune[2] = {{.struct_size = sizeof *tune, .forward = &forward},
                                        {.struct_size = sizeof *tune, .backward = &backward}};

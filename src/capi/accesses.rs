@@ -1,15 +1,16 @@
 //! Accesses: the bytes that a call reads and writes. A written byte must belong to one tensor only.
 //! `args`, `merge` and `kv_append` collect the footprints of their checked tensors here.
 
-use super::operand::Access;
+use super::memory::{Memory, refuse_foreign_memory};
+use super::operand::{Access, Data};
 use super::overlap::Footprint;
 use crate::error::{Error, Result};
 
-/// The longest lists: q, k, v, out, dout, lse, two dropout words and ten tensors of the features
+/// The longest lists: q, k, v, out, dout, lse, two dropout words and twelve tensors of the features
 /// are read; dq, dk, dv, dbias and dsinks are written.
 #[derive(Default)]
 pub struct Accesses {
-    read: Footprints<18>,
+    read: Footprints<20>,
     written: Footprints<5>,
 }
 
@@ -21,7 +22,17 @@ impl Accesses {
         }
     }
 
-    pub fn refuse_overlaps(&self) -> Result<()> {
+    /// Refuses outputs that share a byte with another tensor and, at a launch on a CPU that the
+    /// caller did not ask for, tensors that the host cannot read.
+    pub fn check(&self, data: Data, memory: Memory) -> Result<()> {
+        self.refuse_overlaps()?;
+        match (memory, data) {
+            (Memory::Fallback, Data::Required) => refuse_foreign_memory(self.read.iter().chain(self.written.iter())),
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_overlaps(&self) -> Result<()> {
         let Accesses { read, written } = self;
         for (index, output) in written.iter().enumerate() {
             read.iter().chain(written.iter().skip(index + 1)).try_for_each(|other| refuse_overlap(output, other))?;

@@ -7,15 +7,15 @@
 use super::accesses::Accesses;
 use super::array::Array;
 use super::inputs::Inputs;
+use super::memory::{Memory, refuse_foreign_memory};
 use super::operand::{Access, Data, Operand, Rows};
 use super::overlap::Footprint;
 use super::sized::flag;
 use super::types::*;
-use crate::backend::Backend;
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
-use crate::problem::{Layout, Pass, Problem};
+use crate::problem::{Layout, Pass, Problem, check_range};
 use std::ffi::c_void;
 
 /// Alignment of a workspace. cudaMalloc gives it, and every array inside keeps it.
@@ -26,26 +26,6 @@ pub struct Checked {
     pub call: Call,
     memory: Memory,
     accesses: Accesses,
-}
-
-/// The memory that holds a context's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Kernels load vectors, so strides and addresses decide the layout class. Only kernels read
-    /// lengths.
-    Device,
-    /// The head dims alone decide the layout class. The CPU loads unaligned data, and a class that
-    /// followed malloc would change from call to call. A launch checks lengths.
-    Host,
-}
-
-impl Memory {
-    pub fn of(backend: &Backend) -> Memory {
-        match backend {
-            Backend::Cuda(_) => Memory::Device,
-            Backend::Cpu(_) => Memory::Host,
-        }
-    }
 }
 
 pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) -> Result<Checked> {
@@ -59,7 +39,20 @@ pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) ->
     accesses.add(Access::Written, lse(&call.problem, params.lse, Data::Optional)?);
     check_together(&call.problem, &inputs, &accesses, data, memory)?;
     let [q, k, v, out] = operands.map(|operand| operand.tensor);
-    Ok(Checked { call: Call { q, k, v, out, lse: params.lse, ..call }, memory, accesses })
+    let most_splits = most_splits(params, batch_invariant)?;
+    Ok(Checked { call: Call { q, k, v, out, lse: params.lse, most_splits, ..call }, memory, accesses })
+}
+
+/// The most splits of the keys; 0 leaves them to the config.
+fn most_splits(params: &flashtune_forward_params, batch_invariant: bool) -> Result<u32> {
+    let num_splits = params.num_splits;
+    check_range("num_splits", num_splits, 0, i32::MAX.into())?;
+    match batch_invariant && num_splits != 0 {
+        false => Ok(num_splits as u32),
+        true => Err(Error::invalid(format!(
+            "num_splits is {num_splits} and batch_invariant 1; each sequence's own length then decides, so num_splits must be 0"
+        ))),
+    }
 }
 
 pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) -> Result<Checked> {
@@ -81,13 +74,9 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
 }
 
 impl Checked {
-    /// The workspace that a launch needs. The host never splits keys or walks, so it needs no room
-    /// for partial results.
+    /// The workspace that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
-        match self.memory {
-            Memory::Host => self.call.problem.partials_offset(),
-            Memory::Device => self.call.problem.workspace_bytes(),
-        }
+        self.memory.workspace_bytes(&self.call.problem)
     }
 
     /// Checks the workspace and puts it into the call.
@@ -110,6 +99,9 @@ impl Checked {
         }
         let footprint = Footprint::contiguous("workspace", workspace as u64, needed as i64);
         self.accesses.refuse_overlap_with(&footprint)?;
+        if self.memory == Memory::Fallback {
+            refuse_foreign_memory([&footprint])?;
+        }
         self.call.workspace = workspace;
         Ok(())
     }
@@ -117,6 +109,10 @@ impl Checked {
 
 fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
     let keys = |name, dim, tensor| match problem.features.paged {
+        None if problem.features.key_starts => {
+            let sizes = [inputs.features.pass.key_starts.entries(problem), problem.seqlen_k, problem.num_heads_kv, dim];
+            Operand::new(name, Access::Read, tensor, sizes, problem.dtype)
+        }
         None => rows_of_keys(name, Access::Read, problem, dim, tensor),
         Some(page_size) => {
             let pages = [inputs.features.pass.pages.num_pages, page_size, problem.num_heads_kv, dim];
@@ -180,7 +176,7 @@ fn check(
     inputs.features.check(&problem, data, &mut |access, footprint| accesses.add(access, [footprint]))?;
     let widest = || Layout::widest(problem.dtype, operands.iter().flat_map(Operand::layout_quantities));
     problem.layout = match memory {
-        Memory::Host => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
+        Memory::Host | Memory::Fallback => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
         // A tensor that no TMA map can describe counts as narrower than TMA's access.
         Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
             widest().max(Layout::Vec4)
@@ -193,11 +189,11 @@ fn check(
 
 /// The checks across tensors, after each tensor has been checked by itself.
 fn check_together(problem: &Problem, inputs: &Inputs, accesses: &Accesses, data: Data, memory: Memory) -> Result<()> {
-    accesses.refuse_overlaps()?;
+    accesses.check(data, memory)?;
     match (memory, data) {
         // SAFETY: a launch on a CPU context, of checked pointers; the C caller promises what the
         // header says.
-        (Memory::Host, Data::Required) => unsafe { inputs.features.check_lengths(problem) },
+        (Memory::Host | Memory::Fallback, Data::Required) => unsafe { inputs.features.check_lengths(problem) },
         _ => Ok(()),
     }
 }

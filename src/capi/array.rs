@@ -35,10 +35,22 @@ impl Value for u64 {
     const NAME: &'static str = "uint64";
 }
 
+/// Its array has the name of its own type.
+#[repr(transparent)]
+struct Bits16(u16);
+impl Value for Bits16 {
+    const NAME: &'static str = "16-bit";
+}
+
 impl Array {
     pub fn new<T: Value>(name: &'static str, pointer: *const T, elements: i64) -> Array {
         let bytes = size_of::<T>() as i64;
         Array { name, type_name: T::NAME, pointer: pointer.cast(), elements, bytes, dims: [(1, 0); 3] }
+    }
+
+    /// Numbers of 16 bits.
+    pub fn of_16_bits(name: &'static str, pointer: *const c_void, type_name: &'static str, elements: i64) -> Array {
+        Array { type_name, ..Array::new(name, pointer.cast::<Bits16>(), elements) }
     }
 
     /// One row for each batch entry, `stride` elements apart. With a stride of 0, all share one

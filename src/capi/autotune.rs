@@ -74,7 +74,9 @@ unsafe impl SizedStruct for flashtune_autotune_params {
 const _: () = assert!(size_of::<flashtune_autotune_params>() == 56);
 
 /// Measures the candidates for one problem on the context's device and keeps the winner. This
-/// context uses it from now on, and later processes find it in the cache folder.
+/// context uses it from now on, and later processes find it in the cache folder. If the folder
+/// cannot be written, the call still succeeds: a log line names the file and the reason, and the
+/// record serves this context alone.
 ///
 /// The call allocates device memory for the problem's tensors, uses a stream of its own, and
 /// returns when done. May be called from any thread, but not during stream capture. Other threads

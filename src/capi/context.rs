@@ -5,8 +5,10 @@ use super::panic_boundary::enter;
 use super::sized::{self, SizedStruct};
 use super::text::{fixed, optional_path};
 use crate::backend::Backend;
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, require_available};
 use crate::error::{Error, Result};
+use crate::fork;
+use crate::kernel::pack::{Place, Setting, place};
 use crate::kernel::{Gpu, cache_dir};
 use crate::plan::{Engine, EngineOptions, Policy};
 use crate::tune::DEFAULT_TIME_LIMIT;
@@ -14,8 +16,9 @@ use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The GPU device_ordinal if it and its compiler can be used, else the CPU. A log line gives the
-/// reason.
+/// The GPU device_ordinal if it and its compiler or a pack can be used, else the CPU. A log line
+/// gives the reason, and flashtune_context_device the backend. On the CPU a launch then checks its
+/// tensors: a device pointer returns INVALID_ARGUMENT.
 pub const FLASHTUNE_BACKEND_AUTO: i32 = 0;
 /// An NVIDIA GPU of compute capability 8.0 or later.
 pub const FLASHTUNE_BACKEND_CUDA: i32 = 1;
@@ -31,8 +34,16 @@ pub const FLASHTUNE_TUNING_TUNE: i32 = 1;
 /// A device, its plans and its records. flashtune_context_create makes it, and
 /// flashtune_context_destroy frees it. Any number of threads may use one at once. A function whose
 /// context is NULL returns INVALID_ARGUMENT, except flashtune_context_destroy.
+///
+/// A context serves the process that made it. In a child process made by fork, a function returns
+/// INVALID_ARGUMENT for it, except flashtune_context_destroy. A child may make CPU contexts of its
+/// own; CUDA works in a child only if the parent had not used it before the fork.
 pub struct flashtune_context {
     pub(super) engine: Engine,
+    /// The caller left the choice of the backend to the library.
+    pub(super) is_auto: bool,
+    /// `fork::generation` in the process that made it.
+    forks: u32,
 }
 
 /// The options of a new context. Zero is the default of every field except struct_size.
@@ -64,6 +75,16 @@ pub struct flashtune_context_options {
     pub num_threads: i32,
     /// Limit in seconds for tuning one problem, up to 366 days. 0 means 20 seconds.
     pub tuning_time_limit_seconds: f64,
+    /// A pack: a file of kernels that were compiled ahead of time (docs/packs.md). A pack that
+    /// cannot be used causes a log line, not a failure; flashtune_context_pack has the reason.
+    /// Ignored by the CPU backend. The string is copied.
+    ///
+    /// - NULL selects libflashtune.pack beside the library, if it exists. That file must belong to
+    ///   root, to this user or to the owner of the library, and nobody else may write to it.
+    /// - "" selects no pack.
+    /// - The environment variable FLASHTUNE_PACK takes precedence over NULL and over a path, but
+    ///   not over "".
+    pub pack: *const c_char,
 }
 
 /// The device of a context. Text is UTF-8, ends in NUL, and is cut if it is too long.
@@ -89,6 +110,9 @@ pub struct flashtune_device_info {
 }
 
 const MAX_THREADS: i32 = 1024;
+/// Records, threads and tables of a context take less. If the system refuses as much, creation
+/// fails here and not in a small allocation, which could only end the process.
+const LEAST_FREE_BYTES: usize = 32 << 20;
 /// One year. A longer limit is a mistake, and Duration has a maximum.
 const MAX_TIME_LIMIT_SECONDS: f64 = 366.0 * 86400.0;
 
@@ -98,7 +122,7 @@ unsafe impl SizedStruct for flashtune_context_options {
     const OLDEST: usize = 48;
 }
 // This number grows with the struct. OLDEST stays.
-const _: () = assert!(size_of::<flashtune_context_options>() == 48);
+const _: () = assert!(size_of::<flashtune_context_options>() == 56);
 
 // SAFETY: repr(C), a u64 first, then integers.
 unsafe impl SizedStruct for flashtune_device_info {
@@ -111,10 +135,14 @@ const _: () = assert!(size_of::<flashtune_device_info>() == 176);
 /// Makes a context and writes it to context. The caller frees it with flashtune_context_destroy.
 /// options may be NULL for all defaults.
 ///
+/// The default backend is FLASHTUNE_BACKEND_AUTO, which opens the CPU where no GPU can be used. A
+/// program whose tensors are in device memory asks for FLASHTUNE_BACKEND_CUDA, and then learns the
+/// reason here.
+///
 /// The caller's current CUDA context is the same after this call, as after every other. A cache
-/// folder that cannot be used causes a log line, not a failure. A missing libnvrtc fails the first
-/// call that compiles a kernel, with NO_COMPILER. May be called from any thread, but not during
-/// stream capture.
+/// folder or a pack that cannot be used causes a log line, not a failure. A missing libnvrtc fails
+/// the first call that compiles a kernel, with NO_COMPILER. May be called from any thread, but not
+/// during stream capture.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED (the GPU is too old), NO_DEVICE (the message lists
 /// the places tried), CUDA, OUT_OF_MEMORY.
@@ -125,28 +153,38 @@ pub unsafe extern "C" fn flashtune_context_create(
 ) -> i32 {
     enter(|| {
         let context = sized::output("context", context)?;
+        // Counts the forks from here on.
+        let forks = fork::generation();
+        require_available(LEAST_FREE_BYTES).map_err(|error| error.context("making a context"))?;
         let defaults = options.is_null();
         // SAFETY: the C caller promises a struct of the size that it says.
         let options = if defaults { DEFAULTS } else { unsafe { sized::read("options", options)? } };
         // SAFETY: the C caller promises NULL or a terminated string.
         let cache_dir = cache_folder(unsafe { optional_path(options.cache_dir) });
-        let backend = open_backend(&options, cache_dir.clone())?;
+        // SAFETY: the C caller promises NULL or a terminated string.
+        let pack = place(&pack_setting(unsafe { optional_path(options.pack) }));
+        let backend = open_backend(&options, cache_dir.clone(), pack)?;
+        let is_auto = options.backend == FLASHTUNE_BACKEND_AUTO;
         let engine = Engine::new(backend, engine_options(&options, cache_dir)?);
         // SAFETY: not NULL, aligned, and the C caller promises that it may be written.
-        unsafe { context.write(Box::into_raw(Box::new(flashtune_context { engine }))) };
+        unsafe { context.write(Box::into_raw(Box::new(flashtune_context { engine, is_auto, forks }))) };
         Ok(())
     })
 }
 
-/// Frees a context and all it holds. NULL does nothing. No other call may be using the context. On
-/// a GPU, all work that it enqueued must be done. May be called from any thread, but not during
-/// stream capture.
+/// Frees a context and all it holds, and ends its threads before it returns. NULL does nothing. No
+/// other call may be using the context. On a GPU, all work that it enqueued must be done. May be
+/// called from any thread, but not during stream capture. In a child process made by fork, the call
+/// frees nothing and returns OK.
 ///
 /// Statuses: OK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_context_destroy(context: *mut flashtune_context) -> i32 {
     enter(|| {
-        if !context.is_null() {
+        // SAFETY: the C caller promises a live context or NULL.
+        let forks = unsafe { context.as_ref() }.map(|context| context.forks);
+        // A forked child has no threads to join, and CUDA does not work there: the memory stays.
+        if forks == Some(fork::generation()) {
             // SAFETY: the pointer came from Box::into_raw in create, and the C caller promises that
             // nobody uses it any more.
             drop(unsafe { Box::from_raw(context) });
@@ -196,8 +234,14 @@ impl flashtune_context {
     /// `context` is NULL or live for as long as the reference is used.
     pub(super) unsafe fn of<'a>(context: *mut flashtune_context) -> Result<&'a flashtune_context> {
         // SAFETY: by the caller's promise.
-        unsafe { context.as_ref() }
-            .ok_or_else(|| Error::invalid("context is NULL; it must come from flashtune_context_create"))
+        let context = unsafe { context.as_ref() }
+            .ok_or_else(|| Error::invalid("context is NULL; it must come from flashtune_context_create"))?;
+        match context.forks == fork::generation() {
+            true => Ok(context),
+            false => Err(Error::invalid(
+                "context was made before this process was forked; threads and CUDA do not survive a fork, so make one after the fork",
+            )),
+        }
     }
 }
 
@@ -229,9 +273,14 @@ const DEFAULTS: flashtune_context_options = flashtune_context_options {
     tuning_policy: FLASHTUNE_TUNING_RECORDS,
     num_threads: 0,
     tuning_time_limit_seconds: 0.0,
+    pack: std::ptr::null(),
 };
 
-fn open_backend(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> Result<Backend> {
+fn open_backend(
+    options: &flashtune_context_options,
+    cache_dir: Option<PathBuf>,
+    pack: Option<Place>,
+) -> Result<Backend> {
     if !(0..=MAX_THREADS).contains(&options.num_threads) {
         return Err(Error::invalid(format!(
             "options.num_threads is {}; it must be from 0 (all cores) to {MAX_THREADS}",
@@ -251,19 +300,29 @@ fn open_backend(options: &flashtune_context_options, cache_dir: Option<PathBuf>)
             options.cuda_context
         ))),
         FLASHTUNE_BACKEND_CPU => Cpu::new(num_threads).map(Backend::Cpu),
-        FLASHTUNE_BACKEND_CUDA => open_gpu(options, cache_dir),
+        FLASHTUNE_BACKEND_CUDA => open_gpu(options, cache_dir, pack),
         // A caller that passes a CUDA context wants that GPU and no fallback.
-        FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options, cache_dir),
-        FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cache_dir, num_threads),
+        FLASHTUNE_BACKEND_AUTO if !options.cuda_context.is_null() => open_gpu(options, cache_dir, pack),
+        FLASHTUNE_BACKEND_AUTO => Backend::open_auto(options.device_ordinal, cache_dir, pack, num_threads),
         other => Err(Error::invalid(format!(
             "options.backend is {other}; it must be FLASHTUNE_BACKEND_AUTO (0), _CUDA (1) or _CPU (2)"
         ))),
     }
 }
 
-fn open_gpu(options: &flashtune_context_options, cache_dir: Option<PathBuf>) -> Result<Backend> {
+fn open_gpu(options: &flashtune_context_options, cache_dir: Option<PathBuf>, pack: Option<Place>) -> Result<Backend> {
     let given = (!options.cuda_context.is_null()).then_some(options.cuda_context);
-    Gpu::new(options.device_ordinal, given, cache_dir).map(Backend::Cuda)
+    let gpu = Gpu::new(options.device_ordinal, given, cache_dir)?;
+    Ok(Backend::Cuda(gpu.with_pack(pack)))
+}
+
+/// An empty setting selects no pack, whatever the environment says.
+fn pack_setting(setting: Option<PathBuf>) -> Setting {
+    match setting {
+        None => Setting::Default,
+        Some(name) if name.as_os_str().is_empty() => Setting::None,
+        Some(path) => Setting::Path(path),
+    }
 }
 
 /// The folder of records and cubins. An empty setting selects none, whatever the environment says.

@@ -4,6 +4,7 @@
 
 use super::array::Array;
 use super::factor::check_factor;
+use super::key_starts::KeyStartInputs;
 use super::lengths::Lengths;
 use super::operand::{Access, Data};
 use super::overlap::Footprint;
@@ -45,6 +46,7 @@ pub struct PassInputs {
     pub dsinks: *mut f32,
     pub dlse: *const f32,
     pub pages: PageInputs,
+    pub key_starts: KeyStartInputs,
 }
 
 impl PassInputs {
@@ -59,6 +61,7 @@ impl PassInputs {
         dsinks: std::ptr::null_mut(),
         dlse: std::ptr::null(),
         pages: PageInputs::NONE,
+        key_starts: KeyStartInputs::NONE,
     };
 }
 
@@ -105,13 +108,16 @@ impl FeatureInputs {
             total_k: self.has(bits::CU_SEQLENS_K).then_some(self.total_k),
             padded_q: self.has(bits::SEQUSED_Q),
         };
+        if self.has(bits::CACHE_BATCH_IDX) {
+            self.pass.key_starts.check_entries_of_cache()?;
+        }
         let window = self.window(causal)?;
         let reason = "since features has FLASHTUNE_FEATURE_PAGED";
         let paged = self.has(bits::PAGED).then(|| self.pass.pages.page_size(reason)).transpose()?;
         let mut features = Features {
             window,
             softcap: self.softcap().is_some(),
-            varlen: self.has_feature(Feature::Varlen).then_some(varlen),
+            varlen: (self.has_feature(Feature::Varlen) || self.has_feature(Feature::KeyStarts)).then_some(varlen),
             paged,
             block_mask: self.has(bits::BLOCK_MASK).then(|| self.block_mask.block_mask()),
             ..Features::NONE
@@ -149,6 +155,8 @@ impl FeatureInputs {
             ("dsinks", self.pass.dsinks.cast_const().cast(), bits::SINKS),
             ("dlse", self.pass.dlse.cast(), bits::DLSE),
             ("block_table", self.pass.pages.block_table.cast(), bits::PAGED),
+            ("cache_batch_idx", self.pass.key_starts.cache_batch_idx.cast(), bits::CACHE_BATCH_IDX),
+            ("leftpad_k", self.pass.key_starts.leftpad_k.cast(), bits::LEFTPAD_K),
         ];
         let list_pointers = self.block_mask.pointers().map(|(name, pointer)| (name, pointer.cast(), bits::BLOCK_MASK));
         if let Some((name, pointer, bit)) =
@@ -165,6 +173,7 @@ impl FeatureInputs {
             ("total_k", self.total_k, bits::CU_SEQLENS_K),
             ("page_size", self.pass.pages.page_size, bits::PAGED),
             ("num_pages", self.pass.pages.num_pages, bits::PAGED),
+            ("batch_size_cache", self.pass.key_starts.batch_size_cache, bits::CACHE_BATCH_IDX),
         ];
         let block_sizes = self.block_mask.sizes().map(|(name, size)| (name, size, bits::BLOCK_MASK));
         for (name, size, bit) in sizes.into_iter().chain(block_sizes) {
@@ -216,6 +225,7 @@ impl FeatureInputs {
             )));
         }
         let lse_elements = p.lse_elements();
+        let [cache_batch_idx, leftpad_k] = self.pass.key_starts.arrays(p);
         let arrays = [
             (
                 bits::ALIBI,
@@ -228,6 +238,8 @@ impl FeatureInputs {
             (bits::SEQUSED_K, Array::new("seqused_k", self.seqused_k, p.batch_size)),
             (bits::DLSE, Array::new("dlse", self.pass.dlse, lse_elements)),
             (bits::PAGED, self.pass.pages.table(p, data)?),
+            (bits::CACHE_BATCH_IDX, cache_batch_idx),
+            (bits::LEFTPAD_K, leftpad_k),
         ];
         // Without a batch entry, nothing is read.
         for (bit, array) in arrays.into_iter().filter(|(bit, _)| self.has(*bit) && p.batch_size > 0) {
@@ -267,7 +279,8 @@ impl FeatureInputs {
         );
         [q, k].into_iter().filter(|_| p.batch_size > 0).try_for_each(
             |(side, cu_seqlens, seqused, total, seqlen)| {
-                let lengths = Lengths { side, cu_seqlens, seqused, batch_size: p.batch_size, total, seqlen };
+                let is_paged = side == "k" && p.features.paged.is_some();
+                let lengths = Lengths { side, cu_seqlens, seqused, batch_size: p.batch_size, total, seqlen, is_paged };
                 // SAFETY: by the caller's promise.
                 unsafe { lengths.check() }
             },
@@ -275,6 +288,8 @@ impl FeatureInputs {
         // SAFETY: by the caller's promise.
         unsafe { self.block_mask.check_entries(p)? };
         // SAFETY: by the caller's promise. The lengths have been checked.
+        unsafe { self.pass.key_starts.check(p, self.seqused_k)? };
+        // SAFETY: as above.
         if self.has(bits::PAGED) { unsafe { self.pass.pages.check_entries(p, self.seqused_k) } } else { Ok(()) }
     }
 
@@ -295,7 +310,9 @@ impl FeatureInputs {
             seqused_k: self.seqused_k,
             block_table: self.pass.pages.block_table,
             block_table_stride: self.pass.pages.block_table_stride,
-            num_pages: self.pass.pages.num_pages,
+            num_pages: self.pass.pages.num_pages.max(self.pass.key_starts.batch_size_cache),
+            cache_batch_idx: self.pass.key_starts.cache_batch_idx,
+            leftpad_k: self.pass.key_starts.leftpad_k,
             block_lists: self.block_mask.lists(),
         }
     }

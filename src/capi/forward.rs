@@ -1,8 +1,9 @@
 //! The C functions of the forward pass. They name the params struct; `pass` does the work of both
 //! passes.
 
-use super::args::{self, Checked, Memory};
+use super::args::{self, Checked};
 use super::context::flashtune_context;
+use super::memory::Memory;
 use super::operand::Data;
 use super::params::Params;
 use super::pass;
@@ -18,7 +19,7 @@ unsafe impl SizedStruct for flashtune_forward_params {
     const OLDEST: usize = 248;
 }
 // This size grows with the struct. OLDEST, the size in the first release, stays.
-const _: () = assert!(size_of::<flashtune_forward_params>() == 568);
+const _: () = assert!(size_of::<flashtune_forward_params>() == 600);
 
 impl Params for flashtune_forward_params {
     type Checked = Checked;
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 ///
 /// Data pointers may be NULL. May be called from any thread, also during stream capture.
 ///
-/// Statuses: OK, INVALID_ARGUMENT.
+/// Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_forward_workspace_size(
     context: *mut flashtune_context,

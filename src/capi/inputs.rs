@@ -5,6 +5,7 @@
 
 use super::factor::check_factor;
 use super::features::{FeatureInputs, PassInputs};
+use super::key_starts::KeyStartInputs;
 use super::pages::PageInputs;
 use super::types::*;
 use crate::dropout::Dropout;
@@ -84,7 +85,11 @@ macro_rules! take_from {
         }
     };
 }
-take_from!(flashtune_forward_params, |params| PassInputs { pages: PageInputs::from(params), ..PassInputs::NONE });
+take_from!(flashtune_forward_params, |params| PassInputs {
+    pages: PageInputs::from(params),
+    key_starts: KeyStartInputs::from(params),
+    ..PassInputs::NONE
+});
 take_from!(flashtune_backward_params, |params| PassInputs {
     dbias: params.dbias,
     dsinks: params.dsinks,

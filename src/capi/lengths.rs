@@ -14,6 +14,8 @@ pub struct Lengths {
     /// Rows of the packed tensor, and the longest allowed sequence.
     pub total: i64,
     pub seqlen: i64,
+    /// A block table says where the rows lie.
+    pub is_paged: bool,
 }
 
 impl Lengths {
@@ -48,8 +50,12 @@ impl Lengths {
                 }
             }
             if !self.seqused.is_null() && !(0..=length).contains(&at(self.seqused, b)) {
+                let most = match self.is_paged {
+                    true => "seqlen_k, the keys that its row of block_table stands for",
+                    false => "the sequence's length",
+                };
                 return Err(Error::invalid(format!(
-                    "seqused_{side}[{b}] is {}; it must be from 0 to the sequence's length, {length}",
+                    "seqused_{side}[{b}] is {}; it must be from 0 to {most}, {length}",
                     at(self.seqused, b)
                 )));
             }

@@ -1,10 +1,10 @@
 //! Merging partial results: the C struct, its checks, and the C functions.
 
 use super::accesses::Accesses;
-use super::args::Memory;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::inputs::dtype;
+use super::memory::Memory;
 use super::op;
 use super::operand::{Access, Data, Operand};
 use super::overlap::Footprint;
@@ -148,9 +148,9 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
     accesses.add(Access::Read, partial_lses(params, rows as i64, data)?);
     accesses.add(Access::Written, out.check(data)?);
     accesses.add(Access::Written, Array::new("lse", params.lse.cast_const(), rows as i64).check()?);
-    accesses.refuse_overlaps()?;
+    accesses.check(data, memory)?;
     let layout = match memory {
-        Memory::Host => Layout::Vec1,
+        Memory::Host | Memory::Fallback => Layout::Vec1,
         // A lane loads at most four elements, 16 bytes of an fp32 partial.
         Memory::Device => {
             Layout::widest(dtype, partial_out.layout_quantities().chain(out.layout_quantities())).max(Layout::Vec4)

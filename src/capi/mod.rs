@@ -3,8 +3,8 @@
 //!
 //! Every C function runs inside `panic_boundary::enter`. It copies the caller's structs (`sized`),
 //! checks them into a `Call` (`args`, `inputs`, `features`) and asks the plan layer. The tensors'
-//! checks are in `operand`, `scores`, `array`, `lengths`, `pages`, `block_mask`, `factor` and
-//! `overlap`.
+//! checks are in `operand`, `scores`, `array`, `lengths`, `pages`, `key_starts`, `block_mask`,
+//! `factor` and `overlap`.
 //!
 //! cbindgen generates `include/flashtune.h` from the files that declare something for C. In those,
 //! `///` is written for the C caller, and `//` for developers.
@@ -18,11 +18,16 @@ pub mod autotune;
 pub mod backward;
 pub mod context;
 pub mod forward;
+mod key_starts;
 pub mod kv_append;
+pub mod kv_append_params;
+mod kv_append_slots;
 pub mod last_error;
 pub mod log;
 pub mod merge;
+pub mod pack;
 pub mod plan_info;
+pub mod range;
 pub mod records;
 pub mod status;
 pub mod types;
@@ -35,6 +40,7 @@ mod factor;
 mod features;
 mod inputs;
 mod lengths;
+mod memory;
 mod op;
 mod operand;
 mod overlap;

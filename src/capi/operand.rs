@@ -133,9 +133,11 @@ impl Operand {
     }
 
     /// Whether the rows of all sequences form one dimension, as tensor maps of varlen problems
-    /// need.
+    /// need. Maps of pages have a dimension of pages instead.
     pub fn counts_by_rows(&self) -> bool {
-        self.is_empty() || self.tensor.rows_between(self.batch_size, self.seqlen).is_some()
+        self.is_empty()
+            || self.rows == Rows::InPages
+            || self.tensor.rows_between(self.batch_size, self.seqlen).is_some()
     }
 
     fn is_empty(&self) -> bool {

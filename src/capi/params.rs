@@ -1,8 +1,8 @@
 //! Params: a struct of arguments of one call, copied from the C caller and checked. Passes and
 //! small operations use it.
 
-use super::args::Memory;
 use super::context::flashtune_context;
+use super::memory::Memory;
 use super::operand::Data;
 use super::sized::{self, SizedStruct};
 use crate::error::Result;
@@ -26,7 +26,7 @@ pub unsafe fn checked<P: Params>(
 ) -> Result<P::Checked> {
     // SAFETY: by the caller's promise.
     let params = unsafe { sized::read(argument, params)? };
-    params.check(data, Memory::of(context.engine.backend()))
+    params.check(data, Memory::of(context.engine.backend(), context.is_auto))
 }
 
 /// The caller's context, and its params copied and checked.

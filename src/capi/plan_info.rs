@@ -21,6 +21,9 @@ pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
 /// The heuristic chose the config without measurement, because no record serves. A config that was
 /// loaded for another shape, and serves because preparing is not allowed, also has this source.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
+/// The config comes from a record of the context's pack. If no NVRTC was found, it may also be the
+/// best of the pack's configs for the problem.
+pub const FLASHTUNE_SOURCE_PACK: i32 = 7;
 
 /// The description of a plan. Text is UTF-8, ends in NUL, and is cut if it is too long.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +75,7 @@ impl flashtune_plan_info {
                 Source::Pinned => FLASHTUNE_SOURCE_PINNED,
                 Source::Process => FLASHTUNE_SOURCE_PROCESS,
                 Source::Machine => FLASHTUNE_SOURCE_MACHINE,
+                Source::Pack => FLASHTUNE_SOURCE_PACK,
                 Source::Shipped => FLASHTUNE_SOURCE_SHIPPED,
                 Source::NearestGpu => FLASHTUNE_SOURCE_NEAREST_GPU,
                 Source::Heuristic => FLASHTUNE_SOURCE_HEURISTIC,

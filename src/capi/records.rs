@@ -9,8 +9,9 @@ use std::ffi::c_char;
 use std::path::Path;
 
 /// Writes this machine's records to the file path and replaces what it held. The file has sorted
-/// lines of JSON: the same records give the same bytes. count receives their number; it may be
-/// NULL. May be called from any thread.
+/// lines of JSON: the same records give the same bytes. The file appears whole or not at all. It
+/// keeps the permissions of the file that it replaces; a new file is private to this user. count
+/// receives the number of records; it may be NULL. May be called from any thread.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, IO.
 #[unsafe(no_mangle)]
@@ -25,14 +26,18 @@ pub unsafe extern "C" fn flashtune_records_export(
 
 /// Adds the records of a file that flashtune_records_export wrote to this machine's.
 ///
-/// Two records of the same device and problem compete. If only one of them tried the kernel family
-/// that this library prefers for the problem, it wins. Otherwise the one with the lower median time
-/// wins. Records that this library does not understand are skipped, and so are records whose config
-/// it does not accept on their device.
+/// A problem that this machine has measured itself keeps its own record. Two imported records of
+/// the same device and problem compete. If only one of them tried the kernel family that this
+/// library prefers for the problem, it wins. Otherwise the one with the lower median time wins.
+/// Lines that this library does not understand are skipped, and so are records whose config it does
+/// not accept on their device or whose times no device reaches. One log line says how many were
+/// skipped.
 ///
-/// count receives the number of records taken; it may be NULL. May be called from any thread.
+/// path must name a regular file. count receives the number of records taken; it may be NULL. May
+/// be called from any thread.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, IO.
+/// Statuses: OK, INVALID_ARGUMENT, IO (the records before the place that could not be read are
+/// taken).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_records_import(
     context: *mut flashtune_context,
@@ -40,7 +45,15 @@ pub unsafe extern "C" fn flashtune_records_import(
     count: *mut u64,
 ) -> i32 {
     // SAFETY: as above.
-    unsafe { transfer(context, path, count, Engine::import_records) }
+    unsafe { transfer(context, path, count, import) }
+}
+
+fn import(engine: &Engine, path: &Path) -> Result<usize> {
+    let imported = engine.import_records(path, false)?;
+    if let Some(first) = &imported.first_refusal {
+        log::warn!("{}: {} lines refused; the first is {first}", path.display(), imported.refused);
+    }
+    Ok(imported.taken.len())
 }
 
 /// Runs `work` on the file and writes its number to `count`. All pointers are checked before the

@@ -23,7 +23,7 @@ pub const FLASHTUNE_STATUS_NO_COMPILER: i32 = 5;
 pub const FLASHTUNE_STATUS_COMPILE_FAILED: i32 = 6;
 /// The CUDA driver returned an error.
 pub const FLASHTUNE_STATUS_CUDA: i32 = 7;
-/// Host or device memory ran out.
+/// Host or device memory ran out, or the system refused a thread.
 pub const FLASHTUNE_STATUS_OUT_OF_MEMORY: i32 = 8;
 /// The workspace has fewer bytes than this call needs.
 pub const FLASHTUNE_STATUS_WORKSPACE_TOO_SMALL: i32 = 9;

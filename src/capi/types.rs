@@ -7,7 +7,7 @@ use std::ffi::c_void;
 pub const FLASHTUNE_DTYPE_FP16: i32 = 1;
 /// bfloat16 (CUDA and CPU backends).
 pub const FLASHTUNE_DTYPE_BF16: i32 = 2;
-/// IEEE single precision (CPU backend; CUDA backend except with pages).
+/// IEEE single precision (CUDA and CPU backends).
 ///
 /// The error against exact attention is bounded by that of plain fp32 attention, which rounds each
 /// product and sum to fp32. Let E be the largest error of any element of plain fp32 attention:
@@ -64,6 +64,10 @@ pub const FLASHTUNE_FEATURE_MASK_BITS: u64 = 2048;
 
 /// block_mask is used.
 pub const FLASHTUNE_FEATURE_BLOCK_MASK: u64 = 4096;
+/// Forward pass: cache_batch_idx and batch_size_cache are used.
+pub const FLASHTUNE_FEATURE_CACHE_BATCH_IDX: u64 = 8192;
+/// Forward pass: leftpad_k is used.
+pub const FLASHTUNE_FEATURE_LEFTPAD_K: u64 = 16384;
 
 /// Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
 /// keys that it sees. Backward, each block of keys lists the blocks of queries that see it (the
@@ -246,7 +250,7 @@ pub struct flashtune_forward_params {
     ///
     /// A used pointer must not be NULL at a launch; it may be NULL in the calls that do not touch
     /// data. An unused pointer must be NULL. Unused sizes must be 0: total_q, total_k, page_size,
-    /// num_pages and block_mask's block_q, block_k and max_blocks.
+    /// num_pages, batch_size_cache and block_mask's block_q, block_k and max_blocks.
     pub features: u64,
     /// A FLASHTUNE_WINDOW_*. With causal, the window must have the same alignment, and window_right
     /// must be 0 or -1.
@@ -354,6 +358,28 @@ pub struct flashtune_forward_params {
     pub reserved: i32,
     /// For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
     pub block_mask: flashtune_block_mask,
+    /// int32 (batch_size), read: the batch entry of k and v that holds each sequence's keys. k and
+    /// v are then (batch_size_cache, seqlen_k, num_heads_kv, dim). Several sequences may share an
+    /// entry. Excludes cu_seqlens_k and block_table.
+    ///
+    /// On a CUDA context it is device memory, and a number that names no entry stands for the last
+    /// entry. On a CPU context it is host memory, and a launch refuses such a number.
+    pub cache_batch_idx: *const i32,
+    /// int32 (batch_size), read: the rows before each sequence's first key in its entry of k and v.
+    /// seqused_k counts from the entry's first row, so sequence b has seqused_k[b] - leftpad_k[b]
+    /// keys, or seqlen_k - leftpad_k[b]. Key 0 is row leftpad_k[b]: causal, the window, alibi, bias
+    /// and mask count from there. Excludes cu_seqlens_k and block_table.
+    ///
+    /// On a CUDA context it is device memory, and a number below 0 counts as 0, one above the
+    /// entry's used rows as their number. On a CPU context it is host memory, and a launch refuses
+    /// both.
+    pub leftpad_k: *const i32,
+    /// With cache_batch_idx: batch entries of k and v, 1 to 2^31 - 1.
+    pub batch_size_cache: i64,
+    /// 0: the config decides into how many parts the keys are split over CTAs. Otherwise the most
+    /// parts, at least 1. It changes neither the plan nor the workspace's size. With
+    /// batch_invariant it must be 0, since each sequence's own length decides.
+    pub num_splits: i64,
 }
 
 /// One backward pass. A field with the name of a forward field means the same and must have the

@@ -3,7 +3,8 @@
 //! `crate::dropout` defines the mask; this file draws it by patches, once per eight elements. The
 //! scale of kept weights is applied elsewhere, as one factor of a whole product.
 
-use super::vector::{Level, vectorized};
+use super::simd::Level;
+use super::vector::vectorized;
 use crate::call::Call;
 use crate::dropout::DropoutMask;
 

@@ -3,6 +3,9 @@
 //! Everything inside a tile is fp32. Only this file turns the caller's addresses into slices.
 
 use super::sequence::{Pages, Place, Sequence};
+use super::simd::Level;
+use super::transpose;
+use super::vector::vectorized;
 use crate::call::TensorRef;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -10,39 +13,66 @@ use half::{bf16, f16};
 pub trait Element: Copy + Send + Sync + 'static {
     const ZERO: Self;
     /// Both slices have the same length.
-    fn widen(row: &[Self], wide: &mut [f32]);
+    fn widen(level: Level, row: &[Self], wide: &mut [f32]);
     /// Rounds to nearest, ties to even. Both slices have the same length.
-    fn narrow(wide: &[f32], row: &mut [Self]);
+    fn narrow(level: Level, wide: &[f32], row: &mut [Self]);
 }
 
 impl Element for f32 {
     const ZERO: f32 = 0.0;
-    fn widen(row: &[f32], wide: &mut [f32]) {
+    fn widen(_level: Level, row: &[f32], wide: &mut [f32]) {
         wide.copy_from_slice(row);
     }
-    fn narrow(wide: &[f32], row: &mut [f32]) {
+    fn narrow(_level: Level, wide: &[f32], row: &mut [f32]) {
         row.copy_from_slice(wide);
     }
 }
 
 impl Element for f16 {
     const ZERO: f16 = f16::ZERO;
-    fn widen(row: &[f16], wide: &mut [f32]) {
-        row.convert_to_f32_slice(wide);
+    fn widen(level: Level, row: &[f16], wide: &mut [f32]) {
+        widen_f16(level, row, wide);
     }
-    fn narrow(wide: &[f32], row: &mut [f16]) {
+    fn narrow(_level: Level, wide: &[f32], row: &mut [f16]) {
         row.convert_from_f32_slice(wide);
     }
 }
 
 impl Element for bf16 {
     const ZERO: bf16 = bf16::ZERO;
-    fn widen(row: &[bf16], wide: &mut [f32]) {
-        // Not half's conversion: it branches on NaN for each element and so does not vectorise.
+    fn widen(level: Level, row: &[bf16], wide: &mut [f32]) {
+        widen_bf16(level, row, wide);
+    }
+    fn narrow(level: Level, wide: &[f32], row: &mut [bf16]) {
+        narrow_bf16(level, wide, row);
+    }
+}
+
+// half's conversions of bf16 branch on NaN for each element, and those of fp16 are calls for each
+// eight.
+vectorized! {
+    pub fn widen_bf16(row: &[bf16], wide: &mut [f32]) {
         wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = f32::from_bits(u32::from(x.to_bits()) << 16));
     }
-    fn narrow(wide: &[f32], row: &mut [bf16]) {
-        row.convert_from_f32_slice(wide);
+
+    pub fn narrow_bf16(wide: &[f32], row: &mut [bf16]) {
+        for (x, wide) in row.iter_mut().zip(wide) {
+            let bits = wide.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+            // A NaN keeps its upper bits and becomes quiet: rounding could carry it to an infinity.
+            let quiet = bits >> 16 | 0x40;
+            *x = bf16::from_bits(if wide.is_nan() { quiet } else { rounded } as u16);
+        }
+    }
+
+    pub fn widen_f16(row: &[f16], wide: &mut [f32]) {
+        for (wide, x) in wide.iter_mut().zip(row) {
+            let bits = u32::from(x.to_bits());
+            // The exponent's bias grows from 15 to 127; denormals become normal numbers on the way.
+            let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
+            let exponent_of_inf = if magnitude >= 65536.0 { 0x7f80_0000 } else { 0 };
+            *wide = f32::from_bits(magnitude.to_bits() | exponent_of_inf | (bits & 0x8000) << 16);
+        }
     }
 }
 
@@ -54,6 +84,7 @@ pub struct Tensor<E> {
     stride_seqlen: isize,
     stride_head: isize,
     dim: usize,
+    level: Level,
 }
 
 // SAFETY: a Tensor is an address and strides; each access through it is an unsafe call whose caller
@@ -70,6 +101,7 @@ impl<E: Element> Tensor<E> {
             stride_seqlen: tensor.stride_seqlen as isize,
             stride_head: tensor.stride_head as isize,
             dim,
+            level: Level::detect(),
         }
     }
 
@@ -78,9 +110,10 @@ impl<E: Element> Tensor<E> {
         let begin = match place {
             Place::Entry(batch) => batch as isize * self.stride_batch,
             Place::Row(row) => row as isize * self.stride_seqlen,
+            Place::RowOfEntry(batch, row) => batch as isize * self.stride_batch + row as isize * self.stride_seqlen,
         };
         let data = self.data.wrapping_offset(begin + head as isize * self.stride_head);
-        Head { data, stride: self.stride_seqlen, dim: self.dim, pages: None }
+        Head { data, stride: self.stride_seqlen, dim: self.dim, level: self.level, pages: None }
     }
 
     /// The head's rows of a sequence's keys, in k or v.
@@ -98,6 +131,7 @@ pub struct Head<E> {
     data: *mut E,
     stride: isize,
     dim: usize,
+    level: Level,
     /// The pages, and the stride between them in elements; `data` is then in the first page.
     pages: Option<(Pages, isize)>,
 }
@@ -131,13 +165,15 @@ impl<E: Element> Head<E> {
     pub unsafe fn load(&self, first: usize, rows: usize, tile: &mut [f32], pitch: usize) {
         for (position, wide) in (first..first + rows).zip(tile.chunks_exact_mut(pitch)) {
             // SAFETY: the caller's promise.
-            E::widen(unsafe { self.row(position) }, &mut wide[..self.dim]);
-            wide[self.dim..].fill(0.0);
+            E::widen(self.level, unsafe { self.row(position) }, &mut wide[..self.dim]);
+            if pitch > self.dim {
+                wide[self.dim..].fill(0.0);
+            }
         }
     }
 
     /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `c * pitch + row`. Rows
-    /// from `rows` to `padded_rows` become 0.
+    /// from `rows` to `padded_rows`, a multiple of 4, become 0.
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes meanwhile.
@@ -149,27 +185,21 @@ impl<E: Element> Head<E> {
         tile: &mut [f32],
         pitch: usize,
     ) {
-        // Strips of 16 rows, so that each column of a strip is written as one cache line.
-        const STRIP: usize = 16;
         const COLUMNS: usize = 64;
-        let mut wide = [[0.0f32; COLUMNS]; STRIP];
-        for strip in (0..padded_rows).step_by(STRIP) {
-            for column in (0..self.dim).step_by(COLUMNS) {
-                let columns = COLUMNS.min(self.dim - column);
-                for (i, wide) in wide.iter_mut().enumerate() {
-                    match strip + i < rows {
+        let mut wide = [[0.0f32; COLUMNS]; 4];
+        for column in (0..self.dim).step_by(COLUMNS) {
+            let columns = column..self.dim.min(column + COLUMNS);
+            let tile = &mut tile[column * pitch..];
+            for four in (0..padded_rows).step_by(4) {
+                for (row, wide) in (four..).zip(&mut wide) {
+                    let wide = &mut wide[..columns.len()];
+                    match row < rows {
                         // SAFETY: the caller's promise.
-                        true => E::widen(
-                            unsafe { &self.row(first + strip + i)[column..column + columns] },
-                            &mut wide[..columns],
-                        ),
+                        true => E::widen(self.level, unsafe { &self.row(first + row)[columns.clone()] }, wide),
                         false => wide.fill(0.0),
                     }
                 }
-                for c in 0..columns {
-                    let to = &mut tile[(column + c) * pitch + strip..][..STRIP];
-                    to.iter_mut().zip(&wide).for_each(|(to, wide)| *to = wide[c]);
-                }
+                transpose::from_rows(wide.each_ref().map(|row| &row[..columns.len()]), &mut tile[four..], pitch);
             }
         }
     }
@@ -181,7 +211,7 @@ impl<E: Element> Head<E> {
     pub unsafe fn store(&self, position: usize, wide: &[f32]) {
         let row = self.address(position);
         // SAFETY: the caller's promise; the last dim is contiguous.
-        E::narrow(wide, unsafe { std::slice::from_raw_parts_mut(row, self.dim) });
+        E::narrow(self.level, wide, unsafe { std::slice::from_raw_parts_mut(row, self.dim) });
     }
 
     /// Rounds `factor * tile` into rows `first..first + rows`, element (row, c) at `c * pitch +
@@ -190,12 +220,57 @@ impl<E: Element> Head<E> {
     /// # Safety
     /// The rows must lie in a live tensor that nobody else reads or writes meanwhile.
     pub unsafe fn store_transposed(&self, first: usize, rows: usize, tile: &[f32], pitch: usize, factor: f32) {
-        let mut wide = [0.0; crate::problem::MAX_HEAD_DIM as usize];
-        for i in 0..rows {
-            let column = wide[..self.dim].iter_mut().enumerate();
-            column.for_each(|(c, wide)| *wide = factor * tile[c * pitch + i]);
-            // SAFETY: the caller's promise.
-            unsafe { self.store(first + i, &wide[..self.dim]) };
+        let mut wide = [[0.0; crate::problem::MAX_HEAD_DIM as usize]; 4];
+        // A tile has room for rows up to the next multiple of four.
+        for four in (0..rows).step_by(4) {
+            transpose::into_rows(&tile[four..], pitch, factor, wide.each_mut().map(|row| &mut row[..self.dim]));
+            for (row, wide) in (four..rows).zip(&wide) {
+                // SAFETY: the caller's promise.
+                unsafe { self.store(first + row, &wide[..self.dim]) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_16_bit_number_widens_exactly_and_comes_back() {
+        for level in Level::all() {
+            let bits: Vec<u16> = (0..=u16::MAX).collect();
+            let mut wide = vec![0.0; bits.len()];
+            let halves: Vec<f16> = bits.iter().map(|bits| f16::from_bits(*bits)).collect();
+            widen_f16(level, &halves, &mut wide);
+            for (half, wide) in halves.iter().zip(&wide) {
+                let same = half.to_f32().to_bits() == wide.to_bits();
+                assert!(same || half.is_nan() && wide.is_nan(), "{level:?} {half:?} {wide}");
+            }
+            let brains: Vec<bf16> = bits.iter().map(|bits| bf16::from_bits(*bits)).collect();
+            widen_bf16(level, &brains, &mut wide);
+            let mut back = vec![bf16::ZERO; brains.len()];
+            narrow_bf16(level, &wide, &mut back);
+            for (brain, back) in brains.iter().zip(&back) {
+                assert!(brain.to_bits() == back.to_bits() || brain.is_nan() && back.is_nan(), "{level:?} {brain:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate_does() {
+        for level in Level::all() {
+            // Every upper half, with ties and their neighbours below.
+            let lower = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+            let wide: Vec<f32> =
+                (0..=0xffffu32).flat_map(|upper| lower.map(|lower| f32::from_bits(upper << 16 | lower))).collect();
+            let mut narrow = vec![bf16::ZERO; wide.len()];
+            narrow_bf16(level, &wide, &mut narrow);
+            for (wide, narrow) in wide.iter().zip(&narrow) {
+                let expected = bf16::from_f32(*wide);
+                let same = narrow.to_bits() == expected.to_bits();
+                assert!(same || narrow.is_nan() && expected.is_nan(), "{level:?} {wide:e}: {narrow:?}");
+            }
         }
     }
 }

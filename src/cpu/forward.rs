@@ -1,9 +1,13 @@
 //! The forward pass: one task per (batch, head, block of queries), which walks the keys with an
 //! online softmax.
 //!
-//! Tiles have the queries contiguous (element (row, key) at `key * block_m + row`), and so has the
+//! A block is cut into strips of at most `STRIP` queries. A strip's scores for a tile of keys stay
+//! in the caches near the core from the first product through the softmax to the second. Strips of
+//! a block share the loaded keys, and each skips the keys that none of its rows sees.
+//!
+//! Tiles have the queries contiguous (element (row, key) at `key * pitch + row`), and so has the
 //! output accumulator: maxima, sums and rescaling run along the vector registers without a
-//! horizontal step, and the GEMM reads the queries and the weights in place. Scores are base 2,
+//! horizontal step, and the products read the queries and the weights in place. Scores are base 2,
 //! scaled by the product that makes them.
 //!
 //! Hidden scores are overwritten, so a NaN in a hidden key's K never spreads. A hidden key's V
@@ -13,12 +17,14 @@
 use super::block_map::{BlockMap, TileBlocks};
 use super::dropout::Masks;
 use super::element::{Element, Head, Tensor};
-use super::matmul::{Into, Matrix, multiply};
+use super::product::{Into, LANES, Matrix, STRIP, multiply};
 use super::read_only::ReadOnly;
 use super::scores::ScoreModifier;
 use super::sequence::{Sequence, Sequences};
-use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, TileSize};
-use super::vector::{LANES, Level, multiply_in_place, scale_rows, softmax_step};
+use super::simd::Level;
+use super::softmax::softmax_step;
+use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, MAX_BLOCK, TileSize};
+use super::vector::{multiply_in_place, scale_rows};
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
@@ -71,6 +77,33 @@ struct Tile {
     rows: usize,
     first_key: usize,
     keys: usize,
+    /// Element (row, key) lies at `key * pitch + row`.
+    pitch: usize,
+}
+
+/// Some query rows of a block and what they have gathered from the keys so far.
+struct Strip<'a> {
+    first_row: usize,
+    rows: usize,
+    /// The keys that any of the rows sees, in whole patches of the dropout mask.
+    keys: Range<usize>,
+    seen_by_all: Range<usize>,
+    /// Whether `acc_o` holds anything.
+    is_begun: bool,
+    /// (row, c) at `c * padded_rows + row`, and so in `acc_o`.
+    q: &'a mut [f32],
+    acc_o: &'a mut [f32],
+    row_max: &'a mut [f32],
+    row_sum: &'a mut [f32],
+    rescale: &'a mut [f32],
+}
+
+/// Strips of the largest block.
+const MOST_STRIPS: usize = MAX_BLOCK as usize / STRIP;
+
+/// The keys from the first patch of the dropout mask on.
+fn patches(keys: Range<usize>) -> Range<usize> {
+    keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize..keys.end
 }
 
 impl Tile {
@@ -110,69 +143,117 @@ impl<E: Element> Forward<E> {
             return;
         }
         let rows = m.min(sequence.seqlen_q - first_row);
-        // Rows up to the next multiple of LANES are computed from zeros and not stored.
-        let padded_rows = rows.next_multiple_of(LANES);
-        let q = take(&mut scratch, self.dim * m);
         let k = take(&mut scratch, n * self.dim);
         let v = take(&mut scratch, n * self.dim_v);
-        let scores = take(&mut scratch, n * m);
-        let acc_o = take(&mut scratch, self.dim_v * m);
-        let row_max = &mut take(&mut scratch, m)[..padded_rows];
-        let row_sum = &mut take(&mut scratch, m)[..padded_rows];
-        let rescale = &mut take(&mut scratch, m)[..padded_rows];
-        let keep = scratch;
-        row_max.fill(f32::NEG_INFINITY);
-        row_sum.fill(0.0);
-
+        let scores = take(&mut scratch, n * STRIP);
+        let keep = take(&mut scratch, if self.masks.is_some() { n * STRIP } else { 0 });
+        let q = self.q.head(sequence.place_q, head);
+        let mut strips: [Option<Strip>; MOST_STRIPS] = [const { None }; MOST_STRIPS];
+        let starts = (first_row..first_row + rows).step_by(STRIP);
+        for (strip, start) in strips.iter_mut().zip(starts) {
+            *strip = Some(self.strip(sequence, &q, start, STRIP.min(first_row + rows - start), &mut scratch));
+        }
         let kv_head = head / self.group_size;
         let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
-        // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and
-        // unwritten during a launch.
-        unsafe { self.q.head(sequence.place_q, head).load_transposed(first_row, rows, padded_rows, q, m) };
-
-        // Keys that no row of the block sees are not visited, except to complete a patch of the
-        // dropout mask.
-        let visible_keys = sequence.mask.keys_of_block(first_row..first_row + rows);
-        let seen_by_all = sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end;
-        let begin = visible_keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize;
         let mut blocks = self.block_map.table();
-        let mut into = Into::Overwrite;
-        for first_key in (begin..visible_keys.end).step_by(n) {
-            let keys = n.min(visible_keys.end - first_key);
-            let (tile_rows, tile_keys) = (first_row..first_row + rows, first_key..first_key + keys);
-            if !self.block_map.look_up(batch, head, tile_rows, tile_keys, &mut blocks) {
+        let of_block = patches(sequence.mask.keys_of_block(first_row..first_row + rows));
+        // Tiles begin at multiples of n wherever the block begins, so a row's sums have one order.
+        for first_key in (of_block.start / n * n..of_block.end).step_by(n) {
+            let of_tile = of_block.start.max(first_key)..of_block.end.min(first_key + n);
+            if !self.block_map.look_up(batch, head, first_row..first_row + rows, of_tile.clone(), &mut blocks) {
                 continue;
             }
-            // SAFETY: first_key + keys <= seqlen_k; as above.
+            // SAFETY: the sequence has these keys, in tensors that the caller keeps alive and
+            // unwritten during a launch.
             unsafe {
-                keys_k.load(first_key, keys, k, self.dim);
-                keys_v.load(first_key, keys, v, self.dim_v);
+                keys_k.load(of_tile.start, of_tile.len(), k, self.dim);
+                keys_v.load(of_tile.start, of_tile.len(), v, self.dim_v);
             }
-            let (q, k) = (Matrix::columns(q, m), Matrix::columns(k, self.dim));
-            multiply([padded_rows, keys, self.dim], scores, m, Into::Overwrite, q, k, self.modifier.factor);
-            let tile = Tile { first_row, rows, first_key, keys };
-            if self.modifier.is_needed() {
-                self.modify(sequence, head, tile, &blocks, scores);
+            for strip in strips.iter_mut().map_while(Option::as_mut) {
+                let keys = of_tile.start.max(strip.keys.start)..of_tile.end.min(strip.keys.end);
+                if keys.is_empty() {
+                    continue;
+                }
+                let skipped = keys.start - of_tile.start;
+                let (k, v) = (&k[skipped * self.dim..], &v[skipped * self.dim_v..]);
+                self.attend(sequence, head, strip, keys, &blocks, [k, v], scores, keep);
             }
-            let is_seen_by_all = first_key >= seen_by_all.start && first_key + keys <= seen_by_all.end;
-            if !is_seen_by_all || self.block_map.is_on() {
-                self.hide(sequence, head, tile, &blocks, scores);
-            }
-            softmax_step(self.level, scores, m, keys, row_max, row_sum, rescale);
-            if let Some(masks) = &self.masks {
-                masks.fill(batch * self.heads + head, first_row, rows, first_key, keys, keep, 1, m);
-                multiply_in_place(self.level, &mut scores[..keys * m], keep);
-            }
-            if into == Into::Add {
-                scale_rows(self.level, acc_o, m, rescale);
-            }
-            let (weights, v) = (Matrix::columns(scores, m), Matrix::rows(v, self.dim_v));
-            multiply([padded_rows, self.dim_v, keys], acc_o, m, into, weights, v, 1.0);
-            into = Into::Add;
         }
         let out = self.out.head(sequence.place_q, head);
-        let lse_row = self.sequences.lse_row(sequence, head) + first_row;
-        self.finish(&out, head, lse_row, first_row..first_row + rows, acc_o, row_max, row_sum);
+        let lse_row = self.sequences.lse_row(sequence, head);
+        for strip in strips.into_iter().map_while(|strip| strip) {
+            self.finish(&out, head, lse_row, strip);
+        }
+    }
+
+    /// Loads some queries, which have seen no key yet.
+    fn strip<'a>(
+        &self,
+        sequence: &Sequence,
+        q: &Head<E>,
+        first_row: usize,
+        rows: usize,
+        scratch: &mut &'a mut [f32],
+    ) -> Strip<'a> {
+        // Rows up to the next multiple of LANES are computed from zeros and not stored.
+        let padded_rows = rows.next_multiple_of(LANES);
+        let of_q = take(scratch, self.dim * padded_rows);
+        // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and
+        // unwritten during a launch.
+        unsafe { q.load_transposed(first_row, rows, padded_rows, of_q, padded_rows) };
+        let strip = Strip {
+            first_row,
+            rows,
+            keys: patches(sequence.mask.keys_of_block(first_row..first_row + rows)),
+            seen_by_all: sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end,
+            is_begun: false,
+            q: of_q,
+            acc_o: take(scratch, self.dim_v * padded_rows),
+            row_max: take(scratch, padded_rows),
+            row_sum: take(scratch, padded_rows),
+            rescale: take(scratch, padded_rows),
+        };
+        strip.row_max.fill(f32::NEG_INFINITY);
+        strip.row_sum.fill(0.0);
+        strip
+    }
+
+    /// Adds a tile of keys to a strip. `k` and `v` begin with the first of the keys.
+    #[allow(clippy::too_many_arguments)] // the tile, its place and its scratch
+    fn attend(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        strip: &mut Strip,
+        keys: Range<usize>,
+        blocks: &TileBlocks,
+        [k, v]: [&[f32]; 2],
+        scores: &mut [f32],
+        keep: &mut [f32],
+    ) {
+        let pitch = strip.rows.next_multiple_of(LANES);
+        let scores = &mut scores[..keys.len() * pitch];
+        let tile =
+            Tile { first_row: strip.first_row, rows: strip.rows, first_key: keys.start, keys: keys.len(), pitch };
+        let (q, k) = (Matrix::columns(strip.q, pitch), Matrix::columns(k, self.dim));
+        multiply(self.level, [pitch, tile.keys, self.dim], scores, pitch, Into::Overwrite(self.modifier.factor), q, k);
+        if self.modifier.is_needed() {
+            self.modify(sequence, head, tile, blocks, scores);
+        }
+        let is_seen_by_all = keys.start >= strip.seen_by_all.start && keys.end <= strip.seen_by_all.end;
+        if !is_seen_by_all || self.block_map.is_on() {
+            self.hide(sequence, head, tile, blocks, scores);
+        }
+        softmax_step(self.level, scores, pitch, tile.keys, strip.row_max, strip.row_sum, strip.rescale);
+        if let Some(masks) = &self.masks {
+            let mask_head = sequence.batch * self.heads + head;
+            masks.fill(mask_head, tile.first_row, tile.rows, tile.first_key, tile.keys, keep, 1, pitch);
+            multiply_in_place(self.level, scores, keep);
+        }
+        let into = if strip.is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
+        let (weights, v) = (Matrix::columns(scores, pitch), Matrix::rows(v, self.dim_v));
+        multiply(self.level, [pitch, self.dim_v, tile.keys], strip.acc_o, pitch, into, weights, v);
+        strip.is_begun = true;
     }
 
     /// Applies softcap, ALiBi, bias and mask to the scores that causal and window leave.
@@ -180,7 +261,7 @@ impl<E: Element> Forward<E> {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
             let line = Line { head, row: tile.first_row + rows.start, key: tile.first_key + key, axis: Axis::Rows };
-            let scores = &mut scores[key * self.tile_size.m..][rows];
+            let scores = &mut scores[key * tile.pitch..][rows];
             let pieces = blocks.pieces(line, scores.len());
             for (piece, kind) in pieces.filter(|(_, kind)| *kind != BlockKind::Empty) {
                 self.modifier.modify(sequence, line.after(piece.start), kind, &mut scores[piece], None);
@@ -192,7 +273,7 @@ impl<E: Element> Forward<E> {
     fn hide(&self, sequence: &Sequence, head: usize, tile: Tile, blocks: &TileBlocks, scores: &mut [f32]) {
         for key in 0..tile.keys {
             let rows = tile.rows_that_see(key, sequence);
-            let scores = &mut scores[key * self.tile_size.m..][..tile.rows];
+            let scores = &mut scores[key * tile.pitch..][..tile.rows];
             scores[..rows.start].fill(f32::NEG_INFINITY);
             scores[rows.end..].fill(f32::NEG_INFINITY);
             let line = Line { head, row: tile.first_row, key: tile.first_key + key, axis: Axis::Rows };
@@ -207,36 +288,26 @@ impl<E: Element> Forward<E> {
     /// A row that sees nothing, or only scores of -inf, has a sum of 0; any other row has a weight
     /// of 1. Its O is 0 and its LSE -inf, whatever the accumulator holds. A NaN among its scores
     /// makes the sum NaN.
-    #[allow(clippy::too_many_arguments)] // where to, which rows, and the three results of the key loop
-    fn finish(
-        &self,
-        out: &Head<E>,
-        head: usize,
-        lse_row: usize,
-        rows: Range<usize>,
-        acc_o: &mut [f32],
-        row_max: &mut [f32],
-        row_sum: &mut [f32],
-    ) {
-        let m = self.tile_size.m;
+    fn finish(&self, out: &Head<E>, head: usize, lse_row: usize, strip: Strip) {
+        let pitch = strip.rows.next_multiple_of(LANES);
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
         // SAFETY: one of heads_q floats.
         let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);
-        for row in 0..rows.len() {
-            if row_sum[row] == 0.0 {
-                acc_o.iter_mut().skip(row).step_by(m).for_each(|x| *x = 0.0);
+        for row in 0..strip.rows {
+            if strip.row_sum[row] == 0.0 {
+                strip.acc_o.iter_mut().skip(row).step_by(pitch).for_each(|x| *x = 0.0);
             }
-            let end = RowEnd::new(row_max[row], row_sum[row], sink_log2);
+            let end = RowEnd::new(strip.row_max[row], strip.row_sum[row], sink_log2);
             if !self.lse.0.is_null() {
                 // SAFETY: lse has an element for each row, and this row is this task's alone.
-                unsafe { self.lse.0.add(lse_row + row).write(end.lse) };
+                unsafe { self.lse.0.add(lse_row + strip.first_row + row).write(end.lse) };
             }
-            row_sum[row] = keep_scale * end.factor;
+            strip.row_sum[row] = keep_scale * end.factor;
         }
-        scale_rows(self.level, acc_o, m, row_sum);
+        scale_rows(self.level, strip.acc_o, pitch, strip.row_sum);
         // SAFETY: the sequence has these rows, in an output that this launch alone writes, and they
         // are of this task's block.
-        unsafe { out.store_transposed(rows.start, rows.len(), acc_o, m, 1.0) };
+        unsafe { out.store_transposed(strip.first_row, strip.rows, strip.acc_o, pitch, 1.0) };
     }
 }
 

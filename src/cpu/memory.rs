@@ -92,6 +92,20 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(ALIGNMENT)?, 1).ok()
 }
 
+/// An error if the system would refuse so many bytes now. It asks for them and gives them back
+/// untouched, past the allocator, which keeps nothing of them.
+pub fn require_available(bytes: usize) -> Result<()> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the system's choice.
+    let mapping = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
+    if mapping == libc::MAP_FAILED {
+        return Err(out_of_memory(bytes));
+    }
+    // SAFETY: the whole of the mapping just made, which nothing refers to.
+    unsafe { libc::munmap(mapping, bytes) };
+    Ok(())
+}
+
 fn out_of_memory(bytes: usize) -> Error {
     Error::new(Status::OutOfMemory, format!("cannot allocate {bytes} bytes of host memory"))
 }
@@ -108,6 +122,12 @@ mod tests {
         let mut back = [0; 8];
         memory.download(&mut back).unwrap();
         assert_eq!(back, [7; 8]);
+    }
+
+    #[test]
+    fn what_the_system_has_is_available_and_what_no_system_has_is_not() {
+        require_available(1 << 20).unwrap();
+        assert_eq!(require_available(isize::MAX as usize).unwrap_err().status, Status::OutOfMemory);
     }
 
     #[test]

@@ -12,17 +12,20 @@ mod element;
 mod forward;
 mod host;
 mod mask;
-mod matmul;
 mod memory;
+mod product;
 mod read_only;
 mod scores;
 mod sequence;
+mod simd;
+mod softmax;
 mod tile;
+mod transpose;
 mod vector;
 mod workers;
 
 pub use element::{Element, Tensor};
-pub use memory::HostMemory;
+pub use memory::{HostMemory, require_available};
 pub use sequence::Place;
 pub use tile::{BLOCK_STEP, MAX_BLOCK};
 pub use workers::{Workers, take};
@@ -35,10 +38,10 @@ use crate::error::{Error, Result};
 use crate::family;
 use crate::problem::{Dtype, Pass, Problem};
 use half::{bf16, f16};
+pub use simd::Level;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tile::TileSize;
-use vector::Level;
 
 /// No host has more hardware threads; a larger number is a mistake.
 const MAX_THREADS: usize = 4096;

@@ -8,8 +8,9 @@
 use super::element::Element;
 use super::read_only::ReadOnly;
 use super::sequence::Sequence;
+use super::simd::Level;
 use super::tile::{Axis, BlockKind, Line};
-use super::vector::{Level, add_distances, add_scaled, cap, cap_with_slopes};
+use super::vector::{add_distances, add_scaled, cap, cap_with_slopes};
 use crate::call::{Call, ScoresRef};
 use std::f32::consts::LOG2_E;
 
@@ -100,7 +101,7 @@ impl<E: Element> ScoreModifier<E> {
                 *element = unsafe { first.wrapping_offset(at as isize * stride).read() };
             }
             let wide = &mut wide[..scores.len()];
-            E::widen(&gathered[..scores.len()], wide);
+            E::widen(self.level, &gathered[..scores.len()], wide);
             add_scaled(self.level, scores, LOG2_E, wide);
         }
     }

@@ -16,6 +16,8 @@ pub struct Sequences {
     cu_seqlens_k: ReadOnly<i32>,
     seqused_q: ReadOnly<i32>,
     seqused_k: ReadOnly<i32>,
+    cache_batch_idx: ReadOnly<i32>,
+    leftpad_k: ReadOnly<i32>,
     block_table: ReadOnly<i32>,
     block_table_stride: usize,
 }
@@ -27,6 +29,8 @@ pub enum Place {
     Entry(usize),
     /// This row of a tensor that holds packed sequences.
     Row(usize),
+    /// An entry of the batch dimension, and a row there.
+    RowOfEntry(usize, usize),
 }
 
 /// The place of a sequence's keys in a paged K/V cache, whose pages are entries of the batch
@@ -62,6 +66,8 @@ impl Sequences {
             cu_seqlens_k: ReadOnly::new(features.cu_seqlens_k),
             seqused_q: ReadOnly::new(features.seqused_q),
             seqused_k: ReadOnly::new(features.seqused_k),
+            cache_batch_idx: ReadOnly::new(features.cache_batch_idx),
+            leftpad_k: ReadOnly::new(features.leftpad_k),
             block_table: ReadOnly::new(features.block_table),
             block_table_stride: features.block_table_stride as usize,
         }
@@ -70,7 +76,10 @@ impl Sequences {
     pub fn of(&self, batch: usize) -> Sequence {
         let problem = &self.problem;
         let (place_q, seqlen_q) = extent(batch, problem.seqlen_q, self.cu_seqlens_q, self.seqused_q);
-        let (place_k, seqlen_k) = extent(batch, problem.seqlen_k, self.cu_seqlens_k, self.seqused_k);
+        let (place_k, seqlen_k) = match problem.features.key_starts {
+            true => self.keys_from_their_start(batch),
+            false => extent(batch, problem.seqlen_k, self.cu_seqlens_k, self.seqused_k),
+        };
         let shift = match problem.features.varlen {
             Some(_) if problem.aligns_ends() => seqlen_k as i64 - seqlen_q as i64,
             _ => 0,
@@ -90,6 +99,16 @@ impl Sequences {
         Sequence { batch, seqlen_q, seqlen_k, place_q, place_k, pages, mask }
     }
 
+    /// The place of a sequence's first key, and the number of its keys.
+    fn keys_from_their_start(&self, batch: usize) -> (Place, usize) {
+        let (_, used) = extent(batch, self.problem.seqlen_k, self.cu_seqlens_k, self.seqused_k);
+        // SAFETY: on this backend the arrays, where given, are host memory of batch elements, none
+        // of them negative (the caller checked them).
+        let read = |array: ReadOnly<i32>| (!array.is_null()).then(|| unsafe { array.at(batch) } as usize);
+        let leftpad = read(self.leftpad_k).unwrap_or(0).min(used);
+        (Place::RowOfEntry(read(self.cache_batch_idx).unwrap_or(batch), leftpad), used - leftpad)
+    }
+
     /// Index of a sequence's row 0 in the LSE and its gradient.
     pub fn lse_row(&self, sequence: &Sequence, head: usize) -> usize {
         let problem = &self.problem;
@@ -106,7 +125,9 @@ impl Sequences {
     /// of `total` rows for each head.
     fn row_of(&self, sequence: &Sequence, head: usize, rows: i64, total: i64) -> usize {
         match sequence.place_q {
-            Place::Entry(batch) => (batch * self.problem.num_heads_q as usize + head) * rows as usize,
+            Place::Entry(batch) | Place::RowOfEntry(batch, _) => {
+                (batch * self.problem.num_heads_q as usize + head) * rows as usize
+            }
             Place::Row(row) => head * total as usize + row,
         }
     }

@@ -9,24 +9,31 @@ use super::memory::HostMemory;
 use crate::error::{Error, Result, Status};
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 pub struct Workers {
-    pool: rayon::ThreadPool,
+    /// Always there, until the drop.
+    pool: Option<rayon::ThreadPool>,
+    threads: Vec<JoinHandle<()>>,
     /// One for each worker. A worker locks only its own, so the lock never waits.
     scratch: Vec<Mutex<HostMemory>>,
 }
 
 impl Workers {
     pub fn new(num_threads: usize) -> Result<Workers> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(num_threads)
-            .thread_name(|index| format!("flashtune-{index}"))
-            .build()
-            .map_err(|error| {
-                Error::new(Status::OutOfMemory, format!("cannot start {num_threads} worker threads: {error}"))
-            })?;
         let scratch = (0..num_threads).map(|_| HostMemory::new(0).map(Mutex::new)).collect::<Result<_>>()?;
-        Ok(Workers { pool, scratch })
+        let mut workers = Workers { pool: None, threads: Vec::new(), scratch };
+        // rayon's own threads end some time after their pool; these can be joined.
+        let spawn = |worker: rayon::ThreadBuilder| {
+            let thread = std::thread::Builder::new().name(format!("flashtune-{}", worker.index()));
+            workers.threads.push(thread.spawn(|| worker.run())?);
+            Ok(())
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).spawn_handler(spawn).build();
+        workers.pool = Some(pool.map_err(|error| {
+            Error::new(Status::OutOfMemory, format!("cannot start {num_threads} worker threads: {error}"))
+        })?);
+        Ok(workers)
     }
 
     pub fn count(&self) -> usize {
@@ -46,7 +53,17 @@ impl Workers {
             work(task, &mut scratch.as_floats_mut()[..floats]);
             Ok(())
         };
-        self.pool.install(|| (0..tasks).into_par_iter().with_max_len(1).try_for_each(run))
+        let pool = self.pool.as_ref().expect("there until the drop");
+        pool.install(|| (0..tasks).into_par_iter().with_max_len(1).try_for_each(run))
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        drop(self.pool.take());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 

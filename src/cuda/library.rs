@@ -7,8 +7,10 @@
 use crate::error::{Error, Status};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::error::Error as _;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// A place where a library was looked for, and the result.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -50,6 +52,19 @@ pub(super) fn open(name: &OsStr) -> Result<Library, String> {
     // program.
     unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+}
+
+/// The file that an address of this process was loaded from.
+pub fn path_of(address: *const ()) -> Option<PathBuf> {
+    // SAFETY: plain pointers and integers, for which zeros are valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked; writes one Dl_info.
+    if unsafe { libc::dladdr(address.cast(), &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a C string that lives as long as the library, which is never closed.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
 /// Declares a struct of function pointers, its `load`, and one checked method for each function.

@@ -4,13 +4,13 @@
 //! search skips such libraries and says so in its account.
 
 use super::driver::Driver;
-use super::library::{Search, function_table, open};
+use super::library::{Search, function_table, open, path_of};
 use super::nvrtc_places::{Place, places, version_in_name};
+use crate::environment;
 use crate::error::{Error, Result, Status};
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::os::unix::Library;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -212,19 +212,6 @@ fn head(log: &str) -> String {
     lines.join("\n")
 }
 
-/// The file that an address of this process was loaded from.
-fn path_of(address: *const ()) -> Option<PathBuf> {
-    // SAFETY: plain pointers and integers, for which zeros are valid.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked; writes one Dl_info.
-    if unsafe { libc::dladdr(address.cast(), &mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: a C string that lives as long as the library, which is never closed.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
-}
-
 fn loaded() -> &'static Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| {
@@ -233,7 +220,7 @@ fn loaded() -> &'static Loaded {
             let _ = Driver::get();
             Driver::search().version
         };
-        let places = places(driver_version.map(|(major, _)| major), &|name| std::env::var_os(name));
+        let places = places(driver_version.map(|(major, _)| major), &environment::variable);
         let mut search = Search::default();
         let nvrtc = find(&places, driver_version, &mut search);
         Loaded { search, nvrtc }

@@ -28,6 +28,7 @@ use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Dtype, Pass, Problem};
+use decode::Rank;
 use space::Room;
 use spec::KernelSpec;
 use time::Work;
@@ -53,15 +54,17 @@ fn room(family: Family, pass: Pass) -> &'static Room {
 
 /// The families that do a problem on a device, the preferred one first.
 pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
+    if device.arch == Arch::Cpu {
+        return &[Family::Cpu];
+    }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
-    match (device.arch, decode::serves(problem)) {
-        (Arch::Cpu, _) => &[Family::Cpu],
-        // No other family reads pages.
-        (Arch::Sm(..), true) if problem.features.paged.is_some() => &[Family::Decode],
-        (Arch::Sm(..), true) if is_sm90 => &[Family::Decode, Family::Sm90, Family::Sm80],
-        (Arch::Sm(..), true) => &[Family::Decode, Family::Sm80],
-        (Arch::Sm(..), false) if is_sm90 => &[Family::Sm90, Family::Sm80],
-        (Arch::Sm(..), false) => &[Family::Sm80],
+    match (decode::rank(problem), is_sm90) {
+        (Rank::Preferred, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
+        (Rank::Preferred, false) => &[Family::Decode, Family::Sm80],
+        (Rank::Last, true) => &[Family::Sm90, Family::Sm80, Family::Decode],
+        (Rank::Last, false) => &[Family::Sm80, Family::Decode],
+        (Rank::Unserved, true) => &[Family::Sm90, Family::Sm80],
+        (Rank::Unserved, false) => &[Family::Sm80],
     }
 }
 
@@ -100,9 +103,6 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
             "{} is {}; kernels need sm_80 or later, since bf16 mma and cp.async begin there",
             device.name, device.arch
         ))),
-        Arch::Sm(..) if problem.dtype == Dtype::Fp32 && problem.features.paged.is_some() => Err(Error::unsupported(
-            "dtype is fp32 and k and v are paged; on a GPU pages must be of fp16 or bf16 (the CPU backend does fp32)",
-        )),
         // A tile's turn at a block follows from how many tiles before it meet the block. A list for
         // the other direction that names other blocks would make tiles wait for ever.
         Arch::Sm(..) if problem.deterministic && problem.features.block_mask.is_some() => Err(Error::unsupported(

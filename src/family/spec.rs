@@ -99,7 +99,8 @@ pub enum Arguments {
 pub struct Boxes {
     /// Rows of the boxes of Q, O and dO.
     pub query_rows: u32,
-    /// Rows of the boxes of K and V.
+    /// Rows of the boxes of K and V; 0 where threads copy keys, so that the maps of K and V are not
+    /// in use.
     pub key_rows: u32,
 }
 

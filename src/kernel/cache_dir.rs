@@ -1,10 +1,12 @@
 //! The cache folder: where it is, and whether it may be trusted.
 //!
-//! Cubins and records both lie under it, so `plan` calls this file too. A cubin is code: a folder
-//! that another user owns or may write to is refused as a whole.
+//! Cubins and records both lie under it, so `plan` calls this file too. A cubin is code, and its
+//! hash has no key: what keeps a foreign one out is that no other user can write to the folder. So
+//! a folder is refused as a whole that another user owns, may write to or may replace.
 
+use crate::environment;
 use std::ffi::OsString;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Metadata};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// variable counts as unset. So does a relative XDG_CACHE_HOME or HOME, by the XDG Base Directory
 /// Specification.
 pub fn resolve(setting: Option<&Path>) -> Option<PathBuf> {
-    resolve_with(setting, |name| std::env::var_os(name))
+    resolve_with(setting, environment::variable)
 }
 
 fn resolve_with(setting: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -25,13 +27,18 @@ fn resolve_with(setting: Option<&Path>, variable: impl Fn(&str) -> Option<OsStri
 }
 
 /// Creates the folder and its missing parents with mode 0700. Checks that the folder belongs to
-/// this user and that nobody else may write to it. The error is one sentence for a log line.
+/// this user and that nobody else may write to it, nor put another folder in the place of one on
+/// the way to it. The error is one sentence for a log line.
 pub fn secure(folder: &Path) -> Result<(), String> {
     let failed = |doing: &str, error: std::io::Error| format!("{doing} {}: {error}", folder.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| failed("creating", error))?;
+    let folder = std::path::absolute(folder).map_err(|error| failed("reading", error))?;
+    // Nothing is created where others could redirect it.
+    let above = folder.ancestors().skip(1).find(|ancestor| ancestor.symlink_metadata().is_ok());
+    above.map_or(Ok(()), |above| require_safe_way(above).and_then(|()| require_safe(above)))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| failed("creating", error))?;
+    require_safe_way(&folder)?;
     let metadata = folder.metadata().map_err(|error| failed("reading", error))?;
-    // SAFETY: geteuid takes no arguments and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = user();
     if metadata.uid() != user {
         return Err(format!(
             "{} belongs to user {}, but this process runs as user {user}",
@@ -47,6 +54,54 @@ pub fn secure(folder: &Path) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Checks each folder above `folder`, under the name given and under the name without links: it
+/// belongs to root or to this user, and others may write to it only if it is sticky.
+fn require_safe_way(folder: &Path) -> Result<(), String> {
+    let real = folder.canonicalize().map_err(|error| format!("reading {}: {error}", folder.display()))?;
+    let given = folder.ancestors().take_while(|_| real != folder);
+    for link in given {
+        let metadata = link.symlink_metadata().map_err(|error| format!("reading {}: {error}", link.display()))?;
+        if metadata.is_symlink() {
+            require_owner(link, &metadata)?;
+        }
+        link.parent().map_or(Ok(()), require_safe)?;
+    }
+    real.ancestors().skip(1).try_for_each(require_safe)
+}
+
+fn require_safe(folder: &Path) -> Result<(), String> {
+    let metadata = folder.metadata().map_err(|error| format!("reading {}: {error}", folder.display()))?;
+    require_owner(folder, &metadata)?;
+    match metadata.mode() & 0o022 == 0 || metadata.mode() & 0o1000 != 0 {
+        true => Ok(()),
+        false => Err(format!(
+            "{} has mode {:04o}; another user could replace the cache folder below it",
+            folder.display(),
+            metadata.mode() & 0o7777
+        )),
+    }
+}
+
+/// Whoever owns the root folder can replace every folder. In a user namespace that may be a number
+/// other than 0, the one of all users that the namespace does not map.
+fn require_owner(place: &Path, metadata: &Metadata) -> Result<(), String> {
+    let of_root = Path::new("/").metadata().map_or(0, |root| root.uid());
+    match [0, of_root, user()].contains(&metadata.uid()) {
+        true => Ok(()),
+        false => Err(format!(
+            "{} belongs to user {}, who could replace the cache folder below it; this process runs as user {}",
+            place.display(),
+            metadata.uid(),
+            user()
+        )),
+    }
+}
+
+fn user() -> u32 {
+    // SAFETY: geteuid takes no arguments and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 #[cfg(test)]
@@ -86,6 +141,26 @@ mod tests {
         assert!(secure(folder.path()).unwrap_err().contains("0770"));
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         secure(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_may_replace_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let (open, folder) = (base.path().join("open"), base.path().join("open/cache"));
+        secure(&folder).unwrap();
+        for (mode, is_safe) in [(0o777, false), (0o770, false), (0o1777, true), (0o755, true)] {
+            std::fs::set_permissions(&open, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(secure(&folder).is_ok(), is_safe, "{mode:o}");
+        }
+        // A link is as safe as the folders that it leads through.
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        secure(&link).unwrap();
+        std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(secure(&link).unwrap_err().contains("0777"));
+        // Nothing is created below such a folder.
+        assert!(secure(&open.join("new/cache")).is_err());
+        assert!(!open.join("new").exists());
     }
 
     #[test]

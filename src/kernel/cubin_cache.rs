@@ -12,15 +12,12 @@
 use super::cache_dir::secure;
 use super::compile::{Compiled, EntryResources};
 use super::cubin_limit::{self, Limit};
+use crate::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The last bytes of an entry.
 const MAGIC: &[u8; 8] = b"FTCUBIN\n";
@@ -29,6 +26,8 @@ const VERSION: u32 = 1;
 /// The trailer: cubin bytes (u64), metadata bytes (u32), version (u32), SHA-256 of all before it,
 /// magic.
 const TRAILER_BYTES: usize = 8 + 4 + 4 + 32 + 8;
+/// The largest kernels have some hundred KB.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// A hash of everything that determines a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +56,10 @@ pub struct TextDigest(String);
 impl TextDigest {
     pub fn new(text: &str) -> TextDigest {
         TextDigest(hex(&Sha256::digest(text.as_bytes())))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -96,7 +99,7 @@ impl CubinCache {
 
     pub fn get(&self, key: &Key) -> Option<Compiled> {
         let file = self.folder.as_ref()?.join(&key.0).join("kernel.cubin");
-        let bytes = match std::fs::read(&file) {
+        let bytes = match files::read_own(&file, MAX_BYTES) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -115,11 +118,14 @@ impl CubinCache {
     pub fn put(&self, key: &Key, text: &str, compiled: &Compiled) {
         let Some(all) = &self.folder else { return };
         let (folder, cubin) = (all.join(&key.0), pack(compiled, key));
+        let publish = |path: &Path, bytes: &[u8]| {
+            files::publish(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
+        };
         let written = secure(&folder).and_then(|()| {
             // The text goes first: beside every cubin, a person finds the text that it was made
             // from.
-            publish(&folder, "kernel.cu", text.as_bytes())?;
-            publish(&folder, "kernel.cubin", &cubin)
+            publish(&folder.join("kernel.cu"), text.as_bytes())?;
+            publish(&folder.join("kernel.cubin"), &cubin)
         });
         match written {
             Ok(()) => self.limit.keep(all, (text.len() + cubin.len()) as u64),
@@ -163,27 +169,6 @@ fn unpack(mut bytes: Vec<u8>, key: &Key) -> Option<Compiled> {
     }
     bytes.truncate(cubin_bytes);
     Some(Compiled { cubin: bytes, log: metadata.log, resources: metadata.resources })
-}
-
-/// Writes a file beside its place and renames it, so that a reader sees all of it or nothing. The
-/// file is not synced: its hash reveals the damage of a power cut.
-fn publish(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let temporary = folder.join(format!(".{name}.{}.{}.{count}", std::process::id(), since.as_nanos()));
-    let place = folder.join(name);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| std::fs::rename(&temporary, &place));
-    written.map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        format!("writing {}: {error}", place.display())
-    })
 }
 
 /// One line per process: a broken cache costs time, not results, and must not fill a server's log.

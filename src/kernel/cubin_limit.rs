@@ -4,6 +4,7 @@
 //! trims at a time. A reader that meets a half-removed entry has a miss and compiles. After a
 //! failure the next trim tries again.
 
+use crate::environment;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -30,9 +31,9 @@ pub struct Limit {
 impl Limit {
     /// `FLASHTUNE_CACHE_LIMIT_MB`, if it is a number.
     pub fn from_environment() -> Limit {
-        let setting = std::env::var("FLASHTUNE_CACHE_LIMIT_MB").ok().filter(|text| !text.is_empty());
+        let setting = environment::variable("FLASHTUNE_CACHE_LIMIT_MB").filter(|text| !text.is_empty());
         let megabytes = setting.map_or(DEFAULT_MB, |text| {
-            text.parse().unwrap_or_else(|_| {
+            text.to_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
                 log::warn!("FLASHTUNE_CACHE_LIMIT_MB is {text:?}; it must be a whole number; the default of {DEFAULT_MB} applies");
                 DEFAULT_MB
             })

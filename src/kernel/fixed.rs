@@ -5,7 +5,7 @@
 //! small operations and the SM clock are built here; this file knows none of them by name.
 
 use super::constants::Value;
-use super::cubin_cache::CubinCache;
+use super::cubins::Cubins;
 use super::modules::{self, Loaded, Source};
 use super::render::Renderer;
 use crate::call::Stream;
@@ -59,11 +59,12 @@ impl FixedKernel {
     pub(super) fn new(
         context: &Arc<Context>,
         device: &Device,
-        cubins: &CubinCache,
+        cubins: &Cubins,
         spec: &FixedSpec,
     ) -> Result<FixedKernel> {
         let text = spec.text(Renderer::shared()?, device.arch)?;
-        let loaded = modules::load(context, device, cubins, &Source { name: spec.name, family: FAMILY, text: &text })?;
+        let (loaded, _) =
+            modules::load(context, device, cubins, &Source { name: spec.name, family: FAMILY, text: &text })?;
         let entry = CString::new(format!("flashtune_{}", spec.name)).expect("a kernel's name holds no NUL");
         let function = loaded.module.function(&entry, 0)?;
         let (threads, sm_count) = (spec.threads, device.sm_count);

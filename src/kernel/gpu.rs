@@ -3,13 +3,17 @@
 //!
 //! It turns a pass into modules on the device. `launch` uses them.
 
-use super::cubin_cache::CubinCache;
+use super::compile::{Target, targets};
+use super::cubin_cache::{CubinCache, TextDigest};
+use super::cubins::Cubins;
 use super::discovery::described;
 use super::fixed::{FixedKernel, FixedSpec};
 use super::launch::Executable;
+use super::modules::{self, Loaded, Origin, Source};
+use super::pack::{PackStatus, Place};
+use super::render_pass;
 use super::sm_clock::SmClock;
 use super::tile_counters::TileCounters;
-use super::{modules, render_pass};
 use crate::call::Stream;
 use crate::config::Config;
 use crate::cuda::context::Context;
@@ -19,7 +23,9 @@ use crate::cuda::stream::{OwnedStream, is_capturing};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::spec::{Arguments, KernelSpec};
+use crate::pool;
 use crate::problem::Problem;
+use rayon::prelude::*;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, PoisonError};
@@ -28,7 +34,7 @@ use std::time::Duration;
 pub struct Gpu {
     context: Arc<Context>,
     device: Device,
-    cubins: CubinCache,
+    cubins: Box<Cubins>,
     stream: OwnedStream,
     /// Locked for a whole measurement, so that no two share the stream.
     clock: Mutex<Option<Clock>>,
@@ -44,6 +50,12 @@ struct Clock {
     flush: DeviceMemory,
     /// None if its kernel cannot be built. Times are then reported without a clock.
     sm_clock: Option<SmClock>,
+}
+
+/// A kernel on the device.
+pub struct LoadedKernel {
+    loaded: Arc<Loaded>,
+    pub origin: Origin,
 }
 
 /// Time and clock of some work.
@@ -72,24 +84,61 @@ impl Gpu {
             }
         }
         let stream = OwnedStream::new(&context)?;
-        let cubins = CubinCache::new(cache_dir.as_deref());
+        let cubins = Box::new(Cubins { cache: CubinCache::new(cache_dir.as_deref()), pack: PackStatus::None });
         Ok(Gpu { context, device, cubins, stream, clock: Mutex::default(), tile_counters: Mutex::default() })
+    }
+
+    /// The same GPU with the pack at a place behind its cubin cache. A pack that does not fit is
+    /// refused (`pack`), and the GPU goes on without it.
+    pub fn with_pack(mut self, place: Option<Place>) -> Gpu {
+        self.cubins.pack = PackStatus::load(place, &self.device);
+        self
     }
 
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Renders, compiles or takes from the cache, and loads all kernels of the pass.
+    pub fn pack(&self) -> &PackStatus {
+        &self.cubins.pack
+    }
+
+    /// Whether the pack has all kernels of a pass.
+    pub fn is_packed(&self, problem: &Problem, config: &Config) -> bool {
+        let Some(pack) = self.cubins.pack.pack() else { return false };
+        let Ok(targets) = targets(self.device.arch, config.family) else { return false };
+        let targets: Vec<String> = targets.iter().map(Target::to_string).collect();
+        let has = |text: &str| pack.has(&TextDigest::new(text), &targets);
+        render_pass(problem, config, self.device.arch).is_ok_and(|kernels| kernels.iter().all(|(_, text)| has(text)))
+    }
+
+    /// Renders, compiles or takes from the cache or the pack, and loads all kernels of the pass,
+    /// one after the other: many threads may build passes at once.
     pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
-        let kernels = render_pass(problem, config, self.device.arch)?
-            .into_iter()
-            .map(|(spec, text)| {
-                let source = modules::Source { name: spec.template, family: config.family, text: &text };
-                let loaded = modules::load(&self.context, &self.device, &self.cubins, &source)?;
-                Ok((spec, loaded))
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let rendered = render_pass(problem, config, self.device.arch)?;
+        let loaded = rendered.iter().map(|kernel| self.load_rendered(config, kernel)).collect::<Result<_>>()?;
+        self.executable(loaded)
+    }
+
+    /// As `build`, with the kernels side by side on all cores. A task of a pool builds as `build`
+    /// does. While it waited for its kernels it would take up other tasks, which may need a lock
+    /// that it holds.
+    pub fn build_side_by_side(&self, problem: &Problem, config: &Config) -> Result<Executable> {
+        if rayon::current_thread_index().is_some() {
+            return self.build(problem, config);
+        }
+        let rendered = render_pass(problem, config, self.device.arch)?;
+        let load = |kernel| self.load_rendered(config, kernel);
+        let loaded = pool::install(rendered.len(), || rendered.par_iter().map(load).collect::<Result<_>>())??;
+        self.executable(loaded)
+    }
+
+    fn load_rendered(&self, config: &Config, (spec, text): &(KernelSpec, String)) -> Result<(KernelSpec, Arc<Loaded>)> {
+        let source = Source { name: spec.template, family: config.family, text };
+        Ok((*spec, self.load(&source)?.loaded))
+    }
+
+    fn executable(&self, kernels: Vec<(KernelSpec, Arc<Loaded>)>) -> Result<Executable> {
         let is_dynamic =
             |spec: &KernelSpec| matches!(spec.arguments, Arguments::ParamsMapsCounter { is_dynamic: true, .. });
         let needs_counters = kernels.iter().any(|(spec, _)| is_dynamic(spec));
@@ -100,7 +149,15 @@ impl Gpu {
         Executable::new(&self.context, kernels, tile_counters, &self.device)
     }
 
-    /// Renders, compiles or takes from the cache, and loads a kernel that has no config.
+    /// Compiles or takes from the cache or the pack, and loads a rendered kernel. It stays loaded
+    /// as long as the result or an executable holds it.
+    pub fn load(&self, source: &Source) -> Result<LoadedKernel> {
+        let (loaded, origin) = modules::load(&self.context, &self.device, &self.cubins, source)?;
+        Ok(LoadedKernel { loaded, origin })
+    }
+
+    /// Renders, compiles or takes from the cache or the pack, and loads a kernel that has no
+    /// config.
     pub fn build_fixed(&self, spec: &FixedSpec) -> Result<FixedKernel> {
         FixedKernel::new(&self.context, &self.device, &self.cubins, spec)
     }

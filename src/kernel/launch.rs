@@ -84,13 +84,14 @@ impl Executable {
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked
     /// and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
-        let splits = self.kernels.iter().map(|kernel| kernel.spec.num_splits(&call.problem, self.sm_count));
+        let splits =
+            self.kernels.iter().map(|kernel| limited(&kernel.spec, call).num_splits(&call.problem, self.sm_count));
         let num_splits = splits.max().unwrap_or(1);
         let params = KernelParams::new(call).with_splits(call, num_splits);
         let current = self.context.enter()?;
         let mut follows = false;
         for kernel in &self.kernels {
-            let spec = &kernel.spec;
+            let spec = &limited(&kernel.spec, call);
             let grid = spec.grid(&call.problem, self.sm_count);
             let is_wanted = match spec.template {
                 SINKS => !call.features.dsinks.is_null(),
@@ -174,6 +175,14 @@ impl Kernel {
         // that the call's pointers hold until the work is done, and that the stream is of this
         // context, is the caller's contract with the C face.
         unsafe { self.function.launch(current, grid, spec.threads, spec.smem_bytes, stream, waits, arguments) }
+    }
+}
+
+/// The spec with at most as many splits of the keys as the caller allows.
+fn limited(spec: &KernelSpec, call: &Call) -> KernelSpec {
+    match call.most_splits {
+        0 => *spec,
+        most => KernelSpec { most_splits: spec.most_splits.min(most), ..*spec },
     }
 }
 

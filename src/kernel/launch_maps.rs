@@ -65,10 +65,18 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
         None => of_equal_lengths(element, view, &shape),
         Some(_) => of_varlen(element, view, &shape),
     };
-    let of_queries = |view, dim| of(view, Shape::new(p, dim, p.seqlen_q, total_q, p.num_heads_q, boxes.query_rows));
-    let of_keys = |view, dim| of(view, Shape::new(p, dim, p.seqlen_k, total_k, p.num_heads_kv, boxes.key_rows));
-    let (q, k) = (of_queries(&call.q, p.head_dim), of_keys(&call.k, p.head_dim));
-    let (v, o) = (of_keys(&call.v, p.head_dim_v), of_queries(o(call), p.head_dim_v));
+    let of_queries =
+        |view, dim| of(view, Shape::new([p.batch_size, p.seqlen_q, p.num_heads_q, dim], total_q, boxes.query_rows));
+    let of_keys = |view, dim| {
+        of(view, Shape::new([call.key_entries(), p.seqlen_k, p.num_heads_kv, dim], total_k, boxes.key_rows))
+    };
+    let (q, o) = (of_queries(&call.q, p.head_dim), of_queries(o(call), p.head_dim_v));
+    let [k, v] = match p.features.paged {
+        None => [of_keys(&call.k, p.head_dim), of_keys(&call.v, p.head_dim_v)],
+        // Threads copy the keys.
+        Some(_) if boxes.key_rows == 0 => [q, q],
+        Some(page_size) => page_tensors(call, element, page_size, boxes.key_rows).unwrap_or([q, q]),
+    };
     // A tensor without rows is not loaded and its view may hold anything, but a map has no extent
     // of 0: another tensor takes its place.
     Ok(match (p.seqlen_q, p.seqlen_k) {
@@ -78,23 +86,33 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     })
 }
 
+/// K and V if they are pages; None without any page.
+fn page_tensors(call: &Call, element: Element, page_size: i64, box_rows: u32) -> Option<[Tensor; 2]> {
+    let (p, batch_size) = (&call.problem, call.features.num_pages);
+    let of = |view: &TensorRef, dim| {
+        let shape = Shape { dim, rows: page_size, heads: p.num_heads_kv, batch_size, box_rows };
+        of_equal_lengths(element, view, &shape)
+    };
+    (batch_size > 0).then(|| [of(&call.k, p.head_dim), of(&call.v, p.head_dim_v)])
+}
+
 /// K and V, fetched 128 bytes at a time since they are read once: with 256 an H200 took 1.1 times
 /// as long (docs/tuning/decode.md).
 fn key_tensors(call: &Call, box_rows: u32) -> Result<[Tensor; 2]> {
     let p = &call.problem;
     let element = element(p)?;
-    let of = |view: &TensorRef, heads, dim, rows, batch_size| {
-        of_equal_lengths(element, view, &Shape { dim, rows, heads, batch_size, box_rows })
-    };
-    let tensors = match (p.features.paged, call.features.num_pages.min(p.seqlen_k)) {
-        (None, _) => {
+    let pages = p.features.paged.filter(|_| p.seqlen_k > 0);
+    let tensors = match pages.and_then(|page_size| page_tensors(call, element, page_size, box_rows)) {
+        Some(pages) => pages,
+        None if p.features.paged.is_some() => {
+            // Without rows, as above.
+            let shape = Shape { dim: p.head_dim, rows: 1, heads: p.num_heads_q, batch_size: 1, box_rows };
+            [of_equal_lengths(element, &call.q, &shape); 2]
+        }
+        None => {
             let [_, k, v, _] = tensors(call, &Boxes { query_rows: box_rows, key_rows: box_rows })?;
             [k, v]
         }
-        // Without rows, as above.
-        (Some(_), 0) => [of(&call.q, p.num_heads_q, p.head_dim, 1, 1); 2],
-        (Some(page_size), _) => [(&call.k, p.head_dim), (&call.v, p.head_dim_v)]
-            .map(|(view, dim)| of(view, p.num_heads_kv, dim, page_size, call.features.num_pages)),
     };
     Ok(tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }))
 }
@@ -112,11 +130,12 @@ fn element(p: &Problem) -> Result<Element> {
 pub fn rows_between(call: &Call) -> [i32; 4] {
     let p = &call.problem;
     let Some(Varlen { total_q, total_k, .. }) = p.features.varlen else { return [0; 4] };
-    let of = |view: &TensorRef, seqlen, total: Option<i64>| match total {
+    let of = |view: &TensorRef, entries, seqlen, total: Option<i64>| match total {
         Some(_) => 0,
-        None => view.rows_between(p.batch_size, seqlen).unwrap_or(0) as i32,
+        None => view.rows_between(entries, seqlen).unwrap_or(0) as i32,
     };
-    let (of_queries, of_keys) = (|view| of(view, p.seqlen_q, total_q), |view| of(view, p.seqlen_k, total_k));
+    let of_queries = |view| of(view, p.batch_size, p.seqlen_q, total_q);
+    let of_keys = |view| of(view, call.key_entries(), p.seqlen_k, total_k);
     [of_queries(&call.q), of_keys(&call.k), of_keys(&call.v), of_queries(o(call))]
 }
 
@@ -139,8 +158,8 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(p: &Problem, dim: i64, seqlen: i64, total: Option<i64>, heads: i64, box_rows: u32) -> Shape {
-        let batch_size = if total.is_some() { 1 } else { p.batch_size };
+    fn new([batch_size, seqlen, heads, dim]: [i64; 4], total: Option<i64>, box_rows: u32) -> Shape {
+        let batch_size = if total.is_some() { 1 } else { batch_size };
         Shape { dim, rows: total.unwrap_or(seqlen), heads, batch_size, box_rows }
     }
 

@@ -8,18 +8,21 @@ pub mod compile;
 pub mod constants;
 pub mod cubin_cache;
 pub mod cubin_limit;
+mod cubins;
 mod discovery;
 pub mod fixed;
 mod gpu;
 mod launch;
 mod launch_maps;
 mod modules;
+pub mod pack;
 mod params;
 pub mod render;
 mod resources;
 pub mod sass;
 pub mod sm_clock;
 pub mod sources;
+mod template_limits;
 mod tile_counters;
 
 pub use crate::cuda::library::{Attempt, Search};
@@ -28,8 +31,9 @@ pub use compile::Compiled;
 pub use constants::Value;
 pub use discovery::{compiler_archs, devices, driver_search, nvrtc_search};
 pub use fixed::{FixedKernel, FixedSpec};
-pub use gpu::{Elapsed, Gpu};
+pub use gpu::{Elapsed, Gpu, LoadedKernel};
 pub use launch::Executable;
+pub use modules::{Origin, Source};
 pub use params::KernelParams;
 pub use resources::Resources;
 
@@ -42,6 +46,10 @@ use crate::family::spec::KernelSpec;
 use crate::problem::Problem;
 use render::Renderer;
 
+/// Knobs whose numbers only a launch uses. A text says whether the kernel may split (`may_split`),
+/// so that configs of any number of splits share it.
+const LAUNCH_KNOBS: [&str; 2] = ["num_splits", "split_waves"];
+
 /// Renders all kernels of a pass, in launch order. At least one of them must read each knob of the
 /// config. A knob that no kernel reads is misspelt, or the templates no longer match the family.
 pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String)>> {
@@ -50,7 +58,9 @@ pub fn render_pass(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec
     for knob in config.knobs.keys() {
         let mut read = false;
         for spec in &kernels {
-            read |= renderer.names(spec.template)?.contains(knob.as_str());
+            let names = renderer.names(spec.template)?;
+            let is_of_launch = LAUNCH_KNOBS.contains(&knob.as_str()) && names.contains("may_split");
+            read |= names.contains(knob.as_str()) || is_of_launch;
         }
         if !read {
             let names: Vec<&str> = kernels.iter().map(|spec| spec.template).collect();

@@ -1,4 +1,5 @@
-//! From a rendered text to a module on the device: this process, then the cubin cache, then NVRTC.
+//! From a rendered text to a module on the device: this process, then the cubin cache, then the
+//! pack, then NVRTC.
 //!
 //! A text is loaded once per context, however many plans use it, and is unloaded with the last of
 //! them. Two threads that want the same text at once compile it once. Different texts do not wait
@@ -6,6 +7,7 @@
 
 use super::compile::{Compiled, EntryResources, Target, compile, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
+use super::cubins::Cubins;
 use super::sass;
 use crate::config::Family;
 use crate::cuda::context::Context;
@@ -28,8 +30,20 @@ type Slot = Arc<Mutex<Weak<Loaded>>>;
 /// the text names.
 type Slots = HashMap<(usize, TextDigest), Slot>;
 
+/// Where a kernel came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It was loaded already.
+    Process,
+    /// The cubin cache, or the pack.
+    Cache,
+    /// NVRTC, now.
+    Compiler,
+}
+
 /// A rendered text.
-pub(super) struct Source<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
     /// Name in messages.
     pub name: &'a str,
     /// The family whose targets the text is compiled for.
@@ -37,25 +51,25 @@ pub(super) struct Source<'a> {
     pub text: &'a str,
 }
 
-/// The module of a text, loaded into the context.
+/// The module of a text, loaded into the context, and where it came from.
 pub(super) fn load(
     context: &Arc<Context>,
     device: &Device,
-    cubins: &CubinCache,
+    cubins: &Cubins,
     source: &Source,
-) -> Result<Arc<Loaded>> {
+) -> Result<(Arc<Loaded>, Origin)> {
     let digest = TextDigest::new(source.text);
     let slot = slot(context.id(), &digest);
     let mut loaded = lock(&slot);
     if let Some(loaded) = loaded.upgrade() {
-        return Ok(loaded);
+        return Ok((loaded, Origin::Process));
     }
-    let compiled = cubin(device, cubins, source, &digest)?;
+    let (compiled, origin) = cubin(device, cubins, source, &digest)?;
     let module = Module::load(context, &compiled.cubin).map_err(|error| error.context(source.name))?;
     let consumer_spill_bytes = sass::consumer_spill_bytes(&compiled.cubin);
     let fresh = Arc::new(Loaded { module, resources: compiled.resources, consumer_spill_bytes });
     *loaded = Arc::downgrade(&fresh);
-    Ok(fresh)
+    Ok((fresh, origin))
 }
 
 fn slot(context: usize, digest: &TextDigest) -> Slot {
@@ -71,24 +85,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cubin of a text for a device, from the cache or compiled now. Without NVRTC, a cached cubin
-/// of any NVRTC version that the driver can load serves: the maths is the same, and there is no
-/// alternative.
-fn cubin(device: &Device, cubins: &CubinCache, source: &Source, digest: &TextDigest) -> Result<Compiled> {
+/// The cubin of a text for a device, from the cache, the pack, or compiled now. Without NVRTC, or
+/// where it is too old for the device, a cached cubin of any NVRTC version that the driver can load
+/// serves: the maths is the same, and there is no alternative.
+fn cubin(device: &Device, cubins: &Cubins, source: &Source, digest: &TextDigest) -> Result<(Compiled, Origin)> {
     let Source { name, family, text } = *source;
-    match Nvrtc::get() {
-        Ok(nvrtc) => {
-            let target = target(device.arch, family, nvrtc)?;
+    let runs = targets(device.arch, family)?;
+    let packed = || {
+        let names: Vec<String> = runs.iter().map(Target::to_string).collect();
+        cubins.pack.pack()?.cubin(digest, &names)
+    };
+    match Nvrtc::get().and_then(|nvrtc| Ok((nvrtc, target(device.arch, family, nvrtc)?))) {
+        Ok((nvrtc, target)) => {
             let key = Key::new(digest, &options(&target, nvrtc.version()), nvrtc.version());
-            if let Some(compiled) = cubins.get(&key) {
-                return Ok(compiled);
+            if let Some(compiled) = cubins.cache.get(&key).or_else(packed) {
+                return Ok((compiled, Origin::Cache));
             }
             let compiled = compile(nvrtc, name, text, &target)?;
-            cubins.put(&key, text, &compiled);
-            Ok(compiled)
+            cubins.cache.put(&key, text, &compiled);
+            Ok((compiled, Origin::Compiler))
         }
-        Err(missing) => any_version(&targets(device.arch, family)?, device.driver_version / 1000, cubins, digest)
-            .ok_or_else(|| missing.context(format_args!("{name} is not in the cubin cache"))),
+        Err(missing) => {
+            let cached = any_version(&runs, device.driver_version / 1000, &cubins.cache, digest);
+            cached.or_else(packed).map(|compiled| (compiled, Origin::Cache)).ok_or_else(|| {
+                let note = cubins.pack.note().map_or(String::new(), |note| format!(", and {note}"));
+                missing.context(format_args!("{name} is not in the cubin cache{note}"))
+            })
+        }
     }
 }
 

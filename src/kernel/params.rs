@@ -101,7 +101,7 @@ pub struct KernelParams {
     /// The number of splits: of the keys, or backward of a walk through the queries
     /// (device/schedule/group_walk.cuh).
     pub num_splits: i32,
-    /// The number of pages in k and v.
+    /// The number of batch entries of k and v: pages, or those that cache_batch_idx names.
     pub num_pages: i32,
     /// Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     /// tensors, as tensor maps count them (device/layout/tensor_map.cuh).
@@ -110,9 +110,13 @@ pub struct KernelParams {
     pub map_rows_v: i32,
     pub map_rows_o: i32,
     pub block_lists: BlockLists,
+    /// (batch): the entry of k and v that holds each sequence's keys, and the rows there before its
+    /// first key (kHasKeyStarts). Each may be NULL.
+    pub cache_batch_idx: *const i32,
+    pub leftpad_k: *const i32,
 }
 
-pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80;
+pub const KERNEL_PARAMS_BYTES: usize = 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16;
 const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 
 impl KernelParams {
@@ -186,6 +190,8 @@ impl KernelParams {
             map_rows_v,
             map_rows_o,
             block_lists: features.block_lists,
+            cache_batch_idx: features.cache_batch_idx,
+            leftpad_k: features.leftpad_k,
         }
     }
 

@@ -9,8 +9,10 @@
 
 use super::constants::{self, ARCH, Value};
 use super::sources::{Sources, embedded, overridden};
+use super::template_limits;
 use crate::config::{Config, Family};
 use crate::device::Arch;
+use crate::environment;
 use crate::error::{Error, Result, Status};
 use crate::family;
 use crate::family::spec::{Arguments, Axis, KEY_COLS, KernelSpec};
@@ -40,6 +42,7 @@ impl Renderer {
         };
         tera.set_delimiters(delimiters).map_err(template_error)?;
         tera.autoescape_on(Vec::<&str>::new());
+        template_limits::register(&mut tera);
         let templates = sources.iter().filter(|(name, _)| name.ends_with(TERA));
         tera.add_raw_templates(templates.map(|(name, text)| (name.as_str(), text.as_str()))).map_err(template_error)?;
         Ok(Renderer { tera, sources })
@@ -50,7 +53,7 @@ impl Renderer {
     pub(super) fn shared() -> Result<&'static Renderer> {
         static SHARED: OnceLock<Result<Renderer>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| {
-            let folder = std::env::var_os("FLASHTUNE_TEMPLATES").filter(|folder| !folder.is_empty());
+            let folder = environment::variable("FLASHTUNE_TEMPLATES").filter(|folder| !folder.is_empty());
             Renderer::new(match folder {
                 Some(folder) => overridden(&PathBuf::from(folder))?,
                 None => embedded(),
@@ -112,7 +115,8 @@ impl Renderer {
                 Value::Name(value) => context.insert(name.to_string(), value),
             }
         }
-        let filled = self.tera.render(&format!("{template}{SUFFIX}"), &context).map_err(template_error)?;
+        let file = format!("{template}{SUFFIX}");
+        let filled = template_limits::render(&self.tera, &file, &context).map_err(template_error)?;
         let mut spliced = Vec::new();
         let body = self.splice(&filled, &mut spliced)?;
         let declarations = problem.map_or(Vec::new(), |p| constants::declared(p, &values[ARCH], &body));
@@ -183,14 +187,16 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
-    values.insert("may_split".to_owned(), Value::Flag(spec.axis == Axis::QueriesAndKeys));
+    let may_split = spec.axis == Axis::QueriesAndKeys || spec.most_splits > 1 || spec.split_waves > 0;
+    values.insert("may_split".to_owned(), Value::Flag(may_split));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
         values.insert(name.to_owned(), Value::Integer(value));
     }
     let box_rows = match spec.arguments {
         Arguments::ParamsKeyMaps { box_rows } => box_rows,
-        Arguments::Params | Arguments::ParamsMapsCounter { .. } => 0,
+        Arguments::ParamsMapsCounter { boxes, .. } => boxes.key_rows,
+        Arguments::Params => 0,
     };
     values.insert("box_rows".to_owned(), Value::Integer(box_rows));
     if let Some(registers) = spec.registers {

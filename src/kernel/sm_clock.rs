@@ -6,7 +6,7 @@
 //! use it, launches do not.
 
 use super::constants::Value;
-use super::cubin_cache::CubinCache;
+use super::cubins::Cubins;
 use super::fixed::{FixedKernel, FixedSpec};
 use crate::cuda::context::Context;
 use crate::cuda::memory::DeviceMemory;
@@ -32,7 +32,7 @@ pub fn spec() -> FixedSpec {
 }
 
 impl SmClock {
-    pub fn new(context: &Arc<Context>, device: &Device, cubins: &CubinCache) -> Result<SmClock> {
+    pub fn new(context: &Arc<Context>, device: &Device, cubins: &Cubins) -> Result<SmClock> {
         let kernel = FixedKernel::new(context, device, cubins, &spec())?;
         let stamps = || DeviceMemory::allocate(context, SLOTS as usize * STAMP_BYTES);
         Ok(SmClock { kernel, stamps: [stamps()?, stamps()?] })

@@ -6,6 +6,7 @@
 //! cubins of the original.
 
 use crate::error::{Error, Result, Status};
+use crate::files;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -22,20 +23,33 @@ pub fn embedded() -> Sources {
 /// The library's own files, replaced by those of `folder` that have the same names.
 pub fn overridden(folder: &Path) -> Result<Sources> {
     let mut sources = embedded();
-    add(&mut sources, folder, "").map_err(|error| {
-        Error::new(Status::Io, format!("FLASHTUNE_TEMPLATES is {}; reading it: {error}", folder.display()))
-    })?;
+    add(&mut sources, folder, "")?;
     Ok(sources)
 }
 
-fn add(sources: &mut Sources, folder: &Path, prefix: &str) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        let name = format!("{prefix}{}", name.to_string_lossy());
+/// Folders inside of folders. A link to a folder above it would go on for ever.
+const MAX_DEPTH: usize = 8;
+const MAX_FILES: usize = 4096;
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+fn add(sources: &mut Sources, folder: &Path, prefix: &str) -> Result<()> {
+    let failed = |path: &Path, reason: &dyn std::fmt::Display| {
+        Error::new(Status::Io, format!("FLASHTUNE_TEMPLATES: {}: {reason}", path.display()))
+    };
+    if prefix.matches('/').count() > MAX_DEPTH {
+        return Err(failed(folder, &format_args!("it lies more than {MAX_DEPTH} folders deep")));
+    }
+    for entry in std::fs::read_dir(folder).map_err(|error| failed(folder, &error))? {
+        let entry = entry.map_err(|error| failed(folder, &error))?;
+        let (path, name) = (entry.path(), format!("{prefix}{}", entry.file_name().to_string_lossy()));
         if path.is_dir() {
             add(sources, &path, &format!("{name}/"))?;
         } else if name.ends_with(".cuh") || name.ends_with(".tera") {
-            sources.insert(name, std::fs::read_to_string(&path)?);
+            let text = files::read_text(&path, MAX_FILE_BYTES).map_err(|error| failed(&path, &error))?;
+            sources.insert(name, text);
+            if sources.len() > MAX_FILES {
+                return Err(failed(folder, &format_args!("there are more than {MAX_FILES} files")));
+            }
         }
     }
     Ok(())

@@ -22,11 +22,27 @@ pub struct MergeClass {
     pub layout: Layout,
 }
 
-/// Rows are copied bit by bit, so the class does not hold their type.
+/// Rows that are not rotated are copied bit by bit, so the class does not hold their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KvAppendClass {
     /// Bytes of the widest access that all addresses, strides and rows allow: 16, 8, 4 or 2.
     pub access_bytes: i64,
+    /// Sequences may be idle or lie in other entries of the cache, and lengths may advance in
+    /// place.
+    pub slots: bool,
+    /// New keys and queries are rotated. The kernel that does so serves slots too.
+    pub rotary: Option<RotaryClass>,
+}
+
+/// How rows are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RotaryClass {
+    /// Type of the rows.
+    pub dtype: Dtype,
+    /// Type of the tables: `dtype` or fp32.
+    pub table_dtype: Dtype,
+    /// Columns 2i and 2i + 1 are a pair, else i and i + half of the rotated ones.
+    pub interleaved: bool,
 }
 
 impl fmt::Display for OpClass {
@@ -46,6 +62,12 @@ impl fmt::Display for MergeClass {
 
 impl fmt::Display for KvAppendClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kv_append by {} bytes", self.access_bytes)
+        write!(f, "kv_append by {} bytes", self.access_bytes)?;
+        if self.slots {
+            write!(f, " in slots")?;
+        }
+        let Some(RotaryClass { dtype, table_dtype, interleaved }) = self.rotary else { return Ok(()) };
+        let pairs = if interleaved { "interleaved" } else { "halves" };
+        write!(f, " rotary {pairs} {} by {}", dtype.name(), table_dtype.name())
     }
 }

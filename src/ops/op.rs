@@ -6,17 +6,21 @@ use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
 
+/// Enqueues one launch, given its grid and its argument.
+pub type Launch<'a, P> = dyn FnMut([u32; 3], &P) -> Result<()> + 'a;
+
 /// One call of an operation: its sizes and tensors, checked by `capi`. Nothing below `capi` checks
 /// pointers again.
 ///
 /// # Safety
-/// `KernelParams` is the twin of the only argument of the kernel that `kernel` describes. The
-/// pointers in it are those of the call.
+/// `KernelParams` is the twin of the only argument of the kernel that `kernel` describes, or begins
+/// with that twin. The pointers in it are those of the call.
 pub unsafe trait Op {
     /// The struct that the kernel takes by value.
     type KernelParams;
 
-    /// Name of the C function `flashtune_<NAME>`, of the kernel and of its template.
+    /// Name of the C function `flashtune_<NAME>`, of the kernel and of its template. A second
+    /// kernel has a longer name.
     const NAME: &'static str;
 
     fn class(&self) -> OpClass;
@@ -31,6 +35,12 @@ pub unsafe trait Op {
 
     /// CTAs along x, y and z of a call that is not empty.
     fn grid(&self, sm_count: u32) -> [u32; 3];
+
+    /// Calls `launch` with the grid and the argument of each launch, in order. Most operations have
+    /// one.
+    fn launches(&self, sm_count: u32, launch: &mut Launch<'_, Self::KernelParams>) -> Result<()> {
+        launch(self.grid(sm_count), &self.kernel_params())
+    }
 
     /// Does the work on host memory and returns when it is done.
     fn run_on_cpu(&self, workers: &Workers) -> Result<()>;

@@ -57,13 +57,13 @@ pub fn canonical(problem: &Problem) -> Canonical {
 }
 
 /// Whether the lengths tell the tiles of a launch, which are then as many as they are.
-fn has_tiles_of_its_lengths(problem: &Problem) -> bool {
+pub fn has_tiles_of_its_lengths(problem: &Problem) -> bool {
     let features = &problem.features;
     features.varlen.is_none() && features.paged.is_none() && !family::is_bound_by_keys(problem)
 }
 
 /// Sides of all tiles are multiples of this many rows or keys.
-const STEP: i64 = 16;
+pub const STEP: i64 = 16;
 
 /// The next multiple of a step, or of a 64th of the power of two below, if it has the same bucket.
 fn within_bucket(size: i64, step: i64) -> i64 {
@@ -108,6 +108,31 @@ pub fn bucket(size: i64) -> i64 {
         1254..1774 => power + power / 2,
         _ => 2 * power,
     }
+}
+
+/// Sizes from `low` to `high` that have all of their buckets: the ends, and each bucket between.
+pub fn bucket_sizes(low: i64, high: i64) -> Vec<i64> {
+    let powers = (0..32).map(|exponent| 1i64 << exponent);
+    let buckets = powers.flat_map(|power| [power, power + power / 2]).filter(|size| (low + 1..high).contains(size));
+    sorted(buckets.chain([low, high]))
+}
+
+/// Sizes from `low` to `high` that have every rounded size, where all tiles are `step` rows.
+pub fn rounded_sizes(low: i64, high: i64, step: i64) -> Vec<i64> {
+    let mut sizes = vec![low];
+    while let Some(last) = sizes.last().filter(|last| **last < high) {
+        // All sizes up to the rounded one round to it, unless they have another bucket.
+        let next = within_bucket(*last, step).max(*last) + 1;
+        sizes.push(next.min(high));
+    }
+    sizes
+}
+
+fn sorted(sizes: impl Iterator<Item = i64>) -> Vec<i64> {
+    let mut sizes: Vec<i64> = sizes.collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 /// The distance between two problems of one class: Euclidean, in powers of two, over parallelism,
@@ -168,5 +193,20 @@ mod tests {
             last = bucket;
         }
         assert_eq!(bucket(i32::MAX as i64), 1 << 31);
+    }
+
+    #[test]
+    fn listed_sizes_have_all_rounded_sizes() {
+        for (low, high) in [(1, 1), (1, 2), (5, 7), (3, 5000), (1000, 1001), (17, 131_072)] {
+            let distinct = |sizes: &[i64], round: &dyn Fn(i64) -> i64| sorted(sizes.iter().map(|size| round(*size)));
+            let all: Vec<i64> = (low..=high).collect();
+            let buckets = bucket_sizes(low, high);
+            assert!(buckets.first() == Some(&low) && buckets.last() == Some(&high), "{buckets:?}");
+            assert_eq!(distinct(&buckets, &bucket), distinct(&all, &bucket));
+            for step in [1, STEP] {
+                let round = |size| within_bucket(size, step);
+                assert_eq!(distinct(&rounded_sizes(low, high, step), &round), distinct(&all, &round), "{low} {high}");
+            }
+        }
     }
 }

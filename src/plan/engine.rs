@@ -4,19 +4,25 @@
 //! `prepared` returns no plan, the launch calls `prepare`, or `any_loaded` on a capturing stream.
 //! In a sealed engine `prepared` itself falls back to any loaded config of the class, and the
 //! launch fails if none fits. A launch that has a plan never waits for another thread's `prepare`.
+//! `prepare_range` builds what every problem of a range may need. From then on `prepared` finds or
+//! makes a plan for each of them, sealed or not.
 //!
 //! `prepare` makes the canonical problem, whose sizes are rounded (`canonical`). It measures the
 //! given problem if the policy says so (`tuning`), looks up a config (`lookup`), builds the config
 //! (`executables`) and keeps the plan (`plans`). This file decides when each of these modules acts.
 
+use super::among::{self, Available};
 use super::built_ops::BuiltOps;
 use super::canonical::{Canonical, canonical};
 use super::executables::{Executables, Loaded, is_of_the_config};
 use super::key::{self, Class};
 use super::known_records::KnownRecords;
 use super::lookup::{self, Choice, Source};
+use super::machine::Imported;
 use super::measuring::Measuring;
 use super::plans::{Plan, Plans};
+use super::range::Range;
+use super::ranges::{Building, Prepared, Ranges};
 use super::record::Record;
 use super::shared_map::{KeyLocks, SharedMap};
 use super::tuning;
@@ -24,13 +30,15 @@ use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::family;
+use crate::pool;
 use crate::problem::Problem;
 use crate::tune::{self, Observer, TuneOptions};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -60,10 +68,14 @@ pub struct Engine {
     backend: Backend,
     options: EngineOptions,
     records: KnownRecords,
+    /// The configs whose kernels the pack has, by class.
+    packed: HashMap<Class, Vec<Available>>,
     /// The plans whose config the caller has set (`pin`), by the exact problem. All other plans are
     /// kept by the canonical problem.
     pinned: SharedMap<Problem, Arc<Plan>>,
     plans: Plans,
+    /// The problems for which a loaded config is enough.
+    ranges: Ranges,
     executables: Executables,
     ops: BuiltOps,
     preparing: KeyLocks<Canonical>,
@@ -72,14 +84,22 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Reads this machine's records and the shipped ones, once.
+    /// Reads this machine's records, the pack's and the shipped ones, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
+        let pack = backend.pack().pack().map(Arc::as_ref);
+        let mut packed: HashMap<Class, Vec<Available>> = HashMap::new();
+        for plan in pack.into_iter().flat_map(|pack| pack.plans(backend.device().arch)) {
+            let available = Available { config: plan.config.clone(), problem: plan.problem };
+            packed.entry(Class::of(&plan.problem)).or_default().push(available);
+        }
         Engine {
-            records: KnownRecords::read(options.cache_dir.as_deref(), backend.device()),
+            records: KnownRecords::read(options.cache_dir.as_deref(), backend.device(), pack),
+            packed,
             backend,
             options,
             pinned: SharedMap::default(),
             plans: Plans::default(),
+            ranges: Ranges::default(),
             executables: Executables::default(),
             ops: BuiltOps::default(),
             preparing: KeyLocks::default(),
@@ -104,7 +124,31 @@ impl Engine {
     /// The plan of a validated problem, if there is one or loaded executables suffice to make one.
     /// Takes no lock.
     pub fn prepared(&self, problem: &Problem) -> Option<Arc<Plan>> {
-        self.pinned(problem).or_else(|| self.planned(&canonical(problem)))
+        self.pinned(problem).or_else(|| self.planned(problem, &canonical(problem)))
+    }
+
+    /// Builds a few configs that serve every problem of these ranges, on all cores, and measures
+    /// nothing. From then on `prepared` has a plan for each of these problems.
+    pub fn prepare_range(&self, ranges: &[Range]) -> Result<Prepared> {
+        let start = Instant::now();
+        for range in ranges {
+            range.validate()?;
+            self.refuse_if_sealed(&range.largest)?;
+        }
+        // Variants that this device does not run are left out, but not all of them.
+        let refusals: Vec<Error> = ranges.iter().filter_map(|range| self.supported(&range.largest).err()).collect();
+        if let Some(refusal) = refusals.first().filter(|_| refusals.len() == ranges.len()) {
+            return Err(refusal.clone());
+        }
+        let building = Building {
+            backend: &self.backend,
+            known: &self.records.snapshot(),
+            executables: &self.executables,
+            packed: &self.packed,
+        };
+        let prepared = pool::install(usize::MAX, || building.build(ranges))??;
+        self.ranges.add(ranges);
+        Ok(Prepared { time: start.elapsed(), ..prepared })
     }
 
     /// The problem's plan. If there is none, makes one: measures the problem if the policy says so,
@@ -112,7 +156,7 @@ impl Engine {
     pub fn prepare(&self, problem: &Problem) -> Result<Arc<Plan>> {
         self.supported(problem)?;
         let canonical = canonical(problem);
-        let loaded = || self.pinned(problem).or_else(|| self.planned(&canonical));
+        let loaded = || self.pinned(problem).or_else(|| self.planned(problem, &canonical));
         if let Some(plan) = loaded() {
             return Ok(plan);
         }
@@ -165,7 +209,9 @@ impl Engine {
     /// keeps it.) None for a deterministic or batch-invariant problem, whose result must not depend
     /// on earlier calls.
     pub fn any_loaded(&self, problem: &Problem) -> Option<Arc<Plan>> {
-        self.any_loaded_of_class(&canonical(problem))
+        let canonical = canonical(problem);
+        self.supported(&canonical).ok()?;
+        self.substitute(&canonical, self.choices(&canonical).first()?)
     }
 
     /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their
@@ -174,13 +220,21 @@ impl Engine {
         self.records.export(path)
     }
 
-    /// Adds the records of a file to this machine's, whatever their device. A record replaces one
-    /// of the same device and key if it is better. A record whose config is not valid on its device
-    /// is skipped. Returns the number of records taken.
-    pub fn import_records(&self, path: &Path) -> Result<usize> {
-        let taken = self.records.import(path)?;
+    /// Adds the records of a file to this machine's, whatever their device. A record of a problem
+    /// that this machine measured itself is not taken, unless `replaces`. One that was imported
+    /// before is replaced by a better one. A record whose config is not valid on its device is
+    /// refused.
+    pub fn import_records(&self, path: &Path, replaces: bool) -> Result<Imported> {
+        let imported = self.records.import(path, replaces)?;
         self.replan(|_| true);
-        Ok(taken)
+        Ok(imported)
+    }
+
+    /// The folder that has all records of this process. The error says why they live in this
+    /// process alone.
+    pub fn kept_records(&self) -> Result<&Path, String> {
+        self.records.keep_all()?;
+        self.options.cache_dir.as_deref().ok_or_else(|| "there is no cache folder".to_owned())
     }
 
     /// This machine's records and the shipped ones, with where each comes from.
@@ -213,48 +267,52 @@ impl Engine {
     }
 
     /// The plan that exists, or else one made from loaded executables, which is then kept.
-    fn planned(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
+    fn planned(&self, problem: &Problem, canonical: &Canonical) -> Option<Arc<Plan>> {
         if let Some(plan) = self.plans.get(canonical) {
             return Some(plan);
         }
         self.supported(canonical).ok()?;
-        self.plans.insert_chosen(canonical, || self.best_loaded(canonical).ok_or(())).ok()
+        let may_substitute = self.is_sealed() || self.ranges.contain(problem);
+        self.plans.insert_chosen(canonical, || self.best_loaded(canonical, may_substitute).ok_or(())).ok()
     }
 
     /// A plan made from loaded executables. It follows the best choice, not counting configs that
-    /// did not build. None if this choice is not loaded or must be tuned first. A sealed engine
-    /// builds and tunes nothing, so it takes the best choice that is loaded, or else any loaded
-    /// config of the class.
-    fn best_loaded(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
+    /// did not build. Where this choice is not loaded or must be tuned first, or no choice built, a
+    /// substitute serves if there may be one, or else there is no plan.
+    fn best_loaded(&self, canonical: &Canonical, may_substitute: bool) -> Option<Arc<Plan>> {
         let class = Class::of(canonical);
+        let mut failed = None;
         for choice in self.choices(canonical) {
-            if self.wants_tuning(canonical, &choice) {
+            if !may_substitute && self.wants_tuning(canonical, &choice) {
                 return None;
             }
             match self.executables.get(class, &choice.config) {
                 Loaded::Executable(executable) => return Some(Plan::new(canonical, choice, executable)),
-                Loaded::DoesNotBuild => {}
-                // A sealed engine builds nothing, so the next choice follows.
-                Loaded::NotBuilt if self.is_sealed() => {}
+                Loaded::DoesNotBuild => failed = failed.or(Some(choice)),
+                Loaded::NotBuilt if may_substitute => return self.substitute(canonical, &choice),
                 Loaded::NotBuilt => return None,
             }
         }
-        self.is_sealed().then(|| self.any_loaded_of_class(canonical)).flatten()
+        failed.filter(|_| may_substitute).and_then(|choice| self.substitute(canonical, &choice))
     }
 
-    fn any_loaded_of_class(&self, canonical: &Canonical) -> Option<Arc<Plan>> {
+    /// A plan of the loaded config that serves best in place of a choice. None for a deterministic
+    /// or batch-invariant problem.
+    fn substitute(&self, canonical: &Canonical, choice: &Choice) -> Option<Arc<Plan>> {
         if canonical.follows_no_record().is_some() {
             return None;
         }
         let device = self.backend.device();
         self.supported(canonical).ok()?;
-        let serves = |config: &Config| family::check(canonical, config, device).is_ok();
-        let (config, executable) = self.executables.any(Class::of(canonical), serves)?;
+        let loaded = self.executables.of_class(Class::of(canonical));
+        let configs: Vec<&Config> = loaded.iter().map(|(config, _)| config).collect();
+        let index = lookup::substitute(&self.records.snapshot(), canonical, &choice.config, &configs, device)?;
+        let (config, executable) = loaded.into_iter().nth(index)?;
         Some(Arc::new(Plan {
             problem: **canonical,
             config,
             source: Source::Heuristic,
-            reason: "preparing is not allowed now; this config was loaded for another shape of the class".to_owned(),
+            reason: format!("the loaded config that is expected to be fastest; {} is not loaded", choice.config),
             record: None,
             executable,
         }))
@@ -300,6 +358,7 @@ impl Engine {
         if let Some(record) = self.records.own(problem).filter(is_enough) {
             return Ok(Record::clone(&record));
         }
+        tune::require_memory(&self.backend, problem)?;
         let record = tuning::run(&self.backend, &self.records, problem, canonical, options, observer)?;
         self.records.insert(&record);
         // Build now, even if no plan needs the executable yet, so that the next launch finds it
@@ -311,12 +370,32 @@ impl Engine {
         Ok(record)
     }
 
-    /// The best choice that builds.
+    /// The best choice that builds. Where nothing can be compiled, a config of the pack serves if
+    /// the best choice is not there.
     fn build_best(&self, canonical: &Canonical) -> Result<Arc<Plan>> {
+        match self.build_first(canonical, self.choices(canonical)) {
+            Err(error) if error.status == Status::NoCompiler => {
+                let packed = self.packed.get(&Class::of(canonical)).map_or(&[][..], Vec::as_slice);
+                let is_packed = |config: &Config| self.backend.is_packed(canonical, config);
+                let (known, device) = (self.records.snapshot(), self.backend.device());
+                let choices = among::choices(&known, canonical, device, packed, is_packed);
+                self.build_first(canonical, choices).map_err(|_| error)
+            }
+            built => built,
+        }
+    }
+
+    /// The first choice that builds. A missing compiler ends the walk, since a choice that is not
+    /// there is no worse than the next one.
+    fn build_first(&self, canonical: &Canonical, choices: Vec<Choice>) -> Result<Arc<Plan>> {
         let mut failure = None;
-        for choice in self.choices(canonical) {
+        for choice in choices {
             match self.executables.build(&self.backend, canonical, &choice.config) {
-                Ok(executable) => return Ok(Plan::new(canonical, choice, executable)),
+                Ok(executable) => {
+                    let (device, source) = (&self.backend.device().name, choice.source.name());
+                    log::info!("{} on {device}: {} from {source}", key::record_key(canonical), choice.config);
+                    return Ok(Plan::new(canonical, choice, executable));
+                }
                 Err(error) if is_of_the_config(&error) || error.status == Status::Cuda => {
                     log::warn!("{} from {}: {error}", choice.config, choice.source.name());
                     failure = Some(error);

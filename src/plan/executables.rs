@@ -36,14 +36,14 @@ impl Executables {
         }
     }
 
-    /// An executable of the class whose config passes: the one with the smallest config. Takes no
-    /// lock.
-    pub fn any(&self, class: Class, passes: impl Fn(&Config) -> bool) -> Option<(Config, Arc<Executable>)> {
-        let serves = |(of, config): &(Class, Config), executable: &Option<_>| {
-            executable.is_some() && *of == class && passes(config)
+    /// The executables of a class, by rising configs. Takes no lock.
+    pub fn of_class(&self, class: Class) -> Vec<(Config, Arc<Executable>)> {
+        let of_class = |((of, config), built): (&(Class, Config), &Option<Arc<Executable>>)| {
+            built.as_ref().filter(|_| *of == class).map(|executable| (config.clone(), Arc::clone(executable)))
         };
-        let ((_, config), executable) = self.built.first(serves)?;
-        Some((config, executable?))
+        let mut found = self.built.select(of_class);
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        found
     }
 
     /// Builds the executable unless it is built already.
@@ -53,7 +53,7 @@ impl Executables {
             Some(Some(executable)) => Ok(executable),
             Some(None) => Err(Error::new(Status::CompileFailed, "it did not compile before")),
             None => {
-                let built = backend.build(problem, config).map(Arc::new);
+                let built = backend.build_side_by_side(problem, config).map(Arc::new);
                 match &built {
                     Ok(executable) => self.built.insert(key.clone(), Some(Arc::clone(executable))),
                     Err(error) if is_of_the_config(error) => self.built.insert(key.clone(), None),

@@ -1,19 +1,22 @@
 //! KnownRecords: every record that an engine knows, in memory, with this machine's store behind it.
 //!
-//! The lookup reads a snapshot; tuning and import add to it. Records come from `shipped`, and from
-//! and to `machine`. Nothing here chooses a config.
+//! The lookup reads a snapshot; tuning and import add to it. Records come from `shipped`, from a
+//! pack, and from and to `machine`. Nothing here chooses a config.
 
 use super::key;
+use super::lines::Lines;
 use super::lookup::{Known, Source};
-use super::machine::Machine;
+use super::machine::{Imported, Machine};
 use super::record::{self, Record};
 use super::shipped;
 use super::store::Store;
-use crate::device::Device;
+use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
+use crate::kernel::pack::Pack;
 use crate::problem::Problem;
 use crate::tune::Trial;
 use arc_swap::{ArcSwap, Guard};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,14 +28,20 @@ pub struct KnownRecords {
 }
 
 impl KnownRecords {
-    /// Reads this machine's records and the shipped ones, once. Without a folder records live in
-    /// memory alone.
-    pub fn read(cache_dir: Option<&Path>, device: &Device) -> KnownRecords {
-        let machine = Machine::new(cache_dir.and_then(Store::in_folder));
+    /// Reads this machine's records, those of the pack and the shipped ones, once. Without a folder
+    /// records live in memory alone.
+    pub fn read(cache_dir: Option<&Path>, device: &Device, pack: Option<&Pack>) -> KnownRecords {
+        let store = match cache_dir {
+            None => Err("there is no cache folder".to_owned()),
+            Some(folder) => {
+                Store::in_folder(folder).inspect_err(|reason| log::warn!("records are kept in memory only: {reason}"))
+            }
+        };
+        let machine = Machine::new(store);
         let known = Known {
             process: Vec::new(),
             machine: machine.records().into_iter().map(Arc::new).collect(),
-            shipped: shipped::records(device.arch).into_iter().map(Arc::new).collect(),
+            ..read_only(pack.map_or(&[], |pack| &pack.manifest().records), device.arch)
         };
         let (device, device_key) = (device.clone(), key::device_key(device));
         KnownRecords { device, device_key, machine, known: ArcSwap::from_pointee(known) }
@@ -60,16 +69,17 @@ impl KnownRecords {
         });
     }
 
-    /// This machine's records and the shipped ones, with where each comes from.
+    /// This machine's records, the pack's and the shipped ones, with where each comes from.
     pub fn all(&self) -> Vec<(Source, Record)> {
         let known = self.known.load();
         let shipped = known.shipped.iter().map(|record| match record.device_key() == self.device_key {
             true => (Source::Shipped, Record::clone(record)),
             false => (Source::NearestGpu, Record::clone(record)),
         });
+        let pack = known.pack.iter().map(|record| (Source::Pack, Record::clone(record)));
         let process = known.process.iter().map(|record| (Source::Process, Record::clone(record)));
         let machine = known.machine.iter().map(|record| (Source::Machine, Record::clone(record)));
-        process.chain(machine).chain(shipped).collect()
+        process.chain(machine).chain(pack).chain(shipped).collect()
     }
 
     /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their
@@ -83,27 +93,40 @@ impl KnownRecords {
         record::write_file(path, records)
     }
 
-    /// Takes records of any device from lines into this machine's, where they are better than those
-    /// of the same device and key. Returns how many it took. It passes over records that the space
-    /// does not accept.
-    pub fn import(&self, path: &Path) -> Result<usize> {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).context(path.display()))?;
-        let (records, ignored) = record::read_lines(&text);
-        if let Some((line, reason)) = ignored.first() {
-            log::warn!("{}: {} records ignored; line {line}: {reason}", path.display(), ignored.len());
-        }
-        let fits = |record: &Record| match record.check(&self.device) {
-            Ok(()) => true,
-            Err(reason) => {
-                log::warn!("{}: {} is passed over: {reason}", path.display(), record.id());
-                false
+    /// Takes records of any device from the lines of a file into this machine's
+    /// (`Machine::import`), without holding the file in memory. Passes over lines that are no
+    /// record, and records that the space does not accept. After an error of reading, the records
+    /// before it are taken.
+    pub fn import(&self, path: &Path, replaces: bool) -> Result<Imported> {
+        let failed = |error: std::io::Error| Error::from(error).context(path.display());
+        let mut lines = Lines::open(path).map_err(failed)?;
+        let mut failure = None;
+        let mut next = |imported: &mut Imported| {
+            loop {
+                let (number, line) = match lines.next() {
+                    Ok(Some(line)) => line,
+                    Ok(None) => return None,
+                    Err(error) => {
+                        failure = Some(error);
+                        return None;
+                    }
+                };
+                let accepted = |record: Record| record.check(&self.device).map(|()| record);
+                match line.and_then(|line| Record::from_line(&line)).and_then(accepted) {
+                    Ok(record) => return Some(record),
+                    Err(reason) => imported.refuse(|| format!("line {number}: {reason}")),
+                }
             }
         };
-        let records: Vec<Record> = records.into_iter().filter(fits).collect();
-        let taken = self.machine.put_better(&records, &self.device);
-        // The lookup prefers records that this process tuned, so one that was bettered must go.
-        self.refresh(|process| process.retain(|own| !taken.contains(&own.id())));
-        Ok(taken.len())
+        let imported = self.machine.import(&mut next, &self.device, replaces);
+        // The lookup prefers records that this process tuned, so one that was replaced must go.
+        self.refresh(|process| process.retain(|own| !imported.taken.contains(&own.id())));
+        failure.map_or(Ok(imported), |error| Err(failed(error)))
+    }
+
+    /// An error if a record of this process is not in the cache folder: the reason.
+    pub fn keep_all(&self) -> std::result::Result<(), String> {
+        self.machine.keep_all()
     }
 
     /// The trials of an earlier run for this problem that did not end, and the failures known for
@@ -135,7 +158,20 @@ impl KnownRecords {
             change(&mut process);
             let is_own = |record: &&Arc<Record>| process.iter().any(|own| own.id() == record.id());
             let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
-            Known { process, machine, shipped: known.shipped.clone() }
+            Known { process, machine, pack: known.pack.clone(), shipped: known.shipped.clone() }
         });
     }
+}
+
+/// The records of an architecture that no engine changes: of a pack's lines and those that ship. A
+/// record of the pack replaces the shipped one of its device and problem.
+pub fn read_only(lines: &[String], arch: Arch) -> Known {
+    let (pack, ignored) = record::read_lines(&lines.join("\n"));
+    if let Some((line, reason)) = ignored.first() {
+        log::warn!("the pack's records: {} ignored; line {line}: {reason}", ignored.len());
+    }
+    let pack: Vec<Arc<Record>> = pack.into_iter().filter(|record| record.arch == arch).map(Arc::new).collect();
+    let ids: HashSet<String> = pack.iter().map(|record| record.id()).collect();
+    let shipped = shipped::records(arch).into_iter().filter(|record| !ids.contains(&record.id()));
+    Known { pack, shipped: shipped.map(Arc::new).collect(), ..Known::default() }
 }

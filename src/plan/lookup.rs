@@ -1,11 +1,11 @@
 //! Lookup: the configs to use for a problem, best first, from the records in memory.
 //!
-//! The sources: this process's winners, this machine's records, records that ship for this GPU,
-//! records that ship for the nearest GPU of the architecture, and the heuristic, which always
-//! works. A source answers with its nearest shape of the class, and the nearest answer comes first.
-//! The order of the sources decides between answers that are equally near. Records of this device
-//! and of exactly this shape come before all others, and records of another GPU after this one's
-//! that are as near.
+//! The sources: this process's winners, this machine's records, those of the pack, records that
+//! ship for this GPU, records of the nearest GPU of the architecture, and the heuristic, which
+//! always works. A source answers with its nearest shape of the class, and the nearest answer comes
+//! first. The order of the sources decides between answers that are equally near. Records of this
+//! device and of exactly this shape come before all others, and records of another GPU after this
+//! one's that are as near.
 //!
 //! - Where no record has exactly this shape, a model of tiles and waves predicts the time of the
 //!   configs that the class's records name, of the heuristic's and of its alternatives. The one
@@ -37,6 +37,8 @@ pub enum Source {
     Process,
     /// A record of this machine.
     Machine,
+    /// A record of the pack, or a config of the pack where nothing can be compiled.
+    Pack,
     /// A record that ships for this GPU.
     Shipped,
     /// A record of another GPU of the same architecture.
@@ -51,6 +53,7 @@ impl Source {
             Source::Pinned => "pinned",
             Source::Process => "process",
             Source::Machine => "machine",
+            Source::Pack => "pack",
             Source::Shipped => "shipped",
             Source::NearestGpu => "nearest-gpu",
             Source::Heuristic => "heuristic",
@@ -74,7 +77,8 @@ pub struct Choice {
 pub struct Known {
     pub process: Vec<Arc<Record>>,
     pub machine: Vec<Arc<Record>>,
-    /// All of this device's architecture.
+    /// All of this device's architecture, as those that ship.
+    pub pack: Vec<Arc<Record>>,
     pub shipped: Vec<Arc<Record>>,
 }
 
@@ -140,7 +144,7 @@ fn from_records(records: BySource, problem: &Canonical, device: &Device) -> Vec<
     nearest.into_iter().map(|(_, choice)| choice).collect()
 }
 
-type BySource = [(Source, Vec<Arc<Record>>); 4];
+type BySource = [(Source, Vec<Arc<Record>>); 5];
 
 /// The records of the problem's class whose configs fit it, by source.
 fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dyn Fn(&Record) -> bool) -> BySource {
@@ -156,6 +160,7 @@ fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dy
     let elsewhere = known
         .machine
         .iter()
+        .chain(&known.pack)
         .chain(&known.shipped)
         .filter(|record| record.arch == device.arch)
         .filter(fits)
@@ -163,6 +168,7 @@ fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dy
     [
         (Source::Process, here(&known.process)),
         (Source::Machine, here(&known.machine)),
+        (Source::Pack, here(&known.pack)),
         (Source::Shipped, here(&known.shipped)),
         (Source::NearestGpu, only_nearest_gpu(elsewhere.cloned().collect(), device)),
     ]
@@ -171,9 +177,9 @@ fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dy
 /// Those of the records of a class that correct predictions: of this device, or else of the nearest
 /// GPU.
 fn calibrating(records: BySource) -> Vec<Arc<Record>> {
-    let [process, machine, shipped, nearest_gpu] = records.map(|(_, records)| records);
+    let [process, machine, pack, shipped, nearest_gpu] = records.map(|(_, records)| records);
     let mut here: Vec<Arc<Record>> = Vec::new();
-    for record in process.into_iter().chain(machine).chain(shipped) {
+    for record in process.into_iter().chain(machine).chain(pack).chain(shipped) {
         // The earlier source knows better.
         if here.iter().all(|other| other.key != record.key) {
             here.push(record);
@@ -228,6 +234,67 @@ pub fn predicted_us(known: &Known, problem: &Canonical, config: &Config, device:
     Model::of(&calibrating(tried), problem, device).us(config)
 }
 
+/// What each of these configs is expected to take over the time of `first`: by the model, or by the
+/// family's cost where there is no model. None where the problem refuses the config, and for
+/// another family than that of `first`, whose time cannot be compared.
+pub fn slowdowns(
+    known: &Known,
+    problem: &Canonical,
+    first: &Config,
+    configs: &[&Config],
+    device: &Device,
+) -> Vec<Option<f64>> {
+    let records = family::work(problem, first, device).map(|_| {
+        let preferred = family::heuristic(problem, device).family;
+        calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)))
+    });
+    let model = records.as_ref().map(|records| Model::of(records, problem, device));
+    let us = |config: &Config| model.as_ref()?.us(config);
+    let first_us = us(first);
+    let first_cost = family::cost(problem, first, device);
+    let slowdown = |config: &&Config| {
+        if *config == first {
+            return Some(1.0);
+        }
+        if config.family != first.family {
+            return None;
+        }
+        let cost = family::cost(problem, config, device)?;
+        match (us(config), first_us) {
+            (Some(us), Some(first_us)) => Some(us / first_us),
+            _ => Some(match first_cost? {
+                first_cost if first_cost >= 1.0 => cost / first_cost,
+                // Such a cost is a sum of shares of the time.
+                first_cost => 1.0 + cost - first_cost,
+            }),
+        }
+    };
+    configs.iter().map(slowdown).collect()
+}
+
+/// Which of these configs serves a problem in place of `first`: the one with the least expected
+/// time, and where none compares, one of the family that is preferred most. None if none fits.
+pub fn substitute(
+    known: &Known,
+    problem: &Canonical,
+    first: &Config,
+    configs: &[&Config],
+    device: &Device,
+) -> Option<usize> {
+    let slowdowns = slowdowns(known, problem, first, configs, device);
+    let compared = slowdowns.iter().enumerate().filter_map(|(index, slowdown)| Some((index, (*slowdown)?)));
+    let least = compared.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index);
+    least.or_else(|| {
+        let families = family::families(problem, device);
+        let rank = |config: &Config| {
+            let cost = family::cost(problem, config, device)?;
+            Some((families.iter().position(|family| *family == config.family)?, cost))
+        };
+        let ranked = configs.iter().enumerate().filter_map(|(index, config)| Some((rank(config)?, index)));
+        ranked.min_by(|((a, x), _), ((b, y), _)| a.cmp(b).then(x.total_cmp(y))).map(|(_, index)| index)
+    })
+}
+
 fn from_heuristic(config: &Config, why: &str) -> Choice {
     Choice {
         config: config.clone(),
@@ -241,7 +308,7 @@ fn from_heuristic(config: &Config, why: &str) -> Choice {
 /// The configs that some record of this architecture names for the same pass, nearest class first.
 /// They compiled, ended and agreed with the reference there.
 pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config> {
-    let all = known.process.iter().chain(&known.machine).chain(&known.shipped);
+    let all = known.process.iter().chain(&known.machine).chain(&known.pack).chain(&known.shipped);
     let mut records: Vec<&Arc<Record>> = all
         .filter(|record| record.arch == device.arch && record.problem.pass == problem.pass)
         .filter(|record| family::check(problem, &record.config, device).is_ok())
@@ -273,6 +340,7 @@ fn from_record(source: Source, record: Arc<Record>, problem: &Canonical, device:
     let origin = match source {
         Source::Process => "tuned in this process".to_owned(),
         Source::NearestGpu => format!("record of {}, the nearest GPU", record.device),
+        Source::Pack => "record of the pack".to_owned(),
         Source::Shipped => "shipped record of this GPU".to_owned(),
         _ => "record of this machine".to_owned(),
     };

@@ -4,9 +4,10 @@
 //! change that cannot be written goes with the next batch. This file knows how records and trials
 //! lie in the store, not which of them a lookup takes.
 
+use super::journal::{Change, Entries};
 use super::key::Class;
 use super::record::Record;
-use super::store::{Change, Entries, Store};
+use super::store::Store;
 use crate::device::{Arch, Device};
 use crate::kernel;
 use crate::problem::Problem;
@@ -23,12 +24,19 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(2);
 /// one to go with.
 const LONG_DEADLINE: Duration = Duration::from_secs(10);
 
+/// A store with more records is not one of measurements, and each process keeps all in memory.
+const MAX_RECORDS: usize = 50_000;
+
+/// This machine's own measurements.
 const RECORD: &str = "record | ";
+/// Records of files. One serves only where there is no own one of its id.
+const IMPORTED: &str = "imported | ";
 const TRIAL: &str = "trial | ";
 const FAILURE: &str = "failure | ";
 
 pub struct Machine {
-    store: Option<Store>,
+    /// Or why there is none.
+    store: Result<Store, String>,
     state: Mutex<State>,
 }
 
@@ -36,19 +44,60 @@ struct State {
     entries: Entries,
     pending: BTreeMap<String, Option<String>>,
     written: Instant,
+    /// Why the last write failed.
+    failure: Option<String>,
+}
+
+/// What became of the records of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// The ids of those that are in use from now on.
+    pub taken: BTreeSet<String>,
+    /// Problems that this machine has measured itself.
+    pub own: usize,
+    /// Records no better than the one imported before.
+    pub not_better: usize,
+    /// Lines that are no record, or whose config or figures are not accepted.
+    pub refused: usize,
+    /// The line and the reason.
+    pub first_refusal: Option<String>,
+}
+
+impl Imported {
+    pub fn refuse(&mut self, reason: impl FnOnce() -> String) {
+        self.refused += 1;
+        self.first_refusal.get_or_insert_with(reason);
+    }
 }
 
 impl Machine {
     /// Reads the store, once.
-    pub fn new(store: Option<Store>) -> Machine {
+    pub fn new(store: Result<Store, String>) -> Machine {
         let entries = store.as_ref().map(Store::read).unwrap_or_default();
-        Machine { store, state: Mutex::new(State { entries, pending: BTreeMap::new(), written: Instant::now() }) }
+        let state = State { entries, pending: BTreeMap::new(), written: Instant::now(), failure: None };
+        Machine { store, state: Mutex::new(state) }
     }
 
     /// All records that can be read. Others are left where they are and ignored.
     pub fn records(&self) -> Vec<Record> {
         let state = self.state();
-        under(&state.entries, RECORD).filter_map(|(_, line)| Record::from_line(line).ok()).collect()
+        let of = |prefix: &'static str| {
+            let lines = under(&state.entries, prefix);
+            lines.filter_map(move |(key, line)| Some((&key[prefix.len()..], Record::from_line(line).ok()?)))
+        };
+        of(IMPORTED).chain(of(RECORD)).collect::<BTreeMap<&str, Record>>().into_values().collect()
+    }
+
+    /// An error if a record of this process is not in the store: the reason, which names the file.
+    pub fn keep_all(&self) -> Result<(), String> {
+        self.store.as_ref().map_err(String::clone)?;
+        let mut state = self.state();
+        self.write(&mut state, LONG_DEADLINE);
+        let is_record = |key: &String| key.starts_with(RECORD) || key.starts_with(IMPORTED);
+        match state.pending.keys().any(is_record) {
+            false => Ok(()),
+            true => Err(state.failure.clone().unwrap_or_default()),
+        }
     }
 
     /// Adds or replaces records, which ends the runs that led to them: their measurements go, their
@@ -59,24 +108,44 @@ impl Machine {
         self.write(&mut state, LONG_DEADLINE);
     }
 
-    /// The same for records that are better than the one of their id, or have no usable one there.
-    /// Returns their ids.
-    pub fn put_better(&self, records: &[Record], here: &Device) -> BTreeSet<String> {
+    /// Takes records of files. An own measurement stays, unless `replaces`; of imported records of
+    /// one id, the better one stays. `next` gives the records one by one, and None at the end.
+    pub fn import(
+        &self,
+        next: &mut dyn FnMut(&mut Imported) -> Option<Record>,
+        here: &Device,
+        replaces: bool,
+    ) -> Imported {
         let mut state = self.state();
-        // Other processes may have found better ones since this one read the store.
+        // Other processes may have found records since this one read the store.
         self.exchange(&mut state, LONG_DEADLINE);
-        let mut taken = BTreeSet::new();
-        for record in records {
+        let mut count = under(&state.entries, RECORD).count() + under(&state.entries, IMPORTED).count();
+        let mut imported = Imported::default();
+        while let Some(record) = next(&mut imported) {
             let id = record.id();
-            let line = state.entries.get(&format!("{RECORD}{id}"));
-            let present = line.and_then(|line| Record::from_line(line).ok()).filter(|found| found.check(here).is_ok());
-            if present.is_none_or(|present| record.is_better_than(&present, here)) {
-                state.put(record);
-                taken.insert(id);
+            let (own, other) = (format!("{RECORD}{id}"), format!("{IMPORTED}{id}"));
+            let usable = |key: &str| {
+                let found = Record::from_line(state.entries.get(key)?).ok()?;
+                found.check(here).is_ok().then_some(found)
+            };
+            let is_new = !state.entries.contains_key(&own) && !state.entries.contains_key(&other);
+            if is_new && count >= MAX_RECORDS {
+                imported.refuse(|| format!("{id}: this machine has {count} records, the most that it keeps"));
+            } else if !replaces && usable(&own).is_some() {
+                imported.own += 1;
+            } else if !replaces && usable(&other).is_some_and(|present| !record.is_better_than(&present, here)) {
+                imported.not_better += 1;
+            } else if let Ok(line) = record.to_line() {
+                if state.entries.contains_key(&own) {
+                    state.set(own, None);
+                }
+                state.set(other, Some(line));
+                count += usize::from(is_new);
+                imported.taken.insert(id);
             }
         }
         self.write(&mut state, LONG_DEADLINE);
-        taken
+        imported
     }
 
     /// The known trials of candidates for a problem: measurements of a run that did not end, and
@@ -129,19 +198,23 @@ impl Machine {
     /// Writes the pending changes, if any, and reads the store.
     fn exchange(&self, state: &mut State, deadline: Duration) {
         state.written = Instant::now();
-        let Some(store) = &self.store else { return };
+        let Ok(store) = &self.store else { return };
         let mut written = store.write(&state.changes(), deadline);
         if store.has_begun_anew() {
-            // The damaged database took the entries read before with it; this process still has
-            // them.
+            // Another journal took the place of the one that was read, whose entries this process
+            // still has.
             let all = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
             state.pending.extend(all);
             written = store.write(&state.changes(), deadline);
         }
         // The store now has the winners of other processes too.
-        if let Some(entries) = written {
-            state.entries = entries;
-            state.pending.clear();
+        match written {
+            Ok(entries) => {
+                state.entries = entries;
+                state.pending.clear();
+                state.failure = None;
+            }
+            Err(reason) => state.failure = Some(reason),
         }
     }
 
@@ -160,7 +233,11 @@ impl Drop for Machine {
 impl State {
     fn put(&mut self, record: &Record) {
         let Ok(line) = record.to_line() else { return };
+        let imported = format!("{IMPORTED}{}", record.id());
         self.set(format!("{RECORD}{}", record.id()), Some(line));
+        if self.entries.contains_key(&imported) {
+            self.set(imported, None);
+        }
         let trials: Vec<String> =
             under(&self.entries, &trials_of(&record.id())).map(|(key, _)| key.to_owned()).collect();
         trials.into_iter().for_each(|key| self.set(key, None));
@@ -224,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_failure_of_the_class_is_known_for_its_other_shapes_and_one_of_the_problem_is_not() {
-        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let (machine, device) = (Machine::new(Err("no folder".into())), Device::typical(Arch::Sm(9, 0)).unwrap());
         let of_class = failed(64, |reason| Verdict::Failed { reason });
         let of_problem = failed(128, |reason| Verdict::FailedHere { reason });
         for trial in [&of_class, &of_problem] {
@@ -237,7 +314,7 @@ mod tests {
 
     #[test]
     fn what_is_measured_has_not_failed() {
-        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let (machine, device) = (Machine::new(Err("no folder".into())), Device::typical(Arch::Sm(9, 0)).unwrap());
         let works =
             |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0, utilisation: None }, ..trial.clone() };
         let other = failed(32, |reason| Verdict::Failed { reason });
@@ -255,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_record_that_tried_the_preferred_family_goes_before_a_faster_one_that_did_not() {
-        let (machine, device) = (Machine::new(None), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let (machine, device) = (Machine::new(Err("no folder".into())), Device::typical(Arch::Sm(9, 0)).unwrap());
         let [sm90, sm80] = &family::heuristics(&PROBLEM, &device)[..] else { panic!("two families serve") };
         let record = |config: &Config, median_us| {
             let winner = Timed { config: config.clone(), median_us, utilisation: None };
@@ -273,8 +350,11 @@ mod tests {
             (tried_both(30.0), false),
             (tried_both(15.0), true),
         ] {
-            let taken = machine.put_better(std::slice::from_ref(&imported), &here);
-            assert_eq!((taken.len() == 1, machine.records().contains(&imported)), (is_taken, is_taken), "{imported:?}");
+            let mut lines = vec![imported.clone()];
+            let outcome = machine.import(&mut |_| lines.pop(), &here, false);
+            let taken = (outcome.taken.len() == 1, outcome.not_better == 0);
+            assert_eq!(taken, (is_taken, is_taken), "{imported:?}");
+            assert_eq!(machine.records().contains(&imported), is_taken, "{imported:?}");
         }
     }
 }

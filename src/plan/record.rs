@@ -11,14 +11,19 @@ use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::error::{Error, Status};
 use crate::family;
+use crate::files;
 use crate::problem::Problem;
 use crate::tune::{Outcome, Timed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+/// No launch is shorter, and no measurement longer than three hours.
+const LEAST_US: f64 = 0.01;
+const MOST_US: f64 = 1e10;
+/// Some hundred times what a GPU of 2025 does in 16 bits.
+const MOST_FLOPS: f64 = 1e18;
+const MOST_RATIO: f64 = 100.0;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -115,14 +120,32 @@ impl Record {
         if record.key != key {
             return Err(format!("its key is {:?} where this library writes {key:?}", record.key));
         }
-        if record.median_us <= 0.0 {
-            return Err(format!("median_us is {}; it must be positive", record.median_us));
-        }
+        record.require_plausible()?;
         let pass = record.problem.pass;
         record.config = family::with_younger_knobs(record.config, pass);
         record.runner_up =
             record.runner_up.map(|timed| Timed { config: family::with_younger_knobs(timed.config, pass), ..timed });
         Ok(record)
+    }
+
+    /// An error if its figures cannot come from a measurement.
+    fn require_plausible(&self) -> Result<(), String> {
+        let within = |name: &str, value: f64, least: f64, most: f64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{name} is {value:e}; it must be from {least} to {most}")),
+        };
+        let time = |name: &str, us: Option<f64>| us.map_or(Ok(()), |us| within(name, us, LEAST_US, MOST_US));
+        time("median_us", Some(self.median_us))?;
+        time("default_us", self.default_us)?;
+        time("the runner-up's median_us", self.runner_up.as_ref().map(|timed| timed.median_us))?;
+        within("spread", self.spread, 0.0, MOST_RATIO)?;
+        within("check_error", self.check_error, 0.0, MOST_RATIO)?;
+        within("utilisation", self.utilisation.unwrap_or(0.0), 0.0, MOST_RATIO)?;
+        let rate = self.problem.flops() / self.median_us * 1e6;
+        match rate <= MOST_FLOPS {
+            true => Ok(()),
+            false => Err(format!("median_us is {}, which is {rate:.1e} FLOP/s; no device does that", self.median_us)),
+        }
     }
 
     /// Whether this library accepts its config on the device that it names, as far as the device is
@@ -175,25 +198,12 @@ pub fn write_lines(mut records: Vec<Record>) -> Result<String, String> {
     records.iter().try_fold(String::new(), |text, record| Ok(text + &record.to_line()? + "\n"))
 }
 
-/// Writes records to a file and returns their number. It writes a temporary file beside it and
-/// renames that: a reader finds the old lines or the new ones, never half.
+/// Writes records to a file and returns their number. A reader finds the old lines or the new ones,
+/// never half.
 pub fn write_file(path: &Path, records: Vec<Record>) -> Result<usize, Error> {
     let text = write_lines(records).map_err(|reason| Error::new(Status::Internal, reason))?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Several threads of one process may write the same file.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    name.push(format!(".{}.{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-    let temporary = path.with_file_name(name);
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    match written {
-        Ok(()) => Ok(text.lines().count()),
-        Err(error) => {
-            let _ = std::fs::remove_file(&temporary);
-            Err(Error::from(error).context(path.display()))
-        }
-    }
+    files::publish(path, text.as_bytes()).map_err(|error| Error::from(error).context(path.display()))?;
+    Ok(text.lines().count())
 }
 
 /// Four significant digits: more is noise, and four survive writing and reading unchanged.

@@ -22,16 +22,9 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         self.0.load().get(key).cloned()
     }
 
-    /// The entry with the smallest key among those that pass.
-    pub fn first(&self, passes: impl Fn(&K, &V) -> bool) -> Option<(K, V)>
-    where
-        K: Ord,
-    {
-        let map = self.0.load();
-        map.iter()
-            .filter(|(key, value)| passes(key, value))
-            .min_by(|a, b| a.0.cmp(b.0))
-            .map(|(k, v)| (k.clone(), v.clone()))
+    /// What `pick` makes of entries, in no order.
+    pub fn select<R>(&self, pick: impl Fn((&K, &V)) -> Option<R>) -> Vec<R> {
+        self.0.load().iter().filter_map(pick).collect()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -70,23 +63,5 @@ impl<K: Clone + Eq + Hash> KeyLocks<K> {
             locks.remove(key);
         }
         result
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_entry_is_the_smallest_key_that_passes_with_its_value() {
-        let map = SharedMap::default();
-        for (key, value) in [(3, Some('c')), (1, None), (2, Some('b'))] {
-            map.insert(key, value);
-        }
-        // A smaller key whose value does not pass (a config that did not build) hides none behind
-        // it.
-        assert_eq!(map.first(|_, value| value.is_some()), Some((2, Some('b'))));
-        assert_eq!(map.first(|key, value| *key > 2 && value.is_some()), Some((3, Some('c'))));
-        assert_eq!(map.first(|key, _| *key > 3), None);
     }
 }

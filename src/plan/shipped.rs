@@ -4,6 +4,8 @@
 
 use super::record::{self, Record};
 use crate::device::Arch;
+use crate::environment;
+use crate::files;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -12,10 +14,13 @@ pub const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning
 
 const OVERRIDE: &str = "FLASHTUNE_TUNING_DB";
 
+/// Some ten thousand records.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
 /// The shipped records of an architecture, of all its GPUs.
 pub fn records(arch: Arch) -> Vec<Record> {
     let folder = arch.to_string();
-    match std::env::var_os(OVERRIDE) {
+    match environment::variable(OVERRIDE) {
         Some(database) => from_folder(&database, &folder),
         None => {
             let texts = EMBEDDED.iter().filter(|(path, _)| path.split('/').next() == Some(folder.as_str()));
@@ -38,7 +43,7 @@ fn from_folder(database: &OsString, folder: &str) -> Vec<Record> {
     paths.sort();
     paths
         .iter()
-        .flat_map(|path| match std::fs::read_to_string(path) {
+        .flat_map(|path| match files::read_text(path, MAX_FILE_BYTES) {
             Ok(text) => read(&path.display().to_string(), &text),
             Err(error) => {
                 log::warn!("{}: {error}", path.display());

@@ -1,142 +1,224 @@
-//! Store: text by key in a sled database that several processes share, each for moments at a time.
+//! Store: text by key in a folder that several processes share.
 //!
-//! sled locks its folder for one process. So each access takes a lock file of ours with bounded
-//! retry, opens the database, reads it whole or writes one batch, and closes it. The store knows
-//! keys and values as text, not records. No error leaves this file: a failure is a miss, and one
-//! line of log in the life of the store.
+//! A `journal` of all changes is the truth. An `index` in sled saves a process from reading a long
+//! journal at its start. A change counts as kept once the journal has it on disk; no fault of the
+//! index can lose it. Writers take a lock file with bounded retry. The store knows keys and values
+//! as text, not records. A read that fails is a miss. Faults cost one line of log in the life of
+//! the store.
 
+use super::index::{Index, Trouble};
+use super::journal::{self, Change, Entries, Found, Journal, Position};
+use crate::files;
 use crate::kernel::cache_dir;
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::OpenOptionsExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest wait of a read for other processes. They hold the lock for some 20 ms.
+/// The longest wait of a read for the lock, which the index needs. The journal needs none.
 const READ_DEADLINE: Duration = Duration::from_secs(2);
-
-/// A few thousand records are a few megabytes; sled's default is a gigabyte.
-const SLED_CACHE_BYTES: u64 = 16 << 20;
-
-/// The process that first opened sled here. A forked child must not open it: sled's worker threads
-/// do not survive a fork, and without them an open waits for ever.
-static OPENED_BY: AtomicU32 = AtomicU32::new(0);
-
-pub type Entries = BTreeMap<String, String>;
-/// A key and its new value, or None to remove it.
-pub type Change = (String, Option<String>);
+/// A shorter journal is read faster than sled opens.
+const INDEX_FROM_BYTES: u64 = 64 << 10;
 
 pub struct Store {
-    database: PathBuf,
+    journal: Journal,
+    index: Index,
+    /// The database of a library without a journal. Only read: that library may run again.
+    older: Index,
     lock: PathBuf,
-    /// The place for a database that cannot be read. It replaces an earlier one.
+    /// Where a journal or an older library's database goes of which a part cannot be read.
     set_aside: PathBuf,
     complained: AtomicBool,
-    /// Whether a database was set aside since `has_begun_anew` was last asked.
+    /// What was read last.
+    found: Mutex<Option<Found>>,
     begun_anew: AtomicBool,
 }
 
-/// Why a database did not open or read.
-enum Trouble {
-    /// Another process has it, or a thread of ours that is still closing it.
-    Busy,
-    /// Its content makes no sense. It is set aside.
-    Broken(String),
-    /// The file system refuses; the database may be fine.
-    Refused(String),
-}
-
 impl Store {
-    /// None if the folder is not safe or cannot be made.
-    pub fn in_folder(cache_dir: &Path) -> Option<Store> {
-        if let Err(reason) = cache_dir::secure(cache_dir) {
-            log::warn!("records are kept in memory only: {reason}");
-            return None;
-        }
-        Some(Store {
-            database: cache_dir.join("records.sled"),
+    /// An error, one sentence, if the folder is not safe or cannot be made.
+    pub fn in_folder(cache_dir: &Path) -> Result<Store, String> {
+        cache_dir::secure(cache_dir)?;
+        Ok(Store {
+            journal: Journal::new(cache_dir.join("records.journal")),
+            index: Index::new(cache_dir.join("records.index")),
+            older: Index::new(cache_dir.join("records.sled")),
             lock: cache_dir.join("records.lock"),
             set_aside: cache_dir.join("records.broken"),
             complained: AtomicBool::new(false),
+            found: Mutex::new(None),
             begun_anew: AtomicBool::new(false),
         })
     }
 
     /// All entries; none if they cannot be read.
     pub fn read(&self) -> Entries {
-        if !self.database.exists() {
-            return Entries::new();
-        }
-        self.with_database(READ_DEADLINE, read_all).unwrap_or_default()
-    }
-
-    /// Applies the changes as one batch. Returns the entries afterwards, or None if nothing was
-    /// written.
-    pub fn write(&self, changes: &[Change], deadline: Duration) -> Option<Entries> {
-        let mut batch = sled::Batch::default();
-        for (key, value) in changes {
-            match value {
-                Some(value) => batch.insert(key.as_bytes(), value.as_bytes()),
-                None => batch.remove(key.as_bytes()),
-            }
-        }
-        self.with_database(deadline, |database| {
-            // The read comes first: it finds a broken database before anything is added to it.
-            read_all(database)?;
-            database.apply_batch(batch.clone()).and_then(|()| database.flush()).map_err(trouble)?;
-            read_all(database)
+        let found = match (self.journal.exists(), self.older.exists()) {
+            (false, false) => return Entries::new(),
+            (false, true) => self.acquire(Instant::now() + READ_DEADLINE).and_then(|_lock| self.begin()),
+            (true, _) if self.journal.bytes() < INDEX_FROM_BYTES => self.journal_alone().map(|found| self.note(found)),
+            (true, _) => self.through_index().map(|found| self.note(found)),
+        };
+        found.unwrap_or_else(|reason| {
+            self.complain(&reason);
+            Entries::new()
         })
     }
 
-    /// Whether a damaged database was set aside since the last call, which took the earlier entries
-    /// with it.
+    /// Applies the changes. Returns the entries afterwards. After an error, the changes are not
+    /// known to be kept; the reason names the file.
+    pub fn write(&self, changes: &[Change], deadline: Duration) -> Result<Entries, String> {
+        let written = self.acquire(Instant::now() + deadline).and_then(|_lock| {
+            if !self.journal.exists() {
+                let old = self.adopt()?;
+                // Without the old entries a journal must not begin: they would never be read again.
+                if !self.journal.exists() {
+                    self.rewrite(&old, None)?;
+                }
+            }
+            self.journal.append(changes).map_err(|error| self.named(error))?;
+            self.follow()
+        });
+        written.inspect_err(|reason| self.complain(reason))
+    }
+
+    /// Whether another journal than the one that was read before has taken its place since the last
+    /// call, which took the earlier entries with it.
     pub fn has_begun_anew(&self) -> bool {
         self.begun_anew.swap(false, Ordering::Relaxed)
     }
 
-    /// Runs `work` on the open database while no other process has it. Sets a broken database aside
-    /// once, and repeats the work on a new one.
-    fn with_database<T>(&self, wait: Duration, work: impl Fn(&sled::Db) -> Result<T, Trouble>) -> Option<T> {
-        if !may_open() {
-            return self.complain("this process was forked from one that had the records open");
+    /// The entries where there was no journal. Another process may have begun one before this one
+    /// had the lock.
+    fn begin(&self) -> Result<Entries, String> {
+        match self.journal.exists() {
+            true => self.journal_alone().map(|found| self.note(found)),
+            false => self.adopt(),
         }
-        let deadline = Instant::now() + wait;
-        let _lock = match self.acquire(deadline) {
-            Ok(lock) => lock,
-            Err(reason) => return self.complain(reason),
-        };
-        let mut was_set_aside = false;
-        loop {
-            // sled is meant to return errors. A panic on a damaged file must not end the host
-            // program either.
-            let attempt = || open(&self.database).and_then(|database| work(&database));
-            let result = catch_unwind(AssertUnwindSafe(attempt))
-                .unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())));
-            match result {
-                Ok(value) => return Some(value),
-                Err(Trouble::Busy) if Instant::now() < deadline => pause(),
-                Err(Trouble::Busy) => return self.complain("the database is in use"),
-                Err(Trouble::Refused(reason)) => return self.complain(reason),
-                Err(Trouble::Broken(reason)) if was_set_aside => return self.complain(reason),
-                Err(Trouble::Broken(reason)) => {
-                    self.set_aside(&reason)?;
-                    was_set_aside = true;
+    }
+
+    fn journal_alone(&self) -> Result<Found, String> {
+        self.journal.entries().map_err(|error| self.named(error))
+    }
+
+    fn through_index(&self) -> Result<Found, String> {
+        let lock = self.acquire(Instant::now() + READ_DEADLINE);
+        let found = lock.and_then(|_lock| self.index.entries(&self.journal).map_err(Trouble::into_reason));
+        found.or_else(|reason| {
+            log::debug!("the index {}: {reason}", self.index.folder().display());
+            self.journal_alone()
+        })
+    }
+
+    /// Reads what the journal has beyond what this process knows. Makes the journal anew where that
+    /// is due.
+    fn follow(&self) -> Result<Entries, String> {
+        let known = self.found().take();
+        let mut found = match known {
+            None => self.journal_alone()?,
+            Some(mut known) => {
+                let lines = self.journal.read(Some(&known.end)).map_err(|error| self.named(error))?;
+                if !known.follow(lines) {
+                    self.begun_anew.store(true, Ordering::Relaxed);
                 }
+                known
+            }
+        };
+        let is_damaged = |found: &Found| found.damaged > 0 || found.end.identity().is_empty();
+        if is_damaged(&found) || journal::is_rewrite_due(&found.end, &found.entries) {
+            // What this process knows may come from lines that their writer took back.
+            found = self.journal_alone()?;
+        }
+        if is_damaged(&found) {
+            self.salvage(&found).unwrap_or_else(|reason| self.complain(&reason));
+        } else if journal::is_rewrite_due(&found.end, &found.entries)
+            && let Err(reason) = self.rewrite(&found.entries, Some(&found.end))
+        {
+            // The longer journal serves as well.
+            log::debug!("{reason}");
+        }
+        Ok(self.note(found))
+    }
+
+    /// Remembers what was read.
+    fn note(&self, found: Found) -> Entries {
+        if found.damaged > 0 {
+            self.complain(&self.named(format_args!("{} lines are damaged", found.damaged)));
+        }
+        self.found().insert(found).entries.clone()
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Found>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over the database of an older library, which had no journal. What cannot be read of it
+    /// is kept for a person to look at.
+    fn adopt(&self) -> Result<Entries, String> {
+        let named = |reason: &str| format!("{}: {reason}", self.older.folder().display());
+        if !self.older.exists() {
+            return Ok(Entries::new());
+        }
+        match self.older.entries_alone() {
+            Ok(entries) => {
+                // On a full disk the database goes on serving until there is room.
+                let _ = self.rewrite(&entries, None).inspect_err(|reason| self.complain(reason));
+                Ok(entries)
+            }
+            Err(Trouble::Broken(reason)) => {
+                let place = journal::free_name(&self.set_aside).map_err(|error| named(&error.to_string()))?;
+                std::fs::rename(self.older.folder(), &place).map_err(|error| named(&error.to_string()))?;
+                self.complain(&named(&format!(
+                    "the database is damaged ({reason}); it was moved to {}",
+                    place.display()
+                )));
+                Ok(Entries::new())
+            }
+            Err(trouble) => Err(named(&trouble.into_reason())),
+        }
+    }
+
+    /// Makes a damaged journal whole again with the lines that can be read. The damaged one stays
+    /// under another name.
+    fn salvage(&self, found: &Found) -> Result<(), String> {
+        let place = self.journal.set_aside(&self.set_aside).map_err(|error| self.named(error))?;
+        self.rewrite(&found.entries, Some(&found.end)).inspect_err(|_| drop(std::fs::remove_file(&place)))?;
+        let damaged = found.damaged.max(1);
+        self.complain(
+            &self.named(format_args!("{damaged} lines are damaged; the damaged file is {}", place.display())),
+        );
+        Ok(())
+    }
+
+    fn rewrite(&self, entries: &Entries, before: Option<&Position>) -> Result<(), String> {
+        self.remove_temporaries();
+        self.journal.rewrite(entries, before).map_err(|error| self.named(error))
+    }
+
+    /// Those of killed processes. Only holders of the lock publish files in this folder.
+    fn remove_temporaries(&self) {
+        let folder = self.lock.parent().unwrap_or(Path::new("."));
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY_PREFIX) {
+                let _ = std::fs::remove_file(entry.path());
             }
         }
     }
 
-    /// The lock ends when the file is closed, also if the process is killed.
-    fn acquire(&self, deadline: Instant) -> Result<File, String> {
+    /// The lock ends with the guard, or if the process is killed.
+    fn acquire(&self, deadline: Instant) -> Result<Lock, String> {
         let named = |error: std::io::Error| format!("{}: {error}", self.lock.display());
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.lock).map_err(named)?;
+        // A pipe in the lock's place must not make the open wait.
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+        let file = options.open(&self.lock).map_err(named)?;
+        files::require_regular(&file).and_then(|()| files::require_own(&file)).map_err(named)?;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok(Lock(file)),
                 Err(TryLockError::WouldBlock) if Instant::now() < deadline => pause(),
                 Err(TryLockError::WouldBlock) => {
                     return Err(format!("{} is held by another process", self.lock.display()));
@@ -146,73 +228,24 @@ impl Store {
         }
     }
 
-    fn set_aside(&self, reason: &str) -> Option<()> {
-        // Only the newest broken one is kept.
-        if std::fs::remove_dir_all(&self.set_aside).is_err() {
-            let _ = std::fs::remove_file(&self.set_aside);
-        }
-        let moved = std::fs::rename(&self.database, &self.set_aside);
-        let outcome = match &moved {
-            Ok(()) => format!("it was moved to {} and a new one begun", self.set_aside.display()),
-            Err(error) => format!("and it cannot be moved: {error}"),
-        };
-        let _: Option<()> = self.complain(format!("the database is damaged ({reason}); {outcome}"));
-        self.begun_anew.fetch_or(moved.is_ok(), Ordering::Relaxed);
-        moved.ok()
+    fn named(&self, reason: impl std::fmt::Display) -> String {
+        format!("{}: {reason}", self.journal.path().display())
     }
 
-    /// One line, once; always a miss.
-    fn complain<T>(&self, reason: impl std::fmt::Display) -> Option<T> {
+    /// One line, once.
+    fn complain(&self, reason: &str) {
         if !self.complained.swap(true, Ordering::Relaxed) {
-            log::warn!("records in {}: {reason}", self.database.display());
-        }
-        None
-    }
-}
-
-fn may_open() -> bool {
-    let me = std::process::id();
-    match OPENED_BY.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => true,
-        Err(opened_by) => opened_by == me,
-    }
-}
-
-fn open(path: &Path) -> Result<sled::Db, Trouble> {
-    sled::Config::new().path(path).flush_every_ms(None).cache_capacity(SLED_CACHE_BYTES).open().map_err(trouble)
-}
-
-fn read_all(database: &sled::Db) -> Result<Entries, Trouble> {
-    let mut entries = Entries::new();
-    for item in database.iter() {
-        // A damaged database may yield errors without end, so the first one ends the loop.
-        let (key, value) = item.map_err(|error| Trouble::Broken(error.to_string()))?;
-        if let (Ok(key), Ok(value)) = (std::str::from_utf8(&key), std::str::from_utf8(&value)) {
-            entries.insert(key.to_owned(), value.to_owned());
+            log::warn!("records: {reason}");
         }
     }
-    Ok(entries)
 }
 
-fn trouble(error: sled::Error) -> Trouble {
-    use std::io::ErrorKind::{
-        AlreadyExists, InvalidData, InvalidInput, IsADirectory, NotADirectory, Other, UnexpectedEof,
-    };
-    match &error {
-        // The only sign of a folder that another process has open (sled 0.34.7).
-        sled::Error::Io(io) if io.to_string().contains("could not acquire lock") => Trouble::Busy,
-        // Errors that only wrong content gives, or a file where a folder belongs and the other way
-        // round.
-        sled::Error::Io(io)
-            if matches!(
-                io.kind(),
-                Other | UnexpectedEof | InvalidData | InvalidInput | AlreadyExists | NotADirectory | IsADirectory
-            ) =>
-        {
-            Trouble::Broken(error.to_string())
-        }
-        sled::Error::Io(_) => Trouble::Refused(error.to_string()),
-        _ => Trouble::Broken(error.to_string()),
+/// Releases the lock when dropped. A close alone would not: a forked child shares the open file.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
     }
 }
 

@@ -93,6 +93,10 @@ pub struct Features {
     /// names the pages of each sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paged: Option<i64>,
+    /// Forward: each sequence's keys begin at a row of their own, in an entry of k and v that an
+    /// array may name. Needs varlen, since the lengths follow.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub key_starts: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_mask: Option<BlockMask>,
 }
@@ -110,6 +114,7 @@ impl Features {
         dlse: false,
         varlen: None,
         paged: None,
+        key_starts: false,
         block_mask: None,
     };
 
@@ -125,8 +130,21 @@ impl Features {
 
     pub fn is_on(&self, feature: Feature) -> bool {
         // The pattern has no `..`, so that a new field has to name its feature.
-        let Features { window, softcap, alibi, bias, dbias, mask, mask_bits, sinks, dlse, varlen, paged, block_mask } =
-            *self;
+        let Features {
+            window,
+            softcap,
+            alibi,
+            bias,
+            dbias,
+            mask,
+            mask_bits,
+            sinks,
+            dlse,
+            varlen,
+            paged,
+            key_starts,
+            block_mask,
+        } = *self;
         match feature {
             Feature::Window => window != Window::default(),
             Feature::Softcap => softcap,
@@ -139,6 +157,7 @@ impl Features {
             Feature::Dlse => dlse,
             Feature::Varlen => varlen.is_some(),
             Feature::Paged => paged.is_some(),
+            Feature::KeyStarts => key_starts,
             Feature::BlockMask => block_mask.is_some(),
         }
     }
@@ -155,6 +174,7 @@ impl Features {
             Feature::MaskBits => (self.mask, self.mask_bits) = (true, true),
             Feature::Sinks => self.sinks = true,
             Feature::Dlse => self.dlse = true,
+            Feature::KeyStarts => self.key_starts = true,
             Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {}
         }
     }
@@ -185,6 +205,8 @@ pub mod bits {
     pub const PAGED: Bit = Bit { value: 1 << 10, name: "FLASHTUNE_FEATURE_PAGED" };
     pub const MASK_BITS: Bit = Bit { value: 1 << 11, name: "FLASHTUNE_FEATURE_MASK_BITS" };
     pub const BLOCK_MASK: Bit = Bit { value: 1 << 12, name: "FLASHTUNE_FEATURE_BLOCK_MASK" };
+    pub const CACHE_BATCH_IDX: Bit = Bit { value: 1 << 13, name: "FLASHTUNE_FEATURE_CACHE_BATCH_IDX" };
+    pub const LEFTPAD_K: Bit = Bit { value: 1 << 14, name: "FLASHTUNE_FEATURE_LEFTPAD_K" };
 }
 
 /// A `constexpr` that kernels may read.
@@ -378,6 +400,18 @@ table! {
             value: ConstantValue::Integer(|p| p.features.paged.unwrap_or(0) as u32),
         }],
     },
+    KeyStarts => Row {
+        options: &[("key_starts", "Forward: keys begin at rows of their own (cache_batch_idx, leftpad_k); needs seqused")],
+        passes: &[Pass::Forward],
+        bits: &[bits::CACHE_BATCH_IDX, bits::LEFTPAD_K],
+        word: |_| "keystarts".to_owned(),
+        constants: &[Constant {
+            name: "kHasKeyStarts",
+            tag: "has_key_starts",
+            meaning: "each sequence's keys begin at a row of their own (device/attention/sequence.cuh)",
+            value: ConstantValue::Flag(|p| p.features.key_starts),
+        }],
+    },
     BlockMask => Row {
         options: &[("block_mask", "A block mask with blocks of N queries and N keys")],
         passes: BOTH,
@@ -439,14 +473,7 @@ mod tests {
                 Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {
                     assert!(features.is_none(), "{feature:?} has sizes")
                 }
-                Feature::Softcap
-                | Feature::Alibi
-                | Feature::Bias
-                | Feature::Dbias
-                | Feature::Mask
-                | Feature::MaskBits
-                | Feature::Sinks
-                | Feature::Dlse => assert_eq!(on, [feature]),
+                _ => assert_eq!(on, [feature]),
             }
         }
     }

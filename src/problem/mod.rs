@@ -6,6 +6,7 @@
 
 mod cost;
 pub mod features;
+mod of_bits;
 mod validate;
 mod workspace;
 

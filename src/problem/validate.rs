@@ -109,6 +109,7 @@ impl Problem {
             }
         }
         self.validate_block_mask()?;
+        self.validate_key_starts()?;
         self.validate_pages()
     }
 
@@ -127,6 +128,29 @@ impl Problem {
             ));
         }
         Ok(())
+    }
+
+    fn validate_key_starts(&self) -> Result<()> {
+        let Features { key_starts, varlen, paged, .. } = self.features;
+        if !key_starts {
+            return Ok(());
+        }
+        if self.pass == Pass::Backward {
+            return Err(Error::invalid(
+                "cache_batch_idx or leftpad_k is used; the backward pass takes neither, so it must be off",
+            ));
+        }
+        if paged.is_some() {
+            return Err(Error::unsupported(
+                "k and v are paged and cache_batch_idx or leftpad_k is used: block_table already says where a sequence's keys lie, so leave them out",
+            ));
+        }
+        match varlen {
+            Some(Varlen { total_k: None, .. }) => Ok(()),
+            _ => Err(Error::invalid(
+                "cache_batch_idx or leftpad_k is used; k and v must then be (batch, seqlen_k, heads, dim), without cu_seqlens_k",
+            )),
+        }
     }
 
     fn validate_pages(&self) -> Result<()> {

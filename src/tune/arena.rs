@@ -150,6 +150,7 @@ impl Arena {
             dk: view(Tensor::Dk),
             dv: view(Tensor::Dv),
             features: features.args(),
+            most_splits: 0,
             workspace: if problem.workspace_bytes() == 0 { std::ptr::null_mut() } else { workspace.address() },
         };
         Ok(Arena { call, tensors, lse, lengths, features, _workspace: workspace })
@@ -274,9 +275,21 @@ impl Arena {
 }
 
 /// Bytes of one arena, the workspace included.
-pub fn arena_bytes(problem: &Problem) -> usize {
-    let tensors = tensors(problem.pass).iter().map(|t| Shape::of(problem, *t).elements() * problem.dtype.bytes());
-    tensors.sum::<usize>() + problem.lse_elements() as usize * 4 + feature_bytes(problem) + problem.workspace_bytes()
+pub fn arena_bytes(problem: &Problem) -> u128 {
+    let rest = [problem.lse_elements() as usize * 4, feature_bytes(problem), problem.workspace_bytes()];
+    tensor_bytes(problem).chain(rest.map(|bytes| bytes as u128)).sum()
+}
+
+pub fn largest_tensor_bytes(problem: &Problem) -> u128 {
+    tensor_bytes(problem).max().unwrap_or(0)
+}
+
+fn tensor_bytes(problem: &Problem) -> impl Iterator<Item = u128> {
+    let bytes = |tensor: &Tensor| {
+        let Shape { rows, pitch, .. } = Shape::of(problem, *tensor);
+        rows as u128 * pitch as u128 * problem.dtype.bytes() as u128
+    };
+    tensors(problem.pass).iter().map(bytes)
 }
 
 /// The least size of an allocation: a tensor without elements still has an address.

@@ -119,6 +119,12 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
     })
 }
 
+/// Memory of the host that a check takes, from above: its tensors, their fp32 values, and those of
+/// the reference.
+pub fn host_bytes(problem: &Problem) -> u128 {
+    8 * reduced(problem).iter().map(arena::arena_bytes).sum::<u128>()
+}
+
 /// Fills the outputs with NaN: an element that is not written then shows in the comparison.
 fn poison_outputs(arena: &Arena, backend: &Backend) -> Result<()> {
     let problem = &arena.call().problem;

@@ -145,6 +145,10 @@ impl FeatureBuffers {
         };
         let [cu_seqlens_q, seqused_q] = upload_lengths(varlen.total_q, &lengths.q)?;
         let [cu_seqlens_k, seqused_k] = upload_lengths(varlen.total_k, &lengths.k)?;
+        // Each sequence in its own entry, from the first row on, as without the feature.
+        let own_entries = || int32(0..problem.batch_size);
+        let cache_batch_idx = upload(of.key_starts, &own_entries)?.cast_const().cast();
+        let leftpad_k = upload(of.key_starts, &|| int32((0..problem.batch_size).map(|_| 0)))?.cast_const().cast();
         let pages = Pages::of(problem);
         let block_table = upload(pages.is_some(), &|| int32(pages.iter().flat_map(Pages::table)))?.cast_const().cast();
         let block_lists = match problem.list_extents() {
@@ -192,7 +196,9 @@ impl FeatureBuffers {
             seqused_k,
             block_table,
             block_table_stride: pages.as_ref().map_or(0, |pages| pages.blocks),
-            num_pages: pages.as_ref().map_or(0, |pages| pages.count),
+            num_pages: pages.as_ref().map_or(if of.key_starts { problem.batch_size } else { 0 }, |pages| pages.count),
+            cache_batch_idx,
+            leftpad_k,
             block_lists,
         };
         Ok(FeatureBuffers { args, dbias, dsinks, shape, heads, _inputs: inputs })

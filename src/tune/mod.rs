@@ -10,6 +10,7 @@ mod check;
 mod contest;
 mod features;
 mod lengths;
+mod memory;
 mod options;
 mod outcome;
 mod pages;
@@ -22,6 +23,7 @@ mod values;
 pub mod worker;
 
 pub use crate::backend::Elapsed;
+pub use memory::require as require_memory;
 pub use options::{DEFAULT_TIME_LIMIT, TuneOptions};
 pub use outcome::{Outcome, Timed, Trial, Verdict, measured_families};
 pub use progress::{Phase, Progress};

@@ -68,7 +68,7 @@ impl<'a> Rig<'a> {
     fn ensure_arenas(&mut self) -> Result<()> {
         if self.arenas.is_empty() {
             let cache = self.backend.device().l2_bytes as usize;
-            let sets = (cache / arena::arena_bytes(&self.problem).max(1) + 1).min(MAX_SETS);
+            let sets = (cache as u128 / arena::arena_bytes(&self.problem).max(1) + 1).min(MAX_SETS as u128);
             let dropout = match self.problem.dropout {
                 true => Dropout { p: 0.1, seed: 1, ..Dropout::NONE },
                 false => Dropout::NONE,
@@ -105,7 +105,8 @@ impl Bench for Rig<'_> {
                 if let Err(error) = spawned {
                     // One thread is enough.
                     if thread == 0 {
-                        let _ = done(0, Err(Fault::Bench(error.into())));
+                        let reason = format!("cannot start a thread that builds kernels: {error}");
+                        let _ = done(0, Err(Fault::Bench(Error::new(Status::OutOfMemory, reason))));
                     }
                     break;
                 }

@@ -5,9 +5,7 @@
 // the team's barrier then says that the other threads' groups have arrived.
 
 #include "decode/teams.cuh"
-#include "device/attention/key_pages.cuh"
-#include "device/layout/copy_elements.cuh"
-#include "device/layout/padded_tile.cuh"
+#include "device/attention/copy_keys.cuh"
 #include "device/schedule/team.cuh"
 
 // A stage's tiles: padded rows, without a swizzle.
@@ -24,50 +22,9 @@ struct KeyRows {
     const uint16 *k, *v;
 
     __device__ __forceinline__ KeyRows(const KernelParams& params, const Sequence& sequence, int head_kv)
-        : k(static_cast<const uint16*>(params.k.data)), v(static_cast<const uint16*>(params.v.data)) {
-        if constexpr (kPageSize > 0) {
-            k += head_kv * params.k.stride_head, v += head_kv * params.v.stride_head;
-        } else {
-            k += sequence.place_k(params, params.k, head_kv), v += sequence.place_k(params, params.v, head_kv);
-        }
-    }
+        : k(static_cast<const uint16*>(params.k.data) + place_of_keys(params, params.k, sequence, head_kv)),
+          v(static_cast<const uint16*>(params.v.data) + place_of_keys(params, params.v, sequence, head_kv)) {}
 };
-
-// A block of keys into a tile, by a team. The first keys_left rows and cols_left columns are copied
-// and the others zeroed, so that nothing past the sequence's end gets into a product. `source` is
-// the head's row 0, of the sequence or of page 0.
-template <class Tile>
-__device__ __forceinline__ void copy_keys(uint32 tile, const uint16* source, const TensorView& view,
-                                          const KeyPages<kBlockN>& pages, int block, int keys_left, int cols_left, int thread) {
-    constexpr int kChunks = Tile::kCols / kVec;  // per row
-    constexpr int kTotal = kBlockN * kChunks;
-    constexpr bool kIsEven = KeyPages<kBlockN>::kIsEven;
-    // Where a row's chunks divide the threads, a thread keeps its column and steps over rows.
-    constexpr bool kKeepsColumn = kTeamThreads % kChunks == 0;
-    constexpr int kRowStep = kKeepsColumn ? kTeamThreads / kChunks : 0;
-    const uint16* even = source;
-    if constexpr (kIsEven) even += pages.place(view, block);
-    const uint16* next = even + (thread / kChunks) * view.stride_seqlen + thread % kChunks * kVec;
-    // The addresses of all copies do not fit the registers where each row has its own page, copies
-    // are narrow, or each copy has its own column.
-    constexpr int kSteps = (kTotal + kTeamThreads - 1) / kTeamThreads;
-    constexpr int kUnroll = kIsEven && kKeepsColumn && kVec == 8 ? kSteps : 4;
-    #pragma unroll kUnroll
-    for (int i = 0; i < kSteps; ++i) {
-        const int index = thread + i * kTeamThreads, row = index / kChunks, col = index % kChunks * kVec;
-        const uint16* from = next;
-        if constexpr (!kIsEven) {
-            from = source + pages.place(view, block, row) + col;
-        } else if constexpr (kKeepsColumn) {
-            next += kRowStep * view.stride_seqlen;
-        } else {
-            from = even + row * view.stride_seqlen + col;
-        }
-        // Only the last step ends early, behind `place`, which all lanes of a warp call.
-        if (kTotal % kTeamThreads != 0 && index >= kTotal) break;
-        copy_elements<kVec>(tile + uint32(row * Tile::kStride + col) * 2, from, row < keys_left && col < cols_left);
-    }
-}
 
 // The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
 // them.
@@ -86,8 +43,8 @@ public:
     // has its group.
     __device__ __forceinline__ void load(int slot) {
         const int keys_left = next_block < end ? sequence.seqlen_k - next_block * kBlockN : 0;
-        copy_keys<TileK>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next_block, keys_left, kHeadDim, place.in_team());
-        copy_keys<TileV>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next_block, keys_left, kHeadDimV, place.in_team());
+        copy_keys<TileK, kTeamThreads>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next_block, keys_left, kHeadDim, place.in_team());
+        copy_keys<TileV, kTeamThreads>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next_block, keys_left, kHeadDimV, place.in_team());
         cp_async_commit();
         next_block += kTeams;
         pages.fetch(next_block, end, place.lane);

@@ -4,14 +4,9 @@
 // Each stage of a team's ring has a barrier, which counts the bytes of the stage's K and V.
 
 #include "decode/teams.cuh"
-#include "device/attention/key_pages.cuh"
-#include "device/layout/boxed_tile.cuh"
-#include "device/layout/tensor_map.cuh"
+#include "device/attention/key_boxes.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/schedule/team.cuh"
-
-// Rows of a box: all keys of a tile, or as many of them as lie in one page.
-constexpr int kKeyBoxRows = kPageSize == 0 || kPageSize > kBlockN ? kBlockN : kPageSize;
 
 // A stage's tiles: boxes of 64 columns in the 128-byte swizzle.
 using TileK = BoxedTile<kBlockN, kHeadDim>;
@@ -21,50 +16,13 @@ constexpr int kRingBarrierBytes = kNumStages * 8;  // of a team
 
 static_assert(kWarpsV == 1 || kWarpCols % kBoxCols == 0, "a warp's columns of V are whole boxes");
 static_assert(kKeyBoxRows == kLaunchBoxRows, "src/family computes the same");
+static_assert(kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kVec == 8, "what TMA demands of addresses and strides");
 
 // The tensors that keys come from.
 struct KeySource {
     const TensorMap &map_k, &map_v;
 };
-
-// A block of keys into a tile. A whole warp calls it, and the thread with `issues` starts the
-// copies. Keys past the sequence's end arrive as zeros, except that a box in a page arrives whole.
-template <class Tile>
-__device__ __forceinline__ void copy_keys(uint32 tile, const TensorMap& map, uint32 barrier, const KeyPages<kBlockN>& pages,
-                                          int block, int head, const MapRows& rows, bool issues) {
-    if constexpr (kPageSize == 0) {
-        if (!issues) return;
-        #pragma unroll
-        for (int box = 0; box < Tile::kBoxes; ++box) {
-            tma_load(tile + box * Tile::kBoxBytes, map, barrier, box * kBoxCols, block * kBlockN, head, rows);
-        }
-    } else {
-        static_assert(kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
-        static_assert(kBlockN % kKeyBoxRows == 0 && kPageSize % kKeyBoxRows == 0, "a box lies in one page");
-        #pragma unroll
-        for (int row = 0; row < kBlockN; row += kKeyBoxRows) {
-            const int page = pages.page_of(row);
-            if (!issues) continue;
-            #pragma unroll
-            for (int box = 0; box < Tile::kBoxes; ++box) {
-                // A box of keys that do not exist begins behind the page's last row: no row is
-                // read.
-                const int first = block * kBlockN + row < pages.seqlen_k ? pages.row_in_page(block, row) : kPageSize;
-                tma_load_4d(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head, page);
-            }
-        }
-    }
-}
-
-// Writes zeros to a tile's rows from `first` on, by a team.
-template <class Tile>
-__device__ __forceinline__ void clear_rows(uint32 tile, int first, int thread) {
-    for (int index = first * 8 + thread; index < kBlockN * 8; index += kTeamThreads) {
-        #pragma unroll
-        for (int box = 0; box < Tile::kBoxes; ++box) store_zeros(tile + box * Tile::kBoxBytes + index * 16);
-    }
-}
 
 // The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
 // them.
@@ -91,8 +49,8 @@ public:
         if (next_block < end && is_first_warp()) {
             const uint32 barrier = ring.barriers + slot * 8;
             if (issues) barrier_expect(barrier, TileK::kBytes + TileV::kBytes);
-            copy_keys<TileK>(ring.k + slot * TileK::kBytes, source.map_k, barrier, pages, next_block, head_kv, rows_k, issues);
-            copy_keys<TileV>(ring.v + slot * TileV::kBytes, source.map_v, barrier, pages, next_block, head_kv, rows_v, issues);
+            load_boxes<TileK>(ring.k + slot * TileK::kBytes, source.map_k, barrier, pages, next_block, head_kv, rows_k, issues);
+            load_boxes<TileV>(ring.v + slot * TileV::kBytes, source.map_v, barrier, pages, next_block, head_kv, rows_v, issues);
         }
         next_block += kTeams;
         pages.fetch(next_block, end, place.lane);
@@ -126,8 +84,7 @@ public:
         barrier_wait(ring.barriers + stage * 8, parity);
         const int keys_left = sequence.seqlen_k - block * kBlockN;
         if (kPageSize > 0 && keys_left < kBlockN) {
-            // A weight of 0 cancels whatever a page holds behind the last key, except NaN and inf.
-            clear_rows<TileV>(v(), keys_left, place.in_team());
+            clear_rows<TileV, kTeamThreads>(v(), keys_left, place.in_team());
             sync_team<kTeamWarps>(place.team);  // the zeros are there before another thread reads V
         }
     }

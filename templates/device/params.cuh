@@ -138,7 +138,7 @@ struct KernelParams {
     // The number of splits: of the keys, or backward of a walk through the queries
     // (device/schedule/group_walk.cuh).
     int num_splits;
-    // The number of pages in k and v.
+    // The number of batch entries of k and v: pages, or those that cache_batch_idx names.
     int num_pages;
     // Rows from one sequence to the next in q, k, v and out (backward: dout) of padded varlen
     // tensors, as tensor maps count them (device/layout/tensor_map.cuh).
@@ -147,5 +147,9 @@ struct KernelParams {
     int map_rows_v;
     int map_rows_o;
     BlockListsView block_lists;
+    // (batch): the entry of k and v that holds each sequence's keys, and the rows there before its
+    // first key (kHasKeyStarts). Each may be NULL.
+    const int* cache_batch_idx;
+    const int* leftpad_k;
 };
-static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80, "KernelParams differs from src/kernel/params.rs");
+static_assert(sizeof(KernelParams) == 376 + 3 * 40 + 11 * 8 + 16 + 40 + 16 + 80 + 16, "KernelParams differs from src/kernel/params.rs");

@@ -338,7 +338,7 @@ static void windows_and_caps(void) {
 }
 
 static void features_and_their_bits(void) {
-  BOTH_REFUSED("features is 0x2000: 0x2000 is no FLASHTUNE_FEATURE_*", p.features = 1 << 13);
+  BOTH_REFUSED("features is 0x4000000000000000: 0x4000000000000000 is no FLASHTUNE_FEATURE_*", p.features = (uint64_t)1 << 62);
   BOTH_REFUSED("features is 0x804, with FLASHTUNE_FEATURE_MASK and FLASHTUNE_FEATURE_MASK_BITS", ASK(MASK); ASK(MASK_BITS));
   BACKWARD_REFUSED("0x400 is no FLASHTUNE_FEATURE_* of the backward pass", ASK(PAGED));
   BOTH_REFUSED("0x8000000000000000 is no", p.features = (uint64_t)1 << 63 | FLASHTUNE_FEATURE_MASK);

@@ -1,6 +1,10 @@
 /* Contexts: creating and destroying them in a loop, wrong options, backends; versions, statuses,
  * log. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "attention.h"
+
+#include <dirent.h>
+#include <sys/mman.h>
 
 static flashtune_context_options cpu_options(void) {
   flashtune_context_options options;
@@ -79,6 +83,53 @@ static void what_it_runs_on(void) {
   OK(flashtune_context_destroy(context));
 }
 
+static void pack_of_a_cpu_context(void) {
+  flashtune_context_options options = cpu_options();
+  struct {
+    flashtune_pack_info known;
+    uint64_t later;
+  } info;
+  flashtune_context *context = NULL;
+  options.pack = "/nowhere/a.pack"; /* a CPU context looks at no pack */
+  OK(flashtune_context_create(&options, &context));
+  memset(&info, 0xab, sizeof info);
+  FAILS(flashtune_context_pack(context, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "info is NULL");
+  FAILS(flashtune_context_pack(NULL, &info.known), FLASHTUNE_STATUS_INVALID_ARGUMENT, "context is NULL");
+  info.known.struct_size = 4;
+  FAILS(flashtune_context_pack(context, &info.known), FLASHTUNE_STATUS_INVALID_ARGUMENT, "info.struct_size is 4");
+  info.known.struct_size = sizeof info;
+  OK(flashtune_context_pack(context, &info.known));
+  CHECK(info.known.struct_size == sizeof info && info.later == 0, "a newer caller's rest must be zero");
+  CHECK(info.known.state == FLASHTUNE_PACK_NONE && info.known.num_kernels == 0, "state %d", info.known.state);
+  CHECK(!info.known.path[0] && !info.known.reason[0], "%s: %s", info.known.path, info.known.reason);
+  OK(flashtune_context_destroy(context));
+  /* The options of an older release end before pack. */
+  options.struct_size = offsetof(flashtune_context_options, pack);
+  OK(flashtune_context_create(&options, &context));
+  OK(flashtune_context_destroy(context));
+}
+
+static int threads_of_this_process(void) {
+  DIR *folder = opendir("/proc/self/task");
+  int count = 0;
+  if (!folder) return 0;
+  while (readdir(folder)) count++;
+  closedir(folder);
+  return count;
+}
+
+static void threads_end_with_their_context(void) {
+  flashtune_context_options options = cpu_options();
+  flashtune_context *context = NULL;
+  options.num_threads = 17;
+  const int before = threads_of_this_process();
+  for (int round = 0; round < 20; round++) {
+    OK(flashtune_context_create(&options, &context));
+    OK(flashtune_context_destroy(context));
+    CHECK(threads_of_this_process() == before, "%d threads instead of %d", threads_of_this_process(), before);
+  }
+}
+
 static void made_and_ended_often(void) {
   Shape shape = {1, 2, 2, 9, 9, 8, 8, FLASHTUNE_CAUSAL_NONE};
   Attention a = make_attention(shape, 1);
@@ -155,13 +206,68 @@ static void log_lines(void) {
   CHECK(lines.count == before, "called after removal");
 }
 
+static void on_plan(int32_t level, const char *message, void *user) {
+  if (level == FLASHTUNE_LOG_INFO && strstr(message, "heuristic") && strstr(message, "cpu ")) ++*(int *)user;
+}
+
+/* Each new plan gives one line of level INFO with device and source; an old plan gives none. */
+static void line_of_each_new_plan(void) {
+  int lines = 0;
+  flashtune_context *context = cpu_context("");
+  Shape shape = {1, 2, 2, 16, 16, 32, 32, FLASHTUNE_CAUSAL_NONE};
+  Attention a = make_attention(shape, 3);
+  OK(flashtune_set_log_callback(on_plan, &lines));
+  OK(flashtune_forward_prepare(context, &a.forward));
+  OK(flashtune_forward_prepare(context, &a.forward));
+  CHECK(lines == 1, "%d lines", lines);
+  OK(flashtune_set_log_callback(NULL, NULL));
+  free_attention(&a);
+  OK(flashtune_context_destroy(context));
+}
+
+/* Where AUTO opens the CPU, a pointer that the host cannot read is refused before any work. */
+static void auto_refuses_device_pointers_on_the_cpu(void) {
+  flashtune_context_options options = cpu_options();
+  flashtune_device_info info;
+  flashtune_context *context;
+  options.backend = FLASHTUNE_BACKEND_AUTO;
+  info.struct_size = sizeof info;
+  OK(flashtune_context_create(&options, &context));
+  OK(flashtune_context_device(context, &info));
+  if (info.backend == FLASHTUNE_BACKEND_CPU) {
+    Shape shape = {1, 2, 2, 16, 16, 32, 32, FLASHTUNE_CAUSAL_NONE};
+    Attention a = make_attention(shape, 3);
+    run_and_check(context, &a);
+    reset_outputs(&a);
+    void *device = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    flashtune_forward_params p = a.forward;
+    p.k.data = device;
+    OK(flashtune_forward_supported(context, &p));
+    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "k [0x");
+    p = a.forward;
+    p.out.data = device;
+    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "out [0x");
+    for (int64_t i = 0; i < a.count[OUT]; i++) CHECK(a.data[OUT][i] == CANARY, "a failed call wrote out");
+    uint64_t bytes = 0;
+    OK(flashtune_backward_workspace_size(context, &a.backward, &bytes));
+    FAILS(flashtune_backward(context, &a.backward, device, bytes, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "workspace");
+    munmap(device, 1 << 20);
+    free_attention(&a);
+  }
+  OK(flashtune_context_destroy(context));
+}
+
 int main(void) {
   versions_and_statuses();
   wrong_options();
   sizes_of_other_releases();
   what_it_runs_on();
+  pack_of_a_cpu_context();
+  threads_end_with_their_context();
   made_and_ended_often();
   sealed_context_prepares_nothing();
   log_lines();
+  line_of_each_new_plan();
+  auto_refuses_device_pointers_on_the_cpu();
   return 0;
 }

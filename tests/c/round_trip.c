@@ -153,6 +153,45 @@ static void forward_and_backward(flashtune_context *context, Attention *a) {
   check_guards(a);
 }
 
+/* The parameters made from those of the forward pass give the same gradients. What a backward pass
+ * does not have is refused, and then nothing is written. */
+static void backward_params_follow_from_the_forward_ones(flashtune_context *context) {
+  Shape shape = {2, 4, 2, 33, 45, 32, 16, FLASHTUNE_CAUSAL_TOP_LEFT};
+  Attention a = make_attention(shape, 21);
+  a.forward.softcap = a.backward.softcap = 5;
+  a.forward.softmax_scale = a.backward.softmax_scale = 0.3f;
+  a.forward.window = a.backward.window = FLASHTUNE_WINDOW_TOP_LEFT;
+  a.forward.window_left = a.backward.window_left = 20;
+  flashtune_backward_params made, by_hand = a.backward;
+  memset(&made, 0xff, sizeof made);
+  made.struct_size = sizeof made;
+  OK(flashtune_backward_params_from_forward(&a.forward, &made));
+  CHECK(made.dq.data == NULL && made.dout.data == NULL && made.dlse == NULL && made.deterministic == 0, "not zero");
+  made.dout = by_hand.dout, made.dq = by_hand.dq, made.dk = by_hand.dk, made.dv = by_hand.dv;
+  CHECK(memcmp(&made, &by_hand, sizeof made) == 0, "made and written params differ");
+  a.backward = made;
+  forward_and_backward(context, &a);
+  CHECK(a.data[DQ][0] != CANARY, "dq is not written");
+
+  flashtune_backward_params before = made;
+  flashtune_forward_params p = a.forward;
+  const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT, unsupported = FLASHTUNE_STATUS_UNSUPPORTED;
+  FAILS(flashtune_backward_params_from_forward(NULL, &made), invalid, "forward is NULL");
+  FAILS(flashtune_backward_params_from_forward(&p, NULL), invalid, "backward is NULL");
+  p.struct_size = 3;
+  FAILS(flashtune_backward_params_from_forward(&p, &made), invalid, "forward.struct_size is 3");
+  p = a.forward;
+  p.features |= FLASHTUNE_FEATURE_PAGED;
+  FAILS(flashtune_backward_params_from_forward(&p, &made), unsupported, "PAGED");
+  p = a.forward;
+  p.batch_invariant = 1;
+  FAILS(flashtune_backward_params_from_forward(&p, &made), unsupported, "batch_invariant");
+  CHECK(memcmp(&made, &before, sizeof made) == 0, "a failed call wrote");
+  made.struct_size = 8;
+  FAILS(flashtune_backward_params_from_forward(&a.forward, &made), invalid, "backward.struct_size is 8");
+  free_attention(&a);
+}
+
 /* A packed batch holds its sequences end to end; only lse is ordered by heads. Rows that no
  * sequence uses are unchanged. */
 static void sequences_end_to_end(flashtune_context *context) {
@@ -215,6 +254,7 @@ int main(void) {
   packed_and_transposed(context);
   dropout_is_a_function_of_its_seed(context);
   deterministic_backward(context);
+  backward_params_follow_from_the_forward_ones(context);
   sequences_end_to_end(context);
   one_query_needs_no_workspace(context);
   OK(flashtune_context_destroy(context));

@@ -52,3 +52,17 @@ fn no_cuda_library_is_linked() {
 fn library_stays_mapped_after_dlclose() {
     assert!(binutil("readelf", &["-d"]).contains("NODELETE"));
 }
+
+#[test]
+fn the_library_stays_after_dlclose() {
+    let path = library::path();
+    let is_mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.ends_with(path.to_str().unwrap()))
+    };
+    // SAFETY: the library's initialisers only set up its own state.
+    let loaded = unsafe { libloading::Library::new(&path) }.unwrap();
+    assert!(is_mapped());
+    loaded.close().unwrap();
+    assert!(is_mapped(), "its threads and handlers would be left without code");
+}

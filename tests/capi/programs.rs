@@ -1,6 +1,6 @@
-//! Runs the C programs of tests/c and examples/c against the library built with this test. They
-//! compile with warnings as errors, and with the address and undefined-behaviour sanitizers if the
-//! compiler has them.
+//! Runs the C programs of tests/c and examples/c, and the C++ programs of tests/cpp and
+//! examples/cpp, against the library built with this test. They compile with warnings as errors,
+//! and with the address and undefined-behaviour sanitizers if the compiler has them.
 
 use crate::library;
 use crate::source_tree::root;
@@ -34,6 +34,16 @@ fn new_keys_go_behind_those_in_a_cache() {
 }
 
 #[test]
+fn slots_rotate_idle_and_advance_in_place() {
+    passes("kv_append_slots");
+}
+
+#[test]
+fn keys_from_a_start_of_their_own_give_the_bits_of_plain_keys() {
+    passes("key_starts");
+}
+
+#[test]
 fn many_threads_share_a_context() {
     passes("threads");
 }
@@ -41,6 +51,25 @@ fn many_threads_share_a_context() {
 #[test]
 fn contexts_come_and_go() {
     passes("contexts");
+}
+
+#[test]
+fn a_forked_child_gets_a_status_and_may_make_a_context_of_its_own() {
+    passes("fork");
+}
+
+#[test]
+fn junk_gets_a_status_and_leaves_outputs_alone() {
+    passes("junk");
+}
+
+#[test]
+#[ignore = "a million calls take minutes: cargo test --test capi -- --ignored junk"]
+fn a_million_calls_of_junk_get_a_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("tests/c/junk.c", folder.path(), sanitizers());
+    let output = run(&program, folder.path(), "1000000");
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output));
 }
 
 #[test]
@@ -63,6 +92,52 @@ fn example_tunes_once_and_starts_from_its_record_later() {
             assert!(printed.lines().any(|printed| printed.starts_with(line)), "no {line:?} in:\n{printed}");
         }
     }
+}
+
+/// The C++ wrapper, with exceptions and without.
+#[test]
+fn cpp_wrapper_returns_values_and_failures() {
+    for mode in [&[][..], &["-fno-exceptions"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = compile_cpp("tests/cpp/wrapper.cpp", folder.path(), mode);
+        let output = run(&program, folder.path(), "");
+        assert!(output.status.success(), "{mode:?}: {}\n{}", output.status, text(&output));
+    }
+}
+
+#[test]
+fn cpp_examples_check_themselves() {
+    for (name, prints) in [("packed_qkv", "loss "), ("decode_pages", "3 sequences of 40 keys")] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = compile_cpp(&format!("examples/cpp/{name}.cpp"), folder.path(), &[]);
+        let output = run(&program, folder.path(), "");
+        let printed = text(&output);
+        assert!(output.status.success() && printed.starts_with(prints), "{name}: {}\n{printed}", output.status);
+    }
+}
+
+#[test]
+fn example_of_packed_qkv_learns() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("examples/c/packed_qkv.c", folder.path(), sanitizers());
+    let output = run(&program, folder.path(), "");
+    let printed = text(&output);
+    assert!(output.status.success() && printed.starts_with("loss "), "{}\n{printed}", output.status);
+}
+
+#[test]
+fn example_serves_random_batches_in_a_sealed_context() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("examples/c/serving.c", folder.path(), sanitizers());
+    let output = run(&program, folder.path(), "300");
+    let printed = text(&output);
+    assert!(output.status.success(), "{}\n{printed}", output.status);
+    assert!(printed.contains("launches  300, none of which had to prepare"), "{printed}");
+}
+
+#[test]
+fn prepared_range_serves_a_sealed_context() {
+    passes("ranges");
 }
 
 /// Compiles tests/c/<name>.c and runs it in an empty home. Its argument is the path of a cache
@@ -94,6 +169,18 @@ fn compile(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
     command.args(extra).arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
     command.arg(library::path()).args(["-lm", "-ldl", "-pthread"]);
     let output = command.output().unwrap_or_else(|error| panic!("{} does not start: {error}", compiler()));
+    assert!(output.status.success(), "{source}:\n{}", text(&output));
+    program
+}
+
+fn compile_cpp(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
+    let root = root();
+    let program = folder.join("program");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let mut command = Command::new(&compiler);
+    command.args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]).args(extra);
+    command.args(sanitizers()).arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
+    let output = command.arg(library::path()).output().unwrap_or_else(|error| panic!("{compiler}: {error}"));
     assert!(output.status.success(), "{source}:\n{}", text(&output));
     program
 }

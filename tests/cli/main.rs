@@ -4,6 +4,8 @@
 #[path = "../program/mod.rs"]
 mod program;
 
+mod environment;
+mod pack;
 mod records;
 mod render;
 mod usage;

@@ -1,12 +1,14 @@
 //! `autotune`, `bench` and `records`: the records that they write, read and verify.
 
-use crate::{SMALL, flashtune, json_lines, run, stderr, write};
+use crate::{SMALL, flashtune, json_lines, program, run, stderr, stdout, write};
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
 use flashtune::plan::record::read_lines;
 use flashtune::plan::{Engine, EngineOptions, Source};
 use flashtune::problem::{Dtype, Layout, Pass, Problem};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The problem of `SMALL` as a call describes it.
@@ -196,4 +198,110 @@ fn ctrl_c_keeps_finished_records() {
     let (records, ignored) = read_lines(&std::fs::read_to_string(&output).unwrap());
     assert!(records.len() >= 2 && ignored.is_empty(), "{message}");
     assert_eq!(json_lines(&run(&cache, &["records", "list", "--device", "cpu", "--json"])).len(), records.len());
+}
+
+/// A line of a record as this library writes it, tuned in a cache of its own.
+fn tuned_line(folder: &Path) -> String {
+    let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);
+    let args = ["autotune", "--device", "cpu", "--json", "--problems", problems.to_str().unwrap()];
+    stdout(&run(&folder.join("tuned"), &args))
+}
+
+#[test]
+fn import_says_in_one_line_what_it_took_and_fails_if_that_is_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let line = tuned_line(folder.path());
+    let bad = format!("{}\n", line.trim().replace("\"median_us\":", "\"median_us\":1e-320,\"was\":"));
+    let mixed = write(folder.path(), "mixed.jsonl", &format!("{bad}{line}{}not a record\n", bad.repeat(215)));
+    let import = |file: &Path, more: &[&str]| {
+        let output = run(&cache, &[&["records", "import", file.to_str().unwrap()], more].concat());
+        assert!(output.stdout.is_empty());
+        (output.status.code(), stderr(&output))
+    };
+    let (status, message) = import(&mixed, &[]);
+    assert_eq!((status, message.lines().count()), (Some(0), 1), "{message}");
+    assert!(message.contains("1 records imported") && message.contains("217 lines refused"), "{message}");
+    assert!(message.contains("line 1: median_us is 1e-320"), "{message}");
+    let (status, message) = import(&mixed, &[]);
+    assert!(status == Some(3) && message.contains("1 are no better"), "{message}");
+    // On the machine that measured it, a record is taken on request alone.
+    let exported = write(folder.path(), "exported.jsonl", &line);
+    let tuned = folder.path().join("tuned");
+    let import = |more: &[&str]| run(&tuned, &[&["records", "import", exported.to_str().unwrap()], more].concat());
+    let output = import(&[]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stderr(&output).contains("this machine measured 1 itself (--replace takes them)"), "{output:?}");
+    assert_eq!(import(&["--replace"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_million_lines_are_imported_in_bounded_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = tuned_line(folder.path());
+    let path = folder.path().join("many.jsonl");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    for index in 0..1_000_000 {
+        writeln!(file, "{{\"no record\":{index}}}").unwrap();
+    }
+    write!(file, "{}\n{line}", "x".repeat(1 << 20)).unwrap();
+    drop(file);
+    // The lines alone are 22 MB.
+    let script = r#"ulimit -v 400000; "$0" "$@""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(program::path()).args(["records", "import"]).arg(&path);
+    let output = command.env("FLASHTUNE_CACHE_DIR", folder.path().join("cache")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(stderr(&output).contains("1 records imported") && stderr(&output).contains("1000001 lines"), "{output:?}");
+}
+
+#[test]
+fn files_that_never_end_or_never_begin_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, pipe) = (folder.path().join("cache"), folder.path().join("pipe"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for file in ["/dev/zero", pipe.to_str().unwrap(), folder.path().to_str().unwrap()] {
+        for command in [["records", "import", file], ["records", "verify", file], ["records", "export", file]] {
+            let output = run(&cache, &command);
+            let message = stderr(&output);
+            let is_named = message.contains("is not a regular file") || message.contains("Is a directory");
+            assert!(output.status.code() == Some(1) && is_named, "{command:?}: {output:?}");
+        }
+    }
+    // A pipe in the place of a file of the cache costs the records, not the run.
+    std::fs::create_dir_all(&cache).unwrap();
+    let line = write(folder.path(), "line.jsonl", &tuned_line(folder.path()));
+    for name in ["records.lock", "records.journal"] {
+        assert!(Command::new("mkfifo").arg(cache.join(name)).status().unwrap().success());
+        let output = run(&cache, &["records", "import", line.to_str().unwrap()]);
+        assert!(output.status.code() == Some(3) && stderr(&output).contains(name), "{output:?}");
+        std::fs::remove_file(cache.join(name)).unwrap();
+    }
+    // So does one in the folder of shipped records.
+    let database = folder.path().join("db/cpu");
+    std::fs::create_dir_all(&database).unwrap();
+    std::fs::rename(&pipe, database.join("pipe.jsonl")).unwrap();
+    let mut list = flashtune(&cache);
+    list.args(["records", "list", "--device", "cpu"]).env("FLASHTUNE_TUNING_DB", folder.path().join("db"));
+    let output = list.output().unwrap();
+    assert!(output.status.success() && stderr(&output).contains("pipe.jsonl: it is not a regular file"), "{output:?}");
+}
+
+#[test]
+fn export_leaves_the_file_behind_a_planted_link() {
+    let folder = tempfile::tempdir().unwrap();
+    tuned_line(folder.path());
+    let victim = write(folder.path(), "victim", "precious");
+    let place = folder.path().join("shared");
+    std::fs::create_dir(&place).unwrap();
+    let target = place.join("records.jsonl");
+    // The shell's process number is the program's, which once made the name of the temporary file.
+    let script = r#"ln -s "$1" "$2.$$.0.tmp"; ln -s "$1" "$2"; exec "$0" records export --device cpu "$2""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(program::path()).args([&victim, &target]);
+    let output = command.env("FLASHTUNE_CACHE_DIR", folder.path().join("tuned")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    let written = target.symlink_metadata().unwrap();
+    assert!(written.is_file() && written.permissions().mode() & 0o777 == 0o600);
 }

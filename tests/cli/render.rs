@@ -26,8 +26,10 @@ fn render_prints_decode_paged_merge_and_kv_append_kernels() {
     const FORWARD: &str = "render --arch sm_90 --pass forward --head-dim 64";
     let few = of(&format!("{FORWARD} --seqlen-q 1 --seqlen-k 8192 --num-heads-kv 4"));
     assert!(few.contains("flashtune_decode(") && few.contains("flashtune_combine("), "{few}");
-    let paged = of(&format!("{FORWARD} --page-size 16"));
-    assert!(paged.contains("flashtune_decode(") && paged.contains("kPageSize = 16;"), "{paged}");
+    for (queries, kernel) in [(1, "flashtune_decode("), (4096, "flashtune_sm90_forward(")] {
+        let paged = of(&format!("{FORWARD} --page-size 16 --seqlen-q {queries} --seqlen-k 8192"));
+        assert!(paged.contains(kernel) && paged.contains("kPageSize = 16;"), "{queries}: {paged}");
+    }
     let narrow = of(&format!("{FORWARD} --layout vec2"));
     assert!(narrow.contains("flashtune_sm80_forward(") && narrow.contains("kVec = 2;"), "{narrow}");
     let merge = of("render-merge --arch sm_90 --dtype fp16 --partials-are-fp32");

@@ -82,6 +82,24 @@ fn one_split_is_one_kernel_without_a_workspace() {
 }
 
 #[test]
+fn the_callers_limit_of_splits_holds_whatever_the_config_says() {
+    with_fake("the_callers_limit_of_splits_holds_whatever_the_config_says", |fake| {
+        let (_gpu, executable) = build(&config(5));
+        for (most_splits, expected) in [(0, 5), (9, 5), (3, 3)] {
+            let before = fake.state().launches as usize;
+            executable.launch(&Call { most_splits, ..call(DECODE) }, std::ptr::null_mut()).unwrap();
+            let main = fake.state().launch[before];
+            assert_eq!((fake.state().launches as usize - before, main.grid), (2, [4, expected, 1]));
+            assert_eq!(word(&main.params, offset_of!(KernelParams, num_splits)) as u32, expected);
+        }
+        // One split stores its result without a second kernel.
+        let before = fake.state().launches as usize;
+        executable.launch(&Call { most_splits: 1, ..call(DECODE) }, std::ptr::null_mut()).unwrap();
+        assert_eq!((fake.state().launches as usize - before, fake.state().launch[before].grid), (1, [4, 1, 1]));
+    });
+}
+
+#[test]
 fn key_map_boxes_are_a_teams_block_or_a_page() {
     let name = "key_map_boxes_are_a_teams_block_or_a_page";
     with_fake_and(name, &[("FAKE_KEY_MAPS", "1")], |fake| {

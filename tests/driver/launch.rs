@@ -49,6 +49,7 @@ fn call(pass: Pass) -> Call {
         dk: tensor(0x80000),
         dv: tensor(0x90000),
         features: FeatureArgs::NONE,
+        most_splits: 0,
         workspace: 0xa0000 as *mut c_void,
     }
 }

@@ -1,6 +1,8 @@
 //! The calls that flashtune makes to the CUDA driver, checked and recorded by a stand-in
 //! (`fake_driver`).
 
+#[path = "../serving_trace/mod.rs"]
+mod serving_trace;
 #[path = "../source_tree/mod.rs"]
 mod source_tree;
 
@@ -8,4 +10,6 @@ mod fake_driver;
 
 mod decode;
 mod launch;
+mod pack;
+mod serving;
 mod sm90;

@@ -7,7 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
 use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu, KernelParams};
-use flashtune::problem::{Causal, Pass, Problem};
+use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
 use std::ffi::c_void;
 use std::mem::offset_of;
 
@@ -66,6 +66,41 @@ fn a_forward_launch_passes_the_maps_of_its_inputs_and_of_o() {
         assert_eq!(k[..11], [0x20000, 9, 128, 400, 2, 2, 512, 256, 300 * 512, 64, 80]);
         assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
         assert_eq!((out[0], &out[1..]), (0x40000, &q[1..]));
+    });
+}
+
+#[test]
+fn boxes_of_pages_divide_a_block_and_a_page() {
+    with_fake("boxes_of_pages_divide_a_block_and_a_page", |fake| {
+        // Pages that are rows of one tensor with K and V in turn: a page's stride is no whole
+        // number of its 512-byte rows.
+        let of_pages = |address: usize, page_size: i64| TensorRef {
+            stride_batch: 2 * page_size * 256 + 8,
+            ..TensorRef::packed(address as *mut c_void, page_size, 2, 128)
+        };
+        let launch = |page_size: i64, num_pages| {
+            let features = Features { paged: Some(page_size), varlen: Some(Varlen::default()), ..Features::NONE };
+            let problem = Problem { features, ..PROBLEM };
+            let (_gpu, executable) = build_from_cache(&problem, &config(256));
+            let (k, v) = (of_pages(0x20000, page_size), of_pages(0x30000, page_size));
+            let mut call = Call { problem, k, v, ..call() };
+            call.features.num_pages = num_pages;
+            crate::sm90::launch(fake, &executable.unwrap(), &call, 0).maps
+        };
+        // Blocks have 80 keys.
+        for (page_size, box_rows) in [(8, 8), (16, 16), (40, 40), (48, 16), (64, 16), (80, 80), (800, 80)] {
+            let [q, k, v, _] = launch(page_size, 9);
+            let rows = page_size as u64;
+            assert_eq!(k[..11], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 1024 + 16, 64, box_rows]);
+            assert_eq!((v[0], &v[1..]), (0x30000, &k[1..]));
+            // Queries keep the rank of varlen rows.
+            assert_eq!((q[0], q[3]), (0x10000, 1 << 30));
+        }
+        // Threads copy pages of 12 keys, and with 0 pages nothing is loaded: Q's map stands in.
+        for (page_size, num_pages) in [(12, 9), (1, 9), (16, 0)] {
+            let [q, k, v, _] = launch(page_size, num_pages);
+            assert!(k == q && v == q, "{page_size}");
+        }
     });
 }
 

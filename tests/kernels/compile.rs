@@ -185,7 +185,9 @@ fn kernel_params_have_the_same_offsets_in_rust_and_cuda() {
         map_rows_k,
         map_rows_v,
         map_rows_o,
-        block_lists
+        block_lists,
+        cache_batch_idx,
+        leftpad_k
     );
     // Without headers NVRTC has neither offsetof nor __builtin_offsetof; its front end turns them
     // into this expression.

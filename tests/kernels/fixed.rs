@@ -10,7 +10,7 @@ use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
 use flashtune::kernel::{FixedSpec, sm_clock};
-use flashtune::ops::kv_append::KvAppendClass;
+use flashtune::ops::kv_append::{KvAppendClass, RotaryClass};
 use flashtune::ops::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
@@ -45,10 +45,29 @@ fn merge_compiles_without_a_stack_for_every_class() {
 
 #[test]
 fn kv_append_compiles_without_a_stack_for_every_class() {
-    let specs = [16, 8, 4, 2].map(|access_bytes| KvAppendClass { access_bytes }.kernel());
+    let class = |access_bytes, slots| KvAppendClass { access_bytes, slots, rotary: None };
+    let specs = [16, 8, 4, 2].map(|access_bytes| class(access_bytes, false).kernel());
     for used in compiled(&specs, &ARCHS) {
         // The grid assumes that 8 CTAs fit an SM.
         assert!(used.registers <= 64, "{used:?}");
+    }
+    let specs = [16, 8, 4, 2].map(|access_bytes| class(access_bytes, true).kernel());
+    compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]);
+}
+
+#[test]
+fn kv_append_that_rotates_compiles_without_a_stack_for_every_class() {
+    let mut specs = Vec::new();
+    for dtype in [Dtype::Fp16, Dtype::Bf16, Dtype::Fp32] {
+        for (table_dtype, interleaved) in [(dtype, false), (dtype, true), (Dtype::Fp32, false), (Dtype::Fp32, true)] {
+            let rotary = Some(RotaryClass { dtype, table_dtype, interleaved });
+            let widths = [16, 8, 4, 2].into_iter().filter(|bytes| *bytes >= dtype.bytes() as i64);
+            specs.extend(widths.map(|access_bytes| KvAppendClass { access_bytes, slots: true, rotary }.kernel()));
+        }
+    }
+    for used in compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]) {
+        // The grid assumes that 3 CTAs of 256 threads fit an SM.
+        assert!(used.registers <= 80, "{used:?}");
     }
 }
 

@@ -8,6 +8,7 @@
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 mod few_tiles;
+mod pages;
 
 use crate::nvrtc::nvrtc;
 use flashtune::config::{Config, Family};
@@ -203,12 +204,21 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
 /// by the family.
 type Selection<'a> = &'a dyn Fn(usize, usize, usize, Family) -> bool;
 
-/// The thinned matrix. sm90's kernels have every feature at each head dim in one dtype, and in both
-/// at head dim 64. The mma.sync kernels alternate over the features, so that all architectures
-/// together cover every feature, and outside of sm_90 in the other dtype.
+fn is_common(head_dims: usize) -> bool {
+    matches!(HEAD_DIMS[head_dims].0, (64, 64) | (128, 128) | (256, 256))
+}
+
+/// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and every
+/// other one elsewhere, in one dtype, and in both at head dim 64. The mma.sync kernels alternate
+/// over the features, so that all architectures together cover every feature, and outside of sm_90
+/// in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
-    let one_in = if is_sm90 { 1 } else { ARCHS[arch].1 };
+    let one_in = match (is_sm90, is_common(head_dims)) {
+        (true, true) => 1,
+        (true, false) => 2,
+        (false, _) => ARCHS[arch].1,
+    };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
     let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch].0 == Arch::Sm(9, 0))) % 2 == dtype;
     has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
@@ -447,7 +457,7 @@ fn matrix_covers_every_template_feature_and_dtype() {
         .collect();
     // Other tests compile the remaining kernels: kernels_that_split_keys_compile, decode.rs,
     // merge.rs, kv_append.rs, and compile.rs for the clock.
-    let elsewhere = ["combine", "combine_rows", "decode", "kv_append", "merge", "sm_clock"]
+    let elsewhere = ["combine", "combine_rows", "decode", "kv_append", "kv_append_slots", "merge", "sm_clock"]
         .map(|template| format!("{template}.cu.tera"));
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
@@ -458,8 +468,10 @@ fn matrix_covers_every_template_feature_and_dtype() {
         let by_mma_sync = |dtype| (0..ARCHS.len()).any(|arch| on(arch, dtype, Family::Sm80));
         assert!((0..2).any(by_mma_sync), "{name}: the feature by mma.sync");
         if HEAD_DIMS[d].1 == Layout::Vec8 && HEAD_DIMS[d].0.0 <= 256 {
-            assert!((0..2).any(|dtype| on(0, dtype, Family::Sm90)), "{name}: the feature by sm90");
-            assert!(on(0, t, Family::Sm90) || by_mma_sync(t), "{name}: the dtype too");
+            let by_sm90 = |d| (0..2).any(|dtype| is_taken(0, d, f, dtype, Family::Sm90));
+            assert!(by_sm90(d) || !is_common(d), "{name}: the feature by sm90");
+            let others = || (0..HEAD_DIMS.len()).filter(|d| !is_common(*d) && HEAD_DIMS[*d].1 == Layout::Vec8);
+            assert!(others().any(by_sm90), "{name}: the feature by sm90 at another head dim");
         }
     }
     for record in shipped_records() {

@@ -29,7 +29,7 @@ const LAYERS: &[&[&str]] = &[
     &["ops"],
     &["kernel", "cpu"],
     &["cuda", "family"],
-    &["problem", "config", "device", "call", "dropout", "error"],
+    &["problem", "config", "device", "call", "dropout", "error", "environment", "files", "fork", "pool"],
 ];
 
 fn layer(module: &str) -> Option<usize> {
@@ -234,4 +234,16 @@ fn upward_imports_are_objected_to() {
     assert!(objection("kernel", "cpu").is_some());
     assert!(objection("error", "tune").is_some());
     assert!(objection("error", "unheard_of").is_some());
+}
+
+#[test]
+fn the_environment_is_read_in_one_file() {
+    let sources = root().join("src");
+    let of_library = |file: &PathBuf| !file.starts_with(sources.join("bin")) && !file.ends_with("environment.rs");
+    let library: Vec<PathBuf> = files(&sources, "rs").into_iter().filter(of_library).collect();
+    assert!(library.len() > 100, "{library:?}");
+    for file in library {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("env::var"), "{}: call environment::variable", file.display());
+    }
 }

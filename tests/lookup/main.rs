@@ -40,32 +40,36 @@ fn first(known: &Known, problem: &Problem, device: &Device) -> Choice {
 }
 
 #[test]
-fn the_lookup_order_is_process_machine_shipped_nearest_gpu_heuristic() {
+fn the_lookup_order_is_process_machine_pack_shipped_nearest_gpu_heuristic() {
     let device = h200();
     let other_gpu = Device { name: "NVIDIA H100 PCIe".into(), sm_count: 114, ..h200() };
     let records = [
         record(&LLAMA, &device, 0),
         record(&LLAMA, &device, 1),
         record(&LLAMA, &device, 2),
-        record(&LLAMA, &other_gpu, 3),
+        record(&LLAMA, &device, 3),
+        record(&LLAMA, &other_gpu, 4),
     ];
-    let [process, machine, shipped, nearest] = records.clone();
-    let mut known = Known { process: vec![process], machine: vec![machine], shipped: vec![shipped, nearest] };
+    let [process, machine, pack, shipped, nearest] = records.clone();
+    let (process, machine, pack) = (vec![process], vec![machine], vec![pack]);
+    let mut known = Known { process, machine, pack, shipped: vec![shipped, nearest] };
     let all = choices(&known, &LLAMA, &device);
     let sources: Vec<Source> = all.iter().map(|choice| choice.source).collect();
     use Source::*;
     // The config of the other family comes last, in case the preferred one's does not build.
-    assert_eq!(sources, [Process, Machine, Shipped, NearestGpu, Heuristic, Heuristic]);
-    for (index, choice) in all[..4].iter().enumerate() {
+    assert_eq!(sources, [Process, Machine, Pack, Shipped, NearestGpu, Heuristic, Heuristic]);
+    for (index, choice) in all[..5].iter().enumerate() {
         assert_eq!(choice.config, records[index].config);
-        assert_eq!(choice.is_exact, index < 3, "{:?}", choice.source);
+        assert_eq!(choice.is_exact, index < 4, "{:?}", choice.source);
     }
     assert_eq!(
-        all[4..].iter().map(|choice| choice.config.clone()).collect::<Vec<_>>(),
+        all[5..].iter().map(|choice| choice.config.clone()).collect::<Vec<_>>(),
         family::heuristics(&LLAMA, &device)
     );
     known.process.clear();
     known.machine.clear();
+    assert_eq!(first(&known, &LLAMA, &device).source, Pack);
+    known.pack.clear();
     assert_eq!(first(&known, &LLAMA, &device).source, Shipped);
     known.shipped.remove(0);
     let nearest = first(&known, &LLAMA, &device);

@@ -75,7 +75,7 @@ fn sequence_bits(case: &Case, result: &Forward, batch: usize) -> Vec<u32> {
 #[test]
 fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
     for subject in subjects() {
-        shapes::batch_invariant(subject.dtypes(), subject.paged_dtypes()).par_iter().for_each(|case| {
+        shapes::batch_invariant(subject.dtypes()).par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
             let config = config(&subject, case);
             let together = prepared.forward(&subject, &config);
@@ -97,7 +97,7 @@ fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
 #[test]
 fn without_batch_invariant_mode_the_config_depends_on_the_batch() {
     let cpu = Subject::cpu(64);
-    let cases = shapes::batch_invariant(cpu.dtypes(), cpu.paged_dtypes());
+    let cases = shapes::batch_invariant(cpu.dtypes());
     let differs = |case: &&Case| {
         let plain = Case { extras: Extras { batch_invariant: false, ..case.extras }, ..(*case).clone() };
         let single = Case { batch_size: 1, ..plain.clone() };

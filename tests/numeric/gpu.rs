@@ -49,7 +49,7 @@ fn one_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
     chosen
 }
 
-fn run(subject: &Subject, cases: &[Case], extra: usize) {
+pub fn run(subject: &Subject, cases: &[Case], extra: usize) {
     let needed: Vec<(Problem, Config)> = cases
         .iter()
         .flat_map(|case| {

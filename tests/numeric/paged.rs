@@ -45,13 +45,18 @@ fn several(dtype: Dtype) -> [Case; 2] {
     [of(Causal::BottomRight, 5, 16, of_scores), of(Causal::None, 70, 100, Extras { bias, sinks: true, ..of_scores })]
 }
 
-#[test]
-fn paged_keys_agree_with_the_reference() {
+/// A prompt's chunk of many queries.
+fn prefill(dtype: Dtype, page_size: i64, head_dim: i64) -> Case {
+    let softmax_scale = (head_dim as f32).powf(-0.5);
+    let dims = Case { head_dim, head_dim_v: head_dim, softmax_scale, ..decode(dtype, page_size) };
+    Case { causal: Causal::BottomRight, seqlen_q: 100, seqlen_k: 300, ..dims }
+}
+
+fn agree_with_the_reference(cases: impl Fn(&Subject) -> Vec<Case>, extra: usize) {
     for subject in subjects() {
-        let cases = shapes::paged(subject.paged_dtypes(), 60, 300, 4000);
-        cases.par_iter().for_each(|case| {
+        cases(&subject).par_iter().for_each(|case| {
             let prepared = Prepared::new(case);
-            for config in subject.configs(case, Pass::Forward, 1) {
+            for config in subject.configs(case, Pass::Forward, extra) {
                 prepared.forward(&subject, &config);
             }
         });
@@ -59,14 +64,30 @@ fn paged_keys_agree_with_the_reference() {
 }
 
 #[test]
+fn paged_keys_agree_with_the_reference() {
+    agree_with_the_reference(|subject| shapes::paged(subject.dtypes(), 60, 300, 4000), 1);
+}
+
+#[test]
+fn many_queries_over_pages_agree_with_the_reference() {
+    agree_with_the_reference(|subject| shapes::paged_prefill(subject.dtypes()), 1);
+}
+
+#[test]
 fn pages_do_not_change_the_bits_of_the_result() {
+    const PAGE_SIZES: [i64; 9] = [1, 3, 8, 16, 24, 48, 64, 100, 1000];
     for subject in subjects() {
-        let one = [1, 3, 8, 16, 24, 48, 64, 100, 1000].map(|page_size| decode(subject.paged_dtypes()[0], page_size));
-        for case in one.into_iter().chain(subject.paged_dtypes().iter().flat_map(|dtype| several(*dtype))) {
+        let one = PAGE_SIZES.map(|page_size| decode(subject.dtypes()[0], page_size));
+        let several = subject.dtypes().iter().flat_map(|dtype| several(*dtype));
+        let many = PAGE_SIZES.iter().enumerate().map(|(index, page_size)| {
+            prefill(subject.dtypes()[index % subject.dtypes().len()], *page_size, [64, 128][index % 2])
+        });
+        for case in one.into_iter().chain(several).chain(many) {
             let (data, contiguous) = (Data::random(&case), without_pages(&case));
-            let config = subject.heuristic(&case, Pass::Forward);
-            let expected = subject.forward(&contiguous, &data, &config);
-            assert!(subject.forward(&case, &data, &config) == expected, "{case}");
+            for config in subject.configs(&case, Pass::Forward, 0) {
+                let expected = subject.forward(&contiguous, &data, &config);
+                assert!(subject.forward(&case, &data, &config) == expected, "{case}, {config}");
+            }
         }
     }
 }
@@ -74,8 +95,8 @@ fn pages_do_not_change_the_bits_of_the_result() {
 #[test]
 fn any_number_of_splits_agrees_with_the_reference() {
     let Some(subject) = Subject::gpu() else { return };
-    for dtype in subject.paged_dtypes() {
-        let prepared = Prepared::new(&decode(*dtype, 16));
+    for dtype in [Dtype::Fp16, Dtype::Bf16] {
+        let prepared = Prepared::new(&decode(dtype, 16));
         let config = subject.heuristic(&prepared.case, Pass::Forward);
         for num_splits in [1, 2, 3, 5, 8, 10] {
             prepared.forward(&subject, &config.clone().with("num_splits", num_splits));
@@ -88,18 +109,20 @@ fn any_number_of_splits_agrees_with_the_reference() {
 #[test]
 fn block_table_entry_out_of_range_reads_the_last_page() {
     let Some(subject) = Subject::gpu() else { return };
-    let paged = decode(Dtype::Bf16, 16);
-    let case = Case { extras: Extras { seqused: Sides::default(), ..paged.extras }, ..paged };
-    let data = Data::random(&case);
-    let config = subject.heuristic(&case, Pass::Forward);
-    for wrong in [i32::MAX, -1] {
-        let mut table = case.block_table();
-        table[0] = wrong;
-        let table = Array::input_int32(&subject.backend, &table);
-        let with_table = |call: &mut Call| call.features.block_table = table.address().cast_const().cast();
-        let got = subject.forward_with(&case, &data, with_table, &config);
-        let (first, others) = got.out.split_at((case.num_heads_q * case.head_dim_v) as usize);
-        // No sequence uses the last page, so it holds NaN.
-        assert!(first.iter().all(|x| x.is_nan()) && others.iter().all(|x| x.is_finite()), "{wrong}");
+    for paged in [decode(Dtype::Bf16, 16), prefill(Dtype::Bf16, 16, 64), prefill(Dtype::Bf16, 12, 64)] {
+        let no_lengths = Extras { seqused: Sides::default(), ..paged.extras };
+        let case = Case { causal: Causal::None, extras: no_lengths, ..paged };
+        let data = Data::random(&case);
+        let configs = subject.configs(&case, Pass::Forward, 0);
+        for (config, wrong) in configs.iter().flat_map(|config| [(config, i32::MAX), (config, -1)]) {
+            let mut table = case.block_table();
+            table[0] = wrong;
+            let table = Array::input_int32(&subject.backend, &table);
+            let with_table = |call: &mut Call| call.features.block_table = table.address().cast_const().cast();
+            let got = subject.forward_with(&case, &data, with_table, config);
+            let (first, others) = got.out.split_at((case.seqlen_q * case.num_heads_q * case.head_dim_v) as usize);
+            // No sequence uses the last page, so it holds NaN.
+            assert!(first.iter().all(|x| x.is_nan()) && others.iter().all(|x| x.is_finite()), "{wrong}: {config}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use flashtune::device::{Arch, Device};
 use flashtune::error::Status;
 use flashtune::family;
 use flashtune::plan::{EngineOptions, Policy, Record, Source, key};
-use flashtune::problem::{Dtype, Features, Pass, Problem};
+use flashtune::problem::{BlockMask, Dtype, Features, Pass, Problem, Varlen};
 use flashtune::tune::candidates;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -187,8 +187,9 @@ fn invalid_and_unsupported_problems_are_statuses() {
     let device = Device::typical(Arch::Sm(9, 0)).unwrap();
     let fp32 = Problem { dtype: Dtype::Fp32, ..SMALL };
     assert!(family::supported(&fp32, &device).is_ok());
-    let pages = Problem { features: Features { paged: Some(16), ..Features::NONE }, ..fp32 };
-    assert_eq!(family::supported(&pages, &device).unwrap_err().status, Status::Unsupported);
+    let (varlen, block_mask) = (Some(Varlen::default()), Some(BlockMask { block_q: 64, block_k: 64 }));
+    let lengths = Problem { features: Features { varlen, block_mask, ..Features::NONE }, ..SMALL };
+    assert_eq!(family::supported(&lengths, &device).unwrap_err().status, Status::Unsupported);
     let turing = Device { arch: Arch::Sm(7, 5), ..device };
     assert_eq!(family::supported(&SMALL, &turing).unwrap_err().status, Status::Unsupported);
 }
@@ -207,7 +208,7 @@ fn imported_records_keep_problems_prepared() {
     let config = all.into_iter().find(|config| *config != loaded).unwrap();
     let path = from.path().join("records.jsonl");
     std::fs::write(&path, Record { config: config.clone(), ..record }.to_line().unwrap()).unwrap();
-    engine.import_records(&path).unwrap();
+    engine.import_records(&path, false).unwrap();
     let plan = engine.prepared(&SMALL).unwrap();
     assert_eq!((plan.source, &plan.config), (Source::Machine, &config));
     engine.prepared(&far).unwrap();

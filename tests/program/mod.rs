@@ -12,9 +12,15 @@ pub fn path() -> PathBuf {
 /// The program without this process's settings.
 pub fn command() -> Command {
     let mut command = Command::new(path());
-    for name in
-        ["FLASHTUNE_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "RUST_LOG", "FLASHTUNE_TUNING_DB", "FLASHTUNE_TEMPLATES"]
-    {
+    for name in [
+        "FLASHTUNE_CACHE_DIR",
+        "XDG_CACHE_HOME",
+        "HOME",
+        "RUST_LOG",
+        "FLASHTUNE_PACK",
+        "FLASHTUNE_TUNING_DB",
+        "FLASHTUNE_TEMPLATES",
+    ] {
         command.env_remove(name);
     }
     command

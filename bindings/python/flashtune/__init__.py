@@ -13,8 +13,18 @@ from ._attention import (
     merge,
 )
 from ._block_mask import BlockMask, block_mask
+from ._context import use_pack
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
-from ._planning import autotune, export_records, import_records, plan_info, prepare
+from ._planning import (
+    autotune,
+    export_records,
+    import_records,
+    pack_info,
+    plan_info,
+    prepare,
+    prepare_range,
+    seal,
+)
 from ._version import __version__
 
 __all__ = [
@@ -34,6 +44,21 @@ __all__ = [
     "import_records",
     "kv_append",
     "merge",
+    "pack_info",
     "plan_info",
     "prepare",
+    "prepare_range",
+    "seal",
+    "use_pack",
 ]
+
+_FRAMEWORKS = ("context_parallel", "torch", "transformers")
+"""Modules that need PyTorch. Each is imported at its first use."""
+
+
+def __getattr__(name):
+    if name in _FRAMEWORKS:
+        import importlib
+
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,6 @@ The type of q selects the module that does the rest, `_numpy` or `_torch`. Neith
 imported here: the caller's array shows that its library is loaded.
 """
 
-import importlib
 import sys
 from collections.abc import Sequence
 
@@ -20,16 +19,26 @@ def module_of(q, name="q"):
     """`_torch` or `_numpy`, by the type of q; `name` is q's name in the error message."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        return _modules.get("_torch") or _imported("_torch")
+        return _modules.get("_torch") or _imported_torch()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(q, numpy.ndarray):
-        return _modules.get("_numpy") or _imported("_numpy")
+        return _modules.get("_numpy") or _imported_numpy()
     raise TypeError(f"{name} is a {type(q).__name__}; it must be a NumPy array or a torch tensor")
 
 
-def _imported(name):
-    _modules[name] = importlib.import_module(f".{name}", __package__)
-    return _modules[name]
+# torch.compile traces import statements, but in PyTorch 2.8 not importlib.
+def _imported_torch():
+    from . import _torch
+
+    _modules["_torch"] = _torch
+    return _torch
+
+
+def _imported_numpy():
+    from . import _numpy
+
+    _modules["_numpy"] = _numpy
+    return _numpy
 
 
 def attention(
@@ -77,7 +86,7 @@ def attention(
     block_mask: the blocks of scores that count, from `flashtune.block_mask` or as a FlexAttention
         BlockMask. mask_mod is not called: causal, window and mask hide keys within a block. Full
         blocks skip the mask. Time is proportional to the number of blocks. Not supported on a GPU
-        with deterministic, nor under torch.compile.
+        with deterministic.
     batch_invariant: True gives each sequence the same output bits alone and in any batch, which
         costs time. The C header lists the conditions at batch_invariant. Gradients are not covered,
         and dropout is refused.
@@ -126,7 +135,8 @@ def attention_forward(
     """(out, lse), without autograd. Dropout needs a seed, which the backward pass needs too.
 
     features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on,
-    block_table of `attention_kvcache`, and block_mask of `attention`.
+    block_table, cache_batch_idx, leftpad_k and num_splits of `attention_kvcache`, and block_mask of
+    `attention`.
     """
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, False, batch_invariant)
@@ -134,8 +144,8 @@ def attention_forward(
 
 
 def attention_kvcache(
-    q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None,
-    cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
+    q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None, cache_batch_idx=None,
+    leftpad_k=None, num_splits=0, cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
     batch_invariant=False,
 ):  # fmt: skip
@@ -151,12 +161,21 @@ def attention_kvcache(
         instead.
     max_seqlen_k: only with block_table: an upper bound of the lengths, which the launch is laid out
         for. None: the number of keys that a row of block_table holds.
+    cache_batch_idx: int32 (batch) on q's device: the entry of k_cache and v_cache that holds each
+        sequence's keys. The caches then have any number of entries. The CPU refuses an invalid
+        entry, and a GPU reads the last one instead. Not with block_table.
+    leftpad_k: int32 (batch) on q's device: the rows before each sequence's first key. seqused_k
+        counts them too. causal, window, alibi_slopes, bias and mask count from the first key. The
+        CPU refuses a number above seqused_k. Not with block_table.
+    num_splits: 0 leaves to the config into how many parts the keys are split over CTAs. Otherwise
+        the most parts. It must be 0 with batch_invariant.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, block_table=block_table,
+        max_seqlen_k=max_seqlen_k, block_table=block_table, cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k,
+        num_splits=num_splits,
     )  # fmt: skip
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features, want_lse=return_lse)
     return (out, lse) if return_lse else out
@@ -179,12 +198,27 @@ def merge(outs, lses, *, dtype=None):
     return module_of(first, "outs").merge(outs, lses, dtype)
 
 
-def kv_append(k_cache, v_cache, k, v, cache_seqlens, *, block_table=None):
+def kv_append(
+    k_cache, v_cache, k, v, cache_seqlens, *, block_table=None, cache_batch_idx=None, seqused_new=None, in_place=False,
+    rotary_cos=None, rotary_sin=None, rotary_interleaved=True, q=None, q_at_one_position=False,
+):  # fmt: skip
     """Appends k and v to a K/V cache of torch tensors and returns the new lengths, int32 (batch).
 
-    k_cache, v_cache, block_table: as `attention_kvcache` takes them.
+    With q the result is (lengths, rotated q).
+
+    k_cache, v_cache, block_table, cache_batch_idx: as `attention_kvcache` takes them.
     k, v: (batch, seqlen_new, heads_kv, dim), written behind the keys that each sequence has.
     cache_seqlens: the number of keys that each sequence has, an int or int32 (batch).
+    seqused_new: int32 (batch): how many of its seqlen_new keys each sequence appends. 0 leaves its
+        cache and its length as they are. None: all.
+    in_place: True writes the new lengths into cache_seqlens, a contiguous tensor, and returns it. A
+        captured graph then needs no second array.
+    rotary_cos, rotary_sin: (rows, rotary_dim / 2), in k's dtype or fp32, with a row for each key
+        that the cache has room for. The first rotary_dim columns of k, and of q, turn by the angles
+        of their positions. The new key at row r of its sequence has position r.
+    rotary_interleaved: True turns columns 2i and 2i + 1 together, False i and i + rotary_dim / 2.
+    q: (batch, seqlen_q, heads_q, dim), rotated in the same launch. Its query i has position
+        cache_seqlens + i, or cache_seqlens with q_at_one_position.
 
     Wrong arguments that the host can see are refused before anything is written. The host does not
     read lengths and tables on a GPU. There a sequence gets no keys if its length is negative, or if
@@ -195,7 +229,10 @@ def kv_append(k_cache, v_cache, k, v, cache_seqlens, *, block_table=None):
         raise TypeError(f"k_cache is a {type(k_cache).__name__}; it must be a torch tensor")
     from . import _kvcache
 
-    return _kvcache.append(k_cache, v_cache, k, v, cache_seqlens, block_table)
+    rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q_at_one_position)
+    return _kvcache.append(
+        k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q
+    )  # fmt: skip
 
 
 def attention_backward(

@@ -30,7 +30,12 @@ _pack_forward = _structs.packer(_structs.PROBLEM).pack
 _pack_backward = _structs.packer(_structs.PROBLEM + _structs.GRADIENTS).pack
 NO_FEATURES = bytes(_structs.packer(_structs.FEATURES).size)
 NO_PAGES = bytes(_structs.packer(_structs.PAGES).size)
-_pack_kv_append = _structs.packer(_structs.KvAppendParams._fields_).pack
+NO_KEY_STARTS = bytes(_structs.packer(_structs.KEY_STARTS).size)
+_pack_kv_append = _structs.packer(_structs.KV_APPEND).pack
+_pack_kv_slots = _structs.packer(_structs.KV_SLOTS).pack
+_pack_kv_rotary = _structs.packer(_structs.KV_ROTARY).pack
+NO_SLOTS = bytes(_structs.packer(_structs.KV_SLOTS).size)
+NO_ROTARY = bytes(_structs.packer(_structs.KV_ROTARY).size)
 _pack_batch = _structs.packer(_structs.BATCH).pack
 NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
@@ -122,16 +127,19 @@ def integer_seed(seed):
     raise InvalidArgumentError(f"seed is {seed}; seed and offset must be from 0 to 2**64 - 1")
 
 
-def forward(dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE):
+def forward(
+    dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE,
+    key_starts=NO_KEY_STARTS,
+):  # fmt: skip
     """Packed `flashtune_forward_params`.
 
-    Tensors are (address, stride_batch, stride_seqlen, stride_head). Features, pages and the block
-    mask are packed already.
+    Tensors are (address, stride_batch, stride_seqlen, stride_head). Features, pages, the block mask
+    and the starts of keys are packed already.
     """
     causal, scale, p, _, batch_invariant = opts  # the forward pass is always deterministic
     try:
         packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
-        return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks
+        return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks + key_starts
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 
@@ -151,13 +159,26 @@ def backward(
         raise _unrepresentable(scale, p, error) from None
 
 
-def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages):
+def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages, slots=NO_SLOTS, rotary=NO_ROTARY):
     """Packed `flashtune_kv_append_params`.
 
     dims is (batch, heads_kv, seqlen_new, seqlen_cache, head_dim, head_dim_v), and pages is
-    (address, stride, page_size, num_pages) or `NULL`. Lengths are addresses.
+    (address, stride, page_size, num_pages) or `NULL`. Lengths are addresses. Slots and the rotation
+    are packed already.
     """
-    return _pack_kv_append(_KV_APPEND_BYTES, dtype, 0, *dims, *k, *v, *k_cache, *v_cache, seqlens, seqused, *pages)
+    first = _pack_kv_append(_KV_APPEND_BYTES, dtype, 0, *dims, *k, *v, *k_cache, *v_cache, seqlens, seqused, *pages)
+    return first + slots + rotary
+
+
+def kv_slots(seqused_new, cache_batch_idx, batch_size_cache):
+    """The part of `kv_append` for slots. Arrays are addresses, and 0 where they are missing."""
+    return _pack_kv_slots(_structs.APPEND_SLOTS, seqused_new, cache_batch_idx, batch_size_cache)
+
+
+def kv_rotary(dim, dtype, interleaved, q_at_one_position, cos, sin, stride, seqlen, q_sizes, q, q_rotated):
+    """The part of `kv_append` for a rotation. q_sizes is (seqlen_q, heads_q)."""
+    flags = interleaved, q_at_one_position, 0
+    return _pack_kv_rotary(dim, dtype, *flags, cos, sin, stride, seqlen, *q_sizes, *q, *q_rotated)
 
 
 def _unrepresentable(scale, p, error):

@@ -9,10 +9,12 @@ import threading
 from ctypes import byref, c_uint64, c_void_p
 
 from . import _structs
+from ._errors import InvalidArgumentError
 from ._library import check, library
 
 CPU = -1
 _contexts = {}
+_pack = None
 _lock = threading.Lock()
 
 
@@ -30,6 +32,23 @@ def context(device):
 def existing(device):
     """The context of a device if there is one."""
     return _contexts.get(device)
+
+
+def use_pack(path):
+    """Names the pack (a file of kernels compiled ahead of time) of contexts on GPUs.
+
+    path: a file; None means libflashtune.pack beside the library, if it exists; "" means no pack.
+        The environment variable FLASHTUNE_PACK takes precedence, except over "".
+
+    It must come before the first call on a GPU; later it raises InvalidArgumentError. A file that
+    cannot be used raises nothing here: `pack_info` then has the reason.
+    """
+    global _pack
+    name = None if path is None else os.fsencode(path)
+    with _lock:
+        if any(device != CPU for device in _contexts):
+            raise InvalidArgumentError("use_pack comes too late: a GPU context exists; call it before the first call on a GPU")
+        _pack = name
 
 
 def _forget():
@@ -55,6 +74,7 @@ class Context:
         else:
             options.backend = _structs.BACKEND_CUDA
             options.device_ordinal = device
+            options.pack = _pack
         handle = c_void_p()
         check(lib.flashtune_context_create(byref(options), byref(handle)))
         self.handle = handle.value
@@ -72,6 +92,19 @@ class Context:
 
     def autotune(self, params):
         check(self._lib.flashtune_autotune(self.handle, byref(params)))
+
+    def pack_info(self):
+        info = _structs.PackInfo(struct_size=ctypes.sizeof(_structs.PackInfo))
+        check(self._lib.flashtune_context_pack(self.handle, byref(info)))
+        return info
+
+    def prepare_range(self, asked):
+        info = _structs.RangeInfo(struct_size=ctypes.sizeof(_structs.RangeInfo))
+        check(self._lib.flashtune_prepare_range(self.handle, byref(asked), byref(info)))
+        return info
+
+    def seal(self):
+        check(self._lib.flashtune_context_seal(self.handle))
 
     def export_records(self, path):
         return self._counted(self._lib.flashtune_records_export, path)

@@ -18,6 +18,7 @@ NO_SCORES = (0, 0, 0, 0, 0)
 
 _pack = _structs.packer(_structs.FEATURES).pack
 _pack_pages = _structs.packer(_structs.PAGES).pack
+_pack_key_starts = _structs.packer(_structs.KEY_STARTS).pack
 _pack_gradients = _structs.packer(_structs.FEATURE_GRADIENTS).pack
 
 
@@ -43,15 +44,21 @@ class Features(NamedTuple):
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
     block_table: Any = None
+    cache_batch_idx: Any = None
+    leftpad_k: Any = None
+    num_splits: int = 0
 
     def has_lengths(self):
         return any(getattr(self, name) is not None for name in LENGTHS)
+
+    def has_key_starts(self):
+        return self.cache_batch_idx is not None or self.leftpad_k is not None
 
 
 def of(
     *, window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None, block_mask=None,
     cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
-    block_table=None,
+    block_table=None, cache_batch_idx=None, leftpad_k=None, num_splits=0,
 ):  # fmt: skip
     """Features by the names of their fields, or None if all are off."""
     if mask is not None and mask_bits is not None:
@@ -60,15 +67,29 @@ def of(
         window = _window(window)
     if type(softcap) is not float or softcap != 0:
         softcap = _softcap(softcap)
-    if softcap == 0 and (
+    if type(num_splits) is not int or num_splits != 0:
+        num_splits = _splits(num_splits)
+    if softcap == 0 and num_splits == 0 and (
         window is alibi_slopes is bias is mask is sinks is mask_bits is block_mask is cu_seqlens_q is cu_seqlens_k
-        is seqused_q is seqused_k is max_seqlen_q is max_seqlen_k is block_table is None
+        is seqused_q is seqused_k is max_seqlen_q is max_seqlen_k is block_table is cache_batch_idx is leftpad_k is None
     ):  # fmt: skip
         return None
     return Features(
         window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, cu_seqlens_q, cu_seqlens_k,
-        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table,
+        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, cache_batch_idx, leftpad_k, num_splits,
     )  # fmt: skip
+
+
+def _splits(num_splits):
+    try:
+        number = -1 if isinstance(num_splits, bool) else operator.index(num_splits)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 31:
+        raise InvalidArgumentError(
+            f"num_splits is {num_splits!r}; it must be 0 for the config's choice, or the most parts that the keys are split into"
+        )
+    return number
 
 
 def _softcap(softcap):
@@ -95,14 +116,16 @@ def _window(window):
 
 def sizes(features, q, k, v, lib, array):
     """The seven sizes of the params. `array` is q; lengths must share its library and device."""
-    if features is None or not (features.has_lengths() or features.block_table is not None):
+    if features is None or not (features.has_lengths() or features.block_table is not None or features.has_key_starts()):
         if features is not None:
             _refuse_bound("q", features.max_seqlen_q)
             _refuse_bound("k", features.max_seqlen_k)
         return _call.sizes(q, k, v)
-    for name in LENGTHS:
+    for name in (*LENGTHS, "cache_batch_idx", "leftpad_k"):
         if getattr(features, name) is not None:
             lib.expect_array(name, getattr(features, name))
+    if features.has_key_starts():
+        _refuse_other_places(features)
     cu_seqlens_q, cu_seqlens_k, block_table = features.cu_seqlens_q, features.cu_seqlens_k, features.block_table
     batch_q, rows_q, num_heads_q, head_dim = _rows("q", q, cu_seqlens_q)
     batch_k, rows_k, num_heads_kv, head_dim_k = _rows("k", k, cu_seqlens_k)
@@ -117,8 +140,13 @@ def sizes(features, q, k, v, lib, array):
         ("seqused_q", _sequences("seqused_q", features.seqused_q)),
         ("seqused_k", _sequences("seqused_k", features.seqused_k)),
         ("q", batch_q),
-        ("k", batch_k) if block_table is None else ("block_table", _expect_table(block_table, cu_seqlens_k, lib)),
+        ("cache_batch_idx", _sequences("cache_batch_idx", features.cache_batch_idx)),
+        ("leftpad_k", _sequences("leftpad_k", features.leftpad_k)),
     ]
+    if block_table is not None:
+        batches.append(("block_table", _expect_table(block_table, cu_seqlens_k, lib)))
+    elif features.cache_batch_idx is None:
+        batches.append(("k", batch_k))
     batches = [(name, batch) for name, batch in batches if batch is not None]
     first, batch_size = batches[0]
     for name, batch in batches:
@@ -130,6 +158,14 @@ def sizes(features, q, k, v, lib, array):
     else:
         seqlen_k = _longest_in_pages(features.max_seqlen_k, block_table, rows_k)
     return batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v
+
+
+def _refuse_other_places(features):
+    """cache_batch_idx and leftpad_k say where keys lie, as do cu_seqlens_k and block_table."""
+    name = "leftpad_k" if features.cache_batch_idx is None else "cache_batch_idx"
+    for other in ("cu_seqlens_k", "block_table"):
+        if getattr(features, other) is not None:
+            raise InvalidArgumentError(f"{name} and {other} are both given; each says where the keys of a sequence lie, so give one")
 
 
 def _rows(name, shape, cu_seqlens):
@@ -244,6 +280,10 @@ def pack(features, opts, dims, q, k, lib):
     ]
     if features.block_table is not None:
         bits |= _structs.FEATURE_PAGED
+    if features.cache_batch_idx is not None:
+        bits |= _structs.FEATURE_CACHE_BATCH_IDX
+    if features.leftpad_k is not None:
+        bits |= _structs.FEATURE_LEFTPAD_K
     if features.block_mask is not None:
         bits |= _structs.FEATURE_BLOCK_MASK
     total_q = 0 if features.cu_seqlens_q is None else q.shape[0]
@@ -274,6 +314,20 @@ def pack_pages(features, k, q, lib):
     table, address = lib.vector("block_table", features.block_table, "int32", q)
     num_pages, page_size = k.shape[:2]
     return _pack_pages(address, table.shape[1], page_size, num_pages), (table,)
+
+
+def pack_key_starts(features, k, q, lib):
+    """(packed starts of keys and num_splits of a forward pass, objects to keep until the launch).
+
+    q and k are the arrays.
+    """
+    if features is None or not (features.has_key_starts() or features.num_splits):
+        return _call.NO_KEY_STARTS, ()
+    names = "cache_batch_idx", "leftpad_k"
+    arrays = [(name, getattr(features, name)) for name in names]
+    entry, padding = [(None, 0) if array is None else lib.vector(name, array, "int32", q) for name, array in arrays]
+    entries = 0 if features.cache_batch_idx is None else k.shape[0]
+    return _pack_key_starts(entry[1], padding[1], entries, features.num_splits), (entry[0], padding[0])
 
 
 def with_gradients(packed, dbias, dsinks, dlse, wants_dbias, wants_dlse):

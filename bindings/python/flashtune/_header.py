@@ -31,6 +31,9 @@ BACKEND_CUDA = 1
 BACKEND_CPU = 2
 TUNING_RECORDS = 0
 TUNING_TUNE = 1
+PACK_NONE = 0
+PACK_LOADED = 1
+PACK_REFUSED = 2
 DTYPE_FP16 = 1
 DTYPE_BF16 = 2
 DTYPE_FP32 = 3
@@ -53,12 +56,20 @@ FEATURE_DLSE = 512
 FEATURE_PAGED = 1024
 FEATURE_MASK_BITS = 2048
 FEATURE_BLOCK_MASK = 4096
+FEATURE_CACHE_BATCH_IDX = 8192
+FEATURE_LEFTPAD_K = 16384
+APPEND_SLOTS = 1
 SOURCE_PINNED = 1
 SOURCE_PROCESS = 2
 SOURCE_MACHINE = 3
 SOURCE_SHIPPED = 4
 SOURCE_NEAREST_GPU = 5
 SOURCE_HEURISTIC = 6
+SOURCE_PACK = 7
+OPTIONAL_CAUSAL = 1
+OPTIONAL_WINDOW = 2
+OPTIONAL_SOFTCAP = 4
+OPTIONAL_DROPOUT = 8
 
 
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
@@ -74,6 +85,7 @@ class ContextOptions(ctypes.Structure):
         ("tuning_policy", c_int32),
         ("num_threads", c_int32),
         ("tuning_time_limit_seconds", c_double),
+        ("pack", c_char_p),
     ]
 
 
@@ -87,6 +99,18 @@ class DeviceInfo(ctypes.Structure):
         ("memory_bytes", c_uint64),
         ("driver_version", c_uint32),
         ("nvrtc_version", c_uint32),
+    ]
+
+
+class PackInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("state", c_int32),
+        ("num_kernels", c_uint32),
+        ("num_plans", c_uint32),
+        ("num_records", c_uint32),
+        ("path", c_char * 256),
+        ("reason", c_char * 256),
     ]
 
 
@@ -172,6 +196,10 @@ class ForwardParams(ctypes.Structure):
         ("batch_invariant", c_int32),
         ("reserved", c_int32),
         ("block_mask", BlockMask),
+        ("cache_batch_idx", c_void_p),
+        ("leftpad_k", c_void_p),
+        ("batch_size_cache", c_int64),
+        ("num_splits", c_int64),
     ]
 
 
@@ -283,6 +311,49 @@ class KvAppendParams(ctypes.Structure):
         ("block_table_stride", c_int64),
         ("page_size", c_int64),
         ("num_pages", c_int64),
+        ("features", c_uint64),
+        ("seqused_new", c_void_p),
+        ("cache_batch_idx", c_void_p),
+        ("batch_size_cache", c_int64),
+        ("rotary_dim", c_int64),
+        ("rotary_dtype", c_int32),
+        ("rotary_interleaved", c_int32),
+        ("rotary_q_at_one_position", c_int32),
+        ("rotary_reserved", c_int32),
+        ("rotary_cos", c_void_p),
+        ("rotary_sin", c_void_p),
+        ("rotary_stride", c_int64),
+        ("seqlen_rotary", c_int64),
+        ("seqlen_q", c_int64),
+        ("num_heads_q", c_int64),
+        ("q", Tensor),
+        ("q_rotated", Tensor),
+    ]
+
+
+class Range(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("forward", c_void_p),
+        ("backward", c_void_p),
+        ("least_batch_size", c_int64),
+        ("least_seqlen_q", c_int64),
+        ("least_seqlen_k", c_int64),
+        ("optional_features", c_uint64),
+        ("optional", c_uint64),
+    ]
+
+
+class RangeInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("num_classes", c_uint64),
+        ("num_configs", c_uint64),
+        ("num_kernels", c_uint64),
+        ("num_compiled", c_uint64),
+        ("num_cached", c_uint64),
+        ("workspace_bytes", c_uint64),
+        ("milliseconds", c_double),
     ]
 
 

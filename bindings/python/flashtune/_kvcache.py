@@ -6,6 +6,7 @@ that writes.
 """
 
 import operator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,26 +14,75 @@ from . import _torch_launch
 from ._errors import InvalidArgumentError
 
 
-def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table):
-    """(numbers of keys that the sequences use, function that writes the new keys, or None).
+class Rotary(NamedTuple):
+    """A rotation as the caller gave it."""
 
-    Arguments as for `flash_attn_with_kvcache`. Nothing is written before the function is called,
-    not even the numbers of keys.
+    cos: Any
+    sin: Any
+    interleaved: bool
+    q_at_one_position: bool
+
+
+def rotary_of(cos, sin, interleaved, q_at_one_position):
+    """The Rotary, or None without tables."""
+    for name, flag in (("rotary_interleaved", interleaved), ("q_at_one_position", q_at_one_position)):
+        if flag is not True and flag is not False:
+            raise InvalidArgumentError(f"{name} is {flag!r}; it must be False or True")
+    if cos is sin is None:
+        return None
+    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
+        if not isinstance(table, torch.Tensor):
+            raise InvalidArgumentError(f"{name} is {table!r}; rotary_cos and rotary_sin must be given together, as tensors")
+    return Rotary(cos, sin, interleaved, q_at_one_position)
+
+
+def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, cache_leftpad=None, rotary=None):
+    """(q to attend with, numbers of keys that the sequences use, function that writes, or None).
+
+    Arguments as for `flash_attn_with_kvcache`. The function writes the new keys and, with a
+    rotation, the q to attend with. Nothing is written before it is called, not even the numbers of
+    keys.
     """
-    return _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table)
+    if rotary is not None and k is v is None:
+        raise InvalidArgumentError("rotary_cos is given without k and v; only new keys and their queries are rotated")
+    call = _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, rotary=rotary, q=q)
+    if cache_leftpad is not None:
+        _expect_leftpad(cache_leftpad, q, call, cache_seqlens, 0 if k is None else k.shape[1])
+    return call.q, call.used, call.write
 
 
-def append(k_cache, v_cache, k, v, cache_seqlens, block_table):
+def append(
+    k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, seqused_new=None, in_place=False, rotary=None,
+    q=None,
+):  # fmt: skip
     """`flashtune.kv_append`."""
     for name, tensor in (("v_cache", v_cache), ("k", k), ("v", v)):
         _torch_launch.expect_array(name, tensor, "k_cache")
-    used, write = _plan(("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table)
-    _expect_alike(k, k_cache, v_cache, block_table)
-    write()
-    return used
+    if q is not None and rotary is None:
+        raise InvalidArgumentError("q is given without rotary_cos and rotary_sin; without a rotation leave it out")
+    if q is not None:
+        _torch_launch.expect_array("q", q, "k_cache")
+    if in_place is not True and in_place is not False:
+        raise InvalidArgumentError(f"in_place is {in_place!r}; it must be False or True")
+    if in_place:
+        _expect_advancing(cache_seqlens)
+    call = _plan(("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q)
+    _expect_alike(k, k_cache, v_cache, block_table, cache_batch_idx)
+    call.write()
+    return call.used if q is None else (call.used, call.q)
 
 
-def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
+class _Call(NamedTuple):
+    q: Any
+    used: Any
+    write: Any
+    capacity: int
+
+
+def _plan(
+    like, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, seqused_new=None, in_place=False,
+    rotary=None, q=None,
+):  # fmt: skip
     """`plan`. `like`, a name and a tensor, gives the number of sequences and the device."""
     if not like[1].dim() == k_cache.dim() == v_cache.dim() == 4:
         given = (like, ("k_cache", k_cache), ("v_cache", v_cache))
@@ -40,18 +90,102 @@ def _plan(like, k_cache, v_cache, k, v, cache_seqlens, block_table):
         raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch or pages, seqlen, heads, dim)")
     num_pages, capacity, *_ = k_cache.shape
     if block_table is not None:
+        if cache_batch_idx is not None:
+            raise InvalidArgumentError("cache_batch_idx and block_table are both given; a table names the pages of each sequence already")
         page_size, capacity = capacity, capacity * _pages(block_table, like)
         if num_pages == 0 or page_size == 0:
             found = tuple(k_cache.shape)
             raise InvalidArgumentError(f"k_cache has shape {found}; with block_table it must have pages, and pages must have keys")
+    room = _Room(capacity, block_table is not None)
+    if cache_batch_idx is not None:
+        _expect_entries(cache_batch_idx, like, num_pages)
     if k is None and v is None:
-        return _seqlens(cache_seqlens, like, capacity, 0), None
+        return _Call(q, _seqlens(cache_seqlens, like, room, 0), None, capacity)
     _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)
-    seqlens = _seqlens(cache_seqlens, like, capacity, k.shape[1])
+    count = k.shape[1]
+    if seqused_new is not None:
+        _expect_vector("seqused_new", seqused_new, like)
+        if _is_on_host(seqused_new):
+            count = seqused_new.clamp(0, count)
+    seqlens = _seqlens(cache_seqlens, like, room, count)
     if block_table is not None and _is_on_host(block_table):
-        _refuse_missing_pages(block_table, seqlens + k.shape[1], k_cache)
-    used = torch.empty_like(seqlens, memory_format=torch.contiguous_format)
-    return used, lambda: _torch_launch.kv_append(k_cache, v_cache, k, v, seqlens, block_table, used)
+        _refuse_missing_pages(block_table, seqlens + count, k_cache)
+    q_rotated, turned = q, None
+    if rotary is not None:
+        q_rotated, turned = _rotation(rotary, q, k, k_cache, capacity)
+    used = seqlens if in_place else torch.empty_like(seqlens, memory_format=torch.contiguous_format)
+    slots = None if cache_batch_idx is seqused_new is None and not in_place else (seqused_new, cache_batch_idx)
+    tensors = k_cache, v_cache, k, v, seqlens, block_table, used
+    if slots is turned is None:
+        return _Call(q, used, lambda: _torch_launch.kv_append(*tensors), capacity)
+    return _Call(q_rotated, used, lambda: _torch_launch.kv_append(*tensors, slots, turned), capacity)
+
+
+class _Room(NamedTuple):
+    """The keys that the cache holds for a sequence, and whether its pages decide that."""
+
+    keys: int
+    is_paged: bool
+
+    def __str__(self):
+        return f"a row of block_table has pages for {self.keys} keys" if self.is_paged else f"the cache holds {self.keys} keys of a sequence"
+
+
+def _rotation(rotary, q, k, k_cache, capacity):
+    """(tensor for the rotated q or None, the arguments of `_torch_launch.kv_append`)"""
+    for name, table in (("rotary_cos", rotary.cos), ("rotary_sin", rotary.sin)):
+        if table.dtype not in (k_cache.dtype, torch.float32) or table.device != k_cache.device:
+            wanted = f"{k_cache.dtype}, as the cache is, or torch.float32, on {k_cache.device}"
+            raise InvalidArgumentError(f"{name} is {table.dtype} on {table.device}; it must be {wanted}")
+        found, dim = tuple(table.shape), k.shape[-1]
+        if len(found) != 2 or found[0] < capacity or not 0 < 2 * found[1] <= dim:
+            expected = f"at least {capacity} rows, the keys of a sequence that the cache holds, and 1 to {dim // 2} columns"
+            raise InvalidArgumentError(f"{name} has shape {found}; it must have {expected}")
+    if rotary.sin.shape != rotary.cos.shape or rotary.sin.dtype != rotary.cos.dtype:
+        of_sin, of_cos = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (rotary.sin, rotary.cos))
+        raise InvalidArgumentError(f"rotary_sin is {of_sin}; it must be {of_cos}, as rotary_cos is")
+    if q is None:
+        q = k.new_empty((len(k), 0, 0, k.shape[-1]))
+    if q.dim() != 4 or len(q) != len(k) or q.shape[-1] != k.shape[-1]:
+        raise InvalidArgumentError(f"q has shape {tuple(q.shape)}; it must be ({len(k)}, seqlen_q, heads, {k.shape[-1]}), as k is")
+    if q.dtype != k_cache.dtype or q.device != k_cache.device:
+        wanted = f"{k_cache.dtype} on {k_cache.device}, as the cache is"
+        raise InvalidArgumentError(f"q is {q.dtype} on {q.device}; it must be {wanted}")
+    q_rotated = q.new_empty(q.shape)
+    return q_rotated, (rotary.cos, rotary.sin, rotary.interleaved, q, q_rotated, rotary.q_at_one_position)
+
+
+def _expect_vector(name, tensor, like):
+    whose, q = like
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor, as {whose} is")
+    _expect_int32(name, tensor, q)
+    if tensor.shape != (len(q),):
+        raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be ({len(q)},), one for each sequence of {whose}")
+
+
+def _expect_entries(cache_batch_idx, like, entries):
+    _expect_vector("cache_batch_idx", cache_batch_idx, like)
+    if _is_on_host(cache_batch_idx):
+        for b in ((cache_batch_idx < 0) | (cache_batch_idx >= entries)).nonzero()[:1, 0].tolist():
+            found = f"cache_batch_idx[{b}] is {cache_batch_idx[b]}"
+            raise InvalidArgumentError(f"{found}; it must be below {entries}, the cache's entries, and not negative")
+
+
+def _expect_leftpad(cache_leftpad, q, call, cache_seqlens, seqlen_new):
+    _expect_vector("cache_leftpad", cache_leftpad, ("q", q))
+    if not (_is_on_host(cache_leftpad) and _is_on_host(cache_seqlens)):
+        return
+    length = call.capacity if cache_seqlens is None else cache_seqlens + seqlen_new
+    for b in ((cache_leftpad < 0) | (cache_leftpad > length)).nonzero()[:1, 0].tolist():
+        of_b = int(length[b]) if isinstance(length, torch.Tensor) else length
+        found = f"cache_leftpad[{b}] is {cache_leftpad[b]}"
+        raise InvalidArgumentError(f"{found}; it must be from 0 to {of_b}, the rows of its entry that the sequence uses")
+
+
+def _expect_advancing(cache_seqlens):
+    if not isinstance(cache_seqlens, torch.Tensor) or not cache_seqlens.is_contiguous():
+        raise InvalidArgumentError(f"cache_seqlens is {cache_seqlens!r}; with in_place it must be a contiguous tensor")
 
 
 def _is_on_host(given):
@@ -67,19 +201,21 @@ def is_on_device(cache_seqlens):
     return cache_seqlens is None or not _is_on_host(cache_seqlens)
 
 
-def _seqlens(given, like, capacity, seqlen_new):
-    """int32 (batch) on the device of `like`, or None."""
+def _seqlens(given, like, room, seqlen_new):
+    """int32 (batch) on the device of `like`, or None. seqlen_new may be a number for each."""
     if given is None:
         return None
     whose, q = like
-    most = capacity - seqlen_new
+    most = room.keys - seqlen_new
     if not isinstance(given, torch.Tensor):
         try:
             length = operator.index(given)
         except TypeError:
             raise InvalidArgumentError(f"cache_seqlens is {given!r}; it must be an int or an int32 tensor (batch)") from None
-        if not 0 <= length <= most:
-            raise _past_the_cache(f"cache_seqlens is {length}", capacity, seqlen_new)
+        # The smallest of no numbers is the whole room.
+        least = most if not isinstance(most, torch.Tensor) else int(most.min()) if len(most) else room.keys
+        if not 0 <= length <= least:
+            raise _past_the_cache(f"cache_seqlens is {length}", room, least)
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
     _expect_int32("cache_seqlens", given, q)
     found, expected = given.shape, (q.shape[0],)
@@ -87,14 +223,14 @@ def _seqlens(given, like, capacity, seqlen_new):
         raise InvalidArgumentError(f"cache_seqlens has shape {tuple(found)}; it must be {expected}, one for each sequence of {whose}")
     if _is_on_host(given):
         for b in ((given < 0) | (given > most)).nonzero()[:1, 0].tolist():
-            raise _past_the_cache(f"cache_seqlens[{b}] is {given[b]}", capacity, seqlen_new)
+            of_b = int(most[b]) if isinstance(most, torch.Tensor) else most
+            raise _past_the_cache(f"cache_seqlens[{b}] is {given[b]}", room, of_b)
     return given
 
 
-def _past_the_cache(found, capacity, seqlen_new):
-    needed = f"with {seqlen_new} new keys it must be" if seqlen_new else "it must be"
-    reason = f"since the cache holds {capacity} keys of a sequence"
-    return InvalidArgumentError(f"{found}; {needed} from 0 to {capacity - seqlen_new}, {reason}")
+def _past_the_cache(found, room, most):
+    needed = f"with {room.keys - most} new keys it must be" if most != room.keys else "it must be"
+    return InvalidArgumentError(f"{found}; {needed} from 0 to {most}, since {room}")
 
 
 def _pages(block_table, like):
@@ -141,9 +277,10 @@ def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
         raise InvalidArgumentError(f"k has {k.shape[1]} new keys of a sequence; the cache holds {capacity} keys of one")
 
 
-def _expect_alike(k, k_cache, v_cache, block_table):
+def _expect_alike(k, k_cache, v_cache, block_table, cache_batch_idx):
     """The checks that attention makes on its own tensors."""
-    expected = (len(k) if block_table is None else len(k_cache), *k_cache.shape[1:3])
+    is_named = block_table is not None or cache_batch_idx is not None
+    expected = (len(k_cache) if is_named else len(k), *k_cache.shape[1:3])
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         found = tuple(cache.shape)
         if found[:3] != expected:

@@ -74,6 +74,9 @@ def _declare(lib):
     size_out, options = POINTER(c_uint64), POINTER(_structs.ContextOptions)
     signatures = {
         "flashtune_context_create": [options, POINTER(c_void_p)],
+        "flashtune_context_pack": [c_void_p, POINTER(_structs.PackInfo)],
+        "flashtune_context_seal": [c_void_p],
+        "flashtune_prepare_range": [c_void_p, POINTER(_structs.Range), POINTER(_structs.RangeInfo)],
         "flashtune_autotune": [c_void_p, POINTER(_structs.AutotuneParams)],
         "flashtune_records_export": [c_void_p, c_char_p, size_out],
         "flashtune_records_import": [c_void_p, c_char_p, size_out],

@@ -24,6 +24,7 @@ def attention_forward(q, k, v, opts, seed, features, want_lse=True):
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
+    key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     # Rows that no sequence uses are not written.
     has_unused = features is not None and (features.cu_seqlens_q is not None or features.seqused_q is not None)
@@ -32,7 +33,7 @@ def attention_forward(q, k, v, opts, seed, features, want_lse=True):
     lse = np.full(lse_shape, -np.inf, np.float32) if has_unused else np.empty(lse_shape, np.float32)
     seed = resolve_seed(seed, opts[2])
     params = _call.forward(
-        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages, blocks
+        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages, blocks, key_starts
     )
     _launch(context(CPU).forward, params)
     return out, lse
@@ -93,14 +94,15 @@ def describe(q, k, v, opts, features, backward):
     """The arguments of the calls that read no data.
 
     (device, dtype number, sizes, tensor refs of q, k and v, packed features, packed pages, packed
-    block mask)
+    block mask, packed starts of keys)
     """
     number, arrays = _inputs(q=q, k=k, v=v)
     dims = _features.sizes(features, *(x.shape for x in arrays), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
     pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, arrays[0], _this, backward)
-    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages, blocks
+    key_starts, _starts = _features.pack_key_starts(features, arrays[1], arrays[0], _this)
+    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages, blocks, key_starts
 
 
 def resolve_seed(seed, dropout_p):

@@ -4,6 +4,7 @@ Arrays give only their shapes, strides, dtype and device; no data is read.
 """
 
 import ctypes
+import operator
 
 from . import _call, _features, _structs
 from ._attention import features_of, module_of
@@ -17,6 +18,31 @@ _SOURCES = {
     _structs.SOURCE_SHIPPED: "shipped",
     _structs.SOURCE_NEAREST_GPU: "nearest-gpu",
     _structs.SOURCE_HEURISTIC: "heuristic",
+    _structs.SOURCE_PACK: "pack",
+}
+_PACK_STATES = {_structs.PACK_NONE: "none", _structs.PACK_LOADED: "loaded", _structs.PACK_REFUSED: "refused"}
+
+_OPTIONAL = {
+    "causal": _structs.OPTIONAL_CAUSAL,
+    "window": _structs.OPTIONAL_WINDOW,
+    "softcap": _structs.OPTIONAL_SOFTCAP,
+    "dropout_p": _structs.OPTIONAL_DROPOUT,
+}
+_OPTIONAL_FEATURES = {
+    "cu_seqlens_q": _structs.FEATURE_CU_SEQLENS_Q,
+    "cu_seqlens_k": _structs.FEATURE_CU_SEQLENS_K,
+    "seqused_q": _structs.FEATURE_SEQUSED_Q,
+    "seqused_k": _structs.FEATURE_SEQUSED_K,
+    "alibi_slopes": _structs.FEATURE_ALIBI,
+    "bias": _structs.FEATURE_BIAS,
+    "mask": _structs.FEATURE_MASK | _structs.FEATURE_MASK_BITS,
+    "sinks": _structs.FEATURE_SINKS,
+    "block_table": _structs.FEATURE_PAGED,
+    "cache_batch_idx": _structs.FEATURE_CACHE_BATCH_IDX,
+    "leftpad_k": _structs.FEATURE_LEFTPAD_K,
+    "block_mask": _structs.FEATURE_BLOCK_MASK,
+    "need_dbias": _structs.FEATURE_DBIAS,
+    "need_dlse": _structs.FEATURE_DLSE,
 }
 
 
@@ -37,13 +63,64 @@ def prepare(
     _pass(device, backward).prepare(params)
 
 
+def prepare_range(
+    q, k, v, *, largest, least=(1, 1, 1), optional=(), causal=False, dropout_p=0.0, backward=False,
+    deterministic=False, batch_invariant=False, **features,
+):  # fmt: skip
+    """Prepares every call of a range, so that none of them waits for a compiler; measures nothing.
+
+    q, k, v: arrays as in the calls, for dtype, heads and head dims; their lengths are not used.
+        Calls are expected to have addresses and strides of multiples of 16 bytes.
+    largest, least: (batch_size, seqlen_q, seqlen_k) of the largest and the smallest call.
+    optional: names of what some calls have and others lack: "causal", "window", "softcap",
+        "dropout_p", or a keyword of `features`. All combinations are prepared, at most 64.
+    Other arguments as for `prepare`. They have everything that some call has.
+
+    Returns a dict: classes, configs, kernels, compiled (by this call), cached (from the cache
+    folder), workspace_bytes (the most that a call inside needs) and milliseconds.
+    """
+    device, params = _describe(q, k, v, causal, dropout_p, backward, deterministic, batch_invariant, **features)
+    kind = _structs.BackwardParams if backward else _structs.ForwardParams
+    wanted = kind.from_buffer_copy(params)
+    wanted.batch_size, wanted.seqlen_q, wanted.seqlen_k = _three("largest", largest)
+    # Tensors of the largest sizes need not exist: NULL without strides is a packed tensor.
+    for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
+        if hasattr(wanted, name):
+            setattr(wanted, name, _structs.Tensor())
+    if not backward:
+        wanted.block_table, wanted.block_table_stride = None, 0
+    asked = _structs.Range(struct_size=ctypes.sizeof(_structs.Range))
+    setattr(asked, "backward" if backward else "forward", ctypes.addressof(wanted))
+    asked.least_batch_size, asked.least_seqlen_q, asked.least_seqlen_k = _three("least", least)
+    for name in optional:
+        if name not in _OPTIONAL and name not in _OPTIONAL_FEATURES:
+            allowed = ", ".join([*_OPTIONAL, *_OPTIONAL_FEATURES])
+            raise InvalidArgumentError(f"optional has {name!r}; it may have {allowed}")
+        asked.optional |= _OPTIONAL.get(name, 0)
+        asked.optional_features |= _OPTIONAL_FEATURES.get(name, 0) & wanted.features
+    info = context(device).prepare_range(asked)
+    values = {name.removeprefix("num_"): getattr(info, name) for name, _ in info._fields_}
+    del values["struct_size"]
+    return values
+
+
+def seal(device=None):
+    """Forbids further preparation on a device: from now on no call compiles or measures.
+
+    A call that was not prepared raises FlashtuneError. This cannot be undone.
+
+    device: a CUDA ordinal; None means the CPU.
+    """
+    context(CPU if device is None else device).seal()
+
+
 def plan_info(
     q, k, v, *, causal=False, dropout_p=0.0, backward=False, deterministic=False, batch_invariant=False, **features
 ):
     """The plan for such arrays, as a dict; prepares it if necessary. Arguments as for `prepare`.
 
     kernel, config, reason: text.
-    source: "pinned", "process", "machine", "shipped", "nearest-gpu" or "heuristic".
+    source: "pinned", "process", "machine", "shipped", "nearest-gpu", "heuristic" or "pack".
     registers, spill_bytes, smem_bytes, threads: of the main kernel; 0 on the CPU.
     measured_us, default_us: times in microseconds; 0 if not measured.
     """
@@ -104,6 +181,21 @@ def autotune(
     return plan_info(q, k, v, causal=causal, dropout_p=dropout_p, backward=backward, **features)
 
 
+def pack_info(device=None):
+    """The pack of a device's context, as a dict.
+
+    device: a CUDA ordinal; None means the CPU, which has no pack.
+
+    state: "none", "loaded" or "refused".
+    num_kernels, num_plans: for the device's architecture. num_records: of all architectures.
+    path, reason: text; reason says why the pack was refused.
+    """
+    info = context(CPU if device is None else device).pack_info()
+    values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
+    values["state"] = _PACK_STATES.get(info.state, f"state {info.state}")
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
 def export_records(path, device=None):
     """Writes this machine's tuning records to a file and returns their number.
 
@@ -120,6 +212,15 @@ def import_records(path, device=None):
     return context(CPU if device is None else device).import_records(path)
 
 
+def _three(name, sizes):
+    try:
+        batch_size, seqlen_q, seqlen_k = (operator.index(size) for size in sizes)
+    except (TypeError, ValueError):
+        expected = "(batch_size, seqlen_q, seqlen_k), three integers"
+        raise InvalidArgumentError(f"{name} is {sizes!r}; it must be {expected}") from None
+    return batch_size, seqlen_q, seqlen_k
+
+
 def _pass(device, backward):
     return context(device).backward if backward else context(device).forward
 
@@ -131,7 +232,7 @@ def _describe(
     opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
     features = features_of(features)
     described = module_of(q).describe(q, k, v, opts, features, backward)
-    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks = described
+    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks, key_starts = described
     if deterministic and not backward:
         raise InvalidArgumentError("deterministic is True and backward False; the forward pass is always deterministic: leave it out")
     if batch_invariant and backward:
@@ -143,5 +244,5 @@ def _describe(
         more = _features.with_gradients(packed, _features.NO_SCORES, 0, 0, wants_dbias, need_dlse)
         params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, null, null, null, null, *more, blocks)
     else:
-        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages, blocks)
+        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages, blocks, key_starts)
     return device, params

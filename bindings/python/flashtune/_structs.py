@@ -7,7 +7,7 @@ packed separately: one part for both passes and one for each pass alone.
 import struct
 
 from ._header import *  # noqa: F403
-from ._header import BackwardParams, ForwardParams, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ._header import BackwardParams, ForwardParams, KvAppendParams, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 
 def _part(params, first, last):
@@ -23,6 +23,10 @@ FEATURE_GRADIENTS = _part(BackwardParams, "dbias", "dlse")
 PAGES = _part(ForwardParams, "block_table", "num_pages")
 BATCH = _part(ForwardParams, "batch_invariant", "reserved")
 BLOCK_MASK = _part(ForwardParams, "block_mask", "block_mask")
+KEY_STARTS = _part(ForwardParams, "cache_batch_idx", "num_splits")
+KV_APPEND = _part(KvAppendParams, "struct_size", "num_pages")
+KV_SLOTS = _part(KvAppendParams, "features", "batch_size_cache")
+KV_ROTARY = _part(KvAppendParams, "rotary_dim", "q_rotated")
 
 _FORMATS = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_float: "f", c_double: "d", c_void_p: "P"}
 

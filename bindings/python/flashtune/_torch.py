@@ -8,8 +8,8 @@ reproduces it.
 import torch
 
 from . import _torch_autograd
-from ._errors import UnsupportedError
-from ._torch_arguments import refuse_summed_dbias, resolve_seed
+from ._features import Features
+from ._torch_arguments import refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
 from ._torch_launch import describe, expect_array, launch_backward, launch_forward, merge
 
 __all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "resolve_seed"]
@@ -25,14 +25,14 @@ def attention(q, k, v, opts, seed, return_lse, features):
     if torch.compiler.is_compiling():
         from . import _torch_ops
 
-        return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias)
+        learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
+        return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias, learns)
     if deterministic_dbias:
         refuse_summed_dbias(q, k, v, features)
     seed = resolve_seed(seed, opts[2], q) if opts[2] else None
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
-        # Otherwise the backward pass would refuse it, after the forward pass has run.
-        if opts[3] and features is not None and features.block_mask is not None and q.device.type != "cpu":
-            raise UnsupportedError("deterministic is True and block_mask is given; on a GPU gradients do not have both")
+        if opts[3]:
+            refuse_deterministic_blocks(q, features)
         return _torch_autograd.attention(q, k, v, opts, seed, return_lse, features)
     out, lse = launch_forward(q, k, v, opts, seed, features, want_lse=return_lse)
     return (out, lse) if return_lse else out
@@ -74,7 +74,9 @@ def _with_fp32_sinks(features):
     """Converts sinks to fp32, which the kernels read; autograd follows the conversion."""
     if not isinstance(features.sinks, torch.Tensor) or not features.sinks.is_floating_point():
         return features
-    return features._replace(sinks=features.sinks.float())
+    # In PyTorch 2.4 and 2.8, torch.compile does not trace a NamedTuple's _replace.
+    sinks = features.sinks.float()
+    return Features(*[sinks if name == "sinks" else value for name, value in zip(Features._fields, features)])
 
 
 def _expect_tensors(**tensors):

@@ -44,3 +44,9 @@ def refuse_summed_dbias(q, k, v, features):
             f"deterministic is True and bias, of shape {tuple(bias.shape)}, requires a gradient: a sum of scores into one element "
             f"has no fixed order; use bias.expand{whole}, whose gradient torch sums, or leave out deterministic"
         )
+
+
+def refuse_deterministic_blocks(q, features):
+    """Refuses a block mask with deterministic gradients on a GPU, for the same reason."""
+    if features is not None and features.block_mask is not None and q.device.type != "cpu":
+        raise UnsupportedError("deterministic is True and block_mask is given; on a GPU gradients do not have both")

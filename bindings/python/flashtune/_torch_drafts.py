@@ -38,7 +38,7 @@ DOUT, DQ, DK, DV, DLSE = (_word(_structs.BackwardParams, name) for name in ("dou
 
 def _feature_words(structure):
     """(position in Features, index of the address's word) of each feature that is one tensor."""
-    fields = {name for name, _ in structure._fields_} - {"window", "softcap", "block_mask"}
+    fields = {name for name, _ in structure._fields_} - {"window", "softcap", "block_mask", "num_splits"}
     named = [(at, "mask" if name == "mask_bits" else name) for at, name in enumerate(Features._fields)]
     return [(at, _word(structure, name)) for at, name in named if name in fields]
 
@@ -46,7 +46,7 @@ def _feature_words(structure):
 FORWARD_FEATURES, BACKWARD_FEATURES = _feature_words(_structs.ForwardParams), _feature_words(_structs.BackwardParams)
 
 
-def form_of_forward(q, k, v, opts, seed, features, want_lse):
+def form_of_forward(q, k, v, opts, seed, features, want_lse, out=None):
     """The form of a forward pass, or None if no other call may use this call's params.
 
     opts and the window are normalised, so that equal ones are accepted alike. A subclass of Tensor
@@ -61,6 +61,8 @@ def form_of_forward(q, k, v, opts, seed, features, want_lse):
     form = (
         opts, want_lse, type(seed), dtype, device, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride()
     )  # fmt: skip
+    if out is not None:
+        form += (out.stride(),)
     return form if features is None else _with_features(form, device, features)
 
 
@@ -89,7 +91,7 @@ def form_of_backward(dout, q, k, v, out, lse, opts, seed, features, gradients, d
 def _with_features(form, device, features):
     (
         window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, cu_seqlens_q, cu_seqlens_k,
-        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table,
+        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, cache_batch_idx, leftpad_k, num_splits,
     ) = features  # fmt: skip
     if seqused_q is not None or block_mask is not None:
         return None  # Unused rows are to be filled. A block mask is many tensors.
@@ -101,6 +103,16 @@ def _with_features(form, device, features):
     more = [window, softcap, max_seqlen_q, max_seqlen_k]
     at = 0
     for tensor in (alibi_slopes, bias, mask, sinks, mask_bits, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table):
+        at += 1
+        if tensor is not None:
+            if type(tensor) not in _TENSORS or tensor.device != device:
+                return None
+            more += at, tensor.dtype, tensor.shape, tensor.stride()
+    if cache_batch_idx is leftpad_k is None and num_splits == 0:
+        return (*form, *more)
+    # Few calls come here, so that the others compare less.
+    more.append(num_splits)
+    for tensor in (cache_batch_idx, leftpad_k):
         at += 1
         if tensor is not None:
             if type(tensor) not in _TENSORS or tensor.device != device:

@@ -27,11 +27,15 @@ else:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None):
-    """(out, lse or None). `seed` is `resolve_seed`'s; `before_launch` runs after the last check."""
-    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse)
-    repeated = _repeat_forward(form, q, k, v, seed, features, before_launch)
-    return repeated or _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch)
+def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None, out=None):
+    """(out, lse or None). `seed` is `resolve_seed`'s; `before_launch` runs after the last check.
+
+    out: a tensor to write to, of q's dtype and device, of the result's shape and with a contiguous
+    last dim. None: a new one.
+    """
+    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse, out)
+    repeated = _repeat_forward(form, q, k, v, seed, features, before_launch, out)
+    return repeated or _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch, out)
 
 
 def repeat_forward(q, k, v, opts, seed, features, want_lse):
@@ -43,7 +47,7 @@ def repeat_forward(q, k, v, opts, seed, features, want_lse):
     return _repeat_forward(form, q, k, v, seed, features)
 
 
-def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch):
+def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch, out):
     """`launch_forward` with all checks. A draft is left for the form."""
     given = (Q, q), (K, k), (V, v)
     device, number = _check_same(q, q.dtype, k=k, v=v)
@@ -51,16 +55,18 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
+    key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     has_unused = features is not None and features.seqused_q is not None
-    out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
+    if out is None:
+        out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
     lse = None
     if want_lse:
         shape = _features.lse_shape(features, q.shape, dims)
         lse = q.new_full(shape, -torch.inf, dtype=_FLOAT32) if has_unused else q.new_empty(shape, dtype=_FLOAT32)
     params = _call.forward(
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr() if want_lse else 0,
-        packed, pages, blocks,
+        packed, pages, blocks, key_starts,
     )  # fmt: skip
     run = context(device).forward
     if before_launch is not None:
@@ -74,14 +80,15 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     return out, lse
 
 
-def _repeat_forward(form, q, k, v, seed, features, before_launch=None):
+def _repeat_forward(form, q, k, v, seed, features, before_launch=None, out=None):
     """`launch_forward` of a form that has a draft, else None."""
     made = None if form is None else existing(q.get_device())
     draft = None if made is None else made.forward.drafts.get(form)
     if draft is None:
         return None
     is_alike, shape, lse_shape = draft.outputs
-    out = torch.empty_like(q) if is_alike else q.new_empty(shape)
+    if out is None:
+        out = torch.empty_like(q) if is_alike else q.new_empty(shape)
     lse = None if lse_shape is None else q.new_empty(lse_shape, dtype=_FLOAT32)
     taken = draft.take()
     words, params = taken
@@ -244,10 +251,13 @@ def merge(outs, lses, dtype):
     return out, lse
 
 
-def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
+def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None, rotary=None):
     """Writes k and v behind each sequence's seqlens keys, and the new number of keys into seqused.
 
     `_kvcache` has checked shapes, dtypes and devices. Lengths and tables may hold anything.
+
+    slots: (seqused_new or None, cache_batch_idx or None). With slots, seqused may be seqlens.
+    rotary: (cos, sin, interleaved, q, q_rotated, whether all queries have one position).
     """
     device, number = _place("k_cache", k_cache)
     # The kernel must not read a tensor that it writes.
@@ -263,7 +273,21 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
         seqlen_cache = block_table.shape[1] * page_size
     dims = (batch_size, num_heads_kv, seqlen_new, seqlen_cache, head_dim, v.shape[-1])
     tensors = (ref(k), ref(v), ref(k_cache), ref(v_cache))
-    params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages)
+    more = {}
+    if slots is not None:
+        slots = [None if x is None else x.contiguous() for x in slots]
+        entries = 0 if slots[1] is None else len(k_cache)
+        more["slots"] = _call.kv_slots(*(0 if x is None else x.data_ptr() for x in slots), entries)
+    if rotary is not None:
+        cos, sin, interleaved, q, q_rotated, at_one_position = rotary
+        if cos.stride() != sin.stride() or cos.stride(1) != 1:
+            cos, sin = cos.contiguous(), sin.contiguous()
+        q, q_rotated = _expressible(q), q_rotated
+        more["rotary"] = _call.kv_rotary(
+            2 * cos.shape[1], _number("rotary_cos", cos.dtype), interleaved, at_one_position, cos.data_ptr(), sin.data_ptr(),
+            cos.stride(0), len(cos), q.shape[1:3], ref(q), ref(q_rotated),
+        )  # fmt: skip
+    params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages, **more)
     context(device).kv_append(params, None if device == CPU else _current_stream(device))
     # Autograd counts this as an operation in place: a cache saved for a backward pass now has
     # other keys.
@@ -275,7 +299,8 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused):
 def describe(q, k, v, opts, features, backward):
     """The arguments of calls that read no data.
 
-    (device, dtype number, sizes, refs of q, k and v, packed features, pages and block mask)
+    (device, dtype number, sizes, refs of q, k and v, packed features, pages, block mask and starts
+    of keys)
     """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
@@ -285,7 +310,8 @@ def describe(q, k, v, opts, features, backward):
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
-    return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks
+    key_starts, _starts = _features.pack_key_starts(features, tensors[1], tensors[0], _this)
+    return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks, key_starts
 
 
 def vector(name, tensor, kind, q):

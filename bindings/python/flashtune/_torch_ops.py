@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from . import _features, _torch_arguments, _torch_launch
-from ._errors import UnsupportedError
+from . import _block_mask, _features, _torch_arguments, _torch_launch
 
 # An operator takes tensors and numbers alone, by position. Only these lists know the positions; all
 # else goes by name. -1 stands for a number that is not given. torch
@@ -20,13 +19,14 @@ from ._errors import UnsupportedError
 _FEATURE_TENSORS = (
     "bias", "sinks", "alibi_slopes", "mask", "mask_bits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
 )  # fmt: skip
-_TENSORS = ("q", "k", "v", *_FEATURE_TENSORS, "seed")
+_BLOCK_LISTS = tuple(name for name in _block_mask.BlockMask._fields if name != "BLOCK_SIZE")
+_TENSORS = ("q", "k", "v", *_FEATURE_TENSORS, *_BLOCK_LISTS, "seed")
 _NUMBERS = {
     "causal": "SymInt", "softmax_scale": "float", "dropout_p": "float", "deterministic": "SymInt",
     "window_left": "SymInt", "window_right": "SymInt", "softcap": "float", "max_seqlen_q": "SymInt",
-    "max_seqlen_k": "SymInt", "batch_invariant": "SymInt",
+    "max_seqlen_k": "SymInt", "batch_invariant": "SymInt", "block_q": "SymInt", "block_k": "SymInt",
 }  # fmt: skip
-_FORWARD_FLAGS = ("lse_learns", "deterministic_dbias", "has_block_mask")
+_FORWARD_FLAGS = ("lse_learns", "deterministic_dbias", "learns")
 _BACKWARD_FIRST = {"dout": "Tensor", "out": "Tensor", "lse": "Tensor", "dlse": "Tensor?", "need_dbias": "bool"}
 
 _SHARED = {name: "Tensor" if name in ("q", "k", "v") else "Tensor?" for name in _TENSORS} | _NUMBERS
@@ -45,9 +45,9 @@ def _named(arguments, values):
 
 def _launched_forward(*values):
     a = _named(_FORWARD, values)
-    if a.has_block_mask:
-        raise UnsupportedError("block_mask is given under torch.compile, whose operator does not take one yet")
     features = _rebuilt(a)
+    if a.deterministic and a.learns:
+        _torch_arguments.refuse_deterministic_blocks(a.q, features)
     if a.deterministic_dbias:
         _torch_arguments.refuse_summed_dbias(a.q, a.k, a.v, features)
     return _torch_launch.launch_forward(a.q, a.k, a.v, _opts(a), a.seed, features)
@@ -72,7 +72,12 @@ def _rebuilt(a):
     longest = {name: getattr(a, name) for name in ("max_seqlen_q", "max_seqlen_k")}
     longest = {name: None if given < 0 else given for name, given in longest.items()}
     tensors = {name: getattr(a, name) for name in _FEATURE_TENSORS}
-    return _features.of(window=(a.window_left, a.window_right), softcap=a.softcap, **tensors, **longest)
+    blocks = None
+    if a.block_q >= 0:
+        blocks = _block_mask.BlockMask((a.block_q, a.block_k), **{name: getattr(a, name) for name in _BLOCK_LISTS})
+    return _features.of(
+        window=(a.window_left, a.window_right), softcap=a.softcap, block_mask=blocks, **tensors, **longest
+    )
 
 
 _forward = torch.library.custom_op(
@@ -126,8 +131,11 @@ def _gradients(ctx, dout, dlse):
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
-    """`_torch.attention` in traced code. A seed of ints becomes a tensor for the operator."""
+def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias, learns):
+    """`_torch.attention` in traced code. A seed of ints becomes a tensor for the operator.
+
+    learns: whether a gradient may be asked for.
+    """
     causal, softmax_scale, dropout_p, deterministic, batch_invariant = opts
     seed = _torch_arguments.resolve_seed(seed, dropout_p, q)
     if seed is not None and not isinstance(seed, Tensor):
@@ -140,9 +148,17 @@ def attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias):
         "dropout_p": float(dropout_p), "deterministic": deterministic, "window_left": left, "window_right": right,
         "softcap": float(f.softcap), "max_seqlen_q": -1 if f.max_seqlen_q is None else f.max_seqlen_q,
         "max_seqlen_k": -1 if f.max_seqlen_k is None else f.max_seqlen_k, "batch_invariant": batch_invariant,
-        "lse_learns": return_lse, "deterministic_dbias": deterministic_dbias, "has_block_mask": f.block_mask is not None,
+        "lse_learns": return_lse, "deterministic_dbias": deterministic_dbias, "learns": learns,
     }  # fmt: skip
     for name in _FEATURE_TENSORS:
         a[name] = getattr(f, name)
+    a["block_q"], a["block_k"] = (-1, -1) if f.block_mask is None else _pair(f.block_mask.BLOCK_SIZE)
+    for name in _BLOCK_LISTS:
+        a[name] = None if f.block_mask is None else getattr(f.block_mask, name, None)
     out, lse = _forward(*[a[name] for name in _FORWARD])
     return (out, lse) if return_lse else out
+
+
+def _pair(size):
+    """(queries, keys) of a block. The launch checks them."""
+    return size if isinstance(size, (tuple, list)) else (size, size)

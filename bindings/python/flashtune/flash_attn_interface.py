@@ -113,6 +113,7 @@ def flash_attn_varlen_func(
     deterministic=False,
     return_attn_probs=False,
     block_table=None,
+    seqused_k=None,
 ):
     """`flash_attn_func` for sequences packed end to end.
 
@@ -120,8 +121,10 @@ def flash_attn_varlen_func(
     are int32 (batch + 1), the row at which each sequence begins. max_seqlen_q and max_seqlen_k are
     upper bounds of the lengths. softmax_lse is (heads, total_q).
 
-    With block_table, k and v are pages, (num_pages, page_size, heads_kv, dim), and cu_seqlens_k
-    gives only the lengths. Pages support neither gradients nor dropout.
+    seqused_k is int32 (batch): how many of its keys each sequence uses, from the first. None: all.
+
+    With block_table, k and v are pages, (num_pages, page_size, heads_kv, dim), and seqused_k, or
+    else cu_seqlens_k, gives only the lengths. Pages support neither gradients nor dropout.
     """
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if block_table is not None:
@@ -131,12 +134,12 @@ def flash_attn_varlen_func(
         longest_q, longest_k = _features.bound("max_seqlen_q", max_seqlen_q), _features.bound("max_seqlen_k", max_seqlen_k)
         causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
         out, lse = _attention.attention_kvcache(
-            q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff(), max_seqlen_k=longest_k,
+            q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff() if seqused_k is None else seqused_k, max_seqlen_k=longest_k,
             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q, causal=causal, softmax_scale=softmax_scale,
             return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
         )  # fmt: skip
         return (out, lse, None) if return_lse else out
-    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = *_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), seqused_k
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return _attend(q, k, v, options, lengths)
 
@@ -222,37 +225,50 @@ def flash_attn_with_kvcache(
 
     k and v (batch, seqlen_new, heads_kv, dim) are first written into the cache behind
     cache_seqlens, and the queries see them like the other keys. causal aligns to the bottom right
-    corner of each sequence. The call does not wait for the device and has no gradient. num_splits
-    must be 0, since the config decides how the keys are split.
+    corner of each sequence. The call does not wait for the device and has no gradient.
+
+    rotary_cos and rotary_sin (rows, rotary_dim / 2), in q's dtype or fp32, rotate the first
+    rotary_dim columns of k and q by their positions. Key i of k has position cache_seqlens + i, and
+    so has query i with causal or a window; otherwise all queries have position cache_seqlens.
+    rotary_interleaved combines columns 2i and 2i + 1, else i and i + rotary_dim / 2. The tables
+    need a row for each key that the cache holds for a sequence. q itself stays as it is.
+
+    cache_batch_idx is int32 (batch): the entry of the cache that holds each sequence's keys.
+    cache_leftpad is int32 (batch): the rows before each sequence's first key, which cache_seqlens
+    counts too. Neither goes with block_table. num_splits is the most parts that the keys are split
+    into; 0 leaves it to the config.
 
     All checks come before the cache is written. Caches that share memory are refused, and so are
     new keys that share memory with a cache. The values of lengths and tables on a GPU are not
     checked. If there a length is negative, leaves no room for the new keys, or its block_table has
-    no page for them, the sequence gets none of its new keys and attends to the keys that it had.
+    no page for them, the sequence gets none of its new keys and attends to the keys that it had. So
+    does a sequence whose cache_batch_idx names no entry, and it attends to the last entry.
     """
-    if not (rotary_cos is rotary_sin is cache_batch_idx is cache_leftpad is None):
-        unsupported = {
-            "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad,
-        }  # fmt: skip
-        name = next(name for name, given in unsupported.items() if given is not None)
-        raise UnsupportedError(f"{name} is given; it is not supported yet")
-    if num_splits != 0:
-        raise UnsupportedError(f"num_splits is {num_splits}; it must be 0, since the config decides how the keys are split")
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
     opts, window = _call.options(causal, softmax_scale, 0.0), _window(window_size, causal)
-    if k is v is None and _kvcache.is_on_device(cache_seqlens) and k_cache.numel():
+    rotary = None
+    if not (rotary_cos is rotary_sin is None):
+        interleaved, has_positions = _flag("rotary_interleaved", rotary_interleaved), causal or window is not None
+        rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, interleaved, not has_positions)
+    if k is v is rotary is None and _kvcache.is_on_device(cache_seqlens) and k_cache.numel():
         # Only shapes are checked, so an earlier call of the same form has checked them.
         features = _features.of(
-            window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=cache_seqlens, block_table=block_table
-        )
+            window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=cache_seqlens, block_table=block_table,
+            cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits,
+        )  # fmt: skip
         repeated = _torch_launch.repeat_forward(q, k_cache, v_cache, opts, None, features, return_lse)
         if repeated is not None:
             return repeated if return_lse else repeated[0]
-    seqused_k, write = _kvcache.plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table)
+    if cache_leftpad is not None and block_table is not None:
+        raise InvalidArgumentError("cache_leftpad and block_table are both given; with pages leave cache_leftpad out")
+    q, seqused_k, write = _kvcache.plan(
+        q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, rotary
+    )  # fmt: skip
     features = _features.of(
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table
-    )
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table,
+        cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits,
+    )  # fmt: skip
     out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write, return_lse)
     return (out, lse) if return_lse else out
 
@@ -273,7 +289,8 @@ def _attend_packed(q, packed, options, lengths=None):
 def _taken(options, lengths):
     """(opts, features, return_attn_probs) from flash-attn's arguments, in their order.
 
-    lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) or None.
+    lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), then perhaps seqused_k; or
+    None.
     """
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = options
     return_attn_probs = _flag("return_attn_probs", return_attn_probs)
@@ -284,7 +301,7 @@ def _taken(options, lengths):
         return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes), return_attn_probs
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1],
-        max_seqlen_q=lengths[2], max_seqlen_k=lengths[3],
+        max_seqlen_q=lengths[2], max_seqlen_k=lengths[3], seqused_k=lengths[4] if len(lengths) > 4 else None,
     )  # fmt: skip
     return opts, features, return_attn_probs
 

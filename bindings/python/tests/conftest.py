@@ -1,4 +1,4 @@
-"""Skips tests for which the machine lacks torch or a GPU, and reports the skips at the end.
+"""Skips tests for which the machine lacks torch, transformers or a GPU, and reports the skips.
 
 `FLASHTUNE_REQUIRE_GPU=1` makes a skip for a missing torch or GPU a failure.
 """
@@ -29,22 +29,34 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name in _NEEDS_TORCH and not _has_torch():
         _missing.setdefault("PyTorch is not installed", []).append(collection_path.name)
         return True
+    if collection_path.name in _NEEDS_TRANSFORMERS and not _has("transformers"):
+        _missing.setdefault("transformers is not installed", []).append(collection_path.name)
+        return True
     return None
 
 
+_NEEDS_TRANSFORMERS = {"test_transformers.py"}
 _NEEDS_TORCH = {
+    "test_context_parallel.py",
     "test_flash_attn_interface.py",
     "test_gpu.py",
     "test_kvcache.py",
+    "test_kvcache_options.py",
     "test_torch.py",
     "test_torch_drafts.py",
     "test_torch_features.py",
+    "test_torch_sdpa.py",
     "test_training.py",
+    "test_transformers.py",
 }
 
 
 def _has_torch():
-    return importlib.util.find_spec("torch") is not None
+    return _has("torch")
+
+
+def _has(module):
+    return importlib.util.find_spec(module) is not None
 
 
 def _has_gpu():

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import attention_report
 import cases
 import chart
+import paged_prefill_cases
 import pytest
 from order import orders
 
@@ -98,3 +99,32 @@ def test_charts_are_xml_with_a_line_for_each_peer_or_class():
     lines = {name: ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}polyline") for name, svg in drawn.items()}
     # Six classes of cudnn, fa3 and flashtune; "call" is not drawn.
     assert {name: len(list(found)) for name, found in lines.items()} == {"forward": 18, "backward": 18, "ratio": 12}
+
+
+def test_page_sizes_of_the_paged_bench_keep_their_order_and_wrong_ones_are_named():
+    assert paged_prefill_cases.page_sizes("64,16,64,1") == (64, 16, 1)
+    for text in ("16,x", "0", "", "16,-8"):
+        with pytest.raises(ValueError, match="is not a positive integer"):
+            paged_prefill_cases.page_sizes(text)
+
+
+def test_the_paged_bench_compares_pages_with_the_dense_time_and_with_fa3():
+    seconds = {"flashtune": 2.0, "page16": 3.0, "fa3page16": 6.0, "page64": 2.5, "fa3page256": 1.0}
+    ratios = paged_prefill_cases.ratios(seconds, (16, 64, 256))
+    assert ratios == {"page16/dense": 1.5, "fa3page16/page16": 2.0, "page64/dense": 1.25}
+    first, *_ = paged_prefill_cases.cases("chunks", quick=True)
+    assert paged_prefill_cases.label(first) == "b4 q2048 k16384 h32/8 d128"
+    assert len(paged_prefill_cases.cases("chunks", quick=True)) == 2
+
+
+def test_the_paged_bench_refuses_unknown_suites_and_page_sizes(capsys):
+    pytest.importorskip("torch")
+    import paged_prefill
+
+    arguments = paged_prefill.parser().parse_args(["--suites", "wide", "--pages", "16,256", "--rounds", "3"])
+    assert (arguments.suites, arguments.pages, arguments.rounds) == (["wide"], (16, 256), 3)
+    for words in (["--pages", "0"], ["--suites", "narrow"], ["--rounds", "x"]):
+        with pytest.raises(SystemExit):
+            paged_prefill.parser().parse_args(words)
+    told = capsys.readouterr().err
+    assert "page size '0' is not a positive integer" in told and "no suite is called narrow" in told

@@ -39,7 +39,7 @@ def test_signatures_are_those_of_flash_attn(name, tensors):
     assert all(parameter.kind == parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
     expected = [(tensor, inspect.Parameter.empty) for tensor in tensors] + OPTIONS
     if name == "flash_attn_varlen_func":
-        expected += [("block_table", None)]
+        expected += [("block_table", None), ("seqused_k", None)]  # seqused_k as in FlashAttention-3
     assert [(parameter.name, parameter.default) for parameter in parameters] == expected
 
 

@@ -116,11 +116,13 @@ def test_the_current_context_and_device_stay_as_they_were():
     assert current() == before
 
 
-def test_pages_of_fp32_on_a_gpu_are_not_supported():
-    q, pages = torch.ones(1, 1, 1, 64, device="cuda"), torch.ones(2, 16, 1, 64, device="cuda")
-    table, seqused_k = torch.tensor([[0, 1]], dtype=torch.int32).cuda(), torch.tensor([20], dtype=torch.int32).cuda()
-    with pytest.raises(NotImplementedError, match="fp32 and k and v are paged"):
-        flashtune.attention_kvcache(q, pages, pages, block_table=table, seqused_k=seqused_k)
+def test_pages_of_fp32_give_the_result_of_the_same_keys_without_pages():
+    q, k_pages, v_pages = random((1, 5, 2, 64), (3, 16, 1, 64), (3, 16, 1, 64), dtype=torch.float32, device="cuda")
+    table, seqused_k = torch.tensor([[2, 0]], dtype=torch.int32).cuda(), torch.tensor([20], dtype=torch.int32).cuda()
+    k, v = (pages[[2, 0]].reshape(1, 32, 1, 64)[:, :20] for pages in (k_pages, v_pages))
+    k_pages[1], v_pages[0, 4:] = torch.nan, torch.nan  # not in the table, and behind the last key
+    out = flashtune.attention_kvcache(q, k_pages, v_pages, block_table=table, seqused_k=seqused_k)
+    torch.testing.assert_close(out, flashtune.attention_forward(q, k, v)[0], rtol=0, atol=1e-6)
 
 
 def test_flash_attn_calls_accept_only_16_bit_dtypes_on_a_gpu():

@@ -144,21 +144,6 @@ def test_varlen_calls_read_pages(device):
 
 
 @pytest.mark.parametrize(
-    "options, name",
-    [
-        (dict(rotary_cos=torch.ones(4, 4)), "rotary_cos"),
-        (dict(cache_batch_idx=torch.zeros(3, dtype=torch.int32)), "cache_batch_idx"),
-        (dict(cache_leftpad=torch.zeros(3, dtype=torch.int32)), "cache_leftpad"),
-        (dict(num_splits=4), "num_splits is 4"),
-    ],
-)
-def test_unsupported_options_are_refused_by_name(options, name):
-    q = torch.ones(BATCH, 1, 2, 8)
-    with pytest.raises(NotImplementedError, match=name):
-        interface.flash_attn_with_kvcache(q, q, q, **options)
-
-
-@pytest.mark.parametrize(
     "arguments, message",
     [
         (dict(k=(BATCH, 1, 2, 8)), "v is None; k, v and cache_seqlens must be given together"),

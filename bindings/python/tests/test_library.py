@@ -61,6 +61,5 @@ def test_the_places_are_the_variable_then_the_package_then_the_build_folders(mon
 
 def test_package_and_crate_have_the_same_version():
     manifest = (PACKAGE.parents[2] / "Cargo.toml").read_text()
-    project = (PACKAGE.parent / "pyproject.toml").read_text()
+    # pyproject.toml reads the package's version, so Cargo.toml alone has it a second time.
     assert f'\nversion = "{flashtune.__version__}"\n' in manifest
-    assert f'\nversion = "{flashtune.__version__}"\n' in project

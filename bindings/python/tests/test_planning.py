@@ -1,6 +1,9 @@
 """prepare, plan_info, autotune and records on the CPU backend."""
 
 import json
+import os
+import subprocess
+import sys
 
 import flashtune
 import numpy as np
@@ -94,3 +97,55 @@ def test_a_wrong_time_limit_is_named():
         flashtune.autotune(*arrays(), time_limit=-1)
     with pytest.raises(ValueError, match="time_limit is 'x'; it must be a number of seconds"):
         flashtune.autotune(*arrays(), time_limit="x")
+
+
+SERVER = """
+import flashtune, numpy as np
+q, pages = np.zeros((1, 1, 8, 16), np.float32), np.zeros((40, 16, 2, 16), np.float32)
+table, used = np.arange(10, dtype=np.int32).reshape(1, 10), np.array([5], np.int32)
+keys = dict(causal=True, block_table=table, seqused_k=used)
+done = flashtune.prepare_range(q, pages, pages, largest=(4, 100, 160), **keys)
+assert done["classes"] == 2 and done["configs"] > 0 and done["kernels"] == 0, done
+flashtune.seal()
+rng = np.random.default_rng(1)
+for _ in range(50):
+    batch, seqlen_q = rng.integers(1, 5), rng.integers(1, 101)
+    table = rng.integers(0, 40, (batch, 10), np.int32)
+    keys = dict(causal=True, block_table=table, seqused_k=rng.integers(0, 161, batch, np.int32))
+    info = flashtune.plan_info(np.zeros((batch, seqlen_q, 8, 16), np.float32), pages, pages, **keys)
+    assert info["kernel"] == "flashtune_cpu_forward"
+try:
+    flashtune.plan_info(q, np.zeros((1, 8, 2, 16), np.float32), np.zeros((1, 8, 2, 16), np.float32))
+except flashtune.FlashtuneError as error:
+    assert "sealed" in str(error), error
+    print("refused")
+"""
+
+
+def test_a_sealed_context_serves_a_prepared_range_and_nothing_else():
+    # A context cannot be unsealed, so this takes a process of its own.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_range_takes_what_is_optional_by_name():
+    q, k, v = arrays()
+    keys = dict(causal=True, sinks=np.zeros(2, np.float32))
+    done = flashtune.prepare_range(q, k, v, largest=(2, 96, 96), optional=("causal", "sinks"), **keys)
+    assert done["classes"] == 4 and done["workspace_bytes"] == 0 and done["milliseconds"] > 0
+    backward = flashtune.prepare_range(q, k, v, largest=(2, 96, 96), backward=True)
+    assert backward["classes"] == 1 and backward["workspace_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(largest=(2, 96)), "largest is \\(2, 96\\); it must be \\(batch_size, seqlen_q, seqlen_k\\)"),
+        (dict(least=(3, 1, 1)), "least_batch_size is 3; it must be from 1 to the range's batch_size, which is 2"),
+        (dict(optional=("rope",)), "optional has 'rope'; it may have causal, window"),
+    ],
+)
+def test_a_wrong_range_names_the_argument(changes, message):
+    with pytest.raises(ValueError, match=message):
+        flashtune.prepare_range(*arrays(), **(dict(largest=(2, 96, 96)) | changes))

@@ -24,7 +24,7 @@ STRUCTS = {
     "flashtune_autotune_params": _structs.AutotuneParams,
     "flashtune_plan_info": _structs.PlanInfo,
 }
-PREFIXES = ("BACKEND_", "CAUSAL_", "DTYPE_", "FEATURE_", "SOURCE_", "WINDOW_")
+PREFIXES = ("APPEND_", "BACKEND_", "CAUSAL_", "DTYPE_", "FEATURE_", "SOURCE_", "WINDOW_")
 CONSTANTS = [name for name in dir(_structs) if name.startswith(PREFIXES) and name != "FEATURE_GRADIENTS"]
 
 
@@ -58,8 +58,9 @@ def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
     [
         (
             _structs.ForwardParams,
-            [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH, _structs.BLOCK_MASK],
+            [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH, _structs.BLOCK_MASK, _structs.KEY_STARTS],
         ),
+        (_structs.KvAppendParams, [_structs.KV_APPEND, _structs.KV_SLOTS, _structs.KV_ROTARY]),
         (
             _structs.BackwardParams,
             [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS, _structs.BLOCK_MASK],

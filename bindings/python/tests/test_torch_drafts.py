@@ -341,7 +341,7 @@ def test_a_wrong_cache_is_refused_after_a_right_call(device, monkeypatch):
         (dict(block_table=table.long()), "block_table is torch.int64"),
         (dict(block_table=table[:1]), "block_table has shape"),
         (dict(window_size=(4.0, 4)), "window_size is"),
-        (dict(num_splits=2), "num_splits is 2"),
+        (dict(num_splits=-2), "num_splits is -2"),
     ]
     for change, message in wrong:
         with pytest.raises((ValueError, NotImplementedError), match=message):

@@ -253,12 +253,51 @@ def test_a_block_mask_is_refused_with_deterministic_on_a_gpu_before_anything_run
     assert here.grad is not None
 
 
+def _block_masks(device):
+    """A block mask with full blocks, and FlexAttention's, for BATCH times 96 by 128 scores."""
+    generator = torch.Generator().manual_seed(3)
+    blocks, full = ((torch.rand(BATCH, 1, 6, 8, generator=generator) < p).to(device) for p in (0.6, 0.2))
+    made = flashtune.block_mask(blocks, full, block_size=16)
+    flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="PyTorch has no FlexAttention")
+    lists = (made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices)
+    return made, flex.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, block_mask):
+        super().__init__()
+        self.block_mask = block_mask
+
+    def forward(self, q, k, v):
+        return flashtune.attention(q * 2, k, v, causal=True, block_mask=self.block_mask)
+
+
+@pytest.mark.parametrize("kind", ["flashtune", "flex_attention"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_torch_compile_traces_block_masks_without_a_break(device, kind):
+    layer = _Layer(_block_masks(device)[kind == "flex_attention"])
+    shapes = [(BATCH, 96, HEADS, 64), (BATCH, 128, 2, 64), (BATCH, 128, 2, 64), (BATCH, 96, HEADS, 64)]
+    *tensors, dout = random(*shapes, dtype=working_dtype(device), device=device)
+    compiled = _compiled(layer, "fullgraph")
+    for actual, wanted in zip(with_gradients(compiled, tensors, dout), with_gradients(layer, tensors, dout)):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_torch_export_keeps_attention_as_one_operator(device):
+    layer = _Layer(_block_masks(device)[0])
+    tensors = random((BATCH, 96, HEADS, 64), *[(BATCH, 128, 2, 64)] * 2, dtype=working_dtype(device), device=device)
+    program = torch.export.export(layer, tuple(tensors))
+    assert "flashtune.attention_forward" in str(program.graph)
+    torch.testing.assert_close(program.module()(*tensors), layer(*tensors))
+
+
 @pytest.mark.parametrize("mode", ["compiled", "fullgraph"])
-def test_a_block_mask_under_compile_says_what_is_missing(mode):
-    ones, block_mask = torch.ones(1, 16, 2, 8), flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
-    compiled = _compiled(lambda q: flashtune.attention(q, q, q, block_mask=block_mask), mode)
-    with pytest.raises(flashtune.UnsupportedError, match="block_mask is given under torch.compile"):
-        compiled(ones)
+def test_a_wrong_block_mask_is_named_in_compiled_code(mode):
+    ones, made = torch.ones(1, 16, 2, 8), flashtune.block_mask(torch.ones(1, 1, dtype=torch.bool), block_size=16)
+    compiled = _compiled(lambda q, block_mask: flashtune.attention(q, q, q, block_mask=block_mask), mode)
+    with pytest.raises(flashtune.InvalidArgumentError, match="block_mask.kv_indices is None"):
+        compiled(ones, made._replace(kv_indices=None))
 
 
 @pytest.mark.parametrize(

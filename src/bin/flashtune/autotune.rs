@@ -1,11 +1,15 @@
 //! `flashtune autotune`: the offline tuning run over presets or a problem file.
+//!
+//! A run is a success if its records outlive it: in the cache folder, or in the file of `--output`.
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json, usage};
 use crate::problems;
 use crate::progress::Display;
+use crate::records::MAX_FILE_BYTES;
 use flashtune::device::Arch;
 use flashtune::error::Status;
+use flashtune::files;
 use flashtune::plan::{Engine, Record, key, record};
 use flashtune::problem::{Dtype, Problem};
 use flashtune::tune::{DEFAULT_TIME_LIMIT, Event, Trial, TuneOptions, Verdict, worker};
@@ -106,9 +110,20 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (_, true) => ", stopped by a signal; run it again to continue",
         (_, false) => ", the time limit is over; run it again to continue",
     };
-    eprintln!("{tuned} of {} problems have a record, {failures} failed, {left} are left{over}", problems.len());
+    let kept = engine.kept_records();
+    let place = match (&kept, &args.output) {
+        (Ok(folder), _) => format!("; the records are in {}", folder.display()),
+        (Err(_), Some(path)) => format!("; the records are in {} alone", path.display()),
+        (Err(_), None) => String::new(),
+    };
+    eprintln!("{tuned} of {} problems have a record, {failures} failed, {left} are left{over}{place}", problems.len());
     match (failures, pass.stop.load(Ordering::Relaxed)) {
-        (0, false) => Ok(()),
+        (0, false) => match kept {
+            Err(reason) if tuned > 0 && args.output.is_none() => {
+                Err(Failure::NotKept(format!("the records are lost with this process: {reason}")))
+            }
+            _ => Ok(()),
+        },
         (0, true) => Err(Failure::Failed("stopped by a signal; finished records are kept".into())),
         (_, _) => Err(Failure::Failed(format!("{failures} problems failed"))),
     }
@@ -212,7 +227,7 @@ pub fn utilisation(of_ceiling: Option<f64>) -> String {
 /// stay.
 fn add_to(path: &Path, records: Vec<Record>) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", path.display()));
-    let before = match std::fs::read_to_string(path) {
+    let before = match files::read_text(path, MAX_FILE_BYTES) {
         Ok(text) => record::read_lines(&text).0,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(failed(&error)),

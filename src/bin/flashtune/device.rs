@@ -4,6 +4,7 @@
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
 use flashtune::error::Result;
+use flashtune::kernel::pack::{Place, Setting, place};
 use flashtune::kernel::{Gpu, cache_dir};
 use flashtune::plan::{Engine, EngineOptions};
 use std::path::PathBuf;
@@ -36,8 +37,11 @@ impl DeviceArg {
     pub fn open(self) -> Result<Backend> {
         match self {
             DeviceArg::Cpu => Cpu::new(0).map(Backend::Cpu),
-            DeviceArg::Gpu(ordinal) => Gpu::new(ordinal, None, cache_folder()).map(Backend::Cuda),
-            DeviceArg::Auto => Backend::open_auto(0, cache_folder(), 0),
+            DeviceArg::Gpu(ordinal) => {
+                let gpu = Gpu::new(ordinal, None, cache_folder())?;
+                Ok(Backend::Cuda(gpu.with_pack(pack_place())))
+            }
+            DeviceArg::Auto => Backend::open_auto(0, cache_folder(), pack_place(), 0),
         }
     }
 
@@ -59,4 +63,9 @@ impl DeviceArg {
 /// for it.
 pub fn cache_folder() -> Option<PathBuf> {
     cache_dir::resolve(None)
+}
+
+/// The pack. Only the environment, or a file beside this program, names it.
+pub fn pack_place() -> Option<Place> {
+    place(&Setting::Default)
 }

@@ -9,6 +9,8 @@ pub enum Failure {
     Usage(String),
     /// The arguments are right and the command failed: 1.
     Failed(String),
+    /// The command did its work, and this machine keeps nothing of it: 3.
+    NotKept(String),
 }
 
 impl From<Error> for Failure {

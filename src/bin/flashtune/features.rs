@@ -34,6 +34,8 @@ pub struct FeatureArgs {
     pub varlen: bool,
     #[arg(long, value_name = "N", help = help("page_size"))]
     pub page_size: Option<i64>,
+    #[arg(long, help = help("key_starts"))]
+    pub key_starts: bool,
     #[arg(long, value_name = "N", help = help("block_mask"))]
     pub block_mask: Option<i64>,
 }
@@ -43,9 +45,12 @@ impl FeatureArgs {
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
         let total = |seqlen: i64| Some(problem.batch_size.saturating_mul(seqlen));
-        // With pages, `seqused_k` gives the lengths of the sequences, and k has no total.
-        let total_k = if self.page_size.is_some() { None } else { total(problem.seqlen_k) };
-        let varlen = Varlen { total_q: total(problem.seqlen_q), total_k, ..Varlen::default() };
+        // With pages or starts of keys, `seqused_k` gives the lengths, and k has no total.
+        let has_total_k = self.page_size.is_none() && !self.key_starts;
+        let total_k = total(problem.seqlen_k).filter(|_| has_total_k);
+        // Alone, key_starts leaves q a tensor of equal lengths.
+        let total_q = total(problem.seqlen_q).filter(|_| self.varlen);
+        let varlen = Varlen { total_q, total_k, ..Varlen::default() };
         let window = match (self.window_left, self.window_right) {
             (None, None) => Window::default(),
             (left, right) => Window { left, right, top_left: problem.causal == Causal::TopLeft },
@@ -60,8 +65,9 @@ impl FeatureArgs {
             mask_bits: self.mask_bits,
             sinks: self.sinks,
             dlse: self.dlse && is_backward,
-            varlen: self.varlen.then_some(varlen),
+            varlen: (self.varlen || self.key_starts).then_some(varlen),
             paged: self.page_size,
+            key_starts: self.key_starts,
             block_mask: self.block_mask.map(|size| BlockMask { block_q: size, block_k: size }),
         };
         Problem { features, ..problem }

@@ -1,11 +1,12 @@
 //! `flashtune info`: devices, libraries with the places searched, the cache folder, records,
 //! versions.
 
-use crate::device::cache_folder;
+use crate::device::{cache_folder, pack_place};
 use crate::failure::{Failure, print_json};
 use flashtune::backend::Backend;
 use flashtune::cpu::Cpu;
 use flashtune::device::Device;
+use flashtune::kernel::pack::{Pack, Place};
 use flashtune::kernel::{self, Search, cache_dir};
 use flashtune::plan::{Engine, EngineOptions, Source, shipped};
 use serde::Serialize;
@@ -31,8 +32,22 @@ struct Info {
     cache_dir: Option<PathBuf>,
     /// Why records and cubins are kept only in memory.
     no_cache: Option<String>,
+    pack: Option<PackInfo>,
     machine_records: usize,
     shipped_files: Vec<&'static str>,
+}
+
+/// The pack that contexts of this environment would use.
+#[derive(Serialize)]
+struct PackInfo {
+    path: PathBuf,
+    named_by: &'static str,
+    archs: Vec<String>,
+    kernels: usize,
+    plans: usize,
+    records: usize,
+    /// Why no context uses it; null if those of one of its architectures do.
+    refused: Option<String>,
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
@@ -64,6 +79,21 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (Some(folder), None) => println!("\ncache: {}", folder.display()),
         (_, reason) => println!("\ncache: none, {}", reason.as_deref().unwrap_or("no HOME and no FLASHTUNE_CACHE_DIR")),
     }
+    match &info.pack {
+        None => println!("pack: none"),
+        Some(PackInfo { path, named_by, refused: Some(reason), .. }) => {
+            println!("pack: {} ({named_by}) is not used: {reason}", path.display());
+        }
+        Some(pack) => println!(
+            "pack: {} ({}), {} kernels, {} plans and {} records for {}",
+            pack.path.display(),
+            pack.named_by,
+            pack.kernels,
+            pack.plans,
+            pack.records,
+            pack.archs.join(" ")
+        ),
+    }
     println!("records of this machine: {}", info.machine_records);
     println!(
         "shipped records: {}",
@@ -74,6 +104,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn gather() -> Result<Info, Failure> {
     let gpus = kernel::devices();
+    let gpus_seen = gpus.as_deref().unwrap_or_default().to_vec();
     let no_gpu = gpus.as_ref().err().map(|error| error.message.clone());
     let compiler_archs = kernel::compiler_archs().unwrap_or_default().iter().map(ToString::to_string).collect();
     let cache_dir = cache_folder();
@@ -92,7 +123,38 @@ fn gather() -> Result<Info, Failure> {
         compiler_archs,
         cache_dir,
         no_cache,
+        pack: pack_place().map(|place| pack_info(place, &gpus_seen)),
         machine_records,
         shipped_files: shipped::EMBEDDED.iter().map(|(path, _)| *path).collect(),
     })
+}
+
+/// Without a GPU, no device refuses the pack.
+fn pack_info(place: Place, gpus: &[Device]) -> PackInfo {
+    let opened = Pack::open_at(&place);
+    let Place { path, named_by, .. } = place;
+    let none = |refused| PackInfo {
+        path: path.clone(),
+        named_by,
+        archs: Vec::new(),
+        kernels: 0,
+        plans: 0,
+        records: 0,
+        refused: Some(refused),
+    };
+    let pack = match opened {
+        Ok(pack) => pack,
+        Err(reason) => return none(reason),
+    };
+    let manifest = pack.manifest();
+    let refusals: Vec<Option<String>> = gpus.iter().map(|gpu| pack.check_device(gpu).err()).collect();
+    let by_devices = refusals.iter().all(Option::is_some).then(|| refusals.into_iter().flatten().next()).flatten();
+    PackInfo {
+        archs: manifest.archs().iter().map(ToString::to_string).collect(),
+        kernels: manifest.kernels.len(),
+        plans: manifest.plans.len(),
+        records: manifest.records.len(),
+        refused: pack.check_library().err().or(by_devices),
+        ..none(String::new())
+    }
 }

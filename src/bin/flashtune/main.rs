@@ -1,7 +1,7 @@
 //! The command line for operators, with one file for each command.
 //!
 //! Results go to standard output, progress and log lines to standard error. Exit codes: 0 success,
-//! 1 failure, 2 bad usage.
+//! 1 failure, 2 bad usage, 3 nothing kept (`autotune` and `records import`).
 
 mod autotune;
 mod bench;
@@ -10,14 +10,16 @@ mod failure;
 mod features;
 mod info;
 mod model_error;
+mod pack;
 mod presets;
 mod problems;
 mod progress;
 mod records;
 mod render;
+mod shell;
 mod worker;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
@@ -41,10 +43,16 @@ enum Command {
     RenderMerge(render::MergeArgs),
     /// Print the kernel that appends keys and values to a K/V cache, without a GPU
     RenderKvAppend(render::KvAppendArgs),
+    /// Compile kernels ahead of time into one file, without a GPU, or show what such a file holds
+    Pack(pack::Args),
     /// List, export, import and verify tuning records; show how well they predict one another
     Records(records::Args),
     /// Time the config that a problem gets
     Bench(bench::Args),
+    /// Print a completion script for a shell
+    Completions(shell::CompletionsArgs),
+    /// Write man pages into a folder
+    Man(shell::ManArgs),
     /// Run candidates for `autotune`, which starts this command itself
     #[command(hide = true)]
     Worker(worker::Args),
@@ -69,8 +77,11 @@ fn main() -> ExitCode {
         Command::Render(args) => render::run(args),
         Command::RenderMerge(args) => render::run_merge(args),
         Command::RenderKvAppend(args) => render::run_kv_append(args),
+        Command::Pack(args) => pack::run(args),
         Command::Records(args) => records::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => shell::completions(args, Cli::command()),
+        Command::Man(args) => shell::man(args, Cli::command()),
         Command::Worker(args) => worker::run(args),
     };
     match result {
@@ -78,6 +89,10 @@ fn main() -> ExitCode {
         Err(Failure::Failed(message)) => {
             eprintln!("flashtune: {message}");
             ExitCode::from(1)
+        }
+        Err(Failure::NotKept(message)) => {
+            eprintln!("flashtune: {message}");
+            ExitCode::from(3)
         }
         Err(Failure::Usage(message)) => {
             eprintln!("flashtune: {message}\nSee flashtune --help.");

@@ -63,6 +63,9 @@ const DECODE: &str = "decode";
 const DECODE_PAGED: &str = "decode-paged";
 /// A few queries against K/V caches, as in speculative decoding.
 const SPECULATIVE: &str = "speculative";
+/// Llama-3-8B behind a server: packed prompts, and prompts, chunks and single tokens over a cache
+/// in pages of 16.
+const LLAMA_SERVING: &str = "llama-3-8b-serving";
 /// The problems of all presets.
 const ALL: &str = "all";
 
@@ -70,7 +73,7 @@ pub fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = MODELS
         .iter()
         .map(|preset| preset.name)
-        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, ALL])
+        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, LLAMA_SERVING, ALL])
         .collect();
     names.dedup();
     names
@@ -84,8 +87,9 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         DROPOUT => [64, 128].into_iter().flat_map(|dim| wide(dim, true)).collect(),
         DECODE => decode(&DECODE_HEADS, &[1, 4, 16, 32, 64, 128], &DECODE_LENGTHS).collect(),
         DECODE_PAGED => decode_paged(),
-        // Speculative decoding has no backward pass.
+        // Speculative decoding and serving have no backward pass.
         SPECULATIVE => return Some(speculative()),
+        LLAMA_SERVING => return Some(llama_serving()),
         ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
         model if MODELS.iter().any(|preset| preset.name == model) => {
             MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
@@ -157,6 +161,38 @@ fn speculative() -> Vec<Problem> {
     let problems = decode(&heads, &[1, 16], &[4096, 32768]);
     let causal = Causal::BottomRight;
     problems.flat_map(|problem| [4, 16].map(|seqlen_q| Problem { seqlen_q, causal, ..problem })).collect()
+}
+
+/// The model's context is 8192 tokens.
+fn llama_serving() -> Vec<Problem> {
+    const BATCHES: [i64; 4] = [1, 8, 32, 128];
+    const LENGTHS: [i64; 3] = [512, 2048, 8192];
+    /// (batch_size, seqlen_q, seqlen_k) of the longest sequence. Queries are packed.
+    const OVER_PAGES: [(i64, i64, i64); 7] = [
+        (1, 512, 512),
+        (1, 2048, 2048),
+        (1, 8192, 8192),
+        (1, 512, 8192),
+        (8, 512, 4096),
+        (64, 512, 8192),
+        (32, 1, 8192),
+    ];
+    const PACKED: [(i64, i64); 3] = [(1, 2048), (1, 8192), (8, 1024)];
+    const PAGE: Option<i64> = Some(16);
+    let of = |(batch_size, seqlen_q, seqlen_k), total_q, total_k, paged| Problem {
+        num_heads_kv: 8,
+        seqlen_k,
+        features: Features { varlen: Some(Varlen { total_q, total_k, padded_q: false }), paged, ..Features::NONE },
+        ..square(batch_size, 32, seqlen_q, 128, true)
+    };
+    let single = BATCHES.iter().flat_map(|batch| LENGTHS.map(|keys| of((*batch, 1, keys), None, None, PAGE)));
+    let over_pages =
+        OVER_PAGES.map(|(batch, queries, keys)| of((batch, queries, keys), Some(batch * queries), None, PAGE));
+    let packed = PACKED.map(|(batch, seqlen)| {
+        let total = Some(batch * seqlen);
+        of((batch, seqlen, seqlen), total, total, None)
+    });
+    single.chain(over_pages).chain(packed).map(Problem::without_idle_causal).collect()
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {

@@ -5,9 +5,10 @@ use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json};
 use crate::model_error;
 use clap::Subcommand;
+use flashtune::files;
 use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -33,8 +34,13 @@ enum Command {
         device: Option<DeviceArg>,
         file: PathBuf,
     },
-    /// Import the records of a file into this machine's
-    Import { file: PathBuf },
+    /// Import the records of a file into this machine's; exits with 3 if none was taken
+    Import {
+        file: PathBuf,
+        /// Also replace the records of problems that this machine has measured itself
+        #[arg(long)]
+        replace: bool,
+    },
     /// Check records against this version's search space [default: the shipped records]
     Verify {
         /// Files of JSON lines
@@ -51,6 +57,9 @@ enum Command {
     },
 }
 
+/// The largest file of records that is read as a whole.
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
+
 #[derive(Serialize)]
 struct Listed {
     source: &'static str,
@@ -66,11 +75,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             eprintln!("{count} records written to {}", file.display());
             Ok(())
         }
-        Command::Import { file } => {
-            let count = DeviceArg::Cpu.engine()?.import_records(&file)?;
-            eprintln!("{count} records imported from {}", file.display());
-            Ok(())
-        }
+        Command::Import { file, replace } => import(&file, replace),
         Command::Verify { files } => verify(&files),
         Command::ModelError { json, files } => {
             let texts = texts(&files)?;
@@ -86,8 +91,29 @@ fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, Failure> {
         return Ok(shipped::EMBEDDED.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect());
     }
     let failed = |file: &PathBuf, error| Failure::Failed(format!("{}: {error}", file.display()));
-    let read = |file: &PathBuf| std::fs::read_to_string(file).map_err(|error| failed(file, error));
+    let read = |file: &PathBuf| files::read_text(file, MAX_FILE_BYTES).map_err(|error| failed(file, error));
     files.iter().map(|file| Ok((file.display().to_string(), read(file)?))).collect()
+}
+
+fn import(file: &Path, replaces: bool) -> Result<(), Failure> {
+    let engine = DeviceArg::Cpu.engine()?;
+    let imported = engine.import_records(file, replaces)?;
+    let mut summary = format!("{} records imported from {}", imported.taken.len(), file.display());
+    if imported.own > 0 {
+        summary += &format!("; this machine measured {} itself (--replace takes them)", imported.own);
+    }
+    if imported.not_better > 0 {
+        summary += &format!("; {} are no better than those imported before", imported.not_better);
+    }
+    if let Some(first) = &imported.first_refusal {
+        summary += &format!("; {} lines refused, the first is {first}", imported.refused);
+    }
+    eprintln!("{summary}");
+    if imported.taken.is_empty() {
+        return Err(Failure::NotKept("no record was taken".to_owned()));
+    }
+    let not_kept = |reason| Failure::NotKept(format!("the records could not be kept: {reason}"));
+    engine.kept_records().map(drop).map_err(not_kept)
 }
 
 fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {

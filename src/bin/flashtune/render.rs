@@ -8,7 +8,7 @@ use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;
 use flashtune::kernel;
-use flashtune::ops::kv_append::KvAppendClass;
+use flashtune::ops::kv_append::{KvAppendClass, RotaryClass};
 use flashtune::ops::merge::MergeClass;
 use flashtune::problem::{Dtype, Layout, Problem};
 use serde::Serialize;
@@ -68,6 +68,21 @@ pub struct KvAppendArgs {
     /// Bytes of the widest access that all addresses, strides and rows allow: 16, 8, 4 or 2
     #[arg(long, default_value = "16", value_parser = access_bytes)]
     access_bytes: i64,
+    /// The kernel for slots: idle sequences, entries by index, lengths that advance in place
+    #[arg(long)]
+    slots: bool,
+    /// Rotates new keys and queries, columns i and i + half together
+    #[arg(long)]
+    rotary: bool,
+    /// Rotates them, columns 2i and 2i + 1 together
+    #[arg(long)]
+    interleaved: bool,
+    /// With a rotation: dtype of the rotated rows: fp16, bf16 or fp32
+    #[arg(long, value_parser = by_name::<Dtype>, default_value = "bf16")]
+    dtype: Dtype,
+    /// With a rotation: cosines and sines are fp32
+    #[arg(long)]
+    tables_are_fp32: bool,
 }
 
 #[derive(Serialize)]
@@ -111,7 +126,13 @@ pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
 }
 
 pub fn run_kv_append(args: KvAppendArgs) -> Result<(), Failure> {
-    let class = KvAppendClass { access_bytes: args.access_bytes };
+    let rotary = RotaryClass {
+        dtype: args.dtype,
+        table_dtype: if args.tables_are_fp32 { Dtype::Fp32 } else { args.dtype },
+        interleaved: args.interleaved,
+    };
+    let rotary = (args.rotary || args.interleaved).then_some(rotary);
+    let class = KvAppendClass { access_bytes: args.access_bytes, slots: args.slots, rotary };
     print!("{}", kernel::render_fixed(&class.kernel(), args.arch).map_err(usage)?);
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::cpu::sequence::Sequence;
 use crate::cpu::tile::{Axis, Line};
 use crate::cpu::workers::Workers;
 use crate::error::Result;
-use crate::family::cpu::scratch;
+use crate::family::cpu::scratch::{self, gradient_pitch};
 use std::ops::Range;
 
 /// A dimension of the bias in entries, heads or blocks.
@@ -92,11 +92,13 @@ fn add_tiles<E: Element>(
             continue;
         }
         tiles.load_queries(sequence, head, block * m, &mut queries);
-        tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Modified);
+        for strip in keys.strips() {
+            tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Modified);
+        }
         for row in 0..queries.rows {
             let line = Line { head, row: queries.first + row, key: first_key, axis: Axis::Keys };
             let (first, stride) = dbias.line(sequence.batch, line);
-            for (key, gradient) in queries.gradients[row * n..][..keys.keys].iter().enumerate() {
+            for (key, gradient) in queries.gradients[row * gradient_pitch(n)..][..keys.keys].iter().enumerate() {
                 // SAFETY: an element of a row and key of this sequence, which no other task has.
                 unsafe { *first.wrapping_offset(key as isize * stride) += gradient };
             }

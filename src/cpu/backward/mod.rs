@@ -11,17 +11,20 @@ mod tiles;
 mod workspace;
 
 use super::element::{Element, Tensor};
-use super::matmul::{Into, Matrix, multiply};
+use super::product::{Into, Matrix, STRIP, multiply};
 use super::sequence::Sequence;
-use super::tile::TileSize;
-use super::vector::Level;
+use super::simd::Level;
+use super::tile::{MAX_BLOCK, TileSize};
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::family::cpu::scratch;
+use crate::family::cpu::scratch::{self, gradient_pitch};
 use statistics::Statistics;
 use std::slice::from_raw_parts_mut;
 use tiles::{KeyTile, QueryTile, ScoresAre, Tiles};
+
+/// Strips of the largest block.
+const MOST_STRIPS: usize = MAX_BLOCK as usize / STRIP;
 
 pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
     let problem = &call.problem;
@@ -104,7 +107,7 @@ impl<E: Element> Backward<E> {
         let keys = self.tiles.load_keys(sequence, kv_head, first_key, &mut scratch);
         let mut queries = self.tiles.query_tile(scratch);
         let mut blocks = self.tiles.block_map.table();
-        let mut into = Into::Overwrite;
+        let mut is_begun = [false; MOST_STRIPS];
         let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
         for head in kv_head * group_size..(kv_head + 1) * group_size {
             for first_row in (seen_by.start / m * m..seen_by.end).step_by(m) {
@@ -113,32 +116,46 @@ impl<E: Element> Backward<E> {
                     continue;
                 }
                 self.tiles.load_queries(sequence, head, first_row, &mut queries);
-                self.tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Products);
-                let rows = queries.rows;
-                let weights = Matrix::columns(queries.weights, n);
-                let gradients = Matrix::columns(queries.gradients, n);
-                let dout = Matrix::rows(queries.dout, dim_v);
-                let q = Matrix::rows(queries.q, dim);
-                multiply([keys.padded_keys, dim_v, rows], acc_dv, n, into, weights, dout, 1.0);
-                multiply([keys.padded_keys, dim, rows], acc_dk, n, into, gradients, q, 1.0);
-                into = Into::Add;
+                for (strip, is_begun) in keys.strips().zip(&mut is_begun) {
+                    let rows =
+                        self.tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Products);
+                    if rows.is_empty() {
+                        continue;
+                    }
+                    let into = if *is_begun { Into::Add } else { Into::Overwrite(1.0) };
+                    *is_begun = true;
+                    let (width, pitch) = (strip.padded_keys, gradient_pitch(n));
+                    let weights = Matrix::columns(&queries.weights[rows.start * width..], width);
+                    let gradients = Matrix::columns(&queries.gradients[rows.start * pitch + strip.at..], pitch);
+                    let dout = Matrix::rows(&queries.dout[rows.start * dim_v..], dim_v);
+                    let q = Matrix::rows(&queries.q[rows.start * dim..], dim);
+                    let level = self.tiles.level;
+                    let (of_dk, of_dv) = (&mut acc_dk[strip.at * dim..], &mut acc_dv[strip.at * dim_v..]);
+                    multiply(level, [width, dim_v, rows.len()], of_dv, width, into, weights, dout);
+                    multiply(level, [width, dim, rows.len()], of_dk, width, into, gradients, q);
+                }
                 if accumulate_dq {
                     // SAFETY: in this schedule all tiles of a head belong to one task.
-                    let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, rows) };
+                    let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, queries.rows) };
                     self.add_dq(sequence, &keys, &queries, acc_dq);
                 }
             }
         }
-        if into == Into::Overwrite {
-            acc_dk.fill(0.0);
-            acc_dv.fill(0.0);
-        }
         let (dk, dv) = (self.dk.head(sequence.place_k, kv_head), self.dv.head(sequence.place_k, kv_head));
-        // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and they
-        // are of this task's block.
-        unsafe {
-            dk.store_transposed(first_key, keys.keys, acc_dk, n, self.softmax_scale);
-            dv.store_transposed(first_key, keys.keys, acc_dv, n, self.tiles.keep_scale());
+        for (strip, is_begun) in keys.strips().zip(is_begun) {
+            let (of_dk, of_dv) = (&mut acc_dk[strip.at * dim..], &mut acc_dv[strip.at * dim_v..]);
+            if !is_begun {
+                of_dk[..strip.padded_keys * dim].fill(0.0);
+                of_dv[..strip.padded_keys * dim_v].fill(0.0);
+            }
+            let (first, width, scales) =
+                (first_key + strip.at, strip.padded_keys, [self.softmax_scale, self.tiles.keep_scale()]);
+            // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and
+            // they are of this task's block.
+            unsafe {
+                dk.store_transposed(first, strip.keys, of_dk, width, scales[0]);
+                dv.store_transposed(first, strip.keys, of_dv, width, scales[1]);
+            }
         }
     }
 
@@ -165,7 +182,9 @@ impl<E: Element> Backward<E> {
             let keys = self.tiles.load_keys(sequence, head / group_size, first_key, &mut scratch);
             let mut queries = self.tiles.query_tile(scratch);
             self.tiles.load_queries(sequence, head, first_row, &mut queries);
-            self.tiles.fill(sequence, head, &keys, &mut queries, &blocks, ScoresAre::Products);
+            for strip in keys.strips() {
+                self.tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Products);
+            }
             self.add_dq(sequence, &keys, &queries, acc_dq);
         }
         self.store_dq(sequence, head, first_row, rows, acc_dq);
@@ -177,10 +196,11 @@ impl<E: Element> Backward<E> {
     fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
         let Tiles { padded_dim, tile_size: TileSize { n, .. }, .. } = self.tiles;
         let begin = sequence.mask.keys_of(tile.first).start / n * n;
-        let into = if keys.first == begin && !self.tiles.block_map.is_on() { Into::Overwrite } else { Into::Add };
+        let begins = keys.first == begin && !self.tiles.block_map.is_on();
+        let into = if begins { Into::Overwrite(1.0) } else { Into::Add };
         let k = Matrix::columns(keys.k, padded_dim);
-        let gradients = Matrix::columns(tile.gradients, n);
-        multiply([padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients, 1.0);
+        let gradients = Matrix::columns(tile.gradients, gradient_pitch(n));
+        multiply(self.tiles.level, [padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients);
     }
 
     /// The dQ accumulator of some rows of a head.

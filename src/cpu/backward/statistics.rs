@@ -5,7 +5,8 @@ use super::workspace::Workspace;
 use crate::call::Call;
 use crate::cpu::element::{Element, Tensor};
 use crate::cpu::sequence::Sequences;
-use crate::cpu::vector::{Level, row_dots};
+use crate::cpu::simd::Level;
+use crate::cpu::vector::row_dots;
 use crate::cpu::workers::take;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 

@@ -1,21 +1,25 @@
 //! The tile of one (query block, key block): weights recomputed from LSE, and the gradients of the
 //! scores.
 //!
-//! Tiles have the keys contiguous (element (row, key) at `row * block_n + key`). A row's LSE and
-//! delta are then one scalar for a vector of keys, and the GEMM reads weights, score gradients, dO
-//! and K in place.
+//! Tiles have the keys contiguous. A row's LSE and delta are then one scalar for a vector of keys,
+//! and the products read weights, score gradients, dO and K in place. A key block is worked on in
+//! strips of at most `STRIP` keys. A strip's weights and gradients stay in the caches near the core
+//! from the products that make them to those that read them.
 
 use super::workspace::Workspace;
 use crate::call::Call;
 use crate::cpu::block_map::{BlockMap, TileBlocks};
 use crate::cpu::dropout::Masks;
 use crate::cpu::element::{Element, Tensor};
-use crate::cpu::matmul::{Into, Matrix, multiply};
+use crate::cpu::product::{Into, LANES, Matrix, STRIP, multiply};
 use crate::cpu::scores::ScoreModifier;
 use crate::cpu::sequence::{Sequence, Sequences};
-use crate::cpu::tile::{Axis, BlockKind, Line, TileSize};
-use crate::cpu::vector::{LANES, Level, in_two_parts, multiply_in_place, score_gradients};
+use crate::cpu::simd::Level;
+use crate::cpu::softmax::ScoreGradients;
+use crate::cpu::tile::{Axis, BLOCK_STEP, BlockKind, Line, TileSize};
+use crate::cpu::vector::{in_two_parts, multiply_in_place};
 use crate::cpu::workers::take;
+use crate::family::cpu::scratch::gradient_pitch;
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 use std::slice::from_raw_parts;
@@ -24,11 +28,22 @@ use std::slice::from_raw_parts;
 pub struct KeyTile<'a> {
     pub first: usize,
     pub keys: usize,
-    /// `keys` rounded up to whole registers; the columns between are 0.
-    pub padded_keys: usize,
     /// (key, c) at `key * padded_dim + c`
     pub k: &'a [f32],
-    /// (key, c) at `c * block_n + key`
+    /// Strip by strip, element (key, c) at `c * padded_keys + key`.
+    k_transposed: &'a [f32],
+    v_transposed: &'a [f32],
+    dim: usize,
+    dim_v: usize,
+}
+
+/// Some keys of a tile, which are worked on together.
+pub struct KeyStrip<'a> {
+    /// The first key, counted from the tile's first.
+    pub at: usize,
+    pub keys: usize,
+    /// `keys` rounded up to whole registers; the columns between are 0.
+    pub padded_keys: usize,
     k_transposed: &'a [f32],
     v_transposed: &'a [f32],
 }
@@ -39,13 +54,31 @@ pub struct QueryTile<'a> {
     pub rows: usize,
     pub q: &'a mut [f32],
     pub dout: &'a mut [f32],
-    /// Scores, then weights, in the end without the dropped ones.
+    /// LSE in base 2, in two parts, and delta of each row.
+    lse_log2: [&'a mut [f32]; 2],
+    delta: &'a mut [f32],
+    /// Scores of a strip, then weights, in the end without the dropped ones: (row, key) at `row *
+    /// padded_keys + key`.
     pub weights: &'a mut [f32],
-    /// Gradients of the weights, then of the scores.
+    /// Gradients of the weights of all strips, then of the scores: (row, key) at `row *
+    /// gradient_pitch + key`.
     pub gradients: &'a mut [f32],
-    /// 1 - tanh^2 of each score, with a softcap.
+    /// 1 - tanh^2 of each score of a strip, with a softcap.
     slopes: &'a mut [f32],
     keep: &'a mut [f32],
+}
+
+impl<'a> KeyTile<'a> {
+    pub fn strips(&self) -> impl Iterator<Item = KeyStrip<'a>> + use<'a> {
+        let &KeyTile { keys, k_transposed, v_transposed, dim, dim_v, .. } = self;
+        (0..keys).step_by(STRIP).map(move |at| KeyStrip {
+            at,
+            keys: STRIP.min(keys - at),
+            padded_keys: STRIP.min(keys - at).next_multiple_of(LANES),
+            k_transposed: &k_transposed[at * dim..],
+            v_transposed: &v_transposed[at * dim_v..],
+        })
+    }
 }
 
 /// The scores whose gradients a tile holds.
@@ -59,7 +92,7 @@ pub enum ScoresAre {
 
 pub struct Tiles<E> {
     pub tile_size: TileSize,
-    level: Level,
+    pub level: Level,
     pub sequences: Sequences,
     pub block_map: BlockMap,
     modifier: ScoreModifier<E>,
@@ -115,7 +148,6 @@ impl<E: Element> Tiles<E> {
     ) -> KeyTile<'a> {
         let n = self.tile_size.n;
         let keys = n.min(sequence.seqlen_k - first);
-        let padded_keys = keys.next_multiple_of(LANES);
         let k = take(scratch, n * self.padded_dim);
         let k_transposed = take(scratch, self.dim * n);
         let v_transposed = take(scratch, self.dim_v * n);
@@ -124,10 +156,15 @@ impl<E: Element> Tiles<E> {
         // during a launch.
         unsafe {
             head_k.load(first, keys, k, self.padded_dim);
-            head_k.load_transposed(first, keys, padded_keys, k_transposed, n);
-            head_v.load_transposed(first, keys, padded_keys, v_transposed, n);
+            for at in (0..keys).step_by(STRIP) {
+                let rows = STRIP.min(keys - at);
+                let padded = rows.next_multiple_of(LANES);
+                let (of_k, of_v) = (&mut k_transposed[at * self.dim..], &mut v_transposed[at * self.dim_v..]);
+                head_k.load_transposed(first + at, rows, padded, of_k, padded);
+                head_v.load_transposed(first + at, rows, padded, of_v, padded);
+            }
         }
-        KeyTile { first, keys, padded_keys, k, k_transposed, v_transposed }
+        KeyTile { first, keys, k, k_transposed, v_transposed, dim: self.dim, dim_v: self.dim_v }
     }
 
     pub fn query_tile<'a>(&self, mut scratch: &'a mut [f32]) -> QueryTile<'a> {
@@ -137,9 +174,11 @@ impl<E: Element> Tiles<E> {
             rows: 0,
             q: take(&mut scratch, m * self.dim),
             dout: take(&mut scratch, m * self.dim_v),
-            weights: take(&mut scratch, m * n),
-            gradients: take(&mut scratch, m * n),
-            slopes: take(&mut scratch, if self.modifier.has_softcap() { m * n } else { 0 }),
+            lse_log2: [take(&mut scratch, m), take(&mut scratch, m)],
+            delta: take(&mut scratch, m),
+            weights: take(&mut scratch, m * STRIP),
+            gradients: take(&mut scratch, m * gradient_pitch(n)),
+            slopes: take(&mut scratch, if self.modifier.has_softcap() { m * STRIP } else { 0 }),
             keep: scratch,
         }
     }
@@ -159,83 +198,147 @@ impl<E: Element> Tiles<E> {
     }
 
     pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
-        tile.first = first;
-        tile.rows = self.tile_size.m.min(sequence.seqlen_q - first);
+        let rows = self.tile_size.m.min(sequence.seqlen_q - first);
+        (tile.first, tile.rows) = (first, rows);
+        let in_workspace = self.sequences.workspace_row(sequence, head) + first;
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
-        // during a launch.
+        // during a launch. The workspace's were written in an earlier phase and are only read in
+        // this one.
         unsafe {
-            self.q.head(sequence.place_q, head).load(first, tile.rows, tile.q, self.dim);
-            self.dout.head(sequence.place_q, head).load(first, tile.rows, tile.dout, self.dim_v);
+            self.q.head(sequence.place_q, head).load(first, rows, tile.q, self.dim);
+            self.dout.head(sequence.place_q, head).load(first, rows, tile.dout, self.dim_v);
+            let lse = from_raw_parts(self.workspace.lse(in_workspace), rows);
+            for (row, lse) in lse.iter().enumerate() {
+                [tile.lse_log2[0][row], tile.lse_log2[1][row]] = in_two_parts(f64::from(*lse) * LOG2_E);
+            }
+            tile.delta[..rows].copy_from_slice(from_raw_parts(self.workspace.delta(in_workspace), rows));
         }
     }
 
-    /// Computes the weights and the score gradients of a tile. Dropout is that of the forward pass:
-    /// a dropped weight is 0 in dV and its gradient is 0, while the undropped weight stays in the
-    /// score gradient.
+    /// Computes the weights and the score gradients of a tile's strip, and returns the rows whose
+    /// weights are not all 0; only their weights are written.
+    ///
+    /// Dropout is that of the forward pass: a dropped weight is 0 in dV and its gradient is 0,
+    /// while the undropped weight stays in the score gradient.
+    #[allow(clippy::too_many_arguments)] // the tile and its place
     pub fn fill(
         &self,
         sequence: &Sequence,
         head: usize,
         keys: &KeyTile,
+        strip: &KeyStrip,
         tile: &mut QueryTile,
         blocks: &TileBlocks,
         scores_are: ScoresAre,
-    ) {
-        let n = self.tile_size.n;
-        let rows = tile.rows;
-        let k = Matrix::columns(keys.k_transposed, n);
-        let q = Matrix::columns(tile.q, self.dim);
-        let factor = self.modifier.factor;
-        multiply([keys.padded_keys, rows, self.dim], tile.weights, n, Into::Overwrite, k, q, factor);
-        let v = Matrix::columns(keys.v_transposed, n);
-        let dout = Matrix::columns(tile.dout, self.dim_v);
-        let keep_scale = self.keep_scale();
-        multiply([keys.padded_keys, rows, self.dim_v], tile.gradients, n, Into::Overwrite, v, dout, keep_scale);
+    ) -> Range<usize> {
+        let (width, pitch) = (strip.padded_keys, gradient_pitch(self.tile_size.n));
+        let first_key = keys.first + strip.at;
+        let rows = self.rows_that_see(sequence, tile, first_key..first_key + strip.keys);
+        for row in (0..rows.start).chain(rows.end..tile.rows) {
+            tile.gradients[row * pitch + strip.at..][..width].fill(0.0);
+        }
+        if rows.is_empty() {
+            return rows;
+        }
+        let weights = &mut tile.weights[rows.start * width..];
+        let gradients = &mut tile.gradients[rows.start * pitch + strip.at..];
+        let k = Matrix::columns(strip.k_transposed, width);
+        let q = Matrix::columns(&tile.q[rows.start * self.dim..], self.dim);
+        let factor = Into::Overwrite(self.modifier.factor);
+        multiply(self.level, [width, rows.len(), self.dim], weights, width, factor, k, q);
+        let v = Matrix::columns(strip.v_transposed, width);
+        let dout = Matrix::columns(&tile.dout[rows.start * self.dim_v..], self.dim_v);
+        let factor = Into::Overwrite(self.keep_scale());
+        multiply(self.level, [width, rows.len(), self.dim_v], gradients, pitch, factor, v, dout);
         if let Some(masks) = &self.masks {
             let mask_head = sequence.batch * self.heads + head;
-            masks.fill(mask_head, tile.first, rows, keys.first, keys.keys, tile.keep, n, 1);
-            multiply_in_place(self.level, &mut tile.gradients[..rows * n], tile.keep);
-        }
-        let first_row = self.sequences.workspace_row(sequence, head) + tile.first;
-        // SAFETY: written in an earlier phase, only read in this one.
-        let (lse, delta) = unsafe {
-            (from_raw_parts(self.workspace.lse(first_row), rows), from_raw_parts(self.workspace.delta(first_row), rows))
-        };
-        for row in 0..rows {
-            let lse_log2 = in_two_parts(f64::from(lse[row]) * LOG2_E);
-            let weights = &mut tile.weights[row * n..][..keys.padded_keys];
-            let gradients = &mut tile.gradients[row * n..][..keys.padded_keys];
-            let seen = sequence.mask.keys_of(tile.first + row);
-            let in_tile = |key: usize| key.saturating_sub(keys.first).min(keys.keys);
-            let seen = in_tile(seen.start)..in_tile(seen.end);
-            let line = Line { head, row: tile.first + row, key: keys.first + seen.start, axis: Axis::Keys };
-            let hide = |hidden: Range<usize>, weights: &mut [f32], gradients: &mut [f32]| {
-                weights[hidden.clone()].fill(0.0);
-                gradients[hidden].fill(0.0);
-            };
-            for (piece, kind) in blocks.pieces(line, seen.len()) {
-                let line = line.after(piece.start);
-                let piece = seen.start + piece.start..seen.start + piece.end;
-                if kind == BlockKind::Empty {
-                    hide(piece, weights, gradients);
-                    continue;
-                }
-                let mut slopes = self.modifier.has_softcap().then(|| &mut tile.slopes[row * n..][piece.clone()]);
-                if self.modifier.is_needed() {
-                    let scores = &mut weights[piece.clone()];
-                    self.modifier.modify(sequence, line, kind, scores, slopes.as_deref_mut());
-                }
-                let of_scores = &mut gradients[piece.clone()];
-                score_gradients(self.level, &mut weights[piece], of_scores, lse_log2, delta[row]);
-                if let (Some(slopes), ScoresAre::Products) = (slopes, scores_are) {
-                    multiply_in_place(self.level, of_scores, slopes);
-                }
+            masks.fill(mask_head, tile.first + rows.start, rows.len(), first_key, strip.keys, tile.keep, width, 1);
+            for (row, keep) in tile.keep.chunks_exact(width).take(rows.len()).enumerate() {
+                multiply_in_place(self.level, &mut gradients[row * pitch..][..width], keep);
             }
-            hide(0..seen.start, weights, gradients);
-            hide(seen.end..keys.padded_keys, weights, gradients);
+        }
+        let first = sequence.mask.keys_of(tile.first + rows.start);
+        let last = sequence.mask.keys_of(tile.first + rows.end - 1);
+        let all_see_all = last.start <= first_key && first.end >= first_key + width;
+        if all_see_all && !self.modifier.is_needed() && !self.block_map.is_on() {
+            self.score_gradients(tile, rows.clone(), strip.at..strip.at + width, width, strip.at);
+        } else {
+            for row in rows.clone() {
+                self.fill_row(sequence, head, first_key, strip, tile, row, blocks, scores_are);
+            }
         }
         if self.masks.is_some() {
-            multiply_in_place(self.level, &mut tile.weights[..rows * n], tile.keep);
+            let weights = &mut tile.weights[rows.start * width..][..rows.len() * width];
+            multiply_in_place(self.level, weights, tile.keep);
         }
+        rows
+    }
+
+    /// The tile's rows that see any of the keys, in whole patches of the dropout mask; both count
+    /// from the tile's first.
+    fn rows_that_see(&self, sequence: &Sequence, tile: &QueryTile, keys: Range<usize>) -> Range<usize> {
+        let seen_by = sequence.mask.rows_of_block(keys);
+        let in_tile = |row: usize| row.saturating_sub(tile.first).min(tile.rows);
+        let (begin, end) = (in_tile(seen_by.start), in_tile(seen_by.end));
+        if begin >= end { 0..0 } else { begin / BLOCK_STEP as usize * BLOCK_STEP as usize..end }
+    }
+
+    /// One row of a strip, of which causal, window, block mask or the strip's end hide a part or
+    /// whose scores are modified.
+    #[allow(clippy::too_many_arguments)] // the row and its place
+    fn fill_row(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        first_key: usize,
+        strip: &KeyStrip,
+        tile: &mut QueryTile,
+        row: usize,
+        blocks: &TileBlocks,
+        scores_are: ScoresAre,
+    ) {
+        let (width, pitch) = (strip.padded_keys, gradient_pitch(self.tile_size.n));
+        let seen = sequence.mask.keys_of(tile.first + row);
+        let in_strip = |key: usize| key.saturating_sub(first_key).min(strip.keys);
+        let seen = in_strip(seen.start)..in_strip(seen.end);
+        let seen = seen.start..seen.end.max(seen.start);
+        let line = Line { head, row: tile.first + row, key: first_key + seen.start, axis: Axis::Keys };
+        let hide = |hidden: Range<usize>, tile: &mut QueryTile| {
+            tile.weights[row * width..][hidden.clone()].fill(0.0);
+            tile.gradients[row * pitch + strip.at..][hidden].fill(0.0);
+        };
+        for (piece, kind) in blocks.pieces(line, seen.len()) {
+            let line = line.after(piece.start);
+            let piece = seen.start + piece.start..seen.start + piece.end;
+            if kind == BlockKind::Empty {
+                hide(piece, tile);
+                continue;
+            }
+            if self.modifier.is_needed() {
+                let scores = &mut tile.weights[row * width..][piece.clone()];
+                let slopes = self.modifier.has_softcap().then(|| &mut tile.slopes[..piece.len()]);
+                self.modifier.modify(sequence, line, kind, scores, slopes);
+            }
+            self.score_gradients(tile, row..row + 1, strip.at + piece.start..strip.at + piece.end, width, strip.at);
+            if self.modifier.has_softcap() && scores_are == ScoresAre::Products {
+                let gradients = &mut tile.gradients[row * pitch + strip.at..][piece.clone()];
+                multiply_in_place(self.level, gradients, &tile.slopes[..piece.len()]);
+            }
+        }
+        hide(0..seen.start, tile);
+        hide(seen.end..width, tile);
+    }
+
+    /// The exponentials of some rows and keys of the tile; the weights hold a strip from key `at`
+    /// on.
+    fn score_gradients(&self, tile: &mut QueryTile, rows: Range<usize>, keys: Range<usize>, width: usize, at: usize) {
+        let pitch = gradient_pitch(self.tile_size.n);
+        let scores = &mut tile.weights[rows.start * width + keys.start - at..];
+        let gradients = &mut tile.gradients[rows.start * pitch + keys.start..];
+        let [high, low] = &tile.lse_log2;
+        let lse_log2 = [&high[rows.clone()], &low[rows.clone()]];
+        let delta = &tile.delta[rows];
+        let tile = ScoreGradients { scores, gradients, pitch: [width, pitch], keys: keys.len(), lse_log2, delta };
+        tile.run(self.level);
     }
 }

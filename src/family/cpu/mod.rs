@@ -10,12 +10,12 @@ use super::spec::KernelSpec;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::problem::{Causal, Pass, Problem};
+use crate::problem::{Pass, Problem};
 use scratch::TileSize;
 
 /// Multiples of 16: tiles are cut along registers of 16 floats and along the 16 x 16 patches of the
-/// dropout mask. Multiples of 48 too, the rows of the GEMM's best kernel.
-const BLOCK_M: [u32; 9] = [16, 32, 48, 64, 96, 128, 192, 256, 384];
+/// dropout mask.
+const BLOCK_M: [u32; 10] = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 const BLOCK_N: [u32; 8] = [32, 64, 96, 128, 192, 256, 384, 512];
 
 knobs! {
@@ -53,8 +53,8 @@ impl Space for CpuKnobs {
         },
     ];
 
-    /// The blocks that measured well (Zen 5, 1 MB of L2, seqlen 1024, head dims 64 and 128: within
-    /// 5 % of the best of the space), cut to the sequence, the cache and the number of threads.
+    /// The blocks that measured well (Zen 4, 1 MB of L2, seqlens 1024 and 4096, head dims 64 and
+    /// 128), cut to the sequence, the cache and the number of threads.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         Some(heuristic(problem, device))
     }
@@ -93,13 +93,11 @@ fn within(block: u32, seqlen: i64) -> bool {
 }
 
 fn heuristic(problem: &Problem, device: &Device) -> CpuKnobs {
-    // Half of a tile on the diagonal is computed in vain: in a short causal problem tiles are
-    // smaller.
-    let short_causal = problem.causal != Causal::None && problem.seqlen_k < 2048;
-    let (block_m, block_n) = match (short_causal, problem.pass) {
-        (false, _) => (256, 256),
-        (true, Pass::Forward) => (64, 256),
-        (true, Pass::Backward) => (96, 96),
+    // A forward task loads the keys once for all its queries. A strip of them skips the keys that
+    // it does not see, so causal problems need no smaller blocks.
+    let (block_m, block_n) = match problem.pass {
+        Pass::Forward => (512, 256),
+        Pass::Backward => (256, 256),
     };
     let mut knobs = CpuKnobs { block_m, block_n };
     while knobs.broken(problem, device).is_some() {
@@ -110,10 +108,13 @@ fn heuristic(problem: &Problem, device: &Device) -> CpuKnobs {
             knobs.block_m = smaller(&BLOCK_M, knobs.block_m);
         }
     }
-    // Forward, a block of queries is a task: two for each thread even out their ends.
+    // Forward, a block of queries is a task: four for each thread even out their ends, and two
+    // where a task is a strip or less.
     let heads = problem.batch_size * problem.num_heads_q;
     let tasks = |m| heads * ((problem.seqlen_q + i64::from(m) - 1) / i64::from(m));
-    let wants_more_tasks = |m| problem.pass == Pass::Forward && m > 32 && tasks(m) < 2 * i64::from(device.sm_count);
+    let of_thread = |m| if m as usize > scratch::STRIP { 4 } else { 2 };
+    let wants_more_tasks =
+        |m| problem.pass == Pass::Forward && m > 32 && tasks(m) < of_thread(m) * i64::from(device.sm_count);
     while wants_more_tasks(knobs.block_m) {
         knobs.block_m = smaller(&BLOCK_M, knobs.block_m);
     }

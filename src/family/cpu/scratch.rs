@@ -13,6 +13,10 @@ pub struct TileSize {
     pub n: usize,
 }
 
+/// Rows of a tile that are worked on together, at most: those of the queries in the forward pass,
+/// and those of the keys in the backward pass.
+pub const STRIP: usize = 64;
+
 /// Bytes of tiles that each thread works on.
 pub fn bytes(problem: &Problem, tile_size: TileSize) -> usize {
     let floats = match problem.pass {
@@ -26,8 +30,8 @@ pub fn bytes(problem: &Problem, tile_size: TileSize) -> usize {
 pub fn forward(problem: &Problem, tile_size: TileSize) -> usize {
     let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
     let TileSize { m, n } = tile_size;
-    let dropout = if problem.dropout { m * n } else { 0 };
-    (dim + dim_v) * (m + n) + m * n + 3 * m + dropout
+    let tiles = 1 + usize::from(problem.dropout);
+    (dim + dim_v) * (m + n) + tiles * n * STRIP + 3 * m
 }
 
 /// Floats of any task of the backward pass.
@@ -43,8 +47,15 @@ pub fn backward_tiles(problem: &Problem, tile_size: TileSize) -> usize {
     let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
     let padded_dim = problem.workspace_cols() as usize;
     let TileSize { m, n } = tile_size;
-    let tiles = 2 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
-    n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + tiles * m * n
+    let strips = 1 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
+    n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + m * gradient_pitch(n) + strips * m * STRIP + 3 * m
+}
+
+/// The pitch of a tile of score gradients with `n` keys: an odd number of cache lines, so that a
+/// column lies in all sets of a cache.
+pub fn gradient_pitch(n: usize) -> usize {
+    let lines = n.div_ceil(16);
+    16 * (lines + usize::from(lines.is_multiple_of(2)))
 }
 
 /// Floats of O and dO, of which the backward pass's delta is made.

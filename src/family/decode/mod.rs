@@ -17,10 +17,23 @@ pub use geometry::DecodeKnobs;
 
 use crate::problem::Problem;
 
-/// Whether this family serves a problem and is preferred for it: there are few queries, and enough
-/// keys for each that reading the keys takes the time. With pages it is the only family.
-pub fn serves(problem: &Problem) -> bool {
-    is_bound_by_keys(problem) || problem.may_decode() && problem.features.paged.is_some()
+/// The family's place among those that serve a problem.
+pub enum Rank {
+    Preferred,
+    Last,
+    Unserved,
+}
+
+/// The family is preferred where there are few queries, and enough keys for each that reading the
+/// keys takes the time. In pages, whose lengths the device alone knows, few queries suffice. With
+/// more queries over pages the family comes last: it reads the keys once for each 64 packed rows.
+pub fn rank(problem: &Problem) -> Rank {
+    let is_paged = problem.may_decode() && problem.features.paged.is_some();
+    match is_bound_by_keys(problem) || is_paged && problem.has_few_rows() {
+        true => Rank::Preferred,
+        false if is_paged => Rank::Last,
+        false => Rank::Unserved,
+    }
 }
 
 /// Whether the reading of keys takes the time, with pages or without.

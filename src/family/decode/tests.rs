@@ -3,7 +3,7 @@
 
 use super::geometry::{DecodeKnobs, SPLITS};
 use super::heuristic::{carried_over, heuristic};
-use crate::config::Family::{self, Decode, Sm90};
+use crate::config::Family::{self, Decode, Sm80, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
 use crate::family::{check, families, kernels};
@@ -74,14 +74,23 @@ fn up_to_16_queries_are_few_though_they_fill_two_tiles() {
 }
 
 #[test]
-fn pages_have_no_other_family_however_many_queries_there_are() {
+fn few_packed_rows_over_pages_are_decodes_and_more_are_its_last() {
     for device in devices() {
-        for seqlen_q in [0, 1, 4096] {
+        let of = |seqlen_q, seqlen_k| {
             let features = Features { paged: Some(16), ..Features::NONE };
-            let problem = Problem { features, ..problem(2, 4, seqlen_q, 4096, 128) };
-            assert_eq!(families(&problem, &device), [Family::Decode]);
-            assert_eq!(checked(&problem, heuristic(&problem, &device), &device), Ok(()));
+            Problem { features, ..problem(2, 4, seqlen_q, seqlen_k, 128) }
+        };
+        let others = if device.arch == Arch::Sm(9, 0) { &[Sm90, Sm80][..] } else { &[Sm80] };
+        // 16 queries of 4 heads, whatever the number of keys.
+        for few in [of(1, 4096), of(16, 4096), of(16, 20), of(1, 0)] {
+            assert_eq!(families(&few, &device), [&[Decode], others].concat(), "{few:?}");
         }
+        for many in [of(17, 4096), of(4096, 4096), of(0, 4096)] {
+            assert_eq!(families(&many, &device), [others, &[Decode]].concat(), "{many:?}");
+            assert_eq!(checked(&many, heuristic(&many, &device), &device), Ok(()));
+        }
+        let fp32 = Problem { dtype: Dtype::Fp32, layout: Layout::Vec4, ..of(1, 4096) };
+        assert_eq!(families(&fp32, &device), [Sm80]);
     }
 }
 

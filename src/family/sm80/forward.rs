@@ -161,7 +161,7 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let mut configs = Vec::new();
     // The compiler may move the loads of a bias, which take the registers that they find.
     let masks_in_blocks = features.block_mask.is_some() && features.mask;
-    if problem.head_dim <= 64 && !features.bias && !masks_in_blocks {
+    if problem.head_dim <= 64 && !features.bias && !masks_in_blocks && features.paged.is_none() {
         configs.push(ForwardKnobs { q_in_regs: 1, ..config(128, 64, 4, 2, 1, 2) });
     }
     // Past 128, masks, dropout and other features leave no room for 32 rows.

@@ -1,7 +1,7 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
 use super::forward_geometry::{ForwardKnobs, SPLITS};
-use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::combine;
@@ -45,7 +45,7 @@ impl Space for ForwardKnobs {
         Constraint {
             name: "registers",
             reason: "O, S and P of a consumer thread must fit the registers that setmaxnreg gives it",
-            holds: |p, k, _| k.registers(p) <= registers(k.consumers()).consumer,
+            holds: |p, k, _| k.registers(p) <= k.warpgroup_registers(p).consumer,
         },
         grid(),
     ];
@@ -110,10 +110,10 @@ impl Space for ForwardKnobs {
             rows: self.block_m,
             schedule: Schedule::Persistent,
             arguments: Arguments::ParamsMapsCounter {
-                boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.block_n },
+                boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
                 is_dynamic: tiles_differ(problem),
             },
-            registers: Some(registers(self.consumers())),
+            registers: Some(self.warpgroup_registers(problem)),
             most_splits: self.num_splits,
             ..KernelSpec::MAIN
         };

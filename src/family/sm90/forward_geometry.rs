@@ -1,9 +1,13 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS};
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_with_copies};
 use crate::family::knob::knobs;
+use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
 use crate::problem::Problem;
+
+/// Rows after which the pattern of the 128-byte swizzle repeats.
+const BOX_ROW_STEP: i64 = 8;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
@@ -33,10 +37,33 @@ impl ForwardKnobs {
         TMA_ALIGNMENT_BYTES + q + k + v + BARRIER_BYTES
     }
 
+    /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
+    /// block and a page. 0 if no page holds whole boxes, which begin at each eighth row: threads
+    /// copy the keys then.
+    pub fn box_rows(&self, problem: &Problem) -> u32 {
+        match problem.features.paged {
+            None => self.block_n,
+            Some(page_size) if page_size % BOX_ROW_STEP != 0 => 0,
+            Some(page_size) => greatest_common_divisor(i64::from(self.block_n), page_size) as u32,
+        }
+    }
+
+    /// The shares of the launch's registers.
+    pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
+        match self.box_rows(problem) {
+            0 => registers_with_copies(self.consumers()),
+            _ => registers(self.consumers()),
+        }
+    }
+
     /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
     /// and 28 registers for addresses and row statistics.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
         dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
+}
+
+const fn greatest_common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

@@ -23,6 +23,15 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters { producer, consumer }
 }
 
+/// The same for a producer whose threads copy keys themselves. The addresses of their copies take
+/// more registers.
+pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {
+    match consumers {
+        2 => WarpgroupRegisters { producer: 40, consumer: 232 },
+        _ => registers(consumers),
+    }
+}
+
 /// The length that whole blocks cover over the length itself.
 pub fn padded(length: i64, block: f64) -> f64 {
     let length = (length as f64).max(1.0);

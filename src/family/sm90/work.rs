@@ -119,9 +119,10 @@ fn times(splits: f64, tiles: Vec<Tiles>) -> Vec<Tiles> {
     tiles.into_iter().map(|tiles| Tiles { count: tiles.count * splits, ..tiles }).collect()
 }
 
-/// The problem whose every sequence is the longest and whose block mask lists all blocks.
+/// The problem whose every sequence is the longest, without pages, and whose block mask lists all
+/// blocks.
 pub fn of_longest(problem: &Problem) -> Problem {
-    Problem { features: Features { varlen: None, block_mask: None, ..problem.features }, ..*problem }
+    Problem { features: Features { varlen: None, paged: None, block_mask: None, ..problem.features }, ..*problem }
 }
 
 /// Both lengths; None for problems whose tiles they do not tell.

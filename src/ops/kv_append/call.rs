@@ -2,6 +2,7 @@
 
 use crate::call::TensorRef;
 use crate::ops::class::KvAppendClass;
+use std::ffi::c_void;
 
 #[derive(Clone, Copy, Debug)]
 pub struct KvAppend {
@@ -30,7 +31,58 @@ pub struct KvAppend {
     pub block_table_stride: i64,
     /// 0: the cache has no pages.
     pub page_size: i64,
+    /// Entries of the cache: its pages, or those that `cache_batch_idx` may name.
     pub num_pages: i64,
+    /// int32 (batch): new keys of each sequence; NULL: `seqlen_new`. A number outside of 0 to
+    /// `seqlen_new` counts as the nearest in it.
+    pub seqused_new: *const i32,
+    /// int32 (batch): the entry of the cache that is each sequence's; NULL: its own number.
+    pub cache_batch_idx: *const i32,
+    /// Set if the class has a rotation.
+    pub rotary: Rotary,
+}
+
+/// The rotation of new keys and queries. A row's first `dim` columns are rotated by the row of the
+/// tables that has its position, or by the nearest row there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    /// (seqlen, dim / 2)
+    pub cos: *const c_void,
+    pub sin: *const c_void,
+    /// Elements from one row to the next, of both tables.
+    pub stride: i64,
+    pub seqlen: i64,
+    pub dim: i64,
+    /// (batch, seqlen_q, heads_q, head_dim); may be the same tensor.
+    pub q: TensorRef,
+    pub q_rotated: TensorRef,
+    pub num_heads_q: i64,
+    /// 0: there are no queries.
+    pub seqlen_q: i64,
+    /// All queries of a sequence have the position of the first, else each has its own.
+    pub q_at_one_position: bool,
+}
+
+impl Rotary {
+    pub const NONE: Rotary = Rotary {
+        cos: std::ptr::null(),
+        sin: std::ptr::null(),
+        stride: 0,
+        seqlen: 0,
+        dim: 0,
+        q: TensorRef::NULL,
+        q_rotated: TensorRef::NULL,
+        num_heads_q: 0,
+        seqlen_q: 0,
+        q_at_one_position: false,
+    };
+}
+
+impl KvAppend {
+    /// Whether the lengths after the call replace those before.
+    pub fn advances_in_place(&self) -> bool {
+        !self.seqused.is_null() && std::ptr::eq(self.seqused, self.seqlens)
+    }
 }
 
 // SAFETY: a KvAppend only carries addresses; the backend that dereferences them in a launch answers

@@ -1,9 +1,10 @@
 //! Writing new keys and values into a K/V cache on host memory.
 //!
-//! Without pages a task is some of one sequence's new keys. Sequences may share pages, so with
-//! pages a task is all that goes to one head's keys or values.
+//! A task is some of one sequence's new keys. Sequences may share pages or entries, so with pages
+//! or entries by index a task is all that goes to one head's keys or values.
 
 use super::call::KvAppend;
+use super::rotary::{RotateRow, rotate_row};
 use crate::call::TensorRef;
 use crate::cpu::Workers;
 use crate::error::Result;
@@ -17,13 +18,40 @@ struct Side<'a> {
     from: &'a TensorRef,
     to: &'a TensorRef,
     dim: i64,
+    rotate: Option<RotateRow>,
 }
 
 /// Returns when the cache is written.
 pub fn run(append: &KvAppend, workers: &Workers) -> Result<()> {
-    match append.page_size {
-        0 => write_by_sequence(append, workers),
-        _ => write_by_head(append, workers),
+    // Sequences that name the same entry may write the same row, as those that share a page may.
+    match append.page_size == 0 && append.cache_batch_idx.is_null() {
+        true => write_by_sequence(append, workers)?,
+        false => write_by_head(append, workers)?,
+    }
+    rotate_queries(append, workers)?;
+    // Last, since these lengths may replace those before.
+    (0..append.batch_size).for_each(|batch| write_seqused(append, &New::of(append, batch), batch));
+    Ok(())
+}
+
+/// A sequence's new keys.
+struct New {
+    /// Keys before.
+    before: i64,
+    count: i64,
+    /// Whether the sequence has a place for each of them.
+    fits: bool,
+}
+
+impl New {
+    fn of(append: &KvAppend, batch: i64) -> New {
+        let before = length_before(append, batch);
+        let count = match append.seqused_new.is_null() {
+            true => append.seqlen_new,
+            // SAFETY: one of batch_size numbers (the caller checked them).
+            false => i64::from(unsafe { *append.seqused_new.offset(batch as isize) }).clamp(0, append.seqlen_new),
+        };
+        New { before, count, fits: has_room(append, batch, before, count) }
     }
 }
 
@@ -33,16 +61,11 @@ fn write_by_sequence(append: &KvAppend, workers: &Workers) -> Result<()> {
     let (parts, keys) = (seqlen_new.div_ceil(keys).max(1) as i64, keys as i64);
     workers.for_each((append.batch_size * parts) as usize, 0, |task, _| {
         let (batch, part) = (task as i64 / parts, task as i64 % parts);
-        let first = part * keys;
-        let before = length_before(append, batch);
-        let fits = has_room(append, batch, before);
-        if part == 0 {
-            write_seqused(append, batch, before, fits);
-        }
-        if fits {
+        let new = New::of(append, batch);
+        if new.fits {
             for side in &sides(append) {
-                let new = first..append.seqlen_new.min(first + keys);
-                write(append, side, batch, before, new, 0..append.num_heads_kv);
+                let positions = part * keys..new.count.min((part + 1) * keys);
+                write(append, side, batch, new.before, positions, 0..append.num_heads_kv);
             }
         }
     })
@@ -53,22 +76,36 @@ fn write_by_head(append: &KvAppend, workers: &Workers) -> Result<()> {
     workers.for_each(2 * heads as usize, 0, |task, _| {
         let (side, head) = (&sides(append)[task % 2], task as i64 / 2);
         for batch in 0..append.batch_size {
-            let before = length_before(append, batch);
-            let fits = has_room(append, batch, before);
-            if task == 0 {
-                write_seqused(append, batch, before, fits);
-            }
-            if fits {
-                write(append, side, batch, before, 0..append.seqlen_new, head..head + 1);
+            let new = New::of(append, batch);
+            if new.fits {
+                write(append, side, batch, new.before, 0..new.count, head..head + 1);
             }
         }
     })
 }
 
+/// Rotates the queries of all sequences, also of those that get no keys.
+fn rotate_queries(append: &KvAppend, workers: &Workers) -> Result<()> {
+    let Some(rotate) = append.class.rotary.map(rotate_row) else { return Ok(()) };
+    let seqlen_q = append.rotary.seqlen_q;
+    workers.for_each((append.batch_size * seqlen_q) as usize, 0, |task, _| {
+        let (batch, i) = (task as i64 / seqlen_q, task as i64 % seqlen_q);
+        let rotary = &append.rotary;
+        let position = length_before(append, batch) + if rotary.q_at_one_position { 0 } else { i };
+        for head in 0..rotary.num_heads_q {
+            let [from, to] = [&rotary.q, &rotary.q_rotated].map(|tensor| address(append, tensor, [batch, i, head]));
+            // SAFETY: rows of checked tensors, which this task alone reads and writes. They are the
+            // same tensor or share no byte.
+            unsafe { rotate(rotary, from, to, append.head_dim, position) };
+        }
+    })
+}
+
 fn sides(append: &KvAppend) -> [Side<'_>; 2] {
+    let rotate = append.class.rotary.map(rotate_row);
     [
-        Side { from: &append.k_new, to: &append.k_cache, dim: append.head_dim },
-        Side { from: &append.v_new, to: &append.v_cache, dim: append.head_dim_v },
+        Side { from: &append.k_new, to: &append.k_cache, dim: append.head_dim, rotate },
+        Side { from: &append.v_new, to: &append.v_cache, dim: append.head_dim_v, rotate: None },
     ]
 }
 
@@ -77,13 +114,12 @@ fn length_before(append: &KvAppend, batch: i64) -> i64 {
     i64::from(unsafe { append.seqlens.offset(batch as isize).read() })
 }
 
-/// Called by one task for each sequence.
-fn write_seqused(append: &KvAppend, batch: i64, before: i64, fits: bool) {
+fn write_seqused(append: &KvAppend, new: &New, batch: i64) {
     if append.seqused.is_null() {
         return;
     }
-    let used = if fits { before + append.seqlen_new } else { before.clamp(0, append.seqlen_cache) };
-    // SAFETY: one of batch_size lengths (the caller checked them), which this task alone writes.
+    let used = if new.fits { new.before + new.count } else { new.before.clamp(0, append.seqlen_cache) };
+    // SAFETY: one of batch_size lengths (the caller checked them), which no task uses any more.
     unsafe { append.seqused.offset(batch as isize).write(used as i32) };
 }
 
@@ -95,30 +131,45 @@ fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64
             let from = address(append, side.from, [batch, position, head]);
             let to = address(append, side.to, [entry, row, head]);
             // SAFETY: the two rows share no byte (the caller checked the tensors). No other task
-            // writes this row: without pages it is this sequence's, with pages this head's. The
-            // sequence has room and a page for each new key.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, (side.dim * append.element_bytes) as usize) };
+            // writes this row: it is this sequence's or, with pages or entries by index, this
+            // head's. The sequence has room and a page for each new key.
+            match side.rotate {
+                Some(rotate) => unsafe { rotate(&append.rotary, from, to, side.dim, before + position) },
+                None => unsafe { std::ptr::copy_nonoverlapping(from, to, (side.dim * append.element_bytes) as usize) },
+            }
         }
     }
 }
 
 /// Whether the sequence has a place for each of its new keys.
-fn has_room(append: &KvAppend, batch: i64, before: i64) -> bool {
-    if before < 0 || before > append.seqlen_cache - append.seqlen_new {
+fn has_room(append: &KvAppend, batch: i64, before: i64, count: i64) -> bool {
+    if before < 0 || before > append.seqlen_cache - count {
+        return false;
+    }
+    if !append.cache_batch_idx.is_null() && !(0..append.num_pages).contains(&entry(append, batch)) {
         return false;
     }
     let pages = match append.page_size {
         0 => 0..0,
-        size => before / size..(before + append.seqlen_new + size - 1) / size,
+        size => before / size..(before + count + size - 1) / size,
     };
-    append.seqlen_new == 0 || pages.into_iter().all(|i| (0..append.num_pages).contains(&page(append, batch, i)))
+    count == 0 || pages.into_iter().all(|i| (0..append.num_pages).contains(&page(append, batch, i)))
 }
 
 /// The entry of the cache that a sequence's key goes to, and the row in that entry.
 fn place(append: &KvAppend, batch: i64, key: i64) -> (i64, i64) {
     match append.page_size {
-        0 => (batch, key),
+        0 => (entry(append, batch), key),
         size => (page(append, batch, key / size), key % size),
+    }
+}
+
+/// The sequence's entry of a cache without pages.
+fn entry(append: &KvAppend, batch: i64) -> i64 {
+    match append.cache_batch_idx.is_null() {
+        true => batch,
+        // SAFETY: one of batch_size numbers (the caller checked them).
+        false => i64::from(unsafe { *append.cache_batch_idx.offset(batch as isize) }),
     }
 }
 

@@ -6,6 +6,7 @@
 // searched scores were all -inf and the others were very low.
 
 #include "device/schedule/tile_order.cuh"
+#include "device/attention/key_pages.cuh"
 #include "device/attention/mask.cuh"
 #include "device/attention/row_softmax.cuh"
 #include "device/numeric.cuh"
@@ -21,8 +22,8 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int head_kv = tile.head / params.group_size;
     const uint16* gQ = static_cast<const uint16*>(params.q.data) + sequence.place_q(params, params.q, tile.head);
-    const uint16* gK = static_cast<const uint16*>(params.k.data) + sequence.place_k(params, params.k, head_kv);
-    const uint16* gV = static_cast<const uint16*>(params.v.data) + sequence.place_k(params, params.v, head_kv);
+    const uint16* gK = static_cast<const uint16*>(params.k.data) + place_of_keys(params, params.k, sequence, head_kv);
+    const uint16* gV = static_cast<const uint16*>(params.v.data) + place_of_keys(params, params.v, sequence, head_kv);
     const float sign = params.softmax_scale_log2 < 0.f ? -1.f : 1.f;
     // The warp's last row and the end of its keys are absolute.
     const int last_row = min(row - g + 15, sequence.seqlen_q - 1);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
         for (int col = 0; col < kHeadDim; col += 8) {
             const auto load_q = [&](int r) { return load_pair(gQ + min(row + r * 8, sequence.seqlen_q - 1) * params.q.stride_seqlen + col + 2 * t); };
             const uint32 a[4] = {load_q(0), load_q(1)};
-            mma_k8(s[0], a, load_pair(gK + min(key + g, sequence.seqlen_k - 1) * params.k.stride_seqlen + col + 2 * t));
+            mma_k8(s[0], a, load_pair(gK + place_of_key(params, params.k, sequence, min(key + g, sequence.seqlen_k - 1)) + col + 2 * t));
         }
         #pragma unroll
         for (int i = 0; i < 4; ++i) s[0][i] *= sign;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             }
         }
         const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3])};
-        const auto load_v = [&](int k, int col) { return k < sequence.seqlen_k ? uint32(gV[k * params.v.stride_seqlen + col]) : 0; };
+        const auto load_v = [&](int k, int col) { return k < sequence.seqlen_k ? uint32(gV[place_of_key(params, params.v, sequence, k) + col]) : 0; };
         #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
             const int k = key + 2 * t, col = n * 8 + g;

@@ -9,6 +9,23 @@
 
 #include "device/attention/sequence.cuh"
 
+// Keys of a page, as a divisor: 1 without pages, where the quotient is not in use.
+constexpr uint32 kPageKeys = kPageSize > 0 ? kPageSize : 1;
+
+// Elements from a tensor's start to a head's row 0: of the sequence or, with pages, of page 0.
+__device__ __forceinline__ int64 place_of_keys(const KernelParams& params, const TensorView& view, const Sequence& sequence, int head_kv) {
+    if constexpr (kPageSize > 0) return head_kv * view.stride_head;
+    return sequence.place_k(params, view, head_kv);
+}
+
+// Elements from the head's row 0 to a key of the sequence. Copies of blocks use KeyPages instead.
+__device__ __forceinline__ int64 place_of_key(const KernelParams& params, const TensorView& view, const Sequence& sequence, int key) {
+    if constexpr (kPageSize == 0) return key * view.stride_seqlen;
+    const int entry = params.block_table[sequence.batch * params.block_table_stride + uint32(key) / kPageKeys];
+    // An entry that names no page stands for the last page.
+    return min(uint32(entry), uint32(params.num_pages - 1)) * view.stride_batch + uint32(key) % kPageKeys * view.stride_seqlen;
+}
+
 // The part of the table that the copy of one block of kKeys keys needs. It is fetched one block
 // ahead, so that no copy waits for it.
 template <int kKeys>
@@ -35,7 +52,7 @@ struct KeyPages {
             for (int i = 0; i < kFetches; ++i) {
                 const int64 key = int64(block) * kKeys + (kIsEven ? 0 : i * 32 + lane);
                 // The minimum is unsigned, so a negative entry becomes the last page too.
-                pages[i] = block < end_block && key < seqlen_k ? min(uint32(__ldg(table + uint32(key) / uint32(kPageSize))), uint32(num_pages - 1)) : 0;
+                pages[i] = block < end_block && key < seqlen_k ? min(uint32(__ldg(table + uint32(key) / kPageKeys)), uint32(num_pages - 1)) : 0;
             }
         }
     }
@@ -53,13 +70,13 @@ struct KeyPages {
     }
 
     // The place of a row of the block within its page.
-    static __device__ __forceinline__ uint32 row_in_page(int block, int row) { return (uint32(block) * kKeys + row) % uint32(kPageSize); }
+    static __device__ __forceinline__ uint32 row_in_page(int block, int row) { return (uint32(block) * kKeys + row) % kPageKeys; }
 
     // Elements from the head's row 0 to the block's first row, if rows are evenly apart.
     __device__ __forceinline__ int64 place(const TensorView& view, int block) const {
         const int64 key = int64(block) * kKeys;
         if constexpr (kPageSize == 0) return key * view.stride_seqlen;
-        else return pages[0] * view.stride_batch + int64(uint32(key) % uint32(kPageSize)) * view.stride_seqlen;
+        else return pages[0] * view.stride_batch + int64(uint32(key) % kPageKeys) * view.stride_seqlen;
     }
 
     // Elements from the head's row 0 to a row of the block, if rows are not evenly apart. All lanes

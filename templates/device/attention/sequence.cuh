@@ -13,6 +13,7 @@ struct SequenceBounds {
     const int& left_shift;    // row i sees keys j >= i + left_shift (kHasWindow), both absolute
     // Rows before the sequence's first row, in packed tensors without a batch dimension.
     static constexpr int64 offset_q = 0, offset_k = 0;
+    static constexpr int entry_k = 0;  // read with kHasKeyStarts alone, which has other bounds
 
     __device__ __forceinline__ SequenceBounds(const KernelParams& params, int)
         : seqlen_q(params.seqlen_q), seqlen_k(params.seqlen_k), right_shift(params.right_shift), left_shift(params.left_shift) {}
@@ -22,6 +23,7 @@ template <>
 struct SequenceBounds<true> {
     int seqlen_q, seqlen_k, right_shift, left_shift;
     int64 offset_q = 0, offset_k = 0;
+    int entry_k = 0;  // with kHasKeyStarts: the entry of k and v, whose row offset_k is key 0
 
     __device__ __forceinline__ SequenceBounds(const KernelParams& params, int batch) {
         seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
@@ -38,6 +40,13 @@ struct SequenceBounds<true> {
         if (params.seqused_q) seqlen_q = min(seqlen_q, params.seqused_q[batch]);
         if (params.seqused_k) seqlen_k = min(seqlen_k, params.seqused_k[batch]);
         seqlen_q = max(0, seqlen_q), seqlen_k = max(0, seqlen_k);
+        if constexpr (kHasKeyStarts) {
+            entry_k = batch;
+            // The minimum is unsigned, so a negative number becomes the last entry too.
+            if (params.cache_batch_idx) entry_k = min(uint32(params.cache_batch_idx[batch]), uint32(params.num_pages - 1));
+            if (params.leftpad_k) offset_k = min(max(0, params.leftpad_k[batch]), seqlen_k);
+            seqlen_k -= int(offset_k);
+        }
         const int shift = params.aligns_ends ? seqlen_k - seqlen_q : 0;
         right_shift = params.right_shift + shift, left_shift = params.left_shift + shift;
     }
@@ -53,7 +62,11 @@ struct Sequence : SequenceBounds<kIsVarlen> {
         return place(view, head, kIsVarlen && params.cu_seqlens_q, offset_q);
     }
     __device__ __forceinline__ int64 place_k(const KernelParams& params, const TensorView& view, int head_kv) const {
-        return place(view, head_kv, kIsVarlen && params.cu_seqlens_k, offset_k);
+        if constexpr (kHasKeyStarts) {
+            return entry_k * view.stride_batch + offset_k * view.stride_seqlen + head_kv * view.stride_head;
+        } else {
+            return place(view, head_kv, kIsVarlen && params.cu_seqlens_k, offset_k);
+        }
     }
 
     // The index of row 0 in lse and dlse.

@@ -5,7 +5,7 @@
 // (layout/swizzle.cuh), so ldmatrix has no bank conflict. Columns past the head dim hold zeros. A
 // tile lives in a slot of the caller's ring, until all warps that read it have met.
 
-#include "device/layout/padded_tile.cuh"
+#include "device/layout/round_up.cuh"
 #include "device/layout/swizzle.cuh"
 
 template <int kRows_, int kCols_>

@@ -7,12 +7,11 @@
 // bank groups, so ldmatrix has no conflict. Every address is one base register plus an immediate,
 // which a swizzle (layout/boxed_tile.cuh) would not allow.
 
+#include "device/layout/round_up.cuh"
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/shared.cuh"
-
-__device__ __forceinline__ constexpr int round_up(int value, int step) { return (value + step - 1) / step * step; }
 
 template <int kRows_, int kCols_>
 struct Tile {

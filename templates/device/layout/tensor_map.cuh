@@ -31,7 +31,8 @@ __device__ __forceinline__ MapRows map_rows_q(const KernelParams& params, const 
 }
 __device__ __forceinline__ MapRows map_rows_k(const KernelParams& params, const Sequence& sequence, int rows_between) {
     if (!kIsVarlen) return {sequence.batch, 0, 0};
-    const int start = params.cu_seqlens_k ? int(sequence.offset_k) : sequence.batch * rows_between;
+    int start = params.cu_seqlens_k ? int(sequence.offset_k) : sequence.batch * rows_between;
+    if constexpr (kHasKeyStarts) start = sequence.entry_k * rows_between + int(sequence.offset_k);
     return {0, kMapRows - sequence.seqlen_k, start + sequence.seqlen_k};
 }
 

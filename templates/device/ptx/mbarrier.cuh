@@ -55,6 +55,17 @@ __device__ __forceinline__ bool barrier_try_wait(uint32 barrier, uint32 parity) 
     }
     return done != 0;
 }
+// The same without any delay, for writers of the waiter's CTA.
+__device__ __forceinline__ bool barrier_test_wait(uint32 barrier, uint32 parity) {
+    uint32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    return done != 0;
+}
 template <Writers kWriters = Writers::kCta>
 __device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
     while (!barrier_try_wait<kWriters>(barrier, parity)) {}

@@ -13,6 +13,12 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
+// Keys in pages (load_pages.cuh): whether TMA or threads copy them, the producer's warps that load,
+// and the arrivals that fill a slot of K or V.
+constexpr bool kPagesByTma = kPageSize > 0 && kPageSize % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
+constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma ? 1 : 4;
+constexpr int kKeyArrivals = kPagesByThreads ? 128 : 1;
+
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
@@ -46,8 +52,8 @@ struct Shared {
     __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
 
-    // full: the copy into the slot has arrived (1 arrival and its bytes). empty: every consumer has
-    // read the slot.
+    // full: the copy into the slot has arrived (1 arrival and its bytes, or kKeyArrivals). empty:
+    // every consumer has read the slot.
     __device__ __forceinline__ uint32 full_k(int slot) const { return barriers + slot * 8; }
     __device__ __forceinline__ uint32 empty_k(int slot) const { return barriers + (kKStages + slot) * 8; }
     __device__ __forceinline__ uint32 full_v(int slot) const { return barriers + (2 * kKStages + slot) * 8; }
@@ -64,14 +70,14 @@ struct Shared {
         // Under a block mask each warp of a consumer reads the listed slot and releases K's slot
         // itself.
         const int releases_k = kHasBlockMask ? kConsumers * 4 : kConsumers;
-        for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), 1), barrier_init(empty_k(slot), releases_k);
-        for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), 1), barrier_init(empty_v(slot), kConsumers);
+        for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), kKeyArrivals), barrier_init(empty_k(slot), releases_k);
+        for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), kKeyArrivals), barrier_init(empty_v(slot), kConsumers);
         for (int slot = 0; slot < kQStages; ++slot) {
             for (int consumer = 0; consumer < kConsumers; ++consumer) {
                 barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
             }
         }
-        tiles.init(kConsumers * 4);
+        tiles.init(kConsumers * 4 + kLoaderWarps);
         barrier_init_done();
     }
 };

@@ -162,6 +162,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
         .env("LD_LIBRARY_PATH", folder.path())
         .env("FLASHTUNE_TEST_FAKE_DRIVER", "1")
         .env("FLASHTUNE_NVRTC", "/nowhere")
+        .env_remove("FLASHTUNE_PACK")
         .envs(variables.iter().copied())
         .output()
         .unwrap();

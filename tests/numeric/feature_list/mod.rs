@@ -69,6 +69,10 @@ pub fn features() -> Vec<Feature> {
         new("batch-invariant forward", |case| case.extras.batch_invariant = true).of_pass(Pass::Forward),
         new("varlen, packed sequences (`cu_seqlens`)", |case| case.extras.cu_seqlens = Sides::BOTH),
         new("varlen, padded sequences (`seqused`)", |case| case.extras.seqused = Sides::BOTH),
+        new("K/V cache by index and with left padding (`cache_batch_idx`, `leftpad_k`)", |case| {
+            (case.extras.key_starts, case.extras.seqused) = (true, Sides { q: false, k: true });
+        })
+        .of_pass(Pass::Forward),
         new("paged K/V cache", |case| case.extras.page_size = Some(16)).of_pass(Pass::Forward),
         Feature {
             has: |config| config.get("num_splits").is_some_and(|splits| splits > 1),
@@ -97,14 +101,9 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 10] = [
+pub const LACKS: [Lack; 9] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
-    lack(
-        &[Family::Sm80, Family::Sm90],
-        "paged K/V cache",
-        "these kernels address keys by strides, not through a block table",
-    ),
     lack(
         &[Family::Cpu, Family::Sm80],
         "few queries, keys split over CTAs",

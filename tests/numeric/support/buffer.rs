@@ -178,7 +178,7 @@ pub fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
     }
 }
 
-fn decode(dtype: Dtype, bytes: &[u8]) -> f32 {
+pub fn decode(dtype: Dtype, bytes: &[u8]) -> f32 {
     match dtype {
         Dtype::Fp16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         Dtype::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),

@@ -141,7 +141,14 @@ impl Case {
         );
         // The rule of the C face for varlen.
         let is_uneven = |of: Shape| of.batch > 1 && of.seqlen > 1 && of.stride_batch % of.stride_seqlen != 0;
-        let layout = match self.extras.is_varlen() && shapes().any(is_uneven) {
+        // Pages may lie anywhere.
+        let in_rows = kinds.iter().filter(|kind| self.extras.page_size.is_none() || Side::of(**kind) == Side::Q);
+        // Entries by index may be more than sequences.
+        let rows_of = |kind: &Kind| match self.extras.key_starts {
+            true => self.shape_in_memory(*kind),
+            false => self.shape(*kind),
+        };
+        let layout = match self.extras.is_varlen() && in_rows.map(rows_of).any(is_uneven) {
             true => widest.max(Layout::Vec4),
             false => widest,
         };

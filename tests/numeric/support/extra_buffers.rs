@@ -20,6 +20,8 @@ pub struct ExtraBuffers {
     /// cu_seqlens of q and of k, then seqused of q and of k.
     lengths: [Option<Array>; 4],
     block_table: Option<Array>,
+    cache_batch_idx: Option<Array>,
+    leftpad_k: Option<Array>,
     lists: Option<ListBuffers>,
 }
 
@@ -75,6 +77,8 @@ impl ExtraBuffers {
             dsinks: (extras.sinks && is_backward).then(|| Array::output(backend, data.sinks.len() * 4)),
             dlse: (extras.dlse && is_backward).then(|| Array::input(backend, &used_dlse())),
             block_table: extras.page_size.map(|_| Array::input_int32(backend, &case.block_table())),
+            cache_batch_idx: extras.key_starts.then(|| Array::input_int32(backend, &case.cache_batch_idx())),
+            leftpad_k: extras.key_starts.then(|| Array::input_int32(backend, &case.leftpads())),
             lists: ListBuffers::new(backend, case, if is_backward { Pass::Backward } else { Pass::Forward }),
             lengths: lengths.map(|lengths| lengths.map(|lengths| Array::input_int32(backend, &lengths))),
         }
@@ -102,7 +106,9 @@ impl ExtraBuffers {
             seqused_k,
             block_table: address(&self.block_table).cast_const().cast(),
             block_table_stride: case.block_table_stride(),
-            num_pages: case.num_pages(),
+            num_pages: if case.extras.key_starts { case.num_entries() } else { case.num_pages() },
+            cache_batch_idx: address(&self.cache_batch_idx).cast_const().cast(),
+            leftpad_k: address(&self.leftpad_k).cast_const().cast(),
             block_lists: self.lists.as_ref().map_or(BlockLists::NULL, ListBuffers::args),
         }
     }

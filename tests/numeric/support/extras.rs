@@ -27,6 +27,9 @@ pub struct Extras {
     pub seqused: Sides,
     /// Forward: keys are in pages of this size.
     pub page_size: Option<i64>,
+    /// Forward: keys lie in entries of a cache that an array names, after some padding. Needs
+    /// `seqused.k`.
+    pub key_starts: bool,
     /// Forward.
     pub batch_invariant: bool,
     /// Lengths in queries and keys of the only sequence, where lengths come from `cu_seqlens` or
@@ -106,6 +109,7 @@ impl Extras {
             dlse: self.dlse && is_backward,
             varlen: self.is_varlen().then_some(totals),
             paged: self.page_size,
+            key_starts: self.key_starts && !is_backward,
             block_mask: self.block_mask.map(|blocks| blocks.mask()),
         }
     }
@@ -140,6 +144,7 @@ impl Extras {
             cu_seqlens: sides("cu_seqlens"),
             seqused: sides("seqused"),
             page_size: number("page_size")?,
+            key_starts: flag("key_starts"),
             batch_invariant: flag("batch_invariant"),
             alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
             block_mask: fields.get("block_mask").map(|text| text.parse()).transpose()?,
@@ -174,6 +179,7 @@ impl fmt::Display for Extras {
         let flags = [
             ("window_top_left", self.window.top_left),
             ("mask_bits", self.mask_bits),
+            ("key_starts", self.key_starts),
             ("batch_invariant", self.batch_invariant),
             ("dbias", self.dbias),
             ("sinks", self.sinks),

@@ -99,7 +99,15 @@ impl Case {
     }
 
     pub fn seqused(&self, side: Side) -> Vec<i32> {
-        self.rows(side).iter().map(|rows| rows.used as i32).collect()
+        let padding = if side == Side::K { self.leftpads() } else { vec![0; self.batch_size as usize] };
+        self.rows(side).iter().zip(padding).map(|(rows, padding)| rows.used as i32 + padding).collect()
+    }
+
+    /// Rows before each sequence's first key; 0 unless the case has key starts.
+    pub fn leftpads(&self) -> Vec<i32> {
+        let mut random = Random::new(self.seed ^ 0x1e57);
+        let room = |used: usize| if self.extras.key_starts { self.seqlen_k - used as i64 } else { 0 };
+        self.rows(Side::K).iter().map(|rows| random.between(0, room(rows.used)) as i32).collect()
     }
 
     /// Whether each row (batch, position, head) of a tensor is used, in the order of `Shape::rows`.

@@ -1,5 +1,6 @@
-//! The paged K/V cache of a case, made from its seed: the block table and each page's place. Values
-//! stay in the order of sequences, so the reference knows nothing of pages.
+//! The K/V cache of a case, made from its seed: the block table and each page's place, or each
+//! sequence's entry and padding. Values stay in the order of sequences, so the reference knows
+//! nothing of pages and entries.
 
 use super::case::{Case, Kind, Random, Shape};
 use super::lengths::Side;
@@ -41,10 +42,28 @@ impl Case {
         table
     }
 
+    /// Entries of a cache that `cache_batch_idx` names into: two that belong to no sequence are
+    /// there to trap a wrong index.
+    pub fn num_entries(&self) -> i64 {
+        self.batch_size + 2
+    }
+
+    /// A shuffled choice of entries, without the last.
+    pub fn cache_batch_idx(&self) -> Vec<i32> {
+        let mut entries: Vec<i32> = (0..self.num_entries() as i32 - 1).collect();
+        let mut random = Random::new(self.seed ^ 0xcac4e);
+        for at in (1..entries.len()).rev() {
+            entries.swap(at, random.between(0, at as i64) as usize);
+        }
+        entries.truncate(self.batch_size as usize);
+        entries
+    }
+
     /// The tensor's layout in memory; paged keys are (num_pages, page_size, heads, dim).
     pub fn shape_in_memory(&self, kind: Kind) -> Shape {
         match (self.extras.page_size, Side::of(kind)) {
             (Some(page_size), Side::K) => self.laid_out(kind, self.num_pages(), page_size),
+            (None, Side::K) if self.extras.key_starts => self.laid_out(kind, self.num_entries(), self.seqlen_k),
             _ => self.shape(kind),
         }
     }
@@ -52,6 +71,16 @@ impl Case {
     /// Buffer index of each used row (batch, position, head) in order, and None for unused rows.
     pub fn rows_in_memory(&self, kind: Kind) -> Vec<Option<usize>> {
         let used = self.used(kind);
+        let of_sequence = |b| (0..self.seqlen_k).flat_map(move |s| (0..self.num_heads_kv).map(move |h| (b, s, h)));
+        let all = (0..self.batch_size).flat_map(of_sequence);
+        if self.extras.key_starts && Side::of(kind) == Side::K {
+            let (shape, entries, leftpads) = (self.shape_in_memory(kind), self.cache_batch_idx(), self.leftpads());
+            let place = |b: i64, s: i64, h: i64| {
+                let (entry, row) = (i64::from(entries[b as usize]), i64::from(leftpads[b as usize]) + s);
+                shape.lead + entry * shape.stride_batch + row * shape.stride_seqlen + h * shape.stride_head
+            };
+            return all.zip(used).map(|((b, s, h), is_used)| is_used.then(|| place(b, s, h) as usize)).collect();
+        }
         let (page_size, shape) = match (self.extras.page_size, Side::of(kind)) {
             (Some(page_size), Side::K) => (page_size, self.shape_in_memory(kind)),
             _ => return self.shape(kind).rows().zip(used).map(|(row, is_used)| is_used.then_some(row)).collect(),
@@ -62,8 +91,6 @@ impl Case {
             let in_page = s % page_size * shape.stride_seqlen + h * shape.stride_head;
             (shape.lead + page * shape.stride_batch + in_page) as usize
         };
-        let of_sequence = |b| (0..self.seqlen_k).flat_map(move |s| (0..self.num_heads_kv).map(move |h| (b, s, h)));
-        let rows = (0..self.batch_size).flat_map(of_sequence).zip(used);
-        rows.map(|((b, s, h), is_used)| is_used.then(|| place(b, s, h))).collect()
+        all.zip(used).map(|((b, s, h), is_used)| is_used.then(|| place(b, s, h))).collect()
     }
 }

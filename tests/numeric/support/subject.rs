@@ -76,14 +76,6 @@ impl Subject {
         matches!(self.backend, Backend::Cuda(_))
     }
 
-    /// The dtypes in which the backend reads a paged K/V cache.
-    pub fn paged_dtypes(&self) -> &'static [Dtype] {
-        match self.backend {
-            Backend::Cuda(_) => &[Dtype::Fp16, Dtype::Bf16],
-            Backend::Cpu(_) => self.dtypes(),
-        }
-    }
-
     pub fn heuristic(&self, case: &Case, pass: Pass) -> Config {
         family::heuristic(&case.problem(pass), self.backend.device())
     }

@@ -4,12 +4,14 @@
 //! `FLASHTUNE_TEST_CASE="…"`, the line that a failure prints, replaces all cases by that one.
 
 mod tiles;
+mod tiny;
 
 use super::blocks::Blocks;
 use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
 use flashtune::problem::{Causal, Dtype, Window};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
+pub use tiny::{one, tiny, tiny_decode, tiny_pages, tiny_splits};
 
 /// Head dims that models use, head dims between the widths of matrix instructions, and the smallest
 /// ones.
@@ -150,6 +152,7 @@ fn random_extras(case: &Case) -> Extras {
         cu_seqlens: if is_varlen { random.pick(&sides) } else { Sides::default() },
         seqused: if is_varlen { random.pick(&sides) } else { Sides::default() },
         page_size: None,
+        key_starts: false,
         batch_invariant: false,
         alone: None,
         block_mask: sometimes(&mut random, &blocks).filter(|_| !is_varlen),
@@ -221,9 +224,53 @@ pub fn paged(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Ca
     unless_one_is_given((seed..seed + count).map(of).collect())
 }
 
+/// Many queries over paged keys, for the families that take tiles of queries: every kind of page
+/// size, lengths of 0, of 1 and beside the blocks' ends, varlen queries, GQA, each width of a head,
+/// each mask and feature, and strides of every kind. K and V of `PackedQkv` are interleaved.
+pub fn paged_prefill(dtypes: &[Dtype]) -> Vec<Case> {
+    let of = |index: usize| {
+        let page_size = [1, 3, 8, 16, 24, 48, 64, 80, 256][index % 9];
+        let (head_dim, head_dim_v) =
+            [(64, 64), (128, 128), (40, 40), (192, 128), (72, 72), (256, 256), (96, 64)][index % 7];
+        let causal = MASKS[index % 3];
+        let window = Window { left: Some(70), right: None, top_left: causal == Causal::TopLeft };
+        let dtype = dtypes[index / 3 % dtypes.len()];
+        let none = Extras::default();
+        let extras = match index % 6 {
+            0 => Extras { softcap: 3.0, sinks: true, ..none },
+            1 => Extras { window, ..none },
+            // Slopes make scores of hundreds, whose rounding in fp32 exceeds the rule without pages
+            // too.
+            2 if dtype != Dtype::Fp32 => Extras { alibi: Some(Spread::of("h")), ..none },
+            4 => Extras { bias: Some(Spread::of("hqk")), mask: Some(Spread::of("bqk")), ..none },
+            _ => none,
+        };
+        Case {
+            batch_size: 3,
+            num_heads_q: 4,
+            num_heads_kv: [1, 2, 4][index / 2 % 3],
+            seqlen_q: [129, 70, 200, 65][index % 4],
+            seqlen_k: [193, 128, 320, 127, 64, 1, 250, 257][index % 8],
+            head_dim_v,
+            causal,
+            softmax_scale: (head_dim as f32).powf(-0.5) * if index % 5 == 4 { -1.0 } else { 1.0 },
+            strides: [Strides::Bshd, Strides::Gaps, Strides::PackedQkv, Strides::Bhsd, Strides::OddGaps][index % 5],
+            seed: 860 + index as u64,
+            extras: Extras {
+                cu_seqlens: Sides { q: index % 4 == 1, k: false },
+                seqused: Sides { q: index % 4 == 2, k: index % 8 != 7 },
+                page_size: Some(page_size),
+                ..extras
+            },
+            ..Case::plain(dtype, 1, head_dim)
+        }
+    };
+    unless_one_is_given((0..45).map(of).collect())
+}
+
 /// Batches for batch-invariant mode, with few and many queries, each way to give lengths, and
 /// features whose place depends on the lengths.
-pub fn batch_invariant(dtypes: &[Dtype], paged_dtypes: &[Dtype]) -> Vec<Case> {
+pub fn batch_invariant(dtypes: &[Dtype]) -> Vec<Case> {
     let keys = Sides { q: false, k: true };
     let none = Extras::default();
     let window = Window { left: Some(700), ..Window::default() };
@@ -239,18 +286,15 @@ pub fn batch_invariant(dtypes: &[Dtype], paged_dtypes: &[Dtype]) -> Vec<Case> {
         (270, 333, Extras { cu_seqlens: Sides::BOTH, softcap: 20.0, ..none }),
         (270, 333, Extras { seqused: Sides::BOTH, window: Window { left: Some(64), ..window }, ..none }),
     ];
-    let of = |(index, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| {
-        let dtypes = if extras.page_size.is_some() { paged_dtypes } else { dtypes };
-        Case {
-            batch_size: 6,
-            num_heads_q: 8,
-            num_heads_kv: 2,
-            seqlen_k,
-            causal: if index % 3 == 2 { Causal::None } else { Causal::BottomRight },
-            seed: 500 + index as u64,
-            extras: Extras { batch_invariant: true, ..extras },
-            ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, if index % 2 == 0 { 128 } else { 64 })
-        }
+    let of = |(index, (seqlen_q, seqlen_k, extras)): (usize, (i64, i64, Extras))| Case {
+        batch_size: 6,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_k,
+        causal: if index % 3 == 2 { Causal::None } else { Causal::BottomRight },
+        seed: 500 + index as u64,
+        extras: Extras { batch_invariant: true, ..extras },
+        ..Case::plain(dtypes[index % dtypes.len()], seqlen_q, if index % 2 == 0 { 128 } else { 64 })
     };
     unless_one_is_given(forms.into_iter().enumerate().map(of).collect())
 }

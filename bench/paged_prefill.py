@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Times causal attention of many queries over keys in pages, beside the same keys contiguous, in
+CUDA graphs on one GPU.
+
+"pageN" is flashtune's flash_attn_with_kvcache over pages of N keys in random order, with the
+lengths and the block table on the device. "fa3pageN" is FlashAttention-3's, where it is installed
+with PAGEDKV. The others read contiguous keys. Each call is captured into a graph. The order of the
+graphs changes from round to round (order.py), and medians count.
+
+Prints the microseconds of each call, then "pageN/dense", the time with pages over flashtune's
+without, and the time of FA3 with the same pages over flashtune's. "difference" is the largest
+difference of an element between the two results of flashtune. Geometric means follow.
+"""
+
+import argparse
+
+import loop
+import machine
+import paged_prefill_cases
+import peers
+import report
+import torch
+from timing import ROUNDS, captured, round_robin
+
+
+def parser():
+    parser = loop.parser(__doc__, list(paged_prefill_cases.SUITES), "autotune each problem first, with its pages and without", ROUNDS)
+
+    def sizes(text):
+        try:
+            return paged_prefill_cases.page_sizes(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    default = ",".join(str(size) for size in paged_prefill_cases.PAGE_SIZES)
+    parser.add_argument("--pages", type=sizes, default=paged_prefill_cases.PAGE_SIZES, help=f"page sizes, default {default}")
+    return parser
+
+
+def tensors(case):
+    generator = torch.Generator("cuda").manual_seed(case["keys"] + case["head_dim"])
+
+    def tensor(seqlen, heads):
+        shape = (case["batch"], seqlen, heads, case["head_dim"])
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+
+    keys, heads_kv = case["keys"], case["heads_kv"]
+    return tensor(case["queries"], case["heads"]), tensor(keys, heads_kv), tensor(keys, heads_kv)
+
+
+class Cache:
+    """K and V of a problem in shuffled pages of one size."""
+
+    def __init__(self, k, v, page_size):
+        batch, keys = k.shape[:2]
+        blocks = -(-keys // page_size)
+        order = torch.randperm(batch * blocks, device=k.device)
+        self.table = order.int().view(batch, blocks)
+        self.lengths = torch.full((batch,), keys, dtype=torch.int32, device=k.device)
+        self.k, self.v = (self.scattered(x, blocks, page_size, order) for x in (k, v))
+
+    @staticmethod
+    def scattered(x, blocks, page_size, order):
+        padded = x.new_zeros(x.shape[0], blocks * page_size, *x.shape[2:])
+        padded[:, : x.shape[1]] = x
+        pages = torch.empty_like(padded).view(-1, page_size, *x.shape[2:])
+        pages[order] = padded.view(pages.shape)
+        return pages
+
+
+def calls_of(case, sizes, tune):
+    """{name: a call without arguments}, {name: reason} of those that are not here, and the largest
+    difference between flashtune's results with pages and without."""
+    q, k, v = tensors(case)
+    calls, refused, difference = {}, {}, 0.0
+    found, missing = peers.load(["flashtune", "cudnn", "fa2", "fa3"])
+    refused.update(missing)
+    for name, attend in found.items():
+        calls[name] = lambda attend=attend: attend(q, k, v, True, 0.0)
+    import flashtune
+    from flashtune.flash_attn_interface import flash_attn_with_kvcache
+
+    if tune:
+        flashtune.autotune(q, k, v, causal=True)
+    dense = calls["flashtune"]()
+    for size in sizes:
+        cache = Cache(k, v, size)
+        if tune:
+            flashtune.autotune(q, cache.k, cache.v, causal=True, block_table=cache.table, seqused_k=cache.lengths)
+
+        def ours(cache=cache):
+            return flash_attn_with_kvcache(
+                q, cache.k, cache.v, cache_seqlens=cache.lengths, block_table=cache.table, causal=True
+            )
+
+        calls[f"page{size}"] = ours
+        difference = max(difference, (ours().float() - dense.float()).abs().max().item())
+        try:
+            from flash_attn_interface import flash_attn_with_kvcache as fa3
+        except ImportError as error:
+            refused[f"fa3page{size}"] = report.reason(error)
+            continue
+
+        def theirs(cache=cache, fa3=fa3):
+            return fa3(q, cache.k, cache.v, cache_seqlens=cache.lengths, page_table=cache.table, causal=True)
+
+        calls[f"fa3page{size}"] = theirs
+    return calls, refused, difference
+
+
+def measure(case, arguments):
+    """One row: seconds by name, reasons of calls without a time, and the ratios."""
+    calls, refused, difference = calls_of(case, arguments.pages, arguments.tune)
+    graphs = {}
+    for name, call in calls.items():
+        try:
+            call()
+            torch.cuda.synchronize()
+            graphs[name] = captured(call)
+        except Exception as error:
+            refused[name] = report.reason(error)
+    seconds = dict(zip(graphs, round_robin(list(graphs.values()), arguments.rounds)))
+    ratios = paged_prefill_cases.ratios(seconds, arguments.pages)
+    times = {name: time * 1e6 for name, time in seconds.items()}
+    return dict(**case, us=times, ratio=ratios, refused=refused, difference=difference)
+
+
+def show(suite, row):
+    times = ", ".join(f"{name} {time:.0f}" for name, time in row["us"].items())
+    ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row["ratio"].items())
+    print(f"{suite:8}{paged_prefill_cases.label(row)}: us {times}; {ratios}; difference {row['difference']:.1e}", flush=True)
+
+
+def summary(rows):
+    """The geometric mean, the least and the number of cells of each ratio."""
+    names = dict.fromkeys(name for row in rows for name in row["ratio"])
+    return {
+        name: report.mean_and_least(
+            [row for row in rows if name in row["ratio"]], lambda row, name=name: row["ratio"][name], paged_prefill_cases.label
+        )
+        for name in names
+    }
+
+
+def main():
+    arguments = parser().parse_args()
+    measured_on = machine.describe()
+
+    def rows_of(suite, case):
+        row = dict(suite=suite, **measure(case, arguments))
+        show(suite, row)
+        return [row]
+
+    def results(rows):
+        return dict(machine=measured_on, rounds=arguments.rounds, tuned=arguments.tune, rows=rows, summary=summary(rows))
+
+    problems = [
+        (suite, case) for suite in arguments.suites for case in paged_prefill_cases.cases(suite, arguments.quick)
+    ]
+    rows, skipped = loop.run(problems, rows_of, results, arguments)
+    for name, entry in summary(rows).items():
+        print(f"{name}: geometric mean {entry['geometric_mean']:.3f}, least {entry['min']:.3f} ({entry['cells']} problems)")
+    report.show_gaps(rows, paged_prefill_cases.label, skipped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Builds the wheel and the source distribution into build/dist. The library in the wheel needs glibc
+# 2.28 or later, whatever this machine has: zig links it against that version's symbols. zig,
+# cargo-zigbuild and Python's build tools come from PyPI into build/wheel-tools.
+set -eu
+cd "$(dirname "$0")/.."
+tools=build/wheel-tools
+out=build/dist
+
+machine=$(uname -m)
+[ "$(uname -s)" = Linux ] || { echo "build_wheel.sh: wheels are built on Linux only" >&2; exit 1; }
+target=$machine-unknown-linux-gnu
+platform=manylinux_2_28_$machine
+
+if [ ! -x $tools/bin/cargo-zigbuild ]; then
+    rm -rf $tools
+    python3 -m venv $tools
+    $tools/bin/python -m pip install --quiet --disable-pip-version-check \
+        "ziglang>=0.13,<0.17" cargo-zigbuild auditwheel build "setuptools>=77"
+fi
+
+# The same crate types as `make lib`, so that one build serves installations too.
+PATH="$PWD/$tools/bin:$PATH" cargo-zigbuild rustc --locked --release --lib --no-default-features \
+    --crate-type cdylib,staticlib --target "$target.2.28" --target-dir target/manylinux -- -C strip=symbols "$@"
+built=target/manylinux/$target/release/libflashtune.so
+
+rm -rf $out build/lib build/bdist.*
+FLASHTUNE_PREBUILT="$PWD/$built" $tools/bin/python -m build --no-isolation --outdir $out \
+    --config-setting=--build-option=--plat-name="$platform" --wheel . > build/wheel.log ||
+    { cat build/wheel.log >&2; exit 1; }
+$tools/bin/python -m build --no-isolation --outdir $out --sdist . > build/sdist.log ||
+    { cat build/sdist.log >&2; exit 1; }
+rm -rf build/lib build/bdist.* bindings/python/flashtune.egg-info
+ls -l $out

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Installs into an empty folder, moves it, and builds a user's programs against it.
+
+It needs what `make lib` built, or the libraries in the folder FLASHTUNE_BUILT, and a command line,
+target/debug/flashtune unless FLASHTUNE_CLI names one. The programs
+are C by pkg-config, C with the static library, and C++ by CMake with both. None sees the source
+tree, and each runs. CMake comes from .venv or the system.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CLI = Path(os.environ.get("FLASHTUNE_CLI", ROOT / "target" / "debug" / "flashtune"))
+PROGRAM = ROOT / "tests" / "install" / "program.c"
+FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror"]
+
+
+def run(*command, **environment):
+    done = subprocess.run(
+        [str(part) for part in command], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise AssertionError(f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def install(prefix, *, libdir="lib", destdir="", first=()):
+    return run("sh", ROOT / "scripts" / "install.sh", *first, prefix, libdir, destdir, CLI)
+
+
+def cmake():
+    for place in (ROOT / ".venv" / "bin" / "cmake", shutil.which("cmake")):
+        if place and Path(place).exists():
+            return place
+    raise AssertionError("CMake is missing: scripts/venv.sh installs it into .venv")
+
+
+class Install(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def moved(self, libdir="lib"):
+        """An installation that was moved after it was made."""
+        install(self.folder / "first", libdir=libdir)
+        self.folder.joinpath("first").rename(self.folder / "moved")
+        return self.folder / "moved"
+
+    def pkg_config(self, lib, *arguments):
+        return run("pkg-config", *arguments, "flashtune", PKG_CONFIG_PATH=lib / "pkgconfig").split()
+
+    def test_c_program_builds_by_pkg_config_and_runs(self):
+        lib = self.moved() / "lib"
+        program = self.folder / "program"
+        flags = self.pkg_config(lib, "--cflags", "--libs")
+        run("cc", *FLAGS, PROGRAM, *flags, "-lm", "-o", program)
+        self.assertIn("largest error", run(program, LD_LIBRARY_PATH=lib))
+        needed = run("readelf", "-d", program)
+        self.assertRegex(needed, r"\(NEEDED\).*\[libflashtune\.so\.\d+\.\d+\]", "the versioned name")
+
+    def test_c_program_with_the_static_library_needs_no_file_at_run_time(self):
+        lib = self.moved() / "lib"
+        flags = self.pkg_config(lib, "--cflags")
+        private = [flag for flag in self.pkg_config(lib, "--static", "--libs-only-l") if flag != "-lflashtune"]
+        program = self.folder / "program"
+        run("cc", *FLAGS, PROGRAM, *flags, lib / "libflashtune.a", *private, "-o", program)
+        shutil.rmtree(lib)
+        self.assertIn("largest error", run(program))
+
+    def test_cpp_programs_build_by_cmake_and_run(self):
+        prefix = self.moved()
+        build = self.folder / "build"
+        run(cmake(), "-S", ROOT / "tests" / "install" / "cmake", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+        run(cmake(), "--build", build)
+        for program in ("shared", "static"):
+            self.assertIn("largest error", run(build / program))
+        refused = subprocess.run(
+            [cmake(), "-S", ROOT / "tests" / "install" / "other_version", "-B", self.folder / "other",
+             f"-DCMAKE_PREFIX_PATH={prefix}"], capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertNotEqual(refused.returncode, 0, "a version that this one does not serve")
+        self.assertIn("version: 0.1", refused.stderr)
+
+    def test_command_line_man_pages_and_completions_are_there(self):
+        prefix = self.moved()
+        self.assertRegex(run(prefix / "bin" / "flashtune", "--version"), r"^flashtune \d+\.\d+\.\d+$")
+        self.assertIn("autotune", (prefix / "share/man/man1/flashtune.1").read_text())
+        self.assertIn("candidate", (prefix / "share/man/man1/flashtune-autotune.1").read_text())
+        script = prefix / "share/bash-completion/completions/flashtune"
+        offered = f'. {script}; COMP_WORDS=(flashtune reco) COMP_CWORD=1; _flashtune flashtune reco; echo "${{COMPREPLY[@]}}"'
+        self.assertEqual(run("bash", "-c", offered).split(), ["records"])
+
+    def test_destdir_holds_the_prefix_and_uninstall_leaves_no_file(self):
+        stage = self.folder / "stage"
+        install("/opt/tools", libdir="lib/x86_64-linux-gnu", destdir=stage)
+        lib = stage / "opt/tools/lib/x86_64-linux-gnu"
+        self.assertTrue((lib / "libflashtune.so").resolve().is_file())
+        include = self.pkg_config(lib, "--cflags")[0].removeprefix("-I")
+        self.assertTrue((Path(include) / "flashtune.h").is_file())
+        install("/opt/tools", libdir="lib/x86_64-linux-gnu", destdir=stage, first=["--uninstall"])
+        self.assertEqual([path for path in stage.rglob("*") if not path.is_dir()], [])
+
+    def test_wrong_places_are_refused_before_anything_is_written(self):
+        for prefix, libdir, says in (("relative", "lib", "PREFIX"), (self.folder / "p", "/lib", "LIBDIR"),
+                                     (self.folder / "p", "../lib", "LIBDIR")):  # fmt: skip
+            with self.assertRaisesRegex(AssertionError, says):
+                install(prefix, libdir=libdir)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

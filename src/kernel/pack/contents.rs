@@ -1,0 +1,95 @@
+//! Contents: what a pack says about itself and about its kernels. The cubins follow as bytes, which
+//! `format` lays out.
+
+use crate::config::Config;
+use crate::device::Arch;
+use crate::kernel::compile::EntryResources;
+use crate::problem::Problem;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Who made a pack. A library reads this part of every version's manifest, so its fields stay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Version of the library that rendered the kernels.
+    pub library_version: String,
+    /// `render::Renderer::digest` of the templates that it rendered.
+    pub templates_digest: String,
+    /// (major, minor) of the NVRTC that compiled them.
+    pub nvrtc_version: (u32, u32),
+}
+
+/// All that a pack holds, except the cubins themselves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// In the order of their cubins.
+    pub kernels: Vec<PackedKernel>,
+    pub plans: Vec<PackedPlan>,
+    pub operations: Vec<PackedOperation>,
+    /// Lines of tuning records (`plan::record`).
+    pub records: Vec<String>,
+}
+
+/// One cubin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedKernel {
+    /// Name of the template.
+    pub name: String,
+    /// The architecture that the text was rendered for. Its GPUs alone run the kernel.
+    pub arch: Arch,
+    /// The target that the text was compiled for, such as `sm_90a`.
+    pub target: String,
+    /// `cubin_cache::TextDigest` of the rendered text.
+    pub text: String,
+    /// Bytes of the cubin, and of its compressed form in the file.
+    pub cubin_bytes: u32,
+    pub packed_bytes: u32,
+    /// As in `compile::Compiled`.
+    pub log: String,
+    pub resources: BTreeMap<String, EntryResources>,
+}
+
+/// A problem that was planned for a GPU of this architecture, and the kernels of its config.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PackedPlan {
+    pub arch: Arch,
+    /// SMs of the GPU that the config was chosen for.
+    pub sm_count: u32,
+    pub problem: Problem,
+    pub config: Config,
+    /// Indices in `Manifest::kernels`, in launch order.
+    pub kernels: Vec<u32>,
+}
+
+/// A kernel of a small operation (`ops`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedOperation {
+    pub arch: Arch,
+    /// The class in words, such as `merge bf16 from fp32 vec4`.
+    pub class: String,
+    /// Index in `Manifest::kernels`.
+    pub kernel: u32,
+}
+
+impl Manifest {
+    /// The architectures that it has kernels for, ascending.
+    pub fn archs(&self) -> Vec<Arch> {
+        let mut archs: Vec<Arch> = self.kernels.iter().map(|kernel| kernel.arch).collect();
+        archs.sort_unstable();
+        archs.dedup();
+        archs
+    }
+
+    /// An error if an index names no kernel.
+    pub fn check(&self) -> Result<(), String> {
+        let of_plans = self.plans.iter().flat_map(|plan| &plan.kernels);
+        let of_operations = self.operations.iter().map(|operation| &operation.kernel);
+        let count = self.kernels.len();
+        match of_plans.chain(of_operations).find(|index| **index as usize >= count) {
+            Some(index) => Err(format!("it names kernel {index} of {count}")),
+            None => Ok(()),
+        }
+    }
+}

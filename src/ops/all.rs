@@ -1,0 +1,37 @@
+//! The kernels of every class of every operation, for packs that must hold them before a call
+//! names one.
+
+use super::class::{KvAppendClass, MergeClass, OpClass, RotaryClass};
+use crate::kernel::FixedSpec;
+use crate::problem::{Dtype, Layout};
+
+/// The classes of all operations on tensors of these dtypes, with the kernel of each.
+pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSpec)> {
+    let mut kernels: Vec<(OpClass, FixedSpec)> = Vec::new();
+    for access_bytes in [16, 8, 4, 2] {
+        for slots in [false, true] {
+            append(KvAppendClass { access_bytes, slots, rotary: None }, &mut kernels);
+        }
+    }
+    for dtype in dtypes {
+        let table_dtypes = if dtype == Dtype::Fp32 { vec![dtype] } else { vec![dtype, Dtype::Fp32] };
+        for (table_dtype, interleaved) in table_dtypes.into_iter().flat_map(|of| [(of, false), (of, true)]) {
+            let rotary = Some(RotaryClass { dtype, table_dtype, interleaved });
+            for access_bytes in [16, 8, 4, 2].into_iter().filter(|bytes| *bytes >= dtype.bytes() as i64) {
+                append(KvAppendClass { access_bytes, slots: true, rotary }, &mut kernels);
+            }
+        }
+        let partial_dtypes = if dtype == Dtype::Fp32 { vec![dtype] } else { vec![dtype, Dtype::Fp32] };
+        for partial_dtype in partial_dtypes {
+            for layout in [Layout::Vec4, Layout::Vec2, Layout::Vec1] {
+                let class = MergeClass { dtype, partial_dtype, layout };
+                kernels.push((OpClass::Merge(class), class.kernel()));
+            }
+        }
+    }
+    kernels
+}
+
+fn append(class: KvAppendClass, kernels: &mut Vec<(OpClass, FixedSpec)>) {
+    kernels.push((OpClass::KvAppend(class), class.kernel()));
+}

@@ -1,0 +1,243 @@
+//! Covering: a small set of configs that serves every problem of some ranges.
+//!
+//! Each sampled shape has a first choice (`lookup`). Kernels, the texts to compile, are what costs,
+//! and configs that differ only in numbers of the launch share them. So a class gets few sets of
+//! kernels, each with all its configs, such that at every sample some config takes about as long as
+//! the first choice. A problem that follows no record gets exactly its own config. In the end every
+//! listed shape has a config that fits. Nothing here compiles.
+
+use super::canonical::Canonical;
+use super::key::Class;
+use super::lookup::{self, Choice, Known};
+use super::range::Range;
+use crate::config::{Config, Family};
+use crate::device::{Arch, Device};
+use crate::error::{Error, Result, Status};
+use crate::family;
+use crate::kernel;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The configs that ranges need, and the kernels of them all.
+#[derive(Default)]
+pub struct Covering {
+    /// Each config with a problem of its class that it fits.
+    pub configs: Vec<(Canonical, Config)>,
+    /// No two have the same text. A config of the CPU backend has none.
+    pub kernels: Vec<Kernel>,
+}
+
+/// The text of a kernel, which several configs and classes may share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kernel {
+    /// The template's name, for messages.
+    pub name: &'static str,
+    /// The family for whose targets the text is compiled.
+    pub family: Family,
+    pub text: String,
+}
+
+impl Kernel {
+    pub fn source(&self) -> kernel::Source<'_> {
+        kernel::Source { name: self.name, family: self.family, text: &self.text }
+    }
+}
+
+/// What a prepared config may take over the time of a shape's first choice, as it is expected.
+const TOLERANCE: f64 = 0.05;
+
+/// Covers the ranges with configs that `choices` names for a problem, best first. The same input
+/// gives the same configs.
+pub fn covering(
+    known: &Known,
+    ranges: &[Range],
+    device: &Device,
+    choices: &(dyn Fn(&Canonical) -> Vec<Choice> + Sync),
+) -> Result<Covering> {
+    let mut classes: BTreeMap<Class, Shapes> = BTreeMap::new();
+    for range in ranges {
+        let is_possible = |problem: &Canonical| family::supported(problem, device).is_ok();
+        for problem in range.samples()?.into_iter().filter(is_possible) {
+            classes.entry(Class::of(&problem)).or_default().samples.push(problem);
+        }
+        for problem in range.shapes()?.into_iter().filter(is_possible) {
+            classes.entry(Class::of(&problem)).or_default().all.push(problem);
+        }
+    }
+    let mut texts = Texts::default();
+    let mut covering = Covering::default();
+    for shapes in classes.into_values() {
+        let choose = |problem: &Canonical| choices(problem).into_iter().next().map(|choice| choice.config);
+        let configs = match shapes.samples.first().and_then(|problem| problem.follows_no_record()) {
+            Some(_) => own_configs(&shapes.samples, choose, &mut texts, device)?,
+            None => few_configs(known, &shapes, choose, &mut texts, device)?,
+        };
+        covering.configs.extend(configs);
+    }
+    covering.kernels = texts.taken();
+    Ok(covering)
+}
+
+/// The problems of a class.
+#[derive(Default)]
+struct Shapes {
+    samples: Vec<Canonical>,
+    all: Vec<Canonical>,
+}
+
+/// The config of each problem.
+fn own_configs(
+    problems: &[Canonical],
+    choose: impl Fn(&Canonical) -> Option<Config> + Sync,
+    texts: &mut Texts,
+    device: &Device,
+) -> Result<Vec<(Canonical, Config)>> {
+    let chosen: Vec<(Canonical, Config)> = problems
+        .par_iter()
+        .map(|problem| Ok((*problem, choose(problem).ok_or_else(|| nothing_builds(problem))?)))
+        .collect::<Result<_>>()?;
+    let mut configs: Vec<(Canonical, Config)> = Vec::new();
+    for (problem, config) in chosen {
+        if configs.iter().all(|(_, other)| *other != config) {
+            configs.push((problem, config));
+        }
+    }
+    for index in texts.of_configs(&configs, device)?.into_iter().flatten() {
+        texts.take(index);
+    }
+    Ok(configs)
+}
+
+/// Few sets of kernels of one class.
+fn few_configs(
+    known: &Known,
+    shapes: &Shapes,
+    choose: impl Fn(&Canonical) -> Option<Config> + Sync,
+    texts: &mut Texts,
+    device: &Device,
+) -> Result<Vec<(Canonical, Config)>> {
+    let chosen: Vec<Config> = shapes
+        .samples
+        .par_iter()
+        .map(|problem| choose(problem).ok_or_else(|| nothing_builds(problem)))
+        .collect::<Result<_>>()?;
+    let mut problem_of: BTreeMap<&Config, Canonical> = BTreeMap::new();
+    for (problem, config) in shapes.samples.iter().zip(&chosen) {
+        problem_of.entry(config).or_insert(*problem);
+    }
+    let candidates: Vec<(Canonical, Config)> =
+        problem_of.iter().map(|(config, problem)| (*problem, (*config).clone())).collect();
+    let kernels = texts.of_configs(&candidates, device)?;
+    let mut sets: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
+    for (candidate, kernels) in kernels.iter().enumerate() {
+        sets.entry(kernels).or_default().push(candidate);
+    }
+    let sets: Vec<(&[usize], Vec<usize>)> = sets.into_iter().collect();
+
+    // For each sample the sets that serve it about as fast as its first choice.
+    let configs: Vec<&Config> = candidates.iter().map(|(_, config)| config).collect();
+    let serving: Vec<BTreeSet<usize>> = shapes
+        .samples
+        .par_iter()
+        .zip(&chosen)
+        .map(|(problem, first)| {
+            let slowdowns = lookup::slowdowns(known, problem, first, &configs, device);
+            let is_fast = |candidate: &usize| slowdowns[*candidate].is_some_and(|factor| factor <= 1.0 + TOLERANCE);
+            (0..sets.len()).filter(|set| sets[*set].1.iter().any(is_fast)).collect()
+        })
+        .collect();
+
+    let new_kernels = |texts: &Texts, set: usize| sets[set].0.iter().filter(|text| !texts.is_taken(**text)).count();
+    let mut taken: Vec<usize> = Vec::new();
+    let mut uncovered: Vec<&BTreeSet<usize>> = serving.iter().collect();
+    while !uncovered.is_empty() {
+        // Most samples for each new kernel; the first of those that are equal.
+        let worth = |set: &usize| {
+            let served = uncovered.iter().filter(|serving| serving.contains(set)).count();
+            served as f64 / (new_kernels(texts, *set) as f64).max(0.01)
+        };
+        let best = (0..sets.len()).rev().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("a sample has its choice");
+        taken.push(best);
+        sets[best].0.iter().for_each(|text| texts.take(*text));
+        uncovered.retain(|serving| !serving.contains(&best));
+    }
+    let mut configs: Vec<(Canonical, Config)> =
+        taken.iter().flat_map(|set| &sets[*set].1).map(|candidate| candidates[*candidate].clone()).collect();
+
+    // Every shape has a config that fits.
+    let fits = |problem: &Canonical, config: &Config| family::check(problem, config, device).is_ok();
+    for problem in &shapes.all {
+        if configs.iter().any(|(_, config)| fits(problem, config)) {
+            continue;
+        }
+        let config = choose(problem).filter(|config| fits(problem, config)).ok_or_else(|| nothing_builds(problem))?;
+        let own = [(*problem, config)];
+        for index in texts.of_configs(&own, device)?.into_iter().flatten() {
+            texts.take(index);
+        }
+        configs.extend(own);
+    }
+    Ok(configs)
+}
+
+fn nothing_builds(problem: &Canonical) -> Error {
+    Error::new(Status::CompileFailed, format!("no config of {} builds", Class::of(problem)))
+}
+
+/// Kernels by number, and which of them are wanted.
+#[derive(Default)]
+struct Texts {
+    numbers: HashMap<Kernel, usize>,
+    kernels: Vec<Kernel>,
+    taken: BTreeSet<usize>,
+}
+
+impl Texts {
+    /// The numbers of each config's kernels, in rising order. A config of the CPU backend has one
+    /// that is no text.
+    fn of_configs(&mut self, configs: &[(Canonical, Config)], device: &Device) -> Result<Vec<Vec<usize>>> {
+        let rendered: Vec<Vec<Kernel>> =
+            configs.par_iter().map(|(problem, config)| kernels(problem, config, device)).collect::<Result<_>>()?;
+        let number = |kernel: Kernel| match self.numbers.get(&kernel) {
+            Some(number) => *number,
+            None => {
+                self.numbers.insert(kernel.clone(), self.kernels.len());
+                self.kernels.push(kernel);
+                self.kernels.len() - 1
+            }
+        };
+        let mut number = number;
+        Ok(rendered
+            .into_iter()
+            .map(|kernels| {
+                let mut numbers: Vec<usize> = kernels.into_iter().map(&mut number).collect();
+                numbers.sort_unstable();
+                numbers
+            })
+            .collect())
+    }
+
+    fn take(&mut self, number: usize) {
+        self.taken.insert(number);
+    }
+
+    fn is_taken(&self, number: usize) -> bool {
+        self.taken.contains(&number)
+    }
+
+    /// The wanted kernels, without those of the CPU backend.
+    fn taken(&self) -> Vec<Kernel> {
+        let kernels = self.taken.iter().map(|number| &self.kernels[*number]);
+        kernels.filter(|kernel| kernel.family != Family::Cpu).cloned().collect()
+    }
+}
+
+fn kernels(problem: &Canonical, config: &Config, device: &Device) -> Result<Vec<Kernel>> {
+    if device.arch == Arch::Cpu {
+        return Ok(vec![Kernel { name: "cpu", family: config.family, text: config.to_string() }]);
+    }
+    let rendered = kernel::render_pass(problem, config, device.arch)?;
+    let kernel =
+        |(spec, text): (family::spec::KernelSpec, String)| Kernel { name: spec.template, family: config.family, text };
+    Ok(rendered.into_iter().map(kernel).collect())
+}

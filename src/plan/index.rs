@@ -1,0 +1,208 @@
+//! Index: the entries of a journal in a sled database, up to a position of the journal.
+//!
+//! A start reads the entries here, and only the journal's last lines. The index has nothing that
+//! the journal lacks: an index that cannot be read, or that disagrees with its own checksum, is
+//! removed and made anew. The store's lock is held around every call. `entries_alone` also reads
+//! the database of a library that had no journal.
+//!
+//! sled 0.34.7 takes a file that it did not finish for a damaged database (`snap.*.generating`,
+//! from a full disk or a killed process), so such files go before it opens.
+
+use super::journal::{Change, Entries, Found, Journal, Position};
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A few thousand records are a few megabytes; sled's default is a gigabyte.
+const SLED_CACHE_BYTES: u64 = 16 << 20;
+/// The index stays behind by no more than this when it is read.
+const MOST_LAG_BYTES: u64 = 64 << 10;
+/// The key of the position. Those of entries begin with a letter.
+const POSITION: &str = "\0position";
+
+/// The process that first opened sled here. A forked child must not open it: sled's worker threads
+/// do not survive a fork, and without them an open waits for ever.
+static OPENED_BY: AtomicU32 = AtomicU32::new(0);
+
+pub struct Index {
+    folder: PathBuf,
+}
+
+/// Why a database did not open, read or write.
+#[derive(Debug)]
+pub enum Trouble {
+    /// This process may not open it now.
+    Busy(String),
+    /// Its content makes no sense.
+    Broken(String),
+    /// The file system refuses; the database may be fine.
+    Refused(String),
+}
+
+impl Trouble {
+    pub fn into_reason(self) -> String {
+        let (Trouble::Busy(reason) | Trouble::Broken(reason) | Trouble::Refused(reason)) = self;
+        reason
+    }
+}
+
+impl Index {
+    pub fn new(folder: PathBuf) -> Index {
+        Index { folder }
+    }
+
+    /// The journal's entries. Makes the index catch up with the journal if it is far behind.
+    pub fn entries(&self, journal: &Journal) -> Result<Found, Trouble> {
+        let result = guarded(|| {
+            let database = self.open()?;
+            let mut entries = read_all(&database)?;
+            let position = entries.remove(POSITION).and_then(|text| position_of(&text, &entries));
+            let lines = journal.read(position.as_ref()).map_err(|error| Trouble::Refused(error.to_string()))?;
+            let (is_whole, changes) = (lines.is_whole, lines.changes.clone());
+            let before = position.unwrap_or_default();
+            let mut found = Found { entries, end: before.clone(), damaged: 0 };
+            found.follow(lines);
+            if is_whole {
+                database.clear().map_err(trouble)?;
+            }
+            if is_whole || found.end.bytes - before.bytes > MOST_LAG_BYTES {
+                write(&database, &changes, &position_text(&found))?;
+            }
+            Ok(found)
+        });
+        if let Err(Trouble::Broken(reason)) = &result {
+            log::debug!("the index {} is made anew: {reason}", self.folder.display());
+            self.remove();
+        }
+        result
+    }
+
+    /// The entries of a database without a journal, from a library that kept them here alone.
+    pub fn entries_alone(&self) -> Result<Entries, Trouble> {
+        let mut read = None;
+        // A database that is closed writes, and panics on a failing disk. What was read counts.
+        let closed = guarded(|| {
+            let database = self.open()?;
+            read = Some(read_all(&database)?);
+            Ok(())
+        });
+        let mut entries = read.map_or_else(|| closed.map(|()| Entries::new()), Ok)?;
+        entries.remove(POSITION);
+        Ok(entries)
+    }
+
+    pub fn exists(&self) -> bool {
+        self.folder.symlink_metadata().is_ok()
+    }
+
+    pub fn folder(&self) -> &std::path::Path {
+        &self.folder
+    }
+
+    fn remove(&self) {
+        if std::fs::remove_dir_all(&self.folder).is_err() {
+            let _ = std::fs::remove_file(&self.folder);
+        }
+    }
+
+    fn open(&self) -> Result<sled::Db, Trouble> {
+        if !may_open() {
+            return Err(Trouble::Busy("this process was forked from one that had the records open".into()));
+        }
+        // sled would make its folders with the modes that the umask leaves.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(self.folder.join("blobs"));
+        made.map_err(|error| io_trouble(&error))?;
+        for entry in std::fs::read_dir(&self.folder).map_err(|error| io_trouble(&error))?.flatten() {
+            if entry.file_name().to_string_lossy().ends_with(".generating") {
+                std::fs::remove_file(entry.path()).map_err(|error| Trouble::Refused(error.to_string()))?;
+            }
+        }
+        let config = sled::Config::new().path(&self.folder).flush_every_ms(None).cache_capacity(SLED_CACHE_BYTES);
+        config.open().map_err(trouble)
+    }
+}
+
+fn write(database: &sled::Db, changes: &[Change], position: &str) -> Result<(), Trouble> {
+    let mut batch = sled::Batch::default();
+    for (key, value) in changes {
+        match value {
+            Some(value) => batch.insert(key.as_bytes(), value.as_bytes()),
+            None => batch.remove(key.as_bytes()),
+        }
+    }
+    batch.insert(POSITION.as_bytes(), position.as_bytes());
+    database.apply_batch(batch).and_then(|()| database.flush()).map(drop).map_err(trouble)
+}
+
+/// Length, checksum of the entries, first line of the journal. sled may lose pages without a word;
+/// the checksum tells.
+fn position_text(found: &Found) -> String {
+    format!("{} {:08x} {}", found.end.bytes, checksum(&found.entries), found.end.header)
+}
+
+fn position_of(text: &str, entries: &Entries) -> Option<Position> {
+    let mut words = text.splitn(3, ' ');
+    let bytes = words.next()?.parse().ok()?;
+    let sum = u32::from_str_radix(words.next()?, 16).ok()?;
+    (sum == checksum(entries)).then(|| Some(Position { header: words.next()?.to_owned(), bytes }))?
+}
+
+fn checksum(entries: &Entries) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for (key, value) in entries {
+        hasher.update(key.as_bytes());
+        hasher.update(&[0]);
+        hasher.update(value.as_bytes());
+        hasher.update(&[0]);
+    }
+    hasher.finalize()
+}
+
+/// sled is meant to return errors. A panic on a damaged file must not end the host program either.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Trouble>) -> Result<T, Trouble> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())))
+}
+
+fn may_open() -> bool {
+    let me = std::process::id();
+    match OPENED_BY.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => true,
+        Err(opened_by) => opened_by == me,
+    }
+}
+
+fn read_all(database: &sled::Db) -> Result<Entries, Trouble> {
+    let mut entries = Entries::new();
+    for item in database.iter() {
+        // A damaged database may yield errors without end, so the first one ends the loop.
+        let (key, value) = item.map_err(|error| Trouble::Broken(error.to_string()))?;
+        if let (Ok(key), Ok(value)) = (std::str::from_utf8(&key), std::str::from_utf8(&value)) {
+            entries.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    Ok(entries)
+}
+
+fn trouble(error: sled::Error) -> Trouble {
+    match &error {
+        // The only sign of a folder that another process has open (sled 0.34.7).
+        sled::Error::Io(io) if io.to_string().contains("could not acquire lock") => Trouble::Busy(error.to_string()),
+        sled::Error::Io(io) => io_trouble(io),
+        _ => Trouble::Broken(error.to_string()),
+    }
+}
+
+fn io_trouble(error: &std::io::Error) -> Trouble {
+    use ErrorKind::{AlreadyExists, InvalidData, InvalidInput, IsADirectory, NotADirectory, Other, UnexpectedEof};
+    match error.kind() {
+        // Errors that only wrong content gives, or a file where a folder belongs and the other way
+        // round.
+        Other | UnexpectedEof | InvalidData | InvalidInput | AlreadyExists | NotADirectory | IsADirectory => {
+            Trouble::Broken(error.to_string())
+        }
+        _ => Trouble::Refused(error.to_string()),
+    }
+}

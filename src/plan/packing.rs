@@ -1,0 +1,183 @@
+//! Packing: which configs, kernels and records a pack holds, for problems and architectures that
+//! are given. It needs NVRTC but no GPU.
+//!
+//! A GPU of each architecture stands for all of them (`Device::typical`), with other numbers of SMs
+//! if they are asked for. Each problem gets the config that a lookup with the pack's records would
+//! choose there. `kernel::pack` compiles and writes.
+
+use super::canonical::{Canonical, canonical};
+use super::key;
+use super::known_records::read_only;
+use super::lookup::{self, Choice, Known};
+use super::record::Record;
+use crate::device::{Arch, Device};
+use crate::error::{Error, Result, Status};
+use crate::family;
+use crate::kernel::fixed::FAMILY;
+use crate::kernel::pack::{Builder, KernelText, PackedOperation, PackedPlan};
+use crate::kernel::{render_fixed, render_pass};
+use crate::ops::all;
+use crate::problem::{Dtype, Problem};
+use std::collections::BTreeSet;
+
+/// What a pack is made for.
+pub struct Wanted<'a> {
+    pub archs: &'a [Arch],
+    /// Numbers of SMs that configs are chosen for, on each architecture. Empty stands for that of
+    /// `Device::typical`.
+    pub sm_counts: &'a [u32],
+    pub problems: &'a [Problem],
+    /// Records of tuned GPUs. Those of the pack's architectures go into it and choose configs.
+    pub records: &'a [Record],
+}
+
+/// The bytes of a pack, and the problems that have no place in it.
+pub struct Packed {
+    pub bytes: Vec<u8>,
+    /// The key of each problem with its architecture, and why it was left out.
+    pub left_out: Vec<(String, String)>,
+}
+
+/// A problem on a device, and the configs that it may have, best first.
+struct Item {
+    device: Device,
+    problem: Canonical,
+    choices: std::vec::IntoIter<Choice>,
+}
+
+impl Item {
+    fn is(&self, other: &Item) -> bool {
+        (&self.device, &self.problem) == (&other.device, &other.problem)
+    }
+}
+
+/// A choice whose kernels are rendered.
+struct Rendered {
+    choice: Choice,
+    texts: Vec<KernelText>,
+}
+
+/// Chooses, renders and compiles, and calls `progress` with the number of texts to compile, then
+/// with 0 after each.
+pub fn pack(wanted: &Wanted, progress: &(dyn Fn(usize) + Sync)) -> Result<Packed> {
+    let mut builder = Builder::new()?;
+    let (mut items, mut left_out, mut lines) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for arch in wanted.archs {
+        let of_arch = wanted.records.iter().filter(|record| record.arch == *arch);
+        let of_arch: Vec<String> = of_arch.map(line).collect::<Result<_>>()?;
+        let known = read_only(&of_arch, *arch);
+        lines.extend(of_arch);
+        for device in devices(*arch, wanted.sm_counts)? {
+            for problem in wanted.problems {
+                match item(&known, problem, &device) {
+                    // Several problems may have one plan.
+                    Ok(item) if items.iter().any(|other| item.is(other)) => {}
+                    Ok(item) => items.push(item),
+                    Err(error) => left_out.push((format!("{arch} {}", key::record_key(problem)), error.message)),
+                }
+            }
+        }
+    }
+    let operations = operations(wanted)?;
+    let texts: Vec<KernelText> = operations.iter().map(|(_, text)| text.clone()).collect();
+    progress(texts.len());
+    builder.compile(&texts, &|_| progress(0))?;
+    for (operation, text) in operations {
+        builder.add_operation(PackedOperation { kernel: builder.kernel(&text)?, ..operation });
+    }
+    plans(&mut builder, items, &mut left_out, &mut lines, progress)?;
+    Ok(Packed { bytes: builder.finish(lines.into_iter().collect())?, left_out })
+}
+
+/// Compiles the first choice of each item, then the next choice of those that did not compile, and
+/// so on.
+fn plans(
+    builder: &mut Builder,
+    mut items: Vec<Item>,
+    left_out: &mut Vec<(String, String)>,
+    lines: &mut BTreeSet<String>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<()> {
+    while !items.is_empty() {
+        let mut round: Vec<(Item, Rendered)> = Vec::new();
+        for mut item in items {
+            match item.choices.next() {
+                Some(choice) => {
+                    let texts = texts(&item.problem, &choice, item.device.arch)?;
+                    round.push((item, Rendered { choice, texts }));
+                }
+                None => {
+                    let name = format!("{} {}", item.device.arch, key::record_key(&item.problem));
+                    left_out.push((name, "none of its configs compiles".to_owned()));
+                }
+            }
+        }
+        let texts: Vec<KernelText> = round.iter().flat_map(|(_, rendered)| rendered.texts.clone()).collect();
+        progress(texts.len());
+        builder.compile(&texts, &|_| progress(0))?;
+        items = Vec::new();
+        for (item, Rendered { choice, texts }) in round {
+            let kernels: Result<Vec<u32>> = texts.iter().map(|text| builder.kernel(text)).collect();
+            match kernels {
+                Ok(kernels) => {
+                    if let Some(record) = &choice.record {
+                        lines.insert(line(record)?);
+                    }
+                    builder.add_plan(PackedPlan {
+                        arch: item.device.arch,
+                        sm_count: item.device.sm_count,
+                        problem: *item.problem,
+                        config: choice.config,
+                        kernels,
+                    });
+                }
+                Err(error) => {
+                    log::warn!("{} for {}: {error}", choice.config, key::record_key(&item.problem));
+                    items.push(item);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn item(known: &Known, problem: &Problem, device: &Device) -> Result<Item> {
+    family::supported(problem, device)?;
+    // A call comes in this form.
+    let problem = canonical(&problem.without_idle_causal());
+    let choices = lookup::choices(known, &problem, device).into_iter();
+    Ok(Item { device: device.clone(), problem, choices })
+}
+
+fn texts(problem: &Problem, choice: &Choice, arch: Arch) -> Result<Vec<KernelText>> {
+    let family = choice.config.family;
+    let rendered = render_pass(problem, &choice.config, arch)?;
+    Ok(rendered.into_iter().map(|(spec, text)| KernelText { name: spec.template, arch, family, text }).collect())
+}
+
+/// The kernels of small operations for the dtypes of the problems. They are short.
+fn operations(wanted: &Wanted) -> Result<Vec<(PackedOperation, KernelText)>> {
+    let dtypes: BTreeSet<Dtype> = wanted.problems.iter().map(|problem| problem.dtype).collect();
+    let mut operations = Vec::new();
+    for arch in wanted.archs {
+        for (class, spec) in all::kernels(dtypes.iter().copied()) {
+            let text = render_fixed(&spec, *arch)?;
+            let text = KernelText { name: spec.name, arch: *arch, family: FAMILY, text };
+            operations.push((PackedOperation { arch: *arch, class: class.to_string(), kernel: 0 }, text));
+        }
+    }
+    Ok(operations)
+}
+
+fn devices(arch: Arch, sm_counts: &[u32]) -> Result<Vec<Device>> {
+    let typical = Device::typical(arch)
+        .ok_or_else(|| Error::new(Status::Unsupported, format!("the kernels do not run on {arch}")))?;
+    Ok(match sm_counts.is_empty() {
+        true => vec![typical],
+        false => sm_counts.iter().map(|sm_count| Device { sm_count: *sm_count, ..typical.clone() }).collect(),
+    })
+}
+
+fn line(record: &Record) -> Result<String> {
+    record.to_line().map_err(|reason| Error::new(Status::Internal, reason))
+}

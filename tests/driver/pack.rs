@@ -1,0 +1,336 @@
+//! Contexts without NVRTC: a pack's kernels serve, and a pack that does not fit changes nothing.
+//!
+//! The packs here hold placeholder cubins, which the stand-in driver loads. They have the texts of
+//! the configs that `flashtune pack` would choose for an H200.
+
+use crate::fake_driver::{PROBLEM, with_fake, with_fake_and};
+use flashtune::backend::Backend;
+use flashtune::call::{Call, TensorRef};
+use flashtune::capi::context::{
+    FLASHTUNE_BACKEND_AUTO, FLASHTUNE_BACKEND_CUDA, flashtune_context_create, flashtune_context_destroy,
+    flashtune_context_options,
+};
+use flashtune::capi::pack::{
+    FLASHTUNE_PACK_LOADED, FLASHTUNE_PACK_NONE, FLASHTUNE_PACK_REFUSED, flashtune_context_pack, flashtune_pack_info,
+};
+use flashtune::config::Config;
+use flashtune::device::{Arch, Device};
+use flashtune::dropout::Dropout;
+use flashtune::error::Status;
+use flashtune::family;
+use flashtune::kernel::cubin_cache::TextDigest;
+use flashtune::kernel::pack::{Manifest, Origin, PackedKernel, PackedPlan, Place, encode};
+use flashtune::kernel::{Gpu, render_pass, templates_digest};
+use flashtune::plan::{Engine, EngineOptions, Known, Range, Sizes, Source, choices, key, shipped};
+use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const SM90: Arch = Arch::Sm(9, 0);
+/// Every kernel of sm90 may have so many registers at once.
+const REGISTERS: (&str, &str) = ("FAKE_REGISTERS", "240");
+
+const BACKWARD: Problem = Problem { pass: Pass::Backward, ..PROBLEM };
+const PAGED: Problem = Problem {
+    seqlen_q: 1,
+    seqlen_k: 4096,
+    causal: Causal::None,
+    features: Features {
+        paged: Some(16),
+        varlen: Some(Varlen { total_q: None, total_k: None, padded_q: false }),
+        ..Features::NONE
+    },
+    ..PROBLEM
+};
+
+fn origin() -> Origin {
+    Origin {
+        library_version: env!("CARGO_PKG_VERSION").to_owned(),
+        templates_digest: templates_digest().unwrap(),
+        nvrtc_version: (12, 8),
+    }
+}
+
+/// Writes a pack of these problems, each with a config.
+fn write(path: &Path, origin: Origin, planned: &[(Problem, Config)]) {
+    let (mut kernels, mut plans) = (Vec::new(), Vec::new());
+    for (problem, config) in planned {
+        let problem = *key::canonical(problem);
+        let first = kernels.len() as u32;
+        for (spec, text) in render_pass(&problem, config, SM90).unwrap() {
+            kernels.push(PackedKernel {
+                name: spec.template.to_owned(),
+                arch: SM90,
+                target: format!("sm_90{}", config.family.target_suffix()),
+                text: TextDigest::new(&text).as_str().to_owned(),
+                cubin_bytes: 0,
+                packed_bytes: 0,
+                log: String::new(),
+                resources: Default::default(),
+            });
+        }
+        let kernels = (first..kernels.len() as u32).collect();
+        plans.push(PackedPlan { arch: SM90, sm_count: 132, problem, config: config.clone(), kernels });
+    }
+    let cubins = vec![b"\x7fELF and so on".to_vec(); kernels.len()];
+    let manifest = Manifest { origin, kernels, plans, operations: Vec::new(), records: Vec::new() };
+    std::fs::write(path, encode(&manifest, &cubins).unwrap()).unwrap();
+}
+
+/// The config that a lookup on an H200 chooses.
+fn chosen(problem: &Problem) -> (Problem, Config) {
+    let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
+    let device = Device::typical(SM90).unwrap();
+    (*problem, choices(&known, problem, &device).swap_remove(0).config)
+}
+
+fn place(path: &Path) -> Option<Place> {
+    Some(Place { path: path.to_owned(), named_by: "a test", found_beside: None })
+}
+
+fn engine(pack: Option<Place>) -> Engine {
+    let gpu = Gpu::new(0, None, None).unwrap().with_pack(pack);
+    Engine::new(Backend::Cuda(gpu), EngineOptions::default())
+}
+
+fn folder_with(planned: &[(Problem, Config)]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pack");
+    write(&path, origin(), planned);
+    (folder, path)
+}
+
+fn call(problem: Problem) -> Call {
+    let of_queries = |address: usize| TensorRef::packed(address as *mut c_void, problem.seqlen_q, 8, 128);
+    let seqlen_k = problem.features.paged.unwrap_or(problem.seqlen_k);
+    let of_keys = |address: usize| TensorRef::packed(address as *mut c_void, seqlen_k, 2, 128);
+    let inputs = [of_queries(0x10000), of_keys(0x20000), of_keys(0x30000)];
+    let mut call = Call {
+        out: of_queries(0x40000),
+        lse: 0x50000 as *mut f32,
+        dout: of_queries(0x60000),
+        dq: of_queries(0x70000),
+        dk: of_keys(0x80000),
+        dv: of_keys(0x90000),
+        workspace: 0xa00000 as *mut c_void,
+        ..Call::of_inputs(problem, 0.125, Dropout::NONE, inputs)
+    };
+    call.features.num_pages = 1000;
+    call
+}
+
+#[test]
+fn a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc() {
+    let name = "a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc";
+    with_fake_and(name, &[REGISTERS], |fake| {
+        let problems = [PROBLEM, BACKWARD, PAGED];
+        let (_folder, path) = folder_with(&problems.map(|problem| chosen(&problem)));
+        let engine = engine(place(&path));
+        for problem in problems {
+            let plan = engine.prepare(&problem).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
+            let before = fake.state().launches;
+            plan.executable.launch(&call(problem), 0x77 as *mut c_void).unwrap();
+            let kernels = family::kernels(&plan.problem, &plan.config).unwrap().len() as i64;
+            assert!((1..=kernels).contains(&(fake.state().launches - before)), "{}", plan.config);
+        }
+        // A module that is loaded serves every engine of the context.
+        drop(engine);
+        // The same library without the pack, and with a pack that was made for another problem.
+        let (_other, backward) = folder_with(&[chosen(&BACKWARD)]);
+        for pack in [None, place(&backward)] {
+            let error = self::engine(pack).prepare(&PROBLEM).err().unwrap();
+            assert_eq!(error.status, Status::NoCompiler);
+            assert!(error.message.contains("is not in the cubin cache"), "{error}");
+            assert!(error.message.contains("FLASHTUNE_NVRTC"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_shape_whose_best_config_is_not_packed_takes_the_packs_best_of_its_class() {
+    let name = "a_shape_whose_best_config_is_not_packed_takes_the_packs_best_of_its_class";
+    with_fake_and(name, &[REGISTERS], |_| {
+        let device = Device::typical(SM90).unwrap();
+        let short = Problem { batch_size: 1, seqlen_q: 512, seqlen_k: 512, ..PROBLEM };
+        let best = chosen(&short).1;
+        // Two configs that no lookup names first: the model prefers one of them.
+        let others: Vec<Config> = family::alternatives(&key::canonical(&short), &device)
+            .into_iter()
+            .filter(|config| *config != best && config.get("block_m") != best.get("block_m"))
+            .collect();
+        let [one, .., other] = &others[..] else { panic!("{others:?}") };
+        let (_folder, path) = folder_with(&[(short, one.clone()), (short, other.clone())]);
+        let engine = engine(place(&path));
+        let plan = engine.prepare(&short).unwrap();
+        assert!(plan.config == *one || plan.config == *other, "{}", plan.config);
+        assert_eq!(plan.source, Source::Pack);
+        assert!(plan.reason.contains("is not in the pack") && plan.reason.contains("us predicted"), "{}", plan.reason);
+        let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
+        let on = engine.backend().device();
+        let us = |config| flashtune::plan::predicted_us(&known, &short, config, on).unwrap();
+        let (taken, left) = if plan.config == *one { (one, other) } else { (other, one) };
+        assert!(us(taken) <= us(left), "{} us, {} us", us(taken), us(left));
+        // Another class has nothing in the pack.
+        let full = Problem { causal: Causal::None, ..short };
+        assert_eq!(engine.prepare(&full).err().unwrap().status, Status::NoCompiler);
+        // A batch-invariant problem has one config, whatever there is.
+        let invariant = Problem { batch_invariant: true, ..short };
+        assert_eq!(engine.prepare(&invariant).err().unwrap().status, Status::NoCompiler);
+    });
+}
+
+#[test]
+fn a_config_that_would_need_other_kernels_for_the_shape_is_passed_over() {
+    let name = "a_config_that_would_need_other_kernels_for_the_shape_is_passed_over";
+    with_fake_and(name, &[REGISTERS], |_| {
+        // A large batch is not split, so the pack has no kernel that merges splits.
+        let large = Problem { batch_size: 64, num_heads_q: 32, num_heads_kv: 32, ..PAGED };
+        let small = Problem { batch_size: 4, ..large };
+        let device = Device::typical(SM90).unwrap();
+        let packed = chosen(&large).1.with("num_splits", 1);
+        let carried_over = family::carried_over(&packed, &key::canonical(&large), &key::canonical(&small), &device);
+        let count = |config| family::kernels(&key::canonical(&small), config).unwrap().len();
+        assert!(count(&carried_over) > count(&packed), "{carried_over} and {packed}");
+        let (_folder, path) = folder_with(&[(large, packed.clone())]);
+        let plan = engine(place(&path)).prepare(&small).unwrap();
+        assert_eq!((&plan.config, plan.source), (&packed, Source::Pack));
+        // A range has shapes of both kinds.
+        let engine = engine(place(&path));
+        let range = Range { largest: large, least: Sizes { seqlen_k: 2048, ..Sizes::ONE } };
+        engine.prepare_range(&[range]).unwrap();
+        assert_eq!(engine.prepared(&small).unwrap().config, packed);
+    });
+}
+
+/// An NVRTC that knows no GPU after sm_80, and compiles nothing.
+const OLD_NVRTC: &str = "
+int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 0; return 0; }
+int nvrtcGetNumSupportedArchs(int *count) { *count = 1; return 0; }
+int nvrtcGetSupportedArchs(int *archs) { *archs = 80; return 0; }
+int nvrtcCreateProgram(void) { return 1; }
+int nvrtcDestroyProgram(void) { return 1; }
+int nvrtcCompileProgram(void) { return 1; }
+int nvrtcGetProgramLogSize(void) { return 1; }
+int nvrtcGetProgramLog(void) { return 1; }
+int nvrtcGetCUBINSize(void) { return 1; }
+int nvrtcGetCUBIN(void) { return 1; }
+const char *nvrtcGetErrorString(int code) { return code ? \"failure\" : \"success\"; }
+";
+
+#[test]
+fn a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let [source, library] = ["nvrtc.c", "libnvrtc.so"].map(|name| folder.path().join(name));
+    std::fs::write(&source, OLD_NVRTC).unwrap();
+    let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
+    let compiled = Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(compiled.expect("the tests need a C compiler").success());
+    let variables = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
+    with_fake_and("a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu", &variables, |_| {
+        let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
+        let engine = engine(place(&path));
+        assert_eq!(engine.backend().device().nvrtc_version, (12, 0));
+        assert_eq!(engine.prepare(&PROBLEM).unwrap().config, chosen(&PROBLEM).1);
+        let error = engine.prepare(&BACKWARD).err().unwrap();
+        assert_eq!(error.status, Status::NoCompiler);
+        assert!(error.message.contains("NVRTC 12.0") && error.message.contains("does not have it"), "{error}");
+    });
+}
+
+#[test]
+fn a_pack_that_does_not_fit_is_refused_and_the_context_goes_on() {
+    let name = "a_pack_that_does_not_fit_is_refused_and_the_context_goes_on";
+    with_fake_and(name, &[REGISTERS, ("FAKE_DRIVER_VERSION", "12080")], |_| {
+        let planned = [chosen(&PROBLEM)];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pack");
+        let refusal = || {
+            let error = engine(place(&path)).prepare(&PROBLEM).err().unwrap();
+            assert_eq!(error.status, Status::NoCompiler);
+            error.message
+        };
+        let contains = |part: &str| assert!(refusal().contains(part), "{}", refusal());
+        contains("a.pack is not used: No such file");
+        write(&path, Origin { library_version: "0.0.9".to_owned(), ..origin() }, &planned);
+        contains("a.pack is not used: it was made by flashtune 0.0.9; this is 0.");
+        write(&path, Origin { templates_digest: "another".to_owned(), ..origin() }, &planned);
+        contains("a.pack is not used: it was made from the templates another");
+        write(&path, Origin { nvrtc_version: (13, 0), ..origin() }, &planned);
+        contains("a.pack is not used: its kernels were compiled by NVRTC 13.0; the driver is of CUDA 12.8");
+        write(&path, origin(), &planned);
+        assert!(engine(place(&path)).prepare(&PROBLEM).is_ok());
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        contains("a.pack is not used: it is damaged");
+        std::fs::write(&path, &bytes[..middle]).unwrap();
+        contains("a.pack is not used: it is truncated");
+    });
+}
+
+/// The C face's description of a context that these options make.
+fn described(pack: Option<&Path>, backend: i32) -> (flashtune_pack_info, i32) {
+    let pack = pack.map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
+    // SAFETY: the header asks the caller to start from zeros.
+    let mut options: flashtune_context_options = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<flashtune_context_options>() as u64;
+    options.backend = backend;
+    options.cache_dir = c"".as_ptr();
+    options.pack = pack.as_ref().map_or(std::ptr::null(), |pack| pack.as_ptr());
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the struct has its declared size, and its strings live until the call returns.
+    assert_eq!(unsafe { flashtune_context_create(&options, &mut context) }, 0);
+    // SAFETY: the header asks the caller to start from zeros.
+    let mut info: flashtune_pack_info = unsafe { std::mem::zeroed() };
+    info.struct_size = size_of::<flashtune_pack_info>() as u64;
+    // SAFETY: as above.
+    let mut device: flashtune::capi::context::flashtune_device_info = unsafe { std::mem::zeroed() };
+    device.struct_size = size_of_val(&device) as u64;
+    // SAFETY: a live context and structs of their declared sizes; it is not used afterwards.
+    unsafe {
+        assert_eq!(flashtune_context_pack(context, &mut info), 0);
+        assert_eq!(flashtune::capi::context::flashtune_context_device(context, &mut device), 0);
+        assert_eq!(flashtune_context_destroy(context), 0);
+    }
+    (info, device.backend)
+}
+
+fn text(chars: &[c_char]) -> String {
+    // SAFETY: the library ends every text with NUL.
+    unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_context_says_which_pack_it_uses_or_why_it_refused_one() {
+    with_fake("a_context_says_which_pack_it_uses_or_why_it_refused_one", |_| {
+        let (_folder, path) = folder_with(&[chosen(&PROBLEM), chosen(&BACKWARD)]);
+        let (info, _) = described(Some(&path), FLASHTUNE_BACKEND_CUDA);
+        assert_eq!((info.state, info.num_kernels, info.num_plans, info.num_records), (FLASHTUNE_PACK_LOADED, 4, 2, 0));
+        assert_eq!((text(&info.path), text(&info.reason)), (path.display().to_string(), String::new()));
+        let nowhere = Path::new("/nowhere/a.pack");
+        let (info, _) = described(Some(nowhere), FLASHTUNE_BACKEND_CUDA);
+        assert_eq!((info.state, text(&info.path)), (FLASHTUNE_PACK_REFUSED, nowhere.display().to_string()));
+        assert!(text(&info.reason).contains("No such file"), "{}", text(&info.reason));
+        let (info, _) = described(None, FLASHTUNE_BACKEND_CUDA);
+        assert_eq!((info.state, text(&info.path)), (FLASHTUNE_PACK_NONE, String::new()));
+        // A pack is as good as a compiler for the choice of a backend.
+        let backends =
+            [Some(path.as_path()), Some(nowhere), None].map(|pack| described(pack, FLASHTUNE_BACKEND_AUTO).1);
+        assert_eq!(backends, [1, 2, 2], "1 is the GPU");
+    });
+}
+
+#[test]
+fn the_environment_names_a_pack_before_the_option_but_not_before_none() {
+    let name = "the_environment_names_a_pack_before_the_option_but_not_before_none";
+    with_fake_and(name, &[("FLASHTUNE_PACK", "/environment/a.pack")], |_| {
+        let path = |pack: Option<&str>| text(&described(pack.map(Path::new), FLASHTUNE_BACKEND_CUDA).0.path);
+        assert_eq!(path(Some("/option/a.pack")), "/environment/a.pack");
+        assert_eq!(path(None), "/environment/a.pack");
+        assert_eq!(path(Some("")), "");
+    });
+}

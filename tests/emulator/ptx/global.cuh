@@ -1,0 +1,13 @@
+// Stands in for device/ptx/global.cuh. A thread that loads an unchanged counter again waits
+// until the counter changes, so that a loop over load_acquire lets other threads run.
+
+#include "device/types.cuh"
+
+__device__ __forceinline__ void add_float(float* at, float x) { *at += x; }
+__device__ __forceinline__ void add_floats(float* at, const float (&x)[4]) {
+    if (uint64(at) % 16 != 0) emulator::fail("add_floats at %p, which is not aligned to 16 bytes", static_cast<void*>(at));
+    for (int i = 0; i < 4; ++i) at[i] += x[i];
+}
+
+__device__ __forceinline__ uint32 load_acquire(const uint32* from) { return emulator::load_acquire(from); }
+__device__ __forceinline__ void count_up_release(uint32* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_SEQ_CST); }

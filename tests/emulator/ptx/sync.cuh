@@ -1,0 +1,14 @@
+// Stands in for device/ptx/sync.cuh. Kernels of a stream run one after the other, so the
+// previous grid has ended. The engine checks the fence of the asynchronous proxy: wgmma and TMA may
+// read only stores that their thread has fenced.
+
+#include "device/types.cuh"
+
+template <int kThreads>
+__device__ __forceinline__ void named_barrier(int id) { emulator::named_barrier(id, kThreads); }
+__device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
+
+__device__ __forceinline__ void fence_async_proxy() { emulator::fence_async_proxy(); }
+__device__ __forceinline__ void fence_async_proxy_of_all() { emulator::fence_async_proxy(); }
+
+__device__ __forceinline__ void wait_for_previous_grid() {}

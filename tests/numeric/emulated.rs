@@ -1,0 +1,202 @@
+//! The tiny problems (`tiny.rs`) on the emulator of tests/emulator, which runs the CUDA kernels on
+//! the CPU. Templates with a planted fault show that the emulator notices one.
+//!
+//! Each test runs this program again through scripts/emulate.sh, since a process finds its driver
+//! once. Without g++ the tests are skipped and say so; `FLASHTUNE_REQUIRE_GXX=1` makes that a
+//! failure.
+
+use crate::source_tree::root;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// A run of one test of this program on the emulated GPU.
+struct Emulated<'a> {
+    options: &'a [&'a str],
+    test: &'a str,
+    case: Option<&'a str>,
+}
+
+impl Emulated<'_> {
+    /// None if this machine cannot emulate, or already does.
+    fn output(&self) -> Option<Output> {
+        if std::env::var_os("FLASHTUNE_EMULATED").is_some() {
+            return None;
+        }
+        if let Err(error) = Command::new("g++").arg("--version").output() {
+            assert!(std::env::var_os("FLASHTUNE_REQUIRE_GXX").is_none(), "FLASHTUNE_REQUIRE_GXX=1, but g++: {error}");
+            eprintln!("SKIPPED: no g++, so no kernel was emulated: {error}");
+            return None;
+        }
+        let mut command = Command::new(root().join("scripts/emulate.sh"));
+        command.args(self.options).arg("--").arg(std::env::current_exe().expect("this program's path"));
+        command.args(["--exact", self.test, "--nocapture"]).env("RUST_BACKTRACE", "0");
+        match self.case {
+            Some(case) => command.env("FLASHTUNE_TEST_CASE", case),
+            None => command.env_remove("FLASHTUNE_TEST_CASE"),
+        };
+        Some(command.output().expect("scripts/emulate.sh runs"))
+    }
+
+    fn is_right(&self) {
+        let Some(output) = self.output() else { return };
+        let text = shown(&output);
+        assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", self.test);
+    }
+}
+
+fn shown(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn is_right(options: &[&str], test: &str) {
+    Emulated { options, test, case: None }.is_right();
+}
+
+/// Two SMs: a persistent CTA takes many tiles.
+#[test]
+fn sm_90_kernels_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems");
+}
+
+#[test]
+fn sm_90_decode_kernels_are_right() {
+    is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems");
+}
+
+#[test]
+fn sm_90_kernels_that_read_pages_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_over_pages");
+}
+
+#[test]
+fn sm_80_kernels_that_read_pages_are_right() {
+    is_right(&["--arch", "sm_80", "--seed", "3"], "tiny::gpu_is_right_on_tiny_problems_over_pages");
+}
+
+#[test]
+fn sm_90_kernels_that_split_keys_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "4"], "tiny::gpu_is_right_on_tiny_problems_with_split_keys");
+}
+
+/// With all SMs few tiles share their walk through the queries.
+#[test]
+fn sm_90_kernels_that_split_queries_are_right() {
+    is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_tiles");
+}
+
+#[test]
+fn sm_80_kernels_are_right() {
+    is_right(&["--arch", "sm_80", "--seed", "2"], "tiny::gpu_is_right_on_tiny_problems");
+}
+
+#[test]
+fn sm_120_decode_kernels_are_right() {
+    is_right(&["--arch", "sm_120"], "tiny::gpu_is_right_on_tiny_decoding_problems");
+}
+
+#[test]
+fn keys_are_appended_and_partials_are_merged_on_an_emulated_gpu() {
+    is_right(&[], "kv_append::seqused_may_be_null");
+    is_right(&[], "merge::rows_that_no_partial_sees_are_zero");
+}
+
+/// A change of a template, and a word of the report that it must lead to.
+struct Fault {
+    arch: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    report: &'static str,
+}
+
+/// Each fault is one that a kernel's author makes.
+const FAULTS: [Fault; 9] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load.cuh",
+        from: "barrier_expect(shared.full_v(ring.slot), kBytesV)",
+        to: "barrier_expect(shared.full_v(ring.slot), kBytesV + 16)",
+        report: "DEADLOCK",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "release(shared.empty_v(ring_v.slot));\n                    ring_v.advance();\n                    pack_weights",
+        to: "ring_v.advance();\n                    pack_weights",
+        report: "DEADLOCK",
+    },
+    // The wait for V.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "issue_qk();\n                    barrier_wait(shared.full_v(ring_v.slot), ring_v.parity);",
+        to: "issue_qk();",
+        report: "in flight",
+    },
+    // V's slot is free before the product has read it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "wgmma_wait<0>();\n                    pin(acc_o);\n                    release",
+        to: "pin(acc_o);\n                    release",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/store.cuh",
+        from: "fence_async_proxy();",
+        to: "",
+        report: "without a fence",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "device/layout/write_boxes.cuh",
+        from: "swizzled(lane / 16, lane % 8)",
+        to: "swizzled(lane / 16, 0)",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "device/schedule/tile_slots.cuh",
+        from: "return base + nth % kSlots * kTileBytes;",
+        to: "return base + nth % kSlots * kTileBytes + (1 << 18);",
+        report: "outside of the launch's",
+    },
+    // The barrier between a block's arrival and its use.
+    Fault {
+        arch: "sm_80",
+        file: "sm80_forward.cu.tera",
+        from: "cp_async_wait<kNumStages - 2>();\n            __syncthreads();",
+        to: "cp_async_wait<kNumStages - 2>();",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_80",
+        file: "sm80_forward.cu.tera",
+        from: "cp_async_wait<kNumStages - 2>();",
+        to: "",
+        report: "reference",
+    },
+];
+
+fn write_fault(fault: &Fault, folder: &Path) {
+    let text = std::fs::read_to_string(root().join("templates").join(fault.file)).expect("a template");
+    assert!(text.contains(fault.from), "{} has no {:?}", fault.file, fault.from);
+    let place = folder.join(fault.file);
+    std::fs::create_dir_all(place.parent().expect("a folder")).unwrap();
+    std::fs::write(place, text.replacen(fault.from, fault.to, 1)).unwrap();
+}
+
+#[test]
+fn planted_faults_are_reported() {
+    for fault in &FAULTS {
+        let folder = tempfile::tempdir().unwrap();
+        write_fault(fault, folder.path());
+        let options = ["--arch", fault.arch, "--sms", "1", "--templates", folder.path().to_str().unwrap()];
+        let run = Emulated { options: &options, test: "tiny::gpu_is_right_forward_on_one_tiny_problem", case: None };
+        let Some(output) = run.output() else { return };
+        let text = shown(&output);
+        let is_reported = !output.status.success() && text.contains(fault.report);
+        assert!(is_reported, "{}, {:?} without {:?}: {text}", fault.file, fault.from, fault.report);
+    }
+}

@@ -1,0 +1,113 @@
+//! Problems so small that the emulator of tests/emulator runs them in a moment, with every feature
+//! and a kernel of each kind.
+
+use super::unless_one_is_given;
+use crate::support::blocks::Blocks;
+use crate::support::case::{Case, Strides};
+use crate::support::extras::{Extras, Sides, Spread};
+use flashtune::problem::{Causal, Dtype, Window};
+
+const NONE: Extras = Extras {
+    window: Window { left: None, right: None, top_left: false },
+    softcap: 0.0,
+    alibi: None,
+    bias: None,
+    dbias: false,
+    mask: None,
+    mask_bits: false,
+    sinks: false,
+    dlse: false,
+    cu_seqlens: Sides { q: false, k: false },
+    seqused: Sides { q: false, k: false },
+    page_size: None,
+    key_starts: false,
+    batch_invariant: false,
+    alone: None,
+    block_mask: None,
+};
+
+fn of(dtype: Dtype, lengths: (i64, i64), head_dim: i64, causal: Causal) -> Case {
+    let (seqlen_q, seqlen_k) = lengths;
+    Case { num_heads_q: 2, num_heads_kv: 1, seqlen_k, causal, seed: 3, ..Case::plain(dtype, seqlen_q, head_dim) }
+}
+
+/// Both passes. Lengths end within a tile, and most problems have several tiles of queries and of
+/// keys.
+pub fn tiny() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full, TopLeft};
+    use Dtype::{Bf16, Fp16, Fp32};
+    let window = Window { left: Some(50), ..Window::default() };
+    let bias = Extras { bias: Some(Spread::of("hqk")), dbias: true, sinks: true, dlse: true, ..NONE };
+    let scores = Extras { softcap: 15.0, alibi: Some(Spread::of("h")), window, ..NONE };
+    let mask = Extras { mask: Some(Spread::of("bqk")), mask_bits: true, ..NONE };
+    let varlen = Extras { cu_seqlens: Sides::BOTH, seqused: Sides { q: false, k: true }, ..NONE };
+    let blocks = Extras { block_mask: Some(Blocks { of_head: true, ..Blocks::new(64, 128) }), ..NONE };
+    unless_one_is_given(vec![
+        of(Bf16, (150, 290), 64, BottomRight),
+        Case { dropout_p: 0.2, ..of(Fp16, (140, 200), 128, Full) },
+        Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (200, 200), 128, BottomRight) },
+        Case { head_dim_v: 128, ..of(Bf16, (100, 210), 192, TopLeft) },
+        of(Bf16, (70, 150), 256, BottomRight),
+        Case { strides: Strides::OddGaps, softmax_scale: -0.2, ..of(Fp16, (70, 90), 40, Full) },
+        of(Fp32, (70, 90), 40, BottomRight),
+        Case { extras: bias, ..of(Bf16, (90, 150), 64, Full) },
+        Case { extras: scores, ..of(Bf16, (150, 150), 64, BottomRight) },
+        Case { extras: mask, ..of(Fp16, (90, 150), 72, Full) },
+        Case { batch_size: 3, extras: varlen, ..of(Bf16, (150, 150), 64, BottomRight) },
+        Case { extras: blocks, ..of(Bf16, (200, 400), 64, Full) },
+    ])
+}
+
+/// Forward: few queries, pages, and few queries in pages.
+pub fn tiny_decode() -> Vec<Case> {
+    let seqused = Sides { q: false, k: true };
+    let paged = |page_size| Extras { page_size: Some(page_size), seqused, ..NONE };
+    let few = Case { batch_size: 2, num_heads_q: 8, num_heads_kv: 2, seqlen_k: 300, ..Case::plain(Dtype::Bf16, 1, 64) };
+    let several = Case { seqlen_q: 3, causal: Causal::BottomRight, ..few.clone() };
+    unless_one_is_given(vec![
+        few.clone(),
+        Case { extras: paged(16), ..few.clone() },
+        Case { extras: Extras { sinks: true, softcap: 9.0, ..paged(3) }, ..several.clone() },
+        Case { dtype: Dtype::Fp16, extras: paged(64), ..Case { head_dim: 128, head_dim_v: 128, ..several } },
+        Case { dtype: Dtype::Fp32, ..few },
+    ])
+}
+
+/// Forward: many queries in pages that TMA copies by boxes of 16, 32 and 64 rows, and in pages that
+/// threads copy.
+pub fn tiny_pages() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full, TopLeft};
+    let paged =
+        |page_size, extras| Extras { page_size: Some(page_size), seqused: Sides { q: false, k: true }, ..extras };
+    let window = Extras { window: Window { left: Some(90), ..Window::default() }, sinks: true, ..NONE };
+    let varlen = Extras { cu_seqlens: Sides { q: true, k: false }, ..NONE };
+    let of = |dtype, page_size, extras, head_dim, causal| Case {
+        batch_size: 2,
+        extras: paged(page_size, extras),
+        ..of(dtype, (130, 230), head_dim, causal)
+    };
+    unless_one_is_given(vec![
+        of(Dtype::Bf16, 16, NONE, 64, BottomRight),
+        of(Dtype::Fp16, 96, window, 128, BottomRight),
+        Case { strides: Strides::Gaps, ..of(Dtype::Bf16, 64, varlen, 128, Full) },
+        Case { strides: Strides::PackedQkv, ..of(Dtype::Bf16, 3, varlen, 64, BottomRight) },
+        of(Dtype::Fp16, 12, Extras { softcap: 9.0, ..NONE }, 256, TopLeft),
+        of(Dtype::Fp32, 16, NONE, 40, BottomRight),
+    ])
+}
+
+/// Few tiles of many keys, forward and backward: what split kernels are for.
+pub fn tiny_splits() -> Vec<Case> {
+    let of = |dtype, head_dim, causal| Case { seed: 5, ..of(dtype, (130, 1100), head_dim, causal) };
+    let window = Extras { window: Window { left: Some(400), ..Window::default() }, sinks: true, ..NONE };
+    unless_one_is_given(vec![
+        of(Dtype::Bf16, 64, Causal::BottomRight),
+        of(Dtype::Fp16, 128, Causal::TopLeft),
+        Case { extras: window, ..of(Dtype::Bf16, 64, Causal::BottomRight) },
+    ])
+}
+
+/// One problem, which shows whether a changed template is still right.
+pub fn one() -> Vec<Case> {
+    unless_one_is_given(vec![of(Dtype::Bf16, (200, 330), 64, Causal::BottomRight)])
+}

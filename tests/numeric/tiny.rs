@@ -1,0 +1,66 @@
+//! Tiny problems on a GPU: every feature and each kind of kernel, in a second. tests/emulator runs
+//! them without a GPU (`emulated.rs`).
+
+use crate::gpu::run;
+use crate::support::case::Case;
+use crate::support::check::Prepared;
+use crate::support::shapes;
+use crate::support::subject::Subject;
+use flashtune::family;
+use flashtune::problem::Pass;
+
+#[test]
+fn gpu_is_right_on_tiny_problems() {
+    let Some(subject) = Subject::gpu() else { return };
+    run(&subject, &shapes::tiny(), 1);
+}
+
+fn forward_of_each_family(subject: &Subject, cases: &[Case], splits: &[u32]) {
+    for case in cases {
+        let (prepared, problem) = (Prepared::new(case), case.problem(Pass::Forward));
+        for config in subject.configs(case, Pass::Forward, 0) {
+            let split = splits.iter().map(|splits| config.clone().with("num_splits", *splits));
+            let split =
+                split.map(|split| if split.get("tma_store").is_some() { split.with("tma_store", 0) } else { split });
+            let served = split.filter(|split| {
+                config.get("num_splits").is_some() && family::check(&problem, split, subject.backend.device()).is_ok()
+            });
+            let served: Vec<_> = served.collect();
+            for config in [config].iter().chain(&served) {
+                prepared.forward(subject, config);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_is_right_on_tiny_decoding_problems() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_decode(), &[1, 3]);
+}
+
+#[test]
+fn gpu_is_right_on_tiny_problems_over_pages() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_pages(), &[]);
+}
+
+#[test]
+fn gpu_is_right_on_tiny_problems_with_split_keys() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_splits(), &[2, 3]);
+}
+
+#[test]
+fn gpu_is_right_backward_on_tiny_problems_of_few_tiles() {
+    let Some(subject) = Subject::gpu() else { return };
+    run(&subject, &shapes::tiny_splits(), 0);
+}
+
+#[test]
+fn gpu_is_right_forward_on_one_tiny_problem() {
+    let Some(subject) = Subject::gpu() else { return };
+    for case in shapes::one() {
+        Prepared::new(&case).forward(&subject, &subject.heuristic(&case, Pass::Forward));
+    }
+}
