@@ -1,0 +1,221 @@
+"""`flashtune.context_parallel` equals attention on one device.
+
+Each number of ranks is one set of gloo processes, which run all cases and leave the whole results.
+The geometry is tested by itself, with every pair of a query and a key counted once.
+"""
+
+import contextlib
+import datetime
+import os
+import socket
+
+import flashtune
+import flashtune.context_parallel as cp
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from flashtune import _ring
+from judge import assert_close
+from oracle_torch import plain, random, with_gradients
+
+SEQLEN, HEADS, DIM = 48, 4, 16
+# method, layout, K/V heads, options
+CASES = {
+    "ring": ("ring", "zigzag", 2, {}),
+    "ring-causal": ("ring", "zigzag", 2, dict(causal=True)),
+    "ring-causal-contiguous": ("ring", "contiguous", 4, dict(causal=True, softcap=4.0)),
+    "ring-causal-window": ("ring", "zigzag", 2, dict(causal=True, window=(7, None))),
+    "ring-window": ("ring", "zigzag", 4, dict(window=(9, 14), softmax_scale=0.3)),
+    "all_gather": ("all_gather", "zigzag", 2, {}),
+    "all_gather-causal": ("all_gather", "zigzag", 2, dict(causal=True)),
+    "all_gather-window": ("all_gather", "zigzag", 4, dict(window=(9, 14))),
+    "all_gather-causal-window": ("all_gather", "contiguous", 1, dict(causal=True, window=(7, None))),
+    "ulysses": ("ulysses", "zigzag", 4, dict(causal=True)),
+    "ulysses-window": ("ulysses", "contiguous", 4, dict(window=(9, 14), softcap=4.0)),
+    "ulysses-few-kv-heads": ("ulysses", "contiguous", 1, dict(causal=True)),
+}
+OFFSETS = [0, 11, 12, 40, SEQLEN]
+
+
+def inputs(heads_kv, batch=2):
+    shapes = [(batch, SEQLEN, heads, DIM) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
+    return random(*shapes, dtype=torch.float32, device="cpu")
+
+
+def run_cases(rank, size, port, folder):
+    """What each process runs; rank 0 leaves the results in `folder`."""
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    wait = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=wait)
+    results = {name: run_case(*case) for name, case in CASES.items()}
+    results["varlen"] = run_varlen()
+    results["refusals"] = refusals(rank)
+    results["mesh"] = run_mesh(size)
+    if rank == 0:
+        torch.save(results, os.path.join(folder, "results.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_case(method, layout, heads_kv, options):
+    """out, lse and the gradients of q, k and v of a loss that depends on both."""
+    q, k, v, dout = (cp.shard(x, layout=layout) for x in inputs(heads_kv))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = cp.attention(*leaves, method=method, layout=layout, return_lse=True, **options)
+    gradients = torch.autograd.grad((out * dout).sum() + lse.sum(), leaves)
+    whole = [cp.unshard(x, layout=layout) for x in (out, *gradients)]
+    return [whole[0], cp.unshard(lse, dim=2, layout=layout), *whole[1:]]
+
+
+def run_varlen():
+    q, k, v, dout = (cp.shard(x[0], dim=0, layout="contiguous") for x in inputs(4, batch=1))
+    lengths, leaves = torch.tensor(OFFSETS, dtype=torch.int32), [x.requires_grad_() for x in (q, k, v)]
+    out = cp.attention(
+        *leaves, method="ulysses", layout="contiguous", causal=True,
+        cu_seqlens=lengths, max_seqlen=SEQLEN,
+    )
+    return [cp.unshard(x, dim=0, layout="contiguous") for x in (out, *torch.autograd.grad(out, leaves, dout))]
+
+
+def run_mesh(size):
+    """PyTorch's conventions: buffers that are cut in place, and SDPA within a block."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
+    buffers = [x.transpose(1, 2).contiguous() for x in inputs(HEADS)[:3]]
+    before = [x.clone() for x in buffers]
+    with cp.context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2, 2, 2]):
+        assert buffers[0].shape[2] == SEQLEN // size
+        out = F.scaled_dot_product_attention(*buffers, is_causal=True)
+        with pytest.raises(NotImplementedError, match="context_parallel supports neither"):
+            F.scaled_dot_product_attention(*buffers, dropout_p=0.1)
+    assert all(torch.equal(x, y) for x, y in zip(buffers, before))
+    return cp.unshard(out, dim=2).transpose(1, 2)
+
+
+def refusals(rank):
+    """The messages of errors, each raised in every rank before a tensor is sent."""
+    q, k, v, _ = (cp.shard(x) for x in inputs(2))
+
+    def message(*tensors, **options):
+        with pytest.raises((ValueError, NotImplementedError, TypeError)) as error:
+            cp.attention(*tensors, **options)
+        return str(error.value)
+
+    shorter = [x[:, :-2] for x in (q, k, v)] if rank == 1 else (q, k, v)
+    return {
+        "uneven": message(*shorter),
+        "odd": message(*(x[:, :-1] for x in (q, k, v))),
+        "one rank's dtype": message(q, k.double() if rank == 1 else k, v),
+        "one rank's nothing": message(q, k, None if rank == 1 else v),
+        "one rank's method": message(q, k, v, method="ringg" if rank == 1 else "ring"),
+        "heads": message(q[:, :, :3], k[:, :, :1], v[:, :, :1], method="ulysses"),
+        "varlen": message(q[0], k[0], v[0], cu_seqlens=torch.tensor([0, 4], dtype=torch.int32)),
+        "causal": message(q, k, v, causal="top-left"),
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(run_cases, (request.param, port, str(folder)), nprocs=request.param)
+    return request.param, torch.load(folder / "results.pt")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_context_parallel_attention_equals_one_device(results, name):
+    _, _, heads_kv, options = CASES[name]
+    *tensors, dout = inputs(heads_kv)
+    options = {"window": None, **options}
+    ours = results[1][name]
+
+    def run(tensors):
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        out, lse = plain(*leaves, return_lse=True, **options)
+        return [out, lse, *torch.autograd.grad((out * dout).sum() + lse.sum(), leaves)]
+
+    naive, exact = run(tensors), run([x.double() for x in tensors])
+    for label, *versions in zip(("out", "lse", "dq", "dk", "dv"), ours, naive, exact):
+        arrays = (x.detach().double().numpy() for x in versions)
+        assert_close(label, *arrays, "float32", gradient=label.startswith("d"))
+
+
+def test_ulysses_takes_packed_sequences(results):
+    *tensors, dout = (x[0] for x in inputs(4, batch=1))
+    lengths = torch.tensor(OFFSETS, dtype=torch.int32)
+
+    def whole(q, k, v):
+        return flashtune.attention_varlen(q, k, v, cu_seqlens_q=lengths, cu_seqlens_k=lengths, causal=True)
+
+    for actual, wanted in zip(results[1]["varlen"], with_gradients(whole, tensors, dout)):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_pytorchs_conventions_give_the_same(results):
+    expected = flashtune.attention(*inputs(HEADS)[:3], causal=True)
+    torch.testing.assert_close(results[1]["mesh"], expected)
+
+
+def test_wrong_arguments_are_refused_in_all_ranks_before_anything_is_sent(results):
+    size, of = results[0], results[1]["refusals"]
+    assert "rank 1 has sizes and options" in of["uneven"] and "all must be the same" in of["uneven"]
+    assert f"q has {SEQLEN // size - 1} rows; the layout zigzag needs an even number" in of["odd"]
+    assert "k is torch.float64 on cpu; it must be torch.float32 on cpu" in of["one rank's dtype"]
+    assert "v is a NoneType; it must be a torch tensor" in of["one rank's nothing"]
+    assert of["one rank's method"] == "rank 1: method is 'ringg'; it must be one of 'ring', 'all_gather', 'ulysses'"
+    assert f"q has 3 heads and k has 1; with {size} ranks ulysses needs a multiple of {size}" in of["heads"]
+    assert "cu_seqlens is given; it needs" in of["varlen"]
+    assert "causal is 'top-left'; it must be False or True" in of["causal"]
+
+
+def test_without_a_process_group_the_error_says_so():
+    q = torch.randn(1, 4, 2, 8)
+    for call in (lambda: cp.attention(q, q, q), lambda: cp.shard(q), lambda: cp.unshard(q)):
+        with pytest.raises(ValueError, match="there is no process group; call torch.distributed.init_process_group"):
+            call()
+
+
+@pytest.mark.parametrize("window", [None, (0, 0), (3, None), (None, 2), (5, 9), (40, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_the_pieces_cover_each_visible_pair_once(layout, causal, window):
+    size, rows = 3, 4
+    seqlen = rows * size * (2 if layout == "zigzag" else 1)
+    right = 0 if causal else None if window is None else window[1]
+    window = None if window is None else (window[0], right)
+    expected = oracle.seen(seqlen, seqlen, causal, window).astype(int)
+    order = [_ring.chunks(rank, size, layout) for rank in range(size)]
+    positions = [np.concatenate([np.arange(c * rows, (c + 1) * rows) for c in chunks]) for chunks in order]
+    by_ring, by_gather = np.zeros_like(expected), np.zeros_like(expected)
+    for rank, mine in enumerate(order):
+        for owner, others in enumerate(order):
+            for piece in _ring.pieces(mine, others, rows, causal, window):
+                count(by_ring, piece, positions[rank], positions[owner])
+        for piece in _ring.pieces_of_whole(mine, size, len(positions[rank]), causal, window):
+            count(by_gather, piece, positions[rank], np.arange(seqlen))
+    assert (by_ring == expected).all()
+    assert (by_gather == expected).all()
+
+
+def count(counts, piece, queries, keys):
+    queries, keys = queries[piece.queries], keys[piece.keys]
+    counts[np.ix_(queries, keys)] += oracle.seen(len(queries), len(keys), piece.causal, piece.window)
+
+
+def test_zigzag_ranks_have_the_same_work():
+    work = []
+    for rank in range(4):
+        mine, total = _ring.chunks(rank, 4, "zigzag"), 0
+        for owner in range(4):
+            for piece in _ring.pieces(mine, _ring.chunks(owner, 4, "zigzag"), 8, True, None):
+                sizes = [part.stop - part.start for part in piece[:2]]
+                total += oracle.seen(*sizes, piece.causal, None).sum()
+        work.append(total)
+    assert len(set(work)) == 1
