@@ -9,6 +9,7 @@ mod device;
 mod failure;
 mod features;
 mod info;
+mod memory;
 mod model_error;
 mod pack;
 mod presets;
@@ -22,6 +23,9 @@ mod worker;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
+
+#[global_allocator]
+static MEMORY: memory::ExitWhenExhausted = memory::ExitWhenExhausted;
 
 /// Exact attention, rendered, compiled and tuned at run time
 #[derive(Parser)]
