@@ -5,6 +5,7 @@
 use super::library::{Search, function_table, open};
 use crate::error::{Error, Result, Status};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUlaunchConfig, CUmodule, CUstream};
+use libloading::os::unix::Library;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -71,6 +72,20 @@ function_table! {
     }
 }
 
+/// The first driver with all functions of the table, by its CUDA version.
+const OLDEST_MAJOR: u32 = 12;
+
+/// Says so if a library that lacks a function is the driver of an older CUDA version.
+fn too_old(library: &Library) -> Option<String> {
+    let mut version = 0;
+    // SAFETY: the symbol is documented to be a C function of this signature, and writes one int.
+    let code =
+        unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDriverGetVersion").ok()?(&mut version) };
+    let (major, minor) = (version as u32 / 1000, version as u32 % 1000 / 10);
+    let is_older = code == 0 && major < OLDEST_MAJOR;
+    is_older.then(|| format!("it is of CUDA {major}.{minor}; the library needs {OLDEST_MAJOR}.0 or later"))
+}
+
 struct Loaded {
     search: Search,
     driver: Result<Driver>,
@@ -93,7 +108,7 @@ impl Driver {
         // of the stub fails.
         for name in ["libcuda.so.1", "libcuda.so"] {
             let found = open(OsStr::new(name)).and_then(|library| {
-                let driver = Driver::load(&library)?;
+                let driver = Driver::load(&library).map_err(|reason| too_old(&library).unwrap_or(reason))?;
                 // This call is allowed before cuInit. A toolkit's stub fails here, as in every
                 // call.
                 let version = driver.version().map_err(|error| error.message)?;

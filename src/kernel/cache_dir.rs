@@ -6,9 +6,52 @@
 
 use crate::environment;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{DirBuilder, Metadata};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// Why the cache folder is refused. Its text is one sentence for a log line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The folder or link that breaks a rule: the cache folder, or one on the way to it.
+    pub place: PathBuf,
+    pub rule: Rule,
+    text: String,
+}
+
+/// What a refused place lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// It can be made, read and entered.
+    Usable,
+    /// It belongs to this user, or, on the way to the cache folder, to root.
+    Owner,
+    /// No other user may write to it.
+    Mode,
+}
+
+impl Refusal {
+    fn new(place: &Path, rule: Rule, text: impl fmt::Display) -> Refusal {
+        Refusal { place: place.to_owned(), rule, text: format!("{text}") }
+    }
+
+    fn failed(doing: &str, place: &Path, error: std::io::Error) -> Refusal {
+        Refusal::new(place, Rule::Usable, format_args!("{doing} {}: {error}", place.display()))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> String {
+        refusal.text
+    }
+}
 
 /// Resolves the cache folder: `FLASHTUNE_CACHE_DIR`, else `setting`, else
 /// `$XDG_CACHE_HOME/flashtune`, else `$HOME/.cache/flashtune`. None means memory only. An empty
@@ -28,9 +71,9 @@ fn resolve_with(setting: Option<&Path>, variable: impl Fn(&str) -> Option<OsStri
 
 /// Creates the folder and its missing parents with mode 0700. Checks that the folder belongs to
 /// this user and that nobody else may write to it, nor put another folder in the place of one on
-/// the way to it. The error is one sentence for a log line.
-pub fn secure(folder: &Path) -> Result<(), String> {
-    let failed = |doing: &str, error: std::io::Error| format!("{doing} {}: {error}", folder.display());
+/// the way to it.
+pub fn secure(folder: &Path) -> Result<(), Refusal> {
+    let failed = |doing: &str, error: std::io::Error| Refusal::failed(doing, folder, error);
     let folder = std::path::absolute(folder).map_err(|error| failed("reading", error))?;
     // Nothing is created where others could redirect it.
     let above = folder.ancestors().skip(1).find(|ancestor| ancestor.symlink_metadata().is_ok());
@@ -38,31 +81,26 @@ pub fn secure(folder: &Path) -> Result<(), String> {
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| failed("creating", error))?;
     require_safe_way(&folder)?;
     let metadata = folder.metadata().map_err(|error| failed("reading", error))?;
-    let user = user();
+    let (place, user) = (folder.display(), user());
     if metadata.uid() != user {
-        return Err(format!(
-            "{} belongs to user {}, but this process runs as user {user}",
-            folder.display(),
-            metadata.uid()
-        ));
+        let text = format!("{place} belongs to user {}, but this process runs as user {user}", metadata.uid());
+        return Err(Refusal::new(&folder, Rule::Owner, text));
     }
     if metadata.mode() & 0o022 != 0 {
-        return Err(format!(
-            "{} has mode {:04o}; it holds code, so no other user may write to it",
-            folder.display(),
-            metadata.mode() & 0o7777
-        ));
+        let mode = metadata.mode() & 0o7777;
+        let text = format!("{place} has mode {mode:04o}; it holds code, so no other user may write to it");
+        return Err(Refusal::new(&folder, Rule::Mode, text));
     }
     Ok(())
 }
 
 /// Checks each folder above `folder`, under the name given and under the name without links: it
 /// belongs to root or to this user, and others may write to it only if it is sticky.
-fn require_safe_way(folder: &Path) -> Result<(), String> {
-    let real = folder.canonicalize().map_err(|error| format!("reading {}: {error}", folder.display()))?;
+fn require_safe_way(folder: &Path) -> Result<(), Refusal> {
+    let real = folder.canonicalize().map_err(|error| Refusal::failed("reading", folder, error))?;
     let given = folder.ancestors().take_while(|_| real != folder);
     for link in given {
-        let metadata = link.symlink_metadata().map_err(|error| format!("reading {}: {error}", link.display()))?;
+        let metadata = link.symlink_metadata().map_err(|error| Refusal::failed("reading", link, error))?;
         if metadata.is_symlink() {
             require_owner(link, &metadata)?;
         }
@@ -71,32 +109,31 @@ fn require_safe_way(folder: &Path) -> Result<(), String> {
     real.ancestors().skip(1).try_for_each(require_safe)
 }
 
-fn require_safe(folder: &Path) -> Result<(), String> {
-    let metadata = folder.metadata().map_err(|error| format!("reading {}: {error}", folder.display()))?;
+fn require_safe(folder: &Path) -> Result<(), Refusal> {
+    let metadata = folder.metadata().map_err(|error| Refusal::failed("reading", folder, error))?;
     require_owner(folder, &metadata)?;
-    match metadata.mode() & 0o022 == 0 || metadata.mode() & 0o1000 != 0 {
-        true => Ok(()),
-        false => Err(format!(
-            "{} has mode {:04o}; another user could replace the cache folder below it",
-            folder.display(),
-            metadata.mode() & 0o7777
-        )),
+    if metadata.mode() & 0o022 == 0 || metadata.mode() & 0o1000 != 0 {
+        return Ok(());
     }
+    let (place, mode) = (folder.display(), metadata.mode() & 0o7777);
+    let text = format!("{place} has mode {mode:04o}; another user could replace the cache folder below it");
+    Err(Refusal::new(folder, Rule::Mode, text))
 }
 
 /// Whoever owns the root folder can replace every folder. In a user namespace that may be a number
 /// other than 0, the one of all users that the namespace does not map.
-fn require_owner(place: &Path, metadata: &Metadata) -> Result<(), String> {
+fn require_owner(place: &Path, metadata: &Metadata) -> Result<(), Refusal> {
     let of_root = Path::new("/").metadata().map_or(0, |root| root.uid());
-    match [0, of_root, user()].contains(&metadata.uid()) {
-        true => Ok(()),
-        false => Err(format!(
-            "{} belongs to user {}, who could replace the cache folder below it; this process runs as user {}",
-            place.display(),
-            metadata.uid(),
-            user()
-        )),
+    if [0, of_root, user()].contains(&metadata.uid()) {
+        return Ok(());
     }
+    let text = format!(
+        "{} belongs to user {}, who could replace the cache folder below it; this process runs as user {}",
+        place.display(),
+        metadata.uid(),
+        user()
+    );
+    Err(Refusal::new(place, Rule::Owner, text))
 }
 
 fn user() -> u32 {
@@ -138,7 +175,9 @@ mod tests {
     fn a_folder_that_others_may_write_to_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o770)).unwrap();
-        assert!(secure(folder.path()).unwrap_err().contains("0770"));
+        let refusal = secure(folder.path()).unwrap_err();
+        assert_eq!((refusal.place.as_path(), refusal.rule), (folder.path(), Rule::Mode));
+        assert!(refusal.to_string().contains("0770"), "{refusal}");
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         secure(folder.path()).unwrap();
     }
@@ -157,7 +196,9 @@ mod tests {
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         secure(&link).unwrap();
         std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
-        assert!(secure(&link).unwrap_err().contains("0777"));
+        let refusal = secure(&link).unwrap_err();
+        assert_eq!(refusal.place, open.canonicalize().unwrap());
+        assert!(refusal.to_string().contains("0777"), "{refusal}");
         // Nothing is created below such a folder.
         assert!(secure(&open.join("new/cache")).is_err());
         assert!(!open.join("new").exists());
@@ -166,6 +207,6 @@ mod tests {
     #[test]
     fn a_file_in_the_folders_place_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(secure(file.path()).is_err());
+        assert_eq!(secure(file.path()).unwrap_err().rule, Rule::Usable);
     }
 }

@@ -88,8 +88,8 @@ impl CubinCache {
             let folder = cache_dir.join("cubins");
             match secure(cache_dir).and_then(|()| secure(&folder)) {
                 Ok(()) => Some(folder),
-                Err(reason) => {
-                    complain(&reason);
+                Err(refusal) => {
+                    complain(&refusal.to_string());
                     None
                 }
             }
@@ -121,7 +121,7 @@ impl CubinCache {
         let publish = |path: &Path, bytes: &[u8]| {
             files::publish(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
         };
-        let written = secure(&folder).and_then(|()| {
+        let written = secure(&folder).map_err(String::from).and_then(|()| {
             // The text goes first: beside every cubin, a person finds the text that it was made
             // from.
             publish(&folder.join("kernel.cu"), text.as_bytes())?;

@@ -1,5 +1,7 @@
 //! Discovery: the GPUs, the driver and the compiler that this process finds.
 
+use super::compile::target;
+use super::fixed::FAMILY;
 use crate::cuda;
 use crate::cuda::driver::Driver;
 use crate::cuda::library::Search;
@@ -26,6 +28,12 @@ pub fn nvrtc_search() -> &'static Search {
 /// The architectures that the NVRTC in use makes cubins for, ascending.
 pub fn compiler_archs() -> Result<Vec<Arch>> {
     Ok(Nvrtc::get()?.archs().iter().map(|number| Arch::Sm(number / 10, number % 10)).collect())
+}
+
+/// The target that the NVRTC in use compiles fixed kernels for, on GPUs of an architecture. The
+/// error says that there is no NVRTC, or that it is too old.
+pub fn compiler_target(arch: Arch) -> Result<String> {
+    target(arch, FAMILY, Nvrtc::get()?)
 }
 
 /// A device as the driver and NVRTC together describe it.

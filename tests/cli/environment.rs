@@ -10,7 +10,9 @@ const NOBODY: u32 = 65534;
 /// A copy of a program that runs as nobody, whoever starts it.
 fn setuid_copy(of: &Path, folder: &Path) -> PathBuf {
     let copy = folder.join(of.file_name().unwrap());
-    std::fs::copy(of, &copy).unwrap();
+    // Written by this process, the file would stay open for writing in any child that another test
+    // starts meanwhile, and a program that is open for writing does not start.
+    assert!(Command::new("cp").arg(of).arg(&copy).status().unwrap().success());
     chown(&copy, Some(NOBODY), Some(NOBODY)).unwrap();
     std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o4755)).unwrap();
     copy

@@ -1,9 +1,14 @@
 //! The command line as users see it: exit codes, output for people and for programs, signals,
 //! files.
 
+#[path = "../fake_cuda/mod.rs"]
+mod fake_cuda;
 #[path = "../program/mod.rs"]
 mod program;
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
 
+mod doctor;
 mod environment;
 mod pack;
 mod records;

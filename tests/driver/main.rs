@@ -1,6 +1,8 @@
 //! The calls that flashtune makes to the CUDA driver, checked and recorded by a stand-in
 //! (`fake_driver`).
 
+#[path = "../fake_cuda/mod.rs"]
+mod fake_cuda;
 #[path = "../serving_trace/mod.rs"]
 mod serving_trace;
 #[path = "../source_tree/mod.rs"]

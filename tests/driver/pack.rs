@@ -3,6 +3,7 @@
 //! The packs here hold placeholder cubins, which the stand-in driver loads. They have the texts of
 //! the configs that `flashtune pack` would choose for an H200.
 
+use crate::fake_cuda;
 use crate::fake_driver::{PROBLEM, with_fake, with_fake_and};
 use flashtune::backend::Backend;
 use flashtune::call::{Call, TensorRef};
@@ -26,7 +27,6 @@ use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 const SM90: Arch = Arch::Sm(9, 0);
@@ -205,29 +205,10 @@ fn a_config_that_would_need_other_kernels_for_the_shape_is_passed_over() {
     });
 }
 
-/// An NVRTC that knows no GPU after sm_80, and compiles nothing.
-const OLD_NVRTC: &str = "
-int nvrtcVersion(int *major, int *minor) { *major = 12; *minor = 0; return 0; }
-int nvrtcGetNumSupportedArchs(int *count) { *count = 1; return 0; }
-int nvrtcGetSupportedArchs(int *archs) { *archs = 80; return 0; }
-int nvrtcCreateProgram(void) { return 1; }
-int nvrtcDestroyProgram(void) { return 1; }
-int nvrtcCompileProgram(void) { return 1; }
-int nvrtcGetProgramLogSize(void) { return 1; }
-int nvrtcGetProgramLog(void) { return 1; }
-int nvrtcGetCUBINSize(void) { return 1; }
-int nvrtcGetCUBIN(void) { return 1; }
-const char *nvrtcGetErrorString(int code) { return code ? \"failure\" : \"success\"; }
-";
-
 #[test]
 fn a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    let [source, library] = ["nvrtc.c", "libnvrtc.so"].map(|name| folder.path().join(name));
-    std::fs::write(&source, OLD_NVRTC).unwrap();
-    let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
-    let compiled = Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
-    assert!(compiled.expect("the tests need a C compiler").success());
+    let library = fake_cuda::nvrtc(folder.path());
     let variables = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
     with_fake_and("a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu", &variables, |_| {
         let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);

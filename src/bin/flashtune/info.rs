@@ -108,7 +108,7 @@ fn gather() -> Result<Info, Failure> {
     let no_gpu = gpus.as_ref().err().map(|error| error.message.clone());
     let compiler_archs = kernel::compiler_archs().unwrap_or_default().iter().map(ToString::to_string).collect();
     let cache_dir = cache_folder();
-    let no_cache = cache_dir.as_deref().and_then(|folder| cache_dir::secure(folder).err());
+    let no_cache = cache_dir.as_deref().and_then(|folder| cache_dir::secure(folder).err()).map(String::from);
     let usable = cache_dir.clone().filter(|_| no_cache.is_none());
     let engine =
         Engine::new(Backend::Cpu(Cpu::new(0)?), EngineOptions { cache_dir: usable, ..EngineOptions::default() });

@@ -6,6 +6,7 @@
 mod autotune;
 mod bench;
 mod device;
+mod doctor;
 mod failure;
 mod features;
 mod info;
@@ -39,6 +40,8 @@ struct Cli {
 enum Command {
     /// Measure the candidate configs of a list of problems and keep the fastest of each
     Autotune(autotune::Args),
+    /// Say what is missing on this machine, and the command that mends it
+    Doctor(doctor::Args),
     /// Show devices, libraries, the cache folder and versions
     Info(info::Args),
     /// Print or compile the kernels of a problem, without a GPU
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
     }
     let result = match command {
         Command::Autotune(args) => autotune::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Info(args) => info::run(args),
         Command::Render(args) => render::run(args),
         Command::RenderMerge(args) => render::run_merge(args),

@@ -1,6 +1,6 @@
 // A stand-in for libcuda with one GPU whose memory is host memory. It checks what the real driver
-// checks (a current context, the capture mode) and records every launch. mod.rs compiles it and
-// reads the fake_* part.
+// checks (a current context, the capture mode) and records every launch. tests/fake_cuda compiles
+// it, and mod.rs reads the fake_* part.
 //
 // Like drivers before 12.4, it has cuEventElapsedTime only under the old name and no cuFuncLoad.
 
@@ -57,8 +57,8 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = 1 <<
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     switch (attribute) {
-    case 75: *value = 9; break;        // compute capability, major
-    case 76: *value = 0; break;        // and minor
+    case 75: *value = setting("FAKE_ARCH", 90) / 10; break; // compute capability, major
+    case 76: *value = setting("FAKE_ARCH", 90) % 10; break; // and minor
     case 16: *value = 132; break;      // multiprocessors
     case 97: *value = 232448; break;   // shared memory of a block, opt-in
     case 81: *value = 233472; break;   // shared memory of a multiprocessor

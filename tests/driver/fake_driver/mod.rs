@@ -1,10 +1,10 @@
 //! A stand-in for the CUDA driver, which checks what the real driver checks and records every
 //! launch.
 //!
-//! It is compiled from libcuda.c and found as libcuda.so.1 through LD_LIBRARY_PATH, so each test
-//! runs in a process of its own.
+//! `fake_cuda` compiles it from libcuda.c. It is found as libcuda.so.1 through LD_LIBRARY_PATH, so
+//! each test runs in a process of its own.
 
-use crate::source_tree::root;
+use crate::fake_cuda;
 use flashtune::config::Config;
 use flashtune::device::Arch;
 use flashtune::kernel::compile::{Compiled, options};
@@ -148,15 +148,7 @@ pub fn with_fake_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
         return body(&Fake(unsafe { Library::new("libcuda.so.1") }.unwrap()));
     }
     let folder = tempfile::tempdir().unwrap();
-    let source = root().join("tests/driver/fake_driver/libcuda.c");
-    let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
-        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
-        .arg(folder.path().join("libcuda.so.1"))
-        .arg(format!("-DPARAMS_BYTES={PARAMS_BYTES}"))
-        .arg(source)
-        .status()
-        .expect("the tests need a C compiler");
-    assert!(compiled.success());
+    fake_cuda::driver(folder.path());
     let output = Command::new(std::env::current_exe().unwrap())
         .args([&format!("::{test}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
