@@ -5,7 +5,8 @@
 //! `known_records`), `tuning` (under `measuring`), `executables` (building), `plans` (what a launch
 //! finds). `among` chooses among the configs of a pack, and `packing` decides what a pack holds.
 //! Below them, `machine` keeps this machine's records in a `store` (a `journal` and its `index`),
-//! `shipped` reads those in the library, and `record` and `key` are their form.
+//! `shipped` reads those in the library, and `record` and `key` are their form. `review` judges
+//! records that are to ship.
 
 mod among;
 mod built_ops;
@@ -27,6 +28,7 @@ mod predicted;
 mod range;
 mod ranges;
 pub mod record;
+mod review;
 mod shared_map;
 pub mod shipped;
 mod store;
@@ -42,6 +44,7 @@ pub use plans::Plan;
 pub use range::{MOST_VARIANTS, Optional, Range, Sizes};
 pub use ranges::{MOST_KERNELS, Prepared};
 pub use record::Record;
+pub use review::review;
 pub use store::Store;
 
 use crate::config::Config;

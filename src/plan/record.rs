@@ -156,6 +156,12 @@ impl Record {
         family::check(&self.problem, &self.config, &device)
     }
 
+    /// The same for the config of its runner-up, if it has one.
+    pub fn check_runner_up(&self, here: &Device) -> Result<(), String> {
+        let device = self.device_as_known(here)?;
+        self.runner_up.as_ref().map_or(Ok(()), |timed| family::check(&self.problem, &timed.config, &device))
+    }
+
     /// Whether it goes before another record of its id. A record that did not try the family
     /// preferred now is used after the heuristic, so it is worth less, however fast.
     pub fn is_better_than(&self, other: &Record, here: &Device) -> bool {

@@ -23,6 +23,7 @@ mod values;
 pub mod worker;
 
 pub use crate::backend::Elapsed;
+pub use check::bound as error_bound;
 pub use memory::require as require_memory;
 pub use options::{DEFAULT_TIME_LIMIT, TuneOptions};
 pub use outcome::{Outcome, Timed, Trial, Verdict, measured_families};

@@ -14,6 +14,7 @@ mod pack;
 mod records;
 mod render;
 mod usage;
+mod verify;
 mod worker;
 
 use serde_json::Value;

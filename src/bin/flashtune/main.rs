@@ -19,6 +19,7 @@ mod progress;
 mod records;
 mod render;
 mod shell;
+mod verify;
 mod worker;
 
 use clap::{CommandFactory as _, Parser, Subcommand};

@@ -4,6 +4,7 @@
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json};
 use crate::model_error;
+use crate::verify;
 use clap::Subcommand;
 use flashtune::files;
 use flashtune::plan::{Record, record, shipped};
@@ -41,7 +42,8 @@ enum Command {
         #[arg(long)]
         replace: bool,
     },
-    /// Check records against this version's search space [default: the shipped records]
+    /// Check whether records may ship with the library; exits with 1 if one may not [default: the
+    /// shipped records]
     Verify {
         /// Files of JSON lines
         files: Vec<PathBuf>,
@@ -76,7 +78,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::Import { file, replace } => import(&file, replace),
-        Command::Verify { files } => verify(&files),
+        Command::Verify { files } => verify::run(&texts(&files)?, files.is_empty()),
         Command::ModelError { json, files } => {
             let texts = texts(&files)?;
             let records: Vec<Record> = texts.iter().flat_map(|(_, text)| record::read_lines(text).0).collect();
@@ -126,30 +128,4 @@ fn list(device: DeviceArg, json: bool) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn verify(files: &[PathBuf]) -> Result<(), Failure> {
-    let texts = texts(files)?;
-    let cpu = DeviceArg::Cpu.open()?;
-    let (mut good, mut bad) = (0, 0);
-    for (name, text) in &texts {
-        let (records, ignored) = record::read_lines(text);
-        bad += ignored.len();
-        ignored.iter().for_each(|(line, reason)| eprintln!("{name}:{line}: {reason}"));
-        for record in &records {
-            match record.check(cpu.device()) {
-                Ok(()) => good += 1,
-                Err(reason) => {
-                    bad += 1;
-                    eprintln!("{name}: {}: {reason}", record.id());
-                }
-            }
-        }
-        if files.is_empty() && record::write_lines(records).as_deref() != Ok(text) {
-            bad += 1;
-            eprintln!("{name}: its lines are not sorted or not in flashtune's own format");
-        }
-    }
-    eprintln!("{good} records are valid, {bad} are not");
-    if bad == 0 { Ok(()) } else { Err(Failure::Failed(format!("{bad} records are not valid"))) }
 }
