@@ -148,8 +148,9 @@ def test_memory_grows_with_seqlen_and_not_with_its_square():
     torch.cuda.reset_peak_memory_stats()
     with_gradients(flashtune.attention, (q, k, v), dout)
     torch.cuda.synchronize()
-    # One matrix of scores in bf16 would take 1 GiB.
-    assert torch.cuda.max_memory_allocated() - start < 64 << 20
+    # One matrix of scores in bf16 would take 1 GiB. Partial gradients of dK and dV take at most 66
+    # MiB at this head dim, whatever the length; all else takes 34 MiB.
+    assert torch.cuda.max_memory_allocated() - start < 128 << 20
 
 
 def test_a_long_causal_row_equals_the_unmasked_result_on_its_prefix():

@@ -5,6 +5,7 @@
 
 mod autotune;
 mod bench;
+mod choice_error;
 mod device;
 mod doctor;
 mod failure;
@@ -25,9 +26,6 @@ mod worker;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
-
-#[global_allocator]
-static MEMORY: memory::ExitWhenExhausted = memory::ExitWhenExhausted;
 
 /// Exact attention, rendered, compiled and tuned at run time
 #[derive(Parser)]
@@ -72,6 +70,10 @@ fn main() -> ExitCode {
         .format_timestamp(None)
         .init();
     let command = Cli::parse().command;
+    // `autotune` sees by a signal that a worker has crashed.
+    if !matches!(command, Command::Worker(_)) {
+        memory::exit_instead_of_abort();
+    }
     // A reader that closes the pipe early (`| head`) ends this program quietly, where println would
     // panic. `autotune` must survive a broken pipe, because its workers may crash while it writes
     // to them.

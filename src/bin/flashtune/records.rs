@@ -1,11 +1,13 @@
 //! `flashtune records`: list, export, import and verify tuning records; `model_error` has the error
 //! of predictions.
 
+use crate::choice_error;
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json};
 use crate::model_error;
 use crate::verify;
 use clap::Subcommand;
+use flashtune::device::{Arch, Device};
 use flashtune::files;
 use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;
@@ -57,6 +59,18 @@ enum Command {
         /// Files of JSON lines
         files: Vec<PathBuf>,
     },
+    /// Show how much slower the chosen configs are than the fastest that a bench has timed
+    ChoiceError {
+        /// Choose without the shipped records
+        #[arg(long)]
+        no_records: bool,
+        /// Architecture whose typical GPU was timed
+        #[arg(long, default_value = "sm_90")]
+        arch: Arch,
+        /// Files that bench/random_configs.py --out has written
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 /// The largest file of records that is read as a whole.
@@ -83,6 +97,17 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let texts = texts(&files)?;
             let records: Vec<Record> = texts.iter().flat_map(|(_, text)| record::read_lines(text).0).collect();
             model_error::run(&records, json)
+        }
+        Command::ChoiceError { no_records, arch, files } => {
+            let device = Device::typical(arch).ok_or_else(|| Failure::Failed(format!("no GPU of {arch} is known")))?;
+            let mut timed = Vec::new();
+            for (path, text) in texts(&files)? {
+                let of_file: Vec<choice_error::Timed> =
+                    serde_json::from_str(&text).map_err(|error| Failure::Failed(format!("{path}: {error}")))?;
+                timed.extend(of_file);
+            }
+            let records = if no_records { Vec::new() } else { shipped::records(arch) };
+            choice_error::run(&timed, records, &device)
         }
     }
 }

@@ -1,0 +1,72 @@
+//! `flashtune records choice-error`: how much slower the chosen configs are than the fastest ones,
+//! at problems that `bench/random_configs.py` has timed with many configs each.
+
+use crate::failure::Failure;
+use flashtune::device::Device;
+use flashtune::plan::{Known, Record, choices};
+use flashtune::problem::{Causal, Dtype, Pass, Problem};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+struct Case {
+    kind: String,
+    batch: i64,
+    heads: i64,
+    heads_kv: i64,
+    seqlen_q: i64,
+    seqlen_k: i64,
+    head_dim: i64,
+    causal: bool,
+}
+
+/// A problem and the microseconds of each config, by its name.
+#[derive(Deserialize)]
+pub struct Timed {
+    case: Case,
+    backward: bool,
+    us: BTreeMap<String, f64>,
+}
+
+impl Timed {
+    fn problem(&self) -> Problem {
+        let pass = if self.backward { Pass::Backward } else { Pass::Forward };
+        let case = &self.case;
+        Problem {
+            num_heads_kv: case.heads_kv,
+            seqlen_k: case.seqlen_k,
+            causal: if case.causal { Causal::BottomRight } else { Causal::None },
+            ..Problem::dense(pass, Dtype::Bf16, case.batch, case.heads, case.seqlen_q, case.head_dim)
+        }
+    }
+}
+
+pub fn run(timed: &[Timed], records: Vec<Record>, device: &Device) -> Result<(), Failure> {
+    let known = Known { shipped: records.into_iter().map(Arc::new).collect(), ..Known::default() };
+    let mut groups: BTreeMap<(bool, &str), Vec<f64>> = BTreeMap::new();
+    for one in timed {
+        let problem = one.problem();
+        let Some((fastest, least)) = one.us.iter().min_by(|a, b| a.1.total_cmp(b.1)) else { continue };
+        let choice = choices(&known, &problem, device).swap_remove(0);
+        let word = if one.backward { "backward" } else { "forward" };
+        let Case { kind, batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, causal } = &one.case;
+        let mask = if *causal { " causal" } else { "" };
+        let shape = format!("{word} {kind} b{batch} h{heads}/{heads_kv} q{seqlen_q} k{seqlen_k} d{head_dim}{mask}");
+        match one.us.get(&choice.config.to_string()) {
+            Some(us) => {
+                let ratio = us / least;
+                println!("{ratio:.3} {shape}: {least:.1} us by {fastest}; chosen {}", choice.config);
+                groups.entry((one.backward, kind)).or_default().push(ratio);
+            }
+            None => println!("not timed {shape}: {least:.1} us by {fastest}; chosen {}", choice.config),
+        }
+    }
+    for ((backward, kind), ratios) in groups {
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        let most = ratios.iter().copied().fold(1.0, f64::max);
+        let word = if backward { "backward" } else { "forward" };
+        println!("{word} {kind}: {} problems, chosen over fastest {mean:.3}, at most {most:.3}", ratios.len());
+    }
+    Ok(())
+}
