@@ -5,6 +5,7 @@
 //! renderer gives templates their numbers, which each template asserts (`smem_bytes`) or takes
 //! (`threads`, `rows`), and `kernel::launch` launches by them. So the two sides cannot drift apart.
 
+use crate::config::{Config, Family};
 use crate::problem::Problem;
 
 /// One kernel of a pass, in launch order.
@@ -37,6 +38,24 @@ pub struct KernelSpec {
     pub arguments: Arguments,
     /// How the kernel shares out the launch's registers among its warpgroups, where it does.
     pub registers: Option<WarpgroupRegisters>,
+    /// The kernel takes sequences of at most so many packed query rows and leaves the others alone;
+    /// 0: it takes all.
+    pub most_rows: u32,
+    /// Set if the kernel is another family's than the config's. It neither reads what the pass's
+    /// other kernels write, nor the other way round.
+    pub lent: Option<Lent>,
+}
+
+/// The family and the knobs of a kernel in a pass of another family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    pub family: Family,
+    pub knobs: [(&'static str, u32); Lent::KNOBS],
+}
+
+impl Lent {
+    /// Knobs of a decode kernel, the only one that is lent.
+    pub const KNOBS: usize = 9;
 }
 
 /// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that
@@ -121,7 +140,18 @@ impl KernelSpec {
         ctas_per_sm: 1,
         arguments: Arguments::Params,
         registers: None,
+        most_rows: 0,
+        lent: None,
     };
+
+    /// The config that the kernel is rendered with in a pass of `config`.
+    pub fn config(&self, config: &Config) -> Config {
+        self.lent.map_or_else(|| config.clone(), |lent| Config::new(lent.family, lent.knobs))
+    }
+
+    pub fn family(&self, config: &Config) -> Family {
+        self.lent.map_or(config.family, |lent| lent.family)
+    }
 
     /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
     pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
@@ -181,7 +211,10 @@ impl KernelSpec {
                 let slices = |dim: i64| (dim as u64).div_ceil(KEY_COLS as u64);
                 return of(Axis::Queries) + of(Axis::Keys) * (slices(problem.head_dim) + slices(problem.head_dim_v));
             }
-            Axis::PackedRows => (problem.packed_rows(), problem.batch_size * problem.num_heads_kv),
+            Axis::PackedRows => {
+                let rows = if self.most_rows > 0 { i64::from(self.most_rows) } else { problem.packed_rows() };
+                (rows, problem.batch_size * problem.num_heads_kv)
+            }
         };
         (length as u64).div_ceil(u64::from(self.rows)) * heads as u64
     }

@@ -106,10 +106,12 @@ impl Gpu {
     /// Whether the pack has all kernels of a pass.
     pub fn is_packed(&self, problem: &Problem, config: &Config) -> bool {
         let Some(pack) = self.cubins.pack.pack() else { return false };
-        let Ok(targets) = targets(self.device.arch, config.family) else { return false };
-        let targets: Vec<String> = targets.iter().map(Target::to_string).collect();
-        let has = |text: &str| pack.has(&TextDigest::new(text), &targets);
-        render_pass(problem, config, self.device.arch).is_ok_and(|kernels| kernels.iter().all(|(_, text)| has(text)))
+        let has = |(spec, text): &(KernelSpec, String)| {
+            let Ok(targets) = targets(self.device.arch, spec.family(config)) else { return false };
+            let targets: Vec<String> = targets.iter().map(Target::to_string).collect();
+            pack.has(&TextDigest::new(text), &targets)
+        };
+        render_pass(problem, config, self.device.arch).is_ok_and(|kernels| kernels.iter().all(has))
     }
 
     /// Renders, compiles or takes from the cache or the pack, and loads all kernels of the pass,
@@ -134,7 +136,7 @@ impl Gpu {
     }
 
     fn load_rendered(&self, config: &Config, (spec, text): &(KernelSpec, String)) -> Result<(KernelSpec, Arc<Loaded>)> {
-        let source = Source { name: spec.template, family: config.family, text };
+        let source = Source { name: spec.template, family: spec.family(config), text };
         Ok((*spec, self.load(&source)?.loaded))
     }
 

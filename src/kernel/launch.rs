@@ -89,7 +89,7 @@ impl Executable {
         let num_splits = splits.max().unwrap_or(1);
         let params = KernelParams::new(call).with_splits(call, num_splits);
         let current = self.context.enter()?;
-        let mut follows = false;
+        let mut overlaps = false;
         for kernel in &self.kernels {
             let spec = &limited(&kernel.spec, call);
             let grid = spec.grid(&call.problem, self.sm_count);
@@ -97,6 +97,10 @@ impl Executable {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
                 COMBINE | COMBINE_ROWS => num_splits > 1,
+                // The sequences are not known to have more rows.
+                _ if spec.most_rows > 0 => {
+                    call.problem.has_varlen_queries() || call.problem.packed_rows() <= i64::from(spec.most_rows)
+                }
                 _ => true,
             };
             if grid.contains(&0) || !is_wanted {
@@ -114,6 +118,7 @@ impl Executable {
                     spec.entry
                 )));
             }
+            let follows = overlaps && spec.lent.is_none();
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
                 Arguments::ParamsKeyMaps { box_rows } => {
@@ -135,7 +140,7 @@ impl Executable {
                     spec.entry, spec.threads, spec.smem_bytes
                 ))
             })?;
-            follows = self.overlaps;
+            overlaps = self.overlaps;
         }
         Ok(())
     }

@@ -87,10 +87,10 @@ pub fn templates_digest() -> Result<String> {
 /// reads no cache.
 pub fn compile_only(problem: &Problem, config: &Config, arch: Arch) -> Result<Vec<(KernelSpec, String, Compiled)>> {
     let nvrtc = Nvrtc::get()?;
-    let target = compile::target(arch, config.family, nvrtc)?;
     render_pass(problem, config, arch)?
         .into_iter()
         .map(|(spec, text)| {
+            let target = compile::target(arch, spec.family(config), nvrtc)?;
             let compiled = compile::compile(nvrtc, spec.template, &text, &target)?;
             Ok((spec, text, compiled))
         })

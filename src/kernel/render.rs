@@ -78,6 +78,7 @@ impl Renderer {
     /// Renders one kernel from the template that its spec names. It is an error if the template
     /// uses a name that has no value; Tera itself would take such a name as false.
     pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
+        let config = &spec.config(config);
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
         let values = values(problem, config, spec, arch)?;
         self.fill(spec.template, &values, config.family, &knobs, arch, Some(problem))
@@ -190,7 +191,9 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     let may_split = spec.axis == Axis::QueriesAndKeys || spec.most_splits > 1 || spec.split_waves > 0;
     values.insert("may_split".to_owned(), Value::Flag(may_split));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
-    for (name, value) in [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows)] {
+    for (name, value) in
+        [("smem_bytes", spec.smem_bytes), ("threads", spec.threads), ("rows", spec.rows), ("most_rows", spec.most_rows)]
+    {
         values.insert(name.to_owned(), Value::Integer(value));
     }
     let box_rows = match spec.arguments {

@@ -237,7 +237,10 @@ fn kernels(problem: &Canonical, config: &Config, device: &Device) -> Result<Vec<
         return Ok(vec![Kernel { name: "cpu", family: config.family, text: config.to_string() }]);
     }
     let rendered = kernel::render_pass(problem, config, device.arch)?;
-    let kernel =
-        |(spec, text): (family::spec::KernelSpec, String)| Kernel { name: spec.template, family: config.family, text };
+    let kernel = |(spec, text): (family::spec::KernelSpec, String)| Kernel {
+        name: spec.template,
+        family: spec.family(config),
+        text,
+    };
     Ok(rendered.into_iter().map(kernel).collect())
 }

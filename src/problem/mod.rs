@@ -221,7 +221,7 @@ impl Problem {
     }
 
     /// Whether sequences may differ in their numbers of queries.
-    fn has_varlen_queries(&self) -> bool {
+    pub fn has_varlen_queries(&self) -> bool {
         self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
     }
 

@@ -14,9 +14,10 @@ struct QueryTile {
     Sequence sequence;
     int rows;  // packed rows of the sequence
 
-    __device__ __forceinline__ QueryTile(const KernelParams& params) : QueryTile(params, (params.seqlen_q * params.group_size + kBlockM - 1) / kBlockM) {}
+    __device__ __forceinline__ QueryTile(const KernelParams& params)
+        : QueryTile(params, kMostRows > 0 ? 1 : (params.seqlen_q * params.group_size + kBlockM - 1) / kBlockM) {}
 
-    __device__ __forceinline__ bool is_empty() const { return row0 >= rows; }
+    __device__ __forceinline__ bool is_empty() const { return row0 >= rows || (kMostRows > 0 && rows > kMostRows); }
     // One past the tile's last row.
     __device__ __forceinline__ int end_row() const { return min(row0 + kBlockM, rows); }
 

@@ -18,7 +18,7 @@ const CAPTURING: usize = 0xca7;
 
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
-    let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1)];
+    let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1), ("decode_rows", 0)];
     Config::new(Family::Sm90, tile.into_iter().chain(others))
 }
 
@@ -88,7 +88,7 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
             crate::sm90::launch(fake, &executable.unwrap(), &call, 0).maps
         };
         // Blocks have 80 keys.
-        for (page_size, box_rows) in [(8, 8), (16, 16), (40, 40), (48, 16), (64, 16), (80, 80), (800, 80)] {
+        for (page_size, box_rows) in [(40, 40), (120, 40), (80, 80), (800, 80)] {
             let [q, k, v, _] = launch(page_size, 9);
             let rows = page_size as u64;
             assert_eq!(k[..11], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 1024 + 16, 64, box_rows]);
@@ -96,8 +96,9 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
             // Queries keep the rank of varlen rows.
             assert_eq!((q[0], q[3]), (0x10000, 1 << 30));
         }
-        // Threads copy pages of 12 keys, and with 0 pages nothing is loaded: Q's map stands in.
-        for (page_size, num_pages) in [(12, 9), (1, 9), (16, 0)] {
+        // Threads copy pages that share fewer than 32 keys with a block, and with 0 pages nothing
+        // is loaded: Q's map stands in.
+        for (page_size, num_pages) in [(12, 9), (1, 9), (16, 9), (64, 9), (80, 0)] {
             let [q, k, v, _] = launch(page_size, num_pages);
             assert!(k == q && v == q, "{page_size}");
         }

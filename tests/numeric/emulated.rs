@@ -129,7 +129,7 @@ const FAULTS: [Fault; 9] = [
     Fault {
         arch: "sm_90",
         file: "sm90_forward.cu.tera",
-        from: "issue_qk();\n                    barrier_wait(shared.full_v(ring_v.slot), ring_v.parity);",
+        from: "issue_qk();\n                    wait_full(shared.full_v(ring_v.slot), ring_v.parity);",
         to: "issue_qk();",
         report: "in flight",
     },

@@ -73,6 +73,27 @@ fn many_queries_over_pages_agree_with_the_reference() {
     agree_with_the_reference(|subject| shapes::paged_prefill(subject.dtypes()), 1);
 }
 
+/// Chunks of prompts and single tokens in one call, with lengths that the device alone knows.
+fn mixed(dtype: Dtype, page_size: i64, head_dim: i64) -> Case {
+    let of_sequences = Sides { q: true, k: false };
+    let prefill = prefill(dtype, page_size, head_dim);
+    Case { batch_size: 9, extras: Extras { cu_seqlens: of_sequences, ..prefill.extras }, ..prefill }
+}
+
+#[test]
+fn batches_of_long_and_short_sequences_agree_with_the_reference() {
+    let window = Window { left: Some(20), ..Window::default() };
+    let cases = |subject: &Subject| {
+        let of = |(index, dtype): (usize, &Dtype)| {
+            let [first, second] = [(16, 64), (64, 128)].map(|(page_size, dim)| mixed(*dtype, page_size, dim));
+            let extras = Extras { window, sinks: true, softcap: 9.0, ..second.extras };
+            [Case { num_heads_kv: 8, ..first }, Case { num_heads_kv: [1, 2][index % 2], extras, ..second }]
+        };
+        subject.dtypes().iter().enumerate().flat_map(of).collect()
+    };
+    agree_with_the_reference(cases, 0);
+}
+
 #[test]
 fn pages_do_not_change_the_bits_of_the_result() {
     const PAGE_SIZES: [i64; 9] = [1, 3, 8, 16, 24, 48, 64, 100, 1000];

@@ -14,6 +14,7 @@ mod space;
 mod tests;
 
 pub use geometry::DecodeKnobs;
+pub use space::of_short_sequences;
 
 use crate::problem::Problem;
 

@@ -5,9 +5,10 @@ use super::heuristic;
 use crate::device::Device;
 use crate::family::combine;
 use crate::family::knob::Constraint;
+use crate::family::knob::Knobs as _;
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
-use crate::family::spec::{Arguments, Axis, KernelSpec};
+use crate::family::spec::{Arguments, Axis, KernelSpec, Lent};
 use crate::problem::{Pass, Problem};
 
 impl Space for DecodeKnobs {
@@ -65,7 +66,16 @@ impl Space for DecodeKnobs {
         if problem.pass == Pass::Backward {
             return Vec::new();
         }
-        let main = KernelSpec {
+        [self.main(problem)]
+            .into_iter()
+            .chain((self.num_splits > 1).then(|| combine::few_rows(self.num_splits)))
+            .collect()
+    }
+}
+
+impl DecodeKnobs {
+    fn main(&self, problem: &Problem) -> KernelSpec {
+        KernelSpec {
             template: "decode",
             entry: "flashtune_decode",
             threads: self.num_warps * 32,
@@ -79,7 +89,27 @@ impl Space for DecodeKnobs {
                 _ => Arguments::ParamsKeyMaps { box_rows: self.box_rows(problem) },
             },
             ..KernelSpec::MAIN
-        };
-        [main].into_iter().chain((self.num_splits > 1).then(|| combine::few_rows(self.num_splits))).collect()
+        }
     }
 }
+
+/// The kernel that takes the sequences of at most `most_rows` packed rows out of a varlen batch,
+/// whose other sequences another family takes. It splits no keys: such a batch has many sequences.
+/// Batch and lengths do not choose the tile, so that a class has one such kernel. None if no tile
+/// has so many rows.
+pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) -> Option<KernelSpec> {
+    let seqlen_q = (i64::from(most_rows) / problem.group_size()).max(1);
+    let typical = Problem { batch_size: TYPICAL_BATCH, seqlen_q, seqlen_k: TYPICAL_KEYS, ..*problem };
+    let knobs = DecodeKnobs { num_splits: 1, ..heuristic::heuristic(&typical, device) };
+    if knobs.block_m < most_rows || !knobs.fits(&typical, device) {
+        return None;
+    }
+    let values = knobs.values();
+    let named = std::array::from_fn(|index| (DecodeKnobs::LIST[index].name, values[index]));
+    let lent = Some(Lent { family: DecodeKnobs::FAMILY, knobs: named });
+    Some(KernelSpec { is_main: false, most_rows, lent, ..knobs.main(problem) })
+}
+
+/// A server's batch and its keys, which fill every GPU of the time.
+const TYPICAL_BATCH: i64 = 64;
+const TYPICAL_KEYS: i64 = 4096;

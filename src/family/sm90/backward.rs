@@ -84,7 +84,7 @@ impl Space for BackwardKnobs {
         // Nothing is multiplied during a tile's first loads and last stores; it walks the queries
         // of all heads of its group.
         let tile_end = 250.0 / kv_stages / (problem.seqlen_q * problem.group_size()).max(1) as f64;
-        let order = match (self.group_mb, wants_groups(problem)) {
+        let order = match (self.group_mb, wants_groups(problem, device)) {
             (16, true) | (0, false) => 0.0,
             (0, true) => 0.2,
             _ => 0.03,
@@ -101,9 +101,11 @@ impl Space for BackwardKnobs {
         work * split * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
     }
 
-    /// Another shape has other waves.
+    /// Another shape has other waves and groups.
     fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
-        self.with_best_split(to, device)
+        let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
+        let group_mb = if is_grouped_in_vain { 0 } else { self.group_mb };
+        BackwardKnobs { group_mb, ..self }.with_best_split(to, device)
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
@@ -114,14 +116,17 @@ impl Space for BackwardKnobs {
         work::backward(self, problem, device)
     }
 
-    /// The heuristic's config with blocks of fewer rows, which need fewer registers, where no
-    /// feature takes more.
+    /// The heuristic's config with blocks of fewer rows, which need fewer registers, and from head
+    /// dim 136 to 192 with tiles of fewer keys, where no feature takes more.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
         let smaller = [112, 96, 80, 64, 48].into_iter().filter(|block_m| *block_m < config.block_m);
-        let smaller = smaller.map(|block_m| BackwardKnobs { block_m, ..config });
-        [config].into_iter().chain(smaller).filter(|config| config.fits(problem, device)).collect()
+        let lower = smaller.map(|block_m| BackwardKnobs { block_m, ..config });
+        let is_middle = BackwardKernel::of(problem) == BackwardKernel::Middle;
+        let of_keys = |block_n| BackwardKnobs { block_n, num_stages: 2, ..config }.with_best_split(problem, device);
+        let fewer_keys = [96, 64].into_iter().filter(|_| is_middle).map(of_keys);
+        [config].into_iter().chain(lower).chain(fewer_keys).filter(|config| config.fits(problem, device)).collect()
     }
 }
 
@@ -238,7 +243,7 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
     };
     // Deterministic tiles wait least for their turn at dQ where few heads are walked together,
     // however long the heads are.
-    let group_mb = if problem.deterministic || wants_groups(problem) { 16 } else { 0 };
+    let group_mb = if problem.deterministic || wants_groups(problem, device) { 16 } else { 0 };
     let has_three_boxes_each = boxes(problem.head_dim.min(problem.head_dim_v)) == 3;
     let keys: &[u32] = match BackwardKernel::of(problem) {
         // Where dK and dV are of three boxes each, dropout or a bias takes more than 48 keys leave.
@@ -271,10 +276,17 @@ const WORTH_SPLITTING: f64 = 0.95;
 const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
-/// that run at a time read the same queries (docs/tuning/sm90-backward.md).
-fn wants_groups(problem: &Problem) -> bool {
-    problem.seqlen_q < LONG || tiles_differ(problem)
+/// that run at a time read the same queries (docs/tuning/sm90-backward.md). Where tiles differ and
+/// are few, a group has hardly more of them than there are SMs, and the end of each group leaves
+/// SMs idle: 3 heads of 13,821 causal queries took 1.25 times as long in groups (H200, head dim
+/// 128).
+fn wants_groups(problem: &Problem, device: &Device) -> bool {
+    let tiles = problem.batch_size * problem.num_heads_kv * ((problem.seqlen_k + 127) / 128);
+    let are_few = tiles <= FEW_WAVES * i64::from(device.sm_count);
+    if tiles_differ(problem) { !are_few } else { problem.seqlen_q < LONG }
 }
+
+const FEW_WAVES: i64 = 4;
 
 const LONG: i64 = 16384;
 

@@ -3,14 +3,14 @@
 use super::forward_geometry::{ForwardKnobs, SPLITS};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
-use crate::device::Device;
-use crate::family::combine;
+use crate::device::{Arch, Device};
 use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
 use crate::family::tile::boxed_tile_bytes;
 use crate::family::time::Work;
+use crate::family::{combine, decode};
 use crate::problem::{Dtype, Features, Problem};
 
 impl Space for ForwardKnobs {
@@ -40,6 +40,11 @@ impl Space for ForwardKnobs {
             reason: "O is stored from its tile's Q slot while the next tile uses another, so Q needs two slots, and O must fit into one, which the fp32 O of a split does not",
             holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p) && k.num_splits == 1),
         },
+        Constraint {
+            name: "decode_rows",
+            reason: "only over pages are long and short sequences mixed; a decode kernel's tile must hold one token's rows; and a batch-invariant sum is in one order",
+            holds: |p, k, d| k.decode_rows == 0 || k.decode_rows == decode_rows(p, d),
+        },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
         Constraint {
@@ -51,8 +56,8 @@ impl Space for ForwardKnobs {
     ];
 
     /// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for
-    /// all SMs, and fewer keys and stages if it would not fit. No keys are split: only a tuning run
-    /// measures whether that pays.
+    /// all SMs, and fewer keys and stages if it would not fit. No keys are split: `alternatives`
+    /// has split configs, for the model to choose.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
     }
@@ -63,13 +68,23 @@ impl Space for ForwardKnobs {
                 let most = problem.max_splits();
                 &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
             }
+            "decode_rows" => {
+                let typical = Device::typical(Arch::Sm(9, 0));
+                match typical.map_or(0, |device| decode_rows(problem, &device)) {
+                    16 => &[16],
+                    32 => &[32],
+                    64 => &[64],
+                    _ => &[0],
+                }
+            }
             _ => knob.values,
         }
     }
 
     /// Splits are for the shape alone that they were measured on.
-    fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
-        if self.num_splits == 1 { self } else { self.unsplit(to) }
+    fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
+        let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
+        ForwardKnobs { decode_rows: decode_rows(to, device), ..unsplit }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each
@@ -118,17 +133,21 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         };
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
-        [main].into_iter().chain(combine).collect()
+        let decode = (self.decode_rows > 0).then(|| short_sequences(problem, self.decode_rows)).flatten();
+        [main].into_iter().chain(combine).chain(decode).collect()
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
         work::forward(self, problem, device)
     }
 
-    /// The heuristic's config with every number of rows, and blocks of more keys. Features take
-    /// registers, so problems with any keep to the tiles of the heuristic and of records.
+    /// The heuristic's config with every number of rows and, without pages, blocks of more keys.
+    /// Other features than pages take registers, so problems with any keep to the tiles of the
+    /// heuristic and of records.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
-        if problem.features != Features::NONE {
+        let Features { varlen, paged, .. } = problem.features;
+        let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
+        if !is_plain || varlen.is_some() && paged.is_none() {
             return Vec::new();
         }
         let (rows, ..) = tile_of_full_device(problem);
@@ -136,19 +155,38 @@ impl Space for ForwardKnobs {
         let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
         let wider: Vec<_> = configs.iter().flat_map(|config| wider_blocks(config, problem, device)).collect();
         configs.extend(wider);
+        let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
+        configs.extend(split);
         configs
     }
 }
 
-/// The config with blocks of more keys, where two consumer warpgroups or one have registers to
-/// spare: fewer keys are padded where there are few.
+/// The config with its keys split, where tiles do not fill the SMs twice.
+fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    let heads = problem.batch_size * problem.num_heads_q;
+    let tiles = heads * ((problem.seqlen_q + i64::from(config.block_m) - 1) / i64::from(config.block_m));
+    let most = MOST_WAVES * i64::from(device.sm_count) / tiles.max(1);
+    let of = |num_splits: u32| ForwardKnobs { num_splits, tma_store: 0, ..*config };
+    let splits = SPLITS.into_iter().filter(|splits| *splits > 1 && i64::from(*splits) <= most);
+    splits.map(of).filter(|config| config.fits(problem, device)).collect()
+}
+
+/// Waves that the tiles of all splits fill at most.
+const MOST_WAVES: i64 = 3;
+
+/// The config with blocks of other numbers of keys, where two consumer warpgroups or one have
+/// registers to spare: fewer keys are padded where there are few.
 fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    if problem.dropout || config.block_m > 128 || problem.head_dim.max(problem.head_dim_v) > 128 {
+    if problem.dropout || problem.features.paged.is_some() || config.block_m > 128 {
         return Vec::new();
     }
+    let (blocks, in_flight): (&[u32], &[[u32; 3]]) = match problem.head_dim.max(problem.head_dim_v) {
+        ..=128 => (&[80, 112, 128], &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]]),
+        129..=192 => (&[64, 80, 96], &[[3, 3, 1], [3, 2, 1], [2, 2, 1]]),
+        _ => (&[64, 80], &[[3, 2, 1], [2, 2, 1]]),
+    };
     let of_keys = |block_n: u32| {
-        let stages = [[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]].into_iter();
-        let of_stages = |[k_stages, v_stages, q_stages]: [u32; 3]| ForwardKnobs {
+        let of_stages = |&[k_stages, v_stages, q_stages]: &[u32; 3]| ForwardKnobs {
             block_n,
             k_stages,
             v_stages,
@@ -156,9 +194,9 @@ fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
             tma_store: stores_by_tma(q_stages, problem),
             ..*config
         };
-        stages.map(of_stages).find(|config| config.fits(problem, device))
+        in_flight.iter().map(of_stages).find(|config| config.fits(problem, device))
     };
-    [80, 112, 128].into_iter().filter_map(of_keys).collect()
+    blocks.iter().copied().filter_map(of_keys).collect()
 }
 
 impl ForwardKnobs {
@@ -179,6 +217,25 @@ impl ForwardKnobs {
 fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
     let may_wait = problem.features.block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
     u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait)
+}
+
+/// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
+/// of prompts and single tokens: those of one token, and 16 at least, which a product has anyway. A
+/// tile of this family takes as long for one row as for 64. 0 where no such kernel serves.
+fn decode_rows(problem: &Problem, device: &Device) -> u32 {
+    let Features { varlen, paged, block_mask, .. } = problem.features;
+    if varlen.is_none() || paged.is_none() || block_mask.is_some() || problem.batch_invariant {
+        return 0;
+    }
+    let holds_a_token = |rows: &u32| i64::from(*rows) >= problem.group_size();
+    let rows = [16, 32, 64].into_iter().find(holds_a_token);
+    rows.filter(|rows| decode::of_short_sequences(problem, *rows, device).is_some()).unwrap_or(0)
+}
+
+/// That kernel. The family runs on one architecture, so the device is a typical one.
+fn short_sequences(problem: &Problem, rows: u32) -> Option<KernelSpec> {
+    let device = Device::typical(Arch::Sm(9, 0))?;
+    decode::of_short_sequences(problem, rows, &device)
 }
 
 /// Whether the kernel may split the keys at all.
@@ -203,7 +260,8 @@ fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let drops_full = problem.dropout && !is_causal;
     let features = &problem.features;
     let modifies = features.modifies_scores();
-    let takes_more = modifies || features.varlen.is_some() || problem.left_shift().is_some();
+    let takes_more =
+        modifies || features.varlen.is_some() || features.paged.is_some() || problem.left_shift().is_some();
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
         65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
@@ -233,8 +291,13 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     let block_mask = problem.features.block_mask;
     let fits =
         |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
-    let block_m = [256, 192, 128].into_iter().filter(fits).find(fills).unwrap_or(64);
-    of_rows(problem, device, block_m)
+    // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
+    let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
+    let heights: Vec<u32> = [256, 192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
+    let full = heights.iter().copied().find(fills).unwrap_or(64);
+    let lower = heights.into_iter().filter(|block_m| *block_m < full);
+    // A producer that copies keys itself takes registers that the consumers of 256 rows need.
+    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
 }
 
 /// The heuristic's config with so many rows.
@@ -262,8 +325,12 @@ fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKn
         stale_max: u32::from(may_be_stale(problem)),
         group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
         num_splits: 1,
+        decode_rows: decode_rows(problem, device),
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
+    // Pages are copied by TMA if a block of keys divides them, and by threads with the fewest
+    // lookups if a block is four times 16 keys.
+    let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
     flows.map(config).find(|config| config.fits(problem, device))
 }
@@ -284,7 +351,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Family};
     use crate::family::knob::Knobs;
-    use crate::problem::{BlockMask, Features, Pass, Window};
+    use crate::problem::{BlockMask, Features, Pass, Varlen, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
@@ -292,8 +359,9 @@ mod tests {
 
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
-        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0), ("num_splits", 1)];
-        Config::new(Family::Sm90, tile.into_iter().chain(order))
+        let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
+        let launch = [("num_splits", 1), ("decode_rows", 0)];
+        Config::new(Family::Sm90, tile.into_iter().chain(order).chain(launch))
     }
 
     #[test]
@@ -361,19 +429,41 @@ mod tests {
     }
 
     #[test]
-    fn a_tuning_run_may_split_keys_and_nothing_else_does() {
+    fn keys_are_split_where_tiles_are_few_and_only_for_the_shape_itself() {
         let (few, many) = (few_tiles(), problem(128, 128));
         let num_splits = ForwardKnobs::LIST.iter().find(|knob| knob.name == "num_splits").unwrap();
         let usable = |problem: &Problem| ForwardKnobs::usable(num_splits, problem);
         assert_eq!((usable(&few), usable(&many)), (&SPLITS[..9], &SPLITS[..1]));
         let unsplit = ForwardKnobs::heuristic(&few, &h200()).unwrap();
         assert_eq!((unsplit.num_splits, unsplit.tma_store), (1, 1));
-        let alternatives = ForwardKnobs::alternatives(&few, &h200());
-        assert!(!alternatives.is_empty() && alternatives.iter().all(|config| config.num_splits == 1));
+        let are_split = |problem: &Problem| {
+            let alternatives = ForwardKnobs::alternatives(problem, &h200());
+            assert!(alternatives.iter().any(|config| config.num_splits == 1));
+            alternatives.iter().any(|config| config.num_splits > 1)
+        };
+        assert!(are_split(&few) && !are_split(&many));
         let measured = ForwardKnobs { num_splits: 4, tma_store: 0, ..unsplit };
         assert!(measured.fits(&few, &h200()));
         assert_eq!(measured.carried_over(&few, &many, &h200()), unsplit);
         assert_eq!(unsplit.carried_over(&many, &few, &h200()), unsplit);
+    }
+
+    #[test]
+    fn short_sequences_over_pages_are_left_to_a_decode_kernel() {
+        let varlen = Some(Varlen { total_q: Some(4000), ..Varlen::default() });
+        let features = Features { varlen, paged: Some(64), ..Features::NONE };
+        let of_heads = |num_heads_kv| Problem { num_heads_q: 32, num_heads_kv, features, ..problem(128, 128) };
+        let templates = |problem: &Problem| {
+            let knobs = ForwardKnobs::heuristic(problem, &h200()).unwrap();
+            assert!(knobs.fits(problem, &h200()));
+            (knobs.decode_rows, knobs.kernels(problem).iter().map(|spec| spec.template).collect::<Vec<_>>())
+        };
+        assert_eq!(templates(&of_heads(8)), (16, vec!["sm90_forward", "decode"]));
+        assert_eq!(templates(&of_heads(1)).0, 32, "a token has 32 packed rows");
+        assert_eq!(templates(&Problem { num_heads_q: 128, ..of_heads(1) }).0, 0, "no tile has so many rows");
+        assert_eq!(templates(&Problem { batch_invariant: true, ..of_heads(8) }).0, 0);
+        let contiguous = Features { paged: None, ..features };
+        assert_eq!(templates(&Problem { features: contiguous, ..of_heads(8) }), (0, vec!["sm90_forward"]));
     }
 
     #[test]

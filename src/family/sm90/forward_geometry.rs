@@ -6,8 +6,8 @@ use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
 use crate::problem::Problem;
 
-/// Rows after which the pattern of the 128-byte swizzle repeats.
-const BOX_ROW_STEP: i64 = 8;
+/// The fewest rows of a page's box that TMA copies. Threads copy smaller pages faster.
+const LEAST_BOX_ROWS: i64 = 32;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
@@ -22,6 +22,7 @@ knobs! {
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
+        decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
     }
 }
 
@@ -38,13 +39,12 @@ impl ForwardKnobs {
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
-    /// block and a page. 0 if no page holds whole boxes, which begin at each eighth row: threads
-    /// copy the keys then.
+    /// block and a page. 0 if these are few: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
-        match problem.features.paged {
-            None => self.block_n,
-            Some(page_size) if page_size % BOX_ROW_STEP != 0 => 0,
-            Some(page_size) => greatest_common_divisor(i64::from(self.block_n), page_size) as u32,
+        let Some(page_size) = problem.features.paged else { return self.block_n };
+        match greatest_common_divisor(i64::from(self.block_n), page_size) {
+            ..LEAST_BOX_ROWS => 0,
+            rows => rows as u32,
         }
     }
 

@@ -27,8 +27,10 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
 /// more registers.
 pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {
     match consumers {
+        ..=1 => registers(consumers),
         2 => WarpgroupRegisters { producer: 40, consumer: 232 },
-        _ => registers(consumers),
+        3 => WarpgroupRegisters { producer: 56, consumer: 152 },
+        _ => WarpgroupRegisters { producer: 64, consumer: 104 },
     }
 }
 

@@ -12,16 +12,18 @@ use crate::family::time::{Tiles, Work, blocks, tiles_of_heads};
 use crate::problem::{Features, Problem};
 
 /// Cycles of a consumer's softmax for each key of a block, when it runs alone.
-const SOFTMAX_ALONE: f64 = 9.0;
+const SOFTMAX_ALONE: f64 = 7.6;
 /// Cycles of an SM's exponentials for each key and consumer: 64 of them, 16 a cycle.
-const EXPONENTIALS: f64 = 4.0;
+const EXPONENTIALS: f64 = 4.8;
 /// Cycles between a forward tile's last block and the first of the next tile.
-const FORWARD_TILE: f64 = 900.0;
+const FORWARD_TILE: f64 = 2000.0;
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
-/// Microseconds of the kernel that combines the partial states of splits. It is assumed, not
-/// fitted, since no split forward pass has been measured.
-const COMBINE_LAUNCH_US: f64 = 3.0;
+/// Microseconds of the kernel that combines the partial states of splits, as part of a graph.
+const COMBINE_LAUNCH_US: f64 = 1.0;
+/// Further cycles of a forward tile whose keys are split: first loads that no other tile of the SM
+/// covers, and stores in fp32.
+const SPLIT_FORWARD_TILE: f64 = 7000.0;
 
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
 /// decide.
@@ -38,6 +40,7 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let shared = consumers * products.hypot(EXPONENTIALS * block_n);
     let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);
     let is_masked = tiles_differ(problem);
+    let tile_end = if splits > 1.0 { FORWARD_TILE + SPLIT_FORWARD_TILE } else { FORWARD_TILE };
     let blocks_of_consumer = |first: i64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
         let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
@@ -49,7 +52,7 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let cycles = |tile: i64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| tile * block_m + at * i64::from(WARPGROUP_ROWS));
         let (sum, most) = firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)));
-        FORWARD_TILE + (alone * most).max(per_block * sum / consumers)
+        tile_end + (alone * most).max(per_block * sum / consumers)
     };
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
     let tiles = tiles_of_heads(problem.batch_size * problem.num_heads_q, div_ceil(sq, block_m), cycles);
@@ -65,12 +68,11 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
 }
 
 /// Cycles of a block's exponentials and of their packing, for each row and key.
-const WEIGHTS: f64 = 0.036;
+const WEIGHTS: f64 = 0.028;
 /// Cycles of a backward tile's first loads and last stores.
-const BACKWARD_TILE: f64 = 700.0;
-/// Further cycles of a tile whose keys' walk is split: first loads that no other tile of the SM
-/// covers, and stores in fp32.
-const SPLIT_TILE: f64 = 5000.0;
+const BACKWARD_TILE: f64 = 3700.0;
+/// The share of memory's time that partial gradients cost: L2 holds many of them between kernels.
+const PARTIALS_FROM_MEMORY: f64 = 0.4;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
@@ -83,23 +85,22 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let (block_m, block_n) = (f64::from(knobs.block_m), i64::from(knobs.block_n));
     // Columns as padded, cycles of barriers and waits in a block, and CTAs that share a tile.
     let (columns, waits, ctas) = match BackwardKernel::of(problem) {
-        BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 720.0, 1),
+        BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 760.0, 1),
         BackwardKernel::Middle => {
             let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);
-            (f64::from(of_boxes * BOX_COLS), 1500.0, 1)
+            (f64::from(of_boxes * BOX_COLS), 2300.0, 1)
         }
-        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 1900.0, 2),
+        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 1450.0, 2),
     };
     let keys = block_n as f64 / f64::from(ctas);
     let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
     let splits = f64::from(knobs.num_splits(problem, device));
     let steps = problem.group_size() as f64 / splits;
-    let tile_end = if splits > 1.0 { BACKWARD_TILE + SPLIT_TILE } else { BACKWARD_TILE };
     let cycles = |tile: i64| {
         let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
         let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));
         let to = problem.left_shift().map_or(sq, |shift| (end - shift).clamp(0, sq));
-        tile_end + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
+        BACKWARD_TILE + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
     };
     // fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
@@ -109,7 +110,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
         bytes_under: 0.0,
-        bytes_beside: partial_bytes * (heads_kv * sk) as f64
+        bytes_beside: PARTIALS_FROM_MEMORY * partial_bytes * (heads_kv * sk) as f64
             + BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
@@ -125,10 +126,11 @@ pub fn of_longest(problem: &Problem) -> Problem {
     Problem { features: Features { varlen: None, paged: None, block_mask: None, ..problem.features }, ..*problem }
 }
 
-/// Both lengths; None for problems whose tiles they do not tell.
+/// Both lengths; None for problems whose tiles they do not tell. Keys in pages count as the
+/// longest, since only the device knows their number.
 fn lengths(problem: &Problem) -> Option<(i64, i64)> {
     let features = &problem.features;
-    let are_known = features.varlen.is_none() && features.paged.is_none() && features.block_mask.is_none();
+    let are_known = (features.varlen.is_none() || features.paged.is_some()) && features.block_mask.is_none();
     are_known.then_some((problem.seqlen_q.max(1), problem.seqlen_k.max(1)))
 }
 

@@ -47,14 +47,24 @@ struct KeyPages {
     }
 
     __device__ __forceinline__ void fetch(int block, int end_block, int lane) {
-        if constexpr (kPageSize > 0) {
-            #pragma unroll
-            for (int i = 0; i < kFetches; ++i) {
-                const int64 key = int64(block) * kKeys + (kIsEven ? 0 : i * 32 + lane);
-                // The minimum is unsigned, so a negative entry becomes the last page too.
-                pages[i] = block < end_block && key < seqlen_k ? min(uint32(__ldg(table + uint32(key) / kPageKeys)), uint32(num_pages - 1)) : 0;
-            }
+        Entries entries;
+        if constexpr (kPageSize > 0) fetch_ahead(entries, block, end_block, lane), take(entries);
+    }
+
+    // The same in two steps, so that other work hides the latency: the table's entries as they are,
+    // and later their pages.
+    using Entries = int[kFetches];
+    __device__ __forceinline__ void fetch_ahead(Entries& entries, int block, int end_block, int lane) const {
+        #pragma unroll
+        for (int i = 0; i < kFetches; ++i) {
+            const int64 key = int64(block) * kKeys + (kIsEven ? 0 : i * 32 + lane);
+            entries[i] = block < end_block && key < seqlen_k ? __ldg(table + uint32(key) / kPageKeys) : 0;
         }
+    }
+    __device__ __forceinline__ void take(const Entries& entries) {
+        // The minimum is unsigned, so a negative entry becomes the last page too.
+        #pragma unroll
+        for (int i = 0; i < kFetches; ++i) pages[i] = min(uint32(entries[i]), uint32(num_pages - 1));
     }
 
     // The page of a row of the block. All lanes of a warp call it.

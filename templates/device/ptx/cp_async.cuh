@@ -16,6 +16,12 @@ __device__ __forceinline__ void cp_async(uint32 target, const void* source, bool
                      :: "r"(target), "l"(source), "r"(bytes), "n"(kBytes) : "memory");
     }
 }
+// Arrives at an mbarrier once all copies that this thread has started are there. The arrival is one
+// of those that the barrier was set up for ("cp.async.mbarrier.arrive.noinc"). It fences nothing:
+// before wgmma reads the bytes, its threads call fence_async_proxy after their wait.
+__device__ __forceinline__ void cp_async_arrive(uint32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
+}
 // Ends this thread's current group of copies.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's groups are in flight. Other threads see the copied

@@ -69,10 +69,14 @@ struct TileOrder {
 };
 
 // The forward pass's tiles of kBlockM query rows. Under a causal mask the last rows see most keys,
-// so they come first. With kMaySplit a tile does a part of the blocks that its rows see.
+// so they come first. With kMaySplit a tile does a part of the blocks that its rows see. Sequences
+// of up to kLeftRows packed rows, over the heads of a group, have no tiles: another kernel takes
+// them.
+template <int kLeftRows>
 struct QueryTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
-        return TileOrder(sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
+        const bool is_left = kLeftRows > 0 && sequence.seqlen_q * params.group_size <= kLeftRows;
+        return TileOrder(is_left ? 0 : sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
                          float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }

@@ -1,10 +1,10 @@
 // The producer of the sm90 forward kernel if keys lie in pages (device/attention/key_pages.cuh).
 // load.cuh has the copies of Q, and of keys without pages.
 //
-// Where pages hold whole boxes of 8 rows or more, one warp copies keys by TMA: its lanes share the
-// lookups in the block table. Else the four warps of the warpgroup copy keys by cp.async, 16 bytes
-// at a time, into the same swizzled boxes. Either way rows behind the sequence's end arrive as
-// zeros, except in a box that a page holds whole. The consumers clear those rows of V.
+// Where pages hold boxes of enough rows, one warp copies keys by TMA: its lanes share the lookups
+// in the block table. Else the four warps of the warpgroup copy keys by cp.async, 16 bytes at a
+// time, into the same swizzled boxes. Either way rows behind the sequence's end arrive as zeros,
+// except in a box that a page holds whole. The consumers clear those rows of V.
 
 #include "device/attention/key_boxes.cuh"
 #include "device/ptx/cp_async.cuh"
@@ -31,26 +31,28 @@ struct PageLoader<true> {
     Ring<kVStages> ring_v;
 
     using Pages = KeyPages<kBlockN>;
-    __device__ __forceinline__ void fetch(Pages& pages, int block, int begin, int end) const {
-        pages.fetch(block, block < begin ? block : end, lane);
+    int head_kv = 0;
+    __device__ __forceinline__ void begin_tile(int head) { head_kv = head; }
+    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin, int end) const {
+        pages.fetch_ahead(entries, block, block < begin ? block : end, lane);
     }
-    __device__ __forceinline__ void load_k(const Pages& pages, int block, int head_kv) {
+    __device__ __forceinline__ void load_k(const Pages& pages, int block) {
         barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
         if (lane == 0) barrier_expect(shared.full_k(ring_k.slot), kBytesK);
         load_boxes<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block, head_kv, {}, lane == 0);
         ring_k.advance();
     }
-    __device__ __forceinline__ void load_v(const Pages& pages, int block, int head_kv) {
+    __device__ __forceinline__ void load_v(const Pages& pages, int block) {
         barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
         if (lane == 0) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
         load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, {}, lane == 0);
         ring_v.advance();
     }
-    __device__ __forceinline__ void arrive_pending() {}
 };
 
-// By cp.async: every loader thread arrives once for a slot, when its share of the copies is there.
-// A thread starts the copies of one more slot before it waits for those of the slot before.
+// By cp.async: a slot's barrier takes an arrival of every loader thread, which comes when the
+// thread's share of the copies is there. No loader waits for a copy, so as many are in flight as
+// slots are empty. The consumers fence the asynchronous proxy after their wait.
 template <>
 struct PageLoader<false> {
     const KernelParams& params;
@@ -59,71 +61,79 @@ struct PageLoader<false> {
     const int lane;
     Ring<kKStages> ring_k;
     Ring<kVStages> ring_v;
-    uint32 pending = 0;  // the barrier of the slot whose copies are in flight, or 0
 
-    // A warp copies a quarter of a block's rows, and looks up their pages alone.
+    // A warp copies a quarter of a block's rows. Eight lanes copy 64 columns of a row, so a warp
+    // copies four rows at a time. What follows from the thread alone is computed once: each
+    // instruction of a loader warp waits for the one before it, and they set the kernel's pace.
     static constexpr int kWarpRows = kBlockN / 4;
-    using Pages = KeyPages<kWarpRows>;
-    static __device__ __forceinline__ int quarter(int block) { return block * 4 + uniform(threadIdx.x / 32); }
+    // A thread looks up the page of each of its rows, or of the first where all are in one page.
+    static constexpr bool kIsEven = kPageKeys % kWarpRows == 0;
+    static constexpr int kLookups = kIsEven ? 1 : kWarpRows / 4;
 
-    __device__ __forceinline__ void fetch(Pages& pages, int block, int begin, int end) const {
-        pages.fetch(quarter(block), block < begin ? quarter(block) : end * 4, lane);
+    struct Pages {
+        using Entries = int[kLookups];
+        const int* table;
+        const int& num_pages;
+        const int seqlen_k;
+        int pages[kLookups];
+
+        __device__ __forceinline__ Pages(const KernelParams& params, const Sequence& sequence)
+            : table(params.block_table + sequence.batch * params.block_table_stride), num_pages(params.num_pages), seqlen_k(sequence.seqlen_k) {}
+        __device__ __forceinline__ void take(const Entries& entries) {
+            // The minimum is unsigned, so a negative entry becomes the last page too.
+            #pragma unroll
+            for (int i = 0; i < kLookups; ++i) pages[i] = min(uint32(entries[i]), uint32(num_pages - 1));
+        }
+        // Elements from the head's row 0 to a key, of which `lookup` has the page.
+        __device__ __forceinline__ int64 place(const TensorView& view, uint32 key, int lookup) const {
+            return pages[lookup] * view.stride_batch + int64(key % kPageKeys) * view.stride_seqlen;
+        }
+    };
+    const int warp = uniform(threadIdx.x / 32);
+    const int row = warp * kWarpRows + lane / 8;  // the thread's first row of a block; the others are 4, 8, ... behind
+    const uint32 place = row * kBoxRowBytes + swizzled(lane % 8, row % 8);  // of that row's chunk in a box
+    const uint16 *source_k = nullptr, *source_v = nullptr;  // the chunk of the head's columns in row 0 of page 0
+
+    __device__ __forceinline__ void begin_tile(int head_kv) {
+        source_k = static_cast<const uint16*>(params.k.data) + head_kv * params.k.stride_head + lane % 8 * 8;
+        source_v = static_cast<const uint16*>(params.v.data) + head_kv * params.v.stride_head + lane % 8 * 8;
     }
-    __device__ __forceinline__ void load_k(const Pages& pages, int block, int head_kv) {
-        wait_for(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
-        copy<BoxedK, kHeadDim>(shared.k_slot(ring_k.slot), params.k, pages, block, head_kv);
-        commit(shared.full_k(ring_k.slot));
+    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin, int) const {
+        #pragma unroll
+        for (int i = 0; i < kLookups; ++i) {
+            const uint32 key = uint32(block) * kBlockN + row + i * 4;
+            entries[i] = block >= begin && key < uint32(pages.seqlen_k) ? __ldg(pages.table + key / kPageKeys) : 0;
+        }
+    }
+    __device__ __forceinline__ void load_k(const Pages& pages, int block) {
+        barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+        copy<BoxedK, kHeadDim>(shared.k_slot(ring_k.slot), params.k, source_k, pages, block);
+        cp_async_arrive(shared.full_k(ring_k.slot));
         ring_k.advance();
     }
-    __device__ __forceinline__ void load_v(const Pages& pages, int block, int head_kv) {
-        wait_for(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-        copy<BoxedV, kHeadDimV>(shared.v_slot(ring_v.slot), params.v, pages, block, head_kv);
-        commit(shared.full_v(ring_v.slot));
+    __device__ __forceinline__ void load_v(const Pages& pages, int block) {
+        barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+        copy<BoxedV, kHeadDimV>(shared.v_slot(ring_v.slot), params.v, source_v, pages, block);
+        cp_async_arrive(shared.full_v(ring_v.slot));
         ring_v.advance();
-    }
-    // Waits for the copies in flight, and arrives for them.
-    __device__ __forceinline__ void arrive_pending() {
-        if (pending == 0) return;
-        cp_async_wait<0>();
-        arrive();
-        pending = 0;
     }
 
 private:
-    // The consumers may need the pending slot before they empty the one waited for. So the thread
-    // must arrive for it before it waits, and a test that may suspend the thread would be a wait.
-    __device__ __forceinline__ void wait_for(uint32 empty, uint32 parity) {
-        if (barrier_test_wait(empty, parity)) return;
-        arrive_pending();
-        barrier_wait(empty, parity);
-    }
-    __device__ __forceinline__ void commit(uint32 full) {
-        cp_async_commit();
-        if (pending != 0) {
-            cp_async_wait<1>();
-            arrive();
-        }
-        pending = full;
-    }
-    __device__ __forceinline__ void arrive() const {
-        fence_async_proxy();  // wgmma reads what this thread has copied
-        barrier_arrive(pending);
-    }
-    // Eight lanes copy 64 columns of a row, so a warp copies four rows at a time.
     template <class Boxed, int kCols>
-    __device__ __forceinline__ void copy(uint32 tile, const TensorView& view, const Pages& pages, int block, int head_kv) const {
-        const int chunk = lane % 8, first = (quarter(block) - block * 4) * kWarpRows;
-        const uint16* source = static_cast<const uint16*>(view.data) + head_kv * view.stride_head + chunk * 8;
-        #pragma unroll 1
-        for (int at = lane / 8; at < kWarpRows; at += 4) {
-            const int row = first + at;
-            const uint16* from = source + pages.place(view, quarter(block), at);
-            const bool exists = block * kBlockN + row < pages.seqlen_k;
-            const uint32 to = tile + row * kBoxRowBytes + swizzled(chunk, row % 8);
+    __device__ __forceinline__ void copy(uint32 tile, const TensorView& view, const uint16* source, const Pages& pages, int block) const {
+        const uint32 key = uint32(block) * kBlockN + row;
+        const int keys_left = pages.seqlen_k - int(key);
+        const uint16* from = source + pages.place(view, key, 0);
+        #pragma unroll
+        for (int at = 0; at < kWarpRows; at += 4) {
+            if constexpr (!kIsEven) from = source + pages.place(view, key + at, at / 4);
+            // Four rows on, the swizzle flips the third bit of the chunk.
+            const uint32 to = tile + at * kBoxRowBytes + (at % 8 ? place ^ 64 : place);
             #pragma unroll
             for (int box = 0; box < Boxed::kBoxes; ++box) {
-                cp_async<16>(to + box * Boxed::kBoxBytes, from + box * kBoxCols, exists && box * kBoxCols + chunk * 8 < kCols);
+                cp_async<16>(to + box * Boxed::kBoxBytes, from + box * kBoxCols, at < keys_left && box * kBoxCols + lane % 8 * 8 < kCols);
             }
+            if constexpr (kIsEven) from += 4 * view.stride_seqlen;
         }
     }
 };
@@ -138,7 +148,7 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
     using Loader = PageLoader<kPagesByTma>;
     Loader loader{params, shared, map_k, map_v, lane};
     Ring<kQStages> ring_q;
-    TileFeed<QueryTiles> feed(params, tile_counter);
+    TileFeed<QueryTiles<kDecodeRows>> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
@@ -147,17 +157,22 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
         if (tile.first < 0) break;
         const int head_kv = tile.head / params.group_size, end = tile.begin + tile.blocks;
         const Sequence sequence(params, tile.batch);
+        // The table is read two blocks ahead, since a block's copies begin at once after those of
+        // the block before.
         Loader::Pages pages(params, sequence);
-        loader.fetch(pages, end - 1, tile.begin, end);
+        Loader::Pages::Entries entries;
+        loader.begin_tile(head_kv);
+        loader.fetch(pages, entries, end - 1, tile.begin, end);
+        pages.take(entries);
+        loader.fetch(pages, entries, end - 2, tile.begin, end);
         for (int block = end - 1; block >= tile.begin; --block) {
             if (is_first && block == tile.begin) feed.draw_next();
-            loader.load_k(pages, block, head_kv);
+            loader.load_k(pages, block);
             if (is_first && block == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
-            loader.load_v(pages, block, head_kv);
-            loader.fetch(pages, block - 1, tile.begin, end);
+            loader.load_v(pages, block);
+            pages.take(entries);
+            loader.fetch(pages, entries, block - 2, tile.begin, end);
         }
-        // The next tile comes when the consumers are done with an earlier one.
-        loader.arrive_pending();
         if (is_first) feed.advance();
     }
     if (is_first) feed.finish();

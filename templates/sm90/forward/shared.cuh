@@ -3,6 +3,7 @@
 // All tiles are boxes of 64 columns with the 128-byte swizzle (device/layout/swizzle.cuh). The
 // producer fills slots (load.cuh) and the consumers empty them; the two roles share nothing else.
 
+#include "device/attention/key_boxes.cuh"
 #include "device/layout/tensor_map.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/schedule/listed_slots.cuh"
@@ -14,8 +15,10 @@ constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
 // Keys in pages (load_pages.cuh): whether TMA or threads copy them, the producer's warps that load,
-// and the arrivals that fill a slot of K or V.
-constexpr bool kPagesByTma = kPageSize > 0 && kPageSize % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
+// and the arrivals that fill a slot of K or V. One thread starts a box in 200 cycles, whatever its
+// size, so boxes of fewer rows take longer than the products (docs/tuning/pages.md).
+constexpr int kLeastBoxRows = 32;
+constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows >= kLeastBoxRows, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
 constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma ? 1 : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : 1;
 

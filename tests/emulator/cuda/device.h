@@ -83,6 +83,7 @@ unsigned load_acquire(const unsigned* from);
 // ---- copies
 
 void cp_async(unsigned target, const void* source, unsigned bytes, bool valid);
+void cp_async_arrive(unsigned barrier);
 void cp_async_commit();
 void cp_async_wait(unsigned pending);
 void fence_async_proxy();

@@ -113,6 +113,12 @@ void complete_bytes(Cta* cta, unsigned offset, unsigned bytes) {
     end_phase_if_complete(barrier);
 }
 
+void complete_arrival(Cta* cta, unsigned offset) {
+    Mbarrier& barrier = barrier_of(cta, offset, offset + kSharedBase);
+    --barrier.pending;
+    end_phase_if_complete(barrier);
+}
+
 std::string describe_barrier(Cta* cta, unsigned address) {
     const Mbarrier& barrier = cta->barriers[cta->barrier_at[(address - kSharedBase) / 8] - 1];
     char text[160];

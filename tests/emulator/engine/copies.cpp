@@ -16,21 +16,31 @@ void mark_ordinary(const void* to, unsigned bytes) {
 }
 
 void mark_asynchronous(Cta* cta, unsigned offset, unsigned bytes) {
-    for (unsigned chunk = offset / 16; chunk <= (offset + bytes - 1) / 16; ++chunk) cta->writers[chunk] = 0;
+    for (unsigned chunk = offset / 16; chunk <= (offset + bytes - 1) / 16; ++chunk) cta->writers[chunk] = cta->delivered[chunk] = 0;
+}
+
+void finish(const SmallCopy& copy) {
+    if (copy.valid) memcpy(copy.to, copy.from, copy.bytes); else memset(copy.to, 0, copy.bytes);
 }
 
 void finish(std::vector<SmallCopy>& copies, unsigned groups) {
     size_t kept = 0;
     for (const SmallCopy& copy : copies) {
-        if (copy.group >= groups) {
-            copies[kept++] = copy;
-        } else if (copy.valid) {
-            memcpy(copy.to, copy.from, copy.bytes);
-        } else {
-            memset(copy.to, 0, copy.bytes);
-        }
+        if (copy.group >= groups) copies[kept++] = copy; else finish(copy);
     }
     copies.resize(kept);
+}
+
+// The bytes of cp.async that an arrival covers. Each thread that lets wgmma or TMA read them has
+// fenced the asynchronous proxy since they arrived.
+void deliver_small_copies(const Load& load) {
+    Cta* cta = load.cta;
+    ++cta->deliveries;
+    for (const SmallCopy& copy : load.small) {
+        finish(copy);
+        const unsigned chunk = unsigned(copy.to - cta->shared) / 16;
+        cta->writers[chunk] = 0, cta->delivered[chunk] = cta->deliveries;
+    }
 }
 
 // Calls `row(place in the box, address in device memory or null, bytes)` for each row of a box.
@@ -140,6 +150,10 @@ void check_bulk(const void* device, unsigned shared, unsigned bytes, const char*
 
 void check_fenced(Cta* cta, unsigned offset, unsigned bytes, const char* reader) {
     for (unsigned chunk = offset / 16; chunk <= (offset + bytes - 1) / 16; ++chunk) {
+        if (cta->delivered[chunk] > me()->fenced_deliveries) {
+            fail("%s reads shared address %#x, which a cp.async has written, and this thread has not fenced the asynchronous proxy since",
+                 reader, chunk * 16 + kSharedBase);
+        }
         const unsigned stamp = cta->writers[chunk];
         if (stamp != 0 && cta->fibers[stamp & 1023].stamp == stamp) {
             fail("%s reads shared address %#x, which thread %u has written without a fence of the asynchronous proxy since", reader,
@@ -162,7 +176,18 @@ void cp_async_wait(unsigned pending) {
     if (fiber->copy_groups > pending) finish(fiber->copies, fiber->copy_groups - pending);
 }
 
-void fence_async_proxy() { self->stamp += 1 << 10; }
+void cp_async_arrive(unsigned barrier) {
+    Load load = {};
+    load.cta = owner_of(barrier, 8, &load.barrier);
+    load.arrives = true;
+    load.small.swap(me()->copies);
+    load.cta->cluster->loads.push_back(std::move(load));
+}
+
+void fence_async_proxy() {
+    self->stamp += 1 << 10;
+    me()->fenced_deliveries = my_cta()->deliveries;
+}
 
 void tma_load(unsigned to, const void* map, unsigned barrier, int rank, const int* at, unsigned ctas) {
     const TensorMapFields fields = checked_map(map, rank, to, "a TMA load");
@@ -214,6 +239,11 @@ bool deliver_a_load() {
         const Load load = cluster->loads[pick];
         cluster->loads[pick] = cluster->loads.back();
         cluster->loads.pop_back();
+        if (load.arrives) {
+            deliver_small_copies(load);
+            complete_arrival(load.cta, load.barrier);
+            break;
+        }
         if (load.box.is_tensor) load_box(load); else memcpy(load.cta->shared + load.offset, load.box.from, load.box.bytes);
         complete_bytes(load.cta, load.barrier, load.box.bytes);
         break;

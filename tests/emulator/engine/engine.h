@@ -69,6 +69,7 @@ struct Fiber : Thread {
 
     std::vector<SmallCopy> copies;
     unsigned copy_groups;
+    unsigned fenced_deliveries;  // the CTA's deliveries at the thread's last fence of the asynchronous proxy
 
     std::vector<StoreGroup> stores;  // committed groups; the last one is open
 
@@ -136,6 +137,8 @@ struct Cta {
     std::vector<char> memory;
     char* shared;
     std::vector<unsigned> writers;
+    unsigned deliveries = 0;           // arrivals of cp.async so far
+    std::vector<unsigned> delivered;   // for each 16 bytes: which of them wrote it, or 0
     std::vector<Mbarrier> barriers;
     std::vector<uint16_t> barrier_at;  // 1 + index into barriers, for each 8 bytes
     NamedBarrier named[16];
@@ -152,6 +155,8 @@ struct Load {
     Box box;
     Cta* cta;
     unsigned offset, barrier;  // in that CTA's shared memory
+    bool arrives;              // no box: a thread's copies by cp.async, which end in an arrival
+    std::vector<SmallCopy> small;
 };
 
 struct Cluster {
@@ -197,6 +202,7 @@ bool deliver_a_load();
 // Wakes the threads whose counter in device memory has changed. Returns whether there was one.
 bool wake_at_counters();
 void complete_bytes(Cta* cta, unsigned barrier, unsigned bytes);
+void complete_arrival(Cta* cta, unsigned barrier);
 // A thread exits.
 void check_at_exit(Fiber* fiber);
 void finish_copies(Fiber* fiber);

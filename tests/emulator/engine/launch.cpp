@@ -111,6 +111,7 @@ void start_cta(Cta& cta, Dim block_index, size_t first_stack) {
     cta.memory.assign(work.shared_bytes + 1024, char(kPoison));
     cta.shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 1023) & ~uintptr_t(1023));
     cta.writers.assign(work.shared_bytes / 16 + 1, 0);
+    cta.delivered.assign(work.shared_bytes / 16 + 1, 0);
     cta.barrier_at.assign(work.shared_bytes / 8 + 1, 0);
     cta.live = threads;
     cta.warps.resize((threads + 31) / 32);

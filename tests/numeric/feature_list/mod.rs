@@ -112,7 +112,7 @@ pub const LACKS: [Lack; 9] = [
     lack(
         &[Family::Sm90],
         "few queries, keys split over CTAs",
-        "kernels that split are not yet measured, so only a tuning run chooses them",
+        "few queries run in decode, which splits keys and reads them once for a whole group of heads",
     ),
     lack(
         &[Family::Sm90],

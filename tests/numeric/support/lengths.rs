@@ -58,6 +58,8 @@ impl Case {
         let mut up_to = |longest: i64| match random.between(0, 4) {
             0 => 0,
             1 => longest,
+            // As a decoding sequence in a batch of longer ones.
+            2 => random.between(1, 4).min(longest),
             _ => random.between(0, longest),
         };
         let alone = self.extras.alone.map(|[q, k]| if side == Side::Q { q } else { k });
