@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 def use_folder(folder):
-    """Sends kernels and records to `folder`, and hides the shipped records. The library reads both
-    variables when it makes its context, so this comes before the import of flashtune. Returns the
+    """Sends kernels and records to `folder`, deletes the records there, and hides the shipped ones.
+    It comes before the import of flashtune, whose context reads both variables once. Returns the
     path."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.makedirs(folder + "/no-records", exist_ok=True)
@@ -59,7 +59,8 @@ class Pins:
         self.imports += 1
         record = self._record(case, config, 1e6 * 0.999**self.imports, backward)
         self.file.write_text(json.dumps(record) + "\n")
-        flashtune.import_records(str(self.file), device=0)
+        if flashtune.import_records(str(self.file), device=0) != 1:
+            raise ValueError(f"the library refused the record of {name(config)}")
 
     def _record(self, case, config, median_us, backward):
         heads, heads_kv, dim = case["heads"], case["heads_kv"], case["head_dim"]

@@ -2,10 +2,10 @@
 """Times several configs of each random problem on one GPU: what a model of their times is fitted
 to (docs/tuning/choice.md).
 
-The problems are those of bench/random_shapes.py. Each config is pinned (pinned.py), its calls run
-from one CUDA graph, and its result is compared with the first one's. Every config is timed in two
-sweeps, the second in reverse order; the lesser median counts. A row has the time of the fastest and
-the configs that come next, as ratios to it.
+The problems are drawn as in bench/random_shapes.py, without the largest. Each config is pinned
+(pinned.py), its calls run from one CUDA graph, and its result is compared with the first one's.
+Every config is timed in two sweeps, the second in reverse order; the lesser median counts. A row
+has the time of the fastest and the configs that come next, as ratios to it.
 
 --choose FILE writes the library's own choice for each problem and times nothing. --chosen FILE
 times these configs too. --prepare I/N compiles the I-th of N shares of all kernels and times
@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -112,21 +113,23 @@ def main():
     parser.add_argument("--kinds", default=",".join(random_cases.KINDS), help="comma-separated, default all")
     parser.add_argument("--passes", default="forward,backward", help="comma-separated, default both")
     parser.add_argument("--most-flops", type=float, default=3e12, help="leave out larger forward passes, default 3e12")
-    parser.add_argument("--prepare", metavar="I/N", help="compile the I-th of N shares of the kernels and end")
+    parser.add_argument("--prepare", metavar="I/N", help="compile share I of N (from 0 on) of the kernels and end")
     parser.add_argument("--choose", metavar="FILE", help="write the library's choices to FILE and end")
     parser.add_argument("--chosen", metavar="FILE", help="choices to time too")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this time")
-    parser.add_argument("--cache", default=tempfile.gettempdir() + "/flashtune-configs", help="folder of kernels and records")
+    parser.add_argument("--cache", default=tempfile.gettempdir() + "/flashtune-configs", help="a folder for this bench alone: its records are deleted first")
     parser.add_argument("--out", help="JSON file of all times")
     arguments = parser.parse_args()
     folder = Path(arguments.cache)
     if arguments.choose:
         os.environ["FLASHTUNE_CACHE_DIR"] = tempfile.mkdtemp()
-    elif not arguments.prepare:
-        pinned.use_folder(arguments.cache)
+    elif arguments.prepare:
+        # Each share has records and kernels of its own. The timed run takes over the kernels.
+        pinned.use_folder(f"{folder}/share-{arguments.prepare.replace('/', '-')}")
     else:
-        # Shares write records of their own and one folder of kernels.
-        pinned.use_folder(arguments.cache + "/share-" + arguments.prepare.replace("/", "-"))
+        pinned.use_folder(arguments.cache)
+        for share in folder.glob("share-*/cubins"):
+            shutil.copytree(share, folder / "cubins", dirs_exist_ok=True)
 
     import torch
 
@@ -181,27 +184,28 @@ def main():
                 return flashtune.attention_backward(dout, q, k, v, out, lse, causal=causal)
             return flashtune.attention_forward(q, k, v, causal=causal)[:1]
 
-        expected, times = None, {}
+        expected, times, wrong = None, {}, set()
         for config in configs + configs[::-1]:
             pins.pin(case, config, backward)
             text = pinned.name(config)
             if flashtune.plan_info(q, k, v, **options)["config"] != text:
                 continue
-            if text not in times:
+            if text not in times and text not in wrong:
                 expected = expected or [x.float() for x in run()]
                 pairs = zip(run(), expected, strict=True)
                 error = max(((a.float() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
                 if not error < 0.05:
                     print(f"  {text}: WRONG, off by {error:.3g}")
-                    times[text] = math.nan
+                    wrong.add(text)
+            if text in wrong:
+                continue
             times[text] = min(times.get(text, math.inf), microseconds(torch, run))
         word = "backward" if backward else "forward"
         ranked = sorted(times.items(), key=lambda entry: entry[1]) or [("refused", math.nan)]
         best = ranked[0]
         print(f"{word} {case['kind']} {random_cases.label(case)}: {best[1]:.1f} us by {best[0]}", flush=True)
         print("  " + "; ".join(f"{us / best[1]:.3f} {text[5:]}" for text, us in ranked[1:4]), flush=True)
-        own = chosen[number] if number < len(chosen) else None
-        results.append(dict(case=case, backward=backward, us=times, chosen=own))
+        results.append(dict(case=case, backward=backward, us=times))
         if arguments.out:
             Path(arguments.out).write_text(json.dumps(results) + "\n")
     if arguments.choose:

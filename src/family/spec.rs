@@ -38,11 +38,10 @@ pub struct KernelSpec {
     pub arguments: Arguments,
     /// How the kernel shares out the launch's registers among its warpgroups, where it does.
     pub registers: Option<WarpgroupRegisters>,
-    /// The kernel takes sequences of at most so many packed query rows and leaves the others alone;
-    /// 0: it takes all.
+    /// The kernel takes the sequences with at most this many packed query rows; 0: all.
     pub most_rows: u32,
-    /// Set if the kernel is another family's than the config's. It neither reads what the pass's
-    /// other kernels write, nor the other way round.
+    /// Set if the kernel belongs to another family than the config. It comes last, and reads
+    /// nothing that the other kernels write. Combining splits may write its rows before it does.
     pub lent: Option<Lent>,
 }
 

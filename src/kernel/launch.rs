@@ -118,6 +118,8 @@ impl Executable {
                     spec.entry
                 )));
             }
+            // Whether the kernel may start before the end of the one before it, whose results it
+            // then waits for. A lent kernel waits for none.
             let follows = overlaps && spec.lent.is_none();
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),

@@ -44,7 +44,7 @@ impl Kernel {
 }
 
 /// What a prepared config may take over the time of a shape's first choice, as it is expected.
-const TOLERANCE: f64 = 0.05;
+const TOLERANCE: f64 = 0.1;
 
 /// Covers the ranges with configs that `choices` names for a problem, best first. The same input
 /// gives the same configs.

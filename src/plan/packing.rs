@@ -12,7 +12,7 @@ use super::lookup::{self, Choice, Known};
 use super::record::Record;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
-use crate::family;
+use crate::family::{self, spec::KernelSpec};
 use crate::kernel::fixed::FAMILY;
 use crate::kernel::pack::{Builder, KernelText, PackedOperation, PackedPlan};
 use crate::kernel::{render_fixed, render_pass};
@@ -150,9 +150,14 @@ fn item(known: &Known, problem: &Problem, device: &Device) -> Result<Item> {
 }
 
 fn texts(problem: &Problem, choice: &Choice, arch: Arch) -> Result<Vec<KernelText>> {
-    let family = choice.config.family;
-    let rendered = render_pass(problem, &choice.config, arch)?;
-    Ok(rendered.into_iter().map(|(spec, text)| KernelText { name: spec.template, arch, family, text }).collect())
+    let config = &choice.config;
+    let text = |(spec, text): (KernelSpec, String)| KernelText {
+        name: spec.template,
+        arch,
+        family: spec.family(config),
+        text,
+    };
+    Ok(render_pass(problem, config, arch)?.into_iter().map(text).collect())
 }
 
 /// The kernels of small operations for the dtypes of the problems. They are short.

@@ -13,8 +13,8 @@ const PROBLEM: &str =
     r#"{"pass":"forward","num_heads_q":16,"seqlen_q":1024,"head_dim":64,"causal":"bottom-right","batch_size":4}"#;
 
 /// Packs a problem. None without NVRTC.
-fn packed(folder: &Path, more: &[&str]) -> Option<PathBuf> {
-    let problems = write(folder, "problems.jsonl", &format!("{PROBLEM}\n"));
+fn packed(folder: &Path, problem: &str, more: &[&str]) -> Option<PathBuf> {
+    let problems = write(folder, "problems.jsonl", &format!("{problem}\n"));
     let pack = folder.join("a.pack");
     let (problems, output) = (problems.to_str().unwrap(), pack.to_str().unwrap());
     let args = ["pack", "--arch", "sm_90a,sm_90", "--problems", problems, "--output", output];
@@ -36,7 +36,7 @@ fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
     // A record that ships for another problem goes in as one of a tuned GPU would.
     let record = shipped::records(Arch::Sm(9, 0)).swap_remove(0).to_line().unwrap();
     let records = write(folder.path(), "records.jsonl", &format!("{record}\n"));
-    let Some(pack) = packed(folder.path(), &["--records", records.to_str().unwrap()]) else { return };
+    let Some(pack) = packed(folder.path(), PROBLEM, &["--records", records.to_str().unwrap()]) else { return };
     let opened = Pack::open(&pack).unwrap();
     opened.check_library().unwrap();
     assert_eq!(opened.manifest().archs(), [Arch::Sm(9, 0)]);
@@ -77,6 +77,22 @@ fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
     let output = run(folder.path(), &["pack", "--list", damaged.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("b.pack: it does not begin as a pack does"), "{}", stderr(&output));
+}
+
+/// A decode kernel is compiled for another target than the sm90 kernel that lends it rows.
+#[test]
+fn every_kernel_of_a_mixed_batch_is_packed_for_the_target_that_loads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mixed = r#"{"pass":"forward","num_heads_q":8,"num_heads_kv":2,"seqlen_q":512,"seqlen_k":4096,"head_dim":64,"causal":"bottom-right","batch_size":8,"varlen":true,"page_size":64}"#;
+    let Some(pack) = packed(folder.path(), mixed, &[]) else { return };
+    let opened = Pack::open(&pack).unwrap();
+    let [plan] = &opened.manifest().plans[..] else { panic!("{:?}", opened.manifest().plans) };
+    let kernels = render_pass(&plan.problem, &plan.config, Arch::Sm(9, 0)).unwrap();
+    let targets: Vec<&str> = kernels.iter().map(|(spec, _)| spec.family(&plan.config).target_suffix()).collect();
+    assert_eq!(targets, ["a", ""]);
+    for ((spec, text), suffix) in kernels.iter().zip(targets) {
+        assert!(opened.cubin(&TextDigest::new(text), &[format!("sm_90{suffix}")]).is_some(), "{}", spec.entry);
+    }
 }
 
 #[test]

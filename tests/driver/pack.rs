@@ -64,7 +64,7 @@ fn write(path: &Path, origin: Origin, planned: &[(Problem, Config)]) {
             kernels.push(PackedKernel {
                 name: spec.template.to_owned(),
                 arch: SM90,
-                target: format!("sm_90{}", config.family.target_suffix()),
+                target: format!("sm_90{}", spec.family(config).target_suffix()),
                 text: TextDigest::new(&text).as_str().to_owned(),
                 cubin_bytes: 0,
                 packed_bytes: 0,

@@ -44,7 +44,7 @@ impl Timed {
 
 pub fn run(timed: &[Timed], records: Vec<Record>, device: &Device) -> Result<(), Failure> {
     let known = Known { shipped: records.into_iter().map(Arc::new).collect(), ..Known::default() };
-    let mut groups: BTreeMap<(bool, &str), Vec<f64>> = BTreeMap::new();
+    let mut groups: BTreeMap<(bool, &str), (Vec<f64>, usize)> = BTreeMap::new();
     for one in timed {
         let problem = one.problem();
         let Some((fastest, least)) = one.us.iter().min_by(|a, b| a.1.total_cmp(b.1)) else { continue };
@@ -57,16 +57,22 @@ pub fn run(timed: &[Timed], records: Vec<Record>, device: &Device) -> Result<(),
             Some(us) => {
                 let ratio = us / least;
                 println!("{ratio:.3} {shape}: {least:.1} us by {fastest}; chosen {}", choice.config);
-                groups.entry((one.backward, kind)).or_default().push(ratio);
+                groups.entry((one.backward, kind)).or_default().0.push(ratio);
             }
-            None => println!("not timed {shape}: {least:.1} us by {fastest}; chosen {}", choice.config),
+            None => {
+                println!("not timed {shape}: {least:.1} us by {fastest}; chosen {}", choice.config);
+                groups.entry((one.backward, kind)).or_default().1 += 1;
+            }
         }
     }
-    for ((backward, kind), ratios) in groups {
+    for ((backward, kind), (ratios, not_timed)) in groups {
         let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
         let most = ratios.iter().copied().fold(1.0, f64::max);
         let word = if backward { "backward" } else { "forward" };
-        println!("{word} {kind}: {} problems, chosen over fastest {mean:.3}, at most {most:.3}", ratios.len());
+        let count = ratios.len();
+        println!(
+            "{word} {kind}: {count} problems, chosen over fastest {mean:.3}, at most {most:.3}; {not_timed} not timed"
+        );
     }
     Ok(())
 }

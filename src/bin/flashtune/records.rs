@@ -1,5 +1,5 @@
-//! `flashtune records`: list, export, import and verify tuning records; `model_error` has the error
-//! of predictions.
+//! `flashtune records`: list, export and import tuning records. `verify` judges them for shipping;
+//! `model_error` and `choice_error` judge predictions and choices.
 
 use crate::choice_error;
 use crate::device::DeviceArg;

@@ -4,8 +4,7 @@ use super::geometry::DecodeKnobs;
 use super::heuristic;
 use crate::device::Device;
 use crate::family::combine;
-use crate::family::knob::Constraint;
-use crate::family::knob::Knobs as _;
+use crate::family::knob::{Constraint, Knobs};
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, KernelSpec, Lent};
@@ -95,11 +94,17 @@ impl DecodeKnobs {
 
 /// The kernel that takes the sequences of at most `most_rows` packed rows out of a varlen batch,
 /// whose other sequences another family takes. It splits no keys: such a batch has many sequences.
-/// Batch and lengths do not choose the tile, so that a class has one such kernel. None if no tile
-/// has so many rows.
+/// Batch, heads and lengths do not choose the tile, so that a class has one such kernel. None if no
+/// tile has so many rows.
 pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) -> Option<KernelSpec> {
-    let seqlen_q = (i64::from(most_rows) / problem.group_size()).max(1);
-    let typical = Problem { batch_size: TYPICAL_BATCH, seqlen_q, seqlen_k: TYPICAL_KEYS, ..*problem };
+    let typical = Problem {
+        batch_size: TYPICAL_BATCH,
+        num_heads_q: TYPICAL_HEADS * i64::from(most_rows),
+        num_heads_kv: TYPICAL_HEADS,
+        seqlen_q: 1,
+        seqlen_k: TYPICAL_KEYS,
+        ..*problem
+    };
     let knobs = DecodeKnobs { num_splits: 1, ..heuristic::heuristic(&typical, device) };
     if knobs.block_m < most_rows || !knobs.fits(&typical, device) {
         return None;
@@ -110,6 +115,9 @@ pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) ->
     Some(KernelSpec { is_main: false, most_rows, lent, ..knobs.main(problem) })
 }
 
-/// A server's batch and its keys, which fill every GPU of the time.
+const _: () = assert!(DecodeKnobs::LIST.len() == Lent::KNOBS, "each knob is lent");
+
+/// A server's batch, K/V heads and keys, which fill a GPU.
 const TYPICAL_BATCH: i64 = 64;
+const TYPICAL_HEADS: i64 = 8;
 const TYPICAL_KEYS: i64 = 4096;

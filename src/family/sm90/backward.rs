@@ -125,7 +125,7 @@ impl Space for BackwardKnobs {
         let lower = smaller.map(|block_m| BackwardKnobs { block_m, ..config });
         let is_middle = BackwardKernel::of(problem) == BackwardKernel::Middle;
         let of_keys = |block_n| BackwardKnobs { block_n, num_stages: 2, ..config }.with_best_split(problem, device);
-        let fewer_keys = [96, 64].into_iter().filter(|_| is_middle).map(of_keys);
+        let fewer_keys = [64].into_iter().filter(|block_n| is_middle && *block_n < config.block_n).map(of_keys);
         [config].into_iter().chain(lower).chain(fewer_keys).filter(|config| config.fits(problem, device)).collect()
     }
 }
@@ -286,6 +286,7 @@ fn wants_groups(problem: &Problem, device: &Device) -> bool {
     if tiles_differ(problem) { !are_few } else { problem.seqlen_q < LONG }
 }
 
+/// Tiles for each SM up to which the end of a group leaves SMs idle.
 const FEW_WAVES: i64 = 4;
 
 const LONG: i64 = 16384;

@@ -42,8 +42,8 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "decode_rows",
-            reason: "only over pages are long and short sequences mixed; a decode kernel's tile must hold one token's rows; and a batch-invariant sum is in one order",
-            holds: |p, k, d| k.decode_rows == 0 || k.decode_rows == decode_rows(p, d),
+            reason: "a decode kernel takes short sequences out of varlen batches over pages, up to the rows of its tile; it has no block mask, and sums in another order than batch_invariant asks",
+            holds: |p, k, _| k.decode_rows == 0 || mixes_lengths(p) && short_sequences(p, k.decode_rows).is_some(),
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -69,22 +69,19 @@ impl Space for ForwardKnobs {
                 &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
             }
             "decode_rows" => {
-                let typical = Device::typical(Arch::Sm(9, 0));
-                match typical.map_or(0, |device| decode_rows(problem, &device)) {
-                    16 => &[16],
-                    32 => &[32],
-                    64 => &[64],
-                    _ => &[0],
-                }
+                let rows = decode_rows(problem);
+                let at = knob.values.iter().position(|value| *value == rows).unwrap_or(0);
+                &knob.values[at..=at]
             }
             _ => knob.values,
         }
     }
 
-    /// Splits are for the shape alone that they were measured on.
-    fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
+    /// Splits are for the shape alone that they were measured on; `decode_rows` follows from the
+    /// problem.
+    fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
-        ForwardKnobs { decode_rows: decode_rows(to, device), ..unsplit }
+        ForwardKnobs { decode_rows: decode_rows(to), ..unsplit }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each
@@ -133,7 +130,9 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         };
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
-        let decode = (self.decode_rows > 0).then(|| short_sequences(problem, self.decode_rows)).flatten();
+        let decode = (self.decode_rows > 0).then(|| short_sequences(problem, self.decode_rows));
+        // A config whose rows no such kernel has breaks a constraint.
+        let decode = decode.flatten();
         [main].into_iter().chain(combine).chain(decode).collect()
     }
 
@@ -141,7 +140,8 @@ impl Space for ForwardKnobs {
         work::forward(self, problem, device)
     }
 
-    /// The heuristic's config with every number of rows and, without pages, blocks of more keys.
+    /// The heuristic's config with every number of rows and, without pages, blocks of other numbers
+    /// of keys, and each of these with its keys split.
     /// Other features than pages take registers, so problems with any keep to the tiles of the
     /// heuristic and of records.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
@@ -151,17 +151,23 @@ impl Space for ForwardKnobs {
             return Vec::new();
         }
         let (rows, ..) = tile_of_full_device(problem);
-        let heights = [64, 128, 192, 256].into_iter().filter(|block_m| *block_m <= rows);
+        // A server prepares few kernels, so over pages there are fewer to choose from, and only a
+        // tuning run splits.
+        let lowest = if paged.is_some() { 128 } else { 64 };
+        let heights = [64, 128, 192, 256].into_iter().filter(|block_m| (lowest..=rows).contains(block_m));
         let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
-        let wider: Vec<_> = configs.iter().flat_map(|config| wider_blocks(config, problem, device)).collect();
-        configs.extend(wider);
-        let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
-        configs.extend(split);
+        let others: Vec<_> = configs.iter().flat_map(|config| other_blocks(config, problem, device)).collect();
+        configs.extend(others);
+        if paged.is_none() {
+            let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
+            configs.extend(split);
+        }
         configs
     }
 }
 
-/// The config with its keys split, where tiles do not fill the SMs twice.
+/// The config with its keys split, while the tiles of all splits fill the SMs at most `MOST_WAVES`
+/// times.
 fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = heads * ((problem.seqlen_q + i64::from(config.block_m) - 1) / i64::from(config.block_m));
@@ -171,12 +177,11 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
     splits.map(of).filter(|config| config.fits(problem, device)).collect()
 }
 
-/// Waves that the tiles of all splits fill at most.
 const MOST_WAVES: i64 = 3;
 
 /// The config with blocks of other numbers of keys, where two consumer warpgroups or one have
 /// registers to spare: fewer keys are padded where there are few.
-fn wider_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.dropout || problem.features.paged.is_some() || config.block_m > 128 {
         return Vec::new();
     }
@@ -222,17 +227,23 @@ fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
 /// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
 /// of prompts and single tokens: those of one token, and 16 at least, which a product has anyway. A
 /// tile of this family takes as long for one row as for 64. 0 where no such kernel serves.
-fn decode_rows(problem: &Problem, device: &Device) -> u32 {
-    let Features { varlen, paged, block_mask, .. } = problem.features;
-    if varlen.is_none() || paged.is_none() || block_mask.is_some() || problem.batch_invariant {
+fn decode_rows(problem: &Problem) -> u32 {
+    if !mixes_lengths(problem) {
         return 0;
     }
     let holds_a_token = |rows: &u32| i64::from(*rows) >= problem.group_size();
     let rows = [16, 32, 64].into_iter().find(holds_a_token);
-    rows.filter(|rows| decode::of_short_sequences(problem, *rows, device).is_some()).unwrap_or(0)
+    rows.filter(|rows| short_sequences(problem, *rows).is_some()).unwrap_or(0)
 }
 
-/// That kernel. The family runs on one architecture, so the device is a typical one.
+/// Whether a decode kernel may take the short sequences of a batch.
+fn mixes_lengths(problem: &Problem) -> bool {
+    let Features { varlen, paged, block_mask, .. } = problem.features;
+    varlen.is_some() && paged.is_some() && block_mask.is_none() && !problem.batch_invariant
+}
+
+/// The decode kernel of those sequences, for a typical device of the one architecture that this
+/// family runs on.
 fn short_sequences(problem: &Problem, rows: u32) -> Option<KernelSpec> {
     let device = Device::typical(Arch::Sm(9, 0))?;
     decode::of_short_sequences(problem, rows, &device)
@@ -325,11 +336,11 @@ fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKn
         stale_max: u32::from(may_be_stale(problem)),
         group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
         num_splits: 1,
-        decode_rows: decode_rows(problem, device),
+        decode_rows: decode_rows(problem),
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
-    // Pages are copied by TMA if a block of keys divides them, and by threads with the fewest
-    // lookups if a block is four times 16 keys.
+    // A block of 64 keys divides pages of 64 and shares 32 with pages of 32, so TMA copies them.
+    // Threads look up the fewest pages if a block is four times 16 keys.
     let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
     flows.map(config).find(|config| config.fits(problem, device))

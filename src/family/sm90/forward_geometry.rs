@@ -6,6 +6,8 @@ use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
 use crate::problem::Problem;
 
+/// Rows after which the pattern of the 128-byte swizzle repeats: a box begins at such a row.
+const SWIZZLE_ROWS: i64 = 8;
 /// The fewest rows of a page's box that TMA copies. Threads copy smaller pages faster.
 const LEAST_BOX_ROWS: i64 = 32;
 
@@ -43,8 +45,8 @@ impl ForwardKnobs {
     pub fn box_rows(&self, problem: &Problem) -> u32 {
         let Some(page_size) = problem.features.paged else { return self.block_n };
         match greatest_common_divisor(i64::from(self.block_n), page_size) {
-            ..LEAST_BOX_ROWS => 0,
-            rows => rows as u32,
+            rows @ LEAST_BOX_ROWS.. if rows % SWIZZLE_ROWS == 0 => rows as u32,
+            _ => 0,
         }
     }
 

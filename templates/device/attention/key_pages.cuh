@@ -51,8 +51,8 @@ struct KeyPages {
         if constexpr (kPageSize > 0) fetch_ahead(entries, block, end_block, lane), take(entries);
     }
 
-    // The same in two steps, so that other work hides the latency: the table's entries as they are,
-    // and later their pages.
+    // The same in two calls, between which other work hides the latency: fetch_ahead reads the
+    // table's entries, and take turns them into pages.
     using Entries = int[kFetches];
     __device__ __forceinline__ void fetch_ahead(Entries& entries, int block, int end_block, int lane) const {
         #pragma unroll

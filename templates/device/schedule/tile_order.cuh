@@ -75,11 +75,28 @@ struct TileOrder {
 template <int kLeftRows>
 struct QueryTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
-        const bool is_left = kLeftRows > 0 && sequence.seqlen_q * params.group_size <= kLeftRows;
+        const bool is_left = kLeftRows > 0 && sequence.seqlen_q <= kLeftRows / params.group_size;
         return TileOrder(is_left ? 0 : sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
                          float(sequence.seqlen_k) * ((kHeadDim + kHeadDimV) * 2) / float(params.group_size), feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_q; }
+    // So many sequences from this one on are known to have no tiles. Their lengths are loaded side
+    // by side: a walk from sequence to sequence takes the latency of a load for each.
+    static __device__ __forceinline__ int without_tiles(const KernelParams& params, int from) {
+        constexpr int kAhead = 8;
+        int count = 0;
+        if constexpr (kLeftRows > 0) {
+            if (!params.cu_seqlens_q) return 0;
+            for (; from + count + kAhead <= params.batch_size; count += kAhead) {
+                const int* starts = params.cu_seqlens_q + from + count;
+                int longest = 0;
+                #pragma unroll
+                for (int i = 0; i < kAhead; ++i) longest = max(longest, starts[i + 1] - starts[i]);
+                if (longest > kLeftRows / params.group_size) break;
+            }
+        }
+        return count;
+    }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
         const uint32 row_rank = rank / splits_of_tile(params);
         const int row = int(kIsCausal ? order.tiles_per_head / splits_of_tile(params) - 1 - row_rank : row_rank) * kBlockM;
@@ -105,6 +122,7 @@ struct KeyTiles {
                          float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits_of_tile(params));
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
+    static __device__ __forceinline__ int without_tiles(const KernelParams&, int) { return 0; }
     static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
         const uint32 key_rank = rank / splits_of_tile(params);
         const int key = int(kLastFirst ? order.tiles_per_head / splits_of_tile(params) - 1 - key_rank : key_rank) * kBlockN;
@@ -140,7 +158,9 @@ struct TileList<Tiles, true> {
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {
         while (index - begin >= order.tiles()) {
             begin += order.tiles();
-            if (++batch >= params.batch_size) return {-1, 0, 0, 0, 0, 0};
+            ++batch;
+            batch += Tiles::without_tiles(params, batch);
+            if (batch >= params.batch_size) return {-1, 0, 0, 0, 0, 0};
             order = Tiles::order(params, Sequence(params, batch), 1, feeds);
         }
         const TileOrder::Place place = order.at(index - begin);

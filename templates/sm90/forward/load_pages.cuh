@@ -33,8 +33,8 @@ struct PageLoader<true> {
     using Pages = KeyPages<kBlockN>;
     int head_kv = 0;
     __device__ __forceinline__ void begin_tile(int head) { head_kv = head; }
-    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin, int end) const {
-        pages.fetch_ahead(entries, block, block < begin ? block : end, lane);
+    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin) const {
+        pages.fetch_ahead(entries, block, block < begin ? block : block + 1, lane);
     }
     __device__ __forceinline__ void load_k(const Pages& pages, int block) {
         barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
@@ -91,14 +91,14 @@ struct PageLoader<false> {
     };
     const int warp = uniform(threadIdx.x / 32);
     const int row = warp * kWarpRows + lane / 8;  // the thread's first row of a block; the others are 4, 8, ... behind
-    const uint32 place = row * kBoxRowBytes + swizzled(lane % 8, row % 8);  // of that row's chunk in a box
+    const uint32 first_chunk = row * kBoxRowBytes + swizzled(lane % 8, row % 8);  // of that row's chunk in a box
     const uint16 *source_k = nullptr, *source_v = nullptr;  // the chunk of the head's columns in row 0 of page 0
 
     __device__ __forceinline__ void begin_tile(int head_kv) {
         source_k = static_cast<const uint16*>(params.k.data) + head_kv * params.k.stride_head + lane % 8 * 8;
         source_v = static_cast<const uint16*>(params.v.data) + head_kv * params.v.stride_head + lane % 8 * 8;
     }
-    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin, int) const {
+    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin) const {
         #pragma unroll
         for (int i = 0; i < kLookups; ++i) {
             const uint32 key = uint32(block) * kBlockN + row + i * 4;
@@ -128,7 +128,7 @@ private:
         for (int at = 0; at < kWarpRows; at += 4) {
             if constexpr (!kIsEven) from = source + pages.place(view, key + at, at / 4);
             // Four rows on, the swizzle flips the third bit of the chunk.
-            const uint32 to = tile + at * kBoxRowBytes + (at % 8 ? place ^ 64 : place);
+            const uint32 to = tile + at * kBoxRowBytes + (at % 8 ? first_chunk ^ 64 : first_chunk);
             #pragma unroll
             for (int box = 0; box < Boxed::kBoxes; ++box) {
                 cp_async<16>(to + box * Boxed::kBoxBytes, from + box * kBoxCols, at < keys_left && box * kBoxCols + lane % 8 * 8 < kCols);
@@ -162,16 +162,16 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
         Loader::Pages pages(params, sequence);
         Loader::Pages::Entries entries;
         loader.begin_tile(head_kv);
-        loader.fetch(pages, entries, end - 1, tile.begin, end);
+        loader.fetch(pages, entries, end - 1, tile.begin);
         pages.take(entries);
-        loader.fetch(pages, entries, end - 2, tile.begin, end);
+        loader.fetch(pages, entries, end - 2, tile.begin);
         for (int block = end - 1; block >= tile.begin; --block) {
             if (is_first && block == tile.begin) feed.draw_next();
             loader.load_k(pages, block);
             if (is_first && block == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
             loader.load_v(pages, block);
             pages.take(entries);
-            loader.fetch(pages, entries, block - 2, tile.begin, end);
+            loader.fetch(pages, entries, block - 2, tile.begin);
         }
         if (is_first) feed.advance();
     }

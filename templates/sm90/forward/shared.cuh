@@ -18,7 +18,7 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 // and the arrivals that fill a slot of K or V. One thread starts a box in 200 cycles, whatever its
 // size, so boxes of fewer rows take longer than the products (docs/tuning/pages.md).
 constexpr int kLeastBoxRows = 32;
-constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows >= kLeastBoxRows, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
+constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows >= kLeastBoxRows && kKeyBoxRows % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
 constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma ? 1 : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : 1;
 
