@@ -209,14 +209,14 @@ fn is_common(head_dims: usize) -> bool {
 }
 
 /// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and every
-/// other one elsewhere, in one dtype, and in both at head dim 64. The mma.sync kernels alternate
+/// third one elsewhere, in one dtype, and in both at head dim 64. The mma.sync kernels alternate
 /// over the features, so that all architectures together cover every feature, and outside of sm_90
 /// in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
     let one_in = match (is_sm90, is_common(head_dims)) {
         (true, true) => 1,
-        (true, false) => 2,
+        (true, false) => 3,
         (false, _) => ARCHS[arch].1,
     };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
