@@ -15,16 +15,17 @@ EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c
 
 all: lib cli
 
-# The C library, shared and static, built without an rlib: cargo silently drops fat LTO where one is built along. The
-# SONAME sends programs to the versioned name, which a link gives to the file in the build folder too.
+# The C library, shared and static, built without an rlib: cargo silently drops fat LTO where one is
+# built along. The SONAME sends programs to the versioned name, which a link gives to the file in
+# the build folder too.
 lib:
 	cargo rustc --locked --release --lib --no-default-features --crate-type cdylib,staticlib -- -C strip=symbols $(SONAME)
 	$(if $(SONAME),ln -sf libflashtune.so target/release/libflashtune.so.$(ABI))
 
 SONAME := $(if $(filter Linux,$(shell uname -s)),-C link-arg=-Wl$(,)-soname$(,)libflashtune.so.$(ABI))
 
-# In a folder of its own, since building the command line builds the library too, without LTO, under the same name. LTO
-# would double the wait for a program that only waits for kernels.
+# In a folder of its own, since building the command line builds the library too, without LTO, under
+# the same name. LTO would double the wait for a program that only waits for kernels.
 cli: export CARGO_PROFILE_RELEASE_LTO = off
 cli: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
 cli:
@@ -36,7 +37,8 @@ build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release:$$ORIGIN/../lib'
 
-# PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be moved.
+# PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be
+# moved.
 install: lib cli
 	sh scripts/install.sh $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
 
@@ -52,7 +54,8 @@ sbom:
 wheel:
 	sh scripts/build_wheel.sh $(SONAME)
 
-# Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from the first one's record.
+# Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from
+# the first one's record.
 demo: lib examples
 	build/examples/attention
 

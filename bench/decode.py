@@ -20,6 +20,7 @@ import machine
 import peers
 import report
 import torch
+from query_tensors import tensors
 from timing import COLD_ROUNDS, captured, round_robin, round_robin_cold
 
 MODES = ("launched", "graph")
@@ -72,17 +73,6 @@ def paged(page_size):
         )
 
     return call_on
-
-
-def tensors(case):
-    generator = torch.Generator("cuda").manual_seed(case["keys"] + case["head_dim"])
-
-    def tensor(seqlen, heads):
-        shape = (case["batch"], seqlen, heads, case["head_dim"])
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
-
-    keys, heads_kv = case["keys"], case["heads_kv"]
-    return tensor(case["queries"], case["heads"]), tensor(keys, heads_kv), tensor(keys, heads_kv)
 
 
 def measure(case, loaded, tune, rounds):

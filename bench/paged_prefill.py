@@ -20,6 +20,7 @@ import paged_prefill_cases
 import peers
 import report
 import torch
+from query_tensors import tensors
 from timing import ROUNDS, captured, round_robin
 
 
@@ -35,17 +36,6 @@ def parser():
     default = ",".join(str(size) for size in paged_prefill_cases.PAGE_SIZES)
     parser.add_argument("--pages", type=sizes, default=paged_prefill_cases.PAGE_SIZES, help=f"page sizes, default {default}")
     return parser
-
-
-def tensors(case):
-    generator = torch.Generator("cuda").manual_seed(case["keys"] + case["head_dim"])
-
-    def tensor(seqlen, heads):
-        shape = (case["batch"], seqlen, heads, case["head_dim"])
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
-
-    keys, heads_kv = case["keys"], case["heads_kv"]
-    return tensor(case["queries"], case["heads"]), tensor(keys, heads_kv), tensor(keys, heads_kv)
 
 
 class Cache:

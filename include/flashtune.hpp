@@ -1,9 +1,10 @@
-// flashtune.hpp: a thin C++17 wrapper of flashtune.h. It is header only and links to the same library.
+// flashtune.hpp: a thin C++17 wrapper of flashtune.h. It is header only and links to the same
+// library.
 //
 // - context owns a flashtune_context. It moves and does not copy.
-// - forward_params, backward_params, merge_params and kv_append_params are the C structs, zeroed, with
-//   struct_size set. The with_* functions set fields that belong together and their feature bits. All
-//   fields are reachable by their names in flashtune.h, which describes them.
+// - forward_params, backward_params, merge_params and kv_append_params are the C structs, zeroed,
+//   with struct_size set. The with_* functions set fields that belong together and their feature
+//   bits. All fields are reachable by their names in flashtune.h, which describes them.
 // - Each call has two forms. launch() throws flashtune::error. try_launch() returns a result, which
 //   holds the value or the failure. With -fno-exceptions, or FLASHTUNE_NO_EXCEPTIONS defined before
 //   the include, only the second form exists.
@@ -143,7 +144,8 @@ inline flashtune_tensor dense(const void *data, std::int64_t seqlen, std::int64_
   return tensor(data, {seqlen * heads * dim, heads * dim, dim});
 }
 
-// One slice of a packed (batch, seqlen, slices, heads, dim) buffer. `data` is the slice's first element.
+// One slice of a packed (batch, seqlen, slices, heads, dim) buffer. `data` is the slice's first
+// element.
 inline flashtune_tensor packed(const void *data, std::int64_t slices, std::int64_t seqlen, std::int64_t heads,
                                std::int64_t dim) {
   return tensor(data, {seqlen * slices * heads * dim, slices * heads * dim, dim});
@@ -175,7 +177,8 @@ struct pass_params : zeroed<C> {
     return this->dropout_p = p, this->dropout_seed = seed, this->dropout_offset = offset, self();
   }
   Self &with_softcap(float cap) { return this->softcap = cap, self(); }
-  // Keys before and after a query's diagonal; -1 is all. The diagonal aligns as `bottom_right` says.
+  // Keys before and after a query's diagonal; -1 is all. The diagonal aligns as `bottom_right`
+  // says.
   Self &with_window(std::int64_t left, std::int64_t right, bool bottom_right = true) {
     this->window = bottom_right ? FLASHTUNE_WINDOW_BOTTOM_RIGHT : FLASHTUNE_WINDOW_TOP_LEFT;
     return this->window_left = left, this->window_right = right, self();
@@ -234,12 +237,12 @@ struct backward_params : pass_params<backward_params, flashtune_backward_params>
   }
 };
 
-// Memory for launches. It grows to the largest size asked for and is freed at the end. Launches that
-// share a workspace run one after the other, on one stream or in a caller's order.
+// Memory for launches. It grows to the largest size asked for and is freed at the end. Launches
+// that share a workspace run one after the other, on one stream or in a caller's order.
 class workspace {
  public:
-  // Returns memory aligned to 256 bytes, which frees itself, or an empty pointer. What is freed when a
-  // workspace grows may still be in use by enqueued work: cudaFree waits for that.
+  // Returns memory aligned to 256 bytes, which frees itself, or an empty pointer. Memory that is
+  // freed when a workspace grows may still be in use by enqueued work: cudaFree waits for that.
   using allocate = std::function<std::shared_ptr<void>(std::size_t bytes)>;
 
   explicit workspace(allocate from) : allocate_(std::move(from)) {}

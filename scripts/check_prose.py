@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from prose import comments, markdown  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (".rs", ".cuh", ".tera", ".py", ".h", ".c")
+SOURCES = (".rs", ".cuh", ".cu", ".tera", ".py", ".h", ".c", ".hpp", ".cpp")
 WIDTH = 100
 README_LINES, README_WORDS = 140, 1300
 # Openers that hide the subject of a sentence, and words that the field does not use.

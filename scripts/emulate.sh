@@ -4,12 +4,13 @@
 #     scripts/emulate.sh [--arch sm_90] [--sms N] [--seed N] [--templates FOLDER] [--] COMMAND...
 #
 # --arch       sm_80, sm_86, sm_89, sm_90, sm_100 or sm_120; sm_90 if it is not given
-# --sms        the number of SMs, as of the real GPU if it is not given; few SMs give each CTA many tiles
+# --sms        the number of SMs, as of the real GPU if it is not given; few SMs give each CTA
+#              many tiles
 # --seed       chooses the order in which warps run and copies arrive
 # --templates  a folder as FLASHTUNE_TEMPLATES names; tests/emulator/ptx replaces its device/ptx
 #
-# The emulator (tests/emulator) is compiled by g++ into target/emulator when its sources change. Kernels are kept there
-# too. CONTRIBUTING.md says what the emulator shows.
+# The emulator (tests/emulator) is compiled by g++ into target/emulator when its sources change.
+# Kernels are kept there too. CONTRIBUTING.md says what the emulator shows.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 templates=

@@ -1,5 +1,5 @@
-// Training steps on packed QKV in bf16, on a GPU with the CUDA runtime: one stream, two kernels of our
-// own beside flashtune's passes, and a workspace from cudaMalloc.
+// Training steps on packed QKV in bf16, on a GPU with the CUDA runtime: one stream, two kernels of
+// our own beside flashtune's passes, and a workspace from cudaMalloc.
 //
 //   nvcc -std=c++17 training_step.cu $(pkg-config --cflags --libs flashtune) -o training_step
 #include <cuda_bf16.h>

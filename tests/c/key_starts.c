@@ -1,34 +1,16 @@
 /* Keys in entries of a cache that an array names, behind padding, give the bits of the same keys
  * without either. Every wrong argument gets a message that names it, and no output is written. */
 #include "attention.h"
+#include "refused.h"
 
 static flashtune_context *context;
 static Attention a;
 static flashtune_forward_params good;
-static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
 /* Two sequences of up to 7 keys in a cache with 4 entries of 10 rows. */
 enum { ENTRIES = 4, ROWS = 10 };
 static const int32_t entry[2] = {3, 1}, leftpad[2] = {2, 0}, used[2] = {9, 4};
 static const int32_t keys[2] = {7, 4};
-
-/* Arguments that every function refuses. */
-#define REFUSED(word, mutation)                                        \
-  do {                                                                 \
-    flashtune_forward_params p = good;                                 \
-    mutation;                                                          \
-    FAILS(flashtune_forward_supported(context, &p), invalid, word);    \
-    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), invalid, word); \
-  } while (0)
-
-/* Arguments that only a launch needs. */
-#define NEEDS(word, mutation)                                          \
-  do {                                                                 \
-    flashtune_forward_params p = good;                                 \
-    mutation;                                                          \
-    OK(flashtune_forward_supported(context, &p));                      \
-    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), invalid, word); \
-  } while (0)
 
 static void bad_arguments(void) {
   static const int32_t below[2] = {3, -1}, above[2] = {4, 1}, past[2] = {2, 5}, negative[2] = {-2, 0}, long_used[2] = {9, 11};

@@ -1,13 +1,14 @@
 /* Appending to a K/V cache, contiguous and paged: new keys go behind those of each sequence, and
  * sequences without room are left out. Every wrong argument gets a message that names it, and no
  * output is written. */
+#define OPERATION flashtune_kv_append
 #include "attention.h"
+#include "refused.h"
 
 #include <limits.h>
 
 static flashtune_context *context;
 static flashtune_kv_append_params good;
-static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
 /* Two new keys for each of four sequences, with two heads. The cache has seven keys a sequence, or
  * seven pages of three keys. */
@@ -74,24 +75,6 @@ static void appends(const flashtune_kv_append_params *p) {
   check_cache(p, v_cache, sizeof v_cache / sizeof *v_cache, v_new, DIM_V);
   for (int b = 0; b < BATCH; b++) CHECK(seqused[b] == (p->seqused ? used[b] : -7), "seqused[%d] is %d", b, seqused[b]);
 }
-
-/* Arguments that every function refuses. */
-#define REFUSED(word, mutation)                                     \
-  do {                                                              \
-    flashtune_kv_append_params p = good;                            \
-    mutation;                                                       \
-    FAILS(flashtune_kv_append_prepare(context, &p), invalid, word); \
-    FAILS(flashtune_kv_append(context, &p, NULL), invalid, word);   \
-  } while (0)
-
-/* Arguments that only a launch needs. */
-#define NEEDS(word, mutation)                                     \
-  do {                                                            \
-    flashtune_kv_append_params p = good;                          \
-    mutation;                                                     \
-    OK(flashtune_kv_append_prepare(context, &p));                 \
-    FAILS(flashtune_kv_append(context, &p, NULL), invalid, word); \
-  } while (0)
 
 static void bad_arguments(void) {
   FAILS(flashtune_kv_append(context, NULL, NULL), invalid, "params is NULL");

@@ -1,10 +1,11 @@
 /* Appending to the slots of a server: rotated keys and queries, idle slots, entries by index, and
  * lengths that advance in place. Every wrong argument gets a message that names it. */
+#define OPERATION flashtune_kv_append
 #include "attention.h"
+#include "refused.h"
 
 static flashtune_context *context;
 static flashtune_kv_append_params good;
-static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
 /* Three slots with two new keys each at most, in a cache of five entries of eight keys. Four of six
  * columns are rotated, and the tables have a row for each key. */
@@ -60,24 +61,6 @@ static void appends(int interleaved) {
     for (int at = 0; at < CACHE * HEADS * DIM; at++)
       CHECK(k_cache[untouched[i] * CACHE * HEADS * DIM + at] == CANARY, "entry %d was written", untouched[i]);
 }
-
-/* Arguments that every function refuses. */
-#define REFUSED(word, mutation)                                     \
-  do {                                                              \
-    flashtune_kv_append_params p = good;                            \
-    mutation;                                                       \
-    FAILS(flashtune_kv_append_prepare(context, &p), invalid, word); \
-    FAILS(flashtune_kv_append(context, &p, NULL), invalid, word);   \
-  } while (0)
-
-/* Arguments that only a launch needs. */
-#define NEEDS(word, mutation)                                     \
-  do {                                                            \
-    flashtune_kv_append_params p = good;                          \
-    mutation;                                                     \
-    OK(flashtune_kv_append_prepare(context, &p));                 \
-    FAILS(flashtune_kv_append(context, &p, NULL), invalid, word); \
-  } while (0)
 
 static void bad_arguments(void) {
   REFUSED("features is 0x2; it must be 0 or FLASHTUNE_APPEND_SLOTS", p.features = 2);

@@ -1,30 +1,13 @@
 /* Merging: attention over both halves of the keys merges into attention over all of them. Every
  * wrong argument gets a message that names it, and no output is written. */
+#define OPERATION flashtune_merge
 #include "attention.h"
+#include "refused.h"
 
 #include <limits.h>
 
 static flashtune_context *context;
 static flashtune_merge_params good;
-static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
-
-/* Arguments that every function refuses. */
-#define REFUSED(word, mutation)                                  \
-  do {                                                           \
-    flashtune_merge_params p = good;                             \
-    mutation;                                                    \
-    FAILS(flashtune_merge_prepare(context, &p), invalid, word);  \
-    FAILS(flashtune_merge(context, &p, NULL), invalid, word);    \
-  } while (0)
-
-/* Arguments that only a launch needs. */
-#define NEEDS(word, mutation)                                    \
-  do {                                                           \
-    flashtune_merge_params p = good;                             \
-    mutation;                                                    \
-    OK(flashtune_merge_prepare(context, &p));                    \
-    FAILS(flashtune_merge(context, &p, NULL), invalid, word);    \
-  } while (0)
 
 static void bad_arguments(void) {
   FAILS(flashtune_merge(context, NULL, NULL), invalid, "params is NULL");

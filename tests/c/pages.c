@@ -1,37 +1,18 @@
 /* The paged K/V cache gives the same bits as contiguous keys. Every wrong argument gets a message
  * that names it, and no output is written. */
 #include "attention.h"
+#include "refused.h"
 
 #include <limits.h>
 
 static flashtune_context *context;
 static Attention a;
 static flashtune_forward_params good;
-static const int32_t invalid = FLASHTUNE_STATUS_INVALID_ARGUMENT;
 
 /* Pages hold 3 keys, so a sequence of 7 keys takes 3 pages. k and v have 7 pages; no sequence uses
  * the last one. */
 enum { PAGE_SIZE = 3, PAGES = 7, OF_A_SEQUENCE = 3 };
 static const int32_t table[2 * OF_A_SEQUENCE] = {4, 0, 3, 1, 5, 2};
-
-/* Arguments that every function refuses. */
-#define REFUSED(word, mutation)                                        \
-  do {                                                                 \
-    flashtune_forward_params p = good;                                 \
-    mutation;                                                          \
-    FAILS(flashtune_forward_supported(context, &p), invalid, word);    \
-    FAILS(flashtune_forward_prepare(context, &p), invalid, word);      \
-    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), invalid, word); \
-  } while (0)
-
-/* Arguments that only a launch needs. */
-#define NEEDS(word, mutation)                                          \
-  do {                                                                 \
-    flashtune_forward_params p = good;                                 \
-    mutation;                                                          \
-    OK(flashtune_forward_supported(context, &p));                      \
-    FAILS(flashtune_forward(context, &p, NULL, 0, NULL), invalid, word); \
-  } while (0)
 
 static void bad_arguments(void) {
   static const int32_t below[6] = {4, 0, -1, 1, 5, 2}, above[6] = {4, 0, 3, 7, 5, 2};

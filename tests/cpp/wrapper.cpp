@@ -1,5 +1,5 @@
-// flashtune.hpp: values, failures, ownership and workspaces, on the CPU. It compiles with and without
-// exceptions.
+// flashtune.hpp: values, failures, ownership and workspaces, on the CPU. It compiles with and
+// without exceptions.
 #include <flashtune.hpp>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// A stand-in for NVRTC: g++ makes a shared library of a kernel's text, which stands for the cubin. The
-// emulator's libcuda (engine/) loads and runs it.
+// A stand-in for NVRTC: g++ makes a shared library of a kernel's text, which stands for the cubin.
+// The emulator's libcuda (engine/) loads and runs it.
 //
 // Libraries are kept under their text's hash in FLASHTUNE_EMULATOR_CACHE, or beside this file in
 // `kernels`, with the text that g++ saw.
@@ -53,7 +53,8 @@ std::string hash_of(const std::string& text) {
     return name;
 }
 
-// The text up to the parenthesis that closes the one before `at`, cut at commas outside of inner ones.
+// The text up to the parenthesis that closes the one before `at`, cut at commas outside of inner
+// ones.
 std::vector<std::string> arguments_at(const std::string& text, size_t at) {
     std::vector<std::string> arguments(1);
     for (int depth = 0; at < text.size(); ++at) {

@@ -29,8 +29,9 @@ GPT2 = dict(
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SHARED),
     "gemma2": lambda: transformers.Gemma2Config(
-        **SHARED, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, attn_logit_softcapping=5.0
-    ),
+        **SHARED, head_dim=16, query_pre_attn_scalar=16,
+        sliding_window=WINDOW, attn_logit_softcapping=5.0,
+    ),  # fmt: skip
     "gpt2": lambda: transformers.GPT2Config(**GPT2),
     "mistral": lambda: transformers.MistralConfig(**SHARED, sliding_window=WINDOW),
     "gpt_oss": lambda: transformers.GptOssConfig(

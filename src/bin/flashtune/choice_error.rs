@@ -66,9 +66,13 @@ pub fn run(timed: &[Timed], records: Vec<Record>, device: &Device) -> Result<(),
         }
     }
     for ((backward, kind), (ratios, not_timed)) in groups {
+        let word = if backward { "backward" } else { "forward" };
+        if ratios.is_empty() {
+            println!("{word} {kind}: {not_timed} problems, whose choice was not timed");
+            continue;
+        }
         let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
         let most = ratios.iter().copied().fold(1.0, f64::max);
-        let word = if backward { "backward" } else { "forward" };
         let count = ratios.len();
         println!(
             "{word} {kind}: {count} problems, chosen over fastest {mean:.3}, at most {most:.3}; {not_timed} not timed"

@@ -35,13 +35,15 @@ pub struct Args {
     records: Vec<PathBuf>,
     /// Numbers of SMs that configs are chosen for [default: that of a well-known GPU of each
     /// architecture]
-    #[arg(long = "sm-count", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long = "sm-count", value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_counts: Vec<u32>,
     /// The pack to write
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     output: Option<PathBuf>,
     /// Show what a pack holds, and write none
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["arch", "presets", "problems", "dtype", "records", "sm_counts", "output"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["arch", "presets", "problems", "dtype"])]
+    #[arg(conflicts_with_all = ["records", "sm_counts", "output"])]
     list: Option<PathBuf>,
     /// With --list: print one JSON object
     #[arg(long, requires = "list")]

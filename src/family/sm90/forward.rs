@@ -473,6 +473,9 @@ mod tests {
         assert_eq!(templates(&of_heads(1)).0, 32, "a token has 32 packed rows");
         assert_eq!(templates(&Problem { num_heads_q: 128, ..of_heads(1) }).0, 0, "no tile has so many rows");
         assert_eq!(templates(&Problem { batch_invariant: true, ..of_heads(8) }).0, 0);
+        // A record may stand for a problem of another group: 17 heads have the bucket of 16.
+        let knobs = ForwardKnobs::heuristic(&of_heads(2), &h200()).unwrap();
+        assert!(knobs.decode_rows == 16 && knobs.fits(&Problem { num_heads_q: 34, ..of_heads(2) }, &h200()));
         let contiguous = Features { paged: None, ..features };
         assert_eq!(templates(&Problem { features: contiguous, ..of_heads(8) }), (0, vec!["sm90_forward"]));
     }

@@ -1,8 +1,10 @@
 //! Which problems the family does, and that the heuristic has a config for each of them.
 
+use super::ForwardKnobs;
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
-use crate::family::{check, families, heuristic, heuristics};
+use crate::family::knob::Knobs as _;
+use crate::family::{check, families, heuristic, heuristics, work};
 use crate::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 
 pub fn h200() -> Device {
@@ -106,4 +108,35 @@ fn what_it_does_not_do_is_the_other_familys() {
             assert!(error.starts_with("family is sm90") && error.contains(reason), "{error}");
         }
     }
+}
+
+/// Only the device knows the lengths, so every sequence counts as the longest, with its diagonal.
+#[test]
+fn keys_in_pages_have_the_work_of_as_many_contiguous_keys() {
+    let dense = Problem {
+        seqlen_q: 512,
+        seqlen_k: 8192,
+        causal: Causal::BottomRight,
+        features: Features::NONE,
+        ..problem(Pass::Forward, 128, 128)
+    };
+    let config = heuristic(&dense, &h200());
+    let features = Features { varlen: Some(Varlen::default()), paged: Some(64), ..Features::NONE };
+    let paged = work(&Problem { features, ..dense }, &config, &h200());
+    assert!(paged.is_some() && paged == work(&dense, &config, &h200()));
+    let contiguous = Features { paged: None, ..features };
+    assert_eq!(work(&Problem { features: contiguous, ..dense }, &config, &h200()), None);
+}
+
+#[test]
+fn boxes_of_pages_are_whole_eights_of_at_least_32_rows() {
+    let config = heuristic(&problem(Pass::Forward, 64, 64), &h200());
+    let box_rows = |block_n, page_size| {
+        let knobs = ForwardKnobs::of(&config.clone().with("block_n", block_n)).unwrap();
+        let features = Features { paged: Some(page_size), ..Features::NONE };
+        knobs.box_rows(&Problem { features, ..problem(Pass::Forward, 64, 64) })
+    };
+    assert_eq!([(64, 64), (64, 256), (64, 96), (80, 40)].map(|(n, page)| box_rows(n, page)), [64, 64, 32, 40]);
+    // 36 divides 144 and 180, and the swizzle repeats after 8 rows.
+    assert_eq!([(64, 16), (64, 1), (80, 64), (144, 36), (144, 180)].map(|(n, page)| box_rows(n, page)), [0; 5]);
 }

@@ -65,6 +65,8 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 82: *value = 65536; break;    // registers of a multiprocessor
     case 39: *value = 2048; break;     // threads of a multiprocessor
     case 38: *value = 1 << 20; break;  // L2 cache
+    case 36: *value = 3201000; break;  // memory clock in kHz, of an H200
+    case 37: *value = 6144; break;     // and bits of its bus
     default: return INVALID_VALUE;
     }
     return SUCCESS;

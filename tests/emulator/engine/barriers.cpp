@@ -1,5 +1,5 @@
-// Barriers: of named threads, of the CTA, of the cluster, and mbarriers with their phases. A counter
-// in device memory is waited for here too.
+// Barriers: of named threads, of the CTA, of the cluster, and mbarriers with their phases. A
+// counter in device memory is waited for here too.
 
 #include "engine.h"
 

@@ -1,5 +1,5 @@
-// A handler of SIGSEGV and SIGBUS that turns a fault inside of a launch into the launch's failure. It
-// goes on behind the fault in `report`, on a stack of its own.
+// A handler of SIGSEGV and SIGBUS that turns a fault inside of a launch into the launch's failure.
+// It goes on behind the fault in `report`, on a stack of its own.
 
 #include "fault.h"
 #include "engine.h"

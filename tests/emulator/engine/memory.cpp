@@ -1,6 +1,6 @@
-// Device memory: host pages of their own for each allocation. Pages without access lie on both sides,
-// so a far access out of bounds is a fault. The bytes between an allocation's end and the page behind
-// hold a pattern, which is checked after each launch. Fresh memory holds NaN.
+// Device memory: host pages of their own for each allocation. Pages without access lie on both
+// sides, so a far access out of bounds is a fault. The bytes between an allocation's end and the
+// page behind hold a pattern, which is checked after each launch. Fresh memory holds NaN.
 
 #include "engine.h"
 

@@ -1,10 +1,11 @@
 // Products of a warpgroup: wgmma with its descriptors, groups and waits.
 //
-// A thread's call leaves its registers of A and poisons its accumulators. The product is computed at
-// the first wait that covers it, and a thread gets its sums at its own wait. The operands in shared
-// memory are kept as the first warp's call found them. If they have changed at the wait, some warp
-// overwrote them too early, or they arrived too late, and the sums are NaN. That is no failure by
-// itself, since a kernel may issue a product of a slot that is being filled and not use the sums.
+// A thread's call leaves its registers of A and poisons its accumulators. The product is computed
+// at the first wait that covers it, and a thread gets its sums at its own wait. The operands in
+// shared memory are kept as the first warp's call found them. If they have changed at the wait,
+// some warp overwrote them too early, or they arrived too late, and the sums are NaN. That is no
+// failure by itself, since a kernel may issue a product of a slot that is being filled and not use
+// the sums.
 
 #include "engine.h"
 
@@ -19,8 +20,8 @@ constexpr uint64_t kSwizzle128 = 1;
 
 // The matrix that a descriptor names (PTX ISA, "matrix descriptor"), as [outer][16 inner indices].
 // Transposed, the outer index is contiguous in memory: boxes of 64 lie leading_bytes apart.
-// Otherwise the inner index is contiguous. In both cases 8 rows of 128 bytes are a group, and groups
-// are stride_bytes apart.
+// Otherwise the inner index is contiguous. In both cases 8 rows of 128 bytes are a group, and
+// groups are stride_bytes apart.
 void gather(std::vector<uint16_t>& words, uint64_t descriptor, int outer, bool transposed, const char* operand) {
     const unsigned start = (descriptor & 0x3fff) << 4, leading_bytes = (descriptor >> 16 & 0x3fff) << 4,
                    stride_bytes = (descriptor >> 32 & 0x3fff) << 4;
