@@ -16,13 +16,14 @@ const SINKS_ROWS: u32 = 256;
 pub const SINKS: &str = "backward_sinks";
 
 /// The backward pass's kernels in launch order. With `dq_transposed` the main kernel computes dQ's
-/// transpose.
+/// transpose. Where it writes dQ itself, no accumulator is cleared, and only splits leave something
+/// to convert.
 pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<KernelSpec> {
     // The dQ accumulator's tiles have 16 columns each where it is transposed, else 8.
     let columns = if dq_transposed { problem.workspace_cols() } else { problem.head_dim };
-    let may_split = main.split_waves > 0;
+    let (may_split, direct_dq) = (main.split_waves > 0, main.direct_dq);
     let columns = if may_split { columns.max(KEY_COLS) } else { columns };
-    let small = KernelSpec { is_main: false, ..KernelSpec::MAIN };
+    let small = KernelSpec { is_main: false, direct_dq, ..KernelSpec::MAIN };
     let delta = KernelSpec {
         template: "backward_delta",
         entry: "flashtune_backward_delta",
@@ -35,7 +36,11 @@ pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<K
         entry: "flashtune_backward_convert",
         threads: CONVERT_ROWS / 16 * 32,
         rows: CONVERT_ROWS,
-        axis: if may_split { Axis::QueriesAndKeys } else { Axis::Queries },
+        axis: match (may_split, direct_dq) {
+            (true, true) => Axis::KeySlices,
+            (true, false) => Axis::QueriesAndKeys,
+            (false, _) => Axis::Queries,
+        },
         smem_bytes: tile_bytes(problem.dtype, CONVERT_ROWS, columns),
         ..small
     };
@@ -47,5 +52,6 @@ pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<K
         axis: Axis::Heads,
         ..small
     };
-    [delta, main, convert].into_iter().chain(problem.features.sinks.then_some(sinks)).collect()
+    let convert = (may_split || !direct_dq).then_some(convert);
+    [delta, main].into_iter().chain(convert).chain(problem.features.sinks.then_some(sinks)).collect()
 }

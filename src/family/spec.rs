@@ -32,6 +32,8 @@ pub struct KernelSpec {
     /// Backward: waves of tiles up to which tiles share the walk of their keys through the queries;
     /// 0 where they never do.
     pub split_waves: u32,
+    /// Backward: the main kernel writes dQ, without an accumulator.
+    pub direct_dq: bool,
     pub schedule: Schedule,
     /// CTAs that are to share an SM.
     pub ctas_per_sm: u32,
@@ -74,8 +76,9 @@ pub enum Axis {
     Keys,
     /// Query heads.
     Heads,
-    /// Those of `Queries`, then tiles of keys x batch x key-value heads x slices of `KEY_COLS`
-    /// columns of dK and dV.
+    /// Tiles of keys x batch x key-value heads x slices of `KEY_COLS` columns of dK and dV.
+    KeySlices,
+    /// Those of `Queries`, then those of `KeySlices`.
     QueriesAndKeys,
     /// Tiles of packed query rows x batch x key-value heads; the second dimension counts splits of
     /// the keys.
@@ -135,6 +138,7 @@ impl KernelSpec {
         slices: 1,
         most_splits: 1,
         split_waves: 0,
+        direct_dq: false,
         schedule: Schedule::OneTile,
         ctas_per_sm: 1,
         arguments: Arguments::Params,
@@ -167,7 +171,7 @@ impl KernelSpec {
         };
         let second = match self.axis {
             Axis::PackedRows => num_splits,
-            Axis::Queries | Axis::Keys | Axis::Heads | Axis::QueriesAndKeys => self.slices,
+            Axis::Queries | Axis::Keys | Axis::Heads | Axis::KeySlices | Axis::QueriesAndKeys => self.slices,
         };
         // A grid holds 2^31 - 1 CTAs in x; a launch refuses more, so this does not truncate.
         [ctas.min(i32::MAX as u64) as u32, second, 1]
@@ -199,16 +203,22 @@ impl KernelSpec {
         if self.schedule == Schedule::PersistentPairs { sm_count / 2 } else { sm_count }
     }
 
+    fn tiles_of(&self, axis: Axis, problem: &Problem) -> u64 {
+        KernelSpec { axis, ..*self }.tiles(problem)
+    }
+
     /// Tiles over all heads.
     fn tiles(&self, problem: &Problem) -> u64 {
         let (length, heads) = match self.axis {
             Axis::Queries => (problem.seqlen_q, problem.batch_size * problem.num_heads_q),
             Axis::Keys => (problem.seqlen_k, problem.batch_size * problem.num_heads_kv),
             Axis::Heads => return problem.num_heads_q as u64,
-            Axis::QueriesAndKeys => {
-                let of = |axis| KernelSpec { axis, ..*self }.tiles(problem);
+            Axis::KeySlices => {
                 let slices = |dim: i64| (dim as u64).div_ceil(KEY_COLS as u64);
-                return of(Axis::Queries) + of(Axis::Keys) * (slices(problem.head_dim) + slices(problem.head_dim_v));
+                return self.tiles_of(Axis::Keys, problem) * (slices(problem.head_dim) + slices(problem.head_dim_v));
+            }
+            Axis::QueriesAndKeys => {
+                return self.tiles_of(Axis::Queries, problem) + self.tiles_of(Axis::KeySlices, problem);
             }
             Axis::PackedRows => {
                 let rows = if self.most_rows > 0 { i64::from(self.most_rows) } else { problem.packed_rows() };

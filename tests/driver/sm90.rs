@@ -272,7 +272,14 @@ fn build_split_backward(problem: &Problem, split_waves: u32) -> (Gpu, Executable
         _ => (48, 128, 1),
     };
     let tile = [("block_m", block_m), ("block_n", block_n), ("num_stages", num_stages)];
-    let flow = [("kv_stages", 1), ("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0), ("split_waves", split_waves)];
+    let flow = [
+        ("kv_stages", 1),
+        ("group_mb", 16),
+        ("sink_softmax", 0),
+        ("v_regs", 0),
+        ("split_waves", split_waves),
+        ("direct_dq", 0),
+    ];
     let (gpu, executable) = build_from_cache(problem, &Config::new(Family::Sm90, tile.into_iter().chain(flow)));
     (gpu, executable.unwrap())
 }

@@ -58,6 +58,21 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_tiles() {
 }
 
 #[test]
+fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
+    let Some(subject) = Subject::gpu() else { return };
+    for case in shapes::tiny_few_keys() {
+        let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Backward));
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        let config = subject.heuristic(&case, Pass::Backward);
+        let all = [0, 1, 2].map(|tiles| config.clone().with("direct_dq", tiles).with("split_waves", 0));
+        let served = all.iter().filter(|config| family::check(&problem, config, subject.backend.device()).is_ok());
+        for config in served.chain([&config]) {
+            prepared.backward(&subject, &forward, config);
+        }
+    }
+}
+
+#[test]
 fn gpu_is_right_forward_on_one_tiny_problem() {
     let Some(subject) = Subject::gpu() else { return };
     for case in shapes::one() {

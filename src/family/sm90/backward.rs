@@ -4,12 +4,14 @@
 //! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::backward_geometry::{BackwardKernel, BackwardKnobs, CONSUMERS, SPLIT_WAVES, dq_transposed, half_cols};
+use super::backward_geometry::{
+    BackwardKernel, BackwardKnobs, CONSUMERS, SPLIT_WAVES, direct_tiles, dq_transposed, half_cols,
+};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::backward;
-use crate::family::knob::Constraint;
+use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
@@ -35,6 +37,15 @@ impl Space for BackwardKnobs {
             holds: |p, k, _| match BackwardKernel::of(p) {
                 BackwardKernel::Middle => k.block_m == 64 && k.block_n < 128,
                 BackwardKernel::Narrow | BackwardKernel::Wide => k.block_n == 128,
+            },
+        },
+        Constraint {
+            name: "direct_dq",
+            reason: "one tile writes dQ, and of two the second, if one CTA does both in turn, in blocks of up to 112 rows, past which it spills; a single tile needs no sum in memory",
+            holds: |p, k, _| match (direct_tiles(p, k.block_n), k.direct_dq) {
+                (Some(1), direct) => direct == 1,
+                (Some(tiles), direct) => direct == 0 || direct == tiles && k.split_waves == 0 && k.block_m <= 112,
+                (None, direct) => direct == 0,
             },
         },
         Constraint {
@@ -101,15 +112,25 @@ impl Space for BackwardKnobs {
         work * split * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
     }
 
-    /// Another shape has other waves and groups.
+    /// Another shape has other waves and groups. A config that was measured with tiles that add to
+    /// dQ says little of those that write it.
     fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
         let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
         let group_mb = if is_grouped_in_vain { 0 } else { self.group_mb };
-        BackwardKnobs { group_mb, ..self }.with_best_split(to, device)
+        let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
+        let fresh = heuristic(to, device).filter(writes_dq);
+        fresh.unwrap_or_else(|| BackwardKnobs { group_mb, ..self }.with_best_walk(to, device))
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
         backward::around(problem, self.main(problem), dq_transposed(problem))
+    }
+
+    fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
+        match knob.name {
+            "direct_dq" if problem.seqlen_k > 256 => &[0],
+            _ => knob.values,
+        }
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
@@ -151,11 +172,12 @@ impl BackwardKnobs {
             schedule,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: self.block_m, key_rows },
-                // Deterministic tiles are drawn from the workspace.
-                is_dynamic: tiles_differ(problem) && !problem.deterministic,
+                // Deterministic tiles are drawn from the workspace. Whole heads are alike.
+                is_dynamic: tiles_differ(problem) && !problem.deterministic && self.direct_dq < 2,
             },
             registers: Some(registers(CONSUMERS)),
             split_waves: self.split_waves,
+            direct_dq: self.direct_dq > 0,
             ..KernelSpec::MAIN
         }
     }
@@ -172,6 +194,18 @@ impl BackwardKnobs {
 
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
         self.largest_work(problem, device).map_or(f64::INFINITY, |work| work.us(device))
+    }
+
+    /// One CTA for all tiles of a head where that is expected to pay, else splits where they are.
+    fn with_best_walk(self, problem: &Problem, device: &Device) -> Self {
+        let tiles = direct_tiles(problem, self.block_n);
+        let summed = BackwardKnobs { direct_dq: u32::from(tiles == Some(1)), ..self }.with_best_split(problem, device);
+        let Some(direct_dq) = tiles else { return summed };
+        let rows = [128, 112, 96, 80, 64].into_iter().filter(|rows| *rows <= self.block_m);
+        let direct = rows.map(|block_m| BackwardKnobs { block_m, direct_dq, split_waves: 0, ..self });
+        let timed = direct.filter(|knobs| knobs.fits(problem, device)).map(|knobs| (knobs.us(problem, device), knobs));
+        let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        best.filter(|(us, _)| *us < summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
     }
 
     /// Splits where they are expected to pay. Those of a deterministic pass are the same on all
@@ -207,7 +241,9 @@ impl BackwardKnobs {
         let (gradients, scores) = match BackwardKernel::of(problem) {
             BackwardKernel::Narrow => {
                 let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
-                (columns / 2, block_m + block_m / 4 + 4 * self.v_regs)
+                // The second tile of a head adds to dQ in memory.
+                let sum = if self.direct_dq == 2 { 8 } else { 0 };
+                (columns / 2, block_m + block_m / 4 + 4 * self.v_regs + sum)
             }
             BackwardKernel::Middle => {
                 let dq_cols = boxes(dim) * 32;
@@ -257,6 +293,7 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         num_stages,
         kv_stages,
         group_mb,
+        direct_dq: u32::from(direct_tiles(problem, block_n) == Some(1)),
         sink_softmax: 0,
         v_regs,
         split_waves: 0,
@@ -266,7 +303,7 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
     let tiles = keys.iter().flat_map(|block_n| blocks().map(|block_m| (*block_n, block_m)));
     let flows = tiles.flat_map(|(block_n, block_m)| in_flight.map(|in_flight| (block_n, block_m, in_flight)));
     let tile = flows.map(config).find(|config| config.fits(problem, device))?;
-    Some(tile.with_best_split(problem, device))
+    Some(tile.with_best_walk(problem, device))
 }
 
 /// Splits are expected to take less than this share of the time without.
@@ -292,158 +329,4 @@ const FEW_WAVES: i64 = 4;
 const LONG: i64 = 16384;
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::{broken, h200, problem as of_pass};
-    use super::*;
-    use crate::config::{Config, Family};
-    use crate::problem::{BlockMask, Causal, Features, Pass};
-
-    fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
-        of_pass(Pass::Backward, head_dim, head_dim_v)
-    }
-
-    fn config(block_m: u32) -> Config {
-        let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 1), ("kv_stages", 1)];
-        Config::new(
-            Family::Sm90,
-            tile.into_iter().chain([("group_mb", 16), ("sink_softmax", 0), ("v_regs", 0), ("split_waves", 0)]),
-        )
-    }
-
-    #[test]
-    fn tiles_that_ptxas_was_seen_to_serialise_are_out_and_those_beside_them_in() {
-        // (head dim, clean, serialised), as a sweep on an H200 found.
-        for (dim, clean, serialised) in [(64, vec![96, 128], None), (128, vec![64, 80], Some(96))] {
-            for block_m in clean {
-                assert_eq!(broken(&problem(dim, dim), &config(block_m)), None, "{dim} {block_m}");
-            }
-            if let Some(block_m) = serialised {
-                let by = broken(&problem(dim, dim), &config(block_m));
-                assert_eq!(by.as_deref(), Some("registers"), "{dim} {block_m}");
-            }
-        }
-    }
-
-    #[test]
-    fn each_constraint_refuses_what_it_names() {
-        let narrow = problem(128, 128);
-        for (knob, most) in [("kv_stages", 1), ("num_stages", 2)] {
-            let two_stages = config(80).with("num_stages", 2);
-            assert_eq!(broken(&narrow, &two_stages.clone().with(knob, most)), None);
-            assert_eq!(broken(&narrow, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
-        }
-        assert_eq!(broken(&problem(256, 256), &config(64)), None);
-        for (knob, value) in [("v_regs", 2), ("kv_stages", 2), ("sink_softmax", 1)] {
-            assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow_only");
-        }
-        assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
-        for (stages, by) in [(2, None), (3, Some("num_stages"))] {
-            let tile = config(64).with("block_n", 64).with("num_stages", stages);
-            assert_eq!(broken(&problem(64, 160), &tile).as_deref(), by);
-        }
-        assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
-        let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..narrow };
-        assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
-    }
-
-    /// (batch, query heads, kv heads, seqlen_q, seqlen_k, head dim)
-    const FEW_TILES: [(i64, i64, i64, i64, i64, i64); 6] = [
-        (2, 16, 1, 1140, 1140, 64),
-        (1, 32, 2, 293, 293, 256),
-        (2, 5, 5, 9216, 226, 64),
-        (1, 4, 1, 4767, 4767, 128),
-        (1, 8, 1, 2000, 2000, 192),
-        (1, 4, 4, 2048, 2048, 128),
-    ];
-
-    fn of_shape(
-        (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, dim): (i64, i64, i64, i64, i64, i64),
-    ) -> Problem {
-        Problem { batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, ..problem(dim, dim) }
-    }
-
-    #[test]
-    fn few_tiles_share_walks_until_most_sms_have_one() {
-        for shape in FEW_TILES {
-            // Most rows of cross attention see no key through a causal mask.
-            let causals = if shape.3 > shape.4 { &[Causal::None][..] } else { &[Causal::None, Causal::BottomRight] };
-            for causal in causals.iter().copied() {
-                for deterministic in [false, true] {
-                    let problem = Problem { causal, deterministic, ..of_shape(shape) };
-                    let config = heuristic(&problem, &h200()).unwrap();
-                    let splits = i64::from(config.num_splits(&problem, &h200()));
-                    let main = config.main(&problem);
-                    let busy = main.grid(&problem, h200().sm_count)[0];
-                    assert!(splits > 1 && busy >= 100, "{problem:?}: {splits} splits on {busy} SMs");
-                    assert!(splits <= problem.max_splits());
-                }
-            }
-        }
-        let many = Problem { batch_size: 16, ..problem(128, 128) };
-        assert_eq!(heuristic(&many, &h200()).unwrap().split_waves, 0);
-    }
-
-    #[test]
-    fn splits_need_queries_and_room() {
-        let split = config(64).with("split_waves", 4);
-        let few = of_shape(FEW_TILES[3]);
-        assert_eq!(broken(&few, &split), None);
-        let blocks = Features { block_mask: Some(BlockMask { block_q: 128, block_k: 128 }), ..Features::NONE };
-        let cannot = [
-            Problem { batch_size: 64, ..few },
-            Problem { seqlen_q: 0, ..few },
-            Problem { features: blocks, ..few },
-            Problem { num_heads_q: 1, seqlen_q: 100, ..few },
-        ];
-        for problem in cannot {
-            assert_eq!(broken(&problem, &split).as_deref(), Some("split_waves"), "{problem:?}");
-        }
-    }
-
-    #[test]
-    fn a_config_from_another_shape_gets_the_splits_of_this_one() {
-        let (few, many) = (of_shape(FEW_TILES[0]), Problem { batch_size: 64, ..of_shape(FEW_TILES[0]) });
-        let measured = BackwardKnobs { split_waves: 0, ..heuristic(&many, &h200()).unwrap() };
-        let carried = measured.carried_over(&many, &few, &h200());
-        assert!(carried.num_splits(&few, &h200()) > 1);
-        assert_eq!(carried.carried_over(&few, &many, &h200()), measured);
-    }
-
-    #[test]
-    fn three_boxes_of_columns_leave_room_for_48_keys_a_consumer() {
-        let tile = |block_m, block_n| config(block_m).with("block_n", block_n);
-        for dim in [136, 160, 192] {
-            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)), None, "{dim}");
-            assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("wgmma_m"), "{dim}");
-            assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("wgmma_m"), "{dim}");
-            let two_of_dout = tile(64, 96).with("num_stages", 2);
-            assert_eq!(broken(&problem(dim, dim), &two_of_dout).as_deref(), Some("shared_memory"), "{dim}");
-        }
-        assert_eq!(broken(&problem(192, 128), &tile(64, 96).with("num_stages", 2)), None);
-        for dim in [128, 200] {
-            assert_eq!(broken(&problem(dim, dim), &tile(64, 96)).as_deref(), Some("wgmma_m"), "{dim}");
-        }
-    }
-
-    #[test]
-    fn the_heuristic_is_what_was_fastest_on_an_h200() {
-        let knobs = |problem: &Problem| {
-            let config = heuristic(problem, &h200()).unwrap();
-            [config.block_m, config.num_stages, config.kv_stages, config.group_mb, config.v_regs]
-        };
-        assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
-        assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
-        assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
-        assert_eq!(knobs(&problem(192, 192)), [64, 1, 1, 16, 0]);
-        assert_eq!(knobs(&problem(192, 128)), [64, 2, 1, 16, 0]);
-        assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
-        let keys = |problem: &Problem| heuristic(problem, &h200()).unwrap().block_n;
-        let with_dropout = |dim, dim_v| Problem { dropout: true, ..problem(dim, dim_v) };
-        assert_eq!(
-            [keys(&problem(192, 192)), keys(&with_dropout(192, 192)), keys(&with_dropout(192, 128))],
-            [96, 64, 96]
-        );
-        assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
-        assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@
 use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS};
 use crate::family::knob::knobs;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
-use crate::problem::Problem;
+use crate::problem::{Problem, Window};
 
 /// The values of `split_waves`.
 pub const SPLIT_WAVES: [u32; 7] = [0, 1, 2, 3, 4, 6, 8];
@@ -13,6 +13,7 @@ knobs! {
     pub struct BackwardKnobs of Sm90 {
         block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
         block_n: "keys of a tile" in [64, 96, 128],
+        direct_dq or 0: "tiles of keys that a head has and one CTA does, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2],
         num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
         kv_stages: "tiles of K and V in flight" in [1, 2],
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -50,6 +51,20 @@ impl BackwardKernel {
 /// (device/layout/dq_accum.cuh).
 pub fn dq_transposed(problem: &Problem) -> bool {
     BackwardKernel::of(problem) != BackwardKernel::Middle
+}
+
+/// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
+/// rows meets the first one, and their number is known, so without varlen. None if it may not. Of
+/// the three kernels the narrow one can write dQ.
+pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
+    let features = &problem.features;
+    let meet_the_first = problem.right_shift().is_none_or(|shift| shift >= 0)
+        && features.window == Window::default()
+        && features.varlen.is_none()
+        && features.block_mask.is_none();
+    let tiles = (problem.seqlen_k as u64).div_ceil(block_n.into());
+    let is_narrow = BackwardKernel::of(problem) == BackwardKernel::Narrow;
+    (is_narrow && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
 }
 
 /// Columns of a half of the columns of a wide tile, one consumer's: whole boxes.

@@ -80,6 +80,10 @@ const PARTIALS_FROM_MEMORY: f64 = 0.4;
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
 const BESIDE_BYTES: f64 = 5.0;
+/// The same where the main kernel writes dQ: O and dO are read a second time.
+const DIRECT_BESIDE_BYTES: f64 = 2.0;
+/// Cycles of a row of dQ that the second tile of a head reads and adds to.
+const SECOND_SUM: f64 = 4.0;
 
 /// The tiles of a backward pass: those of keys, each of which walks the rows of its group's heads.
 pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
@@ -108,13 +112,19 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     // fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
     let heads_kv = problem.batch_size * problem.num_heads_kv;
-    let tiles = tiles_of_heads(heads_kv, div_ceil(sk, block_n), cycles);
+    let tiles = match knobs.direct_dq {
+        2 => tiles_of_heads(heads_kv, 1, |_| {
+            cycles(0) + cycles(1) + SECOND_SUM * f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m)
+        }),
+        _ => tiles_of_heads(heads_kv, div_ceil(sk, block_n), cycles),
+    };
+    let beside = if knobs.direct_dq > 0 { DIRECT_BESIDE_BYTES } else { BESIDE_BYTES };
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
         bytes_under: 0.0,
         bytes_beside: PARTIALS_FROM_MEMORY * partial_bytes * (heads_kv * sk) as f64
-            + BESIDE_BYTES * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
+            + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
 }

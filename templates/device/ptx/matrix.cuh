@@ -1,5 +1,5 @@
 // Moves 8 x 8 matrices of 16-bit elements between shared memory and a warp's registers (PTX ISA,
-// "ldmatrix", "stmatrix").
+// "ldmatrix", "stmatrix", "movmatrix").
 //
 // Lane 8i + r gives the shared address of row r of matrix i. The transposed forms hand out columns
 // as rows. This file knows no tile: layouts compute the addresses.
@@ -23,6 +23,13 @@ __device__ __forceinline__ void ldmatrix_x2(uint32& r0, uint32& r1, uint32 addre
 }
 __device__ __forceinline__ void ldmatrix_x2_trans(uint32& r0, uint32& r1, uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
+}
+
+// The transpose of a matrix in a warp's registers: a lane holds elements 2t and 2t + 1 of row g.
+__device__ __forceinline__ uint32 transpose_matrix(uint32 m) {
+    uint32 out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(m));
+    return out;
 }
 
 // Four matrices, not transposed.

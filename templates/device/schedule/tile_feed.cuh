@@ -14,10 +14,13 @@
 // With kByTicket (schedule/dq_turns.cuh) the counter gives all tiles, the first one too. The
 // counter's owner sets it to zero before the launch. A feed draws no tile before it has loaded the
 // previous one.
+//
+// With kWholeHeads a feed takes all tiles of a head, one after the other, and then those of every
+// n-th head.
 
 #include "device/schedule/tile_order.cuh"
 
-template <typename Tiles, int kCtas = 1, bool kByTicket = false>
+template <typename Tiles, int kCtas = 1, bool kByTicket = false, bool kWholeHeads = false>
 struct TileFeed {
     const KernelParams& params;
     TileList<Tiles, kIsVarlen> tiles;
@@ -29,6 +32,7 @@ struct TileFeed {
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
         : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
         if (kByTicket && this->counter) index = draw();
+        if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head;
     }
     __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
@@ -38,6 +42,11 @@ struct TileFeed {
         if (!kByTicket && counter) next = draw(), has_next = true;
     }
     __device__ __forceinline__ void advance() {
+        if constexpr (kWholeHeads) {
+            const uint32 per_head = tiles.order.tiles_per_head;
+            if (++index % per_head == 0) index += (feeds() - 1) * per_head;
+            return;
+        }
         if (!counter) index += feeds();
         else index = has_next ? next : draw();
         has_next = false;

@@ -112,14 +112,17 @@ struct QueryTiles {
 };
 
 // The backward pass's tiles of kBlockN keys. Under a causal mask most rows see the first keys, so
-// these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs.
+// these come first. kLastFirst gives the order that schedule/dq_turns.cuh needs. With kHeadByHead
+// the tiles of a head have consecutive indices, from the first keys on.
 //
 // With kMaySplit a tile does a part of its keys' walk through the blocks of queries.
-template <bool kLastFirst>
+template <bool kLastFirst, bool kHeadByHead = false>
 struct KeyTiles {
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
-        return TileOrder(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
-                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits_of_tile(params));
+        TileOrder order(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
+                        float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits_of_tile(params));
+        if constexpr (kHeadByHead) order.group_heads = 1, order.larger_groups = 0;
+        return order;
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
     static __device__ __forceinline__ int without_tiles(const KernelParams&, int) { return 0; }

@@ -3,7 +3,8 @@
 //
 // Consumers release a slot by its empty barrier; the copy engine fills it and its full barrier.
 // The kernel defines beforehand Shared, which says where slots and barriers lie, kCtas, the CTAs
-// that do a tile together, and kQHasRing: Q has a ring of slots of its own, or shares dO's.
+// that do a tile together, kQHasRing: Q has a ring of slots of its own, or shares dO's, and
+// kDirectTiles: so many tiles are all keys of a head and follow each other in a CTA, or 0.
 // This file knows nothing of what consumers compute.
 
 #include "device/layout/tensor_map.cuh"
@@ -104,7 +105,8 @@ template <class Memory, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void produce(const KernelParams& params, const TensorMaps& maps, const Memory& smem, uint32 rank, uint32* tile_counter,
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
     const bool feeds = kCtas == 1 || rank == 0;
-    TileFeed<KeyTiles<kIsDeterministic>, kCtas, kIsDeterministic> feed(params, !feeds ? nullptr : kIsDeterministic ? ticket_counter(params) : tile_counter);
+    constexpr bool kByTicket = kIsDeterministic && kDirectTiles == 0, kWholeHeads = kDirectTiles > 1;
+    TileFeed<KeyTiles<kByTicket, kWholeHeads>, kCtas, kByTicket, kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
     // One CTA's feed advances at the end of the loop, a pair's at its start: the other way around
     // either kernel spills more.
     const auto advance = [&] { if constexpr (kCtas == 1) feed.advance(); };

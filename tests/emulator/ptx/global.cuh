@@ -8,6 +8,12 @@ __device__ __forceinline__ void add_floats(float* at, const float (&x)[4]) {
     if (uint64(at) % 16 != 0) emulator::fail("add_floats at %p, which is not aligned to 16 bytes", static_cast<void*>(at));
     for (int i = 0; i < 4; ++i) at[i] += x[i];
 }
+__device__ __forceinline__ void load_floats_if(float (&x)[4], const float* from, bool is_loaded) {
+    for (int i = 0; i < 4; ++i) x[i] = is_loaded ? from[i] : 0.f;
+}
+__device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], bool is_stored) {
+    for (int i = 0; is_stored && i < 4; ++i) to[i] = x[i];
+}
 
 __device__ __forceinline__ uint32 load_acquire(const uint32* from) { return emulator::load_acquire(from); }
 __device__ __forceinline__ void count_up_release(uint32* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_SEQ_CST); }

@@ -19,3 +19,13 @@ __device__ __forceinline__ void load_matrices(uint32 (&m)[4], uint32 address) { 
 __device__ __forceinline__ void store_matrices(uint32 address, const uint32 (&m)[4]) { emulator::store_matrices(m, 4, false, address); }
 __device__ __forceinline__ void load_transposed(uint32 (&m)[4], uint32 address) { emulator::load_matrices(m, 4, true, address); }
 __device__ __forceinline__ void store_transposed(uint32 address, const uint32 (&m)[4]) { emulator::store_matrices(m, 4, true, address); }
+
+__device__ __forceinline__ uint32 transpose_matrix(uint32 m) {
+    const int row = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
+    uint32 out = 0;
+    for (int i = 0; i < 2; ++i) {
+        const uint32 pair = __shfl_sync(0xffffffff, m, (col + i) * 4 + row / 2);
+        out |= (pair >> (row % 2 * 16) & 0xffff) << (i * 16);
+    }
+    return out;
+}

@@ -107,6 +107,25 @@ pub fn tiny_splits() -> Vec<Case> {
     ])
 }
 
+/// Backward: one or two tiles of keys a head, whose last one writes dQ.
+pub fn tiny_few_keys() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full, TopLeft};
+    use Dtype::{Bf16, Fp16};
+    let of = |dtype, lengths, head_dim, causal| Case { batch_size: 2, ..of(dtype, lengths, head_dim, causal) };
+    let bias = Extras { bias: Some(Spread::of("hqk")), dbias: true, sinks: true, dlse: true, ..NONE };
+    unless_one_is_given(vec![
+        of(Bf16, (300, 77), 64, Full),
+        of(Fp16, (60, 90), 128, BottomRight),
+        Case { dropout_p: 0.2, deterministic: true, ..of(Bf16, (70, 128), 80, TopLeft) },
+        Case { strides: Strides::Gaps, extras: bias, ..of(Fp16, (90, 100), 72, Full) },
+        of(Bf16, (197, 197), 64, Full),
+        of(Fp16, (256, 256), 128, BottomRight),
+        Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (140, 180), 128, BottomRight) },
+        Case { dropout_p: 0.2, strides: Strides::PackedQkv, ..of(Bf16, (150, 150), 40, TopLeft) },
+        Case { extras: bias, ..of(Bf16, (130, 200), 96, Full) },
+    ])
+}
+
 /// One problem, which shows whether a changed template is still right.
 pub fn one() -> Vec<Case> {
     unless_one_is_given(vec![of(Dtype::Bf16, (200, 330), 64, Causal::BottomRight)])

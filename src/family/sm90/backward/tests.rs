@@ -1,0 +1,174 @@
+//! The constraints, splits and heuristic of the backward pass.
+
+use super::super::tests::{broken, h200, problem as of_pass};
+use super::*;
+use crate::config::{Config, Family};
+use crate::problem::{BlockMask, Causal, Features, Pass, Varlen};
+
+fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
+    of_pass(Pass::Backward, head_dim, head_dim_v)
+}
+
+fn config(block_m: u32) -> Config {
+    let tile = [("block_m", block_m), ("block_n", 128), ("num_stages", 1), ("kv_stages", 1)];
+    Config::new(
+        Family::Sm90,
+        tile.into_iter()
+            .chain(["sink_softmax", "v_regs", "split_waves", "direct_dq"].map(|knob| (knob, 0)))
+            .chain([("group_mb", 16)]),
+    )
+}
+
+#[test]
+fn tiles_that_ptxas_was_seen_to_serialise_are_out_and_those_beside_them_in() {
+    // (head dim, clean, serialised), as a sweep on an H200 found.
+    for (dim, clean, serialised) in [(64, vec![96, 128], None), (128, vec![64, 80], Some(96))] {
+        for block_m in clean {
+            assert_eq!(broken(&problem(dim, dim), &config(block_m)), None, "{dim} {block_m}");
+        }
+        if let Some(block_m) = serialised {
+            let by = broken(&problem(dim, dim), &config(block_m));
+            assert_eq!(by.as_deref(), Some("registers"), "{dim} {block_m}");
+        }
+    }
+}
+
+#[test]
+fn each_constraint_refuses_what_it_names() {
+    let narrow = problem(128, 128);
+    for (knob, most) in [("kv_stages", 1), ("num_stages", 2)] {
+        let two_stages = config(80).with("num_stages", 2);
+        assert_eq!(broken(&narrow, &two_stages.clone().with(knob, most)), None);
+        assert_eq!(broken(&narrow, &two_stages.with(knob, most + 1)).unwrap(), "shared_memory");
+    }
+    assert_eq!(broken(&problem(256, 256), &config(64)), None);
+    for (knob, value) in [("v_regs", 2), ("kv_stages", 2), ("sink_softmax", 1)] {
+        assert_eq!(broken(&problem(256, 256), &config(64).with(knob, value)).unwrap(), "narrow_only");
+    }
+    assert_eq!(broken(&problem(256, 256), &config(64).with("num_stages", 2)).unwrap(), "shared_memory");
+    for (stages, by) in [(2, None), (3, Some("num_stages"))] {
+        let tile = config(64).with("block_n", 64).with("num_stages", stages);
+        assert_eq!(broken(&problem(64, 160), &tile).as_deref(), by);
+    }
+    assert_eq!(broken(&problem(32, 32), &config(64).with("v_regs", 2)).unwrap(), "v_regs");
+    let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..narrow };
+    assert_eq!(broken(&endless, &config(80)).unwrap(), "grid");
+}
+
+/// (batch, query heads, kv heads, seqlen_q, seqlen_k, head dim)
+const FEW_TILES: [(i64, i64, i64, i64, i64, i64); 6] = [
+    (2, 16, 1, 1140, 1140, 64),
+    (1, 32, 2, 293, 293, 256),
+    (2, 5, 5, 9216, 226, 64),
+    (1, 4, 1, 4767, 4767, 128),
+    (1, 8, 1, 2000, 2000, 192),
+    (1, 4, 4, 2048, 2048, 128),
+];
+
+fn of_shape(
+    (batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, dim): (i64, i64, i64, i64, i64, i64),
+) -> Problem {
+    Problem { batch_size, num_heads_q, num_heads_kv, seqlen_q, seqlen_k, ..problem(dim, dim) }
+}
+
+#[test]
+fn few_tiles_share_walks_until_most_sms_have_one() {
+    for shape in FEW_TILES {
+        // Most rows of cross attention see no key through a causal mask.
+        let causals = if shape.3 > shape.4 { &[Causal::None][..] } else { &[Causal::None, Causal::BottomRight] };
+        for causal in causals.iter().copied() {
+            for deterministic in [false, true] {
+                let problem = Problem { causal, deterministic, ..of_shape(shape) };
+                let config = heuristic(&problem, &h200()).unwrap();
+                let splits = i64::from(config.num_splits(&problem, &h200()));
+                let main = config.main(&problem);
+                let busy = main.grid(&problem, h200().sm_count)[0];
+                assert!(splits > 1 && busy >= 100, "{problem:?}: {splits} splits on {busy} SMs");
+                assert!(splits <= problem.max_splits());
+            }
+        }
+    }
+    let many = Problem { batch_size: 16, ..problem(128, 128) };
+    assert_eq!(heuristic(&many, &h200()).unwrap().split_waves, 0);
+}
+
+#[test]
+fn splits_need_queries_and_room() {
+    let split = config(64).with("split_waves", 4);
+    let few = of_shape(FEW_TILES[3]);
+    assert_eq!(broken(&few, &split), None);
+    let blocks = Features { block_mask: Some(BlockMask { block_q: 128, block_k: 128 }), ..Features::NONE };
+    let cannot = [
+        Problem { batch_size: 64, ..few },
+        Problem { seqlen_q: 0, ..few },
+        Problem { features: blocks, ..few },
+        Problem { num_heads_q: 1, seqlen_q: 100, ..few },
+    ];
+    for problem in cannot {
+        assert_eq!(broken(&problem, &split).as_deref(), Some("split_waves"), "{problem:?}");
+    }
+}
+
+#[test]
+fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
+    let of = |batch_size, seqlen| Problem { batch_size, seqlen_q: seqlen, seqlen_k: seqlen, ..problem(128, 128) };
+    let direct = |problem: &Problem| heuristic(problem, &h200()).unwrap().direct_dq;
+    assert_eq!([of(64, 100), of(64, 128), of(64, 129), of(64, 256), of(64, 257)].map(|p| direct(&p)), [1, 1, 2, 2, 0]);
+    assert_eq!([direct(&of(1, 100)), direct(&of(1, 256))], [1, 0], "few heads leave SMs idle");
+    let causal = Problem { causal: Causal::BottomRight, ..of(64, 100) };
+    assert_eq!([direct(&causal), direct(&Problem { seqlen_q: 101, ..causal })], [1, 0], "a query without keys");
+    let varlen = Features { varlen: Some(Varlen::default()), ..Features::NONE };
+    assert_eq!(direct(&Problem { features: varlen, ..of(64, 100) }), 0);
+    assert_eq!(broken(&of(64, 100), &config(64)).as_deref(), Some("direct_dq"));
+    for (rows, by) in [(112, None), (128, Some("direct_dq"))] {
+        let two = Problem { head_dim: 64, head_dim_v: 64, ..of(64, 256) };
+        assert_eq!(broken(&two, &config(rows).with("direct_dq", 2)).as_deref(), by);
+    }
+    let (long, short) = (of(16, 2048), of(64, 197));
+    let carried = heuristic(&long, &h200()).unwrap().carried_over(&long, &short, &h200());
+    assert_eq!(carried, heuristic(&short, &h200()).unwrap());
+}
+
+#[test]
+fn a_config_from_another_shape_gets_the_splits_of_this_one() {
+    let (few, many) = (of_shape(FEW_TILES[0]), Problem { batch_size: 64, ..of_shape(FEW_TILES[0]) });
+    let measured = BackwardKnobs { split_waves: 0, ..heuristic(&many, &h200()).unwrap() };
+    let carried = measured.carried_over(&many, &few, &h200());
+    assert!(carried.num_splits(&few, &h200()) > 1);
+    assert_eq!(carried.carried_over(&few, &many, &h200()), measured);
+}
+
+#[test]
+fn three_boxes_of_columns_leave_room_for_48_keys_a_consumer() {
+    let tile = |block_m, block_n| config(block_m).with("block_n", block_n);
+    for dim in [136, 160, 192] {
+        assert_eq!(broken(&problem(dim, dim), &tile(64, 96)), None, "{dim}");
+        assert_eq!(broken(&problem(dim, dim), &tile(64, 128)).as_deref(), Some("wgmma_m"), "{dim}");
+        assert_eq!(broken(&problem(dim, dim), &tile(48, 96)).as_deref(), Some("wgmma_m"), "{dim}");
+        let two_of_dout = tile(64, 96).with("num_stages", 2);
+        assert_eq!(broken(&problem(dim, dim), &two_of_dout).as_deref(), Some("shared_memory"), "{dim}");
+    }
+    assert_eq!(broken(&problem(192, 128), &tile(64, 96).with("num_stages", 2)), None);
+    for dim in [128, 200] {
+        assert_eq!(broken(&problem(dim, dim), &tile(64, 96)).as_deref(), Some("wgmma_m"), "{dim}");
+    }
+}
+
+#[test]
+fn the_heuristic_is_what_was_fastest_on_an_h200() {
+    let knobs = |problem: &Problem| {
+        let config = heuristic(problem, &h200()).unwrap();
+        [config.block_m, config.num_stages, config.kv_stages, config.group_mb, config.v_regs]
+    };
+    assert_eq!(knobs(&problem(64, 64)), [128, 2, 2, 16, 0]);
+    assert_eq!(knobs(&Problem { dropout: true, ..problem(64, 64) }), [96, 2, 2, 16, 0]);
+    assert_eq!(knobs(&problem(128, 128)), [64, 2, 1, 16, 2]);
+    assert_eq!(knobs(&problem(192, 192)), [64, 1, 1, 16, 0]);
+    assert_eq!(knobs(&problem(192, 128)), [64, 2, 1, 16, 0]);
+    assert_eq!(knobs(&problem(256, 256)), [64, 1, 1, 16, 0]);
+    let keys = |problem: &Problem| heuristic(problem, &h200()).unwrap().block_n;
+    let with_dropout = |dim, dim_v| Problem { dropout: true, ..problem(dim, dim_v) };
+    assert_eq!([keys(&problem(192, 192)), keys(&with_dropout(192, 192)), keys(&with_dropout(192, 128))], [96, 64, 96]);
+    assert_eq!(knobs(&Problem { seqlen_q: 16384, ..problem(128, 128) })[3], 0);
+    assert_eq!(knobs(&Problem { deterministic: true, ..problem(128, 128) })[3], 16);
+}
