@@ -64,8 +64,9 @@ fn embed_tuning_db() {
     fs::write(&out, table).unwrap_or_else(|error| panic!("writing {}: {error}", out.display()));
 }
 
-/// The files of the C face in the header's order: what is declared first is read first.
-const HEADER_SOURCES: [&str; 15] = [
+/// The files of the C face and of the XLA face in the header's order: what is declared first is
+/// read first.
+const HEADER_SOURCES: [&str; 16] = [
     "src/capi/status.rs",
     "src/capi/last_error.rs",
     "src/capi/log.rs",
@@ -81,6 +82,7 @@ const HEADER_SOURCES: [&str; 15] = [
     "src/capi/range.rs",
     "src/capi/autotune.rs",
     "src/capi/records.rs",
+    "src/xla/handlers.rs",
 ];
 
 /// Writes OUT_DIR/flashtune.h; `tests/capi/header.rs` compares it with include/flashtune.h, which
@@ -88,12 +90,13 @@ const HEADER_SOURCES: [&str; 15] = [
 fn generate_header() {
     println!("cargo:rerun-if-changed=cbindgen.toml");
     println!("cargo:rerun-if-changed=src/capi");
+    println!("cargo:rerun-if-changed=src/xla/handlers.rs");
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
     config.after_includes = Some(version_macros());
     let builder = cbindgen::Builder::new().with_config(config);
     let builder = HEADER_SOURCES.iter().fold(builder, |builder, file| builder.with_src(root.join(file)));
-    let header = builder.generate().expect("cbindgen reads src/capi");
+    let header = builder.generate().expect("cbindgen reads the sources");
     header.write_to_file(PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("flashtune.h"));
 }
 

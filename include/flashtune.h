@@ -5,7 +5,8 @@
  * runs code of its own. It tunes on request: flashtune_autotune, or FLASHTUNE_TUNING_TUNE. This
  * header declares its whole C interface; docs/c-guide.md has complete programs.
  *
- * cbindgen generates this file from src/capi; do not edit it. `make header` generates it anew.
+ * cbindgen generates this file from src/capi and src/xla; do not edit it. `make header` makes it
+ * anew.
  *
  * Terms
  *   A problem is what the params of a call ask for: pass, dtype, sizes, mask and other features. A
@@ -89,6 +90,11 @@
  *     flashtune_autotune                 measures the candidates for one problem
  *     flashtune_records_export           writes this machine's records to a file
  *     flashtune_records_import           reads records from a file
+ *   Handlers for XLA's foreign function interface
+ *     flashtune_xla_cpu_forward          runs the forward pass on the CPU
+ *     flashtune_xla_cpu_backward         runs the backward pass on the CPU
+ *     flashtune_xla_cuda_forward         runs the forward pass on a GPU
+ *     flashtune_xla_cuda_backward        runs the backward pass on a GPU
  */
 
 #ifndef FLASHTUNE_H
@@ -2001,6 +2007,34 @@ int32_t flashtune_records_export(struct flashtune_context *context,
 int32_t flashtune_records_import(struct flashtune_context *context,
                                  const char *path,
                                  uint64_t *count);
+
+/**
+ * The forward pass on the CPU, as a handler of XLA's foreign function interface. call_frame is an
+ * XLA_FFI_CallFrame, and the result is an XLA_FFI_Error or NULL for success. Cast the function to
+ * XLA_FFI_Handler to register it; XLA must be that of jaxlib 0.7 or later. The sources list the
+ * arguments and results (src/xla/params.rs) and the attributes (src/xla/options.rs).
+ *
+ * The handlers make a context for each device at their first call and keep it. Their operands are
+ * contiguous. Command buffers cannot record them. May be called from any thread.
+ */
+void *flashtune_xla_cpu_forward(void *call_frame);
+
+/**
+ * The backward pass on the CPU; see flashtune_xla_cpu_forward.
+ */
+void *flashtune_xla_cpu_backward(void *call_frame);
+
+/**
+ * The forward pass on a GPU, enqueued on XLA's stream; see flashtune_xla_cpu_forward. Registered
+ * for the stage "initialize" too, the handler prepares the plan before the program runs. The
+ * workspace comes from XLA's allocator.
+ */
+void *flashtune_xla_cuda_forward(void *call_frame);
+
+/**
+ * The backward pass on a GPU; see flashtune_xla_cuda_forward.
+ */
+void *flashtune_xla_cuda_backward(void *call_frame);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,7 +1,7 @@
 //! flashtune: exact attention, forward and backward, behind a small C header.
 //!
-//! The flow is `capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu` stands beside
-//! `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`. `problem`,
+//! The flow is `xla -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu` stands
+//! beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`. `problem`,
 //! `config`, `device`, `call`, `dropout`, `error`, `environment`, `files`, `fork` and `pool` are
 //! leaves. A test fails on an import that points upward.
 
@@ -24,3 +24,4 @@ pub mod plan;
 pub mod pool;
 pub mod problem;
 pub mod tune;
+pub mod xla;

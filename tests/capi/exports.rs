@@ -28,7 +28,8 @@ fn exports_and_header_name_the_same_functions() {
     exported.sort_unstable();
     let header = std::fs::read_to_string(root().join("include/flashtune.h")).unwrap();
     // A declaration starts a line and has its name before the parenthesis.
-    let declarations = header.lines().filter(|line| line.starts_with("int32_t ") || line.starts_with("const char *"));
+    let types = ["int32_t ", "const char *", "void *"];
+    let declarations = header.lines().filter(|line| types.iter().any(|of_type| line.starts_with(of_type)));
     let mut declared: Vec<&str> = declarations
         .filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next())
         .filter(|name| name.starts_with("flashtune_"))

@@ -1,0 +1,223 @@
+//! The handlers for XLA's foreign function interface, called with frames made by hand.
+//!
+//! With equal scores a row's output is the mean of the values, which needs no reference. The GPU's
+//! handlers run on the emulator of tests/emulator. test_jax.py of the Python package calls the same
+//! handlers from JAX.
+
+#[path = "../source_tree/mod.rs"]
+mod source_tree;
+
+mod frame;
+
+use flashtune::backend::{Backend, Memory};
+use flashtune::capi::types::{FLASHTUNE_FEATURE_DBIAS, FLASHTUNE_FEATURE_PAGED};
+use flashtune::cpu::Cpu;
+use flashtune::kernel::Gpu;
+use flashtune::xla::c_api::*;
+use flashtune::xla::handlers::{
+    flashtune_xla_cpu_backward, flashtune_xla_cpu_forward, flashtune_xla_cuda_backward, flashtune_xla_cuda_forward,
+};
+use frame::{Call, Handler, Tensor, Value, XLA, api, metadata};
+use source_tree::root;
+use std::process::Command;
+
+const BATCH: i64 = 2;
+const SEQLEN_Q: i64 = 5;
+const SEQLEN_K: i64 = 8;
+const HEADS: i64 = 2;
+const DIM: i64 = 16;
+const OF_Q: &[i64] = &[BATCH, SEQLEN_Q, HEADS, DIM];
+const OF_K: &[i64] = &[BATCH, SEQLEN_K, 1, DIM];
+const OF_LSE: &[i64] = &[BATCH, HEADS, SEQLEN_Q];
+
+fn backend_of_cpu() -> Backend {
+    Backend::Cpu(Cpu::new(1).unwrap())
+}
+
+struct Tensors {
+    backend: Backend,
+    memories: Vec<(Memory, &'static [i64])>,
+}
+
+impl Tensors {
+    fn new(backend: Backend) -> Self {
+        Tensors { backend, memories: Vec::new() }
+    }
+
+    /// A tensor of fp32 that holds one value.
+    fn full(&mut self, shape: &'static [i64], value: f32) -> Tensor<'static> {
+        let count = shape.iter().product::<i64>() as usize;
+        let memory = self.backend.allocate(4 * count).unwrap();
+        self.backend.upload(&memory, &value.to_le_bytes().repeat(count)).unwrap();
+        self.memories.push((memory, shape));
+        (DTYPE_F32, self.memories.last().unwrap().0.address(), shape)
+    }
+
+    fn assert_full(&self, tensor: Tensor, value: f32) {
+        let (memory, _) = self.memories.iter().find(|(memory, _)| memory.address() == tensor.1).unwrap();
+        let mut bytes = vec![0; memory.bytes()];
+        self.backend.download(memory, &mut bytes).unwrap();
+        for bytes in bytes.chunks(4) {
+            let actual = f32::from_le_bytes(bytes.try_into().unwrap());
+            assert!((actual - value).abs() <= 1e-5, "{actual}, expected {value}");
+        }
+    }
+}
+
+/// The last of two attributes of one name counts.
+fn attributes<'a>(more: &[(&'a str, Value)]) -> Vec<(&'a str, Value)> {
+    [&[("causal", Value::Integer(0)), ("softmax_scale", Value::Real(0.5)), ("features", Value::Integer(0))], more]
+        .concat()
+}
+
+/// Both passes of equal scores over values of 3: out is 3, and each weight 1 / SEQLEN_K.
+fn both_passes_are_right(backend: Backend, forward: Handler, backward: Handler) {
+    let mut tensors = Tensors::new(backend);
+    let [q, k, v] = [tensors.full(OF_Q, 0.0), tensors.full(OF_K, 1.0), tensors.full(OF_K, 3.0)];
+    let [out, lse] = [tensors.full(OF_Q, -1.0), tensors.full(OF_LSE, -1.0)];
+    let mut call =
+        Call { stage: STAGE_EXECUTE, args: vec![q, k, v], results: vec![out, lse], attributes: attributes(&[]) };
+    call.run(forward).unwrap();
+    tensors.assert_full(out, 3.0);
+    tensors.assert_full(lse, (SEQLEN_K as f32).ln());
+    // Without an lse too.
+    let alone = tensors.full(OF_Q, -1.0);
+    call.results = vec![alone];
+    call.run(forward).unwrap();
+    tensors.assert_full(alone, 3.0);
+
+    let dout = tensors.full(OF_Q, 1.0);
+    let [dq, dk, dv] = [tensors.full(OF_Q, -1.0), tensors.full(OF_K, -1.0), tensors.full(OF_K, -1.0)];
+    let gradients = Call { args: vec![q, k, v, out, lse, dout], results: vec![dq, dk, dv], ..call };
+    gradients.run(backward).unwrap();
+    tensors.assert_full(dq, 0.0);
+    tensors.assert_full(dk, 0.0);
+    // Each key gets the weight of each query of both heads.
+    tensors.assert_full(dv, (HEADS * SEQLEN_Q) as f32 / SEQLEN_K as f32);
+}
+
+#[test]
+fn cpu_handlers_run_both_passes() {
+    both_passes_are_right(backend_of_cpu(), flashtune_xla_cpu_forward, flashtune_xla_cpu_backward);
+}
+
+#[test]
+fn leading_dimensions_belong_to_the_batch() {
+    let mut tensors = Tensors::new(backend_of_cpu());
+    let args = vec![
+        tensors.full(&[3, BATCH, SEQLEN_Q, HEADS, DIM], 0.0),
+        tensors.full(&[3, BATCH, SEQLEN_K, 1, DIM], 1.0),
+        tensors.full(&[3, BATCH, SEQLEN_K, 1, DIM], 2.0),
+    ];
+    let out = tensors.full(&[3, BATCH, SEQLEN_Q, HEADS, DIM], -1.0);
+    let call = Call { stage: STAGE_EXECUTE, args, results: vec![out], attributes: attributes(&[]) };
+    call.run(flashtune_xla_cpu_forward).unwrap();
+    tensors.assert_full(out, 2.0);
+}
+
+/// XLA refuses a handler of another version, and records no handler without the trait.
+#[test]
+fn handlers_answer_the_version_of_xla_and_cannot_be_captured() {
+    for handler in [
+        flashtune_xla_cpu_forward as Handler,
+        flashtune_xla_cpu_backward,
+        flashtune_xla_cuda_forward,
+        flashtune_xla_cuda_backward,
+    ] {
+        assert_eq!(metadata(handler, Some(&api(size_of::<Api>()))), (0, 3, 0));
+        assert_eq!(metadata(handler, None), (0, 1, 0));
+    }
+}
+
+#[test]
+fn wrong_calls_get_an_error_and_write_nothing() {
+    let mut tensors = Tensors::new(backend_of_cpu());
+    let [q, k, v] = [tensors.full(OF_Q, 0.0), tensors.full(OF_K, 1.0), tensors.full(OF_K, 3.0)];
+    let [out, lse] = [tensors.full(OF_Q, -1.0), tensors.full(OF_LSE, -1.0)];
+    let right =
+        || Call { stage: STAGE_EXECUTE, args: vec![q, k, v], results: vec![out, lse], attributes: attributes(&[]) };
+    let with = |more: &[(&'static str, Value)]| Call { attributes: attributes(more), ..right() };
+    let features = |bits: u64| with(&[("features", Value::Integer(bits as i64))]);
+    let integers = (DTYPE_S32, q.1, OF_Q);
+    let cases: Vec<(Call, &str)> = vec![
+        (Call { stage: 1, ..right() }, "stage 1 of XLA"),
+        (Call { args: vec![q, k], ..right() }, "the call has 2 arguments; v must be argument 2"),
+        (Call { args: vec![q, k, v, out], ..right() }, "argument 3 must be the initial value of result 1 and alias it"),
+        (Call { args: vec![q, k, v, q, q, q], ..right() }, "the call has 6 arguments; it must have 3"),
+        (Call { args: vec![integers, k, v], ..right() }, "q has XLA's dtype 4"),
+        (Call { args: vec![q, k, q], ..right() }, "v has shape [2, 5, 2, 16]; it must be [2, 8, 1, 16]"),
+        (Call { results: vec![out, out], ..right() }, "lse has shape"),
+        (Call { results: vec![out, lse, lse], ..right() }, "the call has 3 results; it must have 2"),
+        (Call { results: vec![], ..right() }, "the call has 0 results; out must be result 0"),
+        (with(&[("causal", Value::Real(1.0))]), "attribute causal is unknown to this version of flashtune, or"),
+        (with(&[("colour", Value::Integer(1))]), "attribute colour is unknown"),
+        (with(&[("causal", Value::Integer(1 << 40))]), "attribute causal is 1099511627776; it must fit in 32 bits"),
+        (with(&[("causal", Value::Integer(9))]), "causal is 9"),
+        (features(FLASHTUNE_FEATURE_PAGED), "the XLA face does not take pages"),
+        (features(FLASHTUNE_FEATURE_DBIAS), "which the backward pass alone has"),
+    ];
+    for (call, expected) in &cases {
+        let (code, message) = call.run(flashtune_xla_cpu_forward).expect_err(expected);
+        assert!(message.contains(expected), "{message}; expected {expected}");
+        assert_eq!(code, CODE_INVALID_ARGUMENT, "{message}");
+    }
+    let (_, message) = right().run_with(flashtune_xla_cpu_forward, 100).unwrap_err();
+    assert!(message.contains("jaxlib 0.7 or later"), "{message}");
+    tensors.assert_full(out, -1.0);
+    tensors.assert_full(lse, -1.0);
+    let (code, message) = right().run(flashtune_xla_cuda_forward_without_a_device).unwrap_err();
+    assert!(code != 0 && !message.is_empty());
+}
+
+/// No machine has so many GPUs.
+unsafe extern "C" fn flashtune_xla_cuda_forward_without_a_device(
+    frame: *mut std::ffi::c_void,
+) -> *mut std::ffi::c_void {
+    XLA.with_borrow_mut(|xla| xla.ordinal = 1000);
+    // SAFETY: the caller gives a call frame.
+    unsafe { flashtune_xla_cuda_forward(frame) }
+}
+
+/// Runs where there is a GPU, and on the emulator by the next test.
+#[test]
+fn cuda_handlers_run_both_passes() {
+    let gpu = match Gpu::new(0, None, None) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            assert!(std::env::var_os("FLASHTUNE_REQUIRE_GPU").is_none(), "FLASHTUNE_REQUIRE_GPU=1, but {error}");
+            eprintln!("SKIPPED: no GPU: {error}");
+            return;
+        }
+    };
+    XLA.with_borrow_mut(|xla| xla.backend = Some(Backend::Cuda(gpu)));
+    // Before XLA has chosen the GPU nothing is prepared. Addresses mean nothing then.
+    let nowhere = |shape| (DTYPE_F32, std::ptr::without_provenance_mut(16), shape);
+    let args = vec![nowhere(OF_Q), nowhere(OF_K), nowhere(OF_K)];
+    let call = Call { stage: STAGE_INITIALIZE, args, results: vec![nowhere(OF_Q)], attributes: attributes(&[]) };
+    for ordinal in [-1, 0] {
+        XLA.with_borrow_mut(|xla| xla.ordinal = ordinal);
+        call.run(flashtune_xla_cuda_forward).unwrap();
+    }
+    let backend = Backend::Cuda(Gpu::new(0, None, None).unwrap());
+    both_passes_are_right(backend, flashtune_xla_cuda_forward, flashtune_xla_cuda_backward);
+    // The backward pass has a workspace.
+    XLA.with_borrow(|xla| assert!(xla.freed > 0 && xla.freed == xla.allocations.len()));
+}
+
+#[test]
+fn cuda_handlers_run_both_passes_on_an_emulated_gpu() {
+    if std::env::var_os("FLASHTUNE_EMULATED").is_some() {
+        return;
+    }
+    if let Err(error) = Command::new("g++").arg("--version").output() {
+        assert!(std::env::var_os("FLASHTUNE_REQUIRE_GXX").is_none(), "FLASHTUNE_REQUIRE_GXX=1, but g++: {error}");
+        eprintln!("SKIPPED: no g++, so no kernel was emulated: {error}");
+        return;
+    }
+    let mut command = Command::new(root().join("scripts/emulate.sh"));
+    command.args(["--arch", "sm_90", "--"]).arg(std::env::current_exe().expect("this program's path"));
+    command.args(["--exact", "cuda_handlers_run_both_passes", "--nocapture"]);
+    let output = command.output().expect("scripts/emulate.sh runs");
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
