@@ -185,11 +185,11 @@ def c_examples(repository):
 
 
 def python_examples(repository):
-    """Programs run on the CPU backend; those that need torch or transformers run where they are
+    """Programs run on the CPU backend; those that need torch, transformers or JAX run where they are
     installed."""
     if not repository.library:
         return repository.skipped.append("Python examples: the library is not built")
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torch", "transformers", "jax") if importlib.util.find_spec(name) is None]
     with tempfile.TemporaryDirectory() as folder:
         for path, line, text in examples(repository, "python"):
             needed = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Skips tests for which the machine lacks torch, transformers or a GPU, and reports the skips.
+"""Skips tests for which the machine lacks torch, transformers, JAX or a GPU, and reports the skips.
 
 `FLASHTUNE_REQUIRE_GPU=1` makes a skip for a missing torch or GPU a failure.
 """
@@ -32,9 +32,18 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name in _NEEDS_TRANSFORMERS and not _has("transformers"):
         _missing.setdefault("transformers is not installed", []).append(collection_path.name)
         return True
+    if collection_path.name in _NEEDS_JAX and not _has("jax"):
+        _missing.setdefault("JAX is not installed", []).append(collection_path.name)
+        return True
     return None
 
 
+def pytest_collection_modifyitems(items):
+    # JAX's threads do not survive a fork, so the tests that fork run before it starts them.
+    items.sort(key=lambda item: item.path.name in _NEEDS_JAX)
+
+
+_NEEDS_JAX = {"test_jax.py"}
 _NEEDS_TRANSFORMERS = {"test_transformers.py"}
 _NEEDS_TORCH = {
     "test_context_parallel.py",
