@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the tests' needs besides Rust into .venv: numpy, pytest, NVRTC and nvdisasm to compile
-# and disassemble kernels without a GPU, and CMake to try an installation. Without a network it says
+# Installs the tests' needs besides Rust into .venv: numpy, pytest, JAX for the CPU, NVRTC and
+# nvdisasm to compile and disassemble kernels without a GPU, and CMake to try an installation. Without a network it says
 # so and leaves .venv as it is. Tests that lack a package are then skipped, or fail under
 # FLASHTUNE_REQUIRE_NVRTC=1 and FLASHTUNE_REQUIRE_NVDISASM=1.
 cd "$(dirname "$0")/.." || exit 1
@@ -11,7 +11,7 @@ if [ ! -x .venv/bin/python ]; then
 fi
 # The kernels are checked with NVRTC 13.0; the library also finds other versions on the machine.
 # nvdisasm reads the cubins of older versions.
-for packages in "numpy pytest" "ml_dtypes" "nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-nvdisasm==13.*" "cmake"; do
+for packages in "numpy pytest" "ml_dtypes" "jax" "nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-nvdisasm==13.*" "cmake"; do
     # shellcheck disable=SC2086  # one word for each package
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 $packages ||
         echo "SKIPPED: pip could not install $packages"
