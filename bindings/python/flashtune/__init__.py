@@ -52,8 +52,8 @@ __all__ = [
     "use_pack",
 ]
 
-_FRAMEWORKS = ("context_parallel", "jax", "torch", "transformers")
-"""Modules that need PyTorch or JAX. Each is imported at its first use."""
+_FRAMEWORKS = ("context_parallel", "jax", "serving", "torch", "transformers")
+"""Modules that need other packages. Each is imported at its first use."""
 
 
 def __getattr__(name):

@@ -51,6 +51,8 @@ _NEEDS_TORCH = {
     "test_gpu.py",
     "test_kvcache.py",
     "test_kvcache_options.py",
+    "test_serving_sglang.py",
+    "test_serving_vllm.py",
     "test_torch.py",
     "test_torch_drafts.py",
     "test_torch_features.py",
