@@ -17,7 +17,10 @@ for version in "$@"; do
     "$venv/bin/python" -m pip install --quiet "torch==$version" "numpy<2.3" pytest
     files="$tests/test_torch.py $tests/test_torch_features.py $tests/test_torch_drafts.py $tests/test_torch_sdpa.py"
     case $version in
-        2.11.*) "$venv/bin/python" -m pip install --quiet "transformers>=5,<6"; files="$files $tests/test_transformers.py" ;;
+        2.11.*)
+            "$venv/bin/python" -m pip install --quiet "transformers>=5,<6"
+            files="$files $tests/test_transformers.py $tests/test_serving_vllm.py"
+            files="$files $tests/test_serving_sglang.py $tests/test_serving_graphs.py" ;;
     esac
     echo "PyTorch $version"
     # shellcheck disable=SC2086  # one word for each file

@@ -45,6 +45,10 @@ class Case:
     def lengths(self):
         return [length for _, length in self.sizes]
 
+    def to(self, device):
+        moved = {name: getattr(self, name).to(device) for name in "qkv"}
+        return dataclasses.replace(self, **moved)
+
     def starts(self):
         return np.cumsum([0, *self.queries])
 
@@ -66,11 +70,11 @@ def judge(case, out, causal=True, window=None, scale=None, **options):
     options.update(causal=causal, window=window, softmax_scale=scale)
     for b, start in enumerate(case.starts()[:-1]):
         rows = slice(start, start + case.queries[b])
-        arrays = [x.float().numpy()[None] for x in (case.q[rows], case.keys[b], case.values[b])]
+        arrays = [x.float().numpy()[None] for x in (case.q[rows].cpu(), case.keys[b], case.values[b])]
         dtype = ROUNDED[case.q.dtype]
         exact = oracle.attention(*arrays, **options).out[0]
         naive = naive_of(arrays, dtype, options)
-        assert_close(f"sequence {b}", out[rows].double().numpy(), naive, exact, dtype)
+        assert_close(f"sequence {b}", out[rows].double().cpu().numpy(), naive, exact, dtype)
 
 
 def naive_of(arrays, dtype, options):

@@ -53,10 +53,10 @@ def made_layer(layer_id=0, window=None, softcap=0.0, sinks=None, **options):
     )
 
 
-def made_pool(dtype, page_size, window_rows=None):
+def made_pool(dtype, page_size, window_rows=None, device="cpu"):
     from sglang.srt.mem_cache import memory_pool, swa_memory_pool
 
-    sizes = dict(page_size=page_size, dtype=dtype, head_num=cases.HEADS_KV, head_dim=cases.DIM, device="cpu")
+    sizes = dict(page_size=page_size, dtype=dtype, head_num=cases.HEADS_KV, head_dim=cases.DIM, device=device)
     if window_rows is None:
         return memory_pool.MHATokenToKVPool(size=ROWS, layer_num=1, enable_memory_saver=False, **sizes)
     return swa_memory_pool.SWAKVPool(
@@ -64,11 +64,11 @@ def made_pool(dtype, page_size, window_rows=None):
     )
 
 
-def made_runner(layers, pool, page_size, dtype=torch.float32, **changes):
+def made_runner(layers, pool, page_size, dtype=torch.float32, device="cpu", **changes):
     fields = dict(
         model=torch.nn.ModuleList(layers), model_config=types.SimpleNamespace(context_len=LONGEST, is_encoder_decoder=False),
-        req_to_token_pool=types.SimpleNamespace(size=REQUESTS, req_to_token=torch.zeros((REQUESTS, LONGEST), dtype=torch.int32)),
-        token_to_kv_pool=pool, page_size=page_size, device="cpu", dtype=dtype, kv_cache_dtype=dtype, use_mla_backend=False,
+        req_to_token_pool=types.SimpleNamespace(size=REQUESTS, req_to_token=torch.zeros((REQUESTS, LONGEST), dtype=torch.int32, device=device)),
+        token_to_kv_pool=pool, page_size=page_size, device=device, dtype=dtype, kv_cache_dtype=dtype, use_mla_backend=False,
         spec_algorithm=types.SimpleNamespace(is_none=lambda: True), kv_index_translator=types.SimpleNamespace(is_translating=False),
     )  # fmt: skip
     return types.SimpleNamespace(**{**fields, **changes})
@@ -83,17 +83,17 @@ def made_backend(runner):
 class Server:
     """A runner with the requests of a case: their rows of the pool, and keys of earlier steps."""
 
-    def __init__(self, case, page_size, window=None, window_rows=None):
-        self.case, self.page_size = case, page_size
+    def __init__(self, case, page_size, window=None, window_rows=None, device="cpu"):
+        self.case, self.page_size, self.device = case, page_size, device
         self.layer = made_layer(**(window or {}))
-        self.pool = made_pool(case.q.dtype, page_size, window_rows)
-        self.runner = made_runner([self.layer], self.pool, page_size, case.q.dtype)
+        self.pool = made_pool(case.q.dtype, page_size, window_rows, device)
+        self.runner = made_runner([self.layer], self.pool, page_size, case.q.dtype, device)
         self.backend = made_backend(self.runner)
         _, self.rows = cases.tables(case.lengths, page_size, ROWS // page_size)
         # A batch takes any requests, in any order.
         self.requests = torch.arange(len(case.sizes)).flip(0) + 2
         for request, at in zip(self.requests, self.rows):
-            self.runner.req_to_token_pool.req_to_token[request, : len(at)] = at.int()
+            self.runner.req_to_token_pool.req_to_token[request, : len(at)] = at.int().to(device)
 
     def fill(self, rows=None):
         """Writes old keys. Other rows hold large numbers, which any wrong read would show."""
@@ -101,7 +101,7 @@ class Server:
             buffer.fill_(1e4)
             for b, at in enumerate(rows or self.rows):
                 old = len(at) - self.case.queries[b]
-                buffer[at[:old]] = (self.case.keys, self.case.values)[which][b][:old]
+                buffer[at[:old].to(self.device)] = (self.case.keys, self.case.values)[which][b][:old].to(self.device)
 
     def batch(self, mode):
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -110,8 +110,8 @@ class Server:
         lengths = torch.tensor(case.lengths)
         loc = torch.cat([at[len(at) - count :] for at, count in zip(self.rows, case.queries)])
         fields = dict(
-            forward_mode=ForwardMode[mode], batch_size=len(case.sizes), req_pool_indices=self.requests, seq_lens=lengths,
-            out_cache_loc=loc, seq_lens_cpu=lengths, extend_seq_lens=torch.tensor(case.queries),
+            forward_mode=ForwardMode[mode], batch_size=len(case.sizes), req_pool_indices=self.requests.to(self.device), seq_lens=lengths.to(self.device),
+            out_cache_loc=loc.to(self.device), seq_lens_cpu=lengths, extend_seq_lens=torch.tensor(case.queries, device=self.device),
             extend_seq_lens_cpu=case.queries,
         )  # fmt: skip
         if "input_ids" in ForwardBatch.__dataclass_fields__:

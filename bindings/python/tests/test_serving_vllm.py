@@ -40,14 +40,14 @@ def made_impl(backend, window=None, softcap=None, sinks=None, alibi_slopes=None,
     )
 
 
-def made_builder(backend, impl, dtype, **spec):
+def made_builder(backend, impl, dtype, device="cpu", **spec):
     spec = {"block_size": BLOCK, "head_size": cases.DIM, "head_size_v": cases.DIM, "dtype": dtype, **spec}
     config = types.SimpleNamespace(
         model_config=types.SimpleNamespace(max_model_len=LONGEST),
         scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         compilation_config=types.SimpleNamespace(static_forward_context={"layer": types.SimpleNamespace(impl=impl)}),
     )
-    return backend.get_builder_cls()(types.SimpleNamespace(**spec), ["layer"], config, torch.device("cpu"))
+    return backend.get_builder_cls()(types.SimpleNamespace(**spec), ["layer"], config, torch.device(device))
 
 
 def made_cache(dtype, layout):

@@ -4,6 +4,7 @@ writing of new keys on a CPU.
 Knows flashtune's launches and neither engine. Nothing here waits for the device.
 """
 
+import functools
 import logging
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ def attend(q, k_pages, v_pages, batch, layer, out):
 
     k_pages, v_pages: (pages, page_size, heads_kv, dim), with any strides but a contiguous last dim.
     """
-    opts = _call.options(layer.causal, layer.softmax_scale, 0.0)
+    opts = _options(layer.causal, layer.softmax_scale)
     table = batch.block_table
     # Models keep sinks in their own dtype, and may load them again.
     sinks = None if layer.sinks is None else layer.sinks.float()
@@ -72,6 +73,11 @@ def attend(q, k_pages, v_pages, batch, layer, out):
         max_seqlen_k=min(batch.max_seqlen_k, table.shape[1] * k_pages.shape[1]),
     )  # fmt: skip
     _torch_launch.launch_forward(q, k_pages, v_pages, opts, None, features, want_lse=False, out=out)
+
+
+@functools.lru_cache(maxsize=None)
+def _options(causal, softmax_scale):
+    return _call.options(causal, softmax_scale, 0.0)
 
 
 def rounded_up(longest, most):
