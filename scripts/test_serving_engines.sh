@@ -18,8 +18,11 @@ for package in "$@"; do
         "$venv/bin/python" -m pip install --quiet "$package" pytest
         touch "$venv/installed"
     fi
+    engine=${package%%==*}
+    files="$tests/test_serving_$engine.py $tests/test_serving_${engine}_models.py $tests/test_serving_graphs.py"
+    files="$files $tests/test_serving_sealed.py $tests/test_serving_interface.py"
     echo "$package"
-    "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider "$tests/test_serving_${package%%==*}.py" \
-        "$tests/test_serving_${package%%==*}_models.py" "$tests/test_serving_graphs.py" "$tests/test_serving_interface.py" || failed="$failed $package"
+    # shellcheck disable=SC2086  # one word for each file
+    "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider $files || failed="$failed $package"
 done
 [ -z "$failed" ] || { echo "failed with$failed"; exit 1; }

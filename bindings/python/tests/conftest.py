@@ -52,6 +52,7 @@ _NEEDS_TORCH = {
     "test_kvcache.py",
     "test_kvcache_options.py",
     "test_serving_graphs.py",
+    "test_serving_sealed.py",
     "test_serving_sglang.py",
     "test_serving_sglang_models.py",
     "test_serving_vllm.py",

@@ -150,9 +150,9 @@ class FlashtuneAttnBackend(AttentionBackend):
 
     def _layer(self, layer):
         """The options of a layer, which do not change once its model is built."""
-        found = self._layers.get(layer.layer_id)
+        found = self._layers.get(layer)
         if found is None:
-            found = self._layers[layer.layer_id] = _layer_of(layer)
+            found = self._layers[layer] = _layer_of(layer)
         return found
 
     def _longest(self, forward_batch):
