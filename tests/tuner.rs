@@ -377,9 +377,11 @@ fn default_that_does_not_compile_does_not_extend_the_time_limit() {
 fn resumed_run_repeats_neither_failed_nor_slow_candidates() {
     let behaviours =
         [(64, Takes(100.0, 0.0)), (1, IsWrong), (2, Takes(200.0, 0.0)), (3, Takes(80.0, 0.0)), (4, Takes(90.0, 0.0))];
-    let measured =
-        |m, median_us| Trial { config: config(m), verdict: Verdict::Measured { median_us, utilisation: None } };
-    let failed = |m| Trial { config: config(m), verdict: Verdict::Failed { reason: "before".into() } };
+    let known = |m, verdict| Trial { config: config(m), verdict };
+    let measured = |m, median_us| {
+        known(m, Verdict::Measured { median_us, utilisation: None, over_default: None, was_brief: false })
+    };
+    let failed = |m| known(m, Verdict::Failed { reason: "before".into() });
     let known = [failed(1), measured(2, 200.0), measured(3, 80.0), measured(64, 100.0)];
     let mut bench = FakeBench::new(&behaviours);
     let report = run_with(&mut bench, &[64, 1, 2, 3, 4], &known, Duration::from_secs(60), usize::MAX);

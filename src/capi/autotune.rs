@@ -104,7 +104,7 @@ pub unsafe extern "C" fn flashtune_autotune(
         }
         let mut observer = |event: Event| match event {
             Event::Progress(progress) => report(&params, &progress),
-            Event::Trial(_) => ControlFlow::Continue(()),
+            Event::Trial(_) | Event::PassedOver(_) => ControlFlow::Continue(()),
         };
         context.engine.autotune(&problem, &options, &mut observer).map(drop)
     })

@@ -315,8 +315,10 @@ mod tests {
     #[test]
     fn what_is_measured_has_not_failed() {
         let (machine, device) = (Machine::new(Err("no folder".into())), Device::typical(Arch::Sm(9, 0)).unwrap());
-        let works =
-            |trial: &Trial| Trial { verdict: Verdict::Measured { median_us: 1.0, utilisation: None }, ..trial.clone() };
+        let works = |trial: &Trial| Trial {
+            verdict: Verdict::Measured { median_us: 1.0, utilisation: None, over_default: None, was_brief: false },
+            ..trial.clone()
+        };
         let other = failed(32, |reason| Verdict::Failed { reason });
         machine.note("id", &PROBLEM, &device, &other);
         for trial in

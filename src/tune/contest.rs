@@ -4,7 +4,7 @@
 //! It only decides; `search` runs the candidates. Each candidate is compared with the default's
 //! samples of the same laps, so that late joiners and a slower clock change nothing.
 
-use super::outcome::{Outcome, Timed};
+use super::outcome::{Outcome, Timed, Trial, Verdict};
 use super::timing::{self, Samples};
 use super::utilisation::Floor;
 use crate::config::Config;
@@ -39,6 +39,13 @@ pub struct Contender {
     pub samples: Samples,
 }
 
+impl Contender {
+    /// Whether it dropped out while it qualified. Its few laps may all be odd.
+    fn was_brief(&self) -> bool {
+        self.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum()
+    }
+}
+
 pub struct Contest {
     pub contenders: Vec<Contender>,
     /// Right, but too slow to be measured to the end.
@@ -51,15 +58,24 @@ impl Contest {
         Contest { contenders: Vec::new(), dropped: Vec::new(), floor }
     }
 
-    pub fn timed(&self, contender: &Contender) -> Timed {
+    pub fn trial(&self, contender: &Contender) -> Trial {
+        let Timed { config, median_us, utilisation } = self.timed(contender);
+        let default = self.contenders.iter().find(|other| other.is_default);
+        let over_default = default.map(|default| timing::ratio(&contender.samples, &default.samples));
+        let over_default = over_default.filter(|ratio| ratio.is_finite());
+        let was_brief = contender.was_brief();
+        Trial { config, verdict: Verdict::Measured { median_us, utilisation, over_default, was_brief } }
+    }
+
+    fn timed(&self, contender: &Contender) -> Timed {
         let Contender { config, samples, .. } = contender;
         let utilisation = samples.utilisation(self.floor);
         Timed { config: config.clone(), median_us: samples.median_us(), utilisation }
     }
 
-    /// Removes the candidates that do not survive the round, or may not win, and returns them with
-    /// their times.
-    pub fn halve(&mut self, round: &Round) -> Vec<Timed> {
+    /// Removes the candidates that do not survive the round, or may not win, and returns their
+    /// trials.
+    pub fn halve(&mut self, round: &Round) -> Vec<Trial> {
         let scores = self.scores();
         let mut sorted = scores.clone();
         sorted.sort_by(f64::total_cmp);
@@ -73,9 +89,9 @@ impl Contest {
             score > limit && contender.samples.count() > 0 && !contender.is_default
         });
         let slow: Vec<Contender> = slow.collect();
-        let timed = slow.iter().map(|contender| self.timed(contender)).collect();
+        let trials = slow.iter().map(|contender| self.trial(contender)).collect();
         self.dropped.extend(slow);
-        timed
+        trials
     }
 
     pub fn best(&self) -> Option<(&Config, Duration)> {
@@ -109,10 +125,7 @@ impl Contest {
         // A candidate that dropped out early counts only if no other lasted longer: its few laps
         // may all be odd.
         let others = self.contenders.iter().chain(&self.dropped).filter(|other| may_win(other));
-        let others = others.map(|other| {
-            let was_brief = other.samples.count() <= QUALIFYING.iter().map(|round| round.samples).sum();
-            (was_brief, timing::ratio(&other.samples, &winner.samples), other)
-        });
+        let others = others.map(|other| (other.was_brief(), timing::ratio(&other.samples, &winner.samples), other));
         let runner_up = others
             .filter(|(_, ratio, _)| ratio.is_finite())
             .min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))

@@ -26,6 +26,13 @@ pub enum Verdict {
         /// See `utilisation`; None where it is not known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         utilisation: Option<f64>,
+        /// Its time over the default's, in the laps in which both ran. Medians of candidates that
+        /// ran in different laps do not compare.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        over_default: Option<f64>,
+        /// It dropped out after a few laps, which may all be odd.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        was_brief: bool,
     },
 }
 
@@ -72,7 +79,10 @@ mod tests {
             trial(Family::Sm90, Verdict::Failed { reason: why() }),
             trial(Family::Sm90, Verdict::FailedHere { reason: why() }),
             trial(Family::Sm80, Verdict::Failed { reason: why() }),
-            trial(Family::Sm80, Verdict::Measured { median_us: 1.0, utilisation: None }),
+            trial(
+                Family::Sm80,
+                Verdict::Measured { median_us: 1.0, utilisation: None, over_default: None, was_brief: false },
+            ),
         ];
         assert_eq!(measured_families(&trials), [Family::Sm80].into());
     }

@@ -7,7 +7,7 @@
 //! stay. The observer receives each trial as soon as it ends.
 
 use super::contest::{Contender, Contest, FINAL, QUALIFYING, Round};
-use super::outcome::{Outcome, Timed, Trial, Verdict};
+use super::outcome::{Outcome, Trial, Verdict};
 use super::progress::{Phase, Progress};
 use super::timing::Samples;
 use super::utilisation::Floor;
@@ -71,6 +71,8 @@ pub type Observer<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
 pub enum Event<'a> {
     Progress(Progress<'a>),
     Trial(&'a Trial),
+    /// The trial of an earlier run, because of which this run does not try its config.
+    PassedOver(&'a Trial),
 }
 
 /// The share of the time limit after which no further compilation begins.
@@ -127,18 +129,26 @@ struct Run<'a, 'b> {
     is_clean: bool,
 }
 
-impl Run<'_, '_> {
+impl<'a> Run<'a, '_> {
     /// Builds, checks and warms up the configs that this run has not tried. Returns false if there
     /// are none.
     fn admit(&mut self, bench: &mut dyn Bench, configs: &[Config]) -> Result<bool> {
         let is_first = self.tried.is_empty();
-        let fresh: Vec<Config> = configs
-            .iter()
-            .filter(|config| !self.tried.contains(config) && (self.is_default(config) || !self.is_hopeless(config)))
-            .take(if is_first { usize::MAX } else { NEIGHBOURS })
-            .cloned()
-            .collect();
-        self.tried.extend(fresh.iter().cloned());
+        let most = if is_first { usize::MAX } else { NEIGHBOURS };
+        let mut fresh: Vec<Config> = Vec::new();
+        for config in configs {
+            if fresh.len() == most {
+                break;
+            }
+            if self.tried.contains(config) {
+                continue;
+            }
+            self.tried.push(config.clone());
+            match self.hopeless(config).filter(|_| !self.is_default(config)) {
+                Some(trial) => continue_or_cancel((self.observer)(Event::PassedOver(trial)))?,
+                None => fresh.push(config.clone()),
+            }
+        }
         if fresh.is_empty() {
             return Ok(false);
         }
@@ -152,11 +162,11 @@ impl Run<'_, '_> {
         Some(config) == self.request.candidates.first()
     }
 
-    /// Whether an earlier run found that the config fails or is slow.
-    fn is_hopeless(&self, config: &Config) -> bool {
+    /// The trial by which an earlier run found that the config fails or is slow.
+    fn hopeless(&self, config: &Config) -> Option<&'a Trial> {
         let known = self.request.known;
         let best_us = known.iter().filter_map(Trial::median_us).fold(f64::INFINITY, f64::min);
-        known.iter().filter(|trial| trial.config == *config).any(|trial| match trial.verdict {
+        known.iter().filter(|trial| trial.config == *config).find(|trial| match trial.verdict {
             Verdict::Failed { .. } | Verdict::FailedHere { .. } => true,
             Verdict::Measured { median_us, .. } => median_us > KNOWN_SLOW * best_us,
         })
@@ -261,7 +271,7 @@ impl Run<'_, '_> {
                 self.report(Phase::Measure, done, total)?;
             }
             for dropped in self.contest.halve(round) {
-                self.report_measured(dropped)?;
+                self.report_trial(&dropped)?;
             }
         }
         Ok(())
@@ -294,9 +304,9 @@ impl Run<'_, '_> {
 
     fn finish(mut self) -> Result<Outcome> {
         let measured = self.contest.contenders.iter().filter(|contender| contender.samples.count() > 0);
-        let measured: Vec<_> = measured.map(|contender| self.contest.timed(contender)).collect();
-        for timed in measured {
-            self.report_measured(timed)?;
+        let measured: Vec<_> = measured.map(|contender| self.contest.trial(contender)).collect();
+        for trial in measured {
+            self.report_trial(&trial)?;
         }
         let why = self.first_failure.unwrap_or_else(|| "there was no candidate to try".to_owned());
         self.contest.decide().ok_or_else(|| Error::new(Status::Unsupported, format!("no candidate works: {why}")))
@@ -317,13 +327,8 @@ impl Run<'_, '_> {
         continue_or_cancel((self.observer)(Event::Progress(progress)))
     }
 
-    fn report_measured(&mut self, timed: Timed) -> Result<()> {
-        let Timed { config, median_us, utilisation } = timed;
-        self.report_trial(config, Verdict::Measured { median_us, utilisation })
-    }
-
-    fn report_trial(&mut self, config: Config, verdict: Verdict) -> Result<()> {
-        continue_or_cancel((self.observer)(Event::Trial(&Trial { config, verdict })))
+    fn report_trial(&mut self, trial: &Trial) -> Result<()> {
+        continue_or_cancel((self.observer)(Event::Trial(trial)))
     }
 
     fn fail(&mut self, config: &Config, fault: Fault) -> Result<()> {
@@ -339,7 +344,7 @@ impl Run<'_, '_> {
         };
         self.failed += 1;
         self.first_failure.get_or_insert(failure);
-        self.report_trial(config.clone(), verdict)?;
+        self.report_trial(&Trial { config: config.clone(), verdict })?;
         end.map_or(Ok(()), Err)
     }
 }
@@ -368,5 +373,63 @@ fn continue_or_cancel(flow: ControlFlow<()>) -> Result<()> {
         ControlFlow::Break(()) => {
             Err(Error::new(Status::Cancelled, "tuning was stopped; finished measurements are kept"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Family;
+    use crate::problem::{Dtype, Pass};
+
+    /// Each config takes `block_m` microseconds.
+    struct Steady;
+
+    impl Bench for Steady {
+        fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
+            for index in 0..configs.len() {
+                assert!(done(index, Ok(0)).is_continue());
+            }
+        }
+
+        fn check(&mut self, _: &Config) -> Result<f64, Fault> {
+            Ok(0.0)
+        }
+
+        fn sample(&mut self, config: &Config) -> Result<Elapsed, Fault> {
+            let us = config.get("block_m").unwrap_or_default();
+            Ok(Elapsed { time: Duration::from_micros(us.into()), sm_clock_hz: None })
+        }
+    }
+
+    #[test]
+    fn each_candidate_is_reported_once_with_its_ratio_or_the_trial_that_speaks_against_it() {
+        let config = |us| Config::new(Family::Cpu, [("block_m", us)]);
+        let failed = Trial { config: config(1), verdict: Verdict::Failed { reason: "wrong".into() } };
+        let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, 16, 8);
+        let candidates = [config(100), config(1), config(80), config(300)];
+        let request = Request {
+            problem: &problem,
+            candidates: &candidates,
+            neighbours: &|_| vec![config(1), config(80)],
+            known: std::slice::from_ref(&failed),
+            time_limit: Duration::from_secs(60),
+            floor: None,
+        };
+        let (mut ratios, mut passed_over) = (Vec::new(), Vec::new());
+        let outcome = search(&mut Steady, &request, &mut |event| {
+            match event {
+                Event::Trial(Trial { config, verdict: Verdict::Measured { over_default, .. } }) => {
+                    ratios.push((config.get("block_m"), *over_default));
+                }
+                Event::PassedOver(trial) => passed_over.push(trial.clone()),
+                Event::Trial(_) | Event::Progress(_) => {}
+            }
+            ControlFlow::Continue(())
+        });
+        ratios.sort_by_key(|(block_m, _)| *block_m);
+        assert_eq!(ratios, [(Some(80), Some(0.8)), (Some(100), Some(1.0)), (Some(300), Some(3.0))]);
+        assert_eq!(passed_over, [failed]);
+        assert_eq!(outcome.map(|outcome| outcome.winner.config).ok(), Some(config(80)));
     }
 }

@@ -161,7 +161,7 @@ impl Pass<'_> {
             match event {
                 Event::Progress(progress) => display.step(name, &progress),
                 Event::Trial(trial) if self.verbose => display.line(&trial_line(trial)),
-                Event::Trial(_) => {}
+                Event::Trial(_) | Event::PassedOver(_) => {}
             }
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -211,7 +211,7 @@ fn summary(name: &str, record: &Record) -> String {
 fn trial_line(trial: &Trial) -> String {
     let config = &trial.config;
     match &trial.verdict {
-        Verdict::Measured { median_us, utilisation: u } => {
+        Verdict::Measured { median_us, utilisation: u, .. } => {
             format!("  {median_us:.1} us{}, {config}", utilisation(*u))
         }
         Verdict::Failed { reason } | Verdict::FailedHere { reason } => format!("  failed: {config}: {reason}"),
