@@ -44,7 +44,7 @@ pub use plans::Plan;
 pub use range::{MOST_VARIANTS, Optional, Range, Sizes};
 pub use ranges::{MOST_KERNELS, Prepared};
 pub use record::Record;
-pub use review::review;
+pub use review::{MOST_SPREAD, review};
 pub use store::Store;
 
 use crate::config::Config;

@@ -16,11 +16,11 @@ use crate::problem::Problem;
 use crate::tune::{Outcome, Timed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// No launch is shorter, and no measurement longer than three hours.
-const LEAST_US: f64 = 0.01;
-const MOST_US: f64 = 1e10;
+/// Microseconds of a measurement: no launch is shorter, and no run longer than three hours.
+pub const PLAUSIBLE_US: RangeInclusive<f64> = 0.01..=1e10;
 /// Some hundred times what a GPU of 2025 does in 16 bits.
 const MOST_FLOPS: f64 = 1e18;
 const MOST_RATIO: f64 = 100.0;
@@ -130,17 +130,17 @@ impl Record {
 
     /// An error if its figures cannot come from a measurement.
     fn require_plausible(&self) -> Result<(), String> {
-        let within = |name: &str, value: f64, least: f64, most: f64| match (least..=most).contains(&value) {
+        let within = |name: &str, value: f64, range: RangeInclusive<f64>| match range.contains(&value) {
             true => Ok(()),
-            false => Err(format!("{name} is {value:e}; it must be from {least} to {most}")),
+            false => Err(format!("{name} is {value:e}; it must be from {} to {}", range.start(), range.end())),
         };
-        let time = |name: &str, us: Option<f64>| us.map_or(Ok(()), |us| within(name, us, LEAST_US, MOST_US));
+        let time = |name: &str, us: Option<f64>| us.map_or(Ok(()), |us| within(name, us, PLAUSIBLE_US));
         time("median_us", Some(self.median_us))?;
         time("default_us", self.default_us)?;
         time("the runner-up's median_us", self.runner_up.as_ref().map(|timed| timed.median_us))?;
-        within("spread", self.spread, 0.0, MOST_RATIO)?;
-        within("check_error", self.check_error, 0.0, MOST_RATIO)?;
-        within("utilisation", self.utilisation.unwrap_or(0.0), 0.0, MOST_RATIO)?;
+        within("spread", self.spread, 0.0..=MOST_RATIO)?;
+        within("check_error", self.check_error, 0.0..=MOST_RATIO)?;
+        within("utilisation", self.utilisation.unwrap_or(0.0), 0.0..=MOST_RATIO)?;
         let rate = self.problem.flops() / self.median_us * 1e6;
         match rate <= MOST_FLOPS {
             true => Ok(()),

@@ -50,7 +50,7 @@ const CPU_FLOPS_PER_CYCLE: u32 = 64;
 /// cuEventElapsedTime).
 const LEAST_GPU_US: f64 = 0.5;
 /// Half the interquartile range over the median. On a GPU without other work it stays below 0.05.
-const MOST_SPREAD: f64 = 0.2;
+pub const MOST_SPREAD: f64 = 0.2;
 /// A winner may be behind others by the noise between laps. In the shipped records it is by 2 %.
 const MOST_BEHIND: f64 = 1.2;
 /// The ceiling's clock is measured, with an error of a few percent.

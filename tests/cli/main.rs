@@ -13,6 +13,7 @@ mod environment;
 mod pack;
 mod records;
 mod render;
+mod report;
 mod usage;
 mod verify;
 mod worker;

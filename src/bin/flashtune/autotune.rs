@@ -7,8 +7,11 @@ use crate::failure::{Failure, print_json, usage};
 use crate::problems;
 use crate::progress::Display;
 use crate::records::MAX_FILE_BYTES;
+use crate::report;
+use crate::tuning_log::{Candidate, Entry, Log, Run};
 use flashtune::device::Arch;
 use flashtune::error::Status;
+use flashtune::family;
 use flashtune::files;
 use flashtune::plan::{Engine, Record, key, record};
 use flashtune::problem::{Dtype, Problem};
@@ -40,6 +43,12 @@ pub struct Args {
     /// Add this run's records to a file, for shipping or for other machines
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Keep all candidates of each problem in a file, for `flashtune report --log FILE`
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Write a page of this run's problems and their candidates, as `flashtune report` does
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// Measure problems again that have a record
     #[arg(long)]
     retune: bool,
@@ -71,6 +80,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let device = args.device.unwrap_or_default();
     let engine = device.engine()?;
+    let mut log = args.log.as_deref().map(Log::open).transpose().map_err(Failure::Failed)?;
+    args.report.as_deref().map_or(Ok(()), report::require_place)?;
     let stop = stop_on_signal()?;
     let mut pass = Pass {
         engine: &engine,
@@ -82,28 +93,44 @@ pub fn run(args: Args) -> Result<(), Failure> {
         verbose: args.verbose,
     };
     let display = Display::new(problems.len());
-    let (mut records, mut failures, mut left) = (Vec::new(), 0, 0);
+    let (mut records, mut entries, mut failures, mut left) = (Vec::new(), Vec::new(), 0, 0);
+    let mut lost = None;
     for (index, problem) in problems.iter().enumerate() {
         let name = key::record_key(problem);
-        match pass.tune(problem, &name, &display) {
+        let (tuned, run) = pass.tune(problem, &name, &display);
+        let entry = match tuned {
             Tuned::Record(record) => {
                 display.finish_one(index, &summary(&name, &record));
                 if args.json {
                     print_json(&record)?;
                 }
-                records.push(*record);
+                records.push(Record::clone(&record));
+                Entry { run, ..Entry::of_record(*record) }
             }
             Tuned::Failed(reason) => {
                 failures += 1;
                 display.finish_one(index, &format!("{name}: failed: {reason}"));
+                Entry { run, ..Entry::failed(problem, engine.backend().device(), reason) }
             }
-            Tuned::Stopped => left += 1,
+            Tuned::Stopped => {
+                left += 1;
+                continue;
+            }
+        };
+        // Tuning goes on, since records are worth more than their log.
+        if let Some(Err(reason)) = log.as_mut().map(|log| log.add(&entry)) {
+            display.line(&format!("the log was not written: {reason}"));
+            lost = Some(Failure::Failed(format!("the log was not written: {reason}")));
         }
+        entries.push(entry);
     }
     display.end();
     let tuned = records.len();
     if let Some(path) = &args.output {
         add_to(path, records)?;
+    }
+    if let Some(path) = args.report.as_deref().filter(|_| !entries.is_empty()) {
+        lost = report::of_run(&engine, entries, path).err().or(lost);
     }
     let over = match (left, pass.stop.load(Ordering::Relaxed)) {
         (0, _) => "",
@@ -122,7 +149,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Err(reason) if tuned > 0 && args.output.is_none() => {
                 Err(Failure::NotKept(format!("the records are lost with this process: {reason}")))
             }
-            _ => Ok(()),
+            _ => lost.map_or(Ok(()), Err),
         },
         (0, true) => Err(Failure::Failed("stopped by a signal; finished records are kept".into())),
         (_, _) => Err(Failure::Failed(format!("{failures} problems failed"))),
@@ -147,28 +174,40 @@ enum Tuned {
 }
 
 impl Pass<'_> {
-    fn tune(&mut self, problem: &Problem, name: &str, display: &Display) -> Tuned {
+    /// The result, and what the run tells beside it; None if nothing was measured.
+    fn tune(&mut self, problem: &Problem, name: &str, display: &Display) -> (Tuned, Option<Run>) {
         let left = self.budget.map(|budget| budget.saturating_sub(self.started.elapsed()));
         if self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero()) {
-            return Tuned::Stopped;
+            return (Tuned::Stopped, None);
         }
         let options = TuneOptions {
             time_limit: left.unwrap_or(DEFAULT_TIME_LIMIT).min(DEFAULT_TIME_LIMIT),
             retune: self.retune,
             worker: self.worker(),
         };
+        let (begun, mut candidates) = (Instant::now(), Vec::new());
         let tuned = self.engine.autotune(problem, &options, &mut |event| {
             match event {
                 Event::Progress(progress) => display.step(name, &progress),
-                Event::Trial(trial) if self.verbose => display.line(&trial_line(trial)),
-                Event::Trial(_) | Event::PassedOver(_) => {}
+                Event::Trial(trial) => {
+                    if self.verbose {
+                        display.line(&trial_line(trial));
+                    }
+                    candidates.push(Candidate { trial: trial.clone(), earlier_run: false });
+                }
+                Event::PassedOver(trial) => candidates.push(Candidate { trial: trial.clone(), earlier_run: true }),
             }
             if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
+        let run = (!candidates.is_empty()).then(|| {
+            // A candidate was tried, so the device runs the problem.
+            let default = family::heuristic(&key::canonical(problem), self.engine.backend().device());
+            Run::new(default, candidates, begun.elapsed())
+        });
         match tuned {
-            Ok(record) => Tuned::Record(Box::new(record)),
-            Err(error) if error.status == Status::Cancelled => Tuned::Stopped,
-            Err(error) => Tuned::Failed(error.message),
+            Ok(record) => (Tuned::Record(Box::new(record)), run),
+            Err(error) if error.status == Status::Cancelled => (Tuned::Stopped, None),
+            Err(error) => (Tuned::Failed(error.message), run),
         }
     }
 

@@ -19,7 +19,9 @@ mod problems;
 mod progress;
 mod records;
 mod render;
+mod report;
 mod shell;
+mod tuning_log;
 mod verify;
 mod worker;
 
@@ -53,6 +55,8 @@ enum Command {
     Pack(pack::Args),
     /// List, export, import and verify tuning records; show how well they predict one another
     Records(records::Args),
+    /// Write one HTML page of what was tuned: candidates, times, limits, winners and reasons
+    Report(report::Args),
     /// Time the config that a problem gets
     Bench(bench::Args),
     /// Print a completion script for a shell
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Command::RenderKvAppend(args) => render::run_kv_append(args),
         Command::Pack(args) => pack::run(args),
         Command::Records(args) => records::run(args),
+        Command::Report(args) => report::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => shell::completions(args, Cli::command()),
         Command::Man(args) => shell::man(args, Cli::command()),

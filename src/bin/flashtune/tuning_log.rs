@@ -1,0 +1,268 @@
+//! The log of `autotune --log`: each problem with all its candidates, as lines of JSON.
+//!
+//! A record keeps the winner alone, for lookups and for shipping. A log keeps what a person wants
+//! to see afterwards, with the day, and no lookup reads it. `report` shows it. An entry's record is
+//! read as strictly as a line of a record file.
+
+use crate::records::MAX_FILE_BYTES;
+use flashtune::config::Config;
+use flashtune::device::{Arch, Device};
+use flashtune::family;
+use flashtune::files;
+use flashtune::plan::{Record, key, record};
+use flashtune::problem::Problem;
+use flashtune::tune::{Trial, Verdict};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Changes when an entry's meaning does.
+const VERSION: u32 = 1;
+
+/// Those of times that are plausible.
+const PLAUSIBLE_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
+
+/// One problem on one device.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub device: String,
+    pub arch: Arch,
+    pub sm_count: u32,
+    pub problem: Problem,
+    pub result: Result<Box<Record>, String>,
+    /// What the run tells beside its result; None if no candidate was tried, or none was kept.
+    pub run: Option<Run>,
+}
+
+/// What a tuning run did for one problem.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Seconds since 1970, in UTC.
+    pub ended_at: u64,
+    pub took: Duration,
+    /// The heuristic's config.
+    pub default: Config,
+    pub candidates: Vec<Candidate>,
+}
+
+/// A config that the run tried, or that it passed over because of an earlier run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Candidate {
+    #[serde(flatten)]
+    pub trial: Trial,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub earlier_run: bool,
+}
+
+/// An entry as it is written.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    flashtune_log: u32,
+    key: String,
+    device: String,
+    arch: Arch,
+    sm_count: u32,
+    problem: Problem,
+    /// One of these two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    record: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<RunLine>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RunLine {
+    ended_at: u64,
+    seconds: f64,
+    default: Config,
+    candidates: Vec<Candidate>,
+}
+
+impl Entry {
+    pub fn of_record(record: Record) -> Entry {
+        Entry {
+            device: record.device.clone(),
+            arch: record.arch,
+            sm_count: record.sm_count,
+            problem: record.problem,
+            result: Ok(Box::new(record)),
+            run: None,
+        }
+    }
+
+    /// A problem without a winner.
+    pub fn failed(problem: &Problem, device: &Device, reason: String) -> Entry {
+        Entry {
+            device: device.name.clone(),
+            arch: device.arch,
+            sm_count: device.sm_count,
+            problem: *problem,
+            result: Err(reason),
+            run: None,
+        }
+    }
+
+    /// The device and the problem: a log has one entry for each, as a file of records does.
+    pub fn id(&self) -> String {
+        let device = key::device_key_of(self.arch, &self.device, self.sm_count);
+        format!("{device} | {}", key::record_key(&self.problem))
+    }
+
+    /// Reads one line; the error says why it is no entry.
+    pub fn from_line(text: &str) -> Result<Entry, String> {
+        let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        match value.get("flashtune_log").map(Value::as_u64) {
+            Some(Some(version)) if version == u64::from(VERSION) => {}
+            Some(_) => return Err("it is of a log of another version of flashtune".to_owned()),
+            None if value.get("config").is_some() => {
+                return Err("it is a record, not an entry of a tuning log".to_owned());
+            }
+            None => return Err("it is no entry of a tuning log".to_owned()),
+        }
+        let line: Line = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        line.problem.validate().map_err(|error| error.message)?;
+        let result = match (&line.record, line.failure) {
+            (Some(record), None) => Ok(Box::new(Record::from_line(&record.to_string())?)),
+            (None, Some(reason)) => Err(reason),
+            _ => return Err("it must have either a record or a failure".to_owned()),
+        };
+        let (device, arch, sm_count) = (line.device, line.arch, line.sm_count);
+        let entry = Entry { device, arch, sm_count, problem: line.problem, result, run: line.run.map(Run::from) };
+        let id = entry.id();
+        if entry.result.as_ref().is_ok_and(|record| record.id() != id) {
+            return Err("its record is of another problem or device".to_owned());
+        }
+        entry.with_younger_knobs().require_plausible()
+    }
+
+    pub fn to_line(&self) -> Result<String, String> {
+        let record = match &self.result {
+            Ok(record) => Some(serde_json::to_value(record).map_err(|error| error.to_string())?),
+            Err(_) => None,
+        };
+        let line = Line {
+            flashtune_log: VERSION,
+            key: key::record_key(&self.problem),
+            device: self.device.clone(),
+            arch: self.arch,
+            sm_count: self.sm_count,
+            problem: self.problem,
+            record,
+            failure: self.result.as_ref().err().cloned(),
+            run: self.run.clone().map(RunLine::from),
+        };
+        serde_json::to_string(&line).map_err(|error| error.to_string())
+    }
+
+    /// As in records, so that the winner is found among the candidates.
+    fn with_younger_knobs(mut self) -> Entry {
+        let pass = self.problem.pass;
+        if let Some(run) = &mut self.run {
+            run.default = family::with_younger_knobs(run.default.clone(), pass);
+            for candidate in &mut run.candidates {
+                let trial = &mut candidate.trial;
+                trial.config = family::with_younger_knobs(trial.config.clone(), pass);
+            }
+        }
+        self
+    }
+
+    fn require_plausible(self) -> Result<Entry, String> {
+        for candidate in self.run.iter().flat_map(|run| &run.candidates) {
+            let Verdict::Measured { median_us, over_default, .. } = candidate.trial.verdict else { continue };
+            if !record::PLAUSIBLE_US.contains(&median_us) {
+                let (least, most) = (record::PLAUSIBLE_US.start(), record::PLAUSIBLE_US.end());
+                return Err(format!("a candidate's median_us is {median_us:e}; it must be from {least} to {most}"));
+            }
+            if over_default.is_some_and(|ratio| !PLAUSIBLE_RATIO.contains(&ratio)) {
+                return Err("a candidate's over_default is not that of a measurement".to_owned());
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl Run {
+    pub fn new(default: Config, candidates: Vec<Candidate>, took: Duration) -> Run {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Run { ended_at: since.as_secs(), took, default, candidates }
+    }
+}
+
+impl From<RunLine> for Run {
+    fn from(line: RunLine) -> Run {
+        let took = Duration::try_from_secs_f64(line.seconds).unwrap_or_default();
+        Run { ended_at: line.ended_at, took, default: line.default, candidates: line.candidates }
+    }
+}
+
+impl From<Run> for RunLine {
+    fn from(run: Run) -> RunLine {
+        // A tenth of a second is enough for people.
+        let seconds = (run.took.as_secs_f64() * 10.0).round() / 10.0;
+        RunLine { ended_at: run.ended_at, seconds, default: run.default, candidates: run.candidates }
+    }
+}
+
+/// The entries of a text of lines; for each other line its number and why it is none.
+pub fn read_lines(text: &str) -> (Vec<Entry>, Vec<(usize, String)>) {
+    let (mut entries, mut ignored) = (Vec::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        match Entry::from_line(line) {
+            Ok(entry) => entries.push(entry),
+            Err(reason) => ignored.push((number, reason)),
+        }
+    }
+    (entries, ignored)
+}
+
+/// The file of `--log` during a run. It is whole after each problem, so a killed run loses one.
+pub struct Log {
+    path: PathBuf,
+    /// By id, whether the entry has a record, and its line.
+    lines: BTreeMap<String, (bool, String)>,
+}
+
+impl Log {
+    /// Reads the log that is there. A file of anything else stays as it is, and that is an error.
+    pub fn open(path: &Path) -> Result<Log, String> {
+        let named = |reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
+        let text = match files::read_text(path, MAX_FILE_BYTES) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(named(&error)),
+        };
+        let mut lines = BTreeMap::new();
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+            let entry = Entry::from_line(line).map_err(|reason| named(&format_args!("line {number}: {reason}")))?;
+            lines.insert(entry.id(), (entry.result.is_ok(), line.to_owned()));
+        }
+        let log = Log { path: path.to_owned(), lines };
+        // A folder that is not there shows before hours of tuning.
+        log.publish()?;
+        Ok(log)
+    }
+
+    /// Adds the entry in place of that of its id. A record that is there stays if this run failed
+    /// or measured nothing.
+    pub fn add(&mut self, entry: &Entry) -> Result<(), String> {
+        let id = entry.id();
+        let has_news = entry.result.is_ok() && entry.run.is_some();
+        if !has_news && self.lines.get(&id).is_some_and(|(has_record, _)| *has_record) {
+            return Ok(());
+        }
+        self.lines.insert(id, (entry.result.is_ok(), entry.to_line()?));
+        self.publish()
+    }
+
+    fn publish(&self) -> Result<(), String> {
+        let text: String = self.lines.values().flat_map(|(_, line)| [line, "\n"]).collect();
+        files::publish(&self.path, text.as_bytes()).map_err(|error| format!("{}: {error}", self.path.display()))
+    }
+}
