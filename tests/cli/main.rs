@@ -8,6 +8,7 @@ mod program;
 #[path = "../source_tree/mod.rs"]
 mod source_tree;
 
+mod browser;
 mod doctor;
 mod environment;
 mod pack;
