@@ -126,6 +126,10 @@ def cargo_tests(tally):
     tally.add(passed, failed)
     if not passed or (status and not failed):
         tally.check("cargo's tests ran to their end", False, f"exit status {status}")
+    if shutil.which("cargo-nextest"):
+        # nextest runs no examples in documentation.
+        status, output = run(["cargo", "test", "--locked", "--doc", "attention"], **environment)
+        tally.check("the examples in the crate's documentation", status == 0 and libtest_counts(output)[0] > 0)
 
 
 def strip_colour(text):
@@ -205,6 +209,8 @@ def find_python():
 def lints(tally):
     tally.check("cargo fmt", run(["cargo", "fmt", "--check"])[0] == 0)
     tally.check("cargo clippy", run(["cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"])[0] == 0)
+    status, _ = run(["cargo", "doc", "--locked", "--no-deps", "--lib"], RUSTDOCFLAGS="-D warnings")
+    tally.check("cargo doc", status == 0)
 
 
 def dependencies(tally):

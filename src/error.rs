@@ -5,9 +5,11 @@
 
 use std::fmt;
 
+/// The kind of a failure. The numbers are those of the C header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Status {
+    /// No failure. No [`Error`] has it.
     Ok = 0,
     /// An argument is wrong; the message names it, its value and what is allowed.
     InvalidArgument = 1,
@@ -23,7 +25,9 @@ pub enum Status {
     CompileFailed = 6,
     /// The CUDA driver returned an error.
     Cuda = 7,
+    /// Host or device memory ran out, or the system refused a thread.
     OutOfMemory = 8,
+    /// The workspace has fewer bytes than the call needs.
     WorkspaceTooSmall = 9,
     /// A file could not be read or written.
     Io = 10,
@@ -33,12 +37,38 @@ pub enum Status {
     Internal = 12,
 }
 
+impl Status {
+    /// The status of a number of the C face.
+    pub(crate) fn from_number(number: i32) -> Status {
+        use Status::*;
+        let known = [
+            Ok,
+            InvalidArgument,
+            Unsupported,
+            NotPrepared,
+            NoDevice,
+            NoCompiler,
+            CompileFailed,
+            Cuda,
+            OutOfMemory,
+            WorkspaceTooSmall,
+            Io,
+            Cancelled,
+        ];
+        known.into_iter().find(|status| *status as i32 == number).unwrap_or(Internal)
+    }
+}
+
+/// A failure: what kind it is, and one sentence that names the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
+    /// The kind of failure.
     pub status: Status,
+    /// The reason.
     pub message: String,
 }
 
+/// A value or an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// Modules from the top of the flow down. Modules on one line are beside each other and may not
 /// import one another. The last line holds the leaves, which may import only each other.
 const LAYERS: &[&[&str]] = &[
-    &["xla"],
+    &["attention", "xla"],
     &["capi"],
     &["plan"],
     &["tune"],
