@@ -593,13 +593,25 @@ typedef struct flashtune_pack_info {
 } flashtune_pack_info;
 
 /**
- * A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. The data is
- * borrowed for the call, on a GPU until the enqueued work is done. It is never freed.
+ * The same for a tensor that is only read. The layout and the rules are those of flashtune_tensor,
+ * but elements may overlap: a stride of 0 broadcasts, and views into one packed buffer are
+ * allowed.
+ */
+typedef struct flashtune_const_tensor {
+  const void *data;
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+} flashtune_const_tensor;
+
+/**
+ * A view of a (batch, seqlen, heads, dim) tensor that is written. Its last dimension is
+ * contiguous. The data is borrowed for the call, on a GPU until the enqueued work is done. It is
+ * never freed.
  *
  * Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
- * ignored. Inputs may have any stride: 0 broadcasts, and views into one packed buffer are allowed.
- * No two elements of an output may overlap. With the dimensions sorted by stride, each stride must
- * be larger than the distance to the last element of the dimensions before it.
+ * ignored. No two elements may overlap. With the dimensions sorted by stride, each stride must be
+ * larger than the distance to the last element of the dimensions before it.
  *
  * data is device memory on a CUDA context and host memory on a CPU context, aligned to its
  * element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
@@ -617,20 +629,15 @@ typedef struct flashtune_tensor {
 } flashtune_tensor;
 
 /**
- * A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score.
- * Lifetime, memory and NULL rules are those of flashtune_tensor.
- *
- * Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
- * dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
- * varlen, elements past a sequence's last query or key are neither read nor written.
+ * The same for a tensor that is only read. The layout is that of flashtune_scores_tensor.
  */
-typedef struct flashtune_scores_tensor {
-  void *data;
+typedef struct flashtune_const_scores_tensor {
+  const void *data;
   int64_t stride_batch;
   int64_t stride_head;
   int64_t stride_seqlen_q;
   int64_t stride_seqlen_k;
-} flashtune_scores_tensor;
+} flashtune_const_scores_tensor;
 
 /**
  * Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
@@ -805,16 +812,16 @@ typedef struct flashtune_forward_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q, q and all other
    * tensors of queries are (total_q, heads, dim), and stride_batch is ignored.
    */
-  struct flashtune_tensor q;
+  struct flashtune_const_tensor q;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k, k and all other
    * tensors of keys are (total_k, heads, dim), and stride_batch is ignored.
    */
-  struct flashtune_tensor k;
+  struct flashtune_const_tensor k;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
    */
-  struct flashtune_tensor v;
+  struct flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
    */
@@ -868,7 +875,7 @@ typedef struct flashtune_forward_params {
   /**
    * Elements of dtype, read: added to the scores. -infinity hides a key.
    */
-  struct flashtune_scores_tensor bias;
+  struct flashtune_const_scores_tensor bias;
   /**
    * Read. With FLASHTUNE_FEATURE_MASK, elements are bytes: 0 hides a key, any other value shows
    * it.
@@ -879,7 +886,7 @@ typedef struct flashtune_forward_params {
    * words of 32 bits have this layout. Strides are in bytes, and stride_seqlen_k is 1. Bits past
    * the last key may have any value.
    */
-  struct flashtune_scores_tensor mask;
+  struct flashtune_const_scores_tensor mask;
   /**
    * fp32 (num_heads_q), read: an extra score of each query head that belongs to no key. It takes
    * its share of the softmax, adds nothing to out, and is part of lse.
@@ -1070,6 +1077,22 @@ typedef struct flashtune_plan_info {
 } flashtune_plan_info;
 
 /**
+ * A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor that is written: one element
+ * for each score. Lifetime, memory and NULL rules are those of flashtune_tensor.
+ *
+ * Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
+ * dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
+ * varlen, elements past a sequence's last query or key are neither read nor written.
+ */
+typedef struct flashtune_scores_tensor {
+  void *data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_seqlen_q;
+  int64_t stride_seqlen_k;
+} flashtune_scores_tensor;
+
+/**
  * One backward pass. A field with the name of a forward field means the same and must have the
  * value that the forward pass had. out and lse are the forward pass's results. Set the whole
  * struct to zero first, as for flashtune_forward_params.
@@ -1094,13 +1117,13 @@ typedef struct flashtune_backward_params {
   uint64_t dropout_offset;
   const uint64_t *dropout_seed_ptr;
   const uint64_t *dropout_offset_ptr;
-  struct flashtune_tensor q;
-  struct flashtune_tensor k;
-  struct flashtune_tensor v;
+  struct flashtune_const_tensor q;
+  struct flashtune_const_tensor k;
+  struct flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's out.
    */
-  struct flashtune_tensor out;
+  struct flashtune_const_tensor out;
   /**
    * fp32, contiguous, read: the forward pass's lse, in its shape. Must not be NULL.
    */
@@ -1108,7 +1131,7 @@ typedef struct flashtune_backward_params {
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
    */
-  struct flashtune_tensor dout;
+  struct flashtune_const_tensor dout;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may
    * be views into one packed buffer if no two of them share an element.
@@ -1145,8 +1168,8 @@ typedef struct flashtune_backward_params {
   int64_t window_right;
   const float *alibi_slopes;
   int64_t alibi_stride_batch;
-  struct flashtune_scores_tensor bias;
-  struct flashtune_scores_tensor mask;
+  struct flashtune_const_scores_tensor bias;
+  struct flashtune_const_scores_tensor mask;
   const float *sinks;
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
@@ -1221,7 +1244,7 @@ typedef struct flashtune_merge_params {
    * (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
    * is -infinity are not read.
    */
-  struct flashtune_tensor partial_out;
+  struct flashtune_const_tensor partial_out;
   /**
    * Elements from one partial's out to the next, at least 0. Ignored if num_partials is 1.
    */
@@ -1300,11 +1323,11 @@ typedef struct flashtune_kv_append_params {
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim), read.
    */
-  struct flashtune_tensor k_new;
+  struct flashtune_const_tensor k_new;
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
    */
-  struct flashtune_tensor v_new;
+  struct flashtune_const_tensor v_new;
   /**
    * (batch_size, seqlen_cache, num_heads_kv, head_dim), written. With block_table it is
    * (num_pages, page_size, num_heads_kv, head_dim), and stride_batch leads from one page to the
@@ -1432,7 +1455,7 @@ typedef struct flashtune_kv_append_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim) of dtype, read. All queries are rotated, also
    * those of sequences that get no keys.
    */
-  struct flashtune_tensor q;
+  struct flashtune_const_tensor q;
   /**
    * The same sizes, written: the rotated queries. It may be q itself, with the same strides.
    */

@@ -134,20 +134,38 @@ struct strides {
   std::int64_t batch = 0, seqlen = 0, head = 0;
 };
 
-// A tensor of the given strides. The data of inputs is only read, so it may be const.
-inline flashtune_tensor tensor(const void *data, strides by) {
-  return flashtune_tensor{const_cast<void *>(data), by.batch, by.seqlen, by.head};
-}
+// A tensor that is written. It may also be read, so it converts to an input.
+struct output : flashtune_tensor {
+  operator flashtune_const_tensor() const noexcept { return {data, stride_batch, stride_seqlen, stride_head}; }
+};
+
+// A tensor that is read, of either C struct.
+struct input : flashtune_const_tensor {
+  input(const flashtune_const_tensor &t) noexcept : flashtune_const_tensor(t) {}
+  input(const flashtune_tensor &t) noexcept : flashtune_const_tensor{t.data, t.stride_batch, t.stride_seqlen, t.stride_head} {}
+};
+
+// The same for tensors of scores.
+struct scores_input : flashtune_const_scores_tensor {
+  scores_input(const flashtune_const_scores_tensor &t) noexcept : flashtune_const_scores_tensor(t) {}
+  scores_input(const flashtune_scores_tensor &t) noexcept
+      : flashtune_const_scores_tensor{t.data, t.stride_batch, t.stride_head, t.stride_seqlen_q, t.stride_seqlen_k} {}
+};
+
+// A tensor of the given strides. Data that is const makes a tensor that is only read.
+inline output tensor(void *data, strides by) { return output{{data, by.batch, by.seqlen, by.head}}; }
+inline flashtune_const_tensor tensor(const void *data, strides by) { return {data, by.batch, by.seqlen, by.head}; }
 
 // A contiguous (batch, seqlen, heads, dim) tensor.
-inline flashtune_tensor dense(const void *data, std::int64_t seqlen, std::int64_t heads, std::int64_t dim) {
+template <class T>
+auto dense(T *data, std::int64_t seqlen, std::int64_t heads, std::int64_t dim) {
   return tensor(data, {seqlen * heads * dim, heads * dim, dim});
 }
 
 // One slice of a packed (batch, seqlen, slices, heads, dim) buffer. `data` is the slice's first
 // element.
-inline flashtune_tensor packed(const void *data, std::int64_t slices, std::int64_t seqlen, std::int64_t heads,
-                               std::int64_t dim) {
+template <class T>
+auto packed(T *data, std::int64_t slices, std::int64_t seqlen, std::int64_t heads, std::int64_t dim) {
   return tensor(data, {seqlen * slices * heads * dim, slices * heads * dim, dim});
 }
 
@@ -186,8 +204,8 @@ struct pass_params : zeroed<C> {
   Self &with_alibi(const float *slopes, std::int64_t stride_batch = 0) {
     return this->alibi_slopes = slopes, this->alibi_stride_batch = stride_batch, with(FLASHTUNE_FEATURE_ALIBI);
   }
-  Self &with_bias(const flashtune_scores_tensor &bias) { return this->bias = bias, with(FLASHTUNE_FEATURE_BIAS); }
-  Self &with_mask(const flashtune_scores_tensor &mask) { return this->mask = mask, with(FLASHTUNE_FEATURE_MASK); }
+  Self &with_bias(const scores_input &bias) { return this->bias = bias, with(FLASHTUNE_FEATURE_BIAS); }
+  Self &with_mask(const scores_input &mask) { return this->mask = mask, with(FLASHTUNE_FEATURE_MASK); }
   Self &with_block_mask(const flashtune_block_mask &mask) {
     return this->block_mask = mask, with(FLASHTUNE_FEATURE_BLOCK_MASK);
   }
@@ -208,7 +226,7 @@ struct pass_params : zeroed<C> {
 
 struct forward_params : pass_params<forward_params, flashtune_forward_params> {
   // lse: fp32 (batch_size, num_heads_q, seqlen_q), which a backward pass needs; NULL if not wanted.
-  forward_params &with_tensors(flashtune_tensor q, flashtune_tensor k, flashtune_tensor v, flashtune_tensor out,
+  forward_params &with_tensors(const input &q, const input &k, const input &v, flashtune_tensor out,
                                float *lse = nullptr) {
     return this->q = q, this->k = k, this->v = v, this->out = out, this->lse = lse, *this;
   }
@@ -232,7 +250,7 @@ struct backward_params : pass_params<backward_params, flashtune_backward_params>
 #ifndef FLASHTUNE_NO_EXCEPTIONS
   static backward_params from(const flashtune_forward_params &forward) { return try_from(forward).value(); }
 #endif
-  backward_params &with_gradients(flashtune_tensor dout, flashtune_tensor dq, flashtune_tensor dk, flashtune_tensor dv) {
+  backward_params &with_gradients(const input &dout, flashtune_tensor dq, flashtune_tensor dk, flashtune_tensor dv) {
     return this->dout = dout, this->dq = dq, this->dk = dk, this->dv = dv, *this;
   }
 };

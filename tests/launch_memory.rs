@@ -79,6 +79,13 @@ fn largest_allocations(seqlen: usize) -> (usize, usize) {
         stride_seqlen: DIM as i64,
         stride_head: DIM as i64,
     });
+    let read = |of: flashtune_tensor| flashtune_const_tensor {
+        data: of.data,
+        stride_batch: of.stride_batch,
+        stride_seqlen: of.stride_seqlen,
+        stride_head: of.stride_head,
+    };
+    let [q, k, v, dout] = [q, k, v, dout].map(read);
     let mut lse = vec![0f32; seqlen];
     // SAFETY: the header asks the caller to start from zeros.
     let mut forward: flashtune_forward_params = unsafe { zeroed() };
@@ -96,7 +103,7 @@ fn largest_allocations(seqlen: usize) -> (usize, usize) {
     (backward.batch_size, backward.num_heads_q, backward.num_heads_kv) = (1, 1, 1);
     (backward.seqlen_q, backward.seqlen_k) = (seqlen as i64, seqlen as i64);
     (backward.head_dim, backward.head_dim_v) = (DIM as i64, DIM as i64);
-    (backward.q, backward.k, backward.v, backward.out, backward.lse) = (q, k, v, out, lse.as_ptr());
+    (backward.q, backward.k, backward.v, backward.out, backward.lse) = (q, k, v, read(out), lse.as_ptr());
     (backward.dout, backward.dq, backward.dk, backward.dv) = (dout, dq, dk, dv);
     (backward.features, backward.block_mask) = (FLASHTUNE_FEATURE_BLOCK_MASK, block_mask);
 

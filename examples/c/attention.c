@@ -21,6 +21,11 @@ static void check(int32_t status) {
   exit(1);
 }
 
+/* The same tensor, to be read. */
+static flashtune_const_tensor read_of(flashtune_tensor t) {
+  return (flashtune_const_tensor){t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+}
+
 int main(int argc, char **argv) {
   flashtune_context *context;
   flashtune_device_info info = {.struct_size = sizeof info};
@@ -42,10 +47,10 @@ int main(int argc, char **argv) {
       .struct_size = sizeof forward, .dtype = device.on_gpu ? FLASHTUNE_DTYPE_BF16 : FLASHTUNE_DTYPE_FP32,
       .causal = FLASHTUNE_CAUSAL_BOTTOM_RIGHT, .batch_size = 1, .num_heads_q = HEADS, .num_heads_kv = HEADS,
       .seqlen_q = SEQLEN, .seqlen_k = SEQLEN, .head_dim = DIM, .head_dim_v = DIM,
-      .q = tensor[0], .k = tensor[1], .v = tensor[2], .out = tensor[4], .lse = lse};
+      .q = read_of(tensor[0]), .k = read_of(tensor[1]), .v = read_of(tensor[2]), .out = tensor[4], .lse = lse};
   flashtune_backward_params backward = {.struct_size = sizeof backward};
   check(flashtune_backward_params_from_forward(&forward, &backward));
-  backward.dout = tensor[3], backward.dq = tensor[5], backward.dk = tensor[6], backward.dv = tensor[7];
+  backward.dout = read_of(tensor[3]), backward.dq = tensor[5], backward.dk = tensor[6], backward.dv = tensor[7];
   flashtune_plan_info plan[2] = {{.struct_size = sizeof *plan}, {.struct_size = sizeof *plan}};
   flashtune_autotune_params tune[2] = {{.struct_size = sizeof *tune, .forward = &forward},
                                        {.struct_size = sizeof *tune, .backward = &backward}};

@@ -21,6 +21,10 @@ static flashtune_tensor slice(float *packed, int index) {
   return (flashtune_tensor){packed + index * ROW, SEQLEN * 3 * ROW, 3 * ROW, DIM};
 }
 
+static flashtune_const_tensor input(const float *packed, int index) {
+  return (flashtune_const_tensor){packed + index * ROW, SEQLEN * 3 * ROW, 3 * ROW, DIM};
+}
+
 static flashtune_tensor dense(float *data) { return (flashtune_tensor){data, SEQLEN * ROW, ROW, DIM}; }
 
 static void fill(float *data, int count) {
@@ -38,10 +42,10 @@ int main(void) {
       .struct_size = sizeof forward, .dtype = FLASHTUNE_DTYPE_FP32, .causal = FLASHTUNE_CAUSAL_BOTTOM_RIGHT,
       .batch_size = BATCH, .num_heads_q = HEADS, .num_heads_kv = HEADS, .seqlen_q = SEQLEN, .seqlen_k = SEQLEN,
       .head_dim = DIM, .head_dim_v = DIM,
-      .q = slice(qkv, 0), .k = slice(qkv, 1), .v = slice(qkv, 2), .out = dense(out), .lse = lse};
+      .q = input(qkv, 0), .k = input(qkv, 1), .v = input(qkv, 2), .out = dense(out), .lse = lse};
   flashtune_backward_params backward = {.struct_size = sizeof backward};
   check(flashtune_backward_params_from_forward(&forward, &backward));
-  backward.dout = dense(dout);
+  backward.dout = (flashtune_const_tensor){dout, SEQLEN * ROW, ROW, DIM};
   backward.dq = slice(dqkv, 0), backward.dk = slice(dqkv, 1), backward.dv = slice(dqkv, 2);
 
   /* One workspace of the larger size serves both passes, since they run one after the other. */

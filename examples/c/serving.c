@@ -31,9 +31,9 @@ static flashtune_forward_params largest(void) {
   p.features = FLASHTUNE_FEATURE_PAGED | FLASHTUNE_FEATURE_SEQUSED_K | FLASHTUNE_FEATURE_CU_SEQLENS_Q;
   p.block_table = block_table[0], p.block_table_stride = PAGES, p.page_size = PAGE, p.num_pages = SLOTS * PAGES;
   p.cu_seqlens_q = cu_seqlens_q, p.seqused_k = seqused_k, p.total_q = ROWS;
-  p.q = (flashtune_tensor){q, 0, HEADS * DIM, DIM};
-  p.k = (flashtune_tensor){k, PAGE * HEADS_KV * DIM, HEADS_KV * DIM, DIM};
-  p.v = (flashtune_tensor){v, PAGE * HEADS_KV * DIM, HEADS_KV * DIM, DIM};
+  p.q = (flashtune_const_tensor){q, 0, HEADS * DIM, DIM};
+  p.k = (flashtune_const_tensor){k, PAGE * HEADS_KV * DIM, HEADS_KV * DIM, DIM};
+  p.v = (flashtune_const_tensor){v, PAGE * HEADS_KV * DIM, HEADS_KV * DIM, DIM};
   p.out = (flashtune_tensor){out, 0, HEADS * DIM, DIM};
   return p;
 }

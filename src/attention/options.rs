@@ -171,7 +171,7 @@ impl<'a> Attention<'a> {
         params.softmax_scale = self.scale;
         (params.dropout_p, params.dropout_seed, params.dropout_offset) = self.dropout;
         params.softcap = self.softcap;
-        [params.q, params.k, params.v] = [tensor(q)?, tensor(k)?, tensor(v)?];
+        [params.q, params.k, params.v] = [input(q)?, input(k)?, input(v)?];
         params.out = tensor(out)?;
         params.lse = lse.0;
         if let Some((left, right)) = self.window {
@@ -275,6 +275,12 @@ pub(super) fn tensor(view: &View) -> Result<flashtune_tensor> {
         stride_seqlen: stride("a seqlen stride", view.shape[1], seqlen)?,
         stride_head: stride("a head stride", view.shape[2], head)?,
     })
+}
+
+/// The same for a tensor that is read.
+pub(super) fn input(view: &View) -> Result<flashtune_const_tensor> {
+    let flashtune_tensor { data, stride_batch, stride_seqlen, stride_head } = tensor(view)?;
+    Ok(flashtune_const_tensor { data, stride_batch, stride_seqlen, stride_head })
 }
 
 fn integer(name: &str, value: usize) -> Result<i64> {

@@ -1,7 +1,7 @@
 //! The tensors of a pass, and how a launch gets its stream and workspace.
 
 use super::element::Element;
-use super::options::{Attention, check_place, check_shape, tensor};
+use super::options::{Attention, check_place, check_shape, input, tensor};
 use super::status::checked;
 use super::tensor::{Array, ArrayMut, Place, Tensor, TensorMut};
 use crate::capi::backward::flashtune_backward_params_from_forward;
@@ -126,7 +126,7 @@ impl<T: Element> sealed::Sealed for Backward<'_, T> {
             check_shape(name, view, shape)?;
             check_place(name, view.place, place)?;
         }
-        params.dout = tensor(&self.dout.view)?;
+        params.dout = input(&self.dout.view)?;
         params.dq = tensor(&self.dq.view)?;
         params.dk = tensor(&self.dk.view)?;
         params.dv = tensor(&self.dv.view)?;

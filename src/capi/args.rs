@@ -33,7 +33,7 @@ pub fn forward(params: &flashtune_forward_params, data: Data, memory: Memory) ->
     let batch_invariant = flag(("batch_invariant", params.batch_invariant), ("reserved", params.reserved))?;
     let problem = inputs.problem(Pass::Forward, false, batch_invariant)?;
     let [q, k, v] = tensors(&problem, &inputs);
-    let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, &params.out);
+    let out = rows_of_queries("out", Access::Written, &problem, problem.head_dim_v, params.out);
     let mut operands = [q, k, v, out];
     let (call, mut accesses) = check(problem, &inputs, &mut operands, data, memory)?;
     accesses.add(Access::Written, lse(&call.problem, params.lse, Data::Optional)?);
@@ -60,11 +60,11 @@ pub fn backward(params: &flashtune_backward_params, data: Data, memory: Memory) 
     let deterministic = flag(("deterministic", params.deterministic), ("reserved", params.reserved))?;
     let problem = inputs.problem(Pass::Backward, deterministic, false)?;
     let [q, k, v] = tensors(&problem, &inputs);
-    let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, &params.out);
-    let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, &params.dout);
-    let dq = rows_of_queries("dq", Access::Written, &problem, problem.head_dim, &params.dq);
-    let dk = rows_of_keys("dk", Access::Written, &problem, problem.head_dim, &params.dk);
-    let dv = rows_of_keys("dv", Access::Written, &problem, problem.head_dim_v, &params.dv);
+    let out = rows_of_queries("out", Access::Read, &problem, problem.head_dim_v, params.out);
+    let dout = rows_of_queries("dout", Access::Read, &problem, problem.head_dim_v, params.dout);
+    let dq = rows_of_queries("dq", Access::Written, &problem, problem.head_dim, params.dq);
+    let dk = rows_of_keys("dk", Access::Written, &problem, problem.head_dim, params.dk);
+    let dv = rows_of_keys("dv", Access::Written, &problem, problem.head_dim_v, params.dv);
     let mut operands = [q, k, v, out, dout, dq, dk, dv];
     let (call, mut accesses) = check(problem, &inputs, &mut operands, data, memory)?;
     accesses.add(Access::Read, lse(&call.problem, params.lse, data)?);
@@ -120,18 +120,18 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
         }
     };
     [
-        rows_of_queries("q", Access::Read, problem, problem.head_dim, &inputs.q),
-        keys("k", problem.head_dim, &inputs.k),
-        keys("v", problem.head_dim_v, &inputs.v),
+        rows_of_queries("q", Access::Read, problem, problem.head_dim, inputs.q),
+        keys("k", problem.head_dim, inputs.k),
+        keys("v", problem.head_dim_v, inputs.v),
     ]
 }
 
-fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
+fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: impl Into<TensorRef>) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_q);
     operand(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim])
 }
 
-fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: &flashtune_tensor) -> Operand {
+fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: impl Into<TensorRef>) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_k);
     operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
 }
@@ -141,7 +141,7 @@ fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tenso
 fn operand(
     name: &'static str,
     access: Access,
-    tensor: &flashtune_tensor,
+    tensor: impl Into<TensorRef>,
     p: &Problem,
     (seqlen, total): (i64, Option<i64>),
     [heads, dim]: [i64; 2],
@@ -221,7 +221,16 @@ mod tests {
     use crate::problem::{Varlen, Window};
 
     /// Addresses that are never read: the checks only compute with them.
-    fn tensor(address: usize, strides: [i64; 3]) -> flashtune_tensor {
+    fn tensor(address: usize, strides: [i64; 3]) -> flashtune_const_tensor {
+        flashtune_const_tensor {
+            data: std::ptr::without_provenance(address),
+            stride_batch: strides[0],
+            stride_seqlen: strides[1],
+            stride_head: strides[2],
+        }
+    }
+
+    fn output(address: usize, strides: [i64; 3]) -> flashtune_tensor {
         flashtune_tensor {
             data: std::ptr::without_provenance_mut(address),
             stride_batch: strides[0],
@@ -255,7 +264,7 @@ mod tests {
             q: packed(0x10000),
             k: packed(0x20000),
             v: packed(0x30000),
-            out: packed(0x40000),
+            out: output(0x40000, [2048, 128, 64]),
             lse: std::ptr::null_mut(),
             ..zeros
         }
@@ -276,7 +285,7 @@ mod tests {
         // With one batch entry, the batch stride is only multiplied by 0.
         assert_eq!(layout(&|p| p.k.stride_batch = 2049), Layout::Vec8);
         assert_eq!(layout(&|p| p.k.stride_seqlen = 132), Layout::Vec4);
-        assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance_mut(0x30004)), Layout::Vec2);
+        assert_eq!(layout(&|p| p.v.data = std::ptr::without_provenance(0x30004)), Layout::Vec2);
         assert_eq!(layout(&|p| p.out.data = std::ptr::without_provenance_mut(0x40002)), Layout::Vec1);
         assert_eq!(layout(&|p| p.head_dim_v = 63), Layout::Vec1);
         // 16 bytes are four of fp32.
@@ -296,7 +305,7 @@ mod tests {
             q: null,
             // Overlaps itself as (3, 16, 2, 64), and its batch stride is narrow; (40, 2, 64) has
             // none.
-            out: tensor(0x40000, [1, 128, 64]),
+            out: output(0x40000, [1, 128, 64]),
             ..params()
         };
         let call = call(&packed, Memory::Device);
@@ -328,9 +337,10 @@ mod tests {
     #[test]
     fn shapes_without_data_count_as_packed_and_aligned() {
         let mut shapes = params();
-        for tensor in [&mut shapes.q, &mut shapes.k, &mut shapes.v, &mut shapes.out] {
+        for tensor in [&mut shapes.q, &mut shapes.k, &mut shapes.v] {
             *tensor = self::tensor(0, [0, 0, 0]);
         }
+        shapes.out = output(0, [0, 0, 0]);
         let call = call(&shapes, Memory::Device);
         assert_eq!(call.problem, self::call(&params(), Memory::Device).problem);
         assert_eq!((call.out.stride_batch, call.out.stride_seqlen, call.out.stride_head), (2048, 128, 64));

@@ -27,8 +27,8 @@ pub struct FeatureInputs {
     pub window_right: i64,
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,
-    pub bias: flashtune_scores_tensor,
-    pub mask: flashtune_scores_tensor,
+    pub bias: flashtune_const_scores_tensor,
+    pub mask: flashtune_const_scores_tensor,
     pub sinks: *const f32,
     pub cu_seqlens_q: *const i32,
     pub cu_seqlens_k: *const i32,
@@ -144,8 +144,8 @@ impl FeatureInputs {
     fn refuse_data_without_bit(&self) -> Result<()> {
         let pointers = [
             ("alibi_slopes", self.alibi_slopes.cast::<c_void>(), bits::ALIBI),
-            ("bias.data", self.bias.data.cast_const(), bits::BIAS),
-            ("mask.data", self.mask.data.cast_const(), ANY_MASK),
+            ("bias.data", self.bias.data, bits::BIAS),
+            ("mask.data", self.mask.data, ANY_MASK),
             ("sinks", self.sinks.cast(), bits::SINKS),
             ("cu_seqlens_q", self.cu_seqlens_q.cast(), bits::CU_SEQLENS_Q),
             ("cu_seqlens_k", self.cu_seqlens_k.cast(), bits::CU_SEQLENS_K),
@@ -315,5 +315,24 @@ impl FeatureInputs {
             leftpad_k: self.pass.key_starts.leftpad_k,
             block_lists: self.block_mask.lists(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::problem::Feature;
+    use std::collections::BTreeMap;
+
+    /// cbindgen reads this file as text, so the numbers are repeated here.
+    #[test]
+    fn the_headers_feature_bits_are_those_of_the_table() {
+        let lines = include_str!("types.rs").lines().filter_map(|line| line.strip_prefix("pub const "));
+        let literals: BTreeMap<&str, u64> = lines
+            .filter_map(|line| line.strip_suffix(';')?.split_once(": u64 = "))
+            .map(|(name, number)| (name, number.parse().unwrap()))
+            .collect();
+        let table: BTreeMap<&str, u64> =
+            Feature::ALL.iter().flat_map(|feature| feature.row().bits).map(|bit| (bit.name, bit.value)).collect();
+        assert_eq!(literals, table);
     }
 }

@@ -29,9 +29,9 @@ pub struct Inputs {
     dropout_offset: u64,
     dropout_seed_ptr: *const u64,
     dropout_offset_ptr: *const u64,
-    pub q: flashtune_tensor,
-    pub k: flashtune_tensor,
-    pub v: flashtune_tensor,
+    pub q: flashtune_const_tensor,
+    pub k: flashtune_const_tensor,
+    pub v: flashtune_const_tensor,
     pub features: FeatureInputs,
 }
 

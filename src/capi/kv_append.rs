@@ -90,12 +90,12 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     };
     let q_sizes = [batch_size, params.seqlen_q, params.num_heads_q, head_dim];
     let mut operands = [
-        new("k_new", &params.k_new, head_dim),
-        new("v_new", &params.v_new, head_dim_v),
-        cache("k_cache", &params.k_cache, head_dim),
-        cache("v_cache", &params.v_cache, head_dim_v),
-        Operand::new("q", Access::Read, &params.q, q_sizes, dtype),
-        Operand::new("q_rotated", Access::Written, &params.q_rotated, q_sizes, dtype),
+        new("k_new", params.k_new, head_dim),
+        new("v_new", params.v_new, head_dim_v),
+        cache("k_cache", params.k_cache, head_dim),
+        cache("v_cache", params.v_cache, head_dim_v),
+        Operand::new("q", Access::Read, params.q, q_sizes, dtype),
+        Operand::new("q_rotated", Access::Written, params.q_rotated, q_sizes, dtype),
     ];
     // A call without new keys reads neither the cache nor the table.
     let data_of_cache = if batch_size == 0 || seqlen_new == 0 { Data::Optional } else { data };

@@ -3,7 +3,7 @@
 
 use super::pages::PageInputs;
 use super::sized::SizedStruct;
-use super::types::flashtune_tensor;
+use super::types::{flashtune_const_tensor, flashtune_tensor};
 use std::ffi::c_void;
 
 /// New keys and values to write into a K/V cache behind those that each sequence has there. k_new
@@ -40,9 +40,9 @@ pub struct flashtune_kv_append_params {
     /// Dim of v_new and v_cache, 1 to 512.
     pub head_dim_v: i64,
     /// (batch_size, seqlen_new, num_heads_kv, head_dim), read.
-    pub k_new: flashtune_tensor,
+    pub k_new: flashtune_const_tensor,
     /// (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
-    pub v_new: flashtune_tensor,
+    pub v_new: flashtune_const_tensor,
     /// (batch_size, seqlen_cache, num_heads_kv, head_dim), written. With block_table it is
     /// (num_pages, page_size, num_heads_kv, head_dim), and stride_batch leads from one page to the
     /// next.
@@ -122,7 +122,7 @@ pub struct flashtune_kv_append_params {
     pub num_heads_q: i64,
     /// (batch_size, seqlen_q, num_heads_q, head_dim) of dtype, read. All queries are rotated, also
     /// those of sequences that get no keys.
-    pub q: flashtune_tensor,
+    pub q: flashtune_const_tensor,
     /// The same sizes, written: the rotated queries. It may be q itself, with the same strides.
     pub q_rotated: flashtune_tensor,
 }

@@ -6,6 +6,7 @@ use super::kv_append_params::{FLASHTUNE_APPEND_SLOTS, flashtune_kv_append_params
 use super::operand::Data;
 use super::overlap::Footprint;
 use super::sized::address;
+use crate::call::TensorRef;
 use crate::error::{Error, Result};
 use crate::ops::kv_append::{Rotary, RotaryClass};
 use crate::problem::{Dtype, MAX_SEQLEN, check_range};
@@ -27,10 +28,8 @@ pub fn advances_in_place(params: &flashtune_kv_append_params) -> bool {
 
 /// Whether the rotated queries replace q.
 pub fn is_q_in_place(params: &flashtune_kv_append_params) -> bool {
-    let of = |tensor: &super::types::flashtune_tensor| {
-        (tensor.data, tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head)
-    };
-    of(&params.q) == of(&params.q_rotated)
+    let of = |tensor: TensorRef| (tensor.data, tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head);
+    of(params.q.into()) == of(params.q_rotated.into())
 }
 
 fn has_slots(params: &flashtune_kv_append_params) -> bool {
@@ -110,7 +109,7 @@ fn refuse_stray(params: &flashtune_kv_append_params) -> Result<()> {
     let pointers = [
         ("rotary_cos", params.rotary_cos),
         ("rotary_sin", params.rotary_sin),
-        ("q.data", params.q.data.cast_const()),
+        ("q.data", params.q.data),
         ("q_rotated.data", params.q_rotated.data.cast_const()),
     ];
     match pointers.into_iter().find(|(_, pointer)| !pointer.is_null()) {

@@ -43,7 +43,7 @@ pub struct flashtune_merge_params {
     pub head_dim_v: i64,
     /// (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
     /// is -infinity are not read.
-    pub partial_out: flashtune_tensor,
+    pub partial_out: flashtune_const_tensor,
     /// Elements from one partial's out to the next, at least 0. Ignored if num_partials is 1.
     pub partial_out_stride: i64,
     /// fp32 (batch_size, num_heads, seqlen), contiguous, read: the first partial's lse.
@@ -141,8 +141,8 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
     let sizes = [batch_size, seqlen, num_heads, head_dim_v];
     let partials = (num_partials, params.partial_out_stride);
     let mut partial_out =
-        Operand::new("partial_out", Access::Read, &params.partial_out, sizes, partial_dtype).repeated(partials);
-    let mut out = Operand::new("out", Access::Written, &params.out, sizes, dtype);
+        Operand::new("partial_out", Access::Read, params.partial_out, sizes, partial_dtype).repeated(partials);
+    let mut out = Operand::new("out", Access::Written, params.out, sizes, dtype);
     let mut accesses = Accesses::default();
     accesses.add(Access::Read, partial_out.check(data)?);
     accesses.add(Access::Read, partial_lses(params, rows as i64, data)?);

@@ -3,7 +3,7 @@
 
 use super::overlap::{Footprint, overflows};
 use super::sized::address;
-use super::types::flashtune_tensor;
+use super::types::{flashtune_const_tensor, flashtune_tensor};
 use crate::call::TensorRef;
 use crate::cuda::tensor_map::STRIDE_LIMIT;
 use crate::error::{Error, Result};
@@ -48,22 +48,39 @@ pub struct Operand {
     copies: (i64, i64),
 }
 
+impl From<flashtune_tensor> for TensorRef {
+    fn from(tensor: flashtune_tensor) -> TensorRef {
+        TensorRef {
+            data: tensor.data,
+            stride_batch: tensor.stride_batch,
+            stride_seqlen: tensor.stride_seqlen,
+            stride_head: tensor.stride_head,
+        }
+    }
+}
+
+// The layers below mark an access, not a pointer, as read or written.
+impl From<flashtune_const_tensor> for TensorRef {
+    fn from(tensor: flashtune_const_tensor) -> TensorRef {
+        TensorRef {
+            data: tensor.data.cast_mut(),
+            stride_batch: tensor.stride_batch,
+            stride_seqlen: tensor.stride_seqlen,
+            stride_head: tensor.stride_head,
+        }
+    }
+}
+
 impl Operand {
     /// A tensor of already validated sizes (batch_size, seqlen, heads, dim).
     pub fn new(
         name: &'static str,
         access: Access,
-        tensor: &flashtune_tensor,
+        tensor: impl Into<TensorRef>,
         [batch_size, seqlen, heads, dim]: [i64; 4],
         dtype: Dtype,
     ) -> Self {
-        let tensor = TensorRef {
-            data: tensor.data,
-            stride_batch: tensor.stride_batch,
-            stride_seqlen: tensor.stride_seqlen,
-            stride_head: tensor.stride_head,
-        };
-        let (rows, copies) = (Rows::OfBatch, (1, 0));
+        let (tensor, rows, copies) = (tensor.into(), Rows::OfBatch, (1, 0));
         Operand { name, tensor, access, rows, batch_size, seqlen, heads, dim, dtype, copies }
     }
 

@@ -4,7 +4,7 @@
 use super::operand::{Access, Data};
 use super::overlap::{Footprint, overflows};
 use super::sized::address;
-use super::types::flashtune_scores_tensor;
+use super::types::{flashtune_const_scores_tensor, flashtune_scores_tensor};
 use crate::call::ScoresRef;
 use crate::error::{Error, Result};
 use crate::problem::Problem;
@@ -37,12 +37,24 @@ impl From<flashtune_scores_tensor> for ScoresRef {
     }
 }
 
+impl From<flashtune_const_scores_tensor> for ScoresRef {
+    fn from(tensor: flashtune_const_scores_tensor) -> ScoresRef {
+        ScoresRef {
+            data: tensor.data.cast_mut(),
+            stride_batch: tensor.stride_batch,
+            stride_head: tensor.stride_head,
+            stride_seqlen_q: tensor.stride_seqlen_q,
+            stride_seqlen_k: tensor.stride_seqlen_k,
+        }
+    }
+}
+
 impl ScoresOperand {
     /// A tensor of an already validated problem. The element is given as (bytes, name).
     pub fn new(
         name: &'static str,
         access: Access,
-        tensor: flashtune_scores_tensor,
+        tensor: impl Into<ScoresRef>,
         problem: &Problem,
         (element, element_name): (usize, &'static str),
     ) -> Self {
@@ -52,7 +64,7 @@ impl ScoresOperand {
     }
 
     /// A read tensor whose elements are bits, eight keys to a byte.
-    pub fn bits(name: &'static str, tensor: flashtune_scores_tensor, problem: &Problem) -> Self {
+    pub fn bits(name: &'static str, tensor: impl Into<ScoresRef>, problem: &Problem) -> Self {
         let bytes = ScoresOperand::new(name, Access::Read, tensor, problem, (1, "one-byte"));
         let [batch, head, seqlen_q, seqlen_k] = bytes.sizes;
         ScoresOperand { sizes: [batch, head, seqlen_q, (seqlen_k + 7) / 8], is_bits: true, ..bytes }

@@ -122,8 +122,8 @@ pub struct flashtune_block_mask {
     pub max_blocks: i64,
 }
 
-/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor: one element for each score.
-/// Lifetime, memory and NULL rules are those of flashtune_tensor.
+/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor that is written: one element
+/// for each score. Lifetime, memory and NULL rules are those of flashtune_tensor.
 ///
 /// Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
 /// dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
@@ -138,13 +138,24 @@ pub struct flashtune_scores_tensor {
     pub stride_seqlen_k: i64,
 }
 
-/// A view of a (batch, seqlen, heads, dim) tensor whose last dimension is contiguous. The data is
-/// borrowed for the call, on a GPU until the enqueued work is done. It is never freed.
+/// The same for a tensor that is only read. The layout is that of flashtune_scores_tensor.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_const_scores_tensor {
+    pub data: *const c_void,
+    pub stride_batch: i64,
+    pub stride_head: i64,
+    pub stride_seqlen_q: i64,
+    pub stride_seqlen_k: i64,
+}
+
+/// A view of a (batch, seqlen, heads, dim) tensor that is written. Its last dimension is
+/// contiguous. The data is borrowed for the call, on a GPU until the enqueued work is done. It is
+/// never freed.
 ///
 /// Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
-/// ignored. Inputs may have any stride: 0 broadcasts, and views into one packed buffer are allowed.
-/// No two elements of an output may overlap. With the dimensions sorted by stride, each stride must
-/// be larger than the distance to the last element of the dimensions before it.
+/// ignored. No two elements may overlap. With the dimensions sorted by stride, each stride must be
+/// larger than the distance to the last element of the dimensions before it.
 ///
 /// data is device memory on a CUDA context and host memory on a CPU context, aligned to its
 /// element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
@@ -160,6 +171,32 @@ pub struct flashtune_tensor {
     pub stride_batch: i64,
     pub stride_seqlen: i64,
     pub stride_head: i64,
+}
+
+/// The same for a tensor that is only read. The layout and the rules are those of flashtune_tensor,
+/// but elements may overlap: a stride of 0 broadcasts, and views into one packed buffer are
+/// allowed.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flashtune_const_tensor {
+    pub data: *const c_void,
+    pub stride_batch: i64,
+    pub stride_seqlen: i64,
+    pub stride_head: i64,
+}
+
+impl From<flashtune_tensor> for flashtune_const_tensor {
+    fn from(written: flashtune_tensor) -> Self {
+        let flashtune_tensor { data, stride_batch, stride_seqlen, stride_head } = written;
+        flashtune_const_tensor { data, stride_batch, stride_seqlen, stride_head }
+    }
+}
+
+impl From<flashtune_scores_tensor> for flashtune_const_scores_tensor {
+    fn from(written: flashtune_scores_tensor) -> Self {
+        let flashtune_scores_tensor { data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k } = written;
+        flashtune_const_scores_tensor { data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k }
+    }
 }
 
 /// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
@@ -234,12 +271,12 @@ pub struct flashtune_forward_params {
     pub dropout_offset_ptr: *const u64,
     /// (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q, q and all other
     /// tensors of queries are (total_q, heads, dim), and stride_batch is ignored.
-    pub q: flashtune_tensor,
+    pub q: flashtune_const_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k, k and all other
     /// tensors of keys are (total_k, heads, dim), and stride_batch is ignored.
-    pub k: flashtune_tensor,
+    pub k: flashtune_const_tensor,
     /// (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
-    pub v: flashtune_tensor,
+    pub v: flashtune_const_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
     pub out: flashtune_tensor,
     /// fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q);
@@ -273,7 +310,7 @@ pub struct flashtune_forward_params {
     /// share num_heads_q slopes.
     pub alibi_stride_batch: i64,
     /// Elements of dtype, read: added to the scores. -infinity hides a key.
-    pub bias: flashtune_scores_tensor,
+    pub bias: flashtune_const_scores_tensor,
     /// Read. With FLASHTUNE_FEATURE_MASK, elements are bytes: 0 hides a key, any other value shows
     /// it.
     ///
@@ -282,7 +319,7 @@ pub struct flashtune_forward_params {
     /// belongs to key j, where bit 0 is the lowest: 0 hides the key, 1 shows it. Little-endian
     /// words of 32 bits have this layout. Strides are in bytes, and stride_seqlen_k is 1. Bits past
     /// the last key may have any value.
-    pub mask: flashtune_scores_tensor,
+    pub mask: flashtune_const_scores_tensor,
     /// fp32 (num_heads_q), read: an extra score of each query head that belongs to no key. It takes
     /// its share of the softmax, adds nothing to out, and is part of lse.
     pub sinks: *const f32,
@@ -405,15 +442,15 @@ pub struct flashtune_backward_params {
     pub dropout_offset: u64,
     pub dropout_seed_ptr: *const u64,
     pub dropout_offset_ptr: *const u64,
-    pub q: flashtune_tensor,
-    pub k: flashtune_tensor,
-    pub v: flashtune_tensor,
+    pub q: flashtune_const_tensor,
+    pub k: flashtune_const_tensor,
+    pub v: flashtune_const_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's out.
-    pub out: flashtune_tensor,
+    pub out: flashtune_const_tensor,
     /// fp32, contiguous, read: the forward pass's lse, in its shape. Must not be NULL.
     pub lse: *const f32,
     /// (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
-    pub dout: flashtune_tensor,
+    pub dout: flashtune_const_tensor,
     /// (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may
     /// be views into one packed buffer if no two of them share an element.
     pub dq: flashtune_tensor,
@@ -440,8 +477,8 @@ pub struct flashtune_backward_params {
     pub window_right: i64,
     pub alibi_slopes: *const f32,
     pub alibi_stride_batch: i64,
-    pub bias: flashtune_scores_tensor,
-    pub mask: flashtune_scores_tensor,
+    pub bias: flashtune_const_scores_tensor,
+    pub mask: flashtune_const_scores_tensor,
     pub sinks: *const f32,
     pub cu_seqlens_q: *const i32,
     pub cu_seqlens_k: *const i32,
@@ -461,23 +498,4 @@ pub struct flashtune_backward_params {
     /// For each block of keys, the blocks of queries that see it: the transpose of the forward
     /// pass's lists. On a CUDA context it excludes deterministic.
     pub block_mask: flashtune_block_mask,
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::problem::Feature;
-    use std::collections::BTreeMap;
-
-    /// cbindgen reads this file as text, so the numbers are repeated here.
-    #[test]
-    fn the_headers_feature_bits_are_those_of_the_table() {
-        let lines = include_str!("types.rs").lines().filter_map(|line| line.strip_prefix("pub const "));
-        let literals: BTreeMap<&str, u64> = lines
-            .filter_map(|line| line.strip_suffix(';')?.split_once(": u64 = "))
-            .map(|(name, number)| (name, number.parse().unwrap()))
-            .collect();
-        let table: BTreeMap<&str, u64> =
-            Feature::ALL.iter().flat_map(|feature| feature.row().bits).map(|bit| (bit.name, bit.value)).collect();
-        assert_eq!(literals, table);
-    }
 }

@@ -90,7 +90,7 @@ pub fn backward(frame: &Frame, options: &Options) -> Result<flashtune_backward_p
     // SAFETY: both structs live during the call and say their sizes.
     check(unsafe { flashtune_backward_params_from_forward(&of_forward, &mut params) })?;
     params.features |= options.features & OF_BACKWARD;
-    params.dout = tensor(&dout)?;
+    params.dout = tensor(&dout)?.into();
     params.dlse = dlse.map_or(std::ptr::null(), |dlse| dlse.data.cast_const().cast());
     for (name, of, place) in [("dq", &q, &mut params.dq), ("dk", &k, &mut params.dk), ("dv", &v, &mut params.dv)] {
         let gradient = results.take(name)?;
@@ -194,9 +194,9 @@ fn problem<'a>(
     params.head_dim_v = head_dim_v;
     params.softmax_scale = options.softmax_scale;
     params.dropout_p = options.dropout_p;
-    params.q = tensor(q)?;
-    params.k = tensor(k)?;
-    params.v = tensor(v)?;
+    params.q = tensor(q)?.into();
+    params.k = tensor(k)?.into();
+    params.v = tensor(v)?.into();
     params.features = options.features & !OF_BACKWARD;
     params.window = narrow("window", options.window)?;
     params.softcap = options.softcap;
@@ -250,12 +250,12 @@ fn features<'a>(
     let mut bias_shape: &[i64] = &[];
     if has(FLASHTUNE_FEATURE_BIAS) {
         let bias = args.take("bias")?;
-        params.bias = scores("bias", &bias, &[q.dtype], leading, full)?;
+        params.bias = scores("bias", &bias, &[q.dtype], leading, full)?.into();
         bias_shape = bias.dims;
     }
     if has(FLASHTUNE_FEATURE_MASK) {
         let mask = args.take("mask")?;
-        params.mask = scores("mask", &mask, &[DTYPE_PRED, DTYPE_U8], leading, full)?;
+        params.mask = scores("mask", &mask, &[DTYPE_PRED, DTYPE_U8], leading, full)?.into();
     }
     if has(FLASHTUNE_FEATURE_SINKS) {
         let sinks = args.take("sinks")?;

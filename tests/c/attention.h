@@ -34,6 +34,11 @@ static inline flashtune_tensor packed(void *data, int64_t seqlen, int64_t heads,
   return tensor;
 }
 
+static inline flashtune_const_tensor packed_input(const void *data, int64_t seqlen, int64_t heads, int64_t dim) {
+  flashtune_const_tensor tensor = {data, seqlen * heads * dim, heads * dim, dim};
+  return tensor;
+}
+
 static inline float random_float(uint32_t *state) {
   *state = *state * 1664525u + 1013904223u;
   return (float)(*state >> 8) / (float)(1 << 24) * 2.0f - 1.0f;
@@ -79,15 +84,15 @@ static inline Attention make_attention(Shape s, uint32_t seed) {
   f->seqlen_k = s.seqlen_k;
   f->head_dim = s.head_dim;
   f->head_dim_v = s.head_dim_v;
-  f->q = packed(a.data[Q], s.seqlen_q, s.num_heads_q, s.head_dim);
-  f->k = packed(a.data[K], s.seqlen_k, s.num_heads_kv, s.head_dim);
-  f->v = packed(a.data[V], s.seqlen_k, s.num_heads_kv, s.head_dim_v);
+  f->q = packed_input(a.data[Q], s.seqlen_q, s.num_heads_q, s.head_dim);
+  f->k = packed_input(a.data[K], s.seqlen_k, s.num_heads_kv, s.head_dim);
+  f->v = packed_input(a.data[V], s.seqlen_k, s.num_heads_kv, s.head_dim_v);
   f->out = packed(a.data[OUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
   f->lse = a.data[LSE];
   /* Both structs have the same fields up to lse. */
   memcpy(g, f, offsetof(flashtune_forward_params, features));
   g->struct_size = sizeof *g;
-  g->dout = packed(a.data[DOUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
+  g->dout = packed_input(a.data[DOUT], s.seqlen_q, s.num_heads_q, s.head_dim_v);
   g->dq = packed(a.data[DQ], s.seqlen_q, s.num_heads_q, s.head_dim);
   g->dk = packed(a.data[DK], s.seqlen_k, s.num_heads_kv, s.head_dim);
   g->dv = packed(a.data[DV], s.seqlen_k, s.num_heads_kv, s.head_dim_v);

@@ -265,7 +265,7 @@ static void strides(void) {
   BACKWARD_REFUSED("dv is written", p.dv.stride_batch = 4);
 }
 
-static void *shifted(void *data, int bytes) { return (char *)data + bytes; }
+static void *shifted(const void *data, int bytes) { return (char *)WRITABLE(data) + bytes; }
 
 static void misaligned(void) {
   BOTH_REFUSED("q.data is", p.q.data = shifted(p.q.data, 1));
@@ -278,21 +278,21 @@ static void misaligned(void) {
   BACKWARD_REFUSED("dq.data is", p.dq.data = shifted(p.dq.data, 1));
   BACKWARD_REFUSED("dk.data is", p.dk.data = shifted(p.dk.data, 1));
   BACKWARD_REFUSED("dv.data is", p.dv.data = shifted(p.dv.data, 1));
-  BOTH_REFUSED("lse is", p.lse = shifted((void *)(uintptr_t)p.lse, 2));
+  BOTH_REFUSED("lse is", p.lse = shifted(p.lse, 2));
 }
 
 static void overlapping(void) {
-  FORWARD_REFUSED("out overlaps q", p.out.data = p.q.data);
+  FORWARD_REFUSED("out overlaps q", p.out.data = WRITABLE(p.q.data));
   FORWARD_REFUSED("out overlaps k", p.k.data = p.out.data);
-  FORWARD_REFUSED("out overlaps v", p.out.data = (float *)p.v.data + a.count[V] - 1);
+  FORWARD_REFUSED("out overlaps v", p.out.data = (float *)WRITABLE(p.v.data) + a.count[V] - 1);
   FORWARD_REFUSED("out overlaps lse", p.lse = (float *)p.out.data + 3);
-  FORWARD_REFUSED("lse overlaps q", p.lse = p.q.data);
+  FORWARD_REFUSED("lse overlaps q", p.lse = WRITABLE(p.q.data));
   FORWARD_REFUSED("out overlaps dropout_seed_ptr", p.dropout_p = 0.5f; p.dropout_seed_ptr = p.out.data);
-  BACKWARD_REFUSED("dq overlaps q", p.dq.data = p.q.data);
-  BACKWARD_REFUSED("dq overlaps out", p.dq.data = p.out.data);
+  BACKWARD_REFUSED("dq overlaps q", p.dq.data = WRITABLE(p.q.data));
+  BACKWARD_REFUSED("dq overlaps out", p.dq.data = WRITABLE(p.out.data));
   BACKWARD_REFUSED("dq overlaps lse", p.lse = (const float *)p.dq.data + 1);
-  BACKWARD_REFUSED("dk overlaps k", p.dk.data = p.k.data);
-  BACKWARD_REFUSED("dv overlaps v", p.dv.data = p.v.data);
+  BACKWARD_REFUSED("dk overlaps k", p.dk.data = WRITABLE(p.k.data));
+  BACKWARD_REFUSED("dv overlaps v", p.dv.data = WRITABLE(p.v.data));
   BACKWARD_REFUSED("dv overlaps dout", p.dout.data = p.dv.data);
   BACKWARD_REFUSED("dk overlaps dv", p.dv.data = p.dk.data);
   BACKWARD_REFUSED("dq overlaps dk", p.dk.data = (float *)p.dq.data + 8);
@@ -305,7 +305,12 @@ static void overlapping(void) {
   OK(flashtune_forward_supported(context, &p));
 }
 
-static flashtune_scores_tensor whole(void *data) {
+static flashtune_const_scores_tensor whole(const void *data) {
+  flashtune_const_scores_tensor tensor = {data, 4 * 5 * 7, 5 * 7, 7, 1};
+  return tensor;
+}
+
+static flashtune_scores_tensor whole_output(void *data) {
   flashtune_scores_tensor tensor = {data, 4 * 5 * 7, 5 * 7, 7, 1};
   return tensor;
 }
@@ -348,7 +353,7 @@ static void features_and_their_bits(void) {
   /* A pointer without its feature bit. */
   BOTH_REFUSED("features has no FLASHTUNE_FEATURE_ALIBI", p.alibi_slopes = slopes);
   BOTH_REFUSED("bias.data is", p.bias = whole(scores));
-  BOTH_REFUSED("mask.data is", p.mask.data = (void *)shown);
+  BOTH_REFUSED("mask.data is", p.mask.data = shown);
   BOTH_REFUSED("features has no FLASHTUNE_FEATURE_SINKS", p.sinks = sinks);
   BOTH_REFUSED("cu_seqlens_q is", p.cu_seqlens_q = begins);
   BOTH_REFUSED("cu_seqlens_k is", p.cu_seqlens_k = begins);
@@ -356,7 +361,7 @@ static void features_and_their_bits(void) {
   BOTH_REFUSED("seqused_k is", p.seqused_k = used);
   BOTH_REFUSED("total_q is 10; it must be 0", p.total_q = 10);
   BOTH_REFUSED("total_k is 1; it must be 0", p.total_k = 1);
-  BACKWARD_REFUSED("dbias.data is", ASK(BIAS); p.bias = whole(scores); p.dbias = whole(score_gradients));
+  BACKWARD_REFUSED("dbias.data is", ASK(BIAS); p.bias = whole(scores); p.dbias = whole_output(score_gradients));
   BACKWARD_REFUSED("dsinks is", p.dsinks = sink_gradients);
   BACKWARD_REFUSED("dlse is", p.dlse = (const float *)p.lse);
   /* A feature bit without its pointer. */
@@ -380,10 +385,10 @@ static void feature_data(void) {
   BOTH_REFUSED("with rows of 4 elements, 2 rows 9223372036854775807 elements apart overflows", ASK(ALIBI); p.alibi_slopes = slopes; p.alibi_stride_batch = INT64_MAX);
   BOTH_REFUSED("alibi_slopes is", ASK(ALIBI); p.alibi_slopes = shifted(slopes, 1));
   BOTH_REFUSED("aligned to 4 bytes", ASK(SINKS); p.sinks = shifted(sinks, 2));
-  BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted((void *)used, 3));
+  BOTH_REFUSED("seqused_k is", ASK(SEQUSED_K); p.seqused_k = shifted(used, 3));
   BOTH_REFUSED("bias.stride_seqlen_q is -7", ASK(BIAS); p.bias = whole(scores); p.bias.stride_seqlen_q = -7);
   BOTH_REFUSED("mask.stride_batch is -1", ASK(MASK); p.mask.stride_batch = -1);
-  FORWARD_REFUSED("mask.stride_seqlen_k is 7; it must be 1 for a mask of bits", ASK(MASK_BITS); p.mask.data = (void *)shown;
+  FORWARD_REFUSED("mask.stride_seqlen_k is 7; it must be 1 for a mask of bits", ASK(MASK_BITS); p.mask.data = shown;
                   p.mask.stride_seqlen_k = 7; p.seqlen_k = 9);
   BOTH_REFUSED("bias at", ASK(BIAS); p.bias = whole(scores); p.bias.stride_head = INT64_MAX);
   BOTH_REFUSED("aligned to the 4 bytes of one fp32 element", ASK(BIAS); p.bias = whole(shifted(scores, 2)));
@@ -395,22 +400,22 @@ static void feature_data(void) {
   FORWARD_REFUSED("out overlaps sinks", ASK(SINKS); p.sinks = (float *)p.out.data + 8);
   FORWARD_REFUSED("lse overlaps seqused_q", ASK(SEQUSED_Q); p.seqused_q = (const int32_t *)p.lse);
   BACKWARD_REFUSED("dq overlaps dlse", ASK(DLSE); p.dlse = p.dq.data);
-  BACKWARD_REFUSED("dbias overlaps bias", ASK(BIAS); ASK(DBIAS); p.bias = p.dbias = whole(scores));
+  BACKWARD_REFUSED("dbias overlaps bias", ASK(BIAS); ASK(DBIAS); p.bias = whole(scores); p.dbias = whole_output(scores));
 #define ASK_DBIAS ASK(BIAS); ASK(DBIAS); p.bias = whole(scores)
-  BACKWARD_REFUSED("dk overlaps dbias", ASK_DBIAS; p.dbias = whole((float *)p.dk.data - 30));
+  BACKWARD_REFUSED("dk overlaps dbias", ASK_DBIAS; p.dbias = whole_output((float *)p.dk.data - 30));
   BACKWARD_REFUSED("dsinks overlaps sinks", ASK(SINKS); p.sinks = p.dsinks = sinks);
   BACKWARD_REFUSED("dq overlaps dsinks", ASK(SINKS); p.sinks = sinks; p.dsinks = (float *)p.dq.data + 4);
-  BACKWARD_REFUSED("dbias is written", ASK_DBIAS; p.dbias = whole(score_gradients);
+  BACKWARD_REFUSED("dbias is written", ASK_DBIAS; p.dbias = whole_output(score_gradients);
                    p.dbias.stride_seqlen_q = 6);
   /* Heads that share a dbias are summed, which is no overlap, but the sum has no fixed order. */
   flashtune_backward_params p = a.backward;
   ASK_DBIAS;
-  p.dbias = whole(score_gradients);
+  p.dbias = whole_output(score_gradients);
   p.dbias.stride_head = 0;
   OK(flashtune_backward_supported(context, &p));
   p.deterministic = 1;
   backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic is 1");
-  p.dbias = whole(score_gradients);
+  p.dbias = whole_output(score_gradients);
   OK(flashtune_backward_supported(context, &p));
 }
 

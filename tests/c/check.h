@@ -39,4 +39,17 @@
           flashtune_last_error());                                                   \
   } while (0)
 
+/* What one call writes and another reads, and the reverse, which only tests of overlaps need. */
+#define WRITABLE(pointer) ((void *)(uintptr_t)(pointer))
+
+static inline flashtune_const_tensor read_of(flashtune_tensor t) {
+  flashtune_const_tensor tensor = {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+  return tensor;
+}
+
+static inline flashtune_tensor written_of(flashtune_const_tensor t) {
+  flashtune_tensor tensor = {WRITABLE(t.data), t.stride_batch, t.stride_seqlen, t.stride_head};
+  return tensor;
+}
+
 #endif

@@ -14,8 +14,9 @@ static int32_t launch(flashtune_context *context) {
   params.dtype = FLASHTUNE_DTYPE_FP32;
   params.batch_size = 1, params.num_heads_q = 1, params.num_heads_kv = 1;
   params.seqlen_q = 64, params.seqlen_k = 64, params.head_dim = 8, params.head_dim_v = 8;
-  flashtune_tensor *tensors[] = {&params.q, &params.k, &params.v, &params.out};
-  for (int i = 0; i < 4; i++) *tensors[i] = (flashtune_tensor){data + i * 64 * 8, 64 * 8, 8, 8};
+  flashtune_const_tensor *inputs[] = {&params.q, &params.k, &params.v};
+  for (int i = 0; i < 3; i++) *inputs[i] = packed_input(data + i * 64 * 8, 64, 1, 8);
+  params.out = packed(data + 3 * 64 * 8, 64, 1, 8);
   return flashtune_forward(context, &params, NULL, 0, NULL);
 }
 

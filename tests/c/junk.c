@@ -43,6 +43,10 @@ static flashtune_tensor tensor(int at, int64_t batch, int64_t seqlen, int64_t he
   return packed;
 }
 
+static flashtune_const_tensor input(int at, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim, int64_t element) {
+  return read_of(tensor(at, batch, seqlen, heads, dim, element));
+}
+
 static int64_t junk_size(int64_t right) {
   const int64_t sizes[] = {right, -1, 0, 1, INT64_MIN, INT64_MAX, (int64_t)1 << 40};
   return sizes[below(7)];
@@ -66,6 +70,12 @@ static void junk_tensor(flashtune_tensor *of) {
   }
 }
 
+static void junk_input(flashtune_const_tensor *of) {
+  flashtune_tensor tensor = written_of(*of);
+  junk_tensor(&tensor);
+  *of = read_of(tensor);
+}
+
 static flashtune_forward_params forward(void) {
   flashtune_forward_params p;
   memset(&p, 0, sizeof p);
@@ -78,9 +88,9 @@ static flashtune_forward_params forward(void) {
   p.num_heads_q = p.num_heads_kv * (1 + (int64_t)below(3));
   p.seqlen_q = 1 + (int64_t)below(40), p.seqlen_k = 1 + (int64_t)below(40);
   p.head_dim = dims[below(4)], p.head_dim_v = dims[below(4)];
-  p.q = tensor(0, p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim, element);
-  p.k = tensor(1, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim, element);
-  p.v = tensor(2, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim_v, element);
+  p.q = input(0, p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim, element);
+  p.k = input(1, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim, element);
+  p.v = input(2, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim_v, element);
   p.out = tensor(3, p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim_v, element);
   if (below(2)) p.lse = (float *)tensor(7, p.batch_size, p.seqlen_q, p.num_heads_q, 1, 4).data;
   for (uint64_t count = below(4); count > 0; count--) {
@@ -97,9 +107,9 @@ static flashtune_forward_params forward(void) {
       case 9: p.head_dim_v = junk_size(p.head_dim_v); break;
       case 10: p.softmax_scale = junk_float(); break;
       case 11: p.dropout_p = junk_float(), p.dropout_seed = next(), p.dropout_offset = next(); break;
-      case 12: junk_tensor(&p.q); break;
-      case 13: junk_tensor(&p.k); break;
-      case 14: junk_tensor(&p.v); break;
+      case 12: junk_input(&p.q); break;
+      case 13: junk_input(&p.k); break;
+      case 14: junk_input(&p.v); break;
       case 15: junk_tensor(&p.out); break;
       case 16: p.features = below(4) ? (uint64_t)1 << below(20) : next() << below(33); break;
       case 17: p.window = (int32_t)below(5), p.window_left = junk_size(8), p.window_right = junk_size(8); break;
@@ -122,14 +132,14 @@ static flashtune_backward_params backward(const flashtune_forward_params *of) {
   memset(&p, 0, sizeof p);
   p.struct_size = sizeof p;
   if (flashtune_backward_params_from_forward(of, &p)) return p;
-  p.dout = p.out, p.dq = p.q, p.dk = p.k, p.dv = p.v;
   /* Rooms of their own, in the same places. */
-  flashtune_tensor *tensors[] = {&p.dout, &p.dq, &p.dk, &p.dv};
+  flashtune_tensor tensors[] = {written_of(p.out), written_of(p.q), written_of(p.k), written_of(p.v)};
   const int own[] = {4, 5, 6, 7}, from[] = {3, 0, 1, 2};
   for (int i = 0; i < 4; i++) {
-    if (tensors[i]->data) tensors[i]->data = rooms[own[i]] + ((char *)tensors[i]->data - rooms[from[i]]);
-    if (!below(16)) junk_tensor(tensors[i]);
+    if (tensors[i].data) tensors[i].data = rooms[own[i]] + ((char *)tensors[i].data - rooms[from[i]]);
+    if (!below(16)) junk_tensor(&tensors[i]);
   }
+  p.dout = read_of(tensors[0]), p.dq = tensors[1], p.dk = tensors[2], p.dv = tensors[3];
   if (p.lse) p.lse = numbers; /* short: refused, or as many rows as there are numbers */
   if (p.batch_size > 0 && p.num_heads_q > 0 && p.seqlen_q > 0 &&
       (p.batch_size > ARRAY || p.num_heads_q > ARRAY || p.seqlen_q > ARRAY ||
@@ -197,7 +207,7 @@ static void one_call(flashtune_context *good) {
       a.struct_size = below(8) ? sizeof a : below(8);
       a.dtype = f.dtype, a.batch_size = f.batch_size, a.num_heads_kv = f.num_heads_kv;
       a.seqlen_new = junk_size(1), a.seqlen_cache = f.seqlen_k, a.head_dim = f.head_dim, a.head_dim_v = f.head_dim_v;
-      a.k_cache = f.k, a.v_cache = f.v;
+      a.k_cache = written_of(f.k), a.v_cache = written_of(f.v);
       seen(flashtune_kv_append_prepare(context, &a));
       seen(flashtune_kv_append(context, &a, NULL));
       break;

@@ -60,8 +60,8 @@ int main(void) {
   good.features = FLASHTUNE_FEATURE_CACHE_BATCH_IDX | FLASHTUNE_FEATURE_LEFTPAD_K | FLASHTUNE_FEATURE_SEQUSED_K;
   good.seqlen_k = ROWS, good.batch_size_cache = ENTRIES;
   good.cache_batch_idx = entry, good.leftpad_k = leftpad, good.seqused_k = used;
-  good.k = packed(k, ROWS, shape.num_heads_kv, shape.head_dim);
-  good.v = packed(v, ROWS, shape.num_heads_kv, shape.head_dim_v);
+  good.k = packed_input(k, ROWS, shape.num_heads_kv, shape.head_dim);
+  good.v = packed_input(v, ROWS, shape.num_heads_kv, shape.head_dim_v);
 
   reset_outputs(&a);
   bad_arguments();

@@ -37,7 +37,7 @@ static flashtune_kv_append_params in_a_row(void) {
   p.batch_size = BATCH, p.num_heads_kv = HEADS;
   p.seqlen_new = NEW, p.seqlen_cache = CACHE;
   p.head_dim = DIM, p.head_dim_v = DIM_V;
-  p.k_new = packed(k_new, NEW, HEADS, DIM), p.v_new = packed(v_new, NEW, HEADS, DIM_V);
+  p.k_new = packed_input(k_new, NEW, HEADS, DIM), p.v_new = packed_input(v_new, NEW, HEADS, DIM_V);
   p.k_cache = packed(k_cache + GUARD, CACHE, HEADS, DIM), p.v_cache = packed(v_cache + GUARD, CACHE, HEADS, DIM_V);
   p.seqlens = seqlens, p.seqused = seqused;
   return p;

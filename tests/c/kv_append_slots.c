@@ -110,7 +110,7 @@ int main(void) {
   good.batch_size = BATCH, good.num_heads_kv = HEADS;
   good.seqlen_new = NEW, good.seqlen_cache = CACHE;
   good.head_dim = DIM, good.head_dim_v = DIM_V;
-  good.k_new = packed(k_new, NEW, HEADS, DIM), good.v_new = packed(v_new, NEW, HEADS, DIM_V);
+  good.k_new = packed_input(k_new, NEW, HEADS, DIM), good.v_new = packed_input(v_new, NEW, HEADS, DIM_V);
   good.k_cache = packed(k_cache, CACHE, HEADS, DIM), good.v_cache = packed(v_cache, CACHE, HEADS, DIM_V);
   good.features = FLASHTUNE_APPEND_SLOTS;
   good.seqlens = lengths, good.seqused = lengths;
@@ -118,7 +118,7 @@ int main(void) {
   good.rotary_dim = 2 * HALF, good.rotary_stride = 2 * HALF, good.seqlen_rotary = CACHE;
   good.rotary_cos = angles, good.rotary_sin = angles + HALF;
   good.seqlen_q = 1, good.num_heads_q = HEADS_Q;
-  good.q = packed(q, 1, HEADS_Q, DIM), good.q_rotated = packed(q_rotated, 1, HEADS_Q, DIM);
+  good.q = packed_input(q, 1, HEADS_Q, DIM), good.q_rotated = packed(q_rotated, 1, HEADS_Q, DIM);
 
   reset();
   bad_arguments();
@@ -131,7 +131,7 @@ int main(void) {
   flashtune_kv_append_params p = good;
   reset();
   memcpy(q_rotated, q, sizeof q);
-  p.q = p.q_rotated;
+  p.q = read_of(p.q_rotated);
   OK(flashtune_kv_append(context, &p, NULL));
   for (int b = 0; b < BATCH; b++) check_row(q_rotated + b * HEADS_Q * DIM, q + b * HEADS_Q * DIM, before[b], 0);
 

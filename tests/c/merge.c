@@ -29,8 +29,8 @@ static void bad_arguments(void) {
   REFUSED("partial_out.stride_head is -4", p.partial_out.stride_head = -4);
   REFUSED("partial_lse is", p.partial_lse = (const float *)((const char *)p.partial_lse + 1));
   REFUSED("out is written", p.out.stride_head = 0);
-  REFUSED("out overlaps partial_out", p.out.data = p.partial_out.data);
-  REFUSED("out overlaps partial_out", p.out.data = (float *)p.partial_out.data + p.partial_out_stride);
+  REFUSED("out overlaps partial_out", p.out.data = WRITABLE(p.partial_out.data));
+  REFUSED("out overlaps partial_out", p.out.data = (float *)WRITABLE(p.partial_out.data) + p.partial_out_stride);
   REFUSED("lse overlaps partial_lse", p.lse = (float *)(uintptr_t)p.partial_lse + p.partial_lse_stride);
   REFUSED("out overlaps lse", p.lse = p.out.data);
   NEEDS("partial_out.data is NULL", p.partial_out.data = NULL);
@@ -59,7 +59,7 @@ int main(void) {
   good.num_partials = 2;
   good.batch_size = shape.batch_size, good.seqlen = shape.seqlen_q;
   good.num_heads = shape.num_heads_q, good.head_dim_v = shape.head_dim_v;
-  good.partial_out = packed(outs, shape.seqlen_q, shape.num_heads_q, shape.head_dim_v);
+  good.partial_out = packed_input(outs, shape.seqlen_q, shape.num_heads_q, shape.head_dim_v);
   good.partial_out_stride = a.count[OUT];
   good.partial_lse = lses;
   good.partial_lse_stride = a.count[LSE];
@@ -82,7 +82,7 @@ int main(void) {
   flashtune_merge_params p = good;
   p.lse = NULL;
   OK(flashtune_merge(context, &p, NULL));
-  p.seqlen = 0, p.out.data = p.partial_out.data = NULL, p.partial_lse = NULL;
+  p.seqlen = 0, p.out.data = NULL, p.partial_out.data = NULL, p.partial_lse = NULL;
   OK(flashtune_merge(context, &p, NULL));
 
   /* A sealed context still serves prepared problems and refuses others. */

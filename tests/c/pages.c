@@ -82,8 +82,8 @@ int main(void) {
   good.features = FLASHTUNE_FEATURE_PAGED;
   good.block_table = table, good.block_table_stride = OF_A_SEQUENCE;
   good.page_size = PAGE_SIZE, good.num_pages = PAGES;
-  good.k = packed(k, PAGE_SIZE, shape.num_heads_kv, shape.head_dim);
-  good.v = packed(v, PAGE_SIZE, shape.num_heads_kv, shape.head_dim_v);
+  good.k = packed_input(k, PAGE_SIZE, shape.num_heads_kv, shape.head_dim);
+  good.v = packed_input(v, PAGE_SIZE, shape.num_heads_kv, shape.head_dim_v);
 
   reset_outputs(&a);
   bad_arguments();

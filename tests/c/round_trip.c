@@ -61,17 +61,17 @@ static void packed_and_transposed(flashtune_context *context) {
   for (int i = 0; i < B * S; i++)
     for (int t = 0; t < 3; t++)
       memcpy(qkv + (i * 3 + t) * H * D, a.data[Q + t] + i * H * D, H * D * sizeof(float));
-  flashtune_tensor *inputs[3] = {&f.q, &f.k, &f.v}, *inputs_again[3] = {&g.q, &g.k, &g.v};
+  flashtune_const_tensor *inputs[3] = {&f.q, &f.k, &f.v}, *inputs_again[3] = {&g.q, &g.k, &g.v};
   flashtune_tensor *gradients[3] = {&g.dq, &g.dk, &g.dv};
   for (int t = 0; t < 3; t++) {
     flashtune_tensor view = {qkv + t * H * D, S * 3 * H * D, 3 * H * D, D};
-    *inputs[t] = *inputs_again[t] = view;
+    *inputs[t] = *inputs_again[t] = read_of(view);
     view.data = dqkv + t * H * D;
     *gradients[t] = view;
   }
   /* out as (batch, heads, seqlen, dim) */
   flashtune_tensor transposed = {out, H * S * D, D, S * D};
-  f.out = g.out = transposed;
+  f.out = transposed, g.out = read_of(transposed);
 
   uint64_t bytes = 0;
   OK(flashtune_forward(context, &f, NULL, 0, NULL));

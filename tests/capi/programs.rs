@@ -94,6 +94,16 @@ fn example_tunes_once_and_starts_from_its_record_later() {
     }
 }
 
+#[test]
+fn inputs_are_const_in_c_and_in_cpp() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "tests/c/const_inputs.c";
+    let in_c = compile(source, folder.path(), &["-Wcast-qual"]);
+    assert_silent(source, &run(&in_c, folder.path(), ""));
+    let in_cpp = compile_cpp(source, folder.path(), &["-Wcast-qual", "-x", "c++"]);
+    assert_silent(source, &run(&in_cpp, folder.path(), ""));
+}
+
 /// The C++ wrapper, with exceptions and without.
 #[test]
 fn cpp_wrapper_returns_values_and_failures() {
@@ -146,9 +156,12 @@ fn passes(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&format!("tests/c/{name}.c"), folder.path(), sanitizers());
     let cache = folder.path().join("cache");
-    let output = run(&program, folder.path(), cache.to_str().unwrap());
-    assert!(output.status.success(), "{name}: {}\n{}", output.status, text(&output));
-    assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{name} or the library printed:\n{}", text(&output));
+    assert_silent(name, &run(&program, folder.path(), cache.to_str().unwrap()));
+}
+
+fn assert_silent(name: &str, output: &Output) {
+    assert!(output.status.success(), "{name}: {}\n{}", output.status, text(output));
+    assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{name} or the library printed:\n{}", text(output));
 }
 
 fn run(program: &Path, home: &Path, argument: &str) -> Output {
@@ -180,7 +193,12 @@ fn compile_cpp(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
     let mut command = Command::new(&compiler);
     command.args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]).args(extra);
     command.args(sanitizers()).arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
-    let output = command.arg(library::path()).output().unwrap_or_else(|error| panic!("{compiler}: {error}"));
+    // The library is no source, whatever language the flags name.
+    let output = command
+        .args(["-x", "none"])
+        .arg(library::path())
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}"));
     assert!(output.status.success(), "{source}:\n{}", text(&output));
     program
 }

@@ -9,8 +9,8 @@ enum { SEQLEN = 64, HEADS = 2, DIM = 32, COUNT = SEQLEN * HEADS * DIM };
 
 static float q[COUNT], k[COUNT], v[COUNT], out[COUNT];
 
-static flashtune_tensor tensor(float *data) {
-  flashtune_tensor t;
+static flashtune_const_tensor input(const float *data) {
+  flashtune_const_tensor t;
   memset(&t, 0, sizeof t);
   t.data = data;
   t.stride_batch = COUNT;
@@ -43,7 +43,8 @@ int main(void) {
   p.seqlen_q = p.seqlen_k = SEQLEN;
   p.num_heads_q = p.num_heads_kv = HEADS;
   p.head_dim = p.head_dim_v = DIM;
-  p.q = tensor(q), p.k = tensor(k), p.v = tensor(v), p.out = tensor(out);
+  p.q = input(q), p.k = input(k), p.v = input(v);
+  p.out.data = out, p.out.stride_batch = COUNT, p.out.stride_seqlen = HEADS * DIM, p.out.stride_head = DIM;
   if (failed("forward", flashtune_forward(context, &p, NULL, 0, NULL))) return 1;
 
   float worst = 0;

@@ -26,8 +26,14 @@ fn header_py_is_what_the_c_header_gives() {
         } else if let Some(name) =
             line.strip_prefix("typedef struct flashtune_").and_then(|rest| rest.strip_suffix(" {"))
         {
-            made += &format!("\n\nclass {}(ctypes.Structure):\n    _fields_ = [\n", class(name));
-            for field in lines.by_ref().take_while(|line| !line.starts_with('}')) {
+            let fields: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with('}')).collect();
+            let head = format!("\n\nclass {}(ctypes.Structure):\n    _fields_ = [\n", class(name));
+            // ctypes has no const: one class stands for a struct of inputs and the one of outputs.
+            if made.contains(&head) {
+                continue;
+            }
+            made += &head;
+            for field in fields {
                 let (name, kind) = field_of(field.strip_suffix(';').unwrap());
                 made += &format!("        (\"{name}\", {kind}),\n");
             }
@@ -49,10 +55,10 @@ fn header_py_is_what_the_c_header_gives() {
     expect("bindings/python/flashtune/_header.py", &made);
 }
 
-/// `flashtune_block_mask` is BlockMask.
+/// `flashtune_block_mask` is BlockMask, and `flashtune_const_tensor` is Tensor.
 fn class(name: &str) -> String {
     let word = |word: &str| word[..1].to_uppercase() + &word[1..];
-    name.split('_').map(word).collect()
+    name.trim_start_matches("const_").split('_').map(word).collect()
 }
 
 /// A field's name and type, of `const int32_t *indices` or `char kernel[64]`.

@@ -13,7 +13,9 @@ HEADER = Path(__file__).resolve().parents[3] / "include" / "flashtune.h"
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 STRUCTS = {
     "flashtune_tensor": _structs.Tensor,
+    "flashtune_const_tensor": _structs.Tensor,
     "flashtune_scores_tensor": _structs.ScoresTensor,
+    "flashtune_const_scores_tensor": _structs.ScoresTensor,
     "flashtune_block_mask": _structs.BlockMask,
     "flashtune_forward_params": _structs.ForwardParams,
     "flashtune_backward_params": _structs.BackwardParams,
