@@ -50,9 +50,10 @@ sbom:
 	@mkdir -p build
 	$(PYTHON) scripts/sbom.py > build/flashtune.cdx.json
 
-# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI.
+# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI. TARGET may name
+# another machine: make wheel TARGET=aarch64-unknown-linux-gnu
 wheel:
-	sh scripts/build_wheel.sh $(SONAME)
+	TARGET=$(TARGET) sh scripts/build_wheel.sh $(SONAME)
 
 # Tunes GPT-2's attention on the GPU if there is one, else on the CPU; the second run starts from
 # the first one's record.

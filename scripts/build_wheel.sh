@@ -2,14 +2,21 @@
 # Builds the wheel and the source distribution into build/dist. The library in the wheel needs glibc
 # 2.28 or later, whatever this machine has: zig links it against that version's symbols. zig,
 # cargo-zigbuild and Python's build tools come from PyPI into build/wheel-tools.
+#
+# TARGET=aarch64-unknown-linux-gnu builds for another machine. It needs that target's std:
+# `rustup target add aarch64-unknown-linux-gnu`.
 set -eu
 cd "$(dirname "$0")/.."
 tools=build/wheel-tools
 out=build/dist
 
-machine=$(uname -m)
 [ "$(uname -s)" = Linux ] || { echo "build_wheel.sh: wheels are built on Linux only" >&2; exit 1; }
-target=$machine-unknown-linux-gnu
+target=${TARGET:-$(uname -m)-unknown-linux-gnu}
+machine=${target%%-*}
+case $target in
+x86_64-unknown-linux-gnu | aarch64-unknown-linux-gnu) ;;
+*) echo "build_wheel.sh: TARGET is $target; wheels are for x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu" >&2; exit 1 ;;
+esac
 platform=manylinux_2_28_$machine
 
 if [ ! -x $tools/bin/cargo-zigbuild ]; then
@@ -24,7 +31,8 @@ PATH="$PWD/$tools/bin:$PATH" cargo-zigbuild rustc --locked --release --lib --no-
     --crate-type cdylib,staticlib --target "$target.2.28" --target-dir target/manylinux -- -C strip=symbols "$@"
 built=target/manylinux/$target/release/libflashtune.so
 
-rm -rf $out build/lib build/bdist.*
+# The wheel of another machine stays.
+rm -rf $out/*_"$machine".whl $out/*.tar.gz build/lib build/bdist.*
 FLASHTUNE_PREBUILT="$PWD/$built" $tools/bin/python -m build --no-isolation --outdir $out \
     --config-setting=--build-option=--plat-name="$platform" --wheel . > build/wheel.log ||
     { cat build/wheel.log >&2; exit 1; }

@@ -22,7 +22,8 @@ static uint64_t next(void) {
 
 static uint64_t below(uint64_t bound) { return next() % bound; }
 
-enum { PAGE = 4096, ROOM = 32 * PAGE, TENSORS = 8, ARRAY = 64 };
+/* The largest page of a Linux kernel: those of aarch64 may have 64 KB. */
+enum { PAGE = 1 << 16, ROOM = 2 * PAGE, TENSORS = 8, ARRAY = 64 };
 
 /* `ROOM` bytes with a page on either side that may not be touched. */
 static char *guarded(void) {
