@@ -5,6 +5,8 @@ use flashtune::attention::{
     Array, ArrayMut, Attention, Backward, Causal, Context, ContextOptions, Element, Forward, Inputs, Launch, Output,
     Status, Tensor, TensorMut,
 };
+use flashtune::backend::{Backend, Memory};
+use flashtune::kernel::Gpu;
 use half::{bf16, f16};
 
 #[path = "../examples/rust/attention.rs"]
@@ -245,4 +247,82 @@ fn a_context_without_its_device_says_why() {
     let error = ContextOptions::cpu().num_threads(5000).open().unwrap_err();
     assert!(error.message.contains("num_threads is 5000"), "{error}");
     assert!(ContextOptions::cpu().cache_dir("a\0b").open().unwrap_err().message.contains("NUL"));
+}
+
+/// Both passes in device memory, against the CPU: on a GPU, or on the emulated one by
+/// `scripts/emulate.sh cargo test --test attention`.
+#[test]
+fn a_gpu_gives_the_results_of_the_cpu() {
+    let gpu = match ContextOptions::cuda(0).open() {
+        Ok(gpu) => gpu,
+        Err(error) if std::env::var("FLASHTUNE_REQUIRE_GPU").is_ok_and(|value| value == "1") => {
+            panic!("FLASHTUNE_REQUIRE_GPU=1, but there is no usable GPU: {error}")
+        }
+        Err(error) => return eprintln!("SKIPPED: no usable GPU: {error}"),
+    };
+    // Memory for the test alone. It uses the same primary context.
+    let memory = Backend::Cuda(Gpu::new(0, None, None).unwrap());
+    let upload = |values: &[f32]| {
+        let halves: Vec<u8> = values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+        let on_device = memory.allocate(halves.len()).unwrap();
+        memory.upload(&on_device, &halves).unwrap();
+        on_device
+    };
+    let (shape, strides) = ([1, 40, 2, 32], [40 * 64, 64, 32]);
+    // SAFETY: tensors of this shape, which live until the work is done.
+    let read = |memory: &Memory| unsafe { Tensor::<f16>::from_device(memory.address() as u64, shape, strides) };
+    // SAFETY: as above, and each is in one pass alone.
+    let written = |memory: &Memory| unsafe { TensorMut::<f16>::from_device(memory.address() as u64, shape, strides) };
+    let x = ramp(40 * 64, |x| f16::from_f32(x).to_f32());
+    let (input, out) = (upload(&x), upload(&x));
+    let gradients = [(); 3].map(|()| upload(&x));
+    let lse = memory.allocate(80 * 4).unwrap();
+    let attention = Attention::new().causal(Causal::BottomRight);
+    let [q, k, v] = [(); 3].map(|()| read(&input));
+    let inputs = Inputs { q, k, v };
+
+    // SAFETY: 80 floats, which live until the work is done.
+    let written_lse = unsafe { ArrayMut::<f32>::from_device(lse.address() as u64, 80) };
+    let mut forward = Forward { inputs, out: written(&out), lse: Some(written_lse) };
+    // SAFETY: as above.
+    let read_lse = unsafe { Array::<f32>::from_device(lse.address() as u64, 80) };
+    let [dq, dk, dv] = gradients.each_ref().map(written);
+    let mut backward = Backward { inputs, out: read(&out), lse: read_lse, dout: read(&out), dq, dk, dv };
+    let bytes = [attention.workspace_bytes(&gpu, &forward), attention.workspace_bytes(&gpu, &backward)];
+    let bytes = bytes.into_iter().map(Result::unwrap).max().unwrap();
+    let workspace = memory.allocate(bytes).unwrap();
+    // SAFETY: a workspace of this size; the stream and the memory live until the work is done.
+    let launch = unsafe { Launch::on_stream(memory.stream(), workspace.address() as u64, bytes) };
+    attention.launch(&gpu, &mut forward, &launch).unwrap();
+    attention.launch(&gpu, &mut backward, &launch).unwrap();
+    let host = Tensor::new(&x, shape).unwrap();
+    let error = attention
+        .launch(
+            &gpu,
+            &mut Forward {
+                inputs: Inputs { q: host, k: host, v: host },
+                out: TensorMut::new(&mut x.clone(), shape).unwrap(),
+                lse: None,
+            },
+            &launch,
+        )
+        .unwrap_err();
+    assert!(error.message.starts_with("q is a slice of the host"), "{error}");
+
+    let expected = one_sequence(&attention, &x, [40, 2, 32]);
+    let of_cpu = Tensor::new(&expected.out, shape).unwrap();
+    let inputs = Inputs { q: host, k: host, v: host };
+    let expected_gradients = attention.backward(&context(), &inputs, of_cpu, &expected.lse, of_cpu).unwrap();
+    let near = |name: &str, of_gpu: &Memory, expected: &[f32]| {
+        let mut halves = vec![0; 2 * expected.len()];
+        memory.download(of_gpu, &mut halves).unwrap();
+        for (half, expected) in halves.chunks(2).zip(expected) {
+            let got = f16::from_le_bytes([half[0], half[1]]).to_f32();
+            assert!((got - expected).abs() <= 0.01 + 0.01 * expected.abs(), "{name}: {got} instead of {expected}");
+        }
+    };
+    near("out", &out, &expected.out);
+    near("dq", &gradients[0], &expected_gradients.dq);
+    near("dk", &gradients[1], &expected_gradients.dk);
+    near("dv", &gradients[2], &expected_gradients.dv);
 }
