@@ -29,7 +29,8 @@ pub struct Output<T> {
     /// (batch, seqlen_q, heads_q, head_dim_v), contiguous.
     pub out: Vec<T>,
     /// (batch, heads_q, seqlen_q): the natural logarithm of the sum of the exponentials of each
-    /// query's scores. With varlen it is (heads_q, total rows). The backward pass reads it.
+    /// query's scores. With varlen it is (heads_q, total rows), and -inf in rows of no sequence.
+    /// The backward pass reads it.
     pub lse: Vec<f32>,
 }
 

@@ -11,9 +11,11 @@ use crate::error::{Error, Result, Status};
 impl Attention<'_> {
     /// Runs a forward pass on a CPU context and returns new vectors.
     pub fn forward<T: Element>(&self, context: &Context, inputs: &Inputs<'_, T>) -> Result<Output<T>> {
+        expect_host(context, "forward")?;
         let ([batch, seqlen, heads, _], dim_v) = (inputs.q.shape(), inputs.v.shape()[3]);
         let shape = [batch, seqlen, heads, dim_v];
         let (mut out, mut lse) = (zeros("out", &shape)?, zeros("lse", &shape[..3])?);
+        lse.fill(f32::NEG_INFINITY);
         let mut pass =
             Forward { inputs: *inputs, out: TensorMut::new(&mut out, shape)?, lse: Some(ArrayMut::from(&mut lse)) };
         self.launch(context, &mut pass, &Launch::on_host())?;
@@ -30,6 +32,7 @@ impl Attention<'_> {
         lse: impl Into<Array<'a, f32>>,
         dout: Tensor<'a, T>,
     ) -> Result<Gradients<T>> {
+        expect_host(context, "backward")?;
         let shapes = [inputs.q.shape(), inputs.k.shape(), inputs.v.shape()];
         let (mut dq, mut dk, mut dv) = (zeros("dq", &shapes[0])?, zeros("dk", &shapes[1])?, zeros("dv", &shapes[2])?);
         let mut pass = Backward {
@@ -82,6 +85,15 @@ impl Attention<'_> {
 
     fn params<P: Pass>(&self, context: &Context, pass: &P) -> Result<Params> {
         pass.params(self, context.place())
+    }
+}
+
+fn expect_host(context: &Context, call: &str) -> Result<()> {
+    match context.place() {
+        Place::Host => Ok(()),
+        Place::Device => Err(Error::unsupported(format!(
+            "{call} returns vectors of the host and the context is a GPU's; use launch with device memory"
+        ))),
     }
 }
 

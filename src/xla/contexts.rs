@@ -12,6 +12,7 @@ use crate::capi::context::{
 use crate::fork;
 use std::collections::HashMap;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,15 +22,37 @@ pub enum Device {
     Cuda(i32),
 }
 
-/// Addresses of contexts, by device and process.
-static CONTEXTS: Mutex<Option<HashMap<(Device, u32), usize>>> = Mutex::new(None);
+/// The contexts of a process. A forked child makes a table of its own: a thread of the parent may
+/// hold the lock of the parent's, and the child has no such thread.
+struct Table {
+    generation: u32,
+    addresses: Mutex<HashMap<Device, usize>>,
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+
+fn table() -> &'static Table {
+    let generation = fork::generation();
+    loop {
+        let current = TABLE.load(Ordering::Acquire);
+        // SAFETY: null, or a table that was leaked below and is never freed.
+        if let Some(table) = unsafe { current.as_ref() }
+            && table.generation == generation
+        {
+            return table;
+        }
+        let fresh = Box::into_raw(Box::new(Table { generation, addresses: Mutex::default() }));
+        if TABLE.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: no other thread has seen it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+}
 
 pub fn context(device: Device) -> Result<*mut flashtune_context> {
     // A context under construction keeps others waiting: two of one device would compile twice.
-    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let contexts = contexts.get_or_insert_default();
-    let key = (device, fork::generation());
-    if let Some(address) = contexts.get(&key) {
+    let mut contexts = table().addresses.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(address) = contexts.get(&device) {
         return Ok(std::ptr::with_exposed_provenance_mut(*address));
     }
     let (backend, device_ordinal) = match device {
@@ -50,6 +73,6 @@ pub fn context(device: Device) -> Result<*mut flashtune_context> {
     let mut made = null_mut();
     // SAFETY: both live during the call.
     check(unsafe { flashtune_context_create(&options, &mut made) })?;
-    contexts.insert(key, made.expose_provenance());
+    contexts.insert(device, made.expose_provenance());
     Ok(made)
 }

@@ -138,7 +138,7 @@ def _attention(
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _ = _features.pack(features, opts, dims, q, k, _this)
     _expect_supported(opts, dims, q, k, v, packed)
-    if opts[2]:
+    if np.float32(opts[2]):
         arrays["seed"] = _seed(seed)
 
     batch_size, _, _, seqlen_q, seqlen_k, *_ = dims
@@ -193,6 +193,8 @@ def _apply(problem, q, k, v, extras):
 
 def _apply_forward(problem, q, k, v, extras):
     is_perturbed = {name: x.perturbed for name, x in zip(problem.names, extras)}
+    if is_perturbed.get("alibi_slopes"):
+        raise UnsupportedError("alibi_slopes has no gradient; pass jax.lax.stop_gradient(alibi_slopes)")
     q, k, v = (x.value for x in (q, k, v))
     extras = tuple(x.value for x in extras)
     out, lse = _forward(problem, q, k, v, extras, want_lse=True)
@@ -265,12 +267,13 @@ def _run(target, problem, operands, results, first, attributes):
 
 def _seed(seed):
     """uint32 (4): the halves of the seed and of the offset, low before high."""
-    pair = None if seed is None or hasattr(seed, "dtype") else _call.integer_seed(seed)
+    is_array = isinstance(seed, (jax.Array, np.ndarray))
+    pair = None if seed is None or is_array else _call.integer_seed(seed)
     if pair is not None:
         return jnp.array([half for number in pair for half in (number & 0xFFFFFFFF, number >> 32)], jnp.uint32)
-    if hasattr(seed, "dtype") and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+    if is_array and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         seed = jax.random.key_data(seed)
-    if not hasattr(seed, "dtype") or seed.dtype != np.uint32 or seed.shape not in ((2,), (4,)):
+    if not is_array or seed.dtype != np.uint32 or seed.shape not in ((2,), (4,)):
         raise InvalidArgumentError(
             f"seed is {seed!r}; with dropout_p it must be a key of jax.random, uint32 of shape (2,) or (4,), an int or a pair of ints"
         )

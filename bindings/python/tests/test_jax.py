@@ -140,6 +140,19 @@ def test_varlen_sequences_equal_each_sequence_alone_and_unused_rows_are_zero(nam
     check(flashtune.jax.attention_varlen, reference, q, k, v, dout, **VARLEN[name], **features)
 
 
+def test_alibi_slopes_have_no_gradient():
+    with pytest.raises(flashtune.UnsupportedError, match="alibi_slopes has no gradient"):
+        jax.grad(lambda slopes: flashtune.jax.attention(Q, K, V, alibi_slopes=slopes).sum())(jnp.asarray(SLOPES))
+    stopped = jax.grad(lambda q: flashtune.jax.attention(q, K, V, alibi_slopes=jnp.asarray(SLOPES)).sum())(jnp.asarray(Q))
+    assert jnp.isfinite(stopped).all() and (stopped != 0).any()
+
+
+def test_seeds_may_be_numpy_integers_and_p_less_than_any_float32():
+    plain, seeded = (flashtune.jax.attention(Q, K, V, dropout_p=0.2, seed=seed) for seed in (3, np.int64(3)))
+    assert (plain == seeded).all()
+    assert (flashtune.jax.attention(Q, K, V, dropout_p=1e-46, seed=1) == flashtune.jax.attention(Q, K, V)).all()
+
+
 def test_a_traced_seed_changes_the_mask_without_a_new_trace():
     q, k, v, _ = tensors()
     traces = []

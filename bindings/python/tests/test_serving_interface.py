@@ -38,6 +38,15 @@ def test_an_engine_that_is_not_installed_is_named(engine, monkeypatch, caplog):
 
 
 @engines
+def test_an_engine_with_another_interface_starts_without_the_plugin(engine, monkeypatch, caplog):
+    later = types.ModuleType(engine)
+    later.__version__ = "9.0.0"
+    monkeypatch.setitem(sys.modules, engine, later)
+    MODULES[engine].plugin()
+    assert "no attention backend for" in caplog.text and engine in caplog.text
+
+
+@engines
 def test_an_old_version_is_refused(engine, monkeypatch):
     old = types.ModuleType(engine)
     old.__version__ = "0.5.9"

@@ -218,7 +218,7 @@ def test_what_a_batch_may_not_have_is_named(backend):
     with pytest.raises(UnsupportedError, match="head_size_v 32"):
         made_builder(backend, impl, torch.float32, head_size_v=32)
     common.causal = torch.ones(len(case.sizes), dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match="causal is a tensor"):
+    with pytest.raises(UnsupportedError, match="causal is not True"):
         builder.build(0, common)
 
 

@@ -22,6 +22,8 @@ use std::time::{Duration, SystemTime};
 
 /// Changes when an entry's meaning does.
 const VERSION: u32 = 1;
+/// Candidates of an entry that is read: a page shows them all.
+const MOST_CANDIDATES: usize = 10_000;
 
 /// Those of times that are plausible.
 const PLAUSIBLE_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
@@ -126,6 +128,10 @@ impl Entry {
             None => return Err("it is no entry of a tuning log".to_owned()),
         }
         let line: Line = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        let candidates = line.run.as_ref().map_or(0, |run| run.candidates.len());
+        if candidates > MOST_CANDIDATES {
+            return Err(format!("it has {candidates} candidates; at most {MOST_CANDIDATES} are read"));
+        }
         line.problem.validate().map_err(|error| error.message)?;
         let result = match (&line.record, line.failure) {
             (Some(record), None) => Ok(Box::new(Record::from_line(&record.to_string())?)),

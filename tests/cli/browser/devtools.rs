@@ -140,6 +140,7 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", metrics);
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call("Emulation.setEmulatedMedia", json!({"features": features}));
+        self.events.clear();
         let shown = self.call("Page.navigate", json!({"url": format!("file://{}", page.display())}));
         assert!(shown["errorText"].is_null(), "{shown}");
         while !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {

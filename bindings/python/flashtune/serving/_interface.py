@@ -1,7 +1,8 @@
 """Checks that an installed engine has the interface that a backend was written against.
 
-Engines change their interfaces between minor versions. The record below names each function and
-field that a backend overrides, calls or reads. `scripts/check_serving_interfaces.py` compares it
+Engines change their interfaces between minor versions. The record below names the functions that a
+backend overrides or calls with arguments, and the fields of batches that it reads. Attributes of
+instances cannot be checked without one. `scripts/check_serving_interfaces.py` compares it
 with an engine's published sources, and the tests make stand-ins of it.
 """
 

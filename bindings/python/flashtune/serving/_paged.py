@@ -81,8 +81,8 @@ def _options(causal, softmax_scale):
 
 
 def rounded_up(longest, most):
-    """A bound of lengths that changes seldom: at most an eighth above `longest`, and never above
-    `most`.
+    """A bound of lengths that changes seldom: at least 64, at most an eighth above a longer
+    `longest`, and never above `most`.
 
     A call with the sizes of an earlier one takes the short way through the launch. Exact bounds
     would differ at each decoding step.

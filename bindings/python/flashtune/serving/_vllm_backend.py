@@ -105,7 +105,6 @@ class FlashtuneMetadata:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
-    causal: bool
 
     def batch(self):
         # A pure decoding step leaves query_start_loc out, and each row is a sequence.
@@ -136,13 +135,13 @@ class FlashtuneMetadataBuilder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
-        if not isinstance(common.causal, bool):
-            raise UnsupportedError("causal is a tensor; flashtune has no batches of causal and other requests")
+        if common.causal is not True:
+            raise UnsupportedError("causal is not True; flashtune's backend of vLLM has causal decoder attention alone")
         return FlashtuneMetadata(
             num_actual_tokens=common.num_actual_tokens, max_query_len=common.max_query_len,
             max_seq_len=_paged.rounded_up(common.max_seq_len, max(self._longest, common.max_seq_len)),
             query_start_loc=common.query_start_loc, seq_lens=common.seq_lens, block_table=common.block_table_tensor,
-            slot_mapping=common.slot_mapping, causal=common.causal,
+            slot_mapping=common.slot_mapping,
         )  # fmt: skip
 
     def build_for_cudagraph_capture(self, common_attn_metadata):
@@ -189,7 +188,7 @@ class FlashtuneImpl(AttentionImpl):
             return output.fill_(0)  # vLLM measures its memory.
         k_pages, v_pages = self._pages(kv_cache)
         rows = attn_metadata.num_actual_tokens
-        options = self.layer if attn_metadata.causal else self._not_causal()
+        options = self.layer
         _paged.attend(query[:rows], k_pages, v_pages, attn_metadata.batch(), options, output[:rows])
         return output
 
@@ -210,7 +209,3 @@ class FlashtuneImpl(AttentionImpl):
             expected = f"(blocks, {self.num_kv_heads}, block_size, {2 * dim})"
             raise UnsupportedError(f"kv_cache has shape {tuple(shape)}; flashtune's backend of vLLM reads {expected}")
         return kv_cache.transpose(1, 2).split(dim, dim=-1)
-
-    def _not_causal(self):
-        left = self.sliding_window[0]
-        return self.layer._replace(causal=False, window=None if left < 0 else (left, left))

@@ -9,7 +9,7 @@ plugins. Nothing of vLLM changes unless CUSTOM is chosen.
 
 import logging
 
-from .._errors import FlashtuneError, InvalidArgumentError
+from .._errors import InvalidArgumentError
 from . import _interface
 
 __all__ = ["NAME", "plugin", "register", "unregister"]
@@ -48,7 +48,7 @@ def plugin():
     """`register` for vLLM, which would end with an exception of a plugin that nobody chose."""
     try:
         register()
-    except FlashtuneError as error:
+    except Exception as error:  # an engine that nobody runs on flashtune must start
         logging.getLogger("flashtune.serving").warning("no attention backend for vLLM: %s", error)
 
 
