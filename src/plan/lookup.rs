@@ -329,7 +329,9 @@ pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config
 
 /// The config that a record gives a problem: its own, or for another shape the carried-over one.
 fn config_of(record: &Record, problem: &Canonical, device: &Device) -> Config {
-    match record.key == key::record_key(problem) {
+    // Problems of one key may differ in what a config needs: 128 keys are one tile, 150 are two.
+    let fits = || family::check(problem, &record.config, device).is_ok();
+    match record.key == key::record_key(problem) && fits() {
         true => record.config.clone(),
         false => family::carried_over(&record.config, &record.problem, problem, device),
     }

@@ -36,11 +36,13 @@ pub fn refuse_unmeasurable(problem: &Problem) -> Result<()> {
     }
 }
 
-/// Whether a record makes a run with these options unnecessary. A run that may try every candidate
-/// repeats one that could try only proven ones.
+/// Whether a record makes a run with these options unnecessary. Problems of one key may differ in
+/// the configs that serve them. A run that may try every candidate repeats one that could try only
+/// proven ones.
 pub fn is_enough(record: &Record, canonical: &Canonical, device: &Device, options: &TuneOptions) -> bool {
     let preferred = family::heuristic(canonical, device).family;
-    !options.retune && record.has_tried(preferred) && !(record.proven_only && options.worker.is_some())
+    let serves = family::check(canonical, &record.config, device).is_ok();
+    !options.retune && serves && record.has_tried(preferred) && !(record.proven_only && options.worker.is_some())
 }
 
 /// Measures the candidates and returns the winner's record.

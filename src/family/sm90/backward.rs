@@ -41,9 +41,9 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "direct_dq",
-            reason: "one tile writes dQ, and of two the second, if one CTA does both in turn, in blocks of up to 112 rows, past which it spills; a single tile needs no sum in memory",
+            reason: "one tile writes dQ, and of two the second, if one CTA does both in turn, in blocks of up to 112 rows, past which it spills",
             holds: |p, k, _| match (direct_tiles(p, k.block_n), k.direct_dq) {
-                (Some(1), direct) => direct == 1,
+                (Some(1), direct) => direct <= 1,
                 (Some(tiles), direct) => direct == 0 || direct == tiles && k.split_waves == 0 && k.block_m <= 112,
                 (None, direct) => direct == 0,
             },
@@ -128,7 +128,11 @@ impl Space for BackwardKnobs {
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "direct_dq" if problem.seqlen_k > 256 => &[0],
+            "direct_dq" => match direct_tiles(problem, 128) {
+                None => &[0],
+                Some(1) => &[1],
+                Some(_) => &[0, 2],
+            },
             _ => knob.values,
         }
     }
@@ -196,8 +200,11 @@ impl BackwardKnobs {
         self.largest_work(problem, device).map_or(f64::INFINITY, |work| work.us(device))
     }
 
-    /// One CTA for all tiles of a head where that is expected to pay, else splits where they are.
+    /// One CTA for all tiles of a head where that is expected to pay, else splits where they are. A
+    /// deterministic pass chooses alike on all GPUs of an architecture.
     fn with_best_walk(self, problem: &Problem, device: &Device) -> Self {
+        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
+        let device = typical.as_ref().unwrap_or(device);
         let tiles = direct_tiles(problem, self.block_n);
         let summed = BackwardKnobs { direct_dq: u32::from(tiles == Some(1)), ..self }.with_best_split(problem, device);
         let Some(direct_dq) = tiles else { return summed };

@@ -28,7 +28,7 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32& r0, uint32& r1, uint32
 // The transpose of a matrix in a warp's registers: a lane holds elements 2t and 2t + 1 of row g.
 __device__ __forceinline__ uint32 transpose_matrix(uint32 m) {
     uint32 out;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(m));
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(m));
     return out;
 }
 

@@ -119,7 +119,16 @@ fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
     assert_eq!([direct(&causal), direct(&Problem { seqlen_q: 101, ..causal })], [1, 0], "a query without keys");
     let varlen = Features { varlen: Some(Varlen::default()), ..Features::NONE };
     assert_eq!(direct(&Problem { features: varlen, ..of(64, 100) }), 0);
-    assert_eq!(broken(&of(64, 100), &config(64)).as_deref(), Some("direct_dq"));
+    assert_eq!(broken(&of(64, 100), &config(64)), None, "a config of long keys may serve few");
+    assert_eq!(broken(&of(64, 300), &config(64).with("direct_dq", 1)).as_deref(), Some("direct_dq"));
+    for heads in [1, 14, 60, 200] {
+        let few = Problem { num_heads_q: heads, num_heads_kv: heads, deterministic: true, ..of(1, 256) };
+        let on = |sm_count, memory_bytes_per_second| {
+            heuristic(&few, &Device { sm_count, memory_bytes_per_second, ..h200() }).unwrap()
+        };
+        let rate = h200().memory_bytes_per_second;
+        assert!(on(78, rate / 2) == on(132, rate) && on(114, rate / 2) == on(132, rate), "{heads}");
+    }
     for (rows, by) in [(112, None), (128, Some("direct_dq"))] {
         let two = Problem { head_dim: 64, head_dim_v: 64, ..of(64, 256) };
         assert_eq!(broken(&two, &config(rows).with("direct_dq", 2)).as_deref(), by);
