@@ -326,7 +326,7 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
 
 /// The thinned matrix compiles the kernels of one in so many of the architecture's shipped records.
 /// The tuner compiled all of them.
-const RECORDS_TAKEN: usize = 4;
+const RECORDS_TAKEN: usize = 12;
 
 /// The kernels of one in `one_in` of the architecture's shipped records. None may spill.
 fn of_shipped_records(arch: Arch, one_in: usize) -> impl Iterator<Item = (String, Kernel)> {
