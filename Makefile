@@ -50,8 +50,8 @@ sbom:
 	@mkdir -p build
 	$(PYTHON) scripts/sbom.py > build/flashtune.cdx.json
 
-# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI. TARGET may name
-# another machine: make wheel TARGET=aarch64-unknown-linux-gnu
+# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI.
+# TARGET may name another machine: make wheel TARGET=aarch64-unknown-linux-gnu
 wheel:
 	TARGET=$(TARGET) sh scripts/build_wheel.sh $(SONAME)
 

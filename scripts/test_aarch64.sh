@@ -3,9 +3,9 @@
 # backend. The last line is 'N passed, N failed'. It is no part of CI, since it builds the release
 # library a second time.
 #
-# It needs Rust's std for aarch64 (`rustup target add aarch64-unknown-linux-gnu`), qemu-aarch64-static
-# and the C library of aarch64. On Debian: apt install qemu-user-static libc6-arm64-cross
-# libgcc-s1-arm64-cross. QEMU and SYSROOT name other places.
+# It needs Rust's std for aarch64 (`rustup target add aarch64-unknown-linux-gnu`),
+# qemu-aarch64-static and the C library of aarch64. On Debian: apt install qemu-user-static
+# libc6-arm64-cross libgcc-s1-arm64-cross. QEMU and SYSROOT name other places.
 set -eu
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs the tests of the serving backends with the real vLLM and SGLang, on a CPU or a GPU, in a virtual
-# environment for each. The environments stay in target/serving. Needs the library of
-# `cargo build --lib`, Python 3.12, a network and about 15 GB for each engine.
+# Runs the tests of the serving backends with the real vLLM and SGLang, on a CPU or a GPU, in a
+# virtual environment for each. The environments stay in target/serving. Needs the library of `cargo
+# build --lib`, Python 3.12, a network and about 15 GB for each engine.
 #
 #   scripts/test_serving_engines.sh [ENGINE==VERSION...]
 set -eu

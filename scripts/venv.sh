@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs the tests' needs besides Rust into .venv: numpy, pytest, JAX for the CPU, NVRTC and
-# nvdisasm to compile and disassemble kernels without a GPU, and CMake to try an installation. Without a network it says
-# so and leaves .venv as it is. Tests that lack a package are then skipped, or fail under
-# FLASHTUNE_REQUIRE_NVRTC=1 and FLASHTUNE_REQUIRE_NVDISASM=1.
+# nvdisasm to compile and disassemble kernels without a GPU, and CMake to try an installation.
+# Without a network it says so and leaves .venv as it is. Tests that lack a package are then
+# skipped, or fail under FLASHTUNE_REQUIRE_NVRTC=1 and FLASHTUNE_REQUIRE_NVDISASM=1.
 cd "$(dirname "$0")/.." || exit 1
 
 if [ ! -x .venv/bin/python ]; then

@@ -37,28 +37,6 @@ pub enum Status {
     Internal = 12,
 }
 
-impl Status {
-    /// The status of a number of the C face.
-    pub(crate) fn from_number(number: i32) -> Status {
-        use Status::*;
-        let known = [
-            Ok,
-            InvalidArgument,
-            Unsupported,
-            NotPrepared,
-            NoDevice,
-            NoCompiler,
-            CompileFailed,
-            Cuda,
-            OutOfMemory,
-            WorkspaceTooSmall,
-            Io,
-            Cancelled,
-        ];
-        known.into_iter().find(|status| *status as i32 == number).unwrap_or(Internal)
-    }
-}
-
 /// A failure: what kind it is, and one sentence that names the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {

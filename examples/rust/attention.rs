@@ -89,7 +89,8 @@ fn plain(q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
         let weights: Vec<f64> = (0..=query).map(|key| score(key).exp()).collect();
         let sum: f64 = weights.iter().sum();
         for (dim, out) in out.iter_mut().enumerate() {
-            *out = (0..=query).map(|key| weights[key] / sum * f64::from(v[at(key) + dim])).sum::<f64>() as f32;
+            let weighted = (0..=query).map(|key| weights[key] / sum * f64::from(v[at(key) + dim]));
+            *out = weighted.sum::<f64>() as f32;
         }
     }
     out

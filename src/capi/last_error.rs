@@ -1,7 +1,7 @@
 //! The message of the calling thread's last failed call, and the function that returns it to C.
 
 use std::cell::RefCell;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 
 thread_local! {
     /// Ends in NUL after the first write. The buffer is kept, so success allocates nothing.
@@ -37,8 +37,8 @@ pub(super) fn clear() {
     let _ = MESSAGE.try_with(|message| message.borrow_mut().clear());
 }
 
-#[cfg(test)]
-pub(super) fn current() -> String {
+/// The text of flashtune_last_error, for callers in Rust.
+pub(crate) fn current() -> String {
     // SAFETY: the returned string ends in NUL and lives until this thread's next call.
-    unsafe { std::ffi::CStr::from_ptr(flashtune_last_error()) }.to_str().unwrap().to_owned()
+    unsafe { CStr::from_ptr(flashtune_last_error()) }.to_string_lossy().into_owned()
 }

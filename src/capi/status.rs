@@ -45,6 +45,14 @@ macro_rules! statuses {
                 _ => c"unknown status",
             }
         }
+
+        /// The status of a number that a function of the C face returned.
+        pub(crate) fn of_number(status: i32) -> Status {
+            match status {
+                $($number => Status::$status,)*
+                _ => Status::Internal,
+            }
+        }
     };
 }
 

@@ -3,13 +3,12 @@
 use super::c_api::{
     CODE_FAILED_PRECONDITION, CODE_INTERNAL, CODE_INVALID_ARGUMENT, CODE_RESOURCE_EXHAUSTED, CODE_UNIMPLEMENTED,
 };
-use crate::capi::last_error::flashtune_last_error;
+use crate::capi::last_error;
 use crate::capi::status::{
     FLASHTUNE_STATUS_INVALID_ARGUMENT, FLASHTUNE_STATUS_NO_COMPILER, FLASHTUNE_STATUS_NO_DEVICE,
     FLASHTUNE_STATUS_NOT_PREPARED, FLASHTUNE_STATUS_OK, FLASHTUNE_STATUS_OUT_OF_MEMORY, FLASHTUNE_STATUS_UNSUPPORTED,
 };
 use crate::error::Error;
-use std::ffi::CStr;
 
 #[derive(Debug)]
 pub struct Failure {
@@ -51,7 +50,5 @@ pub fn check(status: i32) -> Result<()> {
     if status == FLASHTUNE_STATUS_OK {
         return Ok(());
     }
-    // SAFETY: the string ends in NUL and lives until this thread's next call.
-    let message = unsafe { CStr::from_ptr(flashtune_last_error()) };
-    Err(Failure::of(status, message.to_string_lossy().into_owned()))
+    Err(Failure::of(status, last_error::current()))
 }

@@ -12,8 +12,9 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=WINDOW),
     "gemma2": lambda: transformers.Gemma2Config(
-        **SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, attn_logit_softcapping=5.0
-    ),
+        **SIZES, head_dim=16, query_pre_attn_scalar=16,
+        sliding_window=WINDOW, attn_logit_softcapping=5.0,
+    ),  # fmt: skip
 }
 # Each logit is a sum over hidden states that both implementations round at each operation.
 TOLERANCE = 1e-5
