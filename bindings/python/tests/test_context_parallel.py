@@ -6,8 +6,10 @@ The geometry is tested by itself, with every pair of a query and a key counted o
 
 import contextlib
 import datetime
+import functools
 import os
 import socket
+from typing import NamedTuple
 
 import flashtune
 import flashtune.context_parallel as cp
@@ -21,7 +23,31 @@ from flashtune import _ring
 from judge import assert_close
 from oracle_torch import plain, random, with_gradients
 
-SEQLEN, HEADS, DIM = 48, 4, 16
+HEADS = 4
+
+
+class Setting(NamedTuple):
+    """A backend's ranks, with problems of a size that suits it."""
+
+    backend: str
+    ranks: int
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    dim: int = 16
+    scale: int = 1
+    """Multiplies the lengths and windows of the cases."""
+
+    @property
+    def seqlen(self):
+        return 48 * self.scale
+
+
+SETTINGS = {
+    "gloo-2": Setting("gloo", 2),
+    "gloo-4": Setting("gloo", 4),
+    # Each rank has 480 rows: several tiles, and chunks whose ends lie within a tile.
+    "nccl-2": Setting("nccl", 2, "cuda", torch.bfloat16, 64, 20),
+}
 # method, layout, K/V heads, options
 CASES = {
     "ring": ("ring", "zigzag", 2, {}),
@@ -37,76 +63,103 @@ CASES = {
     "ulysses-window": ("ulysses", "contiguous", 4, dict(window=(9, 14), softcap=4.0)),
     "ulysses-few-kv-heads": ("ulysses", "contiguous", 1, dict(causal=True)),
 }
-OFFSETS = [0, 11, 12, 40, SEQLEN]
+MASKS = {
+    "full": {}, "causal": dict(causal=True), "window": dict(window=(9, 14)),
+    "causal-window": dict(causal=True, window=(7, None)),
+}  # fmt: skip
+# A GPU is fast enough for every combination.
+GRID = {
+    f"{method}-{layout}-{heads_kv}-{mask}": (method, layout, heads_kv, options)
+    for method in ("ring", "all_gather", "ulysses")
+    for layout in ("zigzag", "contiguous")
+    for heads_kv in (4, 2, 1)
+    for mask, options in MASKS.items()
+}
+OFFSETS = [0, 11, 12, 40, 48]
 
 
-def inputs(heads_kv, batch=2):
-    shapes = [(batch, SEQLEN, heads, DIM) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
-    return random(*shapes, dtype=torch.float32, device="cpu")
+def cases_of(setting):
+    """The cases of a setting, with its windows."""
+    cases = CASES | GRID if setting.backend == "nccl" else CASES
+    return {name: (*case, scaled(options, setting.scale)) for name, (*case, options) in cases.items()}
 
 
-def run_cases(rank, size, port, folder):
+def scaled(options, scale):
+    window = options.get("window")
+    return options if window is None else {**options, "window": tuple(x and x * scale for x in window)}
+
+
+def inputs(setting, heads_kv, batch=2, device=None):
+    shapes = [(batch, setting.seqlen, heads, setting.dim) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
+    return random(*shapes, dtype=setting.dtype, device=device or setting.device)
+
+
+def run_ranks(rank, setting, port, folder):
     """What each process runs; rank 0 leaves the results in `folder`."""
     torch.set_num_threads(1)
+    if setting.device == "cuda":
+        torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
     wait = datetime.timedelta(seconds=120)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=wait)
-    results = {name: run_case(*case) for name, case in CASES.items()}
-    results["varlen"] = run_varlen()
-    results["refusals"] = refusals(rank)
-    results["mesh"] = run_mesh(size)
+    dist.init_process_group(setting.backend, init_method=address, rank=rank, world_size=setting.ranks, timeout=wait)
+    # First the refusals, since ranks on GPUs do not compare again what they have compared.
+    results = {"refusals": refusals(setting, rank)}
+    results.update((name, run_case(setting, *case)) for name, case in cases_of(setting).items())
+    results["varlen"] = run_varlen(setting)
+    results["mesh"] = run_mesh(setting)
     if rank == 0:
         torch.save(results, os.path.join(folder, "results.pt"))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run_case(method, layout, heads_kv, options):
+def run_case(setting, method, layout, heads_kv, options):
     """out, lse and the gradients of q, k and v of a loss that depends on both."""
-    q, k, v, dout = (cp.shard(x, layout=layout) for x in inputs(heads_kv))
+    q, k, v, dout = (cp.shard(x, layout=layout) for x in inputs(setting, heads_kv))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out, lse = cp.attention(*leaves, method=method, layout=layout, return_lse=True, **options)
     gradients = torch.autograd.grad((out * dout).sum() + lse.sum(), leaves)
-    whole = [cp.unshard(x, layout=layout) for x in (out, *gradients)]
-    return [whole[0], cp.unshard(lse, dim=2, layout=layout), *whole[1:]]
+    whole = [cp.unshard(x, layout=layout).cpu() for x in (out, *gradients)]
+    return [whole[0], cp.unshard(lse, dim=2, layout=layout).cpu(), *whole[1:]]
 
 
-def run_varlen():
-    q, k, v, dout = (cp.shard(x[0], dim=0, layout="contiguous") for x in inputs(4, batch=1))
-    lengths, leaves = torch.tensor(OFFSETS, dtype=torch.int32), [x.requires_grad_() for x in (q, k, v)]
+def run_varlen(setting):
+    q, k, v, dout = (cp.shard(x[0], dim=0, layout="contiguous") for x in inputs(setting, 4, batch=1))
+    lengths, leaves = torch.tensor(OFFSETS, dtype=torch.int32) * setting.scale, [x.requires_grad_() for x in (q, k, v)]
     out = cp.attention(
         *leaves, method="ulysses", layout="contiguous", causal=True,
-        cu_seqlens=lengths, max_seqlen=SEQLEN,
-    )
-    return [cp.unshard(x, dim=0, layout="contiguous") for x in (out, *torch.autograd.grad(out, leaves, dout))]
+        cu_seqlens=lengths.to(q.device), max_seqlen=setting.seqlen,
+    )  # fmt: skip
+    return [cp.unshard(x, dim=0, layout="contiguous").cpu() for x in (out, *torch.autograd.grad(out, leaves, dout))]
 
 
-def run_mesh(size):
+def run_mesh(setting):
     """PyTorch's conventions: buffers that are cut in place, and SDPA within a block."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
-    buffers = [x.transpose(1, 2).contiguous() for x in inputs(HEADS)[:3]]
+    mesh = init_device_mesh(setting.device, (setting.ranks,), mesh_dim_names=("cp",))
+    buffers = [x.transpose(1, 2).contiguous() for x in inputs(setting, HEADS)[:3]]
     before = [x.clone() for x in buffers]
     with cp.context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2, 2, 2]):
-        assert buffers[0].shape[2] == SEQLEN // size
+        assert buffers[0].shape[2] == setting.seqlen // setting.ranks
         out = F.scaled_dot_product_attention(*buffers, is_causal=True)
         with pytest.raises(NotImplementedError, match="context_parallel supports neither"):
             F.scaled_dot_product_attention(*buffers, dropout_p=0.1)
     assert all(torch.equal(x, y) for x, y in zip(buffers, before))
-    return cp.unshard(out, dim=2).transpose(1, 2)
+    return cp.unshard(out, dim=2).transpose(1, 2).cpu()
 
 
-def refusals(rank):
+def refusals(setting, rank):
     """The messages of errors, each raised in every rank before a tensor is sent."""
-    q, k, v, _ = (cp.shard(x) for x in inputs(2))
+    q, k, v, _ = (cp.shard(x) for x in inputs(setting, 2))
 
-    def message(*tensors, **options):
+    def message(*tensors, call=cp.attention, **options):
         with pytest.raises((ValueError, NotImplementedError, TypeError)) as error:
-            cp.attention(*tensors, **options)
+            call(*tensors, **options)
         return str(error.value)
 
     shorter = [x[:, :-2] for x in (q, k, v)] if rank == 1 else (q, k, v)
+    alone = dist.new_group([0])
     return {
         "uneven": message(*shorter),
         "odd": message(*(x[:, :-1] for x in (q, k, v))),
@@ -116,63 +169,103 @@ def refusals(rank):
         "heads": message(q[:, :, :3], k[:, :, :1], v[:, :, :1], method="ulysses"),
         "varlen": message(q[0], k[0], v[0], cu_seqlens=torch.tensor([0, 4], dtype=torch.int32)),
         "causal": message(q, k, v, causal="top-left"),
+        "rows of the group": message(q[:, : setting.ranks * 2 - 1], call=cp.shard),
+        # Rank 0 leaves the results of all, so rank 1 tells it what it has seen.
+        "another group": told_by_1(rank, message(q, k, v, group=alone) if rank else None),
     }
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+def told_by_1(rank, message):
+    told = [message if rank == 1 else None]
+    dist.broadcast_object_list(told, src=1)
+    return told[0]
+
+
+@pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
+    setting = SETTINGS[request.param]
+    if setting.device == "cuda" and torch.cuda.device_count() < setting.ranks:
+        pytest.skip(f"needs {setting.ranks} GPUs")
     folder = tmp_path_factory.mktemp("ranks")
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_cases, (request.param, port, str(folder)), nprocs=request.param)
-    return request.param, torch.load(folder / "results.pt")
+    torch.multiprocessing.spawn(run_ranks, (setting, port, str(folder)), nprocs=setting.ranks)
+    return setting, torch.load(folder / "results.pt")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_context_parallel_attention_equals_one_device(results, name):
-    _, _, heads_kv, options = CASES[name]
-    *tensors, dout = inputs(heads_kv)
-    options = {"window": None, **options}
-    ours = results[1][name]
+in_each_setting = pytest.mark.parametrize("results", SETTINGS, indirect=True)
+
+
+@functools.lru_cache(maxsize=32)
+def one_device(setting, heads_kv, options):
+    """out, lse and gradients of plain attention in the setting's dtype and in fp64."""
+    *tensors, dout = inputs(setting, heads_kv, device="cpu")
+    options = {"window": None, **dict(options)}
 
     def run(tensors):
         leaves = [x.clone().requires_grad_() for x in tensors]
         out, lse = plain(*leaves, return_lse=True, **options)
         return [out, lse, *torch.autograd.grad((out * dout).sum() + lse.sum(), leaves)]
 
-    naive, exact = run(tensors), run([x.double() for x in tensors])
-    for label, *versions in zip(("out", "lse", "dq", "dk", "dv"), ours, naive, exact):
-        arrays = (x.detach().double().numpy() for x in versions)
-        assert_close(label, *arrays, "float32", gradient=label.startswith("d"))
+    return run(tensors), run([x.double() for x in tensors])
 
 
+def judge_all(setting, labels, *versions):
+    for label, *arrays in zip(labels, *versions):
+        arrays = (x.detach().double().numpy() for x in arrays)
+        assert_close(label, *arrays, str(setting.dtype).removeprefix("torch."), gradient=label.startswith("d"))
+
+
+@pytest.mark.parametrize(
+    "results, name", [(setting, name) for setting in SETTINGS for name in cases_of(SETTINGS[setting])], indirect=["results"]
+)
+def test_context_parallel_attention_equals_one_device(results, name):
+    setting, ours = results
+    *_, heads_kv, options = cases_of(setting)[name]
+    judge_all(setting, ("out", "lse", "dq", "dk", "dv"), ours[name], *one_device(setting, heads_kv, tuple(options.items())))
+
+
+@in_each_setting
 def test_ulysses_takes_packed_sequences(results):
-    *tensors, dout = (x[0] for x in inputs(4, batch=1))
-    lengths = torch.tensor(OFFSETS, dtype=torch.int32)
+    setting, ours = results
+    *tensors, dout = inputs(setting, 4, batch=1, device="cpu")
+    lengths = [end - begin for begin, end in zip(OFFSETS, OFFSETS[1:])]
+    lengths = [length * setting.scale for length in lengths]
 
-    def whole(q, k, v):
-        return flashtune.attention_varlen(q, k, v, cu_seqlens_q=lengths, cu_seqlens_k=lengths, causal=True)
+    def apart(q, k, v):
+        """Each sequence by itself."""
+        parts = zip(*(x.split(lengths, 1) for x in (q, k, v)))
+        return torch.cat([plain(*part, causal=True) for part in parts], 1)
 
-    for actual, wanted in zip(results[1]["varlen"], with_gradients(whole, tensors, dout)):
-        torch.testing.assert_close(actual, wanted)
+    versions = [with_gradients(apart, given, dout) for given in (tensors, [x.double() for x in tensors])]
+    judge_all(setting, ("out", "dq", "dk", "dv"), [x[None] for x in ours["varlen"]], *versions)
 
 
+@in_each_setting
 def test_pytorchs_conventions_give_the_same(results):
-    expected = flashtune.attention(*inputs(HEADS)[:3], causal=True)
-    torch.testing.assert_close(results[1]["mesh"], expected)
+    setting, ours = results
+    tensors = inputs(setting, HEADS, device="cpu")[:3]
+    versions = [[plain(*given, causal=True)] for given in (tensors, [x.double() for x in tensors])]
+    judge_all(setting, ("out",), [ours["mesh"]], *versions)
 
 
+@in_each_setting
 def test_wrong_arguments_are_refused_in_all_ranks_before_anything_is_sent(results):
-    size, of = results[0], results[1]["refusals"]
+    setting, of = results[0], results[1]["refusals"]
+    size, device = setting.ranks, "cpu" if setting.device == "cpu" else "cuda:0"
     assert "rank 1 has sizes and options" in of["uneven"] and "all must be the same" in of["uneven"]
-    assert f"q has {SEQLEN // size - 1} rows; the layout zigzag needs an even number" in of["odd"]
-    assert "k is torch.float64 on cpu; it must be torch.float32 on cpu" in of["one rank's dtype"]
+    assert f"q has {setting.seqlen // size - 1} rows; the layout zigzag needs an even number" in of["odd"]
+    dtype = str(setting.dtype)
+    assert "rank 1: k is torch.float64 on" in of["one rank's dtype"]
+    assert f"it must be {dtype} on {device.partition(':')[0]}" in of["one rank's dtype"]
     assert "v is a NoneType; it must be a torch tensor" in of["one rank's nothing"]
     assert of["one rank's method"] == "rank 1: method is 'ringg'; it must be one of 'ring', 'all_gather', 'ulysses'"
     assert f"q has 3 heads and k has 1; with {size} ranks ulysses needs a multiple of {size}" in of["heads"]
     assert "cu_seqlens is given; it needs" in of["varlen"]
     assert "causal is 'top-left'; it must be False or True" in of["causal"]
+    assert f"{size} ranks with layout zigzag need a multiple of {2 * size}" in of["rows of the group"]
+    assert of["another group"] == "this process is not in the process group"
 
 
 def test_without_a_process_group_the_error_says_so():
