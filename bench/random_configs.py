@@ -34,28 +34,32 @@ REPLAYS = 7
 
 
 def forward_tiles(dim):
-    """block_m, block_n, stages of K, V and Q."""
+    """block_m, block_n, stages of K, V and Q, CTAs an SM."""
     if dim <= 64:
-        tiles = [(64, 64, 4, 4, 2), (64, 128, 4, 4, 2), (128, 64, 4, 4, 2), (128, 128, 3, 3, 2), (192, 64, 4, 4, 2)]
-        return [*tiles, (192, 96, 4, 4, 2), (256, 64, 4, 4, 2)]
+        tiles = [(64, 64, 4, 4, 2, 1), (64, 128, 4, 4, 2, 1), (128, 64, 4, 4, 2, 1), (128, 128, 3, 3, 2, 1)]
+        tiles += [(64, 64, 4, 4, 2, 2), (64, 128, 2, 2, 2, 2)]
+        return [*tiles, (192, 64, 4, 4, 2, 1), (192, 96, 4, 4, 2, 1), (256, 64, 4, 4, 2, 1)]
     if dim <= 128:
-        tiles = [(64, 64, 4, 4, 2), (64, 128, 2, 2, 1), (128, 64, 4, 4, 2), (128, 80, 3, 3, 2), (128, 128, 2, 2, 1)]
-        return [*tiles, (192, 80, 3, 3, 2) if dim <= 96 else (192, 64, 4, 4, 2)]
-    tiles = [(64, 64, 3, 2, 1), (64, 80, 2, 2, 1), (128, 64, 3, 2, 1), (128, 80, 2, 2, 1)]
-    return [*tiles, (128, 96, 2, 2, 1)] if dim <= 192 else tiles
+        tiles = [(64, 64, 4, 4, 2, 1), (64, 128, 2, 2, 1, 1), (128, 64, 4, 4, 2, 1), (128, 80, 3, 3, 2, 1)]
+        tiles += [(64, 64, 2, 2, 2, 2), (64, 128, 1, 1, 2, 2), (64, 128, 2, 2, 2, 1), (128, 128, 2, 2, 1, 1)]
+        return [*tiles, (192, 80, 3, 3, 2, 1) if dim <= 96 else (192, 64, 4, 4, 2, 1)]
+    tiles = [(64, 64, 3, 2, 1, 1), (64, 80, 2, 2, 1, 1), (128, 64, 3, 2, 1, 1), (128, 80, 2, 2, 1, 1)]
+    tiles += [(64, 64, 2, 2, 2, 1)]
+    return [*tiles, (128, 96, 2, 2, 1, 1), (64, 64, 2, 1, 1, 2)] if dim <= 192 else tiles
 
 
 def forward_configs(case):
     batch, heads, seqlen_k = case["batch"], case["heads"], case["seqlen_k"]
     cells = batch * heads * -(-case["seqlen_q"] // 64)
     most = max(1, min(seqlen_k // 256, 640 // max(cells, 1), 32))
-    for block_m, block_n, k_stages, v_stages, q_stages in forward_tiles(case["head_dim"]):
+    for block_m, block_n, k_stages, v_stages, q_stages, ctas in forward_tiles(case["head_dim"]):
         if block_m > 64 and block_m - 64 >= case["seqlen_q"]:
             continue
         for splits in [1, *(splits for splits in SPLITS if splits <= most)]:
             for group in (32, 0) if case["causal"] and splits == 1 and seqlen_k >= 4096 else (32,):
                 yield dict(
-                    block_m=block_m, block_n=block_n, k_stages=k_stages, v_stages=v_stages, q_stages=q_stages, stale_max=1,
+                    block_m=block_m, block_n=block_n, k_stages=k_stages, v_stages=v_stages, q_stages=q_stages,
+                    ctas_per_sm=ctas, stale_max=1,
                     group_mb=group if case["causal"] else 1, tma_store=int(splits == 1 and q_stages == 2), num_splits=splits, decode_rows=0,
                 )  # fmt: skip
 
@@ -69,20 +73,20 @@ def backward_tiles(dim):
     if dim <= 128:
         return [(64, 128, 2, 1, 2), (48, 128, 2, 1, 0), (64, 128, 2, 1, 0)]
     if dim <= 192:
-        return [(64, 96, 2, 1, 0), (64, 64, 2, 1, 0)]
+        return [(64, 96, 1, 1, 0), (64, 64, 2, 1, 0)]
     return [(64, 128, 1, 1, 0), (48, 128, 1, 1, 0)]
 
 
-def direct_tiles(case):
+def direct_tiles(case, block_n):
     """The tiles of a head whose last one writes dQ, or 0 where tiles add to it."""
-    tiles = -(-case["seqlen_k"] // 128)
+    tiles = -(-case["seqlen_k"] // block_n)
     meet_the_first = not case["causal"] or case["seqlen_q"] <= case["seqlen_k"]
-    return tiles if tiles <= 2 and meet_the_first and case["head_dim"] <= 128 else 0
+    return tiles if tiles <= 2 and meet_the_first and case["head_dim"] <= 192 else 0
 
 
 def backward_configs(case):
-    direct = direct_tiles(case)
     for block_m, block_n, num_stages, kv_stages, v_regs in backward_tiles(case["head_dim"]):
+        direct = direct_tiles(case, block_n)
         for waves, direct_dq in [*((waves, direct % 2) for waves in WAVES), *([(0, 2)] if direct == 2 else [])]:
             for group in (16, 0) if waves == 0 and case["seqlen_q"] >= 4096 else (16,):
                 yield dict(

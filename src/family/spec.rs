@@ -96,7 +96,7 @@ pub const KEY_COLS: i64 = 32;
 pub enum Schedule {
     /// One tile each.
     OneTile,
-    /// One CTA per SM for the whole launch, which takes tile after tile.
+    /// `ctas_per_sm` CTAs per SM for the whole launch, each of which takes tile after tile.
     Persistent,
     /// The same by clusters of two CTAs, which do a tile together.
     PersistentPairs,
@@ -166,7 +166,7 @@ impl KernelSpec {
         };
         let ctas = match self.schedule {
             Schedule::OneTile => tiles,
-            Schedule::Persistent => tiles.min(u64::from(sm_count)),
+            Schedule::Persistent => tiles.min(u64::from(sm_count * self.ctas_per_sm)),
             Schedule::PersistentPairs => 2 * tiles.min(u64::from(sm_count / 2)),
         };
         let second = match self.axis {

@@ -19,7 +19,7 @@ const CAPTURING: usize = 0xca7;
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
     let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1), ("decode_rows", 0)];
-    Config::new(Family::Sm90, tile.into_iter().chain(others))
+    Config::new(Family::Sm90, tile.into_iter().chain(others).chain([("ctas_per_sm", 1)]))
 }
 
 fn call() -> Call {

@@ -128,10 +128,11 @@ impl Space for BackwardKnobs {
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "direct_dq" => match direct_tiles(problem, 128) {
-                None => &[0],
-                Some(1) => &[1],
-                Some(_) => &[0, 2],
+            "direct_dq" => match (BackwardKernel::of(problem), direct_tiles(problem, 128)) {
+                (_, None) => &[0],
+                (BackwardKernel::Middle, _) => &[0, 1, 2],
+                (_, Some(1)) => &[1],
+                (_, Some(_)) => &[0, 2],
             },
             _ => knob.values,
         }

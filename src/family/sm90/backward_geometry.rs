@@ -55,7 +55,7 @@ pub fn dq_transposed(problem: &Problem) -> bool {
 
 /// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
 /// rows meets the first one, and their number is known, so without varlen. None if it may not. Of
-/// the three kernels the narrow one can write dQ.
+/// the three kernels the wide one cannot write dQ.
 pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
     let features = &problem.features;
     let meet_the_first = problem.right_shift().is_none_or(|shift| shift >= 0)
@@ -63,8 +63,8 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
         && features.varlen.is_none()
         && features.block_mask.is_none();
     let tiles = (problem.seqlen_k as u64).div_ceil(block_n.into());
-    let is_narrow = BackwardKernel::of(problem) == BackwardKernel::Narrow;
-    (is_narrow && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
+    let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide;
+    (!is_wide && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
 }
 
 /// Columns of a half of the columns of a wide tile, one consumer's: whole boxes.

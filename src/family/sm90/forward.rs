@@ -1,17 +1,21 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
+use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, SPLITS};
+use super::forward_heuristic::{
+    decode_rows, fits_q_slot, heuristic, may_be_stale, may_split, mixes_lengths, short_sequences, stores_by_tma,
+    wants_groups,
+};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
-use crate::device::{Arch, Device};
+use crate::device::Device;
+use crate::family::combine;
 use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
-use crate::family::tile::boxed_tile_bytes;
 use crate::family::time::Work;
-use crate::family::{combine, decode};
-use crate::problem::{Dtype, Features, Problem};
+use crate::problem::Problem;
 
 impl Space for ForwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -44,6 +48,11 @@ impl Space for ForwardKnobs {
             name: "decode_rows",
             reason: "a decode kernel takes short sequences out of varlen batches over pages, up to the rows of its tile; it has no block mask, and sums in another order than batch_invariant asks",
             holds: |p, k, _| k.decode_rows == 0 || mixes_lengths(p) && short_sequences(p, k.decode_rows).is_some(),
+        },
+        Constraint {
+            name: "ctas_per_sm",
+            reason: "two CTAs on an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA",
+            holds: |p, k, _| k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && k.box_rows(p) > 0,
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -121,6 +130,7 @@ impl Space for ForwardKnobs {
             smem_bytes: self.smem_bytes(problem),
             rows: self.block_m,
             schedule: Schedule::Persistent,
+            ctas_per_sm: self.ctas_per_sm,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
                 is_dynamic: tiles_differ(problem),
@@ -140,68 +150,9 @@ impl Space for ForwardKnobs {
         work::forward(self, problem, device)
     }
 
-    /// The heuristic's config with every number of rows and, without pages, blocks of other numbers
-    /// of keys, and each of these with its keys split.
-    /// Other features than pages take registers, so problems with any keep to the tiles of the
-    /// heuristic and of records.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
-        let Features { varlen, paged, .. } = problem.features;
-        let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
-        if !is_plain || varlen.is_some() && paged.is_none() {
-            return Vec::new();
-        }
-        let (rows, ..) = tile_of_full_device(problem);
-        // A server prepares few kernels, so over pages there are fewer to choose from, and only a
-        // tuning run splits.
-        let lowest = if paged.is_some() { 128 } else { 64 };
-        let heights = [64, 128, 192, 256].into_iter().filter(|block_m| (lowest..=rows).contains(block_m));
-        let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
-        let others: Vec<_> = configs.iter().flat_map(|config| other_blocks(config, problem, device)).collect();
-        configs.extend(others);
-        if paged.is_none() {
-            let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
-            configs.extend(split);
-        }
-        configs
+        forward_alternatives::of(problem, device)
     }
-}
-
-/// The config with its keys split, while the tiles of all splits fill the SMs at most `MOST_WAVES`
-/// times.
-fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    let heads = problem.batch_size * problem.num_heads_q;
-    let tiles = heads * ((problem.seqlen_q + i64::from(config.block_m) - 1) / i64::from(config.block_m));
-    let most = MOST_WAVES * i64::from(device.sm_count) / tiles.max(1);
-    let of = |num_splits: u32| ForwardKnobs { num_splits, tma_store: 0, ..*config };
-    let splits = SPLITS.into_iter().filter(|splits| *splits > 1 && i64::from(*splits) <= most);
-    splits.map(of).filter(|config| config.fits(problem, device)).collect()
-}
-
-const MOST_WAVES: i64 = 3;
-
-/// The config with blocks of other numbers of keys, where two consumer warpgroups or one have
-/// registers to spare: fewer keys are padded where there are few.
-fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    if problem.dropout || problem.features.paged.is_some() || config.block_m > 128 {
-        return Vec::new();
-    }
-    let (blocks, in_flight): (&[u32], &[[u32; 3]]) = match problem.head_dim.max(problem.head_dim_v) {
-        ..=128 => (&[80, 112, 128], &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]]),
-        129..=192 => (&[64, 80, 96], &[[3, 3, 1], [3, 2, 1], [2, 2, 1]]),
-        _ => (&[64, 80], &[[3, 2, 1], [2, 2, 1]]),
-    };
-    let of_keys = |block_n: u32| {
-        let of_stages = |&[k_stages, v_stages, q_stages]: &[u32; 3]| ForwardKnobs {
-            block_n,
-            k_stages,
-            v_stages,
-            q_stages,
-            tma_store: stores_by_tma(q_stages, problem),
-            ..*config
-        };
-        in_flight.iter().map(of_stages).find(|config| config.fits(problem, device))
-    };
-    blocks.iter().copied().filter_map(of_keys).collect()
 }
 
 impl ForwardKnobs {
@@ -216,160 +167,20 @@ impl ForwardKnobs {
     }
 }
 
-/// Whether an unsplit tile is to store O by TMA. Under a block mask tiles are short, so a tile's Q
-/// often waits until an earlier O has left its slot. At head dims up to 64 this wait costs more
-/// than the TMA store saves.
-fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
-    let may_wait = problem.features.block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
-    u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait)
-}
-
-/// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
-/// of prompts and single tokens: those of one token, and 16 at least, which a product has anyway. A
-/// tile of this family takes as long for one row as for 64. 0 where no such kernel serves.
-fn decode_rows(problem: &Problem) -> u32 {
-    if !mixes_lengths(problem) {
-        return 0;
-    }
-    let holds_a_token = |rows: &u32| i64::from(*rows) >= problem.group_size();
-    let rows = [16, 32, 64].into_iter().find(holds_a_token);
-    rows.filter(|rows| short_sequences(problem, *rows).is_some()).unwrap_or(0)
-}
-
-/// Whether a decode kernel may take the short sequences of a batch.
-fn mixes_lengths(problem: &Problem) -> bool {
-    let Features { varlen, paged, block_mask, .. } = problem.features;
-    varlen.is_some() && paged.is_some() && block_mask.is_none() && !problem.batch_invariant
-}
-
-/// The decode kernel of those sequences, for a typical device of the one architecture that this
-/// family runs on.
-fn short_sequences(problem: &Problem, rows: u32) -> Option<KernelSpec> {
-    let device = Device::typical(Arch::Sm(9, 0))?;
-    decode::of_short_sequences(problem, rows, &device)
-}
-
-/// Whether the kernel may split the keys at all.
-fn may_split(problem: &Problem) -> bool {
-    problem.features.block_mask.is_none() && !problem.batch_invariant
-}
-
-fn may_be_stale(problem: &Problem) -> bool {
-    problem.dtype == Dtype::Bf16 && !problem.dropout && !problem.features.modifies_scores()
-}
-
-/// Whether a warpgroup's O fits into the slot of its Q.
-fn fits_q_slot(problem: &Problem) -> bool {
-    boxed_tile_bytes(64, problem.head_dim_v) <= boxed_tile_bytes(64, problem.head_dim)
-}
-
-/// The fastest (block_m, block_n, [k_stages, v_stages, q_stages]) on an H200 for problems of many
-/// tiles (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, it is
-/// the fastest whose consumers spill nothing.
-fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
-    let is_causal = problem.right_shift().is_some();
-    let drops_full = problem.dropout && !is_causal;
-    let features = &problem.features;
-    let modifies = features.modifies_scores();
-    let takes_more =
-        modifies || features.varlen.is_some() || features.paged.is_some() || problem.left_shift().is_some();
-    match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
-        65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
-        129..=160 if takes_more => (128, 64, [3, 3, 1]),
-        161..=224 if modifies => (128, 64, [3, 3, 1]),
-        225.. if modifies => (128, 64, [3, 2, 1]),
-        ..=56 if drops_full => (256, 48, [4, 4, 2]),
-        ..=64 => (256, 64, [4, 4, 2]),
-        // With 128 keys the consumers spill 24 bytes at head dim 112 (NVRTC 13.0).
-        97..=112 if drops_full => (128, 112, [2, 2, 1]),
-        65..=128 if drops_full => (128, 128, [2, 2, 1]),
-        65..=96 if !problem.dropout => (192, 80, [3, 3, 2]),
-        65..=128 => (192, 64, [4, 4, 2]),
-        129..=160 => (192, 64, [3, 3, 1]),
-        161..=192 if is_causal => (128, 96, [2, 2, 1]),
-        161..=192 => (128, 64, [3, 3, 1]),
-        225.. if is_causal || problem.dropout => (128, 64, [3, 2, 1]),
-        _ => (128, 80, [2, 2, 1]),
-    }
-}
-
-fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
-    let (rows, ..) = tile_of_full_device(problem);
-    let heads = problem.batch_size * problem.num_heads_q;
-    let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
-    let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
-    let block_mask = problem.features.block_mask;
-    let fits =
-        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
-    // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
-    let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
-    let heights: Vec<u32> = [256, 192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
-    let full = heights.iter().copied().find(fills).unwrap_or(64);
-    let lower = heights.into_iter().filter(|block_m| *block_m < full);
-    // A producer that copies keys itself takes registers that the consumers of 256 rows need.
-    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
-}
-
-/// The heuristic's config with so many rows.
-fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKnobs> {
-    let (rows, keys, stages) = tile_of_full_device(problem);
-    let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
-    let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
-        // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
-        // barriers.
-        dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
-            (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
-        }
-        _ if block_m == rows => (keys, stages),
-        ..=128 => (64, [4, 4, 2]),
-        _ => (64, [3, 2, 1]),
-    };
-    let tiles_differ = tiles_differ(problem);
-    let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| ForwardKnobs {
-        block_m,
-        block_n,
-        k_stages,
-        v_stages,
-        q_stages,
-        tma_store: stores_by_tma(q_stages, problem),
-        stale_max: u32::from(may_be_stale(problem)),
-        group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
-        num_splits: 1,
-        decode_rows: decode_rows(problem),
-    };
-    let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
-    // A block of 64 keys divides pages of 64 and shares 32 with pages of 32, so TMA copies them.
-    // Threads look up the fewest pages if a block is four times 16 keys.
-    let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
-    let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
-    flows.map(config).find(|config| config.fits(problem, device))
-}
-
-/// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
-/// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same
-/// keys anyway (docs/tuning/sm90-forward.md). Under a block mask they do not, so groups still help.
-fn wants_groups(problem: &Problem) -> bool {
-    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-    problem.seqlen_k < LONG || !is_narrow || problem.features.block_mask.is_some()
-}
-
-const LONG: i64 = 8192;
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
     use crate::config::{Config, Family};
     use crate::family::knob::Knobs;
-    use crate::problem::{BlockMask, Features, Pass, Varlen, Window};
+    use crate::problem::{BlockMask, Dtype, Features, Pass, Varlen, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
     }
 
     fn config(block_m: u32, block_n: u32) -> Config {
-        let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0)];
+        let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0), ("ctas_per_sm", 1)];
         let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
         let launch = [("num_splits", 1), ("decode_rows", 0)];
         Config::new(Family::Sm90, tile.into_iter().chain(order).chain(launch))
@@ -425,6 +236,11 @@ mod tests {
         assert_eq!(broken(&problem, &good.clone().with("k_stages", 3)), None);
         assert_eq!(broken(&problem, &good.clone().with("k_stages", 4).with("v_stages", 4)).unwrap(), "shared_memory");
         assert_eq!(breaks(&problem, "block_m", 256), "registers");
+        assert_eq!(breaks(&problem, "ctas_per_sm", 2), "ctas_per_sm");
+        let shared = config(64, 64).with("ctas_per_sm", 2);
+        assert_eq!(broken(&problem, &shared), None);
+        assert_eq!(broken(&problem, &shared.clone().with("k_stages", 4).with("v_stages", 4)).unwrap(), "shared_memory");
+        assert_eq!(broken(&Problem { head_dim_v: 200, ..problem }, &shared).unwrap(), "ctas_per_sm");
         assert_eq!(breaks(&problem, "tma_store", 1), "tma_store");
         let stored = good.clone().with("block_n", 64).with("q_stages", 2).with("tma_store", 1);
         assert_eq!(broken(&problem, &stored), None);

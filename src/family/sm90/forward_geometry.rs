@@ -1,6 +1,6 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_with_copies};
+use super::warpgroup::{BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_with_copies};
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
@@ -20,6 +20,7 @@ knobs! {
         k_stages: "K blocks in flight" in [1, 2, 3, 4, 5, 6],
         v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
         q_stages: "Q tiles in flight" in [1, 2],
+        ctas_per_sm or 1: "CTAs that share an SM" in [1, 2],
         tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -54,6 +55,7 @@ impl ForwardKnobs {
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         match self.box_rows(problem) {
             0 => registers_with_copies(self.consumers()),
+            _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
             _ => registers(self.consumers()),
         }
     }

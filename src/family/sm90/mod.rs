@@ -9,7 +9,9 @@
 mod backward;
 mod backward_geometry;
 mod forward;
+mod forward_alternatives;
 mod forward_geometry;
+mod forward_heuristic;
 #[cfg(test)]
 mod tests;
 mod warpgroup;

@@ -23,6 +23,9 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters { producer, consumer }
 }
 
+/// The same for two CTAs that share an SM, with one consumer warpgroup each (128 a thread).
+pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters { producer: 40, consumer: 216 };
+
 /// The same for a producer whose threads copy keys themselves. The addresses of their copies take
 /// more registers.
 pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {

@@ -34,13 +34,14 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let problem = &of_longest(problem);
     let (block_m, block_n) = (i64::from(knobs.block_m), f64::from(knobs.block_n));
     let (consumers, splits) = (f64::from(knobs.consumers()), f64::from(knobs.num_splits));
+    let ctas = f64::from(knobs.ctas_per_sm);
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // 4096 operations a cycle, of which a row and a key need two for each column.
     let products = block_n * columns / 32.0;
-    // One consumer's products and softmax take turns; those of several fill each other's gaps,
-    // until the SM's tensor cores and exponentials are busy.
+    // One consumer's products and softmax take turns; those of several, in one CTA or two, fill each
+    // other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + SOFTMAX_ALONE * block_n;
-    let shared = consumers * products.hypot(EXPONENTIALS * block_n);
+    let shared = ctas * consumers * products.hypot(EXPONENTIALS * block_n);
     let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);
     let is_masked = tiles_differ(problem);
     let tile_end = if splits > 1.0 { FORWARD_TILE + SPLIT_FORWARD_TILE } else { FORWARD_TILE };
@@ -63,7 +64,7 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (problem.partial_cols() + 1) as f64 } else { 0.0 };
     Some(Work {
         tiles: times(splits, tiles),
-        slots: f64::from(device.sm_count),
+        slots: ctas * f64::from(device.sm_count),
         bytes_under: problem.batch_size as f64 * elements as f64 * in_bytes(problem),
         bytes_beside: partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },

@@ -4,12 +4,13 @@
 //
 // The first of two tiles leaves its sum in the accumulator's place, in fp32, and the second one
 // adds to it. A thread reads what it has written itself, so nothing is waited for. As in
-// dq_order.cuh, a block's dQ comes one block late, so this holds the block before. A lane holds
-// dQ^T, 16 columns by 8 queries in each tile, which it transposes in registers.
+// dq_order.cuh, a block's dQ comes one block late, so this holds the block before. Up to head dim
+// 128 a lane holds dQ^T, 16 columns by 8 queries in each tile, which it transposes in registers.
 
 #include "device/attention/block_range.cuh"
 #include "device/attention/sequence.cuh"
 #include "device/layout/dq_accum.cuh"
+#include "device/layout/store_rows.cuh"
 #include "device/ptx/global.cuh"
 #include "device/ptx/matrix.cuh"
 
@@ -30,27 +31,45 @@ struct DqRows {
     // Once dS of `of_block` is stored: its dQ comes next.
     __device__ __forceinline__ void set(const KernelParams&, const Sequence&, const Tile&, int of_head, int of_block) { head = of_head, block = of_block; }
 
-    // Where this lane's sums are, with `at` of DqPart.
+    // Where this lane's sums are, with `at` of DqPart. Of the tiles of an accumulator the first
+    // `tiles` have columns.
     __device__ __forceinline__ float* sums(const KernelParams& params, int at) const {
         const int64 rows = dq_row_tile(Sequence(params, batch).workspace_row(params, head)) + block * (kBlockM / kDqTileRows);
         return params.dq_accum + rows * (kDqTiles * 128) + at;
     }
     template <int kRowFloats, int kTiles>
-    __device__ __forceinline__ void load(const KernelParams& params, float (&acc)[kTiles][4], int at, bool has_dq) const {
+    __device__ __forceinline__ void load(const KernelParams& params, float (&acc)[kTiles][4], int at, int tiles) const {
         const float* from = sums(params, at);
         #pragma unroll
-        for (int n = 0; n < kTiles; ++n) load_floats_if(acc[n], from + n * kRowFloats, has_dq && !is_first);
+        for (int n = 0; n < kTiles; ++n) load_floats_if(acc[n], from + n * kRowFloats, n < tiles && !is_first);
     }
     template <int kRowFloats, int kTiles>
-    __device__ __forceinline__ void keep(const KernelParams& params, const float (&acc)[kTiles][4], int at, bool has_dq) const {
+    __device__ __forceinline__ void keep(const KernelParams& params, const float (&acc)[kTiles][4], int at, int tiles) const {
         float* to = sums(params, at);
         #pragma unroll
-        for (int n = 0; n < kTiles; ++n) store_floats_if(to + n * kRowFloats, acc[n], has_dq && block >= end_last);
+        for (int n = 0; n < kTiles; ++n) store_floats_if(to + n * kRowFloats, acc[n], n < tiles && block >= end_last);
     }
-    // Stores 16 columns from `col` on and 8 * kTiles queries from `row` on.
+    static __device__ __forceinline__ float scale_of(const KernelParams& params) {
+        return params.softmax_scale * (kHasDropout ? params.dropout_keep_scale : 1.f);
+    }
+    // Stores dQ: the lane's queries `row` and row + 8 of a block, and 8 * kTiles columns from `col`
+    // on.
+    template <int kTiles>
+    __device__ __forceinline__ void store_untransposed(const KernelParams& params, float (&acc)[kTiles][4], int col, int row, int lane) const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) acc[n][i] *= scale_of(params);
+        }
+        const int lane_row = block * kBlockM + row;
+        const int64 stride = params.dq.stride_seqlen;
+        uint16* to = static_cast<uint16*>(params.dq.data) + Sequence(params, batch).place_q(params, params.dq, head) + lane_row * stride + col;
+        store_rows(to, stride, acc, block < end_last ? seqlen_q - lane_row : 0, lane, kHeadDim - col);
+    }
+    // Stores dQ^T: 16 columns from `col` on and 8 * kTiles queries from `row` on.
     template <int kTiles>
     __device__ __forceinline__ void store(const KernelParams& params, const float (&acc)[kTiles][4], int col, int row, int lane) const {
-        const float scale = params.softmax_scale * (kHasDropout ? params.dropout_keep_scale : 1.f);
+        const float scale = scale_of(params);
         // Even lanes store 4 of the first 8 columns, and odd ones 4 of the last 8: 32 bytes a row.
         const bool odd = lane & 1;
         const int lane_col = col + (odd ? 8 : 0) + lane % 4 / 2 * 4, lane_row = block * kBlockM + row + lane / 4;

@@ -1,0 +1,100 @@
+//! Configs of the sm90 forward pass beside the heuristic's, among which the model of times chooses.
+
+use super::forward_geometry::{ForwardKnobs, SPLITS};
+use super::forward_heuristic::{of_rows, stores_by_tma, tile_of_full_device};
+use crate::device::Device;
+use crate::family::space::Space;
+use crate::problem::{Features, Problem};
+
+/// The heuristic's config with every number of rows and, without pages, blocks of other numbers of
+/// keys, each of these with its keys split, and tiles of 64 rows for short sequences.
+/// Other features than pages take registers, so problems with any keep to the tiles of the
+/// heuristic and of records.
+pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    let Features { varlen, paged, .. } = problem.features;
+    let is_plain = Features { varlen: None, paged: None, ..problem.features } == Features::NONE;
+    if !is_plain || varlen.is_some() && paged.is_none() {
+        return Vec::new();
+    }
+    let (rows, ..) = tile_of_full_device(problem);
+    // A server prepares few kernels, so over pages there are fewer to choose from, and only a
+    // tuning run splits.
+    let lowest = if paged.is_some() { 128 } else { 64 };
+    let heights = [64, 128, 192, 256].into_iter().filter(|block_m| (lowest..=rows).contains(block_m));
+    let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
+    let others: Vec<_> = configs.iter().flat_map(|config| other_blocks(config, problem, device)).collect();
+    configs.extend(others);
+    if paged.is_none() {
+        let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
+        configs.extend(split);
+        configs.extend(of_few_rows(problem, device));
+    }
+    configs
+}
+
+/// Sequences whose tiles are short enough for `of_few_rows`. On an H200 it lost on longer ones.
+const SHORT: i64 = 128;
+
+/// Tiles of 64 rows for short sequences: two CTAs on an SM, or two Q slots in one, load a tile while
+/// another is computed. Few blocks leave no other time for it.
+fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    if problem.seqlen_q.max(problem.seqlen_k) > SHORT {
+        return Vec::new();
+    }
+    let Some(config) = of_rows(problem, device, 64).filter(|_| !problem.dropout) else { return Vec::new() };
+    // block_n, stages of K, V and Q, CTAs on an SM
+    let tiles: &[(u32, [u32; 3], u32)] = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 => &[(64, [4, 4, 2], 2), (128, [2, 2, 2], 2)],
+        65..=128 => &[(64, [2, 2, 2], 2), (128, [1, 1, 2], 2), (128, [2, 2, 2], 1)],
+        129..=192 => &[(64, [2, 1, 1], 2), (64, [2, 2, 2], 1)],
+        _ => &[(64, [2, 2, 2], 1)],
+    };
+    let of_tile = |&(block_n, [k_stages, v_stages, q_stages], ctas_per_sm): &(u32, [u32; 3], u32)| ForwardKnobs {
+        block_n,
+        k_stages,
+        v_stages,
+        q_stages,
+        ctas_per_sm,
+        tma_store: stores_by_tma(q_stages, problem),
+        ..config
+    };
+    tiles.iter().map(of_tile).filter(|config| config.fits(problem, device)).collect()
+}
+
+/// The config with its keys split, while the tiles of all splits fill the SMs at most `MOST_WAVES`
+/// times.
+fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    let heads = problem.batch_size * problem.num_heads_q;
+    let tiles = heads * ((problem.seqlen_q + i64::from(config.block_m) - 1) / i64::from(config.block_m));
+    let most = MOST_WAVES * i64::from(device.sm_count) / tiles.max(1);
+    let of = |num_splits: u32| ForwardKnobs { num_splits, tma_store: 0, ..*config };
+    let splits = SPLITS.into_iter().filter(|splits| *splits > 1 && i64::from(*splits) <= most);
+    splits.map(of).filter(|config| config.fits(problem, device)).collect()
+}
+
+const MOST_WAVES: i64 = 3;
+
+/// The config with blocks of other numbers of keys, where two consumer warpgroups or one have
+/// registers to spare: fewer keys are padded where there are few.
+fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    if problem.dropout || problem.features.paged.is_some() || config.block_m > 128 {
+        return Vec::new();
+    }
+    let (blocks, in_flight): (&[u32], &[[u32; 3]]) = match problem.head_dim.max(problem.head_dim_v) {
+        ..=128 => (&[80, 112, 128], &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]]),
+        129..=192 => (&[64, 80, 96], &[[3, 3, 1], [3, 2, 1], [2, 2, 1]]),
+        _ => (&[64, 80], &[[3, 2, 1], [2, 2, 1]]),
+    };
+    let of_keys = |block_n: u32| {
+        let of_stages = |&[k_stages, v_stages, q_stages]: &[u32; 3]| ForwardKnobs {
+            block_n,
+            k_stages,
+            v_stages,
+            q_stages,
+            tma_store: stores_by_tma(q_stages, problem),
+            ..*config
+        };
+        in_flight.iter().map(of_stages).find(|config| config.fits(problem, device))
+    };
+    blocks.iter().copied().filter_map(of_keys).collect()
+}

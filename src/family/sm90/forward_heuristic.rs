@@ -1,0 +1,152 @@
+//! The config that the sm90 forward pass begins with: a tile by head dim and features, and what
+//! follows from it.
+
+use super::forward_geometry::ForwardKnobs;
+use super::warpgroup::tiles_differ;
+use crate::device::{Arch, Device};
+use crate::family::decode;
+use crate::family::space::Space;
+use crate::family::spec::KernelSpec;
+use crate::family::tile::boxed_tile_bytes;
+use crate::problem::{Dtype, Features, Problem};
+
+/// Whether an unsplit tile is to store O by TMA. Under a block mask tiles are short, so a tile's Q
+/// often waits until an earlier O has left its slot. At head dims up to 64 this wait costs more
+/// than the TMA store saves.
+pub fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
+    let may_wait = problem.features.block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
+    u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait)
+}
+
+/// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
+/// of prompts and single tokens: those of one token, and 16 at least, which a product has anyway. A
+/// tile of this family takes as long for one row as for 64. 0 where no such kernel serves.
+pub fn decode_rows(problem: &Problem) -> u32 {
+    if !mixes_lengths(problem) {
+        return 0;
+    }
+    let holds_a_token = |rows: &u32| i64::from(*rows) >= problem.group_size();
+    let rows = [16, 32, 64].into_iter().find(holds_a_token);
+    rows.filter(|rows| short_sequences(problem, *rows).is_some()).unwrap_or(0)
+}
+
+/// Whether a decode kernel may take the short sequences of a batch.
+pub fn mixes_lengths(problem: &Problem) -> bool {
+    let Features { varlen, paged, block_mask, .. } = problem.features;
+    varlen.is_some() && paged.is_some() && block_mask.is_none() && !problem.batch_invariant
+}
+
+/// The decode kernel of those sequences, for a typical device of the one architecture that this
+/// family runs on.
+pub fn short_sequences(problem: &Problem, rows: u32) -> Option<KernelSpec> {
+    let device = Device::typical(Arch::Sm(9, 0))?;
+    decode::of_short_sequences(problem, rows, &device)
+}
+
+/// Whether the kernel may split the keys at all.
+pub fn may_split(problem: &Problem) -> bool {
+    problem.features.block_mask.is_none() && !problem.batch_invariant
+}
+
+pub fn may_be_stale(problem: &Problem) -> bool {
+    problem.dtype == Dtype::Bf16 && !problem.dropout && !problem.features.modifies_scores()
+}
+
+/// Whether a warpgroup's O fits into the slot of its Q.
+pub fn fits_q_slot(problem: &Problem) -> bool {
+    boxed_tile_bytes(64, problem.head_dim_v) <= boxed_tile_bytes(64, problem.head_dim)
+}
+
+/// The fastest (block_m, block_n, [k_stages, v_stages, q_stages]) on an H200 for problems of many
+/// tiles (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, it is
+/// the fastest whose consumers spill nothing.
+pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
+    let is_causal = problem.right_shift().is_some();
+    let drops_full = problem.dropout && !is_causal;
+    let features = &problem.features;
+    let modifies = features.modifies_scores();
+    let takes_more =
+        modifies || features.varlen.is_some() || features.paged.is_some() || problem.left_shift().is_some();
+    match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
+        65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
+        129..=160 if takes_more => (128, 64, [3, 3, 1]),
+        161..=224 if modifies => (128, 64, [3, 3, 1]),
+        225.. if modifies => (128, 64, [3, 2, 1]),
+        ..=56 if drops_full => (256, 48, [4, 4, 2]),
+        ..=64 => (256, 64, [4, 4, 2]),
+        // With 128 keys the consumers spill 24 bytes at head dim 112 (NVRTC 13.0).
+        97..=112 if drops_full => (128, 112, [2, 2, 1]),
+        65..=128 if drops_full => (128, 128, [2, 2, 1]),
+        65..=96 if !problem.dropout => (192, 80, [3, 3, 2]),
+        65..=128 => (192, 64, [4, 4, 2]),
+        129..=160 => (192, 64, [3, 3, 1]),
+        161..=192 if is_causal => (128, 96, [2, 2, 1]),
+        161..=192 => (128, 64, [3, 3, 1]),
+        225.. if is_causal || problem.dropout => (128, 64, [3, 2, 1]),
+        _ => (128, 80, [2, 2, 1]),
+    }
+}
+
+pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    let (rows, ..) = tile_of_full_device(problem);
+    let heads = problem.batch_size * problem.num_heads_q;
+    let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
+    let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
+    let block_mask = problem.features.block_mask;
+    let fits =
+        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
+    // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
+    let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
+    let heights: Vec<u32> = [256, 192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
+    let full = heights.iter().copied().find(fills).unwrap_or(64);
+    let lower = heights.into_iter().filter(|block_m| *block_m < full);
+    // A producer that copies keys itself takes registers that the consumers of 256 rows need.
+    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
+}
+
+/// The heuristic's config with so many rows.
+pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKnobs> {
+    let (rows, keys, stages) = tile_of_full_device(problem);
+    let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
+    let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
+        // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
+        // barriers.
+        dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
+            (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
+        }
+        _ if block_m == rows => (keys, stages),
+        ..=128 => (64, [4, 4, 2]),
+        _ => (64, [3, 2, 1]),
+    };
+    let tiles_differ = tiles_differ(problem);
+    let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| ForwardKnobs {
+        block_m,
+        block_n,
+        k_stages,
+        v_stages,
+        q_stages,
+        ctas_per_sm: 1,
+        tma_store: stores_by_tma(q_stages, problem),
+        stale_max: u32::from(may_be_stale(problem)),
+        group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
+        num_splits: 1,
+        decode_rows: decode_rows(problem),
+    };
+    let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
+    // A block of 64 keys divides pages of 64 and shares 32 with pages of 32, so TMA copies them.
+    // Threads look up the fewest pages if a block is four times 16 keys.
+    let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
+    let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
+    flows.map(config).find(|config| config.fits(problem, device))
+}
+
+/// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
+/// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same
+/// keys anyway (docs/tuning/sm90-forward.md). Under a block mask they do not, so groups still help.
+pub fn wants_groups(problem: &Problem) -> bool {
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    problem.seqlen_k < LONG || !is_narrow || problem.features.block_mask.is_some()
+}
+
+const LONG: i64 = 8192;
