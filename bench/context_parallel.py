@@ -53,7 +53,7 @@ def start(cases, arguments, results):
     for rank in range(arguments.ranks):
         asked = dict(
             rank=rank, ranks=arguments.ranks, port=port, cases=cases, seconds=arguments.seconds, device=arguments.device,
-            head_dim=arguments.head_dim, results=str(results),
+            head_dim=arguments.head_dim, head_start=not arguments.no_head_start, results=str(results),
         )  # fmt: skip
         with open(arguments.logs / f"rank{rank}.txt", "a") as log:
             command = [sys.executable, context_parallel_rank.__file__, json.dumps(asked)]
@@ -151,6 +151,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--ranks", type=int, default=2, help="processes, default 2")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the program with gloo")
+    parser.add_argument("--no-head-start", action="store_true", help="do not let messages start before computation")
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit of a case, default 60")
     parser.add_argument("--deadline", type=float, default=600.0, help="time limit of the program, default 600")
     parser.add_argument("--logs", type=Path, default=Path("build/context-parallel"), help="a folder for each rank's log")
@@ -166,7 +167,8 @@ def main():
         described = arguments.logs / "machine.json"
         machine = json.loads(described.read_text()) if described.exists() else None
         environment = {name: os.environ[name] for name in context_parallel_rank.VARIABLES if name in os.environ}
-        Path(arguments.json).write_text(json.dumps(dict(machine=machine, environment=environment, rows=rows), indent=1))
+        results = dict(machine=machine, environment=environment, head_start=not arguments.no_head_start, rows=rows)
+        Path(arguments.json).write_text(json.dumps(results, indent=1))
     return 1 if any("refused" in row and row["method"] != "torch" for row in rows) else 0
 
 

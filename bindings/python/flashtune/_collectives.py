@@ -11,6 +11,8 @@ from ._errors import InvalidArgumentError
 
 _agreed = set()
 """The forms of calls that a group has compared."""
+_detours = {}
+"""For each GPU a stream, and a tensor that its kernel writes."""
 
 
 def place(group):
@@ -30,6 +32,7 @@ def agree(group, tensors, call, refuse):
     device.
     """
     rank, size = place(group)
+    members = dist.group.WORLD if group is None else group
     error = form = None
     # Any error here: a rank that left without a word would keep the others waiting.
     try:
@@ -37,7 +40,7 @@ def agree(group, tensors, call, refuse):
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
         form = refuse(size, tensors, call)
-        if tensors[0].is_cuda and (group, form) in _agreed:
+        if tensors[0].is_cuda and (members, form) in _agreed:
             return
     except Exception as found:
         error = found
@@ -50,7 +53,7 @@ def agree(group, tensors, call, refuse):
             raise InvalidArgumentError(f"rank {other}: {found}")
         if found != form:
             raise InvalidArgumentError(f"rank {other} has sizes and options {found}; rank {rank} has {form}, and all must be the same")
-    _agreed.add((group, form))
+    _agreed.add((members, form))
 
 
 def in_order(parts, dim, layout):
@@ -78,7 +81,27 @@ def _pass_on(buffer, group):
         before, after = dist.get_global_rank(group, before), dist.get_global_rank(group, after)
     incoming = torch.empty_like(buffer)
     messages = [dist.P2POp(dist.isend, buffer, after, group), dist.P2POp(dist.irecv, incoming, before, group)]
-    return incoming, dist.batch_isend_irecv(messages)
+    works = dist.batch_isend_irecv(messages)
+    if buffer.is_cuda:
+        _give_head_start(buffer.device)
+    return incoming, works
+
+
+def _give_head_start(device):
+    """Keeps the current stream behind the start of the messages that were just enqueued.
+
+    The CTAs of an attention kernel stay on all SMs until it ends. If it started before NCCL's
+    kernel, the messages would only start behind it. Both wait for the same work of this stream, so
+    this stream takes a detour of one more event, and a kernel, over another stream.
+    """
+    here, detour = torch.cuda.current_stream(device), _detours.get(device)
+    if detour is None:
+        detour = _detours[device] = torch.cuda.Stream(device), torch.zeros(1, device=device)
+    stream, number = detour
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        number.zero_()
+    here.wait_stream(stream)
 
 
 def _wait(works):
@@ -109,19 +132,20 @@ class Ring(torch.autograd.Function):
     def forward(ctx, q, k, v, options):
         group, layout, causal, scale, window, softcap, _ = options
         rank, size = place(group)
-        total = _ring.Sum(q, v.shape[-1])
-        buffer, works = _packed(k, v), ()
+        total, keys = _ring.Sum(q, v.shape[-1]), (k, v)
+        buffer = _packed(k, v) if size > 1 else None
         for step in range(size):
-            if step + 1 < size:
+            is_last = step + 1 == size
+            if not is_last:
                 incoming, works = _pass_on(buffer, group)
             found = _pieces(rank, (rank - step) % size, size, layout, q.shape[1], causal, window)
-            _ring.add_forward(total, found, q, *_unpacked(buffer, k, v), scale, softcap)
-            if step + 1 < size:
+            _ring.add_forward(total, found, q, *keys, scale, softcap)
+            if not is_last:
                 _wait(works)
-                buffer = incoming
-        out = total.out.to(q.dtype)
-        _keep(ctx, options, q, k, v, out, total.lse)
-        return out, total.lse
+                buffer, keys = incoming, _unpacked(incoming, k, v)
+        out, lse = total.result()
+        _keep(ctx, options, q, k, v, out, lse)
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -130,30 +154,36 @@ class Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         rank, size = place(group)
-        dq = torch.zeros_like(q, dtype=torch.float32)
-        buffer, gradients, works = _packed(k, v), None, ()
-        for step in range(size):
+
+        def add(totals, found, k, v, works=()):
+            """Adds the gradients of pieces to totals that `works` bring."""
+            parts = _ring.backward(found, dout, q, k, v, out, lse, dlse, scale, softcap, deterministic)
+            _wait(works)
+            _ring.add_backward(totals, found, parts)
+
+        dq, dk, dv = own = [torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v)]
+        # The first half of the work on this rank's own keys hides the way of the first keys, the
+        # second half the gradients' way home.
+        first, last = _ring.halves(_pieces(rank, rank, size, layout, q.shape[1], causal, window))
+        if size > 1:
+            buffer = _packed(k, v)
+            incoming, keys_on_the_way = _pass_on(buffer, group)
+        add(own, first, k, v)
+        gradients, on_the_way = None, ()
+        for step in range(1, size):
+            _wait(keys_on_the_way)
+            buffer, keys = incoming, _unpacked(incoming, k, v)
             if step + 1 < size:
                 incoming, keys_on_the_way = _pass_on(buffer, group)
+            # The gradients of these keys follow them, one step behind.
+            mine = torch.zeros_like(buffer, dtype=torch.float32) if gradients is None else gradients
             found = _pieces(rank, (rank - step) % size, size, layout, q.shape[1], causal, window)
-            mine = torch.zeros_like(buffer, dtype=torch.float32)
-            _ring.add_backward(
-                (dq, *_unpacked(mine, k, v)), found, dout, q, *_unpacked(buffer, k, v), out, lse, dlse, scale, softcap,
-                deterministic,
-            )  # fmt: skip
-            # The gradients of these keys have followed them; after the last step they go home.
-            if gradients is not None:
-                _wait(works)
-                mine += gradients
-            if size > 1:
-                gradients, works = _pass_on(mine, group)
-            else:
-                gradients = mine
-            if step + 1 < size:
-                _wait(keys_on_the_way)
-                buffer = incoming
-        _wait(works)
-        dk, dv = _unpacked(gradients, k, v)
+            add((dq, *_unpacked(mine, k, v)), found, *keys, on_the_way)
+            gradients, on_the_way = _pass_on(mine, group)
+        add(own, last, k, v, on_the_way)
+        if size > 1:
+            for total, part in zip((dk, dv), _unpacked(gradients, k, v)):
+                total += part
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
@@ -168,9 +198,9 @@ class AllGather(torch.autograd.Function):
         whole = _gathered(k, v, group, layout)
         found = _ring.pieces_of_whole(_ring.chunks(rank, size, layout), size, q.shape[1], causal, window)
         _ring.add_forward(total, found, q, *whole, scale, softcap)
-        out = total.out.to(q.dtype)
-        _keep(ctx, options, q, k, v, out, total.lse)
-        return out, total.lse
+        out, lse = total.result()
+        _keep(ctx, options, q, k, v, out, lse)
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -182,7 +212,8 @@ class AllGather(torch.autograd.Function):
         whole = _gathered(k, v, group, layout)
         gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (q, *whole)]
         found = _ring.pieces_of_whole(_ring.chunks(rank, size, layout), size, q.shape[1], causal, window)
-        _ring.add_backward(gradients, found, dout, q, *whole, out, lse, dlse, scale, softcap, deterministic)
+        parts = _ring.backward(found, dout, q, *whole, out, lse, dlse, scale, softcap, deterministic)
+        _ring.add_backward(gradients, found, parts)
         parts = [by_rank(x, size, 1, layout) for x in gradients[1:]]
         buffers = torch.stack([_packed(*pair) for pair in zip(*parts)])
         if buffers.is_cuda:

@@ -102,23 +102,60 @@ def _shifted(query, key, rows, shift, left, right):
     return [Piece(queries, keys, window=None if window == (None, None) else window)]
 
 
+def halves(found):
+    """Two lists of pieces that together are the pieces of a rank's queries over its own keys.
+
+    The first is the smaller one: it has the earlier queries, which see few keys under a causal mask.
+    """
+    if len(found) == 1 and found[0].window is None:
+        (piece,) = found
+        first, middle, last = piece.queries.start, (piece.queries.start + piece.queries.stop) // 2, piece.queries.stop
+        # The diagonal ends at the last row and the last key, of the earlier queries as of all.
+        keys = slice(piece.keys.start, piece.keys.stop - (last - middle)) if piece.causal else piece.keys
+        if first < middle:
+            return [piece._replace(queries=slice(first, middle), keys=keys)], [piece._replace(queries=slice(middle, last))]
+    return found[:-1], found[-1:]
+
+
 class Sum:
-    """The output and LSE over the keys seen so far, in fp32."""
+    """The output and LSE over the keys seen so far.
+
+    The first part over some rows is taken as it is. Further parts are merged with it in fp32.
+    """
 
     def __init__(self, q, dim_v):
-        batch, seqlen, heads, _ = q.shape
-        self.out = q.new_zeros(batch, seqlen, heads, dim_v, dtype=torch.float32)
-        self.lse = q.new_full((batch, heads, seqlen), -torch.inf, dtype=torch.float32)
+        self.out = self.lse = None
+        self._q, self._dim_v, self._seen = q, dim_v, []
 
     def add(self, rows, out, lse):
         """Merges a part over other keys into these rows. Each is weighted by its LSE."""
+        if self.out is None and out.shape[1] == self._q.shape[1]:
+            self.out, self.lse = out, lse
+        elif any(rows.start < seen.stop and seen.start < rows.stop for seen in self._seen):
+            self._merge(rows, out, lse)
+        else:
+            self._begin()
+            self.out[:, rows], self.lse[..., rows] = out, lse
+        self._seen.append(rows)
+
+    def result(self):
+        """(out in q's dtype, lse)"""
+        self._begin()
+        return self.out.to(self._q.dtype), self.lse
+
+    def _begin(self):
+        if self.out is None:
+            batch, seqlen, heads, _ = self._q.shape
+            self.out = self._q.new_zeros(batch, seqlen, heads, self._dim_v)
+            self.lse = self._q.new_full((batch, heads, seqlen), -torch.inf, dtype=torch.float32)
+
+    def _merge(self, rows, out, lse):
+        self.out = self.out.float()
         before = self.lse[..., rows]
-        total = torch.logaddexp(before, lse)
-        # A row that has seen no key has weight 0, where the difference would be NaN.
-        known = torch.where(total == -torch.inf, 0.0, total)
-        weights = [torch.exp(part - known).transpose(1, 2)[..., None] for part in (before, lse)]
-        self.out[:, rows] = self.out[:, rows] * weights[0] + out * weights[1]
-        self.lse[..., rows] = total
+        # It is NaN where neither part has seen a key; both outputs are 0 there.
+        weight = torch.sigmoid(lse - before).nan_to_num_()
+        self.out[:, rows].lerp_(out.float(), weight.transpose(1, 2)[..., None])
+        before.copy_(torch.logaddexp(before, lse))
 
 
 def add_forward(total, found, q, k, v, scale, softcap):
@@ -131,11 +168,12 @@ def add_forward(total, found, q, k, v, scale, softcap):
         total.add(piece.queries, out, lse)
 
 
-def add_backward(gradients, found, dout, q, k, v, out, lse, dlse, scale, softcap, deterministic):
-    """Adds the pieces' gradients of q, k and v to `gradients`, which are fp32.
+def backward(found, dout, q, k, v, out, lse, dlse, scale, softcap, deterministic):
+    """The pieces' gradients of q, k and v.
 
     out and lse are those over all keys, so that each piece has the weights of the whole softmax.
     """
+    gradients = []
     for piece in found:
         rows, keys = piece.queries, piece.keys
         parts = _attention.attention_backward(
@@ -143,5 +181,12 @@ def add_backward(gradients, found, dout, q, k, v, out, lse, dlse, scale, softcap
             dlse=None if dlse is None else dlse[..., rows], softmax_scale=scale, softcap=softcap, causal=piece.causal,
             window=piece.window, deterministic=deterministic,
         )  # fmt: skip
-        for gradient, part, at in zip(gradients, parts, (rows, keys, keys)):
-            gradient[:, at] += part
+        gradients.append(parts)
+    return gradients
+
+
+def add_backward(totals, found, gradients):
+    """Adds the pieces' gradients to the fp32 totals of q, k and v."""
+    for piece, parts in zip(found, gradients):
+        for total, part, rows in zip(totals, parts, (piece.queries, piece.keys, piece.keys)):
+            total[:, rows] += part

@@ -9,6 +9,7 @@ import datetime
 import functools
 import os
 import socket
+import tempfile
 from typing import NamedTuple
 
 import flashtune
@@ -181,17 +182,23 @@ def told_by_1(rank, message):
     return told[0]
 
 
-@pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    setting = SETTINGS[request.param]
-    if setting.device == "cuda" and torch.cuda.device_count() < setting.ranks:
-        pytest.skip(f"needs {setting.ranks} GPUs")
-    folder = tmp_path_factory.mktemp("ranks")
+@functools.lru_cache(maxsize=len(SETTINGS))
+def results_of(setting):
+    """What rank 0 of this setting's processes leaves."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_ranks, (setting, port, str(folder)), nprocs=setting.ranks)
-    return setting, torch.load(folder / "results.pt")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_ranks, (setting, port, folder), nprocs=setting.ranks)
+        return torch.load(os.path.join(folder, "results.pt"))
+
+
+@pytest.fixture
+def results(request):
+    setting = SETTINGS[request.param]
+    if setting.device == "cuda" and torch.cuda.device_count() < setting.ranks:
+        pytest.skip(f"needs {setting.ranks} GPUs")
+    return setting, results_of(setting)
 
 
 in_each_setting = pytest.mark.parametrize("results", SETTINGS, indirect=True)
