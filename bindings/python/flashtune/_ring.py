@@ -105,7 +105,7 @@ def _shifted(query, key, rows, shift, left, right):
 def halves(found):
     """Two lists of pieces that together are the pieces of a rank's queries over its own keys.
 
-    The first is the smaller one: it has the earlier queries, which see few keys under a causal mask.
+    The first is the smaller one: it has the earlier queries, which see few keys if causal.
     """
     if len(found) == 1 and found[0].window is None:
         (piece,) = found

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import attention_report
 import cases
 import chart
+import context_parallel
 import paged_prefill_cases
 import pytest
 from order import orders
@@ -128,3 +129,15 @@ def test_the_paged_bench_refuses_unknown_suites_and_page_sizes(capsys):
             paged_prefill.parser().parse_args(words)
     told = capsys.readouterr().err
     assert "page size '0' is not a positive integer" in told and "no suite is called narrow" in told
+
+
+def test_two_gpus_are_compared_with_one_and_messages_that_take_no_longer_are_hidden():
+    sizes = dict(tokens=1024, heads=4, heads_kv=4)
+    one = dict(sizes, method="one", forward={"ms": 8.0}, both={"ms": 24.0})
+    ring = {"ms": 5.0, "alone ms": 2.0, "compute ms": 4.0}
+    rows = [one, dict(sizes, method="ring", forward=ring, both=dict(ring, ms=4.0)), dict(sizes, method="torch", refused="why")]
+    one, ring, refused = context_parallel.with_ratios(rows, head_dim=64)
+    assert ring["forward"]["speed-up"] == 1.6 and ring["forward"]["hidden"] == 0.5
+    assert ring["both"]["speed-up"] == 6.0 and ring["both"]["hidden"] == 1.0
+    assert one["both"]["TFLOP/s"] == pytest.approx(14 * 4 * 1024**2 / 2 * 64 / 24e9) and "speed-up" not in one["both"]
+    assert "forward" not in refused

@@ -1,7 +1,7 @@
 """`flashtune.transformers`: models give what their eager attention gives.
 
-The models are tiny, random and made from configs. They run in fp32 on the CPU, where the judge's
-rule compares both with the same model in fp64, whose attention is eager.
+The models are tiny, random and made from configs. They run in fp32 on the CPU and on a GPU, where
+the judge's rule compares both with the same model in fp64, whose attention is eager.
 """
 
 import copy
@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from judge import assert_close
+from test_torch import DEVICES
 from transformers.masking_utils import AttentionMaskInterface
 
 TOKENS, WINDOW = 40, 12
@@ -58,10 +59,15 @@ def made(model):
     return transformers.AutoModelForCausalLM.from_config(CONFIGS[model](), experts_implementation="eager").eval()
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request):
+    return request.param
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
-def models(request, name):
+def models(request, name, device):
     """The same model eager in fp64, eager in fp32, and on flashtune in fp32."""
-    model = made(request.param)
+    model = made(request.param).to(device)
     ours = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     ours.set_attn_implementation(name)
@@ -73,6 +79,17 @@ def ids():
     return torch.randint(2, 97, (2, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.fixture
+def placed(ids, device):
+    """`ids` where the models are."""
+    return ids.to(device)
+
+
+def positions_of_two(device="cpu"):
+    """The positions of two packed sequences."""
+    return torch.cat([torch.arange(15), torch.arange(TOKENS - 15)])[None].to(device)
+
+
 def padded(ids):
     """(ids, attention_mask) with left padding in the first sequence."""
     kept = torch.ones_like(ids)
@@ -82,26 +99,25 @@ def padded(ids):
 
 def judge(models, run, gradient=False):
     """Judges the tensors that `run` returns of each model."""
-    exact, naive, actual = ([x.detach().double().numpy() for x in run(model)] for model in models)
+    exact, naive, actual = ([x.detach().double().cpu().numpy() for x in run(model)] for model in models)
     for at, versions in enumerate(zip(actual, naive, exact)):
         assert_close(f"result {at}", *versions, "float32", gradient)
 
 
 @torch.no_grad()
-def test_a_prefill_equals_eager(models, ids):
-    judge(models, lambda model: [model(ids).logits])
+def test_a_prefill_equals_eager(models, placed):
+    judge(models, lambda model: [model(placed).logits])
 
 
 @torch.no_grad()
-def test_a_padded_prompt_equals_eager_where_it_has_tokens(models, ids):
-    ids, kept = padded(ids)
+def test_a_padded_prompt_equals_eager_where_it_has_tokens(models, placed):
+    ids, kept = padded(placed)
     judge(models, lambda model: [model(ids, attention_mask=kept).logits[kept == 1]])
 
 
 @torch.no_grad()
-def test_packed_sequences_are_independent_of_each_other(models, ids):
-    ids = ids[:1]
-    positions = torch.cat([torch.arange(15), torch.arange(TOKENS - 15)])[None]
+def test_packed_sequences_are_independent_of_each_other(models, placed):
+    ids, positions = placed[:1], positions_of_two(placed.device)
     judge(models, lambda model: [model(ids, position_ids=positions, use_cache=False).logits])
     if models[2].config.model_type == "gpt_oss":
         return  # This model's own code keeps positions from its masks, so nothing is packed there.
@@ -111,9 +127,9 @@ def test_packed_sequences_are_independent_of_each_other(models, ids):
 
 
 @torch.no_grad()
-def test_32_greedy_tokens_of_padded_prompts_equal_eager(models, ids):
+def test_32_greedy_tokens_of_padded_prompts_equal_eager(models, placed):
     _, eager, ours = models
-    ids, kept = padded(ids)
+    ids, kept = padded(placed)
     options = dict(attention_mask=kept, max_new_tokens=32, do_sample=False)
     expected = eager.generate(ids, **options)
     assert expected.shape == (2, TOKENS + 32)
@@ -131,8 +147,8 @@ def test_a_static_cache_gives_the_same_tokens(name, ids):
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
 
 
-def test_a_training_step_has_the_gradients_of_eager(models, ids):
-    ids, kept = padded(ids)
+def test_a_training_step_has_the_gradients_of_eager(models, placed):
+    ids, kept = padded(placed)
     # The last padding token's row sees no key. Eager attention gives it the mean of all values and
     # flashtune 0, so its prediction does not count.
     labels = ids.masked_fill(kept.roll(1, 1) * kept == 0, -100)
@@ -150,7 +166,7 @@ def test_a_training_step_has_the_gradients_of_eager(models, ids):
 def test_lengths_of_packed_sequences_may_be_given(name, ids):
     model = made("llama")
     model.set_attn_implementation(name)
-    ids, positions = ids[:1], torch.cat([torch.arange(15), torch.arange(TOKENS - 15)])[None]
+    ids, positions = ids[:1], positions_of_two()
     lengths = torch.tensor([0, 15, TOKENS], dtype=torch.int32)
     given = dict(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=25, max_length_k=25)
     expected = model(ids, position_ids=positions, use_cache=False).logits
@@ -185,7 +201,7 @@ def test_packed_sequences_reach_the_kernels_as_lengths(name, ids, monkeypatch):
     monkeypatch.setattr(
         flashtune.transformers, "_attend_packed", lambda *qkvf: seen.append(qkvf[-1]) or attend_packed(*qkvf)
     )
-    positions = torch.cat([torch.arange(15), torch.arange(TOKENS - 15)])[None].expand(2, -1)
+    positions = positions_of_two().expand(2, -1)
     model(ids, position_ids=positions, use_cache=False)
     assert seen[0]["cu_seqlens_q"].tolist() == [0, 15, 40, 55, 80] and seen[0]["max_seqlen_k"] == 25
     assert seen[0]["window"] == (WINDOW - 1, None) and seen[0]["causal"] is True
