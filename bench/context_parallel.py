@@ -36,8 +36,8 @@ COLUMNS = (("ms", 10), ("TFLOP/s", 9), ("speed-up", 10), ("alone ms", 10), ("com
 
 def cases_of(arguments):
     """The cases in order; the methods of a problem follow one another."""
-    problems = itertools.product(arguments.tokens, arguments.heads, arguments.methods)
-    return [dict(tokens=tokens, heads=heads, heads_kv=heads_kv, method=method) for tokens, (heads, heads_kv), method in problems]
+    cases = itertools.product(arguments.tokens, arguments.heads, arguments.methods)
+    return [dict(tokens=tokens, heads=heads, heads_kv=heads_kv, method=method) for tokens, (heads, heads_kv), method in cases]
 
 
 def free_port():
@@ -61,18 +61,21 @@ def start(cases, arguments, results):
     return processes
 
 
-def wait(processes, deadline):
+def wait(processes, deadline, report):
     """Returns when all have ended; ends the others if one fails or the deadline passes."""
     while any(process.poll() is None for process in processes):
+        report()
         if any(process.poll() for process in processes) or time.monotonic() > deadline:
             time.sleep(0.5)  # For the last lines of the others' logs.
             for process in processes:
                 process.kill()
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def rows_in(results):
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    """The rows of finished lines: rank 0 may be writing the last one."""
+    text = results.read_text() if results.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def measured(arguments):
@@ -80,23 +83,28 @@ def measured(arguments):
     results, deadline = arguments.logs / "rows.jsonl", time.monotonic() + arguments.deadline
     for old in (results, *arguments.logs.glob("rank*.txt")):
         old.unlink(missing_ok=True)
-    cases, rows = cases_of(arguments), []
-    while len(rows) < len(cases):
-        wait(start(cases[len(rows) :], arguments, results), deadline)
-        found = rows_in(results)
-        shown = len(rows)
-        rows = found
-        if len(rows) < len(cases):
-            late = time.monotonic() > deadline
-            why = "not started before the deadline" if late else f"failed or took longer than {arguments.seconds} s; see {arguments.logs}"
-            lost = cases[len(rows) :] if late else cases[len(rows) : len(rows) + 1]
-            with open(results, "a") as file:
-                for case in lost:
-                    file.write(json.dumps(dict(case, refused=why)) + "\n")
-            rows = rows_in(results)
-        for row in with_ratios(rows, arguments.head_dim)[shown:]:
+    cases, shown = cases_of(arguments), []
+
+    def report():
+        rows = with_ratios(rows_in(results), arguments.head_dim)
+        for row in rows[len(shown) :]:
             show(row)
-    return with_ratios(rows, arguments.head_dim)
+            shown.append(row)
+
+    while len(shown) < len(cases):
+        wait(start(cases[len(shown) :], arguments, results), deadline, report)
+        rows = rows_in(results)
+        if len(rows) < len(cases):
+            failed = dict(cases[len(rows)], refused=f"failed or took longer than {arguments.seconds} s; see {arguments.logs}")
+            # Where neither of the first two runs, none will.
+            is_hopeless = len(rows) == 1 and "refused" in rows[0]
+            lost = [failed] if time.monotonic() < deadline else []
+            if is_hopeless or not lost:
+                lost += [dict(case, refused="not started") for case in cases[len(rows) + len(lost) :]]
+            with open(results, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in lost)
+        report()
+    return shown
 
 
 def with_ratios(rows, head_dim):
