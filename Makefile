@@ -39,7 +39,7 @@ build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 
 # PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be
 # moved.
-install: lib cli
+install: lib cli sbom
 	sh scripts/install.sh $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
 
 uninstall:

@@ -51,6 +51,15 @@ class PlatformWheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
+    def egg2dist(self, egginfo_path, distinfo_path):
+        """Adds the library's bill of materials, which FLASHTUNE_SBOM names, where PEP 770 has it."""
+        super().egg2dist(egginfo_path, distinfo_path)
+        bill = os.environ.get("FLASHTUNE_SBOM")
+        if bill:
+            folder = Path(distinfo_path) / "sboms"
+            folder.mkdir()
+            shutil.copyfile(bill, folder / "flashtune.cdx.json")
+
 
 class WithLibrary(Distribution):
     """Installed where platforms keep their own files, as a package with an extension module is."""

@@ -31,9 +31,12 @@ PATH="$PWD/$tools/bin:$PATH" cargo-zigbuild rustc --locked --release --lib --no-
     --crate-type cdylib,staticlib --target "$target.2.28" --target-dir target/manylinux -- -C strip=symbols "$@"
 built=target/manylinux/$target/release/libflashtune.so
 
+mkdir -p build
+"${PYTHON:-python3}" scripts/sbom.py "$target" > "build/flashtune-$machine.cdx.json"
+
 # The wheel of another machine stays.
 rm -rf $out/*_"$machine".whl $out/*.tar.gz build/lib build/bdist.*
-FLASHTUNE_PREBUILT="$PWD/$built" $tools/bin/python -m build --no-isolation --outdir $out \
+FLASHTUNE_PREBUILT="$PWD/$built" FLASHTUNE_SBOM="$PWD/build/flashtune-$machine.cdx.json" $tools/bin/python -m build --no-isolation --outdir $out \
     --config-setting=--build-option=--plat-name="$platform" --wheel . > build/wheel.log ||
     { cat build/wheel.log >&2; exit 1; }
 $tools/bin/python -m build --no-isolation --outdir $out --sdist . > build/sdist.log ||

@@ -9,7 +9,8 @@
 # DESTDIR  put before PREFIX, for packages; may be empty
 # CLI      the command line's program
 #
-# FLASHTUNE_BUILT names the folder of the built libraries, target/release by default.
+# FLASHTUNE_BUILT names the folder of the built libraries, target/release by default. `make sbom`
+# makes the list of their crates.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -44,7 +45,7 @@ $libdir/cmake/flashtune/flashtuneConfig.cmake $libdir/cmake/flashtune/flashtuneC
 include/flashtune.h include/flashtune.hpp bin/flashtune
 share/bash-completion/completions/flashtune share/zsh/site-functions/_flashtune
 share/fish/vendor_completions.d/flashtune.fish
-share/doc/flashtune/LICENSE-MIT share/doc/flashtune/LICENSE-APACHE"
+share/doc/flashtune/LICENSE-MIT share/doc/flashtune/LICENSE-APACHE share/doc/flashtune/flashtune.cdx.json"
 
 if [ $uninstall = yes ]; then
     for file in $files; do rm -f "$root/$file"; done
@@ -54,7 +55,7 @@ if [ $uninstall = yes ]; then
     exit 0
 fi
 
-for file in "$built/libflashtune.so" "$built/libflashtune.a" "$cli"; do
+for file in "$built/libflashtune.so" "$built/libflashtune.a" "$cli" build/flashtune.cdx.json; do
     [ -f "$file" ] || fail "$file is missing; run 'make install', which builds it"
 done
 
@@ -68,7 +69,7 @@ ln -sf "libflashtune.so.$abi" "$lib/libflashtune.so"
 install -m 644 "$built/libflashtune.a" "$lib/libflashtune.a"
 install -m 644 include/flashtune.h include/flashtune.hpp "$root/include/"
 install -m 755 "$cli" "$root/bin/flashtune"
-install -m 644 LICENSE-MIT LICENSE-APACHE "$root/share/doc/flashtune/"
+install -m 644 LICENSE-MIT LICENSE-APACHE build/flashtune.cdx.json "$root/share/doc/flashtune/"
 
 fill() {
     sed -e "s|@VERSION@|$version|g" -e "s|@MAJOR@|$major|g" -e "s|@MINOR@|$minor|g" \

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Writes the software bill of materials of the C library, as CycloneDX 1.5, on standard output.
 
+usage: sbom.py [TARGET]     TARGET names another machine's, such as aarch64-unknown-linux-gnu
+
 It lists the crates that are linked into libflashtune, with version, licence and the checksum of
 Cargo.lock. Crates of the build, of the tests and of the command line are not in the library and
 not in the list. The same Cargo.lock gives the same bytes.
@@ -57,8 +59,8 @@ def component(package, checksums, kind="library"):
     }
 
 
-def bill():
-    host = next(line.split()[1] for line in cargo("-vV").splitlines() if line.startswith("host:"))
+def bill(target=None):
+    host = target or next(line.split()[1] for line in cargo("-vV").splitlines() if line.startswith("host:"))
     metadata = json.loads(
         cargo("metadata", "--format-version=1", "--locked", "--no-default-features", f"--filter-platform={host}")
     )
@@ -80,5 +82,5 @@ def bill():
 
 
 if __name__ == "__main__":
-    json.dump(bill(), sys.stdout, indent=1)
+    json.dump(bill(*sys.argv[1:]), sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -214,18 +214,20 @@ def lints(tally):
 
 
 def dependencies(tally):
-    """Checks licences, sources and known advisories against deny.toml. The copy of the advisories
-    that cargo-deny keeps is used as it is."""
-    if not shutil.which("cargo-deny"):
-        return say("SKIPPED: the policy on dependencies: cargo-deny is not installed")
-    tally.check("cargo deny", run(["cargo", "deny", "--offline", "check"])[0] == 0)
+    """Checks licences, sources, duplicates and known advisories of the crates, and the check."""
+    tested, output = run([sys.executable, ROOT / "scripts" / "test_dependencies.py"], is_shown=False)
+    tally.check("the tests of scripts/dependencies.py", tested == 0)
+    if "skipped" in output and "FLASHTUNE_REQUIRE_AUDIT" not in os.environ:
+        return say("SKIPPED: the policy on dependencies: cargo-deny and cargo-audit are not installed")
+    tally.check("the policy on dependencies", run([sys.executable, ROOT / "scripts" / "dependencies.py"])[0] == 0)
 
 
 def bill_of_materials(tally):
     """Checks that the bill of materials names what the library links and leaves out what only
     builds or tests it."""
-    bill = subprocess.run([sys.executable, ROOT / "scripts" / "sbom.py"], stdout=subprocess.PIPE, text=True)
-    names = {entry["name"] for entry in json.loads(bill.stdout)["components"]} if bill.returncode == 0 else set()
+    status, _ = run(["make", "--no-print-directory", "sbom"])
+    bill = {"components": []} if status else json.loads((ROOT / "build" / "flashtune.cdx.json").read_text())
+    names = {entry["name"] for entry in bill["components"]}
     ok = {"sled", "tera", "rayon"} <= names and not names & {"clap", "cbindgen", "tempfile", "syn"}
     tally.check("the software bill of materials", ok, f"{len(names)} crates")
 

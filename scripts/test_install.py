@@ -7,6 +7,7 @@ are C by pkg-config, C with the static library, and C++ by CMake with both. None
 tree, and each runs. CMake comes from .venv or the system.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -39,6 +40,10 @@ def cmake():
         if place and Path(place).exists():
             return place
     raise AssertionError("CMake is missing: scripts/venv.sh installs it into .venv")
+
+
+def setUpModule():
+    run("make", "-C", ROOT, "sbom")
 
 
 class Install(unittest.TestCase):
@@ -87,6 +92,11 @@ class Install(unittest.TestCase):
         )  # fmt: skip
         self.assertNotEqual(refused.returncode, 0, "a version that this one does not serve")
         self.assertIn("version: 0.1", refused.stderr)
+
+    def test_the_bill_of_materials_names_what_the_library_links(self):
+        bill = json.loads((self.moved() / "share/doc/flashtune/flashtune.cdx.json").read_text())
+        self.assertEqual(bill["metadata"]["component"]["name"], "flashtune")
+        self.assertIn("sled", {entry["name"] for entry in bill["components"]})
 
     def test_command_line_man_pages_and_completions_are_there(self):
         prefix = self.moved()

@@ -5,6 +5,7 @@ environment with nothing but the wheel and NumPy, and the source distribution.
 The programs run outside the repository and without FLASHTUNE_LIBRARY.
 """
 
+import json
 import os
 import platform
 import re
@@ -71,6 +72,9 @@ class Wheel(unittest.TestCase):
         self.assertTrue(older and int(older[0]) <= 28, shown)
         names = zipfile.ZipFile(wheel).namelist()
         self.assertIn("flashtune/libflashtune.so", names)
+        (bill,) = [name for name in names if re.fullmatch(r"flashtune-[^/]*\.dist-info/sboms/flashtune\.cdx\.json", name)]
+        linked = {entry["name"] for entry in json.loads(zipfile.ZipFile(wheel).read(bill))["components"]}
+        self.assertLessEqual({"sled", "tera", "rayon"}, linked)
         self.assertFalse([name for name in names if "test" in name.lower() or name.endswith(".pyc")])
 
     def test_wheel_works_in_an_empty_environment(self):
