@@ -36,6 +36,15 @@ class Sources:
             found = found and next((x for x in _body(found) if getattr(x, "name", None) == part), None)
         return found
 
+    def attributes(self, name):
+        """The attributes of an instance, those of base classes of the same module included."""
+        found = self.find(name)
+        if found is None:
+            return
+        yield from _interface.assigned(found)
+        for base in (base.id for base in getattr(found, "bases", ()) if isinstance(base, ast.Name)):
+            yield from self.attributes(f"{name.partition(':')[0]}:{base}")
+
     def _module(self, module):
         if module not in self._parsed:
             text = self._text(module.replace(".", "/") + ".py")
@@ -84,6 +93,9 @@ def differences(engine, sources):
         found = sources.find(name)
         missing = set(expected.split()) - set(fields(found) if found else ())
         yield from (f"{name} has no {field}" for field in sorted(missing))
+    for name, expected in _interface.ATTRIBUTES[engine].items():
+        missing = set(expected.split()) - set(sources.attributes(name))
+        yield from (f"{name} has no {attribute}" for attribute in sorted(missing))
 
 
 def main(places):
@@ -99,7 +111,7 @@ def main(places):
             found = list(differences(engine, sources))
             for line in found:
                 print(f"{engine}: {line}")
-            count = len(_interface.FUNCTIONS[engine]) + len(_interface.FIELDS[engine])
+            count = sum(len(record[engine]) for record in (_interface.FUNCTIONS, _interface.FIELDS, _interface.ATTRIBUTES))
             print(f"{engine} in {place}: {count} functions and types, {len(found)} differences")
             failed = failed or bool(found)
     return int(failed)

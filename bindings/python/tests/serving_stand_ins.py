@@ -33,6 +33,8 @@ def _installed(name):
     made[name] = _module(made, name)
     made[name].__version__ = ".".join(map(str, _interface.FIRST[name]))
     {"vllm": _complete_vllm, "sglang": _complete_sglang}[name](made)
+    for recorded, attributes in _interface.ATTRIBUTES[name].items():
+        _give(made, recorded, attributes.split())
     sys.modules.update(made)
     try:
         yield False
@@ -62,6 +64,18 @@ def _place(made, recorded, thing):
             setattr(place, owner, type(owner, (), {"__module__": module}))
         place, owner = getattr(place, owner), names[0]
     setattr(place, owner, thing)
+
+
+def _give(made, recorded, attributes):
+    """Gives a class the attributes that its stand-in does not set."""
+    module, _, name = recorded.partition(":")
+    place = _module(made, module)
+    if not hasattr(place, name):
+        setattr(place, name, type(name, (), {"__module__": module}))
+    owner = getattr(place, name)
+    for attribute in attributes:
+        if not hasattr(owner, attribute):
+            setattr(owner, attribute, None)
 
 
 def _function(parameters):

@@ -98,6 +98,11 @@ def sources_of(engine, folder, leave_out=None):
     for recorded, names in _interface.FIELDS[engine].items():
         module, _, owner = recorded.partition(":")
         classes.setdefault((module, owner), []).extend(f"{name} = 0" for name in names.split() if recorded != leave_out)
+    for recorded, names in _interface.ATTRIBUTES[engine].items():
+        module, _, owner = recorded.partition(":")
+        stores = "; ".join(f"self.{name} = 0" for name in names.split())
+        lines = [f"def __init__(self): {stores}"] if recorded != leave_out else []
+        classes.setdefault((module, owner), []).extend(lines)
     for (module, owner), lines in classes.items():
         files.setdefault(_file(module), []).extend([f"class {owner}:", *(f"    {line}" for line in lines or ["pass"])])
     for name, lines in files.items():
@@ -122,12 +127,50 @@ def test_the_script_accepts_sources_as_recorded(engine, tmp_path):
 
 
 @engines
-@pytest.mark.parametrize("kind", ["FUNCTIONS", "FIELDS"])
+@pytest.mark.parametrize("kind", ["FUNCTIONS", "FIELDS", "ATTRIBUTES"])
 def test_the_script_names_what_is_missing(engine, kind, tmp_path):
     recorded = list(getattr(_interface, kind)[engine])[0]
     sources_of(engine, tmp_path, leave_out=recorded)
     done = run_script(tmp_path)
     assert done.returncode == 1 and f"{engine}: {recorded} " in done.stdout, done.stdout + done.stderr
+
+
+class Config:
+    longest: int
+
+    @property
+    def shortest(self):
+        return 1
+
+
+class Runner(Config):
+    def __init__(self):
+        self.pool, other = 1, self
+        other.name = 2
+
+    def later(self):
+        self.model: int = 3
+
+
+def test_attributes_are_what_a_class_defines_or_assigns_to_itself():
+    found = _interface._attributes(Runner)
+    assert {"longest", "shortest", "pool", "model", "later"} <= found and not {"name", "other"} & found
+
+
+@engines
+def test_a_loaded_class_without_a_recorded_attribute_is_refused(engine, monkeypatch):
+    recorded = next(iter(_interface.ATTRIBUTES[engine]))
+    module, _, name = recorded.partition(":")
+    later = types.ModuleType(module)
+    setattr(later, name, type(name, (), {}))
+    package = types.ModuleType(engine)
+    package.__version__ = ".".join(map(str, _interface.FIRST[engine]))
+    for loaded in (package, later):
+        monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    for record in ("FUNCTIONS", "FIELDS"):
+        monkeypatch.setitem(getattr(_interface, record), engine, {})
+    with pytest.raises(UnsupportedError, match=f"{recorded} has no "):
+        _interface.check(engine)
 
 
 def test_the_script_refuses_a_folder_without_an_engine(tmp_path):

@@ -1,14 +1,17 @@
 """Checks that an installed engine has the interface that a backend was written against.
 
 Engines change their interfaces between minor versions. The record below names the functions that a
-backend overrides or calls with arguments, and the fields of batches that it reads. Attributes of
-instances cannot be checked without one. `scripts/check_serving_interfaces.py` compares it
-with an engine's published sources, and the tests make stand-ins of it.
+backend overrides or calls with arguments, the fields of batches that it reads, and the attributes
+of the engine's objects. `scripts/check_serving_interfaces.py` compares it with an engine's
+published sources, and the tests make stand-ins of it.
 """
 
+import ast
 import importlib
 import inspect
 import re
+import sys
+import textwrap
 
 from .._errors import FlashtuneError, UnsupportedError
 
@@ -89,6 +92,34 @@ FIELDS = {
 """Fields of dataclasses and members of enumerations that a backend reads."""
 
 
+ATTRIBUTES = {
+    "vllm": {
+        "vllm.config.vllm:VllmConfig": "model_config scheduler_config compilation_config",
+        "vllm.config.model:ModelConfig": "max_model_len",
+        "vllm.config.scheduler:SchedulerConfig": "max_num_seqs max_num_batched_tokens",
+        "vllm.config.compilation:CompilationConfig": "static_forward_context",
+        "vllm.v1.kv_cache_interface:KVCacheSpec": "block_size",
+        "vllm.v1.kv_cache_interface:AttentionSpec": "head_size head_size_v dtype",
+        "vllm.model_executor.layers.attention.attention:Attention": "impl",
+    },
+    "sglang": {
+        "sglang.srt.model_executor.model_runner:ModelRunner": (
+            "req_to_token_pool token_to_kv_pool kv_index_translator page_size device model_config model dtype kv_cache_dtype"
+            " use_mla_backend spec_algorithm"
+        ),
+        "sglang.srt.configs.model_config:ModelConfig": "context_len is_encoder_decoder",
+        "sglang.srt.layers.radix_attention:RadixAttention": (
+            "tp_q_head_num tp_k_head_num qk_head_dim v_head_dim scaling layer_id attn_type logit_cap logit_capping_method"
+            " sliding_window_size is_cross_attention pos_encoding_mode use_irope xai_temperature_len k_scale v_scale"
+        ),
+        f"{_POOL}memory_pool:ReqToTokenPool": "size req_to_token",
+        f"{_POOL}memory_pool:MHATokenToKVPool": "get_kv_buffer",
+        f"{_POOL}swa_memory_pool:SWAKVPool": "swa_layer_nums get_kv_buffer set_kv_buffer",
+    },
+}
+"""Attributes of instances that a backend reads: what a class defines, or its methods assign to self."""
+
+
 def imported(engine):
     """The module of an engine, after a check of its version."""
     try:
@@ -122,6 +153,38 @@ def check(engine):
         missing = [field for field in fields.split() if field not in known]
         if missing:
             raise _other(engine, version, f"{name} has no {missing[0]}")
+    # An engine that runs has loaded these modules. Loading them here could need a GPU.
+    loaded = {name: names for name, names in ATTRIBUTES[engine].items() if name.partition(":")[0] in sys.modules}
+    for name, attributes in loaded.items():
+        known = _attributes(_found(engine, version, name))
+        missing = [attribute for attribute in attributes.split() if attribute not in known]
+        if missing:
+            raise _other(engine, version, f"{name} has no {missing[0]}")
+
+
+def assigned(node):
+    """The attributes that a parsed class gives its instances."""
+    for child in node.body:
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield child.name
+        for target in getattr(child, "targets", None) or [getattr(child, "target", None)]:
+            if isinstance(target, ast.Name):
+                yield target.id
+    for part in ast.walk(node):
+        is_stored = isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+        if is_stored and isinstance(part.value, ast.Name) and part.value.id == "self":
+            yield part.attr
+
+
+def _attributes(owner):
+    known = set(dir(owner))
+    for base in owner.__mro__:
+        known.update(getattr(base, "__dataclass_fields__", ()))
+        try:
+            known.update(assigned(ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]))
+        except (OSError, TypeError, SyntaxError):
+            pass  # A class without sources, such as object.
+    return known
 
 
 def _found(engine, version, name):
