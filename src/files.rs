@@ -5,7 +5,7 @@
 //! regular one, and only up to a limit. A published file appears whole or not at all, and no link
 //! that somebody planted beside it is followed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,11 @@ pub fn read_own(path: &Path, limit: u64) -> Result<Vec<u8>> {
 
 /// An error unless the file belongs to this user and no other user may write to it.
 pub fn require_own(file: &File) -> Result<()> {
-    let metadata = file.metadata()?;
+    require_own_metadata(&file.metadata()?)
+}
+
+/// The same for what the system says of a file or a folder.
+pub fn require_own_metadata(metadata: &Metadata) -> Result<()> {
     // SAFETY: geteuid takes no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
@@ -60,6 +64,13 @@ pub fn require_regular(file: &File) -> Result<()> {
     }
 }
 
+/// Opens a regular file that is there, to add to its end. A link in its place is not followed.
+pub fn open_to_append(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    require_regular(&file)?;
+    Ok(file)
+}
+
 /// Writes a file beside its place, syncs it and renames it: a reader sees all of it or nothing, and
 /// after Ok it survives a power cut. It keeps the permissions of the file that it replaces; a new
 /// file is private. A symbolic link in its place is replaced, not followed.
@@ -71,6 +82,15 @@ pub fn publish(path: &Path, bytes: &[u8]) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => 0o600,
         Err(error) => return Err(error),
     };
+    publish_with(path, bytes, mode)
+}
+
+/// The same for a file that must be this user's alone, whatever it replaces.
+pub fn publish_private(path: &Path, bytes: &[u8]) -> Result<()> {
+    publish_with(path, bytes, 0o600)
+}
+
+fn publish_with(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (temporary, mut file) = create_temporary(folder)?;
     let written = file
@@ -136,6 +156,8 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         publish(&path, b"two").unwrap();
         assert_eq!((std::fs::read(&path).unwrap(), mode(&path)), (b"two".to_vec(), 0o644));
+        publish_private(&path, b"three").unwrap();
+        assert_eq!((std::fs::read(&path).unwrap(), mode(&path)), (b"three".to_vec(), 0o600));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
@@ -148,6 +170,18 @@ mod tests {
         publish(&path, b"new").unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
         assert!(path.symlink_metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn appending_follows_no_link_and_takes_no_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "one").unwrap();
+        open_to_append(&file).unwrap().write_all(b"two").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"onetwo");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(open_to_append(&link).is_err());
+        assert_eq!(open_to_append(Path::new("/dev/null")).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

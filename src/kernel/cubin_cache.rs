@@ -98,8 +98,10 @@ impl CubinCache {
     }
 
     pub fn get(&self, key: &Key) -> Option<Compiled> {
-        let file = self.folder.as_ref()?.join(&key.0).join("kernel.cubin");
-        let bytes = match files::read_own(&file, MAX_BYTES) {
+        let folder = self.folder.as_ref()?.join(&key.0);
+        let file = folder.join("kernel.cubin");
+        let own = folder.symlink_metadata().and_then(|metadata| files::require_own_metadata(&metadata));
+        let bytes = match own.and_then(|()| files::read_own(&file, MAX_BYTES)) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -119,7 +121,7 @@ impl CubinCache {
         let Some(all) = &self.folder else { return };
         let (folder, cubin) = (all.join(&key.0), pack(compiled, key));
         let publish = |path: &Path, bytes: &[u8]| {
-            files::publish(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
+            files::publish_private(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
         };
         let written = secure(&folder).map_err(String::from).and_then(|()| {
             // The text goes first: beside every cubin, a person finds the text that it was made

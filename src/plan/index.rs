@@ -5,15 +5,20 @@
 //! removed and made anew. The store's lock is held around every call. `entries_alone` also reads
 //! the database of a library that had no journal.
 //!
+//! What other users may write to is not read. sled makes its files with the modes that the umask
+//! leaves, so they get their mode when the database is closed.
+//!
 //! sled 0.34.7 takes a file that it did not finish for a damaged database (`snap.*.generating`,
 //! from a full disk or a killed process), so such files go before it opens.
 
 use super::journal::{Change, Entries, Found, Journal, Position};
-use std::fs::DirBuilder;
+use crate::files;
+use std::fs::{DirBuilder, Metadata};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
+use std::ops::Deref;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A few thousand records are a few megabytes; sled's default is a gigabyte.
@@ -57,6 +62,7 @@ impl Index {
     /// The journal's entries. Makes the index catch up with the journal if it is far behind.
     pub fn entries(&self, journal: &Journal) -> Result<Found, Trouble> {
         let result = guarded(|| {
+            self.require_own().map_err(Trouble::Broken)?;
             let database = self.open()?;
             let mut entries = read_all(&database)?;
             let position = entries.remove(POSITION).and_then(|text| position_of(&text, &entries));
@@ -94,11 +100,21 @@ impl Index {
         Ok(entries)
     }
 
+    /// An error if another user may have written to the database: the reason.
+    pub fn require_own(&self) -> Result<(), String> {
+        match self.exists() {
+            true => every_file(&self.folder, &mut |path, metadata| {
+                files::require_own_metadata(metadata).map_err(|error| format!("{}: {error}", path.display()))
+            }),
+            false => Ok(()),
+        }
+    }
+
     pub fn exists(&self) -> bool {
         self.folder.symlink_metadata().is_ok()
     }
 
-    pub fn folder(&self) -> &std::path::Path {
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 
@@ -108,7 +124,7 @@ impl Index {
         }
     }
 
-    fn open(&self) -> Result<sled::Db, Trouble> {
+    fn open(&self) -> Result<Database<'_>, Trouble> {
         if !may_open() {
             return Err(Trouble::Busy("this process was forked from one that had the records open".into()));
         }
@@ -121,8 +137,49 @@ impl Index {
             }
         }
         let config = sled::Config::new().path(&self.folder).flush_every_ms(None).cache_capacity(SLED_CACHE_BYTES);
-        config.open().map_err(trouble)
+        let database = config.open().map_err(trouble)?;
+        Ok(Database { database: Some(database), folder: &self.folder })
     }
+}
+
+/// An open database. When it is closed, its files are this user's alone.
+struct Database<'a> {
+    database: Option<sled::Db>,
+    folder: &'a Path,
+}
+
+impl Deref for Database<'_> {
+    type Target = sled::Db;
+
+    fn deref(&self) -> &sled::Db {
+        self.database.as_ref().expect("there until the drop")
+    }
+}
+
+impl Drop for Database<'_> {
+    fn drop(&mut self) {
+        // Closing writes files.
+        drop(self.database.take());
+        let _ = every_file(self.folder, &mut |path, metadata| {
+            if metadata.is_file() && metadata.mode() & 0o022 != 0 {
+                let _ = std::fs::set_permissions(path, PermissionsExt::from_mode(0o600));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Calls `visit` for a folder and all in it. Links are not followed.
+fn every_file(path: &Path, visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), String>) -> Result<(), String> {
+    let named = |error: std::io::Error| format!("{}: {error}", path.display());
+    let metadata = path.symlink_metadata().map_err(named)?;
+    visit(path, &metadata)?;
+    if metadata.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(named)? {
+            every_file(&entry.map_err(named)?.path(), visit)?;
+        }
+    }
+    Ok(())
 }
 
 fn write(database: &sled::Db, changes: &[Change], position: &str) -> Result<(), Trouble> {

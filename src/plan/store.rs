@@ -161,6 +161,11 @@ impl Store {
         if !self.older.exists() {
             return Ok(Entries::new());
         }
+        if let Err(reason) = self.older.require_own() {
+            // It stays, and so does what it holds. A journal begins without it.
+            self.complain(&named(&format!("its records are not taken over: {reason}")));
+            return Ok(Entries::new());
+        }
         match self.older.entries_alone() {
             Ok(entries) => {
                 // On a full disk the database goes on serving until there is room.

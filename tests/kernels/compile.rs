@@ -322,6 +322,28 @@ fn concurrent_trims_leave_as_much_as_one() {
 }
 
 #[test]
+fn entry_that_others_may_write_to_is_a_miss_and_is_replaced_by_a_private_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(Some(folder.path()));
+    cache.put(&key("t"), "t", &compiled());
+    let file = entry(folder.path(), &key("t"));
+    let set_mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    for mode in [0o620, 0o602] {
+        set_mode(&file, mode);
+        assert_eq!(cache.get(&key("t")), None, "{mode:o}");
+        cache.put(&key("t"), "t", &compiled());
+        assert_eq!(cache.get(&key("t")), Some(compiled()));
+    }
+    // Whoever may write to the folder may put another file there.
+    set_mode(file.parent().unwrap(), 0o770);
+    assert_eq!(cache.get(&key("t")), None);
+    cache.put(&key("t"), "t", &compiled());
+    assert_eq!(cache.get(&key("t")), None);
+    set_mode(file.parent().unwrap(), 0o700);
+    assert_eq!(cache.get(&key("t")), Some(compiled()));
+}
+
+#[test]
 fn entry_under_another_key_is_a_miss() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(Some(folder.path()));
