@@ -57,6 +57,18 @@ impl Class {
             layout: problem.layout,
         }
     }
+
+    /// A word for each property that not every class has, as the key ends with them.
+    pub fn feature_words(&self) -> Vec<String> {
+        let flags = [(self.deterministic, "deterministic"), (self.batch_invariant, "batchinvariant")];
+        let flags = flags.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| name.to_owned());
+        let is_on = |feature: &&Feature| match feature {
+            Feature::Window => self.has_window,
+            other => self.features.is_on(**other),
+        };
+        let features = Feature::ALL.iter().filter(is_on).map(|feature| (feature.row().word)(&self.features));
+        flags.chain(features).collect()
+    }
 }
 
 impl fmt::Display for Class {
@@ -75,13 +87,7 @@ impl fmt::Display for Class {
             if self.dropout { "dropout" } else { "nodropout" },
             self.layout.elements()
         )?;
-        let flags = [(self.deterministic, "deterministic"), (self.batch_invariant, "batchinvariant")];
-        flags.iter().filter(|(is_on, _)| *is_on).try_for_each(|(_, name)| write!(f, " {name}"))?;
-        let is_on = |feature: &&Feature| match feature {
-            Feature::Window => self.has_window,
-            other => self.features.is_on(**other),
-        };
-        Feature::ALL.iter().filter(is_on).try_for_each(|feature| write!(f, " {}", (feature.row().word)(&self.features)))
+        self.feature_words().iter().try_for_each(|word| write!(f, " {word}"))
     }
 }
 

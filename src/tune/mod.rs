@@ -30,6 +30,6 @@ pub use outcome::{Outcome, Timed, Trial, Verdict, measured_families};
 pub use progress::{Phase, Progress};
 pub use rig::Rig;
 pub use search::{Bench, BuildObserver, Event, Fault, Observer, Request, search};
-pub use timing::Samples;
+pub use timing::{MARGIN, Samples};
 pub use utilisation::Floor;
 pub use worker::Worker;

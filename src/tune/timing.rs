@@ -50,7 +50,7 @@ fn us(elapsed: &Elapsed) -> f64 {
 const FEWEST_PAIRS: usize = 4;
 
 /// The default keeps its place unless it is beaten by more than this share of its time.
-const MARGIN: f64 = 0.02;
+pub const MARGIN: f64 = 0.02;
 
 /// The ratio of `a` to `b`: the median over the laps in which both were sampled; NaN if there is
 /// none.

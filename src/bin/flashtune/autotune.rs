@@ -125,6 +125,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         entries.push(entry);
     }
     display.end();
+    if let Some(Err(reason)) = log.map(Log::finish) {
+        lost = Some(Failure::Failed(format!("the log was not written: {reason}")));
+    }
     let tuned = records.len();
     if let Some(path) = &args.output {
         add_to(path, records)?;

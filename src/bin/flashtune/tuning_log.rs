@@ -15,7 +15,8 @@ use flashtune::tune::{Trial, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -228,9 +229,14 @@ pub fn read_lines(text: &str) -> (Vec<Entry>, Vec<(usize, String)>) {
     (entries, ignored)
 }
 
-/// The file of `--log` during a run. It is whole after each problem, so a killed run loses one.
+/// The file of `--log`. A run adds a line for each problem, so a killed run loses one at most. The
+/// next run, and the end of this one, leave a sorted line for each id.
 pub struct Log {
     path: PathBuf,
+    /// For adding at the end.
+    file: File,
+    /// The size of the file, with the lines that newer ones replace.
+    bytes: u64,
     /// By id, whether the entry has a record, and its line.
     lines: BTreeMap<String, (bool, String)>,
 }
@@ -245,30 +251,113 @@ impl Log {
             Err(error) => return Err(named(&error)),
         };
         let mut lines = BTreeMap::new();
-        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-            let entry = Entry::from_line(line).map_err(|reason| named(&format_args!("line {number}: {reason}")))?;
-            lines.insert(entry.id(), (entry.result.is_ok(), line.to_owned()));
+        for (number, line) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
+            match Entry::from_line(line.trim_end()) {
+                Ok(entry) if is_kept(&lines, &entry) => {
+                    lines.insert(entry.id(), (entry.result.is_ok(), line.trim_end().to_owned()));
+                }
+                Ok(_) => {}
+                // A killed run may leave the beginning of a line.
+                Err(_) if number > 1 && !line.ends_with('\n') => {}
+                Err(reason) => return Err(named(&format_args!("line {number}: {reason}"))),
+            }
         }
-        let log = Log { path: path.to_owned(), lines };
-        // A folder that is not there shows before hours of tuning.
-        log.publish()?;
-        Ok(log)
+        let (file, bytes) = publish(path, &lines)?;
+        Ok(Log { path: path.to_owned(), file, bytes, lines })
     }
 
     /// Adds the entry in place of that of its id. A record that is there stays if this run failed
     /// or measured nothing.
     pub fn add(&mut self, entry: &Entry) -> Result<(), String> {
-        let id = entry.id();
-        let has_news = entry.result.is_ok() && entry.run.is_some();
-        if !has_news && self.lines.get(&id).is_some_and(|(has_record, _)| *has_record) {
+        if !is_kept(&self.lines, entry) {
             return Ok(());
         }
-        self.lines.insert(id, (entry.result.is_ok(), entry.to_line()?));
-        self.publish()
+        let line = entry.to_line()? + "\n";
+        let bytes = self.bytes + line.len() as u64;
+        if bytes > MAX_FILE_BYTES {
+            return Err(format!(
+                "{}: it would have {bytes} bytes, and a log is read up to {MAX_FILE_BYTES}; give --log another file",
+                self.path.display()
+            ));
+        }
+        self.file.write_all(line.as_bytes()).map_err(|error| format!("{}: {error}", self.path.display()))?;
+        self.bytes = bytes;
+        self.lines.insert(entry.id(), (entry.result.is_ok(), line.trim_end().to_owned()));
+        Ok(())
     }
 
-    fn publish(&self) -> Result<(), String> {
-        let text: String = self.lines.values().flat_map(|(_, line)| [line, "\n"]).collect();
-        files::publish(&self.path, text.as_bytes()).map_err(|error| format!("{}: {error}", self.path.display()))
+    /// Leaves a sorted line for each id.
+    pub fn finish(self) -> Result<(), String> {
+        publish(&self.path, &self.lines).map(drop)
+    }
+}
+
+/// Whether the entry replaces that of its id, if there is one.
+fn is_kept(lines: &BTreeMap<String, (bool, String)>, entry: &Entry) -> bool {
+    let has_news = entry.result.is_ok() && entry.run.is_some();
+    has_news || !lines.get(&entry.id()).is_some_and(|(has_record, _)| *has_record)
+}
+
+/// Replaces the file, and opens it for adding lines. A folder that is not there shows before hours
+/// of tuning.
+fn publish(path: &Path, lines: &BTreeMap<String, (bool, String)>) -> Result<(File, u64), String> {
+    let text: String = lines.values().flat_map(|(_, line)| [line, "\n"]).collect();
+    let opened = files::publish(path, text.as_bytes()).and_then(|()| files::open_to_append(path));
+    opened.map(|file| (file, text.len() as u64)).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashtune::cpu::Cpu;
+    use flashtune::problem::{Dtype, Pass};
+
+    fn entry(seqlen: i64) -> Entry {
+        let problem = Problem::dense(Pass::Forward, Dtype::Fp32, 1, 1, seqlen, 32);
+        Entry::failed(&problem, Cpu::new(1).unwrap().device(), "on purpose".to_owned())
+    }
+
+    fn ids(path: &Path) -> Vec<String> {
+        let (entries, ignored) = read_lines(&std::fs::read_to_string(path).unwrap());
+        assert!(ignored.is_empty(), "{ignored:?}");
+        entries.iter().map(Entry::id).collect()
+    }
+
+    #[test]
+    fn a_log_that_was_cut_keeps_its_whole_lines_and_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.jsonl");
+        let mut log = Log::open(&path).unwrap();
+        log.add(&entry(256)).unwrap();
+        log.add(&entry(128)).unwrap();
+        log.add(&entry(256)).unwrap();
+        // Each line is there at once, before the run ends.
+        assert_eq!(ids(&path).len(), 3);
+        drop(log);
+        let whole = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
+        let mut log = Log::open(&path).unwrap();
+        let mut expected = vec![entry(128).id(), entry(256).id()];
+        expected.sort();
+        assert_eq!(ids(&path), expected);
+        log.add(&entry(64)).unwrap();
+        log.finish().unwrap();
+        expected.push(entry(64).id());
+        expected.sort();
+        assert_eq!(ids(&path), expected);
+        // A file of one such beginning may be anything.
+        std::fs::write(&path, &whole[..20]).unwrap();
+        assert!(Log::open(&path).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..20]);
+    }
+
+    #[test]
+    fn a_log_that_its_reader_would_refuse_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.jsonl");
+        let mut log = Log::open(&path).unwrap();
+        log.bytes = MAX_FILE_BYTES - 10;
+        assert!(log.add(&entry(128)).unwrap_err().contains("give --log another file"));
+        assert_eq!(ids(&path), Vec::<String>::new());
     }
 }

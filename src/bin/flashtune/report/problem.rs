@@ -10,7 +10,7 @@ use flashtune::family;
 use flashtune::plan::key::{self, Class};
 use flashtune::plan::{self, Known, MOST_SPREAD, Record};
 use flashtune::problem::Dtype;
-use flashtune::tune::Verdict;
+use flashtune::tune::{self, Verdict};
 use serde::Serialize;
 
 /// A compiler's log may be long.
@@ -293,14 +293,15 @@ fn reasons(entry: &Entry, timed: &[Timed], failed: usize) -> Vec<String> {
 /// Why the tuner chose the winner (`tune::contest`).
 fn choice(record: &Record, timed: &[Timed]) -> String {
     let is_default = timed.iter().any(|timed| timed.is_winner && timed.is_default);
+    let margin = format!("{} %", 100.0 * tune::MARGIN);
     match record.default_us {
         _ if is_default => {
-            "The default stays: compared lap by lap, no other gains over 2 % and over twice the noise.".to_owned()
+            format!("The default stays: compared lap by lap, no other gains over {margin} and over twice the noise.")
         }
         None => "The fastest of those that work. The default failed.".to_owned(),
-        Some(_) => "The fastest: compared lap by lap, it gains over 2 % and over twice the noise on the default, \
-                    or the default spills registers."
-            .to_owned(),
+        Some(_) => format!(
+            "The fastest: compared lap by lap, it gains over {margin} and over twice the noise on the default, or the default spills registers."
+        ),
     }
 }
 

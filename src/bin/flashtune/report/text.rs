@@ -59,13 +59,10 @@ pub fn problem(problem: &Problem) -> (String, String) {
         Causal::BottomRight => Some("causal"),
         Causal::TopLeft => Some("causal from the top left"),
     };
-    // The class's words after the layout are those of features.
-    let class = Class::of(problem).to_string();
-    let features = class.split(' ').skip(7).map(str::to_owned);
     let mut parts = vec![format!("{pass} {}", problem.dtype.name()), head_dim];
     parts.extend(mask.map(str::to_owned));
     parts.extend(problem.dropout.then(|| "dropout".to_owned()));
-    parts.extend(features);
+    parts.extend(Class::of(problem).feature_words());
     let heads = match problem.num_heads_q == problem.num_heads_kv {
         true if problem.num_heads_q == 1 => "1 head".to_owned(),
         true => format!("{} heads", problem.num_heads_q),
