@@ -8,6 +8,8 @@
 //! key. The engine makes a `Canonical` once, where a problem comes in; lookup, tuning and building
 //! take it from there. This file knows nothing of keys and records.
 
+use crate::config::Config;
+use crate::device::Device;
 use crate::family;
 use crate::problem::{Causal, Features, Pass, Problem, Varlen, Window};
 use std::ops::Deref;
@@ -54,6 +56,14 @@ pub fn canonical(problem: &Problem) -> Canonical {
     };
     // At the far end of the ranges a bucket may be too large to be a problem.
     Canonical(if rounded.validate().is_ok() { rounded } else { *problem })
+}
+
+/// An error if the config breaks a constraint both at the problem's own sizes and at those that it
+/// is planned for. A plan's config serves every problem of a canonical one, so what either accepts
+/// is right for the problem.
+pub fn check(problem: &Problem, config: &Config, device: &Device) -> Result<(), String> {
+    let planned = || family::check(&canonical(problem), config, device);
+    family::check(problem, config, device).or_else(|reason| planned().map_err(|_| reason))
 }
 
 /// Whether the lengths tell the tiles of a launch, which are then as many as they are.
@@ -178,6 +188,8 @@ fn seen(problem: &Problem) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Arch;
+    use crate::problem::Dtype;
 
     #[test]
     fn buckets_are_monotonic_and_their_own_buckets() {
@@ -193,6 +205,54 @@ mod tests {
             last = bucket;
         }
         assert_eq!(bucket(i32::MAX as i64), 1 << 31);
+    }
+
+    /// A plan's config may be pinned, measured and imported for each problem that has the plan.
+    #[test]
+    fn a_plans_config_is_accepted_for_every_problem_of_the_plan() {
+        let lengths = [1, 15, 16, 63, 113, 114, 120, 127, 128, 129, 200, 255, 256, 257, 300, 500, 1000, 1030];
+        let causals = [Causal::None, Causal::BottomRight, Causal::TopLeft];
+        let mut direct = 0;
+        for arch in [Arch::Sm(9, 0), Arch::Sm(8, 0)] {
+            let device = Device::typical(arch).unwrap();
+            for (pass, dim, causal) in [Pass::Forward, Pass::Backward]
+                .into_iter()
+                .flat_map(|pass| [64, 128, 192].map(|dim| (pass, dim)))
+                .flat_map(|(pass, dim)| causals.map(|causal| (pass, dim, causal)))
+            {
+                for (seqlen_q, seqlen_k) in lengths.into_iter().flat_map(|q| lengths.map(|k| (q, k))) {
+                    let dense = Problem::dense(pass, Dtype::Bf16, 3, 5, seqlen_q, dim);
+                    let problem = Problem { seqlen_k, causal, ..dense };
+                    let config = family::heuristic(&canonical(&problem), &device);
+                    check(&problem, &config, &device).unwrap_or_else(|reason| panic!("{problem:?}: {reason}"));
+                    let writes_dq = config.get("direct_dq").is_some_and(|tiles| tiles > 0);
+                    // A CTA does all tiles of keys, so the true lengths must allow that.
+                    if writes_dq {
+                        family::check(&problem, &config, &device).unwrap();
+                        direct += 1;
+                    }
+                }
+            }
+        }
+        assert!(direct > 100, "{direct}");
+    }
+
+    #[test]
+    fn a_config_that_neither_size_allows_is_refused() {
+        let device = Device::typical(Arch::Sm(9, 0)).unwrap();
+        let causal = Causal::BottomRight;
+        let problem = |seqlen_q, seqlen_k| Problem {
+            seqlen_k,
+            causal,
+            ..Problem::dense(Pass::Backward, Dtype::Bf16, 2, 4, seqlen_q, 64)
+        };
+        let config = family::heuristic(&canonical(&problem(114, 113)), &device);
+        assert_eq!(config.get("direct_dq"), Some(1));
+        check(&problem(114, 113), &config, &device).unwrap();
+        check(&problem(128, 113), &config, &device).unwrap();
+        // The first 16 queries see no key, and 300 keys are three tiles.
+        assert!(check(&problem(128, 112), &config, &device).unwrap_err().contains("direct_dq"));
+        assert!(check(&problem(300, 300), &config, &device).unwrap_err().contains("direct_dq"));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 
 use super::among::{self, Available};
 use super::built_ops::BuiltOps;
-use super::canonical::{Canonical, canonical};
+use super::canonical::{self, Canonical, canonical};
 use super::executables::{Executables, Loaded, is_of_the_config};
 use super::key::{self, Class};
 use super::known_records::KnownRecords;
@@ -180,7 +180,7 @@ impl Engine {
     pub fn pin(&self, problem: &Problem, config: Config) -> Result<()> {
         self.supported(problem)?;
         self.refuse_if_sealed(problem)?;
-        family::check(problem, &config, self.backend.device()).map_err(Error::invalid)?;
+        canonical::check(problem, &config, self.backend.device()).map_err(Error::invalid)?;
         let executable = self.executables.build(&self.backend, problem, &config)?;
         let plan = Plan {
             problem: *problem,

@@ -6,6 +6,7 @@
 //! the record gets the value that the record was measured with. Lines are sorted and byte-stable:
 //! no dates, no hosts.
 
+use super::canonical;
 use super::key;
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
@@ -153,13 +154,13 @@ impl Record {
     pub fn check(&self, here: &Device) -> Result<(), String> {
         let device = self.device_as_known(here)?;
         family::supported(&self.problem, &device).map_err(|error| error.message)?;
-        family::check(&self.problem, &self.config, &device)
+        canonical::check(&self.problem, &self.config, &device)
     }
 
     /// The same for the config of its runner-up, if it has one.
     pub fn check_runner_up(&self, here: &Device) -> Result<(), String> {
         let device = self.device_as_known(here)?;
-        self.runner_up.as_ref().map_or(Ok(()), |timed| family::check(&self.problem, &timed.config, &device))
+        self.runner_up.as_ref().map_or(Ok(()), |timed| canonical::check(&self.problem, &timed.config, &device))
     }
 
     /// Whether it goes before another record of its id. A record that did not try the family

@@ -5,7 +5,7 @@
 //! measured. Its candidates are those of the canonical problem, since the record is looked up for
 //! that. The engine keeps the record; nothing here does.
 
-use super::canonical::Canonical;
+use super::canonical::{self, Canonical};
 use super::key;
 use super::known_records::KnownRecords;
 use super::lookup;
@@ -127,6 +127,6 @@ fn all_candidates(
 }
 
 fn fitting(problem: &Problem, mut configs: Vec<Config>, device: &Device) -> Vec<Config> {
-    configs.retain(|config| family::check(problem, config, device).is_ok());
+    configs.retain(|config| canonical::check(problem, config, device).is_ok());
     configs
 }

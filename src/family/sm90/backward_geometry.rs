@@ -56,9 +56,11 @@ pub fn dq_transposed(problem: &Problem) -> bool {
 /// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
 /// rows meets the first one, and their number is known, so without varlen. None if it may not. Of
 /// the three kernels the wide one cannot write dQ.
+///
+/// A block meets the first tile if its last row sees the first key. Its first rows may see none.
 pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
     let features = &problem.features;
-    let meet_the_first = problem.right_shift().is_none_or(|shift| shift >= 0)
+    let meet_the_first = problem.right_shift().is_none_or(|shift| shift > -LEAST_ROWS)
         && features.window == Window::default()
         && features.varlen.is_none()
         && features.block_mask.is_none();
@@ -66,6 +68,9 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
     let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide;
     (!is_wide && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
 }
+
+/// Rows of the least block: the first value of `block_m`.
+const LEAST_ROWS: i64 = 16;
 
 /// Columns of a half of the columns of a wide tile, one consumer's: whole boxes.
 pub const fn half_cols(dim: i64) -> u32 {

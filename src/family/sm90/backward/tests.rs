@@ -116,7 +116,8 @@ fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
     assert_eq!([of(64, 100), of(64, 128), of(64, 129), of(64, 256), of(64, 257)].map(|p| direct(&p)), [1, 1, 2, 2, 0]);
     assert_eq!([direct(&of(1, 100)), direct(&of(1, 256))], [1, 0], "few heads leave SMs idle");
     let causal = Problem { causal: Causal::BottomRight, ..of(64, 100) };
-    assert_eq!([direct(&causal), direct(&Problem { seqlen_q: 101, ..causal })], [1, 0], "a query without keys");
+    let more_queries = |count: i64| direct(&Problem { seqlen_q: 100 + count, ..causal });
+    assert_eq!([0, 1, 15, 16].map(more_queries), [1, 1, 1, 0], "a block of queries without keys");
     let varlen = Features { varlen: Some(Varlen::default()), ..Features::NONE };
     assert_eq!(direct(&Problem { features: varlen, ..of(64, 100) }), 0);
     assert_eq!(broken(&of(64, 100), &config(64)), None, "a config of long keys may serve few");

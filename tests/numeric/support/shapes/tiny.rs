@@ -123,6 +123,9 @@ pub fn tiny_few_keys() -> Vec<Case> {
         Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (140, 180), 128, BottomRight) },
         Case { dropout_p: 0.2, strides: Strides::PackedQkv, ..of(Bf16, (150, 150), 40, TopLeft) },
         Case { extras: bias, ..of(Bf16, (130, 200), 96, Full) },
+        // The first queries see no key, and their block meets the first tile.
+        of(Bf16, (114, 113), 64, BottomRight),
+        of(Fp16, (271, 256), 128, BottomRight),
     ])
 }
 
