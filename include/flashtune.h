@@ -2039,6 +2039,10 @@ int32_t flashtune_records_import(struct flashtune_context *context,
  *
  * The handlers make a context for each device at their first call and keep it. Their operands are
  * contiguous. Command buffers cannot record them. May be called from any thread.
+ *
+ * A handler reports a failure by XLA's own function for errors. A call that fails where XLA has no
+ * such function, or where that function makes no error, ends the process: NULL would say that the
+ * results are written.
  */
 void *flashtune_xla_cpu_forward(void *call_frame);
 

@@ -7,7 +7,7 @@ use super::c_api::{
 use super::failure::{Failure, Result};
 use std::ffi::c_void;
 use std::mem::offset_of;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::slice;
 
 /// The first version of XLA's API.
@@ -54,9 +54,9 @@ impl<'a> Frame<'a> {
         let frame = frame.cast::<CallFrame>();
         // SAFETY: by the caller's promise: each struct is read as far as its size says.
         unsafe {
-            let has_api = !frame.is_null() && frame.cast::<usize>().read() >= offset_of!(CallFrame, context);
+            let has_api = says(frame, offset_of!(CallFrame, context));
             let api = if has_api { (&raw const (*frame).api).read() } else { null() };
-            let has_function = !api.is_null() && api.cast::<usize>().read() >= offset_of!(Api, error_details);
+            let has_function = says(api, offset_of!(Api, error_details));
             if has_function { (&raw const (*api).error_create).read() } else { None }
         }
     }
@@ -66,19 +66,25 @@ impl<'a> Frame<'a> {
     ///
     /// # Safety
     /// As `of`.
-    pub unsafe fn metadata(frame: *mut c_void) -> Option<(&'a mut Metadata, (i32, i32))> {
+    pub unsafe fn metadata(frame: *mut c_void) -> Option<(*mut Metadata, (i32, i32))> {
         // SAFETY: by the caller's promise. The list of extensions is behind the size.
-        let mut extension = unsafe { frame.cast::<CallFrame>().as_ref() }?.extension_start;
+        let mut extension = unsafe {
+            let has_list = says(frame.cast::<CallFrame>(), offset_of!(CallFrame, api));
+            if has_list { (&raw const (*frame.cast::<CallFrame>()).extension_start).read() } else { null_mut() }
+        };
         // SAFETY: as above.
         let frame = unsafe { Frame::of(frame) };
         let version = frame.map_or(FIRST_VERSION, |frame| (frame.api.version.major, frame.api.version.minor));
         // SAFETY: XLA's list of extensions ends in NULL and lives as long as the frame. The type
-        // tells the struct. XLA reads the metadata after this call alone.
+        // tells the struct, of which as much is read as its size says. XLA reads the metadata after
+        // this call alone.
         unsafe {
-            while let Some(found) = extension.as_ref() {
+            while let Some(found) = whole(extension.cast_const()) {
                 if found.kind == EXTENSION_METADATA {
-                    let metadata = (*extension.cast::<MetadataExtension>()).metadata.as_mut();
-                    return metadata.map(|metadata| (metadata, version));
+                    let metadata = whole(extension.cast::<MetadataExtension>().cast_const())?.metadata;
+                    // XLA's size ends with the last field, without the padding behind it.
+                    let least = offset_of!(Metadata, traits) + size_of::<u32>();
+                    return says(metadata, least).then_some((metadata, version));
                 }
                 extension = found.next;
             }
@@ -104,7 +110,11 @@ impl<'a> Frame<'a> {
             }
             // SAFETY: the type says that the address is of a buffer, which lives as long as the
             // frame.
-            let buffer = unsafe { &*address.cast::<RawBuffer>() };
+            let buffer = unsafe { whole(address.cast::<RawBuffer>()) }.ok_or_else(|| {
+                Failure::invalid(format!(
+                    "{kind} {index} has a struct that is shorter than in the first version of XLA"
+                ))
+            })?;
             let data = if is_final { buffer.data } else { std::ptr::null_mut() };
             // SAFETY: `rank` dims.
             Ok(Buffer { dtype: buffer.dtype, data, dims: unsafe { array(buffer.dims, buffer.rank) } })
@@ -133,9 +143,16 @@ impl<'a> Frame<'a> {
 /// `pointer` is NULL or of a struct that lives for 'a.
 unsafe fn whole<'a, T>(pointer: *const T) -> Option<&'a T> {
     // SAFETY: by the caller's promise.
-    let is_whole = !pointer.is_null() && unsafe { pointer.cast::<usize>().read() } >= size_of::<T>();
-    // SAFETY: as above.
-    is_whole.then(|| unsafe { &*pointer })
+    unsafe { says(pointer, size_of::<T>()).then(|| &*pointer) }
+}
+
+/// Whether the struct is there and says that it has at least so many bytes.
+///
+/// # Safety
+/// As `whole`.
+unsafe fn says<T>(pointer: *const T, bytes: usize) -> bool {
+    // SAFETY: by the caller's promise. Each struct of XLA begins with its size.
+    !pointer.is_null() && unsafe { pointer.cast::<usize>().read() } >= bytes
 }
 
 /// # Safety

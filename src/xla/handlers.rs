@@ -24,6 +24,10 @@ use std::ptr::null_mut;
 ///
 /// The handlers make a context for each device at their first call and keep it. Their operands are
 /// contiguous. Command buffers cannot record them. May be called from any thread.
+///
+/// A handler reports a failure by XLA's own function for errors. A call that fails where XLA has no
+/// such function, or where that function makes no error, ends the process: NULL would say that the
+/// results are written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_xla_cpu_forward(call_frame: *mut c_void) -> *mut c_void {
     // SAFETY: XLA promises what the header says. This holds for every function of this file.
@@ -66,11 +70,15 @@ type Pass = fn(&Frame, Platform) -> Result<()>;
 unsafe fn handle(call_frame: *mut c_void, platform: Platform, pass: Pass) -> *mut c_void {
     // SAFETY: by the caller's promise.
     if let Some((metadata, version)) = unsafe { Frame::metadata(call_frame) } {
-        // XLA's own version: its structs only grow, and the fields in use are all there.
-        (metadata.api_version.major, metadata.api_version.minor) = version;
-        // Not to be captured: the workspace belongs to one call alone, and a captured launch owns
-        // its tile counter for good.
-        metadata.traits = 0;
+        // SAFETY: `Frame::metadata` has checked that the struct has these fields.
+        unsafe {
+            // XLA's own version: its structs only grow, and the fields in use are all there.
+            (&raw mut (*metadata).api_version.major).write(version.0);
+            (&raw mut (*metadata).api_version.minor).write(version.1);
+            // Not to be captured: the workspace belongs to one call alone, and a captured launch
+            // owns its tile counter for good.
+            (&raw mut (*metadata).traits).write(0);
+        }
         return null_mut();
     }
     // SAFETY: as above.

@@ -14,7 +14,9 @@ const XLA_ALIGNMENT: usize = 16;
 /// The alignment of a workspace.
 const ALIGNMENT: usize = 256;
 
-/// XLA's error object, or NULL for success. XLA frees it.
+/// XLA's error object, or NULL for success. XLA frees it. Without an error object there is no way
+/// to tell XLA of a failure, and the program would go on with results that nobody wrote. So that
+/// ends the process.
 pub fn error(create: Function<ErrorCreateArgs>, result: Result<()>) -> *mut c_void {
     let Err(failure) = result else { return null_mut() };
     let bytes: Vec<u8> = failure.message.into_bytes().into_iter().filter(|byte| *byte != 0).collect();
@@ -26,7 +28,12 @@ pub fn error(create: Function<ErrorCreateArgs>, result: Result<()>) -> *mut c_vo
         code: failure.code,
     };
     // SAFETY: XLA copies the message.
-    create.map_or(null_mut(), |create| unsafe { create(&mut args) })
+    let error = create.map_or(null_mut(), |create| unsafe { create(&mut args) });
+    if error.is_null() {
+        eprintln!("flashtune: {}; XLA made no error of it, so the process ends", message.to_string_lossy());
+        std::process::abort();
+    }
+    error
 }
 
 /// The CUstream of the call.

@@ -43,11 +43,12 @@ thread_local! {
 
 impl Call<'_> {
     pub fn run(&self, handler: Handler) -> Result<(), Failure> {
-        self.run_with(handler, size_of::<Api>())
+        self.run_with(handler, api(size_of::<Api>()), size_of::<Buffer>())
     }
 
-    /// With a table of functions that says this size.
-    pub fn run_with(&self, handler: Handler, api_size: usize) -> Result<(), Failure> {
+    /// With this table of functions, and buffers that say this size.
+    pub fn run_with(&self, handler: Handler, api: Api, buffer_size: usize) -> Result<(), Failure> {
+        let buffer = |tensor: &Tensor| Buffer { struct_size: buffer_size, ..buffer(tensor) };
         let [args, results] = [&self.args, &self.results].map(|tensors| tensors.iter().map(buffer).collect::<Vec<_>>());
         let types = vec![BUFFER; args.len().max(results.len())];
         let [arg_places, result_places] = [&args, &results].map(|buffers| places(buffers));
@@ -71,7 +72,6 @@ impl Call<'_> {
             names: name_places.as_ptr(),
             values: scalar_places.as_ptr(),
         };
-        let api = api(api_size);
         let mut frame = frame(&api, self.stage, buffers(&arg_places), buffers(&result_places), attributes);
         // SAFETY: the frame is XLA's in form, and all that it names lives during the call.
         let error = unsafe { handler((&raw mut frame).cast()) };
@@ -80,11 +80,44 @@ impl Call<'_> {
     }
 }
 
+/// XLA's size of the struct, which ends with the last field.
+const METADATA_SIZE: usize = 36;
+
+/// The struct of a question for metadata that is shorter than in XLA.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Short {
+    Metadata,
+    MetadataExtension,
+    Extension,
+    Frame,
+}
+
 /// What a handler answers to XLA's question for metadata: API version and traits.
 pub fn metadata(handler: Handler, api: Option<&Api>) -> (i32, i32, u32) {
-    let mut metadata = Metadata { struct_size: size_of::<Metadata>(), api_version: version(0, 0), traits: u32::MAX };
+    let (metadata, error) = asked(handler, api, None);
+    assert!(error.is_null());
+    (metadata.api_version.major, metadata.api_version.minor, metadata.traits)
+}
+
+/// The handler's error where one struct is too short. The metadata must be as they were.
+pub fn metadata_of(handler: Handler, short: Short) -> Failure {
+    // Without a table of functions nothing could tell XLA of an error.
+    let short_api = api(100);
+    let (metadata, error) = asked(handler, Some(&short_api), Some(short));
+    assert_eq!((metadata.api_version.major, metadata.traits), (0, u32::MAX), "{short:?}");
+    assert!(!error.is_null(), "{short:?}");
+    // SAFETY: an error is a box that `error_create` made.
+    *unsafe { Box::from_raw(error.cast::<Failure>()) }
+}
+
+fn asked(handler: Handler, api: Option<&Api>, short: Option<Short>) -> (Metadata, *mut c_void) {
+    let size = |of: Short, whole: usize, less: usize| if short == Some(of) { less } else { whole };
+    let struct_size = size(Short::Metadata, METADATA_SIZE, METADATA_SIZE - 1);
+    let mut metadata = Metadata { struct_size, api_version: version(0, 0), traits: u32::MAX };
+    let extension_size = size(Short::MetadataExtension, size_of::<MetadataExtension>(), size_of::<Extension>());
+    let struct_size = size(Short::Extension, extension_size, 8);
     let mut extension = MetadataExtension {
-        base: Extension { struct_size: size_of::<MetadataExtension>(), kind: EXTENSION_METADATA, next: null_mut() },
+        base: Extension { struct_size, kind: EXTENSION_METADATA, next: null_mut() },
         metadata: &raw mut metadata,
     };
     let none = || Buffers {
@@ -105,9 +138,14 @@ pub fn metadata(handler: Handler, api: Option<&Api>) -> (i32, i32, u32) {
     let api = api.map_or(null(), std::ptr::from_ref);
     let mut frame = frame(api, STAGE_EXECUTE, none(), none(), attributes);
     frame.extension_start = (&raw mut extension).cast();
+    if short == Some(Short::Frame) {
+        // It ends behind the table of functions, and its list of extensions is not one.
+        frame.struct_size = std::mem::offset_of!(CallFrame, context);
+        frame.extension_start = null_mut();
+    }
     // SAFETY: as in `run_with`.
-    assert!(unsafe { handler((&raw mut frame).cast()) }.is_null());
-    (metadata.api_version.major, metadata.api_version.minor, metadata.traits)
+    let error = unsafe { handler((&raw mut frame).cast()) };
+    (metadata, error)
 }
 
 /// XLA's table of functions, whose version is 0.3.

@@ -1,13 +1,14 @@
 //! The handlers for XLA's foreign function interface, called with frames made by hand.
 //!
-//! With equal scores a row's output is the mean of the values, which needs no reference. The GPU's
-//! handlers run on the emulator of tests/emulator. test_jax.py of the Python package calls the same
+//! Both passes run on random tensors and are compared with fp64. The GPU's handlers run on the
+//! emulator of tests/emulator. test_jax.py of the Python package calls the same
 //! handlers from JAX.
 
 #[path = "../source_tree/mod.rs"]
 mod source_tree;
 
 mod frame;
+mod reference;
 
 use flashtune::backend::{Backend, Memory};
 use flashtune::capi::types::{FLASHTUNE_FEATURE_DBIAS, FLASHTUNE_FEATURE_PAGED};
@@ -17,7 +18,7 @@ use flashtune::xla::c_api::*;
 use flashtune::xla::handlers::{
     flashtune_xla_cpu_backward, flashtune_xla_cpu_forward, flashtune_xla_cuda_backward, flashtune_xla_cuda_forward,
 };
-use frame::{Call, Handler, Tensor, Value, XLA, api, metadata};
+use frame::{Call, Handler, Short, Tensor, Value, XLA, api, metadata, metadata_of};
 use source_tree::root;
 use std::process::Command;
 
@@ -46,20 +47,32 @@ impl Tensors {
 
     /// A tensor of fp32 that holds one value.
     fn full(&mut self, shape: &'static [i64], value: f32) -> Tensor<'static> {
-        let count = shape.iter().product::<i64>() as usize;
-        let memory = self.backend.allocate(4 * count).unwrap();
-        self.backend.upload(&memory, &value.to_le_bytes().repeat(count)).unwrap();
+        self.of(shape, &vec![value; shape.iter().product::<i64>() as usize])
+    }
+
+    fn of(&mut self, shape: &'static [i64], values: &[f32]) -> Tensor<'static> {
+        assert_eq!(values.len() as i64, shape.iter().product::<i64>());
+        let memory = self.backend.allocate(4 * values.len()).unwrap();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.backend.upload(&memory, &bytes).unwrap();
         self.memories.push((memory, shape));
         (DTYPE_F32, self.memories.last().unwrap().0.address(), shape)
     }
 
     fn assert_full(&self, tensor: Tensor, value: f32) {
+        let count = tensor.2.iter().product::<i64>() as usize;
+        self.assert_close(tensor, &vec![f64::from(value); count]);
+    }
+
+    /// The results are sums of at most 80 products of size 1 in fp32.
+    fn assert_close(&self, tensor: Tensor, expected: &[f64]) {
         let (memory, _) = self.memories.iter().find(|(memory, _)| memory.address() == tensor.1).unwrap();
         let mut bytes = vec![0; memory.bytes()];
         self.backend.download(memory, &mut bytes).unwrap();
-        for bytes in bytes.chunks(4) {
-            let actual = f32::from_le_bytes(bytes.try_into().unwrap());
-            assert!((actual - value).abs() <= 1e-5, "{actual}, expected {value}");
+        assert_eq!(bytes.len(), 4 * expected.len());
+        for (index, (bytes, value)) in bytes.chunks(4).zip(expected).enumerate() {
+            let actual = f64::from(f32::from_le_bytes(bytes.try_into().unwrap()));
+            assert!((actual - value).abs() <= 1e-5, "element {index} is {actual}, expected {value}");
         }
     }
 }
@@ -70,30 +83,35 @@ fn attributes<'a>(more: &[(&'a str, Value)]) -> Vec<(&'a str, Value)> {
         .concat()
 }
 
-/// Both passes of equal scores over values of 3: out is 3, and each weight 1 / SEQLEN_K.
+/// Both passes on random tensors.
 fn both_passes_are_right(backend: Backend, forward: Handler, backward: Handler) {
     let mut tensors = Tensors::new(backend);
-    let [q, k, v] = [tensors.full(OF_Q, 0.0), tensors.full(OF_K, 1.0), tensors.full(OF_K, 3.0)];
+    let shapes = [OF_Q, OF_K, OF_K, OF_Q];
+    let mut seed = 0;
+    let values = shapes.map(|shape| {
+        seed += 1;
+        reference::random(shape.iter().product::<i64>() as usize, seed)
+    });
+    let expected = reference::attention(&values[0], &values[1], &values[2], &values[3], 0.5);
+    let [q, k, v, dout] = [0, 1, 2, 3].map(|index| tensors.of(shapes[index], &values[index]));
     let [out, lse] = [tensors.full(OF_Q, -1.0), tensors.full(OF_LSE, -1.0)];
     let mut call =
         Call { stage: STAGE_EXECUTE, args: vec![q, k, v], results: vec![out, lse], attributes: attributes(&[]) };
     call.run(forward).unwrap();
-    tensors.assert_full(out, 3.0);
-    tensors.assert_full(lse, (SEQLEN_K as f32).ln());
+    tensors.assert_close(out, &expected.out);
+    tensors.assert_close(lse, &expected.lse);
     // Without an lse too.
     let alone = tensors.full(OF_Q, -1.0);
     call.results = vec![alone];
     call.run(forward).unwrap();
-    tensors.assert_full(alone, 3.0);
+    tensors.assert_close(alone, &expected.out);
 
-    let dout = tensors.full(OF_Q, 1.0);
     let [dq, dk, dv] = [tensors.full(OF_Q, -1.0), tensors.full(OF_K, -1.0), tensors.full(OF_K, -1.0)];
     let gradients = Call { args: vec![q, k, v, out, lse, dout], results: vec![dq, dk, dv], ..call };
     gradients.run(backward).unwrap();
-    tensors.assert_full(dq, 0.0);
-    tensors.assert_full(dk, 0.0);
-    // Each key gets the weight of each query of both heads.
-    tensors.assert_full(dv, (HEADS * SEQLEN_Q) as f32 / SEQLEN_K as f32);
+    tensors.assert_close(dq, &expected.dq);
+    tensors.assert_close(dk, &expected.dk);
+    tensors.assert_close(dv, &expected.dv);
 }
 
 #[test]
@@ -129,6 +147,47 @@ fn handlers_answer_the_version_of_xla_and_cannot_be_captured() {
     }
 }
 
+/// A struct of XLA that is too short for a field is not read there, and not written.
+#[test]
+fn structs_that_are_too_short_are_neither_read_nor_written() {
+    for short in [Short::Metadata, Short::MetadataExtension, Short::Extension, Short::Frame] {
+        let (code, message) = metadata_of(flashtune_xla_cpu_forward, short);
+        assert_eq!(code, CODE_INVALID_ARGUMENT);
+        assert!(message.contains("jaxlib 0.7 or later"), "{message}");
+    }
+    let mut tensors = Tensors::new(backend_of_cpu());
+    let [q, k, v] = [tensors.full(OF_Q, 0.0), tensors.full(OF_K, 1.0), tensors.full(OF_K, 3.0)];
+    let out = tensors.full(OF_Q, -1.0);
+    let call = Call { stage: STAGE_EXECUTE, args: vec![q, k, v], results: vec![out], attributes: attributes(&[]) };
+    let (_, message) = call.run_with(flashtune_xla_cpu_forward, api(size_of::<Api>()), 40).unwrap_err();
+    assert!(message.contains("argument 0 has a struct that is shorter"), "{message}");
+    tensors.assert_full(out, -1.0);
+}
+
+/// NULL would tell XLA that the results are there.
+#[test]
+fn a_failure_that_xla_makes_no_error_of_ends_the_process() {
+    const CHILD: &str = "FLASHTUNE_TEST_XLA_WITHOUT_ERRORS";
+    let makers: [Function<ErrorCreateArgs>; 2] = [None, Some(no_error)];
+    if let Ok(which) = std::env::var(CHILD) {
+        let api = Api { error_create: makers[which.parse::<usize>().unwrap()], ..api(size_of::<Api>()) };
+        let call = Call { stage: STAGE_EXECUTE, args: vec![], results: vec![], attributes: vec![] };
+        let _ = call.run_with(flashtune_xla_cpu_forward, api, size_of::<Buffer>());
+        return;
+    }
+    for which in ["0", "1"] {
+        let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+        command.args(["--exact", "a_failure_that_xla_makes_no_error_of_ends_the_process", "--nocapture"]);
+        let output = command.env(CHILD, which).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("so the process ends"), "{}: {text}", output.status);
+    }
+}
+
+unsafe extern "C" fn no_error(_: *mut ErrorCreateArgs) -> *mut std::ffi::c_void {
+    std::ptr::null_mut()
+}
+
 #[test]
 fn wrong_calls_get_an_error_and_write_nothing() {
     let mut tensors = Tensors::new(backend_of_cpu());
@@ -161,7 +220,7 @@ fn wrong_calls_get_an_error_and_write_nothing() {
         assert!(message.contains(expected), "{message}; expected {expected}");
         assert_eq!(code, CODE_INVALID_ARGUMENT, "{message}");
     }
-    let (_, message) = right().run_with(flashtune_xla_cpu_forward, 100).unwrap_err();
+    let (_, message) = right().run_with(flashtune_xla_cpu_forward, api(100), size_of::<Buffer>()).unwrap_err();
     assert!(message.contains("jaxlib 0.7 or later"), "{message}");
     tensors.assert_full(out, -1.0);
     tensors.assert_full(lse, -1.0);
