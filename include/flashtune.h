@@ -45,9 +45,13 @@
  * - Capture: a launch whose plan is prepared may be captured into a graph. Without a plan it
  *   may return NOT_PREPARED on a capturing stream; see flashtune_forward_prepare. Other functions
  *   say whether they allow capture.
- * - Side effects: the library prints nothing and raises no signal or exception. It does not end
- *   the process, with one exception: the system refuses a small allocation of its own. Memory whose
- *   size follows from the caller's numbers is asked for beforehand, and OUT_OF_MEMORY returned.
+ * - Side effects: the library prints nothing, raises no signal or exception, and does not end the
+ *   process. "Too little memory" and the handlers for XLA name the exceptions.
+ * - Too little memory: where the system refuses memory whose size follows from the caller's numbers,
+ *   a function returns OUT_OF_MEMORY. For its small allocations, a function that makes a context,
+ *   prepares, tunes, exports or imports, and each launch on a CPU context, first asks the system
+ *   for 2 to 48 MB, and returns OUT_OF_MEMORY if it refuses. A small allocation that is refused
+ *   afterwards, because other threads took the memory meanwhile, ends the process.
  * - Fork: a context serves the process that made it; see flashtune_context.
  * - Unloading: the library stays in the process. dlclose succeeds and unmaps nothing.
  * - Varlen: cu_seqlens_* or seqused_* give each sequence its own length. Packed sequences lie end
@@ -2005,7 +2009,7 @@ int32_t flashtune_autotune(struct flashtune_context *context,
  * keeps the permissions of the file that it replaces; a new file is private to this user. count
  * receives the number of records; it may be NULL. May be called from any thread.
  *
- * Statuses: OK, INVALID_ARGUMENT, IO.
+ * Statuses: OK, INVALID_ARGUMENT, IO, OUT_OF_MEMORY.
  */
 int32_t flashtune_records_export(struct flashtune_context *context,
                                  const char *path,
@@ -2025,7 +2029,7 @@ int32_t flashtune_records_export(struct flashtune_context *context,
  * be called from any thread.
  *
  * Statuses: OK, INVALID_ARGUMENT, IO (the records before the place that could not be read are
- * taken).
+ * taken), OUT_OF_MEMORY.
  */
 int32_t flashtune_records_import(struct flashtune_context *context,
                                  const char *path,

@@ -97,6 +97,7 @@ pub unsafe extern "C" fn flashtune_autotune(
         let params = unsafe { sized::read("params", params)? };
         // SAFETY: as above, for the pass's params.
         let problem = unsafe { problem(context, &params)? };
+        context.require_memory("tuning")?;
         let retune = sized::flag(("params.retune", params.retune), ("params.reserved", params.reserved))?;
         let mut options = TuneOptions { retune, ..TuneOptions::default() };
         if let Some(limit) = time_limit("params.time_limit_seconds", params.time_limit_seconds)? {

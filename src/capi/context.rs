@@ -5,7 +5,7 @@ use super::panic_boundary::enter;
 use super::sized::{self, SizedStruct};
 use super::text::{fixed, optional_path};
 use crate::backend::Backend;
-use crate::cpu::{Cpu, require_available};
+use crate::cpu::{Cpu, FOR_SMALL_ALLOCATIONS, require_available};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::kernel::pack::{Place, Setting, place};
@@ -230,6 +230,21 @@ pub unsafe extern "C" fn flashtune_context_device(
 }
 
 impl flashtune_context {
+    /// OUT_OF_MEMORY if the system would refuse the small allocations of a call. A launch on a GPU
+    /// that has its plan allocates nothing and must not wait for the system, so it does not ask.
+    pub(super) fn require_memory(&self, doing: &str) -> Result<()> {
+        let bytes = match self.engine.backend() {
+            Backend::Cpu(_) => FOR_SMALL_ALLOCATIONS,
+            // Kernels are rendered and compiled.
+            Backend::Cuda(_) => LEAST_FREE_BYTES,
+        };
+        require_available(bytes).map_err(|error| error.context(doing))
+    }
+
+    pub(super) fn is_cpu(&self) -> bool {
+        matches!(self.engine.backend(), Backend::Cpu(_))
+    }
+
     /// # Safety
     /// `context` is NULL or live for as long as the reference is used.
     pub(super) unsafe fn of<'a>(context: *mut flashtune_context) -> Result<&'a flashtune_context> {

@@ -35,6 +35,9 @@ pub unsafe fn launch<P: Params<Checked: Op>>(context: *mut flashtune_context, pa
 /// context nor while `stream` captures.
 fn executable<O: Op>(context: &flashtune_context, op: &O, stream: Option<Stream>) -> Result<Arc<OpExecutable>> {
     let engine = &context.engine;
+    if context.is_cpu() {
+        context.require_memory("this call")?;
+    }
     let class = op.class();
     if let Some(executable) = engine.ops().get(&class) {
         return Ok(executable);
@@ -51,5 +54,6 @@ fn executable<O: Op>(context: &flashtune_context, op: &O, stream: Option<Stream>
     {
         return unprepared("the stream is capturing a graph");
     }
+    context.require_memory("preparing an operation")?;
     engine.ops().prepare(engine.backend(), op)
 }

@@ -113,6 +113,9 @@ pub fn refuse_empty(problem: &Problem) -> Result<()> {
 /// sealed engine finds it in `Engine::prepared`, and a capturing launch in `Engine::any_loaded`.
 fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) -> Result<Arc<Plan>> {
     let engine = &context.engine;
+    if context.is_cpu() {
+        context.require_memory("this call")?;
+    }
     if let Some(plan) = engine.prepared(problem) {
         return Ok(plan);
     }
@@ -133,5 +136,6 @@ fn plan(context: &flashtune_context, problem: &Problem, stream: Option<Stream>) 
         engine.supported(problem)?;
         return engine.any_loaded(problem).map_or_else(|| unprepared("the stream is capturing a graph"), Ok);
     }
+    context.require_memory("making a plan")?;
     engine.prepare(problem)
 }

@@ -134,6 +134,7 @@ pub unsafe extern "C" fn flashtune_prepare_range(
     enter(|| {
         // SAFETY: the C caller promises a live context or NULL.
         let context = unsafe { flashtune_context::of(context)? };
+        context.require_memory("preparing a range")?;
         // SAFETY: the C caller promises a struct of the size that it says.
         let range = unsafe { sized::read("range", range)? };
         let size = match info.is_null() {

@@ -13,7 +13,7 @@ use std::path::Path;
 /// keeps the permissions of the file that it replaces; a new file is private to this user. count
 /// receives the number of records; it may be NULL. May be called from any thread.
 ///
-/// Statuses: OK, INVALID_ARGUMENT, IO.
+/// Statuses: OK, INVALID_ARGUMENT, IO, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_records_export(
     context: *mut flashtune_context,
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn flashtune_records_export(
 /// be called from any thread.
 ///
 /// Statuses: OK, INVALID_ARGUMENT, IO (the records before the place that could not be read are
-/// taken).
+/// taken), OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_records_import(
     context: *mut flashtune_context,
@@ -71,6 +71,7 @@ unsafe fn transfer(
     enter(|| {
         // SAFETY: by the caller's promise.
         let context = unsafe { flashtune_context::of(context)? };
+        context.require_memory("records")?;
         // SAFETY: by the caller's promise.
         let path = unsafe { text::path("path", path)? };
         let count = if count.is_null() { None } else { Some(sized::output("count", count)?) };

@@ -7,6 +7,7 @@ use crate::error::{Error, Result, Status};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 
 /// The alignment that the workspace of every backend has; a multiple of a cache line.
 const ALIGNMENT: usize = 256;
@@ -92,6 +93,15 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(ALIGNMENT)?, 1).ok()
 }
 
+/// Bytes that a call needs free for its own small allocations: texts, tables, blocks of queues. A
+/// refused one of these could only end the process.
+pub const FOR_SMALL_ALLOCATIONS: usize = 2 << 20;
+
+/// What the sentence of a refusal is written in, and what glibc keeps for each thread. Held from
+/// the first check on, and given to the allocator once the system refuses.
+static RESERVE: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+const RESERVE_BYTES: usize = 64 << 10;
+
 /// An error if the system would refuse so many bytes now. It asks for them and gives them back
 /// untouched, past the allocator, which keeps nothing of them.
 pub fn require_available(bytes: usize) -> Result<()> {
@@ -103,10 +113,18 @@ pub fn require_available(bytes: usize) -> Result<()> {
     }
     // SAFETY: the whole of the mapping just made, which nothing refers to.
     unsafe { libc::munmap(mapping, bytes) };
+    // Whoever holds the lock is doing the same. After a fork, nobody may be there to release it.
+    if let Ok(mut reserve) = RESERVE.try_lock()
+        && reserve.is_empty()
+        && reserve.try_reserve_exact(RESERVE_BYTES).is_ok()
+    {
+        reserve.push(0);
+    }
     Ok(())
 }
 
 fn out_of_memory(bytes: usize) -> Error {
+    drop(RESERVE.try_lock().map(|mut reserve| std::mem::take(&mut *reserve)));
     Error::new(Status::OutOfMemory, format!("cannot allocate {bytes} bytes of host memory"))
 }
 
@@ -128,6 +146,19 @@ mod tests {
     fn what_the_system_has_is_available_and_what_no_system_has_is_not() {
         require_available(1 << 20).unwrap();
         assert_eq!(require_available(isize::MAX as usize).unwrap_err().status, Status::OutOfMemory);
+    }
+
+    #[test]
+    fn a_refusal_gives_up_the_reserve_and_the_next_success_fills_it_again() {
+        // Other tests of this process may hold the lock for a moment, which both calls then skip.
+        let until = |is_held: bool, step: &dyn Fn()| {
+            (0..1000).any(|_| {
+                step();
+                RESERVE.lock().unwrap().is_empty() != is_held
+            })
+        };
+        assert!(until(true, &|| require_available(1).unwrap()));
+        assert!(until(false, &|| drop(require_available(usize::MAX >> 1).unwrap_err())));
     }
 
     #[test]

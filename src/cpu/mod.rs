@@ -25,7 +25,7 @@ mod vector;
 mod workers;
 
 pub use element::{Element, Tensor};
-pub use memory::{HostMemory, require_available};
+pub use memory::{FOR_SMALL_ALLOCATIONS, HostMemory, require_available};
 pub use sequence::Place;
 pub use tile::{BLOCK_STEP, MAX_BLOCK};
 pub use workers::{Workers, take};
@@ -74,6 +74,11 @@ impl Cpu {
         };
         let workers = Arc::new(Workers::new(num_threads)?);
         Ok(Cpu { device: host::describe(num_threads), workers, cache_filler: Mutex::default() })
+    }
+
+    /// Another one with the same threads.
+    pub fn beside(&self) -> Cpu {
+        Cpu { device: self.device.clone(), workers: self.workers.clone(), cache_filler: Mutex::default() }
     }
 
     pub fn device(&self) -> &Device {

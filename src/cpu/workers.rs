@@ -30,9 +30,17 @@ impl Workers {
             Ok(())
         };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).spawn_handler(spawn).build();
-        workers.pool = Some(pool.map_err(|error| {
+        let pool = pool.map_err(|error| {
             Error::new(Status::OutOfMemory, format!("cannot start {num_threads} worker threads: {error}"))
-        })?);
+        })?;
+        // A thread takes its first memory after its start. Once all have answered, none can meet a
+        // system that has no more of it.
+        pool.broadcast(|_| {
+            let mut first = Vec::<u64>::new();
+            let _ = first.try_reserve_exact(1);
+            std::hint::black_box(&first);
+        });
+        workers.pool = Some(pool);
         Ok(workers)
     }
 

@@ -33,7 +33,11 @@ pub struct Check {
 impl Check {
     /// Computes the reference for the class of `problem`.
     pub fn new(backend: &Backend, problem: &Problem) -> Result<Check> {
-        let oracle = Backend::Cpu(Cpu::new(0)?);
+        let oracle = Backend::Cpu(match backend {
+            // Threads of its own would take memory that a limited process lacks.
+            Backend::Cpu(cpu) => cpu.beside(),
+            Backend::Cuda(_) => Cpu::new(0)?,
+        });
         let cases = reduced(problem).iter().map(|small| Case::new(backend, &oracle, small)).collect::<Result<_>>()?;
         Ok(Check { cases, dtype: problem.dtype })
     }

@@ -65,6 +65,25 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
+    /// The CPU compiles nothing. A thread would take 64 MB of its address space for itself, which a
+    /// limited process lacks afterwards.
+    fn build_without_threads(&mut self, configs: &[Config], done: &mut BuildObserver) {
+        for (index, config) in configs.iter().enumerate() {
+            let built = self.backend.build(&self.problem, config);
+            if done(index, self.keep(config, built)).is_break() {
+                return;
+            }
+        }
+    }
+
+    /// The bytes of registers that the executable spills.
+    fn keep(&mut self, config: &Config, built: Result<Executable>) -> Result<u32, Fault> {
+        let executable = built.map_err(blame)?;
+        let spills = executable.resources().costly_spill_bytes;
+        self.executables.insert(config.clone(), executable);
+        Ok(spills)
+    }
+
     fn ensure_arenas(&mut self) -> Result<()> {
         if self.arenas.is_empty() {
             let cache = self.backend.device().l2_bytes as usize;
@@ -83,6 +102,9 @@ impl<'a> Rig<'a> {
 
 impl Bench for Rig<'_> {
     fn build(&mut self, configs: &[Config], done: &mut BuildObserver) {
+        if let Backend::Cpu(_) = self.backend {
+            return self.build_without_threads(configs, done);
+        }
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (sender, receiver) = mpsc::channel();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(configs.len());
@@ -113,12 +135,7 @@ impl Bench for Rig<'_> {
             }
             drop(sender);
             for (index, built) in receiver {
-                let result = built.map_err(blame).map(|executable| {
-                    let spills = executable.resources().costly_spill_bytes;
-                    self.executables.insert(configs[index].clone(), executable);
-                    spills
-                });
-                if done(index, result).is_break() {
+                if done(index, self.keep(&configs[index], built)).is_break() {
                     stop.store(true, Ordering::Relaxed);
                     break;
                 }

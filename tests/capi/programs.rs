@@ -72,6 +72,15 @@ fn a_million_calls_of_junk_get_a_status() {
     assert!(output.status.success(), "{}\n{}", output.status, text(&output));
 }
 
+/// Without sanitizers, whose own memory is far above every limit.
+#[test]
+fn too_little_memory_or_too_few_threads_are_a_status_and_never_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("tests/c/limits.c", folder.path(), &[]);
+    let output = run(&program, folder.path(), "");
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output));
+}
+
 #[test]
 fn tuning_is_remembered() {
     passes("tuning");

@@ -3,7 +3,7 @@
 
 use crate::device::DeviceArg;
 use crate::failure::Failure;
-use flashtune::error::Error;
+use flashtune::error::{Error, Status};
 use flashtune::tune::worker;
 use std::io::BufRead;
 use std::sync::mpsc;
@@ -30,7 +30,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         // SAFETY: ends the process; every answer was flushed after its line.
         unsafe { libc::_exit(0) }
     };
-    std::thread::Builder::new().name("flashtune-questions".into()).spawn(read_questions).map_err(Error::from)?;
+    std::thread::Builder::new()
+        .name("flashtune-questions".into())
+        .spawn(read_questions)
+        .map_err(|error| Error::new(Status::OutOfMemory, format!("cannot start a thread: {error}")))?;
     let backend = args.device.open()?;
     Ok(worker::serve(&backend, questions.into_iter(), std::io::stdout())?)
 }

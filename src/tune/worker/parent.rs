@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::{Error, Result, Status};
 use crate::problem::Problem;
 use crate::tune::search::{Bench, BuildObserver, Fault};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
@@ -47,7 +47,10 @@ impl Worker {
     fn start(&mut self) -> Result<&mut Running> {
         if self.running.is_none() {
             let running = spawn(&self.command).map_err(|error| {
-                Error::new(Status::Io, format!("starting {}: {error}", self.command.program.display()))
+                // The system refuses a process or a thread with EAGAIN.
+                let is_refused = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::OutOfMemory);
+                let status = if is_refused { Status::OutOfMemory } else { Status::Io };
+                Error::new(status, format!("starting {}: {error}", self.command.program.display()))
             })?;
             self.running = Some(running);
             let ready = self.ask(&Question::Problem(self.problem)).and_then(|()| self.listen(START_PATIENCE));
