@@ -52,7 +52,7 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
     def egg2dist(self, egginfo_path, distinfo_path):
-        """Adds the library's bill of materials, which FLASHTUNE_SBOM names, where PEP 770 has it."""
+        """Adds the library's bill of materials, which FLASHTUNE_SBOM names, as PEP 770 says."""
         super().egg2dist(egginfo_path, distinfo_path)
         bill = os.environ.get("FLASHTUNE_SBOM")
         if bill:

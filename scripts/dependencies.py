@@ -46,7 +46,7 @@ def found(database):
 
 
 def problems(root=ROOT, copy=COPY):
-    """What is wrong with the copy and the policy, one sentence each."""
+    """The faults of the copy and of the policy, one sentence each."""
     for name in sorted(locked(root) - looked_for(copy)):
         yield f"{name} is new in Cargo.lock: packaging/advisories says nothing of it (dependencies.py update)"
     for advisory in sorted(set(accepted(root)) - set(found(copy))):
