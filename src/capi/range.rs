@@ -10,6 +10,7 @@ use super::params::checked;
 use super::pass;
 use super::sized::{self, SizedStruct};
 use super::types::{flashtune_backward_params, flashtune_forward_params};
+use crate::cpu::require_available;
 use crate::error::{Error, Result};
 use crate::plan::{Optional, Prepared, Range, Sizes};
 
@@ -144,6 +145,8 @@ pub unsafe extern "C" fn flashtune_prepare_range(
         };
         // SAFETY: as above, for the params of both passes.
         let ranges = unsafe { ranges(context, &range)? };
+        require_available(ranges.iter().map(Range::host_bytes).sum())
+            .map_err(|error| error.context("preparing a range"))?;
         let prepared = context.engine.prepare_range(&ranges)?;
         if let Some(size) = size {
             let described = flashtune_range_info::of(&prepared, workspace_bytes(context, &ranges));
