@@ -47,8 +47,8 @@
  *   say whether they allow capture.
  * - Side effects: the library prints nothing, raises no signal or exception, and does not end the
  *   process. "Too little memory" and the handlers for XLA name the exceptions.
- * - Too little memory: where the system refuses memory whose size follows from the caller's numbers,
- *   a function returns OUT_OF_MEMORY. For its small allocations, a function that makes a context,
+ * - Too little memory: a function returns OUT_OF_MEMORY where the system refuses memory whose size
+ *   follows from the caller's numbers. For its small allocations, a function that makes a context,
  *   prepares, tunes, exports or imports, and each launch on a CPU context, first asks the system
  *   for 2 to 48 MB, and returns OUT_OF_MEMORY if it refuses. A small allocation that is refused
  *   afterwards, because other threads took the memory meanwhile, ends the process.
