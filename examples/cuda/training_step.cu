@@ -84,7 +84,7 @@ int main() try {
     context.launch(forward, workspace, stream);
     loss_gradient<<<(count + 255) / 256, 256, 0, stream>>>(out, target, dout, loss + step);
     context.launch(backward, workspace, stream);
-    descend<<<(3 * count + 255) / 256, 256, 0, stream>>>(master, qkv, dqkv, 2.0f);
+    descend<<<(3 * count + 255) / 256, 256, 0, stream>>>(master, qkv, dqkv, 0.2f);
   }
   check(cudaStreamSynchronize(stream));
   std::vector<float> losses(steps);
