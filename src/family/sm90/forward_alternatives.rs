@@ -35,8 +35,8 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
 /// Sequences whose tiles are short enough for `of_few_rows`. On an H200 it lost on longer ones.
 const SHORT: i64 = 128;
 
-/// Tiles of 64 rows for short sequences: two CTAs on an SM, or two Q slots in one, load a tile while
-/// another is computed. Few blocks leave no other time for it.
+/// Tiles of 64 rows for short sequences: two CTAs on an SM, or two Q slots in one, load a tile
+/// while another is computed. Few blocks leave no other time for it.
 fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.seqlen_q.max(problem.seqlen_k) > SHORT {
         return Vec::new();

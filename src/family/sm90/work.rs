@@ -38,8 +38,8 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // 4096 operations a cycle, of which a row and a key need two for each column.
     let products = block_n * columns / 32.0;
-    // One consumer's products and softmax take turns; those of several, in one CTA or two, fill each
-    // other's gaps, until the SM's tensor cores and exponentials are busy.
+    // One consumer's products and softmax take turns; those of several, in one CTA or two, fill
+    // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + SOFTMAX_ALONE * block_n;
     let shared = ctas * consumers * products.hypot(EXPONENTIALS * block_n);
     let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);

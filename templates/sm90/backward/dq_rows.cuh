@@ -31,8 +31,8 @@ struct DqRows {
     // Once dS of `of_block` is stored: its dQ comes next.
     __device__ __forceinline__ void set(const KernelParams&, const Sequence&, const Tile&, int of_head, int of_block) { head = of_head, block = of_block; }
 
-    // Where this lane's sums are, with `at` of DqPart. Of the tiles of an accumulator the first
-    // `tiles` have columns.
+    // Where this lane's sums are, with `at` of DqPart. The first `tiles` of an accumulator's tiles
+    // have columns.
     __device__ __forceinline__ float* sums(const KernelParams& params, int at) const {
         const int64 rows = dq_row_tile(Sequence(params, batch).workspace_row(params, head)) + block * (kBlockM / kDqTileRows);
         return params.dq_accum + rows * (kDqTiles * 128) + at;
