@@ -6,6 +6,7 @@ use crate::support::case::Case;
 use crate::support::check::Prepared;
 use crate::support::shapes;
 use crate::support::subject::Subject;
+use flashtune::device::Arch;
 use flashtune::family;
 use flashtune::problem::Pass;
 
@@ -49,6 +50,21 @@ fn gpu_is_right_on_tiny_problems_over_pages() {
 fn gpu_is_right_on_tiny_problems_with_split_keys() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_splits(), &[2, 3]);
+}
+
+#[test]
+fn gpu_is_right_on_tiny_problems_of_which_two_ctas_share_an_sm() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    for case in shapes::tiny_short() {
+        let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Forward));
+        let alternatives = family::alternatives(&problem, device);
+        let shared: Vec<_> = alternatives.iter().filter(|config| config.get("ctas_per_sm") == Some(2)).collect();
+        assert!(!shared.is_empty() || device.arch != Arch::Sm(9, 0));
+        for config in shared {
+            prepared.forward(&subject, config);
+        }
+    }
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Space for ForwardKnobs {
         let tiles = heads * (problem.seqlen_q as f64 / block_m).ceil();
         // Each block costs one search for the maximum, one vote and one pass of the barriers.
         let per_block = if self.stale_max == 1 { 4.0 } else { 17.0 } / block_n;
-        let few_consumers = [0.2, 0.08, 0.01, 0.0][self.consumers() as usize - 1];
+        let few_consumers = [0.2, 0.08, 0.01, 0.0][(self.consumers() * self.ctas_per_sm) as usize - 1];
         let in_flight = 5.0 / (k_stages * block_n) + 5.0 / (v_stages * block_n);
         let order = match (self.group_mb, wants_groups(problem)) {
             (32, true) | (0, false) => 0.0,
@@ -114,7 +114,7 @@ impl Space for ForwardKnobs {
         let epilogue = 60.0 * (1.0 - tma_store) / seqlen_k;
         let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
         let order = if tiles_differ { order } else { 0.0 };
-        let last_wave = last_wave(tiles, device.sm_count, tiles_differ);
+        let last_wave = last_wave(tiles, device.sm_count * self.ctas_per_sm, tiles_differ);
         let split = match self.num_splits {
             1 => 1.0,
             _ => self.us(problem, device) / self.unsplit(problem).us(problem, device),

@@ -29,7 +29,11 @@ fn alternatives_compile_and_do_not_spill() {
     let Some(nvrtc) = nvrtc() else { return };
     let full = with_switches(&[128], &[(Causal::None, false)]);
     let causal = with_switches(&[64], &[(Causal::BottomRight, false)]);
-    all_compile(&alternatives_of(full.chain(causal)), nvrtc, Arch::Sm(9, 0));
+    let short = with_switches(&[64, 192], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
+    let short = short.map(|problem| Problem { seqlen_q: 100, seqlen_k: 100, ..problem });
+    let kernels = alternatives_of(full.chain(causal).chain(short));
+    assert!(kernels.keys().filter(|text| text.contains("kCtasPerSm = 2;")).count() >= 3);
+    all_compile(&kernels, nvrtc, Arch::Sm(9, 0));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
 use flashtune::problem::{Causal, Dtype, Window};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
-pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_pages, tiny_splits};
+pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_pages, tiny_short, tiny_splits};
 
 /// Head dims that models use, head dims between the widths of matrix instructions, and the smallest
 /// ones.

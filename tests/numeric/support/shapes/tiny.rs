@@ -126,6 +126,17 @@ pub fn tiny_few_keys() -> Vec<Case> {
         // The first queries see no key, and their block meets the first tile.
         of(Bf16, (114, 113), 64, BottomRight),
         of(Fp16, (271, 256), 128, BottomRight),
+        of(Bf16, (80, 90), 192, Full),
+        Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
+    ])
+}
+
+/// Forward: sequences of one or two blocks of keys, of which two CTAs share an SM.
+pub fn tiny_short() -> Vec<Case> {
+    let of = |lengths, head_dim, causal| Case { batch_size: 3, ..of(Dtype::Bf16, lengths, head_dim, causal) };
+    unless_one_is_given(vec![
+        of((100, 100), 64, Causal::BottomRight),
+        Case { strides: Strides::Gaps, ..of((70, 110), 192, Causal::None) },
     ])
 }
 
