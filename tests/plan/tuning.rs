@@ -5,7 +5,7 @@ use crate::support::{SMALL, engine_in, engine_of, go_on, quick};
 use flashtune::error::Status;
 use flashtune::plan::{Engine, EngineOptions, Policy, Record, Source};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
-use flashtune::tune::{Event, Phase, TuneOptions, worker};
+use flashtune::tune::{Event, Phase, Trial, TuneOptions, Verdict, worker};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -167,18 +167,21 @@ fn cancelled_search_is_resumed_by_the_next_process() {
     let folder = tempfile::tempdir().unwrap();
     let slow = Problem { pass: Pass::Backward, seqlen_q: 512, seqlen_k: 512, ..SMALL };
     let options = TuneOptions { time_limit: Duration::from_secs(30), ..TuneOptions::default() };
-    // Stops when the first candidates are dropped and another is being measured. Returns the
-    // number of candidates at the start.
+    // Stops when a dropped candidate was so much slower than another that the next run passes it
+    // over. Returns the number of candidates at the start.
     let candidates = |engine: &Engine, stops: bool| {
-        let (mut total, mut measured) = (None, 0);
+        let (mut total, mut dropped) = (None, Vec::new());
         let result = engine.autotune(&slow, &options, &mut |event| {
-            let Event::Progress(progress) = event else { return ControlFlow::Continue(()) };
-            match progress.phase {
-                Phase::Compile => drop(total.get_or_insert(progress.total)),
-                Phase::Measure if progress.best.is_some() => measured += 1,
+            match event {
+                Event::Trial(Trial { verdict: Verdict::Measured { median_us, .. }, .. }) => dropped.push(*median_us),
+                Event::Progress(progress) if progress.phase == Phase::Compile => {
+                    total.get_or_insert(progress.total);
+                }
                 _ => {}
             }
-            if stops && measured > 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let fastest = dropped.iter().copied().fold(f64::INFINITY, f64::min);
+            let is_known_slow = dropped.iter().any(|us| *us > 1.5 * fastest);
+            if stops && is_known_slow { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         (result, total.unwrap())
     };
