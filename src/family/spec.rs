@@ -65,6 +65,20 @@ impl Lent {
 pub struct WarpgroupRegisters {
     pub producer: u32,
     pub consumer: u32,
+    /// Of the last consumer warpgroup, which may hold more than the others.
+    pub last_consumer: u32,
+}
+
+impl WarpgroupRegisters {
+    /// All consumer warpgroups alike.
+    pub const fn alike(producer: u32, consumer: u32) -> WarpgroupRegisters {
+        WarpgroupRegisters { producer, consumer, last_consumer: consumer }
+    }
+
+    /// Of a thread of each warpgroup, added up.
+    pub const fn sum(&self, consumers: u32) -> u32 {
+        self.producer + (consumers - 1) * self.consumer + self.last_consumer
+    }
 }
 
 /// The unit that a grid's first dimension counts.

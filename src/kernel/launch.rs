@@ -198,7 +198,7 @@ fn limited(spec: &KernelSpec, call: &Call) -> KernelSpec {
 fn check_registers(spec: &KernelSpec, launched: u32) -> Result<()> {
     let Some(shared) = spec.registers else { return Ok(()) };
     let consumers = spec.threads / 128 - 1;
-    let (wanted, present) = (shared.producer + consumers * shared.consumer, launched * (consumers + 1));
+    let (wanted, present) = (shared.sum(consumers), launched * (consumers + 1));
     match wanted <= present {
         true => Ok(()),
         false => Err(Error::new(

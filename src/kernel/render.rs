@@ -207,6 +207,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     if let Some(registers) = spec.registers {
         values.insert("producer_registers".to_owned(), Value::Integer(registers.producer));
         values.insert("consumer_registers".to_owned(), Value::Integer(registers.consumer));
+        values.insert("last_consumer_registers".to_owned(), Value::Integer(registers.last_consumer));
     }
     for (knob, value) in &config.knobs {
         if values.insert(knob.clone(), Value::Integer(*value)).is_some() {

@@ -23,6 +23,8 @@ pub fn consumer_spill_bytes(cubin: &[u8]) -> Option<u32> {
             let bits = u128::from_le_bytes(instruction.try_into().ok()?);
             match (bits & OPCODE, spilled) {
                 (USETMAXREG, None) => spilled = takes_more(bits)?.then_some(0),
+                // Consumers with other numbers of registers have a branch each.
+                (USETMAXREG, Some(_)) if takes_more(bits)? => {}
                 (USETMAXREG, Some(_)) => return spilled,
                 (STL | LDL, Some(bytes)) => spilled = Some(bytes + width(bits)?),
                 _ => {}
@@ -116,6 +118,7 @@ mod tests {
         assert_eq!(spilled(&[STORE_4, INC, STORE_4, 0, LOAD_8, DEC, LOAD_8]), Some(12));
         assert_eq!(spilled(&[DEC, STORE_4, INC, LOAD_8]), Some(8), "the producer's code may come first");
         assert_eq!(spilled(&[STORE_4, INC, 0, DEC, LOAD_8]), Some(0));
+        assert_eq!(spilled(&[INC, STORE_4, INC, LOAD_8, DEC, LOAD_8]), Some(12), "two kinds of consumers");
     }
 
     #[test]

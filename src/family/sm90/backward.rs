@@ -4,10 +4,8 @@
 //! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::backward_geometry::{
-    BackwardKernel, BackwardKnobs, CONSUMERS, SPLIT_WAVES, direct_tiles, dq_transposed, half_cols,
-};
-use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, registers, tiles_differ};
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, SPLIT_WAVES, direct_tiles, dq_transposed, half_cols};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::backward;
@@ -58,7 +56,7 @@ impl Space for BackwardKnobs {
         Constraint {
             name: "registers",
             reason: "dK, dV, S, dP, P and the part of V that a consumer thread keeps must fit the registers that setmaxnreg gives it",
-            holds: |p, k, _| k.registers(p) <= registers(CONSUMERS).consumer,
+            holds: |p, k, _| k.fits_registers(p),
         },
         grid(),
         Constraint {
@@ -162,7 +160,8 @@ fn is_narrow(problem: &Problem) -> bool {
 
 impl BackwardKnobs {
     fn main(&self, problem: &Problem) -> KernelSpec {
-        let (template, schedule, key_rows) = match BackwardKernel::of(problem) {
+        let kernel = BackwardKernel::of(problem);
+        let (template, schedule, key_rows) = match kernel {
             BackwardKernel::Narrow => ("sm90_backward", Schedule::Persistent, self.block_n),
             BackwardKernel::Middle => ("sm90_backward_middle", Schedule::Persistent, self.block_n),
             BackwardKernel::Wide => ("sm90_backward_wide", Schedule::PersistentPairs, WARPGROUP_ROWS),
@@ -170,7 +169,7 @@ impl BackwardKnobs {
         KernelSpec {
             template,
             entry: "flashtune_sm90_backward",
-            threads: 128 * (CONSUMERS + 1),
+            threads: 128 * (kernel.consumers() + 1),
             smem_bytes: self.smem_bytes(problem),
             rows: self.block_n,
             axis: Axis::Keys,
@@ -180,7 +179,7 @@ impl BackwardKnobs {
                 // Deterministic tiles are drawn from the workspace. Whole heads are alike.
                 is_dynamic: tiles_differ(problem) && !problem.deterministic && self.direct_dq < 2,
             },
-            registers: Some(registers(CONSUMERS)),
+            registers: Some(kernel.registers()),
             split_waves: self.split_waves,
             direct_dq: self.direct_dq > 0,
             ..KernelSpec::MAIN
@@ -236,14 +235,15 @@ impl BackwardKnobs {
         best.filter(|(us, _)| *us < share * work.us(device)).map_or(unsplit, |(_, knobs)| knobs)
     }
 
-    /// Registers that a consumer thread needs at least: those of `gradients` and `scores`, and 12
-    /// for addresses. The shapes that an H200's sweeps found serialised, and those found not, bound
-    /// the 12.
+    /// Whether a thread of each consumer warpgroup has the registers that it needs at least: those
+    /// of `gradients` and `scores`, and 12 for addresses. The shapes that an H200's sweeps found
+    /// serialised, and those found not, bound the 12.
     ///
-    /// A narrow kernel holds dK, dV, S and dP in fp32, P in 16 bits, and V's k16 steps. A wide one
-    /// holds a half of dK and dV, one of S and dP, and dQ. A middle one holds S and dP or dQ, and
-    /// no P: at most 204, so that `wgmma_m` alone bounds its keys.
-    fn registers(&self, problem: &Problem) -> u32 {
+    /// A narrow kernel holds dK, dV, S and dP in fp32, P in 16 bits, and V's k16 steps. A middle
+    /// one holds S and dP or dQ, and no P: at most 204, so that `wgmma_m` alone bounds its keys. In
+    /// a wide one two consumers hold a half of dV, one of S and dP, and LSE or delta; the last one
+    /// holds dK and a box of dQ.
+    fn fits_registers(&self, problem: &Problem) -> bool {
         let (block_m, block_n) = (self.block_m, self.block_n);
         let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
         let (gradients, scores) = match BackwardKernel::of(problem) {
@@ -257,9 +257,14 @@ impl BackwardKnobs {
                 let dq_cols = boxes(dim) * 32;
                 ((boxes(dim) + boxes(dim_v)) * block_n / 4, (block_n / 2).max(dq_cols / 2))
             }
-            BackwardKernel::Wide => ((half_cols(dim) + half_cols(dim_v)) / 2, block_m + block_m / 4),
+            BackwardKernel::Wide => (half_cols(dim_v) / 2, block_m / 2 + block_m / 4),
         };
-        gradients + scores + 12
+        let last = match BackwardKernel::of(problem) {
+            BackwardKernel::Wide => half_cols(dim) + block_m / 2,
+            BackwardKernel::Narrow | BackwardKernel::Middle => gradients + scores,
+        };
+        let given = BackwardKernel::of(problem).registers();
+        gradients + scores + 12 <= given.consumer && last + 12 <= given.last_consumer
     }
 }
 

@@ -1,8 +1,9 @@
 //! The three backward kernels of the sm90 family: their knobs, and their shared memory by
 //! arithmetic alone.
 
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS};
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers};
 use crate::family::knob::knobs;
+use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
 use crate::problem::{Problem, Window};
 
@@ -23,7 +24,7 @@ knobs! {
     }
 }
 
-/// Consumer warpgroups of each kernel.
+/// Consumer warpgroups of the narrow and the middle kernel, which share the keys of a tile.
 pub const CONSUMERS: u32 = 2;
 
 /// The kernel of a problem, by the larger head dim, which says how many registers dK and dV need.
@@ -33,7 +34,8 @@ pub enum BackwardKernel {
     Narrow,
     /// 136 to 192: a warpgroup holds fewer, transposed.
     Middle,
-    /// 200 to 256: two warpgroups hold halves of the columns of 64 keys, and two CTAs share a tile.
+    /// 200 to 256: two CTAs share a tile, 64 keys each. Two warpgroups hold halves of the columns
+    /// of dV, and a third holds dK and computes dQ.
     Wide,
 }
 
@@ -43,6 +45,19 @@ impl BackwardKernel {
             ..=2 => BackwardKernel::Narrow,
             3 => BackwardKernel::Middle,
             _ => BackwardKernel::Wide,
+        }
+    }
+
+    pub fn consumers(self) -> u32 {
+        if self == BackwardKernel::Wide { 3 } else { CONSUMERS }
+    }
+
+    /// In the wide kernel the last consumer holds dK and dQ, the others dV's halves and a block of
+    /// scores.
+    pub fn registers(self) -> WarpgroupRegisters {
+        match self {
+            BackwardKernel::Wide => WarpgroupRegisters { producer: 24, consumer: 144, last_consumer: 200 },
+            BackwardKernel::Narrow | BackwardKernel::Middle => registers(CONSUMERS),
         }
     }
 }
@@ -72,7 +87,8 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
 /// Rows of the least block: the first value of `block_m`.
 const LEAST_ROWS: i64 = 16;
 
-/// Columns of a half of the columns of a wide tile, one consumer's: whole boxes.
+/// Columns of a half of the columns of a wide tile, a consumer's of dV or a CTA's of dQ: whole
+/// boxes.
 pub const fn half_cols(dim: i64) -> u32 {
     boxes(dim).div_ceil(2) * BOX_COLS
 }
@@ -108,8 +124,8 @@ impl BackwardKnobs {
         let (dim, dim_v, keys) = (problem.head_dim, problem.head_dim_v, WARPGROUP_ROWS);
         let k_and_v = boxed_tile_bytes(keys, dim) + boxed_tile_bytes(keys, dim_v);
         let other_k = boxed_tile_bytes(keys, i64::from(half_cols(dim)));
-        // P, two blocks each of dS and the other CTA's dS, and with dropout P again.
-        let weights = (5 + u32::from(problem.dropout)) * boxed_tile_bytes(self.block_m, i64::from(keys));
+        // Two blocks each of P, whose place dS takes, and of the other CTA's dS.
+        let weights = 4 * boxed_tile_bytes(self.block_m, i64::from(keys));
         k_and_v + other_k + self.q_and_dout_bytes(problem) + weights
     }
 

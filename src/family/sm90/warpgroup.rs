@@ -20,20 +20,20 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
         3 => (32, 160),
         _ => (32, 112),
     };
-    WarpgroupRegisters { producer, consumer }
+    WarpgroupRegisters::alike(producer, consumer)
 }
 
 /// The same for two CTAs that share an SM, with one consumer warpgroup each (128 a thread).
-pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters { producer: 40, consumer: 216 };
+pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters::alike(40, 216);
 
 /// The same for a producer whose threads copy keys themselves. The addresses of their copies take
 /// more registers.
 pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {
     match consumers {
         ..=1 => registers(consumers),
-        2 => WarpgroupRegisters { producer: 40, consumer: 232 },
-        3 => WarpgroupRegisters { producer: 56, consumer: 152 },
-        _ => WarpgroupRegisters { producer: 64, consumer: 104 },
+        2 => WarpgroupRegisters::alike(40, 232),
+        3 => WarpgroupRegisters::alike(56, 152),
+        _ => WarpgroupRegisters::alike(64, 104),
     }
 }
 

@@ -98,7 +98,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
             let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);
             (f64::from(of_boxes * BOX_COLS), 2300.0, 1)
         }
-        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 1450.0, 2),
+        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 850.0, 2),
     };
     let keys = block_n as f64 / f64::from(ctas);
     let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;

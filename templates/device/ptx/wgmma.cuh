@@ -22,6 +22,12 @@ __device__ __forceinline__ void pin(float (&acc)[kTiles][4]) {
     #pragma unroll
     for (int i = 0; i < kTiles * 4; ++i) asm volatile("" : "+f"(acc[i / 4][i % 4]) :: "memory");
 }
+// The same for an operand in registers, which is to be made before the fence.
+template <int kSteps>
+__device__ __forceinline__ void pin(uint32 (&operand)[kSteps][4]) {
+    #pragma unroll
+    for (int i = 0; i < kSteps * 4; ++i) asm volatile("" : "+r"(operand[i / 4][i % 4]) :: "memory");
+}
 
 // Raises or lowers the registers of each thread of this warpgroup. The CTA has one pool of
 // registers, which the launch shares out evenly.

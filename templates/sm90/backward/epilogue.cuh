@@ -54,3 +54,33 @@ __device__ __forceinline__ void store_gradients(const KernelParams& params, floa
     store_rows(dv, params.dv.stride_seqlen, acc_dv, sequence.seqlen_k - key, lane, kHeadDimV - col_v);
     store_rows(dk, params.dk.stride_seqlen, acc_dk, sequence.seqlen_k - key, lane, kHeadDim - col_k);
 }
+
+// dK or dV alone, for a consumer that holds one of them.
+template <int kTiles>
+__device__ __forceinline__ void store_gradient(const KernelParams& params, const TensorView& to, float factor, float (&acc)[kTiles][4],
+                                               const Sequence& sequence, const Tile& tile, int key, int col, int cols, int lane) {
+    scale_gradient(acc, factor);
+    uint16* at = static_cast<uint16*>(to.data) + sequence.place_k(params, to, tile.head) + key * to.stride_seqlen + col;
+    if constexpr (kMaySplit) {
+        store_pairs(at, to.stride_seqlen, acc, sequence.seqlen_k - key, lane, cols - col);
+    } else {
+        store_rows(at, to.stride_seqlen, acc, sequence.seqlen_k - key, lane, cols - col);
+    }
+}
+template <int kTiles>
+__device__ __forceinline__ void store_dv(const KernelParams& params, float (&acc)[kTiles][4], const Sequence& sequence, const Tile& tile, int key, int col, int lane) {
+    if (kMaySplit && params.num_splits > 1) {
+        PartialGradients(params, sequence, tile, key - lane / 4).store_dv(acc, col / 8, lane);
+    } else {
+        store_gradient(params, params.dv, kHasDropout ? params.dropout_keep_scale : 1.f, acc, sequence, tile, key, col, kHeadDimV, lane);
+    }
+}
+template <int kTiles>
+__device__ __forceinline__ void store_dk(const KernelParams& params, float (&acc)[kTiles][4], const Sequence& sequence, const Tile& tile, int key, int col, int lane) {
+    if (kMaySplit && params.num_splits > 1) {
+        PartialGradients(params, sequence, tile, key - lane / 4).store_dk(acc, col / 8, lane);
+    } else {
+        const float factor = params.softmax_scale * (kHasDropout ? params.dropout_keep_scale : 1.f);
+        store_gradient(params, params.dk, factor, acc, sequence, tile, key, col, kHeadDim, lane);
+    }
+}

@@ -89,10 +89,19 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
             }
         }
         // ---- dO and delta
-        barrier_wait(smem.empty_do(ring_do.slot), ring_do.parity ^ 1);
-        barrier_expect(smem.full_do(ring_do.slot), kBytesDo + kBytesStats);
-        load_boxes<kBoxesV, kShareV>(smem.dout, ring_do.slot, maps.dout, smem.full_do(ring_do.slot), block * kBlockM, head, rows_do, rank);
-        bulk_load(smem.delta + ring_do.slot * kBytesStats, params.delta + stats, kBytesStats, smem.full_do(ring_do.slot));
+        if constexpr (kCtas == 1) {
+            barrier_wait(smem.empty_do(ring_do.slot), ring_do.parity ^ 1);
+            barrier_expect(smem.full_do(ring_do.slot), kBytesDo + kBytesStats);
+            load_boxes<kBoxesV, kShareV>(smem.dout, ring_do.slot, maps.dout, smem.full_do(ring_do.slot), block * kBlockM, head, rows_do, rank);
+            bulk_load(smem.delta + ring_do.slot * kBytesStats, params.delta + stats, kBytesStats, smem.full_do(ring_do.slot));
+        } else {
+            // A CTA waits for the release of its own share of the boxes alone.
+            barrier_wait(smem.empty_do(ring_do.slot, rank), ring_do.parity ^ 1);
+            barrier_expect(smem.full_do(ring_do.slot, 0), kShareV * kBytesBoxM + kBytesStats);
+            barrier_expect(smem.full_do(ring_do.slot, 1), (kBoxesV - kShareV) * kBytesBoxM);
+            load_boxes<kBoxesV, kShareV>(smem.dout, ring_do.slot, maps.dout, smem.full_do(ring_do.slot, rank), block * kBlockM, head, rows_do, rank);
+            bulk_load(smem.delta + ring_do.slot * kBytesStats, params.delta + stats, kBytesStats, smem.full_do(ring_do.slot, 0));
+        }
         ring_do.advance();
     };
     load_queries(params, sequence, tile, range, left, load_block);

@@ -6,17 +6,23 @@
 #include "device/ptx/shared.cuh"
 
 // S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost. `beside`
-// is called after the first step.
-template <class Beside>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
+// is called after the first step, and `before_late` before step `late`, if there is one.
+template <class Beside, class BeforeLate>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside,
+                                                int late, const BeforeLate& before_late) {
     wgmma_scores_first(acc, descriptor(keys_low), descriptor(queries_low));
     beside();
     #pragma unroll
     for (int step = 1; step < steps; ++step) {
+        if (step == late) before_late();
         wgmma_scores(acc, descriptor(keys_low + column_step<kBytesBoxN / kBoxRowBytes>(step)), descriptor(queries_low + column_step<kBlockM>(step)));
     }
 }
 
+template <class Beside>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
+    multiply_scores(acc, keys_low, queries_low, steps, beside, 0, [] {});
+}
 __device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
     multiply_scores(acc, keys_low, queries_low, steps, [] {});
 }

@@ -11,6 +11,8 @@ __device__ __forceinline__ void wgmma_wait() { emulator::wgmma_wait(kPending); }
 
 template <int kTiles>
 __device__ __forceinline__ void pin(float (&)[kTiles][4]) {}
+template <int kSteps>
+__device__ __forceinline__ void pin(uint32 (&)[kSteps][4]) {}
 
 template <int kRegisters>
 __device__ __forceinline__ void more_registers() {}
