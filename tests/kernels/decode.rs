@@ -2,11 +2,11 @@
 //! compile with every feature, use no stack, and fit the launch's shared memory (their static
 //! asserts). Without NVRTC the tests say so and pass.
 
-use crate::nvrtc::nvrtc;
+use crate::nvrtc::{compile, nvrtc};
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::family::heuristic;
-use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::compile::target;
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::canonical;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};

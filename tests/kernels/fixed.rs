@@ -3,9 +3,9 @@
 //! Without NVRTC a test says so and passes.
 
 use crate::ARCHS;
-use crate::nvrtc::nvrtc;
+use crate::nvrtc::{compile, nvrtc};
 use flashtune::device::Arch;
-use flashtune::kernel::compile::{EntryResources, compile, target};
+use flashtune::kernel::compile::{EntryResources, target};
 use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;

@@ -6,12 +6,12 @@
 
 use crate::ARCHS;
 use crate::disassembly::{consumer_spill_bytes, instructions, nvdisasm};
-use crate::nvrtc::nvrtc;
+use crate::nvrtc::{compile, nvrtc};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
 use flashtune::family::{heuristic, heuristics};
-use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};

@@ -10,13 +10,13 @@
 mod few_tiles;
 mod pages;
 
-use crate::nvrtc::nvrtc;
+use crate::nvrtc::{compile, nvrtc};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
 use flashtune::family::spec::KernelSpec;
 use flashtune::family::{check, heuristic, heuristics};
-use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass, sources};
 use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};

@@ -7,7 +7,7 @@
 //! failure. A gap without a reason in `feature_list` fails the test.
 
 use crate::feature_list::{Feature, LACKS, features};
-use crate::nvrtc::nvrtc;
+use crate::nvrtc::{compile, nvrtc};
 use crate::source_tree::root;
 use crate::support::case::Case;
 use crate::support::check::Prepared;
@@ -15,7 +15,7 @@ use crate::support::subject::Subject;
 use flashtune::config::{Config, Family};
 use flashtune::device::{Arch, Device};
 use flashtune::family;
-use flashtune::kernel::compile::{compile, target};
+use flashtune::kernel::compile::target;
 use flashtune::kernel::render_pass;
 use flashtune::problem::{self, Causal, Features, Pass, Problem};
 use rayon::prelude::*;

@@ -2,6 +2,12 @@
 //! that a failure.
 
 use flashtune::cuda::nvrtc::Nvrtc;
+use flashtune::error::Result;
+use flashtune::kernel::compile::{self, Compiled};
+use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::cubin_limit::Limit;
+use std::path::Path;
+use std::sync::OnceLock;
 
 pub fn nvrtc() -> Option<&'static Nvrtc> {
     match Nvrtc::get() {
@@ -14,4 +20,26 @@ pub fn nvrtc() -> Option<&'static Nvrtc> {
             None
         }
     }
+}
+
+/// Compiles a text for a target, or returns what another test has compiled from it.
+///
+/// The tests of one run share the folder `FLASHTUNE_TEST_CUBINS`, so that NVRTC compiles each text
+/// once. The key is that of the library's cache: text, options and NVRTC's version. An entry holds
+/// the log and the resources too, so a test judges the same facts. Failures are not kept. Without
+/// the variable every call compiles.
+pub fn compile(nvrtc: &Nvrtc, name: &str, text: &str, target: &str) -> Result<Compiled> {
+    static SHARED: OnceLock<Option<CubinCache>> = OnceLock::new();
+    let shared = SHARED.get_or_init(|| {
+        let folder = std::env::var_os("FLASHTUNE_TEST_CUBINS").filter(|folder| !folder.is_empty())?;
+        Some(CubinCache::with_limit(Some(Path::new(&folder)), Limit::of_bytes(u64::MAX)))
+    });
+    let Some(cache) = shared else { return compile::compile(nvrtc, name, text, target) };
+    let key = Key::new(&TextDigest::new(text), &compile::options(target, nvrtc.version()), nvrtc.version());
+    if let Some(compiled) = cache.get(&key) {
+        return Ok(compiled);
+    }
+    let compiled = compile::compile(nvrtc, name, text, target)?;
+    cache.put(&key, text, &compiled);
+    Ok(compiled)
 }
