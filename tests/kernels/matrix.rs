@@ -4,7 +4,7 @@
 //! Configs come from the heuristic, for a typical GPU of the architecture and every family that
 //! serves there, and from the shipped records. In sm90 kernels only the producer may spill,
 //! except in those of `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
-//! ten minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
+//! five minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 mod few_tiles;
@@ -27,12 +27,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Each architecture with the thinning of its mma.sync kernels: each head dim is compiled with one
 /// feature in so many.
 const ARCHS: [(Arch, usize); 6] = [
-    (Arch::Sm(9, 0), 4),
+    (Arch::Sm(9, 0), 6),
     (Arch::Sm(8, 0), 3),
-    (Arch::Sm(8, 6), 4),
-    (Arch::Sm(8, 9), 4),
-    (Arch::Sm(10, 0), 4),
-    (Arch::Sm(12, 0), 4),
+    (Arch::Sm(8, 6), 6),
+    (Arch::Sm(8, 9), 6),
+    (Arch::Sm(10, 0), 6),
+    (Arch::Sm(12, 0), 6),
 ];
 
 /// Causal, dropout and deterministic: the switches of a template. A forward pass ignores
@@ -210,8 +210,8 @@ fn is_common(head_dims: usize) -> bool {
 
 /// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and every
 /// third one elsewhere, in one dtype, and in both at head dim 64. The mma.sync kernels alternate
-/// over the features, so that all architectures together cover every feature, and outside of sm_90
-/// in the other dtype.
+/// over the features, so that all architectures together cover every feature at every head dim, and
+/// outside of sm_90 in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
     let one_in = match (is_sm90, is_common(head_dims)) {
