@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,7 +116,11 @@ def build(tally):
 def cargo_tests(tally):
     environment = tests_environment()
     if shutil.which("cargo-nextest"):
-        status, output = run(["cargo", "nextest", "run", "--locked", "--no-fail-fast"], **environment)
+        # nextest runs no examples in documentation.
+        status, output = run(["cargo", "test", "--locked", "--doc", "attention"], **environment)
+        tally.check("the examples in the crate's documentation", status == 0 and libtest_counts(output)[0] > 0)
+        targets = ["--lib", "--bins", "--tests"]
+        status, output = run(["cargo", "nextest", "run", "--locked", "--no-fail-fast", *targets], **environment)
         summary = re.findall(r"^\s*Summary .*?(\d+) tests? run: (.*)$", strip_colour(output), re.MULTILINE)
         counts = [words for _, words in summary]
         passed = sum(int(n) for words in counts for n in re.findall(r"(\d+) passed", words))
@@ -126,10 +131,6 @@ def cargo_tests(tally):
     tally.add(passed, failed)
     if not passed or (status and not failed):
         tally.check("cargo's tests ran to their end", False, f"exit status {status}")
-    if shutil.which("cargo-nextest"):
-        # nextest runs no examples in documentation.
-        status, output = run(["cargo", "test", "--locked", "--doc", "attention"], **environment)
-        tally.check("the examples in the crate's documentation", status == 0 and libtest_counts(output)[0] > 0)
 
 
 def strip_colour(text):
@@ -274,6 +275,68 @@ def release_library(tally, status):
     tally.check("the wheel and the source distribution", status == 0)
 
 
+def tests(tally, arguments):
+    if arguments.prebuilt:
+        folder = arguments.prebuilt.resolve()
+        library, python = folder / "lib" / LIBRARY, sys.executable
+    else:
+        library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
+    has_rust = arguments.only != "python"
+    is_built = arguments.prebuilt or not has_rust or build(tally)
+    # Both may use a GPU, so they run one after the other.
+    if has_rust and arguments.prebuilt:
+        prebuilt_tests(tally, folder, arguments.jobs)
+    elif has_rust and is_built:
+        cargo_tests(tally)
+    if arguments.only != "rust" and python and is_built:
+        python_tests(tally, python, library, arguments.pytest)
+
+
+def continuous_integration(tally, pytest_arguments):
+    """Runs three streams side by side, since few steps keep two cores busy alone: Rust's lints and
+    tests; the release library and what is made of it; pytest and the documents. The last two show
+    each step's output at the step's end."""
+    pool, of_release, of_python = ThreadPoolExecutor(), Tally(), Tally()
+    release, tools = pool.submit(build_release_library), pool.submit(install_tools)
+    is_built = build(tally)
+    tools.result()
+    if not is_built:
+        release.result()
+        return
+    library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
+    # Both this and the test of an installation write the bill of materials.
+    bill_of_materials(tally)
+    streams = [
+        pool.submit(lambda: release_library(of_release, release.result())),
+        pool.submit(python_and_documents, of_python, python, library, pytest_arguments),
+    ]
+    lints(tally)
+    dependencies(tally)
+    with tempfile.TemporaryDirectory(prefix="flashtune-cubins-") as cubins:
+        os.environ["FLASHTUNE_TEST_CUBINS"] = cubins
+        cargo_tests(tally)
+    for stream in streams:
+        stream.result()
+    for other in (of_release, of_python):
+        tally.add(other.passed, other.failed)
+
+
+def install_tools():
+    """Downloads what tests need while cargo builds."""
+    run(["sh", "scripts/venv.sh"], is_shown=False)
+    if run(["sh", "scripts/chromium.sh"], is_shown=False)[0] == 0:
+        os.environ["FLASHTUNE_REQUIRE_CHROMIUM"] = "1"
+
+
+def python_and_documents(tally, python, library, arguments):
+    if python:
+        python_tests(tally, python, library, arguments, is_shown=False)
+    else:
+        tally.check("a python3 with numpy and pytest", False)
+    prose(tally, python or sys.executable, library)
+    shipped_records(tally)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ci", action="store_true", help="also check formatting, lints, prose and the release library")
@@ -283,40 +346,11 @@ def main():
     parser.add_argument("pytest", nargs="*", help="arguments to pass to pytest, after --")
     arguments = parser.parse_args()
 
-    tally, pool = Tally(), ThreadPoolExecutor(2)
+    tally = Tally()
     if arguments.ci:
-        release = pool.submit(build_release_library)
-        lints(tally)
-        dependencies(tally)
-        bill_of_materials(tally)
-    if arguments.prebuilt:
-        folder = arguments.prebuilt.resolve()
-        library, python = folder / "lib" / LIBRARY, sys.executable
+        continuous_integration(tally, arguments.pytest)
     else:
-        library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
-    has_rust, has_python = arguments.only != "python", arguments.only != "rust" and python
-    is_built = arguments.prebuilt or not has_rust or build(tally)
-    has_rust, has_python = has_rust and is_built, has_python and is_built
-    # In CI the Rust and Python tests run side by side, since neither keeps two cores busy.
-    # Elsewhere they could share a GPU, so they run one after the other.
-    python_tally, pytest = Tally(), None
-    if arguments.ci and has_python:
-        pytest = pool.submit(python_tests, python_tally, python, library, arguments.pytest, is_shown=False)
-    if has_rust and arguments.prebuilt:
-        prebuilt_tests(tally, folder, arguments.jobs)
-    elif has_rust:
-        cargo_tests(tally)
-    if pytest:
-        pytest.result()
-        tally.add(python_tally.passed, python_tally.failed)
-    elif has_python:
-        python_tests(tally, python, library, arguments.pytest)
-    elif arguments.ci and not python:
-        tally.check("a python3 with numpy and pytest", False)
-    if arguments.ci:
-        prose(tally, python or sys.executable, library)
-        shipped_records(tally)
-        release_library(tally, release.result())
+        tests(tally, arguments)
     print(f"{tally.passed} passed, {tally.failed} failed")
     sys.exit(1 if tally.failed or not tally.passed else 0)
 

@@ -96,7 +96,7 @@ class Wheel(unittest.TestCase):
         self.assertFalse((source / "tests").exists())
         checked = run(
             "cargo", "check", "--locked", "--lib", "--no-default-features",
-            folder=source, CARGO_TARGET_DIR=str(ROOT / "target" / "sdist"), CARGO_TERM_COLOR="never",
+            folder=source, CARGO_TARGET_DIR=str(ROOT / "target"), CARGO_TERM_COLOR="never",
         )  # fmt: skip
         self.assertEqual(checked, "")
         for file in ("pyproject.toml", "setup.py", "bindings/python/flashtune/__init__.py", "LICENSE-MIT"):
