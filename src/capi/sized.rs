@@ -100,11 +100,14 @@ unsafe fn size_of_struct<T: SizedStruct>(argument: &str, pointer: *const T) -> R
     }
     // SAFETY: not NULL and aligned, and the caller promises at least the size itself.
     let size = unsafe { pointer.cast::<u64>().read() };
-    if size < T::OLDEST as u64 || size > MAX_STRUCT_SIZE {
+    // The size of every struct of every release is a multiple of its alignment. Another size could
+    // end inside of a pointer, and the half of it would count as an address.
+    if size < T::OLDEST as u64 || size > MAX_STRUCT_SIZE || !size.is_multiple_of(align_of::<T>() as u64) {
         return Err(Error::invalid(format!(
-            "{argument}.struct_size is {size}; it must be sizeof({}), at least {} and at most {MAX_STRUCT_SIZE}",
+            "{argument}.struct_size is {size}; it must be sizeof({}), at least {}, at most {MAX_STRUCT_SIZE} and a multiple of {}",
             T::NAME,
-            T::OLDEST
+            T::OLDEST,
+            align_of::<T>()
         )));
     }
     Ok(size as usize)
@@ -168,6 +171,14 @@ mod tests {
         for size in [0, 1, 15, MAX_STRUCT_SIZE + 1, u64::MAX] {
             let error = read_words(&[size]).unwrap_err();
             assert!(error.message.contains(&format!("struct_size is {size};")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_ends_inside_of_a_field_is_refused() {
+        for size in [17, 20, 23, 28] {
+            let error = read_words(&[size, 7, 8, 0]).unwrap_err();
+            assert!(error.message.ends_with("a multiple of 8"), "{error}");
         }
     }
 

@@ -31,6 +31,8 @@ static void wrong_options(void) {
   OPTIONS_REFUSED(invalid, "options.struct_size is 0", options.struct_size = 0);
   OPTIONS_REFUSED(invalid, "options.struct_size is 8", options.struct_size = 8);
   OPTIONS_REFUSED(invalid, "options.struct_size is 18446744073709551615", options.struct_size = UINT64_MAX);
+  /* The first half of a pointer to the pack. */
+  OPTIONS_REFUSED(invalid, "a multiple of 8", options.struct_size = 52; options.pack = "");
   OPTIONS_REFUSED(invalid, "options.backend is 3", options.backend = 3);
   OPTIONS_REFUSED(invalid, "options.backend is -1", options.backend = -1);
   OPTIONS_REFUSED(invalid, "options.device_ordinal is -1", options.device_ordinal = -1);

@@ -1,13 +1,20 @@
 /* A caller who fills params with junk. Each call must end with a status, and a failed launch must
- * leave its outputs alone. Every tensor ends at a page that may not be touched.
+ * leave its outputs alone. Every tensor ends at a guard, and so does every struct of params.
  *
  * The argument is the number of calls, 20000 if it is no number. JUNK_SEED sets the generator's
  * first number. Junk keeps the caller's part of the contract: a size or a stride is right, smaller
- * than right, or impossible, so that no accepted problem leads outside of its tensors. */
+ * than right, or impossible, so that no accepted problem leads outside of its tensors.
+ *
+ * JUNK_GPU=1 calls a CUDA context. Guards are then bytes of device memory that must stay as they
+ * are. With JUNK_GPU=exact each tensor is an allocation of its own, for compute-sanitizer.
+ * JUNK_PREPARE=N prepares N problems first and seals the context, so that nothing compiles later.
+ * JUNK_REPORT=1 prints how often each status came. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "check.h"
+#include "device.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -23,7 +30,10 @@ static uint64_t next(void) {
 static uint64_t below(uint64_t bound) { return next() % bound; }
 
 /* The largest page of a Linux kernel: those of aarch64 may have 64 KB. */
-enum { PAGE = 1 << 16, ROOM = 2 * PAGE, TENSORS = 8, ARRAY = 64 };
+enum { PAGE = 1 << 16, ROOM = 2 * PAGE, TENSORS = 9, ARRAY = 64, WORKSPACE = 1 << 20 };
+enum { CANARY = 0xc5, PATTERN = 0x5a };
+
+static int on_gpu, exact;
 
 /* `ROOM` bytes with a page on either side that may not be touched. */
 static char *guarded(void) {
@@ -32,14 +42,50 @@ static char *guarded(void) {
   return all + PAGE;
 }
 
-static char *rooms[TENSORS];
+/* What launches read and write: device memory on a GPU. */
+static char *rooms[TENSORS], *workspace;
 static float *numbers; /* ARRAY of them, up to a guard */
-static int32_t *integers;
+static int32_t *integers, host_integers[ARRAY];
+
+/* Device memory with a page of canaries on either side. */
+static char *between_canaries(size_t bytes) {
+  char *all = device_memory(bytes + 2 * PAGE);
+  fill_device(all, CANARY, bytes + 2 * PAGE);
+  return all + PAGE;
+}
+
+/* Makes the room of a tensor that ends with an allocation of its own. */
+static void exact_room(int at, int64_t bytes) {
+  static void *blocks[TENSORS];
+  if (blocks[at]) free_device(blocks[at]);
+  /* The tensor is aligned as in a room. */
+  const uintptr_t place = (uintptr_t)((ROOM - bytes) % 256 + bytes);
+  blocks[at] = device_memory(place);
+  rooms[at] = (char *)((uintptr_t)blocks[at] + place - ROOM);
+}
+
+static int holds(const char *memory, size_t bytes, unsigned char value) {
+  static unsigned char copy[ROOM];
+  const unsigned char *at = (const unsigned char *)memory;
+  if (on_gpu) from_device(copy, memory, bytes), at = copy;
+  return at[0] == value && !memcmp(at, at + 1, bytes - 1);
+}
+
+/* The canaries around all that launches write. */
+static void check_canaries(void) {
+  if (!on_gpu || exact) return;
+  for (int at = 0; at <= TENSORS; at++) {
+    const char *begin = at < TENSORS ? rooms[at] : workspace;
+    CHECK(holds(begin - PAGE, PAGE, CANARY), "a launch wrote before room %d", at);
+    CHECK(holds(begin + (at < TENSORS ? ROOM : WORKSPACE), PAGE, CANARY), "a launch wrote behind room %d", at);
+  }
+}
 
 /* A packed tensor that ends where its room does. */
 static flashtune_tensor tensor(int at, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim, int64_t element) {
   const int64_t bytes = batch * seqlen * heads * dim * element;
   CHECK(bytes <= ROOM, "%ld bytes", (long)bytes);
+  if (exact) exact_room(at, bytes);
   flashtune_tensor packed = {rooms[at] + ROOM - bytes, seqlen * heads * dim, heads * dim, dim};
   return packed;
 }
@@ -51,6 +97,26 @@ static flashtune_const_tensor input(int at, int64_t batch, int64_t seqlen, int64
 static int64_t junk_size(int64_t right) {
   const int64_t sizes[] = {right, -1, 0, 1, INT64_MIN, INT64_MAX, (int64_t)1 << 40};
   return sizes[below(7)];
+}
+
+/* A copy of params that ends at a page that may not be touched, or as near as alignment allows. */
+static void *at_the_end(int which, const void *params, uint64_t struct_size, size_t known) {
+  static char *pages[2];
+  if (!pages[which]) pages[which] = guarded();
+  const size_t bytes = struct_size < 8 ? 8 : struct_size > ROOM ? known : struct_size;
+  char *copy = pages[which] + ROOM - (bytes + 7) / 8 * 8;
+  memset(pages[which], 0, ROOM);
+  return memcpy(copy, params, bytes < known ? bytes : known);
+}
+
+/* A size that ends anywhere: behind the known fields, or inside of a field that is set. */
+static uint64_t junk_struct_size(const void *params, size_t right) {
+  const uint64_t sizes[] = {below(8), UINT64_MAX, below(right), right + below(64)};
+  const uint64_t kind = below(8);
+  if (kind < 4) return sizes[kind];
+  size_t end = (size_t)below(right);
+  while (end + 1 < right && !((const char *)params)[end]) end++;
+  return end + below(8);
 }
 
 static float junk_float(void) {
@@ -77,6 +143,29 @@ static void junk_input(flashtune_const_tensor *of) {
   *of = read_of(tensor);
 }
 
+/* Nothing checks lengths on a GPU, so they are right there. */
+static void write_integers(const flashtune_forward_params *p) {
+  if (!on_gpu) {
+    /* Mostly what can be right: lengths, pages, blocks. */
+    const uint64_t bound = 1 + below(41), wild = below(4);
+    for (int i = 0; i < ARRAY; i++)
+      integers[i] = below(8) || wild ? (int32_t)below(bound) : (int32_t)(next() - next());
+    return;
+  }
+  const int64_t lengths[] = {p->seqlen_q, p->seqlen_k, p->total_q, p->total_k};
+  int64_t most = 40;
+  for (int i = 0; i < (p->cu_seqlens_q ? 4 : 2); i++)
+    if (lengths[i] < most) most = lengths[i] < 0 ? 0 : lengths[i];
+  /* Offsets rise, and lengths need not. */
+  int32_t last = 0;
+  for (int i = 0; i < ARRAY; i++) {
+    const int32_t random = (int32_t)below((uint64_t)most + 1);
+    host_integers[i] = p->cu_seqlens_q ? (i == 0 ? 0 : (last = random > last ? random : last)) : random;
+  }
+  to_device(integers, host_integers, sizeof host_integers);
+  CUDA(cuStreamSynchronize(NULL));
+}
+
 static flashtune_forward_params forward(void) {
   flashtune_forward_params p;
   memset(&p, 0, sizeof p);
@@ -84,7 +173,10 @@ static flashtune_forward_params forward(void) {
   const int32_t dtypes[] = {FLASHTUNE_DTYPE_FP16, FLASHTUNE_DTYPE_BF16, FLASHTUNE_DTYPE_FP32};
   p.dtype = dtypes[below(3)];
   p.causal = (int32_t)below(3);
-  const int64_t element = p.dtype == FLASHTUNE_DTYPE_FP32 ? 4 : 2, dims[] = {1, 8, 16, 20};
+  const int64_t element = p.dtype == FLASHTUNE_DTYPE_FP32 ? 4 : 2, few[] = {1, 8, 16, 20}, gpus[] = {16, 16, 20, 64};
+  const int64_t *dims = on_gpu ? gpus : few;
+  uint64_t with = 0;
+  int has_integers = 0;
   p.batch_size = 1 + (int64_t)below(2), p.num_heads_kv = 1 + (int64_t)below(2);
   p.num_heads_q = p.num_heads_kv * (1 + (int64_t)below(3));
   p.seqlen_q = 1 + (int64_t)below(40), p.seqlen_k = 1 + (int64_t)below(40);
@@ -95,7 +187,7 @@ static flashtune_forward_params forward(void) {
   p.out = tensor(3, p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim_v, element);
   if (below(2)) p.lse = (float *)tensor(7, p.batch_size, p.seqlen_q, p.num_heads_q, 1, 4).data;
   for (uint64_t count = below(4); count > 0; count--) {
-    switch (below(24)) {
+    switch (below(28)) {
       case 0: p.struct_size = below(2) ? below(8) : UINT64_MAX; break;
       case 1: p.dtype = below(2) ? -(int32_t)below(9) : 4 + (int32_t)below(100); break;
       case 2: p.causal = (int32_t)next(); break;
@@ -115,16 +207,38 @@ static flashtune_forward_params forward(void) {
       case 16: p.features = below(4) ? (uint64_t)1 << below(20) : next() << below(33); break;
       case 17: p.window = (int32_t)below(5), p.window_left = junk_size(8), p.window_right = junk_size(8); break;
       case 18: p.softcap = junk_float(); break;
-      case 19: p.alibi_slopes = numbers, p.alibi_stride_batch = (int64_t)below(2); break;
-      case 20: p.bias.data = numbers, p.bias.stride_seqlen_k = 1, p.mask = p.bias; break;
-      case 21: p.sinks = numbers; break;
+      case 19: p.alibi_slopes = numbers, p.alibi_stride_batch = (int64_t)below(2), with |= FLASHTUNE_FEATURE_ALIBI; break;
+      case 20: {
+        const int which = (int)below(3);
+        flashtune_const_scores_tensor *scores = which ? &p.mask : &p.bias;
+        scores->data = numbers, scores->stride_seqlen_k = 1, scores->stride_seqlen_q = (int64_t)below(2) / 2;
+        with |= which == 0 ? FLASHTUNE_FEATURE_BIAS : which == 1 ? FLASHTUNE_FEATURE_MASK : FLASHTUNE_FEATURE_MASK_BITS;
+        break;
+      }
+      case 21: p.sinks = numbers, with |= FLASHTUNE_FEATURE_SINKS; break;
       case 22: p.reserved = (int32_t)below(2), p.batch_invariant = (int32_t)below(4); break;
+      case 23: {
+        const flashtune_block_mask mask = {16, 16 * (int64_t)below(4), integers, integers, NULL, NULL, 0, 0, 0, 0, 0, (int64_t)below(4)};
+        p.block_mask = mask, with |= FLASHTUNE_FEATURE_BLOCK_MASK, has_integers = 1;
+        break;
+      }
+      case 24: /* The sequences of k and v are pages. */
+        p.block_table = integers, p.block_table_stride = (int64_t)below(3), p.page_size = p.seqlen_k, p.num_pages = p.batch_size;
+        with |= FLASHTUNE_FEATURE_PAGED, has_integers = 1;
+        break;
+      case 25: p.leftpad_k = integers, with |= FLASHTUNE_FEATURE_LEFTPAD_K, has_integers = 1; break;
       default:
-        for (int i = 0; i < ARRAY; i++) integers[i] = below(4) ? (int32_t)below(41) : (int32_t)(next() - next());
-        if (below(2)) p.seqused_k = integers;
-        else p.cu_seqlens_q = p.cu_seqlens_k = integers, p.total_q = p.seqlen_q, p.total_k = p.seqlen_k;
+        has_integers = 1;
+        if (below(2)) p.seqused_k = integers, with |= FLASHTUNE_FEATURE_SEQUSED_K;
+        if (below(2)) p.seqused_q = integers, with |= FLASHTUNE_FEATURE_SEQUSED_Q;
+        if (p.seqused_k || p.seqused_q) break;
+        p.cu_seqlens_q = p.cu_seqlens_k = integers, p.total_q = p.seqlen_q, p.total_k = p.seqlen_k;
+        with |= FLASHTUNE_FEATURE_CU_SEQLENS_Q | FLASHTUNE_FEATURE_CU_SEQLENS_K;
     }
   }
+  /* Data without its bit is refused, and so is a bit without data. */
+  if (below(8)) p.features |= with;
+  if (has_integers) write_integers(&p);
   return p;
 }
 
@@ -137,7 +251,9 @@ static flashtune_backward_params backward(const flashtune_forward_params *of) {
   flashtune_tensor tensors[] = {written_of(p.out), written_of(p.q), written_of(p.k), written_of(p.v)};
   const int own[] = {4, 5, 6, 7}, from[] = {3, 0, 1, 2};
   for (int i = 0; i < 4; i++) {
-    if (tensors[i].data) tensors[i].data = rooms[own[i]] + ((char *)tensors[i].data - rooms[from[i]]);
+    const int64_t place = (char *)tensors[i].data - rooms[from[i]];
+    if (tensors[i].data && exact) exact_room(own[i], ROOM - place);
+    if (tensors[i].data) tensors[i].data = rooms[own[i]] + place;
     if (!below(16)) junk_tensor(&tensors[i]);
   }
   p.dout = read_of(tensors[0]), p.dq = tensors[1], p.dk = tensors[2], p.dv = tensors[3];
@@ -146,7 +262,13 @@ static flashtune_backward_params backward(const flashtune_forward_params *of) {
       (p.batch_size > ARRAY || p.num_heads_q > ARRAY || p.seqlen_q > ARRAY ||
        p.batch_size * p.num_heads_q * p.seqlen_q > ARRAY))
     p.lse = NULL;
-  p.deterministic = (int32_t)below(4);
+  if (!below(4) && !p.block_mask.block_q) p.deterministic = (int32_t)below(4);
+  if (p.sinks && below(2)) p.dsinks = (float *)(void *)rooms[8];
+  else if (!below(8)) p.dlse = numbers, p.features |= FLASHTUNE_FEATURE_DLSE;
+  else if (p.bias.data && below(2)) {
+    const flashtune_scores_tensor dbias = {rooms[8], 6 * 40 * 40, 40 * 40, 40, 1};
+    p.dbias = dbias, p.features |= FLASHTUNE_FEATURE_DBIAS;
+  }
   return p;
 }
 
@@ -160,24 +282,29 @@ static int32_t seen(int32_t status) {
   return status;
 }
 
-/* A launch, before which its outputs hold a pattern that a failure must leave. */
-#define LAUNCH(call, first, last)                                                       \
-  do {                                                                                  \
-    for (int at = first; at <= last; at++) memset(rooms[at], 0x5a, ROOM);               \
-    if (seen(call))                                                                     \
-      for (int at = first; at <= last; at++)                                            \
-        CHECK(rooms[at][0] == 0x5a && !memcmp(rooms[at], rooms[at] + 1, ROOM - 1), "a failed launch wrote"); \
-  } while (0)
+/* The outputs hold a pattern before a launch, which a failed launch must leave. */
+static void fill(int first, int last) {
+  for (int at = first; at <= last && !exact; at++) {
+    if (on_gpu) fill_device(rooms[at], PATTERN, ROOM);
+    else memset(rooms[at], PATTERN, ROOM);
+  }
+}
+
+static void launched(int32_t status, int first, int last) {
+  if (!seen(status)) return;
+  for (int at = first; at <= last && !exact; at++) CHECK(holds(rooms[at], ROOM, PATTERN), "a failed launch wrote");
+}
 
 static void one_call(flashtune_context *good) {
   flashtune_context *context = below(50) ? good : NULL;
   flashtune_forward_params f = forward();
   flashtune_backward_params b = backward(&f);
-  const flashtune_forward_params *of_f = below(50) ? &f : NULL;
-  const flashtune_backward_params *of_b = below(50) ? &b : NULL;
-  static char workspace[1 << 20];
+  if (!below(16)) f.struct_size = junk_struct_size(&f, sizeof f);
+  if (!below(16)) b.struct_size = junk_struct_size(&b, sizeof b);
+  const flashtune_forward_params *of_f = below(50) ? at_the_end(0, &f, f.struct_size, sizeof f) : NULL;
+  const flashtune_backward_params *of_b = below(50) ? at_the_end(1, &b, b.struct_size, sizeof b) : NULL;
   void *space = below(8) ? workspace : NULL;
-  const uint64_t bytes = below(8) ? sizeof workspace : below(64);
+  const uint64_t bytes = below(8) ? WORKSPACE : below(64);
   uint64_t result = 0;
   flashtune_plan_info info;
   memset(&info, 0, sizeof info);
@@ -229,29 +356,104 @@ static void one_call(flashtune_context *good) {
       break;
     }
     case 12:
-    case 13: LAUNCH(flashtune_forward(context, of_f, space, bytes, NULL), 3, 3); break;
-    default: LAUNCH(flashtune_backward(context, of_b, space, bytes, NULL), 5, 7); break;
+    case 13:
+      fill(3, 3);
+      launched(flashtune_forward(context, of_f, space, bytes, NULL), 3, 3);
+      break;
+    default:
+      fill(5, 8);
+      launched(flashtune_backward(context, of_b, space, bytes, NULL), 5, 8);
   }
+}
+
+enum { THREADS = 16 };
+
+static struct Problems {
+  flashtune_context *context;
+  uint64_t count;
+  flashtune_forward_params *forward;
+  flashtune_backward_params *backward;
+} problems;
+
+static void *prepare_some(void *first) {
+  for (uint64_t i = *(uint64_t *)first; i < problems.count; i += THREADS) {
+    flashtune_forward_prepare(problems.context, &problems.forward[i]);
+    flashtune_backward_prepare(problems.context, &problems.backward[i]);
+  }
+  return NULL;
+}
+
+/* Prepares problems as junk draws them, on many threads, and seals the context. */
+static void prepare_and_seal(flashtune_context *context, uint64_t count) {
+  pthread_t threads[THREADS];
+  uint64_t firsts[THREADS];
+  problems.context = context, problems.count = count;
+  problems.forward = calloc(count, sizeof *problems.forward);
+  problems.backward = calloc(count, sizeof *problems.backward);
+  CHECK(problems.forward && problems.backward, "no memory");
+  for (uint64_t i = 0; i < count; i++) {
+    problems.forward[i] = forward(), problems.backward[i] = backward(&problems.forward[i]);
+    /* Only whole structs: the others are read past their end here. */
+    problems.forward[i].struct_size = sizeof problems.forward[i];
+    problems.backward[i].struct_size = sizeof problems.backward[i];
+  }
+  for (uint64_t i = 0; i < THREADS; i++) {
+    firsts[i] = i;
+    CHECK(!pthread_create(&threads[i], NULL, prepare_some, &firsts[i]), "no thread");
+  }
+  for (int i = 0; i < THREADS; i++) CHECK(!pthread_join(threads[i], NULL), "no thread");
+  free(problems.forward), free(problems.backward);
+  OK(flashtune_context_seal(context));
+}
+
+static void make_rooms(void) {
+  static float host_numbers[ARRAY];
+  if (!on_gpu) {
+    static char host_workspace[WORKSPACE];
+    for (int at = 0; at < TENSORS; at++) rooms[at] = guarded();
+    workspace = host_workspace;
+    numbers = (float *)(void *)(guarded() + ROOM) - ARRAY;
+    integers = (int32_t *)(void *)(guarded() + ROOM) - ARRAY;
+    return;
+  }
+  CHECK(open_driver() > 0, "no GPU");
+  enter_device(0);
+  for (int at = 0; at < TENSORS; at++) {
+    if (exact) exact_room(at, ROOM);
+    else rooms[at] = between_canaries(ROOM);
+  }
+  workspace = exact ? device_memory(WORKSPACE) : between_canaries(WORKSPACE);
+  numbers = device_memory(sizeof host_numbers), integers = device_memory(sizeof host_integers);
+  to_device(numbers, host_numbers, sizeof host_numbers);
+  to_device(integers, host_integers, sizeof host_integers);
 }
 
 int main(int argc, char **argv) {
   const uint64_t asked = argc > 1 ? strtoull(argv[1], NULL, 10) : 0, count = asked ? asked : 20000;
-  const char *seed = getenv("JUNK_SEED");
+  const char *seed = getenv("JUNK_SEED"), *gpu = getenv("JUNK_GPU"), *prepare = getenv("JUNK_PREPARE");
+  const uint64_t batch = 256; /* calls between two looks at the canaries */
   state = seed ? strtoull(seed, NULL, 10) : 1;
-  for (int at = 0; at < TENSORS; at++) rooms[at] = guarded();
-  numbers = (float *)(void *)(guarded() + ROOM) - ARRAY;
-  integers = (int32_t *)(void *)(guarded() + ROOM) - ARRAY;
+  on_gpu = gpu != NULL, exact = gpu && !strcmp(gpu, "exact");
+  make_rooms();
   flashtune_context_options options;
   flashtune_context *context = NULL;
   memset(&options, 0, sizeof options);
   options.struct_size = sizeof options;
-  options.backend = FLASHTUNE_BACKEND_CPU;
-  options.cache_dir = "", options.num_threads = 2;
+  options.backend = on_gpu ? FLASHTUNE_BACKEND_CUDA : FLASHTUNE_BACKEND_CPU;
+  options.cache_dir = getenv("JUNK_CACHE") ? getenv("JUNK_CACHE") : "", options.num_threads = 2;
   OK(flashtune_context_create(&options, &context));
-  for (uint64_t call = 0; call < count; call++) one_call(context);
+  if (prepare) prepare_and_seal(context, strtoull(prepare, NULL, 10));
+  for (uint64_t call = 1; call <= count; call++) {
+    one_call(context);
+    if (call % batch == 0 || call == count) check_canaries();
+  }
+  if (on_gpu) CUDA(cuStreamSynchronize(NULL));
   OK(flashtune_context_destroy(context));
+  for (int status = 0; getenv("JUNK_REPORT") && status <= FLASHTUNE_STATUS_INTERNAL; status++)
+    if (counts[status]) printf("%9lu %s\n", (unsigned long)counts[status], flashtune_status_string(status));
   /* Junk that is always refused, or always taken, tests little. */
-  CHECK(counts[FLASHTUNE_STATUS_OK] > count / 8, "%lu accepted", (unsigned long)counts[0]);
+  CHECK(counts[FLASHTUNE_STATUS_OK] > count / (prepare ? 16 : 8), "%lu accepted", (unsigned long)counts[0]);
   CHECK(counts[FLASHTUNE_STATUS_INVALID_ARGUMENT] > count / 8, "%lu refused", (unsigned long)counts[1]);
+  CHECK(counts[FLASHTUNE_STATUS_CUDA] == 0, "%lu errors of the driver", (unsigned long)counts[FLASHTUNE_STATUS_CUDA]);
   return 0;
 }
