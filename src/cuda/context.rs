@@ -91,6 +91,20 @@ impl Context {
         unsafe { self.driver.exchange_capture_mode(&mut mode) }?;
         Ok(Setup { mode, current })
     }
+
+    /// Gives something of the context back, as in `setup`. A driver call may fail because of work
+    /// before it, so the way there is tried twice: nothing stays behind because of one failure.
+    pub fn release(&self, give_back: impl FnOnce(&'static Driver) -> Result<()>) {
+        let Ok(_setup) = self.setup().or_else(|_| self.setup()) else { return };
+        // Given back once, whatever the driver says: it may report the failure of earlier work.
+        let _ = give_back(self.driver);
+    }
+
+    fn is_current(&self) -> bool {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { self.driver.ctx_get_current(&mut current) }.is_ok() && current == self.raw
+    }
 }
 
 impl Drop for Context {
@@ -119,10 +133,16 @@ impl Current<'_> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
-            let mut popped = std::ptr::null_mut();
-            // SAFETY: pushed by `enter` on this thread; guards are dropped in reverse order, being
-            // scoped.
-            let _ = unsafe { self.context.driver.ctx_pop_current(&mut popped) };
+            let pop = || {
+                let mut popped = std::ptr::null_mut();
+                // SAFETY: pushed by `enter` on this thread; guards are dropped in reverse order,
+                // being scoped.
+                unsafe { self.context.driver.ctx_pop_current(&mut popped) }
+            };
+            // The context below is another one, or `enter` would not have pushed ours.
+            if pop().is_err() && self.context.is_current() {
+                let _ = pop();
+            }
         }
     }
 }
@@ -136,7 +156,11 @@ pub struct Setup<'a> {
 
 impl Drop for Setup<'_> {
     fn drop(&mut self) {
-        // SAFETY: swaps back what `setup` swapped in.
-        let _ = unsafe { self.current.context.driver.exchange_capture_mode(&mut self.mode) };
+        let restore = |mut mode: c_int| {
+            // SAFETY: swaps back what `setup` swapped in.
+            unsafe { self.current.context.driver.exchange_capture_mode(&mut mode) }
+        };
+        // Setting it twice does no harm.
+        let _ = restore(self.mode).or_else(|_| restore(self.mode));
     }
 }

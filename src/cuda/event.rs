@@ -50,9 +50,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(_setup) = self.context.setup() {
-            // SAFETY: created in `new`, destroyed once.
-            let _ = unsafe { self.context.driver().event_destroy(self.raw) };
-        }
+        // SAFETY: created in `new`, destroyed once.
+        self.context.release(|driver| unsafe { driver.event_destroy(self.raw) });
     }
 }

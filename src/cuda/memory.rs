@@ -91,9 +91,7 @@ impl Drop for DeviceMemory {
         if self.address == 0 {
             return;
         }
-        if let Ok(_setup) = self.context.setup() {
-            // SAFETY: allocated in `allocate`, freed once. cuMemFree waits for work that uses it.
-            let _ = unsafe { self.context.driver().mem_free(self.address) };
-        }
+        // SAFETY: allocated in `allocate`, freed once. cuMemFree waits for work that uses it.
+        self.context.release(|driver| unsafe { driver.mem_free(self.address) });
     }
 }

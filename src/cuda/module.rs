@@ -57,11 +57,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(_setup) = self.context.setup() {
-            // SAFETY: loaded in `load`, unloaded once, after the last Function: each holds the
-            // module.
-            let _ = unsafe { self.context.driver().module_unload(self.raw) };
-        }
+        // SAFETY: loaded in `load`, unloaded once, after the last Function: each holds the module.
+        self.context.release(|driver| unsafe { driver.module_unload(self.raw) });
     }
 }
 

@@ -43,10 +43,8 @@ impl OwnedStream {
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
-        if let Ok(_setup) = self.context.setup() {
-            // SAFETY: created in `new`, destroyed once; queued work still completes.
-            let _ = unsafe { self.context.driver().stream_destroy(self.raw) };
-        }
+        // SAFETY: created in `new`, destroyed once; queued work still completes.
+        self.context.release(|driver| unsafe { driver.stream_destroy(self.raw) });
     }
 }
 

@@ -1,5 +1,7 @@
 //! The C face: the header, the exports of the shared library, and C programs that use both.
 
+#[path = "../fake_cuda/mod.rs"]
+mod fake_cuda;
 #[path = "../source_tree/mod.rs"]
 mod source_tree;
 
@@ -8,3 +10,4 @@ mod library;
 mod exports;
 mod header;
 mod programs;
+mod stand_in;

@@ -183,7 +183,7 @@ fn run(program: &Path, home: &Path, argument: &str) -> Output {
     command.output().unwrap_or_else(|error| panic!("{} does not start: {error}", program.display()))
 }
 
-fn compile(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
+pub fn compile(source: &str, folder: &Path, extra: &[&str]) -> PathBuf {
     let root = root();
     let program = folder.join("program");
     let mut command = Command::new(compiler());
@@ -217,7 +217,7 @@ fn compiler() -> String {
 }
 
 /// The sanitizers' flags, if a program built with them runs on this machine.
-fn sanitizers() -> &'static [&'static str] {
+pub fn sanitizers() -> &'static [&'static str] {
     const FLAGS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     static WORK: OnceLock<bool> = OnceLock::new();
     let work = *WORK.get_or_init(|| {
@@ -234,6 +234,6 @@ fn sanitizers() -> &'static [&'static str] {
     if work { FLAGS } else { &[] }
 }
 
-fn text(output: &Output) -> String {
+pub fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }

@@ -26,8 +26,8 @@ pub fn library(path: &Path, source: &Path, options: &[&str]) {
     let compiled = Command::new(std::env::var("CC").unwrap_or("cc".to_owned()))
         .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(path)
-        .args(options)
         .arg(source)
+        .args(options)
         .status()
         .expect("the tests need a C compiler");
     assert!(compiled.success());
