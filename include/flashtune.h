@@ -451,7 +451,8 @@
  *
  * A context serves the process that made it. In a child process made by fork, a function returns
  * INVALID_ARGUMENT for it, except flashtune_context_destroy. A child may make CPU contexts of its
- * own; CUDA works in a child only if the parent had not used it before the fork.
+ * own. CUDA works in a child only if the parent had not used it before the fork. Otherwise a new
+ * CUDA context returns NO_DEVICE, and FLASHTUNE_BACKEND_AUTO opens the CPU.
  */
 typedef struct flashtune_context flashtune_context;
 

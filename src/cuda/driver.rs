@@ -4,6 +4,7 @@
 
 use super::library::{Search, function_table, open};
 use crate::error::{Error, Result, Status};
+use crate::fork;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 use libloading::os::unix::Library;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uchar, c_uint, c_void};
@@ -11,6 +12,9 @@ use std::sync::OnceLock;
 
 /// CUDA_ERROR_OUT_OF_MEMORY
 const OUT_OF_MEMORY: c_int = 2;
+/// CUDA_ERROR_NOT_INITIALIZED: every call of a process whose parent used CUDA before the fork.
+const NOT_INITIALIZED: c_int = 3;
+const NO_FORK: &str = "CUDA does not survive a fork: a child process may use it only if the parent had not";
 /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a query of the legacy stream while a stream that it waits
 /// for is capturing.
 pub(super) const STREAM_CAPTURE_IMPLICIT: c_int = 906;
@@ -89,13 +93,20 @@ fn too_old(library: &Library) -> Option<String> {
 struct Loaded {
     search: Search,
     driver: Result<Driver>,
+    /// `fork::generation` in the process that opened it.
+    forks: u32,
 }
 
 impl Driver {
     /// The driver, opened and initialised at the first call of the process. Later calls return the
-    /// same result.
+    /// same result, and an error in a forked child.
     pub fn get() -> Result<&'static Driver> {
-        loaded().driver.as_ref().map_err(Error::clone)
+        let loaded = loaded();
+        let driver = loaded.driver.as_ref().map_err(Error::clone)?;
+        match loaded.forks == fork::generation() {
+            true => Ok(driver),
+            false => Err(Error::new(Status::NoDevice, format!("{NO_FORK}, and this one's opened it before the fork"))),
+        }
     }
 
     /// The places where libcuda was looked for. Its version is there even without a GPU.
@@ -146,7 +157,8 @@ impl Driver {
         let name = self.text_of(self.get_error_name, code).unwrap_or("an error that this driver has no name for");
         let text = self.text_of(self.get_error_string, code).unwrap_or("");
         let separator = if text.is_empty() { "" } else { ": " };
-        Error::new(status, format!("{call} returned {name} ({code}){separator}{text}"))
+        let error = Error::new(status, format!("{call} returned {name} ({code}){separator}{text}"));
+        if code == NOT_INITIALIZED { error.context(NO_FORK) } else { error }
     }
 
     fn text_of(
@@ -183,7 +195,9 @@ fn loaded() -> &'static Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| {
         let mut search = Search::default();
+        // Counts the forks from here on.
+        let forks = fork::generation();
         let driver = Driver::open(&mut search);
-        Loaded { search, driver }
+        Loaded { search, driver, forks }
     })
 }

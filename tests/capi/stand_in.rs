@@ -27,6 +27,11 @@ fn a_driver_that_fails_any_call_of_a_tuning_run_leaves_nothing_behind() {
     passes("failing_driver", "all", &[]);
 }
 
+#[test]
+fn a_forked_child_is_told_that_cuda_does_not_survive() {
+    passes("fork", "", &[("FORK_GPU", "1")]);
+}
+
 /// Compiles tests/c/<name>.c and runs it on the stand-ins.
 fn passes(name: &str, argument: &str, variables: &[(&str, &str)]) {
     passes_with(sanitizers(), name, argument, variables);
