@@ -12,12 +12,12 @@
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "check.h"
 #include "device.h"
+#include "rooms.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 static uint64_t state;
@@ -28,67 +28,6 @@ static uint64_t next(void) {
 }
 
 static uint64_t below(uint64_t bound) { return next() % bound; }
-
-/* The largest page of a Linux kernel: those of aarch64 may have 64 KB. */
-enum { PAGE = 1 << 16, ROOM = 2 * PAGE, TENSORS = 9, ARRAY = 64, WORKSPACE = 1 << 20 };
-enum { CANARY = 0xc5, PATTERN = 0x5a };
-
-static int on_gpu, exact;
-
-/* `ROOM` bytes with a page on either side that may not be touched. */
-static char *guarded(void) {
-  char *all = mmap(NULL, ROOM + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(all != MAP_FAILED && !mprotect(all + PAGE, ROOM, PROT_READ | PROT_WRITE), "mmap failed");
-  return all + PAGE;
-}
-
-/* What launches read and write: device memory on a GPU. */
-static char *rooms[TENSORS], *workspace;
-static float *numbers; /* ARRAY of them, up to a guard */
-static int32_t *integers, host_integers[ARRAY];
-
-/* Device memory with a page of canaries on either side. */
-static char *between_canaries(size_t bytes) {
-  char *all = device_memory(bytes + 2 * PAGE);
-  fill_device(all, CANARY, bytes + 2 * PAGE);
-  return all + PAGE;
-}
-
-/* Makes the room of a tensor that ends with an allocation of its own. */
-static void exact_room(int at, int64_t bytes) {
-  static void *blocks[TENSORS];
-  if (blocks[at]) free_device(blocks[at]);
-  /* The tensor is aligned as in a room. */
-  const uintptr_t place = (uintptr_t)((ROOM - bytes) % 256 + bytes);
-  blocks[at] = device_memory(place);
-  rooms[at] = (char *)((uintptr_t)blocks[at] + place - ROOM);
-}
-
-static int holds(const char *memory, size_t bytes, unsigned char value) {
-  static unsigned char copy[ROOM];
-  const unsigned char *at = (const unsigned char *)memory;
-  if (on_gpu) from_device(copy, memory, bytes), at = copy;
-  return at[0] == value && !memcmp(at, at + 1, bytes - 1);
-}
-
-/* The canaries around all that launches write. */
-static void check_canaries(void) {
-  if (!on_gpu || exact) return;
-  for (int at = 0; at <= TENSORS; at++) {
-    const char *begin = at < TENSORS ? rooms[at] : workspace;
-    CHECK(holds(begin - PAGE, PAGE, CANARY), "a launch wrote before room %d", at);
-    CHECK(holds(begin + (at < TENSORS ? ROOM : WORKSPACE), PAGE, CANARY), "a launch wrote behind room %d", at);
-  }
-}
-
-/* A packed tensor that ends where its room does. */
-static flashtune_tensor tensor(int at, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim, int64_t element) {
-  const int64_t bytes = batch * seqlen * heads * dim * element;
-  CHECK(bytes <= ROOM, "%ld bytes", (long)bytes);
-  if (exact) exact_room(at, bytes);
-  flashtune_tensor packed = {rooms[at] + ROOM - bytes, seqlen * heads * dim, heads * dim, dim};
-  return packed;
-}
 
 static flashtune_const_tensor input(int at, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim, int64_t element) {
   return read_of(tensor(at, batch, seqlen, heads, dim, element));
@@ -118,6 +57,9 @@ static uint64_t junk_struct_size(const void *params, size_t right) {
   while (end + 1 < right && !((const char *)params)[end]) end++;
   return end + below(8);
 }
+
+/* A size that a tensor was made for, or 1 for one that is refused. */
+static int64_t present(int64_t size) { return size >= 1 && size <= 64 ? size : 1; }
 
 static float junk_float(void) {
   const float floats[] = {0, 0.5f, -1, 2, INFINITY, NAN, 1e38f, -0.0f};
@@ -185,7 +127,7 @@ static flashtune_forward_params forward(void) {
   p.k = input(1, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim, element);
   p.v = input(2, p.batch_size, p.seqlen_k, p.num_heads_kv, p.head_dim_v, element);
   p.out = tensor(3, p.batch_size, p.seqlen_q, p.num_heads_q, p.head_dim_v, element);
-  if (below(2)) p.lse = (float *)tensor(7, p.batch_size, p.seqlen_q, p.num_heads_q, 1, 4).data;
+  if (below(2)) p.lse = (float *)tensor(9, p.batch_size, p.seqlen_q, p.num_heads_q, 1, 4).data;
   for (uint64_t count = below(4); count > 0; count--) {
     switch (below(28)) {
       case 0: p.struct_size = below(2) ? below(8) : UINT64_MAX; break;
@@ -282,18 +224,45 @@ static int32_t seen(int32_t status) {
   return status;
 }
 
-/* The outputs hold a pattern before a launch, which a failed launch must leave. */
-static void fill(int first, int last) {
-  for (int at = first; at <= last && !exact; at++) {
-    if (on_gpu) fill_device(rooms[at], PATTERN, ROOM);
-    else memset(rooms[at], PATTERN, ROOM);
-  }
-}
-
 static void launched(int32_t status, int first, int last) {
   if (!seen(status)) return;
   for (int at = first; at <= last && !exact; at++) CHECK(holds(rooms[at], ROOM, PATTERN), "a failed launch wrote");
 }
+
+/* Ranges, tuning and contexts, which take long where they are right, and so are wrong mostly. */
+static void ask_much(flashtune_context *context, const flashtune_forward_params *f, const flashtune_backward_params *b) {
+  const double seconds[] = {-1, NAN, INFINITY, 1e300, 1e-9};
+  if (below(2)) {
+    flashtune_range range;
+    flashtune_range_info info;
+    memset(&range, 0, sizeof range), memset(&info, 0, sizeof info);
+    range.struct_size = below(8) ? sizeof range : below(8), info.struct_size = below(8) ? sizeof info : below(8);
+    range.forward = below(2) ? f : NULL, range.backward = below(4) ? NULL : b;
+    range.least_batch_size = junk_size(1), range.least_seqlen_q = junk_size(1), range.least_seqlen_k = junk_size(1);
+    range.optional = below(2) ? 0 : next(), range.optional_features = below(2) ? 0 : next();
+    seen(flashtune_prepare_range(context, below(20) ? &range : NULL, below(8) ? &info : NULL));
+  } else if (below(2)) {
+    flashtune_autotune_params tune;
+    memset(&tune, 0, sizeof tune);
+    tune.struct_size = below(8) ? sizeof tune : below(8);
+    tune.time_limit_seconds = seconds[below(200) ? below(4) : 4];
+    tune.forward = below(2) ? f : NULL, tune.backward = below(2) ? b : NULL, tune.reserved = (int32_t)below(2);
+    seen(flashtune_autotune(context, below(20) ? &tune : NULL));
+  } else {
+    flashtune_context_options options;
+    flashtune_context *made = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = junk_struct_size(&options, sizeof options), options.cache_dir = "";
+    options.backend = (int32_t)below(5) - 1, options.device_ordinal = (int32_t)below(3) - 1;
+    options.num_threads = (int32_t)below(4) - 1, options.tuning_policy = (int32_t)below(4) - 1;
+    options.tuning_time_limit_seconds = below(2) ? 0 : seconds[below(5)];
+    if (!seen(flashtune_context_create(at_the_end(0, &options, options.struct_size, sizeof options), &made)))
+      seen(flashtune_context_destroy(made));
+  }
+}
+
+static flashtune_forward_params last_forward;
+static uint64_t last_kind;
 
 static void one_call(flashtune_context *good) {
   flashtune_context *context = below(50) ? good : NULL;
@@ -309,7 +278,8 @@ static void one_call(flashtune_context *good) {
   flashtune_plan_info info;
   memset(&info, 0, sizeof info);
   info.struct_size = below(4) ? sizeof info : below(8);
-  switch (below(16)) {
+  last_forward = f, last_kind = below(17);
+  switch (last_kind) {
     case 0: seen(flashtune_forward_supported(context, of_f)); break;
     case 1: seen(flashtune_forward_workspace_size(context, of_f, below(20) ? &result : NULL)); break;
     case 2: seen(flashtune_forward_prepare(context, of_f)); break;
@@ -325,6 +295,11 @@ static void one_call(flashtune_context *good) {
       m.dtype = f.dtype, m.partial_dtype = FLASHTUNE_DTYPE_FP32, m.num_partials = junk_size(1);
       m.batch_size = f.batch_size, m.seqlen = f.seqlen_q, m.num_heads = f.num_heads_q, m.head_dim_v = f.head_dim_v;
       m.out = f.out;
+      if (below(4)) {
+        const int64_t b = present(m.batch_size), q = present(m.seqlen), h = present(m.num_heads), d = present(m.head_dim_v);
+        m.partial_out = input(0, b, q, h, d, 4);
+        m.partial_lse = (const float *)(const void *)tensor(1, b, q, h, 1, 4).data;
+      }
       seen(flashtune_merge_prepare(context, &m));
       seen(flashtune_merge(context, &m, NULL));
       break;
@@ -336,6 +311,13 @@ static void one_call(flashtune_context *good) {
       a.dtype = f.dtype, a.batch_size = f.batch_size, a.num_heads_kv = f.num_heads_kv;
       a.seqlen_new = junk_size(1), a.seqlen_cache = f.seqlen_k, a.head_dim = f.head_dim, a.head_dim_v = f.head_dim_v;
       a.k_cache = written_of(f.k), a.v_cache = written_of(f.v);
+      if (below(4)) {
+        const int64_t b = present(a.batch_size), n = present(a.seqlen_new), h = present(a.num_heads_kv);
+        const int64_t element = a.dtype == FLASHTUNE_DTYPE_FP32 ? 4 : 2;
+        a.k_new = input(4, b, n, h, present(a.head_dim), element), a.v_new = input(5, b, n, h, present(a.head_dim_v), element);
+        a.seqlens = integers;
+        if (below(2)) a.seqused = integers + ARRAY / 2;
+      }
       seen(flashtune_kv_append_prepare(context, &a));
       seen(flashtune_kv_append(context, &a, NULL));
       break;
@@ -346,6 +328,10 @@ static void one_call(flashtune_context *good) {
       device.struct_size = below(2) ? sizeof device : below(8);
       seen(flashtune_context_device(context, below(20) ? &device : NULL));
       CHECK(flashtune_status_string((int32_t)next())[0] != 0, "no text");
+      flashtune_pack_info pack;
+      memset(&pack, 0, sizeof pack);
+      pack.struct_size = below(2) ? sizeof pack : below(8);
+      seen(flashtune_context_pack(context, below(20) ? &pack : NULL));
       break;
     }
     case 11: {
@@ -355,8 +341,9 @@ static void one_call(flashtune_context *good) {
                     : flashtune_records_export(context, path, &result));
       break;
     }
-    case 12:
+    case 12: ask_much(context, of_f, of_b); break;
     case 13:
+    case 14:
       fill(3, 3);
       launched(flashtune_forward(context, of_f, space, bytes, NULL), 3, 3);
       break;
@@ -406,26 +393,16 @@ static void prepare_and_seal(flashtune_context *context, uint64_t count) {
   OK(flashtune_context_seal(context));
 }
 
-static void make_rooms(void) {
-  static float host_numbers[ARRAY];
-  if (!on_gpu) {
-    static char host_workspace[WORKSPACE];
-    for (int at = 0; at < TENSORS; at++) rooms[at] = guarded();
-    workspace = host_workspace;
-    numbers = (float *)(void *)(guarded() + ROOM) - ARRAY;
-    integers = (int32_t *)(void *)(guarded() + ROOM) - ARRAY;
-    return;
-  }
-  CHECK(open_driver() > 0, "no GPU");
-  enter_device(0);
-  for (int at = 0; at < TENSORS; at++) {
-    if (exact) exact_room(at, ROOM);
-    else rooms[at] = between_canaries(ROOM);
-  }
-  workspace = exact ? device_memory(WORKSPACE) : between_canaries(WORKSPACE);
-  numbers = device_memory(sizeof host_numbers), integers = device_memory(sizeof host_integers);
-  to_device(numbers, host_numbers, sizeof host_numbers);
-  to_device(integers, host_integers, sizeof host_integers);
+/* The call during which a kernel failed. Only exact tensors wait for each call. */
+static void check_device(uint64_t call) {
+  if (!exact || !cuStreamSynchronize(NULL)) return;
+  const flashtune_forward_params *p = &last_forward;
+  const long sizes[] = {p->batch_size, p->num_heads_q, p->num_heads_kv, p->seqlen_q, p->seqlen_k, p->head_dim, p->head_dim_v};
+  fprintf(stderr, "dtype %d, causal %d, sizes", p->dtype, p->causal);
+  for (int i = 0; i < 7; i++) fprintf(stderr, " %ld", sizes[i]);
+  fprintf(stderr, ", features %#lx, q %p, k %p, v %p, out %p, lse %p\n", (unsigned long)p->features, p->q.data, p->k.data,
+          p->v.data, (void *)p->out.data, (void *)p->lse);
+  CHECK(0, "a kernel of call %lu, kind %lu, failed", (unsigned long)call, (unsigned long)last_kind);
 }
 
 int main(int argc, char **argv) {
@@ -445,6 +422,7 @@ int main(int argc, char **argv) {
   if (prepare) prepare_and_seal(context, strtoull(prepare, NULL, 10));
   for (uint64_t call = 1; call <= count; call++) {
     one_call(context);
+    check_device(call);
     if (call % batch == 0 || call == count) check_canaries();
   }
   if (on_gpu) CUDA(cuStreamSynchronize(NULL));

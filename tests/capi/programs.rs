@@ -64,6 +64,16 @@ fn junk_gets_a_status_and_leaves_outputs_alone() {
 }
 
 #[test]
+fn processes_tune_and_launch_at_once_on_one_cache_folder() {
+    passes("processes");
+}
+
+#[test]
+fn sampled_rows_of_tensors_are_right_in_memory_of_any_pitch() {
+    passes("large");
+}
+
+#[test]
 #[ignore = "a million calls take minutes: cargo test --test capi -- --ignored junk"]
 fn a_million_calls_of_junk_get_a_status() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,7 +178,7 @@ fn passes(name: &str) {
     assert_silent(name, &run(&program, folder.path(), cache.to_str().unwrap()));
 }
 
-fn assert_silent(name: &str, output: &Output) {
+pub fn assert_silent(name: &str, output: &Output) {
     assert!(output.status.success(), "{name}: {}\n{}", output.status, text(output));
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{name} or the library printed:\n{}", text(output));
 }
