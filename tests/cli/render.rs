@@ -43,7 +43,9 @@ fn render_prints_decode_paged_merge_and_kv_append_kernels() {
 #[test]
 fn render_compiles_where_there_is_nvrtc() {
     let folder = tempfile::tempdir().unwrap();
-    let cubin = folder.path().join("main.cubin");
+    let (cubin, victim) = (folder.path().join("main.cubin"), folder.path().join("victim"));
+    std::fs::write(&victim, "precious").unwrap();
+    std::os::unix::fs::symlink(&victim, &cubin).unwrap();
     let mut command = Command::new(program::path());
     command
         .args(["render", "--arch", "sm_90", "--pass", "backward", "--head-dim", "64", "--json", "--cubin"])
@@ -59,4 +61,5 @@ fn render_compiles_where_there_is_nvrtc() {
     assert!(used.iter().all(|kernel| kernel["registers"].as_u64().unwrap() > 0), "{used:?}");
     assert!(used.iter().any(|kernel| kernel["cubin"] == cubin.to_str().unwrap()), "{used:?}");
     assert_eq!(&std::fs::read(&cubin).unwrap()[..4], b"\x7fELF");
+    assert_eq!(std::fs::read_to_string(victim).unwrap(), "precious", "a link in the cubin's place is followed");
 }

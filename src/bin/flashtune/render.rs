@@ -7,6 +7,7 @@ use crate::problems::{ClassArgs, ShapeArgs, by_name};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;
+use flashtune::files;
 use flashtune::kernel;
 use flashtune::ops::kv_append::{KvAppendClass, RotaryClass};
 use flashtune::ops::merge::MergeClass;
@@ -169,7 +170,7 @@ fn compile(problem: &Problem, config: &Config, arch: Arch, path: &Path, json: bo
             true => path.to_owned(),
             false => path.with_file_name(format!("{}.cubin", spec.template)),
         };
-        std::fs::write(&target, &compiled.cubin)
+        files::publish(&target, &compiled.cubin)
             .map_err(|error| Failure::Failed(format!("{}: {error}", target.display())))?;
         let resources = compiled.resources.get(spec.entry).copied().unwrap_or_default();
         let used = Used {
