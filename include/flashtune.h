@@ -27,7 +27,8 @@
  * Conventions
  * - Statuses: most functions return a FLASHTUNE_STATUS_*, 0 for success. After any other status,
  *   all outputs are untouched, and flashtune_last_error() returns one sentence. It names the
- *   argument, its value and what is allowed.
+ *   argument, its value and what is allowed. One exception: if the CUDA driver fails in the middle
+ *   of a launch, outputs and workspace may be partly written.
  * - Structs: set the whole struct to zero, then struct_size to its sizeof, then the fields that
  *   apply. Zero is the default of every optional field.
  * - Versions: a struct may grow at its end. If a caller's struct is longer than the library's,
@@ -152,7 +153,8 @@
 #define FLASHTUNE_STATUS_COMPILE_FAILED 6
 
 /**
- * The CUDA driver returned an error.
+ * The CUDA driver returned an error. If a launch had enqueued some of its kernels before, its
+ * outputs and its workspace may be partly written.
  */
 #define FLASHTUNE_STATUS_CUDA 7
 

@@ -21,7 +21,8 @@ pub const FLASHTUNE_STATUS_NO_DEVICE: i32 = 4;
 pub const FLASHTUNE_STATUS_NO_COMPILER: i32 = 5;
 /// NVRTC rejected a kernel.
 pub const FLASHTUNE_STATUS_COMPILE_FAILED: i32 = 6;
-/// The CUDA driver returned an error.
+/// The CUDA driver returned an error. If a launch had enqueued some of its kernels before, its
+/// outputs and its workspace may be partly written.
 pub const FLASHTUNE_STATUS_CUDA: i32 = 7;
 /// Host or device memory ran out, or the system refused a thread.
 pub const FLASHTUNE_STATUS_OUT_OF_MEMORY: i32 = 8;
