@@ -157,12 +157,20 @@ def deterministic(quick, make_inputs=inputs):
 
 def batch_invariant(quick):
     # (batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim)
-    prefill = [(8, 16, 16, 2048, 2048, 128), (1, 32, 8, 8192, 8192, 128), (8, 32, 32, 2048, 2048, 64)]
+    prefill = [
+        (8, 16, 16, 2048, 2048, 128),
+        (1, 32, 8, 8192, 8192, 128),
+        (8, 32, 32, 2048, 2048, 64),
+        (1, 32, 8, 2048, 16384, 128),
+        (2, 16, 16, 4096, 4096, 256),
+    ]
     # Long enough for GPU time to exceed the host's.
-    decoding = [(batch, 32, 8, 1, keys, 128) for batch, keys in ((1, 131072), (4, 32768), (32, 8192))]
+    decoding = [(batch, 32, 8, 1, keys, 128) for batch, keys in ((1, 131072), (4, 32768), (32, 8192), (64, 8192))]
+    decoding += [(16, 32, 8, 1, 8192, 64), (16, 64, 8, 4, 8192, 128)]
     for batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim in (prefill + decoding)[:: 4 if quick else 1]:
         causal = seqlen_q > 1
-        visible = batch * heads * (pairs(seqlen_k, True) if causal else seqlen_k)
+        seen = pairs(seqlen_k, True) - pairs(seqlen_k - seqlen_q, True)
+        visible = batch * heads * (seen if causal else seqlen_q * seqlen_k)
         q, k = (batch, seqlen_q, heads, head_dim), (batch, seqlen_k, heads_kv, head_dim)
 
         def make(q=q, k=k, causal=causal, visible=visible):

@@ -365,31 +365,32 @@ pub struct flashtune_forward_params {
     pub page_size: i64,
     /// With block_table: pages that k and v hold, 1 to 2^31 - 1.
     pub num_pages: i64,
-    /// 0 or 1. With 1, a sequence's out and lse have the same bits alone and at any place in any
-    /// batch. dropout_p must be 0.
+    /// 0 or 1. With 1, a query's out and lse have the same bits alone and at any place in any
+    /// batch, in a prefill at once, in chunks of any lengths, and as the one query of a decoding
+    /// step. dropout_p must be 0.
     ///
     /// The guarantee holds among calls with batch_invariant on one device, with one version of this
     /// library and of NVRTC. These must be equal between the calls:
     ///
     /// - dtype, num_heads_q, num_heads_kv, head_dim and head_dim_v;
     /// - causal, window, window_left and window_right;
-    /// - softmax_scale, softcap, features and page_size;
-    /// - the widest of 16, 8, 4 and 2 bytes that divides the data addresses and strides, batch
-    ///   strides included. With varlen, batch strides are also whole numbers of rows, as in packed
-    ///   tensors;
-    /// - the sequence's own lengths and all that it reads.
+    /// - softmax_scale, softcap and other features than varlen and pages;
+    /// - the query's values, and the keys and values that it sees at their places in the sequence.
+    ///   Hidden keys must have finite values.
     ///
     /// These may differ:
     ///
+    /// - which queries of the sequence are in the call, and keys that the query does not see;
     /// - batch_size, the other sequences, and where they lie;
-    /// - the longest lengths: seqlen_q with cu_seqlens_q or seqused_q, and seqlen_k with
-    ///   cu_seqlens_k or seqused_k;
-    /// - total_q and total_k, and which pages hold a sequence's keys.
+    /// - the longest lengths, total_q and total_k;
+    /// - pages or none, page_size, and which pages hold a sequence's keys;
+    /// - addresses and strides.
     ///
-    /// Kernels and the order of sums follow from the equal values alone, never from records or
-    /// measurements. The mode therefore gives up the time that a config made for the batch would
-    /// save. For few queries, the keys are split by each sequence's own length, except with
-    /// cu_seqlens_q or seqused_q.
+    /// A block mask may differ in nothing. On GPUs of compute capability 9.0, calls of few and of
+    /// many queries agree because mma.sync and wgmma give the same bits. They do on an H200.
+    ///
+    /// The order of sums is fixed, and never follows from records or measurements. The mode
+    /// therefore gives up the time that another order would save.
     pub batch_invariant: i32,
     /// Must be 0.
     pub reserved: i32,
@@ -415,7 +416,7 @@ pub struct flashtune_forward_params {
     pub batch_size_cache: i64,
     /// 0: the config decides into how many parts the keys are split over CTAs. Otherwise the most
     /// parts, at least 1. It changes neither the plan nor the workspace's size. With
-    /// batch_invariant it must be 0, since each sequence's own length decides.
+    /// batch_invariant it must be 0, since the places of the keys decide.
     pub num_splits: i64,
 }
 

@@ -116,7 +116,9 @@ unsafe fn weigh<S: Simd>(simd: S, scores: *mut f32, pitch: usize, keys: usize, r
             let score = scores.add(key * pitch);
             let weight = exp2_of_weight(simd, simd.sub_f32s(load(simd, score), reference));
             store(simd, score, weight);
-            sums[0] = simd.add_f32s(sums[0], weight);
+            // Its chain does not depend on the keys behind it, which a longer tile may hide.
+            let sum = &mut sums[key % CHAINS];
+            *sum = simd.add_f32s(*sum, weight);
             key += 1;
         }
     }

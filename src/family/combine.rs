@@ -2,12 +2,15 @@
 //! query rows and one for many.
 
 use super::spec::KernelSpec;
-use crate::problem::Problem;
+use crate::problem::{MAX_SEGMENTS, Problem};
 
 /// A row with each CTA, whose warps share the splits.
 pub const COMBINE: &str = "combine";
 /// Many rows with each CTA, each with as many threads as take four columns of it once.
 pub const COMBINE_ROWS: &str = "combine_rows";
+
+/// A row with each CTA of one warp, which merges segments in order (`batch_invariant`).
+pub const COMBINE_SEGMENTS: &str = "combine_segments";
 
 const THREADS: u32 = 128;
 
@@ -19,6 +22,18 @@ pub fn few_rows(most_splits: u32) -> KernelSpec {
         threads: THREADS,
         is_main: false,
         most_splits,
+        ..KernelSpec::MAIN
+    }
+}
+
+/// For the segments of a batch-invariant problem.
+pub fn segments() -> KernelSpec {
+    KernelSpec {
+        template: COMBINE_SEGMENTS,
+        entry: "flashtune_combine_segments",
+        threads: 32,
+        is_main: false,
+        most_splits: MAX_SEGMENTS as u32,
         ..KernelSpec::MAIN
     }
 }

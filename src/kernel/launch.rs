@@ -16,7 +16,7 @@ use crate::cuda::module::Function;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::spec::{Arguments, KernelSpec};
-use crate::family::{COMBINE, COMBINE_ROWS, SINKS};
+use crate::family::{COMBINE, COMBINE_ROWS, COMBINE_SEGMENTS, SINKS};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Executable {
             let is_wanted = match spec.template {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
-                COMBINE | COMBINE_ROWS => num_splits > 1,
+                COMBINE | COMBINE_ROWS | COMBINE_SEGMENTS => num_splits > 1,
                 // The sequences are not known to have more rows.
                 _ if spec.most_rows > 0 => {
                     call.problem.has_varlen_queries() || call.problem.packed_rows() <= i64::from(spec.most_rows)

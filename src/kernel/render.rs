@@ -16,7 +16,7 @@ use crate::environment;
 use crate::error::{Error, Result, Status};
 use crate::family;
 use crate::family::spec::{Arguments, Axis, KEY_COLS, KernelSpec};
-use crate::problem::{Dtype, MAX_SPLITS, Problem, SPLIT_KEYS_OF_ANY_BATCH};
+use crate::problem::{Dtype, MAX_SPLITS, Problem};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -185,7 +185,6 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert(ARCH.to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(spec.template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
-    values.insert("split_keys".to_owned(), Value::Integer(SPLIT_KEYS_OF_ANY_BATCH as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
     values.insert("has_dq_accum".to_owned(), Value::Flag(!spec.direct_dq));

@@ -13,7 +13,7 @@ mod workspace;
 pub use features::{BlockMask, Feature, Features, Varlen, Window};
 use serde::{Deserialize, Serialize};
 pub use validate::check_range;
-pub use workspace::{MAX_SPLITS, SPLIT_KEYS_OF_ANY_BATCH, WORKSPACE_COLS, WORKSPACE_ROWS};
+pub use workspace::{MAX_SEGMENTS, MAX_SPLITS, WORKSPACE_COLS, WORKSPACE_ROWS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

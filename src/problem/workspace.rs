@@ -76,17 +76,15 @@ impl Problem {
     /// The most splits, each for its own CTA; 1 means no split. Backward a walk through the
     /// queries is split (`max_query_splits`), forward the keys. The number of CTAs that keep a
     /// GPU's SMs busy limits it, and so does the least number of keys worth a split. A
-    /// batch-invariant problem with few queries gets the splits of its longest sequence and at
-    /// least 2, so that short sequences are merged too. With more queries it is not split.
+    /// batch-invariant problem with few queries gets the segments of its longest sequence and at
+    /// least 2, so that short sequences are merged too. With more queries a tile does them all.
     pub fn max_splits(&self) -> i64 {
         if self.pass == Pass::Backward {
             return self.max_query_splits();
         }
         if self.batch_invariant {
             let is_split = self.may_decode() && !self.is_empty() && self.has_few_queries_in_any_batch();
-            // The kernel counts a sequence's keys in whole blocks, hence the rounding.
-            let of_longest = (self.seqlen_k + KEY_BLOCK - 1) / SPLIT_KEYS_OF_ANY_BATCH;
-            return if is_split { of_longest.clamp(2, MAX_SPLITS) } else { 1 };
+            return if is_split { segments(self.seqlen_k).max(2) } else { 1 };
         }
         if self.is_empty() {
             return 1;
@@ -145,7 +143,11 @@ impl Problem {
                 let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
                 (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
             }
-            splits => (splits * self.query_rows() * (self.partial_cols() + 1)) as usize * 4,
+            splits => {
+                // A segment keeps a reference and a sum in place of an LSE.
+                let statistics = if self.batch_invariant { 2 } else { 1 };
+                (splits * self.query_rows() * (self.partial_cols() + statistics)) as usize * 4
+            }
         }
     }
 
@@ -162,12 +164,26 @@ impl Problem {
 
 /// The most splits of keys.
 pub const MAX_SPLITS: i64 = 128;
-/// Keys per split of a batch-invariant problem. A sequence has as many splits as whole multiples of
-/// this fit into the keys that its rows see, at least 1 and at most `MAX_SPLITS`. Its own length
-/// alone decides.
-pub const SPLIT_KEYS_OF_ANY_BATCH: i64 = 512;
-/// The largest block of keys. A split is a whole number of blocks.
-const KEY_BLOCK: i64 = 64;
+/// Keys of a segment of a batch-invariant problem, up to `EQUAL_SEGMENTS` segments. Beyond, each
+/// doubling of the keys has `SEGMENTS_OF_DOUBLING` (device/attention/fixed_order.cuh).
+const SEGMENT_KEYS: i64 = 512;
+const EQUAL_SEGMENTS: i64 = 64;
+const SEGMENTS_OF_DOUBLING: i64 = 32;
+/// The most segments, with which sequences of 2^31 keys are done.
+pub const MAX_SEGMENTS: i64 = EQUAL_SEGMENTS + 16 * SEGMENTS_OF_DOUBLING;
+
+/// Segments of so many keys, whose places in the sequence alone decide.
+fn segments(keys: i64) -> i64 {
+    let equal = SEGMENT_KEYS * EQUAL_SEGMENTS;
+    if keys <= equal {
+        return (keys + SEGMENT_KEYS - 1) / SEGMENT_KEYS;
+    }
+    let last = keys - 1;
+    let doublings = i64::from(last.ilog2() - equal.ilog2());
+    let (begin, segment) = (equal << doublings, (equal << doublings) / SEGMENTS_OF_DOUBLING);
+    EQUAL_SEGMENTS + doublings * SEGMENTS_OF_DOUBLING + (last - begin) / segment + 1
+}
+
 /// The least number of keys of the longest sequence in a split.
 const SPLIT_KEYS: i64 = 64;
 /// The most queries of a problem that shares a record with 16 queries. Such a problem has up to

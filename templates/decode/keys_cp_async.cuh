@@ -26,35 +26,33 @@ struct KeyRows {
           v(static_cast<const uint16*>(params.v.data) + place_of_keys(params, params.v, sequence, head_kv)) {}
 };
 
-// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
-// them.
+// The blocks of a walk, as one team's ring takes them.
 class Keys {
     const KernelParams& params;
     const Sequence& sequence;
     const ThreadPlace& place;
     const TeamRing& ring;
     const KeyRows rows;
-    KeyPages<kBlockN> pages;            // of next_block
-    int next_block, end;
+    KeyPages<kBlockN> pages;  // of the next block
+    BlockWalk next;           // its block is loaded next
     int stage = 0;
 
 public:
     // Starts the copy of the next block. Past the last block it writes zeros, so that every step
     // has its group.
     __device__ __forceinline__ void load(int slot) {
-        const int keys_left = next_block < end ? sequence.seqlen_k - next_block * kBlockN : 0;
-        copy_keys<TileK, kTeamThreads>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next_block, keys_left, kHeadDim, place.in_team());
-        copy_keys<TileV, kTeamThreads>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next_block, keys_left, kHeadDimV, place.in_team());
+        const int keys_left = next.is_past() ? 0 : sequence.seqlen_k - next.block * kBlockN;
+        copy_keys<TileK, kTeamThreads>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next.block, keys_left, kHeadDim, place.in_team());
+        copy_keys<TileV, kTeamThreads>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next.block, keys_left, kHeadDimV, place.in_team());
         cp_async_commit();
-        next_block += kTeams;
-        pages.fetch(next_block, end, place.lane);
+        next.advance();
+        pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
     __device__ __forceinline__ Keys(const KernelParams& params, const KeySource&, const Sequence& sequence, int head_kv,
-                                    int begin, int end, const TeamRing& ring, const ThreadPlace& place)
-        : params(params), sequence(sequence), place(place), ring(ring), rows(params, sequence, head_kv), pages(params, sequence), end(end) {
-        next_block = begin + place.team;
-        pages.fetch(next_block, end, place.lane);
+                                    const KeyBlocks& blocks, const TeamRing& ring, const ThreadPlace& place)
+        : params(params), sequence(sequence), place(place), ring(ring), rows(params, sequence, head_kv), pages(params, sequence), next(blocks, place.team) {
+        pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
     // Groups of cp.async need no preparation. Q's group comes before the keys'.

@@ -24,8 +24,7 @@ struct KeySource {
     const TensorMap &map_k, &map_v;
 };
 
-// The blocks begin + team, begin + team + kTeams, ... of [begin, end), as one team's ring takes
-// them.
+// The blocks of a walk, as one team's ring takes them.
 class Keys {
     const KernelParams& params;
     const KeySource& source;
@@ -34,8 +33,8 @@ class Keys {
     const TeamRing& ring;
     const int head_kv;
     MapRows rows_k, rows_v;
-    KeyPages<kBlockN> pages;  // of next_block
-    int next_block, end;
+    KeyPages<kBlockN> pages;  // of the next block
+    BlockWalk next;           // its block is loaded next
     int stage = 0;
     uint32 parity = 0;  // of the stage's barrier when the acquired block has arrived
 
@@ -46,21 +45,21 @@ class Keys {
 public:
     // Starts the copy of the next block; past the last block none.
     __device__ __forceinline__ void load(int slot) {
-        if (next_block < end && is_first_warp()) {
+        if (!next.is_past() && is_first_warp()) {
             const uint32 barrier = ring.barriers + slot * 8;
             if (issues) barrier_expect(barrier, TileK::kBytes + TileV::kBytes);
-            load_boxes<TileK>(ring.k + slot * TileK::kBytes, source.map_k, barrier, pages, next_block, head_kv, rows_k, issues);
-            load_boxes<TileV>(ring.v + slot * TileV::kBytes, source.map_v, barrier, pages, next_block, head_kv, rows_v, issues);
+            load_boxes<TileK>(ring.k + slot * TileK::kBytes, source.map_k, barrier, pages, next.block, head_kv, rows_k, issues);
+            load_boxes<TileV>(ring.v + slot * TileV::kBytes, source.map_v, barrier, pages, next.block, head_kv, rows_v, issues);
         }
-        next_block += kTeams;
-        pages.fetch(next_block, end, place.lane);
+        next.advance();
+        pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
     __device__ __forceinline__ Keys(const KernelParams& params, const KeySource& source, const Sequence& sequence, int head_kv,
-                                    int begin, int end, const TeamRing& ring, const ThreadPlace& place)
+                                    const KeyBlocks& blocks, const TeamRing& ring, const ThreadPlace& place)
         : params(params), source(source), sequence(sequence), place(place), ring(ring), head_kv(head_kv),
-          pages(params, sequence), next_block(begin + place.team), end(end) {
-        pages.fetch(next_block, end, place.lane);
+          pages(params, sequence), next(blocks, place.team) {
+        pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
     // Makes the team's barriers, by the thread that will start its copies.

@@ -3,6 +3,7 @@
 // (device/attention/partials.cuh).
 
 #include "decode/attend.cuh"
+#include "decode/walk.cuh"
 #include "device/attention/sink.cuh"
 #include "device/layout/store_elements.cuh"
 

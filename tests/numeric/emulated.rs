@@ -95,6 +95,17 @@ fn two_ctas_of_an_sm_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_on_tiny_problems_of_which_two_ctas_share_an_sm");
 }
 
+/// Few SMs: a persistent CTA takes many tiles.
+#[test]
+fn chunks_and_tokens_have_the_same_bits_on_sm_90() {
+    is_right(&["--arch", "sm_90", "--sms", "4"], "same_bits::a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu");
+}
+
+#[test]
+fn chunks_and_tokens_have_the_same_bits_on_sm_80() {
+    is_right(&["--arch", "sm_80"], "same_bits::a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu");
+}
+
 #[test]
 fn sm_80_kernels_are_right() {
     is_right(&["--arch", "sm_80", "--seed", "2"], "tiny::gpu_is_right_on_tiny_problems");

@@ -23,4 +23,5 @@ mod laws;
 mod merge;
 mod paged;
 mod prefill_splits;
+mod same_bits;
 mod tiny;

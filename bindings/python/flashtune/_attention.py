@@ -87,9 +87,9 @@ def attention(
         BlockMask. mask_mod is not called: causal, window and mask hide keys within a block. Full
         blocks skip the mask. Time is proportional to the number of blocks. Not supported on a GPU
         with deterministic.
-    batch_invariant: True gives each sequence the same output bits alone and in any batch, which
-        costs time. The C header lists the conditions at batch_invariant. Gradients are not covered,
-        and dropout is refused.
+    batch_invariant: True gives each query the same output bits in any call: in a prefill at once,
+        in chunks and while decoding, alone and in any batch. It costs time. The C header lists the
+        conditions at batch_invariant. Gradients are not covered, and dropout is refused.
     """
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic, batch_invariant)
     features = _features.of(

@@ -31,7 +31,7 @@ impl Space for CpuKnobs {
             name: "tiles_fit_the_cache",
             reason: "a thread's tiles must fit its share of the last-level cache, or each product reads memory",
             holds: |problem, knobs, device| {
-                let share = match problem.deterministic {
+                let share = match problem.deterministic || problem.batch_invariant {
                     true => DETERMINISTIC_SHARE,
                     false => device.l2_bytes / u64::from(device.sm_count.max(1)),
                 };
@@ -102,7 +102,9 @@ fn heuristic(problem: &Problem, device: &Device) -> CpuKnobs {
     let mut knobs = CpuKnobs { block_m, block_n };
     while knobs.broken(problem, device).is_some() {
         let keys_too_long = !within(knobs.block_n, problem.seqlen_k);
-        if keys_too_long || (knobs.block_n >= knobs.block_m && within(knobs.block_m, problem.seqlen_q)) {
+        let wants_fewer_keys = knobs.block_n >= knobs.block_m && within(knobs.block_m, problem.seqlen_q);
+        // The keys of a tile decide the order of a sum, so a batch-invariant one keeps them.
+        if keys_too_long || wants_fewer_keys && !problem.batch_invariant {
             knobs.block_n = smaller(&BLOCK_N, knobs.block_n);
         } else {
             knobs.block_m = smaller(&BLOCK_M, knobs.block_m);

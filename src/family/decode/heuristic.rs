@@ -21,16 +21,40 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let half = DecodeKnobs { block_n: tile.block_n / 2, ..tile };
     let is_enough = tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
-    if problem.batch_invariant {
-        // Each sequence's own length decides how many of the splits it has.
-        return DecodeKnobs { num_splits: if problem.max_splits() > 1 { MAX_SPLITS as u32 } else { 1 }, ..tile };
-    }
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
     // chosen.
     let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
     let mut chosen = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
     DecodeKnobs { num_splits: chosen.next().unwrap_or(1), ..tile }
+}
+
+/// The first of a list of tiles with blocks of 64 keys that passes every constraint; None if there
+/// is none, as for the widest head dims. Two warps share V's columns where one would compute for
+/// longer than its keys take to arrive. The splits stand for one of each segment.
+pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs> {
+    let block_m = match problem.packed_rows() {
+        ..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
+    };
+    let wide = problem.head_dim.max(problem.head_dim_v) > 64;
+    let flows = [(4, 3, 2), (2, 3, 2), (1, 3, 2), (2, 2, 2), (1, 2, 2), (2, 3, 1), (1, 3, 1), (2, 2, 1), (1, 2, 1)];
+    let config = |warps_v, tma, (teams, num_stages, ctas_per_sm)| DecodeKnobs {
+        block_m,
+        block_n: 64,
+        num_warps: teams * warps_v * (block_m / 16),
+        warps_m: block_m / 16,
+        warps_v,
+        num_stages,
+        ctas_per_sm,
+        tma,
+        num_splits: MAX_SPLITS as u32,
+    };
+    let widths: &[u32] = if block_m == 16 && wide || problem.head_dim_v > 256 { &[2, 1] } else { &[1, 2] };
+    let of_width = |tma| widths.iter().flat_map(move |warps_v| flows.map(|flow| (*warps_v, tma, flow)));
+    let mut configs = [1, 0].into_iter().flat_map(of_width).map(|(warps_v, tma, flow)| config(warps_v, tma, flow));
+    configs.find(|config| config.fits(problem, device))
 }
 
 /// The last ones of `tiles`, which fit wherever any does.

@@ -29,6 +29,10 @@ pub enum Rank {
 /// keys takes the time. In pages, whose lengths the device alone knows, few queries suffice. With
 /// more queries over pages the family comes last: it reads the keys once for each 64 packed rows.
 pub fn rank(problem: &Problem) -> Rank {
+    // In one order for all, many queries are the other families'.
+    if problem.batch_invariant && !problem.has_few_queries_in_any_batch() {
+        return Rank::Unserved;
+    }
     let is_paged = problem.may_decode() && problem.features.paged.is_some();
     match is_bound_by_keys(problem) || is_paged && problem.has_few_rows() {
         true => Rank::Preferred,

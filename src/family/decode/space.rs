@@ -8,7 +8,7 @@ use crate::family::knob::{Constraint, Knobs};
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, KernelSpec, Lent};
-use crate::problem::{Pass, Problem};
+use crate::problem::{MAX_SEGMENTS, MAX_SPLITS, Pass, Problem};
 
 impl Space for DecodeKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -29,8 +29,13 @@ impl Space for DecodeKnobs {
         },
         Constraint {
             name: "splits_in_use",
-            reason: "a launch makes no more splits than the workspace has room for; a batch-invariant one makes those",
+            reason: "a launch makes no more splits than the workspace has room for; a batch-invariant one makes one for each segment",
             holds: |p, k, _| i64::from(k.num_splits) <= p.max_splits() || p.batch_invariant,
+        },
+        Constraint {
+            name: "fixed_order",
+            reason: "a batch-invariant sum is in blocks of 64 keys, in segments that any split holds whole, and its segments are merged by a second kernel",
+            holds: |p, k, _| !p.batch_invariant || k.block_n == 64 && k.num_splits == MAX_SPLITS as u32,
         },
         Constraint {
             name: "tma",
@@ -48,7 +53,10 @@ impl Space for DecodeKnobs {
     ];
 
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
-        Some(heuristic::heuristic(problem, device))
+        match problem.batch_invariant {
+            false => Some(heuristic::heuristic(problem, device)),
+            true => heuristic::in_fixed_order(problem, device),
+        }
     }
 
     fn cost(&self, problem: &Problem, device: &Device) -> f64 {
@@ -67,7 +75,10 @@ impl Space for DecodeKnobs {
         }
         [self.main(problem)]
             .into_iter()
-            .chain((self.num_splits > 1).then(|| combine::few_rows(self.num_splits)))
+            .chain((self.num_splits > 1).then(|| match problem.batch_invariant {
+                false => combine::few_rows(self.num_splits),
+                true => combine::segments(),
+            }))
             .collect()
     }
 }
@@ -81,7 +92,8 @@ impl DecodeKnobs {
             smem_bytes: self.smem_bytes(problem),
             rows: self.block_m,
             axis: Axis::PackedRows,
-            most_splits: self.num_splits,
+            // A launch makes as many splits as the longest sequence has segments.
+            most_splits: if problem.batch_invariant { MAX_SEGMENTS as u32 } else { self.num_splits },
             ctas_per_sm: self.ctas_per_sm,
             arguments: match self.tma {
                 0 => Arguments::Params,

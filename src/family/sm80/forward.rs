@@ -44,6 +44,11 @@ impl Space for ForwardKnobs {
             reason: "the fragments of Q take head_dim / 4 registers per 16 rows; past 128 nothing is left for O, and of fp32 nothing at all",
             holds: |p, k, _| k.q_in_regs == 0 || p.head_dim <= 128 && p.dtype != Dtype::Fp32,
         },
+        Constraint {
+            name: "fixed_order",
+            reason: "a batch-invariant sum is in blocks of 64 keys, which decode kernels have too; fp32 and block masks have none of these",
+            holds: |p, k, _| !has_fixed_blocks(p) || k.block_n == 64,
+        },
         longest_first(|p, k, _| k.longest_first == 0 || order_matters(p)),
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -130,6 +135,9 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.dtype == Dtype::Fp32 {
         return known_fp32(problem, slice);
     }
+    if has_fixed_blocks(problem) {
+        return in_fixed_order(problem, slice);
+    }
     let (is_causal, dropout, features) = (masks(problem), problem.dropout, &problem.features);
     // Features that keep a row's end, a lane's addresses or another copy of the loop in registers;
     // a softcap alone does not.
@@ -182,6 +190,23 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         config(16, 16, 1, 1, 1, 1),
     ]);
     configs
+}
+
+/// Whether other families' kernels serve other lengths of a batch-invariant problem.
+fn has_fixed_blocks(problem: &Problem) -> bool {
+    problem.batch_invariant && problem.dtype != Dtype::Fp32 && problem.features.block_mask.is_none()
+}
+
+/// The same of a batch-invariant problem. The merged O lies in memory, so that 16 rows a warp leave
+/// room for a segment's.
+fn in_fixed_order(problem: &Problem, slice: u32) -> Vec<ForwardKnobs> {
+    let config = |block_m, num_warps, num_stages, ctas_per_sm| {
+        of_tile(problem, slice, [block_m, 64, num_warps, num_stages], ctas_per_sm)
+    };
+    let narrow = [config(128, 8, 2, 1), config(64, 4, 2, 2)];
+    let others =
+        [config(128, 8, 1, 1), config(64, 4, 2, 1), config(64, 4, 1, 1), config(32, 2, 1, 1), config(16, 1, 1, 1)];
+    narrow.into_iter().filter(|_| problem.head_dim_v <= 128).chain(others).collect()
 }
 
 /// The same of fp32, whose tiles take twice the shared memory and whose operands are split in

@@ -30,6 +30,11 @@ impl Space for ForwardKnobs {
             holds: |p, k, _| k.stale_max == 0 || may_be_stale(p),
         },
         Constraint {
+            name: "fixed_order",
+            reason: "a batch-invariant sum is in blocks of 64 keys",
+            holds: |p, k, _| !p.batch_invariant || k.block_n == 64,
+        },
+        Constraint {
             name: "stages",
             reason: "consumers use K one block ahead of V, so K needs as many stages as V or one more; more stages than that would not be used",
             holds: |_, k, _| matches!(k.k_stages.checked_sub(k.v_stages), Some(0 | 1)),

@@ -61,10 +61,12 @@ impl ForwardKnobs {
     }
 
     /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
-    /// and 28 registers for addresses and row statistics.
+    /// and 28 registers for addresses and row statistics. A batch-invariant kernel holds a second O
+    /// up to head dim 128, and beyond in memory.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
-        dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
+        let merged = if problem.batch_invariant && dim_v <= 128 { dim_v / 2 + 8 } else { 0 };
+        merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
 }
 

@@ -49,7 +49,9 @@ pub fn may_split(problem: &Problem) -> bool {
 }
 
 pub fn may_be_stale(problem: &Problem) -> bool {
-    problem.dtype == Dtype::Bf16 && !problem.dropout && !problem.features.modifies_scores()
+    let takes_scores_as_they_are = !problem.dropout && !problem.features.modifies_scores();
+    // A stale reference depends on the blocks that a tile walks first.
+    problem.dtype == Dtype::Bf16 && takes_scores_as_they_are && !problem.batch_invariant
 }
 
 /// Whether a warpgroup's O fits into the slot of its Q.
@@ -67,6 +69,9 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let modifies = features.modifies_scores();
     let takes_more =
         modifies || features.varlen.is_some() || features.paged.is_some() || problem.left_shift().is_some();
+    if problem.batch_invariant {
+        return of_fixed_order(problem, takes_more);
+    }
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
         65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
@@ -85,6 +90,17 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
         161..=192 => (128, 64, [3, 3, 1]),
         225.. if is_causal || problem.dropout => (128, 64, [3, 2, 1]),
         _ => (128, 80, [2, 2, 1]),
+    }
+}
+
+/// The same of a batch-invariant problem. A segment's O and the merged one are in registers up to
+/// head dim 128, where they leave room for two consumer warpgroups.
+fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
+    match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if !takes_more => (192, 64, [4, 4, 2]),
+        ..=128 => (128, 64, [4, 4, 2]),
+        129..=192 => (128, 64, [3, 3, 1]),
+        _ => (128, 64, [3, 2, 1]),
     }
 }
 

@@ -4,10 +4,17 @@
 //
 // O is (splits, batch, heads_q, seqlen_q, kPartialCols), and LSE is (splits, batch, heads_q,
 // seqlen_q). A split that shows a row no key writes LSE = -inf and leaves O unwritten.
+//
+// With kIsBatchInvariant a segment takes the place of a split (fixed_order.cuh). Its O is not
+// normalised, and a reference and a sum take the place of the LSE. A segment of which a row sees no
+// key may be unwritten.
 
 #include "device/params.cuh"
 
 constexpr int kPartialCols = (kHeadDimV + 3) / 4 * 4;  // rows are read 16 bytes at a time
+
+// References and sums of segments, in the place of the LSE.
+__device__ __forceinline__ float2* segment_states(const KernelParams& params) { return reinterpret_cast<float2*>(params.partial_lse); }
 
 __device__ __forceinline__ int64 partial_row(const KernelParams& params, int split, int batch, int head, int position) {
     return ((int64(split) * params.batch_size + batch) * params.num_heads_q + head) * params.seqlen_q + position;

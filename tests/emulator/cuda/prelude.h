@@ -44,6 +44,8 @@ inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+
 inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float fminf(float x, float y) { return __builtin_fminf(x, y); }

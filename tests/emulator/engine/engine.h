@@ -28,6 +28,11 @@ struct Fiber;
 
 enum class Wait { kNothing, kWarp, kBarrier, kNamed, kAllThreads, kCluster, kCounter, kProducts };
 
+// Four steps of an inner product. mma.sync and wgmma add up in one order, as on the hardware.
+inline void add_four(float& sum, float a0, float b0, float a1, float b1, float a2, float b2, float a3, float b3) {
+    sum += __builtin_fmaf(a0, b0, a1 * b1) + __builtin_fmaf(a2, b2, a3 * b3);
+}
+
 // ---- asynchronous work of a thread
 
 // A cp.async that has not arrived.

@@ -146,16 +146,14 @@ void do_multiply(void* const* lanes) {
             }
         }
     }
-    float c[16][8] = {};
-    for (int row = 0; row < 16; ++row) {
-        for (int k = 0; k < depth; ++k) {
-            for (int col = 0; col < 8; ++col) c[row][col] += a[row][k] * b[k][col];
-        }
-    }
     for (int lane = 0; lane < 32; ++lane) {
         float* mine = of<Mma>(lanes, lane).c;
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; ++i) mine[i] += c[g + i / 2 * 8][2 * t + i % 2];
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+            for (int k = 0; k < depth; k += 4) {
+                add_four(mine[i], a[row][k], b[k][col], a[row][k + 1], b[k + 1][col], a[row][k + 2], b[k + 2][col], a[row][k + 3], b[k + 3][col]);
+            }
+        }
     }
 }
 

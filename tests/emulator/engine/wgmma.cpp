@@ -76,7 +76,7 @@ void multiply(float* sums, const IssuedProduct& issued) {
         float* out = sums + size_t(row) * n;
         for (int k = 0; k < 16; k += 4) {
             const float a0 = a[row][k], a1 = a[row][k + 1], a2 = a[row][k + 2], a3 = a[row][k + 3];
-            for (int col = 0; col < n; ++col) out[col] += (a0 * b[k][col] + a1 * b[k + 1][col]) + (a2 * b[k + 2][col] + a3 * b[k + 3][col]);
+            for (int col = 0; col < n; ++col) add_four(out[col], a0, b[k][col], a1, b[k + 1][col], a2, b[k + 2][col], a3, b[k + 3][col]);
         }
     }
 }

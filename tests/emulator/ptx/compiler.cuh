@@ -5,5 +5,6 @@
 __device__ __forceinline__ void make_opaque(int&) {}
 __device__ __forceinline__ void make_opaque(int&, int&, uint32&) {}
 __device__ __forceinline__ void make_opaque(int64&) {}
+__device__ __forceinline__ void make_opaque(float*&) {}
 
 __device__ __forceinline__ void compiler_fence() {}

@@ -1,5 +1,5 @@
 // Stands in for device/ptx/mma.cuh. The engine multiplies once all lanes have come, in fp32
-// and in the order of the inner index.
+// and in the order of wgmma.
 
 #include "device/types.cuh"
 

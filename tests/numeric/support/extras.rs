@@ -32,9 +32,11 @@ pub struct Extras {
     pub key_starts: bool,
     /// Forward.
     pub batch_invariant: bool,
-    /// Lengths in queries and keys of the only sequence, where lengths come from `cu_seqlens` or
+    /// Lengths in queries and keys of every sequence, where lengths come from `cu_seqlens` or
     /// `seqused`.
     pub alone: Option<[i64; 2]>,
+    /// `alone` is for the first sequence only; the others have lengths from the seed.
+    pub among_others: bool,
     pub block_mask: Option<Blocks>,
 }
 
@@ -147,6 +149,7 @@ impl Extras {
             key_starts: flag("key_starts"),
             batch_invariant: flag("batch_invariant"),
             alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
+            among_others: flag("among_others"),
             block_mask: fields.get("block_mask").map(|text| text.parse()).transpose()?,
         })
     }
@@ -181,6 +184,7 @@ impl fmt::Display for Extras {
             ("mask_bits", self.mask_bits),
             ("key_starts", self.key_starts),
             ("batch_invariant", self.batch_invariant),
+            ("among_others", self.among_others),
             ("dbias", self.dbias),
             ("sinks", self.sinks),
             ("dlse", self.dlse),

@@ -65,6 +65,7 @@ impl Case {
         let alone = self.extras.alone.map(|[q, k]| if side == Side::Q { q } else { k });
         let mut begin = 0;
         let of_entry = |entry| {
+            let alone = alone.filter(|_| entry == 0 || !self.extras.among_others);
             let length = match alone {
                 Some(alone) if is_packed => alone,
                 _ if is_packed && entry > 0 => up_to(longest),

@@ -155,6 +155,7 @@ fn random_extras(case: &Case) -> Extras {
         key_starts: false,
         batch_invariant: false,
         alone: None,
+        among_others: false,
         block_mask: sometimes(&mut random, &blocks).filter(|_| !is_varlen),
     }
 }

@@ -23,6 +23,7 @@ const NONE: Extras = Extras {
     key_starts: false,
     batch_invariant: false,
     alone: None,
+    among_others: false,
     block_mask: None,
 };
 

@@ -1,0 +1,143 @@
+// The order of a row's arithmetic with kIsBatchInvariant, which all families keep. The result of a
+// row then follows from its query and its keys alone. Other rows, splits and kernels do not matter.
+//
+// Keys form blocks of kBlockN (64 in 16 bits) and segments of at least 512 keys, both at absolute
+// places of the sequence. A segment is walked from its last block to its first, and begins with an
+// empty state. Segments are merged from the last to the first. A row that sees no key of a block or
+// of a segment keeps its state to the bit, so it does not matter whether a kernel walks it.
+//
+// Nothing here depends on another row: a reference moves for its own row alone, by the rule of
+// row_softmax.cuh's `lazy`.
+
+#include "device/numeric.cuh"
+#include "device/ptx/compiler.cuh"
+
+// ---- segments. Up to key 2^15 they have 512 keys. From there on, each doubling of the keys has 32
+// segments, so that a long sequence has few.
+constexpr int kSegmentKeysLog2 = 9, kSegmentsOfDoublingLog2 = 5, kFirstDoublingLog2 = 15;
+constexpr int kEqualSegments = 1 << (kFirstDoublingLog2 - kSegmentKeysLog2);
+static_assert(kHasBlockMask || (1 << kSegmentKeysLog2) % kBlockN == 0, "segments are whole blocks");
+
+// The binary logarithm of the keys of the segment at `key`.
+__device__ __forceinline__ int segment_log2(int key) { return max(kSegmentKeysLog2, 31 - kSegmentsOfDoublingLog2 - __clz(key | 1)); }
+__device__ __forceinline__ int segment_of(int key) {
+    const int doubling = segment_log2(key) - kSegmentKeysLog2;
+    if (key < 1 << kFirstDoublingLog2) return key >> kSegmentKeysLog2;
+    // The doubling's first key is 2^(15 + doubling), and its segments have 2^(10 + doubling).
+    return kEqualSegments + (doubling - 1) * (1 << kSegmentsOfDoublingLog2) + (key >> segment_log2(key)) - (1 << kSegmentsOfDoublingLog2);
+}
+// The first key of a segment.
+__device__ __forceinline__ int segment_begin(int segment) {
+    if (segment < kEqualSegments) return segment << kSegmentKeysLog2;
+    const int past = segment - kEqualSegments, doubling = past >> kSegmentsOfDoublingLog2;
+    const int keys_log2 = kSegmentKeysLog2 + 1 + doubling;
+    return (1 << (kFirstDoublingLog2 + doubling)) + ((past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
+}
+
+// ---- a segment's softmax, of a lane's two rows in 16 (device/attention/softmax.cuh)
+struct SegmentRows {
+    float reference[2];  // in log2 units; -inf for a row that has seen no key
+    float sum[2];        // over this lane's columns
+    float factor[2];     // the factor of O where the last step moved the row's reference, else 1
+
+    __device__ __forceinline__ void reset() {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) reference[r] = -infinity(), sum[r] = 0.f;
+    }
+
+    // Turns a block's scores into weights in place. Returns whether some row's reference moved, the
+    // same in all lanes of the warp.
+    template <int kTiles>
+    __device__ __forceinline__ bool step(float (&s)[kTiles][4], float scale_log2) {
+        float found[2];
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+            #pragma unroll
+            for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+            found[r] = quad_max(maximum) * scale_log2;
+        }
+        const bool moves = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
+        if (moves) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const bool row_moves = found[r] > reference[r] + 8.f;
+                factor[r] = row_moves ? exp2_approx(reference[r] - found[r]) : 1.f;
+                if (row_moves) reference[r] = found[r];
+                sum[r] *= factor[r];
+            }
+        }
+        const float lower[2] = {lowered(reference[0]), lowered(reference[1])};
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, -lower[i / 2]));
+                sum[i / 2] += s[n][i];
+            }
+        }
+        return moves;
+    }
+
+    // Scales O to references that have moved.
+    template <int kTiles>
+    __device__ __forceinline__ void rescale(float (&o)[kTiles][4]) const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) o[n][i] *= factor[i / 2];
+        }
+    }
+
+    // The number that is subtracted from a row's scores. A row that has seen no key takes 0:
+    // infinity minus infinity would be NaN.
+    static __device__ __forceinline__ float lowered(float reference) { return reference == -infinity() ? 0.f : reference; }
+};
+
+// ---- the merge of a segment's row into the row's state of later segments
+struct MergedRow {
+    float reference = -infinity(), sum = 0.f;
+    float old_factor, new_factor;  // of the last `add`
+
+    // `segment_sum` is that of the whole row.
+    __device__ __forceinline__ void add(float segment_reference, float segment_sum) {
+        const float top = fmaxf(reference, segment_reference), lower = SegmentRows::lowered(top);
+        old_factor = exp2_approx(reference - lower), new_factor = exp2_approx(segment_reference - lower);
+        sum = fmaf(segment_sum, new_factor, sum * old_factor);
+        reference = top;
+    }
+    __device__ __forceinline__ float added(float merged, float of_segment) const { return fmaf(of_segment, new_factor, merged * old_factor); }
+    __device__ __forceinline__ float lowered() const { return SegmentRows::lowered(reference); }
+};
+
+// The merged O of a lane's two rows. kInMemory: it lies in the thread's local memory, where
+// registers have no room for it beside the segment's.
+template <int kTiles, bool kInMemory>
+struct MergedOutput {
+    float o[kTiles][4];
+
+    __device__ __forceinline__ float* place() {
+        float* at = &o[0][0];
+        if constexpr (kInMemory) make_opaque(at);
+        return at;
+    }
+    __device__ __forceinline__ void reset() {
+        float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) at[i] = 0.f;
+    }
+    // Merges a segment's state into the lane's rows.
+    __device__ __forceinline__ void add(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) rows[r].add(segment.reference[r], quad_sum(segment.sum[r]));
+        float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) at[i] = rows[i % 4 / 2].added(at[i], of_segment[i / 4][i % 4]);
+    }
+    // Ends a tile: replaces O of the last segment by the merged one.
+    __device__ __forceinline__ void take(float (&out)[kTiles][4]) {
+        float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) out[i / 4][i % 4] = at[i];
+    }
+};
