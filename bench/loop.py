@@ -14,7 +14,7 @@ import torch
 
 def parser(description, suites, tune_help, rounds):
     """A parser of the shared arguments; `suites` are names, `rounds` is the default number of
-    timing rounds."""
+    timing rounds. There is no --tune if `tune_help` is None."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def suite_names(text):
@@ -31,7 +31,8 @@ def parser(description, suites, tune_help, rounds):
     names = ", ".join(suites)
     parser.add_argument("--suites", type=suite_names, default=list(suites), help=f"comma-separated, from: {names}; default: all")
     parser.add_argument("--quick", action="store_true", help="measure only a few problems of each suite")
-    parser.add_argument("--tune", action="store_true", help=tune_help)
+    if tune_help is not None:
+        parser.add_argument("--tune", action="store_true", help=tune_help)
     parser.add_argument("--rounds", type=positive, default=rounds, help=f"timing rounds of each problem, default {rounds}")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this time")
     parser.add_argument("--json", metavar="FILE", help="write all rows and the summary to FILE")

@@ -9,6 +9,7 @@ import attention_report
 import cases
 import chart
 import context_parallel
+import mixed_cases
 import paged_prefill_cases
 import pytest
 from order import orders
@@ -129,6 +130,19 @@ def test_the_paged_bench_refuses_unknown_suites_and_page_sizes(capsys):
             paged_prefill.parser().parse_args(words)
     told = capsys.readouterr().err
     assert "page size '0' is not a positive integer" in told and "no suite is called narrow" in told
+
+
+def test_mixes_follow_from_their_seed_and_hold_chunks_and_single_tokens():
+    first, second = (list(mixed_cases.cases("mixes", seed, quick=False)) for seed in (1, 2))
+    assert len(first) == len(second) == 10
+    assert first == list(mixed_cases.cases("mixes", 1, quick=False)) != second
+    for case in first + second:
+        chunks = mixed_cases.chunks_of(case)
+        assert 0 < chunks < len(case["queries"]) == len(case["keys"])
+        assert set(case["queries"][chunks:]) == {1} and sum(case["queries"][:chunks]) <= 8192
+        assert all(queries <= keys for queries, keys in zip(case["queries"], case["keys"]))
+    assert mixed_cases.ratio({"one call": 6.0, "prefill": 3.0, "decode": 1.0}) == 1.5
+    assert mixed_cases.ratio({"one call": 6.0, "decode": 4.0}) == 1.5
 
 
 def test_two_gpus_are_compared_with_one_and_messages_that_take_no_longer_are_hidden():
