@@ -50,8 +50,9 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
         let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
         let to = problem.right_shift().map_or(sk, |shift| (end + shift).clamp(0, sk));
         // A consumer past the last row has nothing to do. Where all tiles are alike, the SMs that
-        // have no such tile are waited for.
-        if is_masked && first >= sq { 0.0 } else { (blocks(from, to, knobs.block_n) / splits).ceil() }
+        // have no such tile are waited for; they are alike where a head has one tile, too.
+        let is_free = is_masked && first >= sq && sq > block_m;
+        if is_free { 0.0 } else { (blocks(from, to, knobs.block_n) / splits).ceil() }
     };
     let cycles = |tile: i64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| tile * block_m + at * i64::from(WARPGROUP_ROWS));
