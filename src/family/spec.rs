@@ -65,7 +65,7 @@ impl Lent {
 pub struct WarpgroupRegisters {
     pub producer: u32,
     pub consumer: u32,
-    /// Of the last consumer warpgroup, which may hold more than the others.
+    /// The last consumer warpgroup may hold more than the others.
     pub last_consumer: u32,
 }
 
@@ -75,7 +75,7 @@ impl WarpgroupRegisters {
         WarpgroupRegisters { producer, consumer, last_consumer: consumer }
     }
 
-    /// Of a thread of each warpgroup, added up.
+    /// The registers of a thread of each warpgroup, added up.
     pub const fn sum(&self, consumers: u32) -> u32 {
         self.producer + (consumers - 1) * self.consumer + self.last_consumer
     }
