@@ -274,6 +274,28 @@
 #define FLASHTUNE_DTYPE_FP32 3
 
 /**
+ * 8 bits: sign, 4 of exponent, 3 of mantissa; the largest number is 448, and there is no infinity
+ * (float8_e4m3fn). For k and v with q in fp16 or bf16, and for all three of q, k and v.
+ *
+ * A tensor of 8 bits holds x / scale, and its scales are fp32 (k_descale in
+ * flashtune_forward_params). It is made by rounding to the nearest, ties to even. Numbers past the
+ * largest, infinities too, become the largest. NaN stays NaN.
+ */
+#define FLASHTUNE_DTYPE_E4M3 4
+
+/**
+ * 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2). For
+ * k and v with q in fp16 or bf16. Quantising never makes an infinity.
+ */
+#define FLASHTUNE_DTYPE_E5M2 5
+
+/**
+ * 8-bit integers from -127 to 127. For k and v with q in fp16 or bf16. There is no NaN:
+ * quantising makes it 0.
+ */
+#define FLASHTUNE_DTYPE_INT8 6
+
+/**
  * Every query sees every key.
  */
 #define FLASHTUNE_CAUSAL_NONE 0
@@ -600,120 +622,6 @@ typedef struct flashtune_pack_info {
 } flashtune_pack_info;
 
 /**
- * The same for a tensor that is only read. The layout and the rules are those of flashtune_tensor,
- * but elements may overlap: a stride of 0 broadcasts, and views into one packed buffer are
- * allowed.
- */
-typedef struct flashtune_const_tensor {
-  const void *data;
-  int64_t stride_batch;
-  int64_t stride_seqlen;
-  int64_t stride_head;
-} flashtune_const_tensor;
-
-/**
- * A view of a (batch, seqlen, heads, dim) tensor that is written. Its last dimension is
- * contiguous. The data is borrowed for the call, on a GPU until the enqueued work is done. It is
- * never freed.
- *
- * Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
- * ignored. No two elements may overlap. With the dimensions sorted by stride, each stride must be
- * larger than the distance to the last element of the dimensions before it.
- *
- * data is device memory on a CUDA context and host memory on a CPU context, aligned to its
- * element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
- * are multiples of 8.
- *
- * data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
- * touch data: supported, workspace_size, prepare, plan_info and autotune. In those calls, NULL
- * with all strides 0 stands for a packed tensor.
- */
-typedef struct flashtune_tensor {
-  void *data;
-  int64_t stride_batch;
-  int64_t stride_seqlen;
-  int64_t stride_head;
-} flashtune_tensor;
-
-/**
- * The same for a tensor that is only read. The layout is that of flashtune_scores_tensor.
- */
-typedef struct flashtune_const_scores_tensor {
-  const void *data;
-  int64_t stride_batch;
-  int64_t stride_head;
-  int64_t stride_seqlen_q;
-  int64_t stride_seqlen_k;
-} flashtune_const_scores_tensor;
-
-/**
- * Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
- * keys that it sees. Backward, each block of keys lists the blocks of queries that see it (the
- * transpose).
- *
- * A score counts if its block is listed and causal, the window, mask and the other features allow
- * it. In a full block, mask is not applied; causal, the window and the other features are. A query
- * whose block lists nothing sees no key. The run time is proportional to the number of listed
- * blocks.
- *
- * FlexAttention's BlockMask holds the same lists:
- *
- * - Forward: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices.
- * - Backward: q_num_blocks, q_indices, full_q_num_blocks, full_q_indices.
- *
- * Below, rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. The
- * entries of a list may have any order. A row must not name a block twice, neither in one list nor
- * across both.
- *
- * On a CPU context the lists are host memory, and a launch refuses wrong entries. On a CUDA
- * context they are device memory, and nothing checks them:
- *
- * - A count above max_blocks uses the first max_blocks entries.
- * - An entry that names no block is skipped.
- * - A block listed twice counts twice.
- *
- * Strides are in elements and at least 0. A stride of 0 shares the lists along that dimension.
- */
-typedef struct flashtune_block_mask {
-  /**
-   * Queries of a block, a multiple of 16 up to 2048. Multiples of 128 run fastest. Each size has
-   * its own kernel.
-   */
-  int64_t block_q;
-  /**
-   * Keys of a block, under the same rule.
-   */
-  int64_t block_k;
-  /**
-   * int32 (batch_size, num_heads_q, rows), read: the number of used entries of indices. The rows
-   * dimension is contiguous.
-   */
-  const int32_t *num_blocks;
-  /**
-   * int32 (batch_size, num_heads_q, rows, max_blocks), read: block numbers. The max_blocks
-   * dimension is contiguous.
-   */
-  const int32_t *indices;
-  /**
-   * The same for full blocks, with the same strides. Both are NULL if no block is full.
-   */
-  const int32_t *full_num_blocks;
-  /**
-   * See full_num_blocks.
-   */
-  const int32_t *full_indices;
-  int64_t num_blocks_stride_batch;
-  int64_t num_blocks_stride_head;
-  int64_t indices_stride_batch;
-  int64_t indices_stride_head;
-  int64_t indices_stride_row;
-  /**
-   * Entries that a row of indices has room for, 0 to 2^31 - 1.
-   */
-  int64_t max_blocks;
-} flashtune_block_mask;
-
-/**
  * One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
@@ -725,7 +633,8 @@ typedef struct flashtune_forward_params {
    */
   uint64_t struct_size;
   /**
-   * A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32.
+   * A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32. kv_dtype and out_dtype
+   * give k and v, and out, other types.
    */
   int32_t dtype;
   /**
@@ -819,20 +728,20 @@ typedef struct flashtune_forward_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q, q and all other
    * tensors of queries are (total_q, heads, dim), and stride_batch is ignored.
    */
-  struct flashtune_const_tensor q;
+  flashtune_const_tensor q;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k, k and all other
    * tensors of keys are (total_k, heads, dim), and stride_batch is ignored.
    */
-  struct flashtune_const_tensor k;
+  flashtune_const_tensor k;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
    */
-  struct flashtune_const_tensor v;
+  flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
    */
-  struct flashtune_tensor out;
+  flashtune_tensor out;
   /**
    * fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q);
    * contiguous, written. It is the natural logarithm of the sum of the exponentials of the
@@ -882,7 +791,7 @@ typedef struct flashtune_forward_params {
   /**
    * Elements of dtype, read: added to the scores. -infinity hides a key.
    */
-  struct flashtune_const_scores_tensor bias;
+  flashtune_const_scores_tensor bias;
   /**
    * Read. With FLASHTUNE_FEATURE_MASK, elements are bytes: 0 hides a key, any other value shows
    * it.
@@ -893,7 +802,7 @@ typedef struct flashtune_forward_params {
    * words of 32 bits have this layout. Strides are in bytes, and stride_seqlen_k is 1. Bits past
    * the last key may have any value.
    */
-  struct flashtune_const_scores_tensor mask;
+  flashtune_const_scores_tensor mask;
   /**
    * fp32 (num_heads_q), read: an extra score of each query head that belongs to no key. It takes
    * its share of the softmax, adds nothing to out, and is part of lse.
@@ -997,7 +906,7 @@ typedef struct flashtune_forward_params {
   /**
    * For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
    */
-  struct flashtune_block_mask block_mask;
+  flashtune_block_mask block_mask;
   /**
    * int32 (batch_size), read: the batch entry of k and v that holds each sequence's keys. k and
    * v are then (batch_size_cache, seqlen_k, num_heads_kv, dim). Several sequences may share an
@@ -1028,6 +937,52 @@ typedef struct flashtune_forward_params {
    * batch_invariant it must be 0, since the places of the keys decide.
    */
   int64_t num_splits;
+  /**
+   * A FLASHTUNE_DTYPE_*: the type of k and v; 0 means dtype. With dtype FP16 or BF16 it may be
+   * E4M3, E5M2 or INT8. With dtype E4M3 it is 0 or E4M3.
+   *
+   * With k and v of 8 bits, dropout_p must be 0. On a CUDA context their addresses, strides and
+   * head dims must be multiples of 4 bytes; multiples of 16 bytes run fastest.
+   */
+  int32_t kv_dtype;
+  /**
+   * The type of out, and of bias: 0 means dtype. With dtype E4M3 it must be FP16 or BF16.
+   */
+  int32_t out_dtype;
+  /**
+   * fp32 (batch_size, 1, num_heads_kv), read: the scales of q with dtype E4M3, else NULL. The
+   * query heads of a GQA group share one. stride_seqlen is ignored.
+   *
+   * Strides of the three arrays of scales are in elements and at least 0. A stride of 0 shares
+   * the scale along that dimension, so three strides of 0 make one scale for the tensor. An
+   * element stands for its 8-bit number times its scale.
+   *
+   * Scales must be finite and above 0. On a CPU context a launch refuses others. On a CUDA
+   * context nothing checks them: the heads and sequences that use such a scale have results
+   * without meaning, and no others are affected.
+   */
+  flashtune_const_tensor q_descale;
+  /**
+   * fp32, read: the scales of k if it has 8 bits, else NULL. keys_per_descale says how many keys
+   * share one:
+   *
+   * - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen is
+   *   ignored.
+   * - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
+   *   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
+   *   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.
+   * - 128: blocks of 128 keys, counted from each sequence's key 0. The array is (batch_size,
+   *   ceil(seqlen_k / 128), num_heads_kv), also with pages and packed sequences.
+   */
+  flashtune_const_tensor k_descale;
+  /**
+   * The same for v.
+   */
+  flashtune_const_tensor v_descale;
+  /**
+   * 0, 1 or 128: see k_descale.
+   */
+  int64_t keys_per_descale;
 } flashtune_forward_params;
 
 /**
@@ -1085,22 +1040,6 @@ typedef struct flashtune_plan_info {
 } flashtune_plan_info;
 
 /**
- * A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor that is written: one element
- * for each score. Lifetime, memory and NULL rules are those of flashtune_tensor.
- *
- * Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
- * dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
- * varlen, elements past a sequence's last query or key are neither read nor written.
- */
-typedef struct flashtune_scores_tensor {
-  void *data;
-  int64_t stride_batch;
-  int64_t stride_head;
-  int64_t stride_seqlen_q;
-  int64_t stride_seqlen_k;
-} flashtune_scores_tensor;
-
-/**
  * One backward pass. A field with the name of a forward field means the same and must have the
  * value that the forward pass had. out and lse are the forward pass's results. Set the whole
  * struct to zero first, as for flashtune_forward_params.
@@ -1125,13 +1064,13 @@ typedef struct flashtune_backward_params {
   uint64_t dropout_offset;
   const uint64_t *dropout_seed_ptr;
   const uint64_t *dropout_offset_ptr;
-  struct flashtune_const_tensor q;
-  struct flashtune_const_tensor k;
-  struct flashtune_const_tensor v;
+  flashtune_const_tensor q;
+  flashtune_const_tensor k;
+  flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's out.
    */
-  struct flashtune_const_tensor out;
+  flashtune_const_tensor out;
   /**
    * fp32, contiguous, read: the forward pass's lse, in its shape. Must not be NULL.
    */
@@ -1139,20 +1078,20 @@ typedef struct flashtune_backward_params {
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
    */
-  struct flashtune_const_tensor dout;
+  flashtune_const_tensor dout;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may
    * be views into one packed buffer if no two of them share an element.
    */
-  struct flashtune_tensor dq;
+  flashtune_tensor dq;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim), written: the gradient of k.
    */
-  struct flashtune_tensor dk;
+  flashtune_tensor dk;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
    */
-  struct flashtune_tensor dv;
+  flashtune_tensor dv;
   /**
    * 0 or 1. With 1, dq, dk, dv and dbias have the same bits at every run. Key tiles then add to
    * dq in a fixed order, which costs time and slightly more workspace.
@@ -1176,8 +1115,8 @@ typedef struct flashtune_backward_params {
   int64_t window_right;
   const float *alibi_slopes;
   int64_t alibi_stride_batch;
-  struct flashtune_const_scores_tensor bias;
-  struct flashtune_const_scores_tensor mask;
+  flashtune_const_scores_tensor bias;
+  flashtune_const_scores_tensor mask;
   const float *sinks;
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
@@ -1190,7 +1129,7 @@ typedef struct flashtune_backward_params {
    * are summed into one. No other two elements may share a place. With deterministic, the stride
    * of a dimension longer than 1 must not be 0.
    */
-  struct flashtune_scores_tensor dbias;
+  flashtune_scores_tensor dbias;
   /**
    * fp32 (num_heads_q): the gradient of sinks, written unless the call does nothing. NULL if not
    * wanted.
@@ -1204,7 +1143,7 @@ typedef struct flashtune_backward_params {
    * For each block of keys, the blocks of queries that see it: the transpose of the forward
    * pass's lists. On a CUDA context it excludes deterministic.
    */
-  struct flashtune_block_mask block_mask;
+  flashtune_block_mask block_mask;
 } flashtune_backward_params;
 
 /**
@@ -1252,7 +1191,7 @@ typedef struct flashtune_merge_params {
    * (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
    * is -infinity are not read.
    */
-  struct flashtune_const_tensor partial_out;
+  flashtune_const_tensor partial_out;
   /**
    * Elements from one partial's out to the next, at least 0. Ignored if num_partials is 1.
    */
@@ -1269,7 +1208,7 @@ typedef struct flashtune_merge_params {
    * (batch_size, seqlen, num_heads, head_dim_v), written. It is 0 where no partial has seen a
    * key.
    */
-  struct flashtune_tensor out;
+  flashtune_tensor out;
   /**
    * fp32 (batch_size, num_heads, seqlen), contiguous, written: the lse over all keys. It is
    * -infinity where no partial has seen a key. NULL if not wanted.
@@ -1331,21 +1270,21 @@ typedef struct flashtune_kv_append_params {
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim), read.
    */
-  struct flashtune_const_tensor k_new;
+  flashtune_const_tensor k_new;
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
    */
-  struct flashtune_const_tensor v_new;
+  flashtune_const_tensor v_new;
   /**
    * (batch_size, seqlen_cache, num_heads_kv, head_dim), written. With block_table it is
    * (num_pages, page_size, num_heads_kv, head_dim), and stride_batch leads from one page to the
    * next.
    */
-  struct flashtune_tensor k_cache;
+  flashtune_tensor k_cache;
   /**
    * The same with head_dim_v.
    */
-  struct flashtune_tensor v_cache;
+  flashtune_tensor v_cache;
   /**
    * int32 (batch_size), read: how many keys each sequence has before the call. Device memory on
    * a CUDA context and host memory on a CPU context. No length is refused on either.
@@ -1463,11 +1402,11 @@ typedef struct flashtune_kv_append_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim) of dtype, read. All queries are rotated, also
    * those of sequences that get no keys.
    */
-  struct flashtune_const_tensor q;
+  flashtune_const_tensor q;
   /**
    * The same sizes, written: the rotated queries. It may be q itself, with the same strides.
    */
-  struct flashtune_tensor q_rotated;
+  flashtune_tensor q_rotated;
 } flashtune_kv_append_params;
 
 /**

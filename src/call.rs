@@ -5,7 +5,7 @@
 //! check pointers again.
 
 use crate::dropout::Dropout;
-use crate::problem::Problem;
+use crate::problem::{ElementType, Problem};
 use std::ffi::c_void;
 
 /// A CUstream on the GPU; ignored by the CPU, where a launch returns when the work is done.
@@ -29,6 +29,19 @@ pub struct TensorRef {
 impl TensorRef {
     pub const NULL: TensorRef =
         TensorRef { data: std::ptr::null_mut(), stride_batch: 0, stride_seqlen: 0, stride_head: 0 };
+
+    /// The same tensor with its strides in `ElementType::units`: an 8-bit tensor as one of pairs.
+    pub const fn in_units(self, element: ElementType) -> TensorRef {
+        match element {
+            ElementType::Plain(_) => self,
+            ElementType::Eight(_) => TensorRef {
+                data: self.data,
+                stride_batch: self.stride_batch / 2,
+                stride_seqlen: self.stride_seqlen / 2,
+                stride_head: self.stride_head / 2,
+            },
+        }
+    }
 
     /// A packed (batch, seqlen, heads, dim) tensor.
     pub fn packed(data: *mut c_void, seqlen: i64, heads: i64, dim: i64) -> Self {
@@ -126,6 +139,22 @@ impl BlockLists {
     };
 }
 
+/// fp32: the scales of 8-bit q, k and v. The stride of seqlen leads from one block of keys that
+/// share a scale to the next (`EightBits::keys_per_scale`). Strides are 0 along a dimension of equal
+/// scales.
+#[derive(Clone, Copy, Debug)]
+pub struct Scales {
+    /// (batch, heads_kv); NULL if q has not 8 bits.
+    pub q: TensorRef,
+    /// (batch, blocks, heads_kv). With a scale for each key, as k without its last dimension.
+    pub k: TensorRef,
+    pub v: TensorRef,
+}
+
+impl Scales {
+    pub const NULL: Scales = Scales { q: TensorRef::NULL, k: TensorRef::NULL, v: TensorRef::NULL };
+}
+
 /// The arguments of the problem's features; NULL or 0 if a feature is off.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureArgs {
@@ -166,6 +195,7 @@ pub struct FeatureArgs {
     /// int32 (batch): rows before each sequence's first key, which `seqused_k` counts too. NULL: 0.
     pub leftpad_k: *const i32,
     pub block_lists: BlockLists,
+    pub scales: Scales,
 }
 
 impl FeatureArgs {
@@ -189,6 +219,7 @@ impl FeatureArgs {
         cache_batch_idx: std::ptr::null(),
         leftpad_k: std::ptr::null(),
         block_lists: BlockLists::NULL,
+        scales: Scales::NULL,
     };
 }
 
@@ -225,6 +256,12 @@ impl Call {
     pub const fn key_entries(&self) -> i64 {
         let is_named = self.problem.features.key_starts && self.features.num_pages > 0;
         if is_named { self.features.num_pages } else { self.problem.batch_size }
+    }
+
+    /// q, k and v as kernels see them: an 8-bit tensor is one of pairs.
+    pub fn in_units(&self) -> Call {
+        let (q, k) = (self.problem.query_type(), self.problem.key_type());
+        Call { q: self.q.in_units(q), k: self.k.in_units(k), v: self.v.in_units(k), ..*self }
     }
 
     /// A call with its three inputs; all else is NULL.

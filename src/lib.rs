@@ -11,7 +11,7 @@
 
 // The flow is `attention, xla -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu`
 // stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
-// `problem`, `config`, `device`, `call`, `dropout`, `error`, `environment`, `files`, `fork` and
+// `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`, `fork` and
 // `pool` are leaves. A test fails on an import that points upward.
 
 pub mod attention;
@@ -32,6 +32,8 @@ pub mod cuda;
 pub mod device;
 #[doc(hidden)]
 pub mod dropout;
+#[doc(hidden)]
+pub mod eight;
 #[doc(hidden)]
 pub mod environment;
 #[doc(hidden)]

@@ -6,11 +6,11 @@ use super::operand::{Access, Data};
 use super::overlap::Footprint;
 use crate::error::{Error, Result};
 
-/// The longest lists: q, k, v, out, dout, lse, two dropout words and twelve tensors of the features
-/// are read; dq, dk, dv, dbias and dsinks are written.
+/// The longest lists: q, k, v, out, dout, lse, two dropout words, twelve tensors of the features
+/// and three of scales are read; dq, dk, dv, dbias and dsinks are written.
 #[derive(Default)]
 pub struct Accesses {
-    read: Footprints<20>,
+    read: Footprints<23>,
     written: Footprints<5>,
 }
 

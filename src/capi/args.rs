@@ -15,7 +15,7 @@ use super::types::*;
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::{Error, Result, Status};
-use crate::problem::{Layout, Pass, Problem, check_range};
+use crate::problem::{ElementType, Layout, Pass, Problem, check_range};
 use std::ffi::c_void;
 
 /// Alignment of a workspace. cudaMalloc gives it, and every array inside keeps it.
@@ -111,16 +111,16 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
     let keys = |name, dim, tensor| match problem.features.paged {
         None if problem.features.key_starts => {
             let sizes = [inputs.features.pass.key_starts.entries(problem), problem.seqlen_k, problem.num_heads_kv, dim];
-            Operand::new(name, Access::Read, tensor, sizes, problem.dtype)
+            Operand::new(name, Access::Read, tensor, sizes, problem.key_type())
         }
         None => rows_of_keys(name, Access::Read, problem, dim, tensor),
         Some(page_size) => {
             let pages = [inputs.features.pass.pages.num_pages, page_size, problem.num_heads_kv, dim];
-            Operand::new(name, Access::Read, tensor, pages, problem.dtype).with_rows(Rows::InPages)
+            Operand::new(name, Access::Read, tensor, pages, problem.key_type()).with_rows(Rows::InPages)
         }
     };
     [
-        rows_of_queries("q", Access::Read, problem, problem.head_dim, inputs.q),
+        rows_of_queries("q", Access::Read, problem, problem.head_dim, inputs.q).of_type(problem.query_type()),
         keys("k", problem.head_dim, inputs.k),
         keys("v", problem.head_dim_v, inputs.v),
     ]
@@ -128,12 +128,12 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
 
 fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: impl Into<TensorRef>) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_q);
-    operand(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim])
+    operand(name, access, tensor, p, (p.seqlen_q, total), [p.num_heads_q, dim], p.dtype.into())
 }
 
 fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: impl Into<TensorRef>) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_k);
-    operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim])
+    operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim], p.key_type())
 }
 
 /// An operand of sizes (batch_size, seqlen, heads, dim). With a total it has (total, heads, dim):
@@ -145,12 +145,13 @@ fn operand(
     p: &Problem,
     (seqlen, total): (i64, Option<i64>),
     [heads, dim]: [i64; 2],
+    element: ElementType,
 ) -> Operand {
     match total {
-        None => Operand::new(name, access, tensor, [p.batch_size, seqlen, heads, dim], p.dtype),
+        None => Operand::new(name, access, tensor, [p.batch_size, seqlen, heads, dim], element),
         Some(total) => {
             let sizes = [p.batch_size.min(1), total, heads, dim];
-            Operand::new(name, access, tensor, sizes, p.dtype).with_rows(Rows::Packed)
+            Operand::new(name, access, tensor, sizes, element).with_rows(Rows::Packed)
         }
     }
 }

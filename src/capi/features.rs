@@ -3,6 +3,7 @@
 //! the fields, and `lengths` checks lengths on the host.
 
 use super::array::Array;
+use super::eight_bits::EightBitInputs;
 use super::factor::check_factor;
 use super::key_starts::KeyStartInputs;
 use super::lengths::Lengths;
@@ -47,6 +48,7 @@ pub struct PassInputs {
     pub dlse: *const f32,
     pub pages: PageInputs,
     pub key_starts: KeyStartInputs,
+    pub eight_bits: EightBitInputs,
 }
 
 impl PassInputs {
@@ -62,6 +64,7 @@ impl PassInputs {
         dlse: std::ptr::null(),
         pages: PageInputs::NONE,
         key_starts: KeyStartInputs::NONE,
+        eight_bits: EightBitInputs::NONE,
     };
 }
 
@@ -246,6 +249,12 @@ impl FeatureInputs {
             array.check_required(data, Some(bit.name))?.into_iter().for_each(|bytes| touch(Access::Read, bytes));
         }
         self.block_mask.check(p, data, touch)?;
+        let rows_of_keys = match (p.features.paged, p.features.varlen.and_then(|varlen| varlen.total_k)) {
+            (Some(page_size), _) => [self.pass.pages.num_pages, page_size],
+            (None, Some(total_k)) => [1, total_k],
+            (None, None) => [self.pass.key_starts.entries(p), p.seqlen_k],
+        };
+        self.pass.eight_bits.check(p, rows_of_keys, data, touch)?;
         let dsinks = Array::new("dsinks", self.pass.dsinks.cast_const(), p.num_heads_q);
         dsinks.check()?.into_iter().for_each(|bytes| touch(Access::Written, bytes));
 
@@ -314,6 +323,7 @@ impl FeatureInputs {
             cache_batch_idx: self.pass.key_starts.cache_batch_idx,
             leftpad_k: self.pass.key_starts.leftpad_k,
             block_lists: self.block_mask.lists(),
+            scales: self.pass.eight_bits.scales(),
         }
     }
 }

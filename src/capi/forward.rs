@@ -19,7 +19,7 @@ unsafe impl SizedStruct for flashtune_forward_params {
     const OLDEST: usize = 248;
 }
 // This size grows with the struct. OLDEST, the size in the first release, stays.
-const _: () = assert!(size_of::<flashtune_forward_params>() == 600);
+const _: () = assert!(size_of::<flashtune_forward_params>() == 712);
 
 impl Params for flashtune_forward_params {
     type Checked = Checked;

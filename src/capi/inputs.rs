@@ -3,6 +3,7 @@
 //! Each struct keeps its layout for C and grows at its own end, so code must not assume that one
 //! begins like the other. This file alone reads the common fields, from each struct by name.
 
+use super::eight_bits::EightBitInputs;
 use super::factor::check_factor;
 use super::features::{FeatureInputs, PassInputs};
 use super::key_starts::KeyStartInputs;
@@ -10,7 +11,7 @@ use super::pages::PageInputs;
 use super::types::*;
 use crate::dropout::Dropout;
 use crate::error::{Error, Result};
-use crate::problem::{Causal, Dtype, Layout, Pass, Problem, Varlen};
+use crate::problem::{Causal, Features, Layout, Pass, Problem, Varlen};
 
 /// The fields under their names, unchecked.
 pub struct Inputs {
@@ -88,6 +89,7 @@ macro_rules! take_from {
 take_from!(flashtune_forward_params, |params| PassInputs {
     pages: PageInputs::from(params),
     key_starts: KeyStartInputs::from(params),
+    eight_bits: EightBitInputs::from(params),
     ..PassInputs::NONE
 });
 take_from!(flashtune_backward_params, |params| PassInputs {
@@ -100,7 +102,7 @@ take_from!(flashtune_backward_params, |params| PassInputs {
 impl Inputs {
     /// The validated problem. The arguments come from fields that only one pass's struct has.
     pub fn problem(&self, pass: Pass, deterministic: bool, batch_invariant: bool) -> Result<Problem> {
-        let dtype = dtype("dtype", self.dtype)?;
+        let (dtype, eight_bits) = self.features.pass.eight_bits.types(pass, self.dtype)?;
         let causal = match self.causal {
             FLASHTUNE_CAUSAL_NONE => Causal::None,
             FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
@@ -125,7 +127,7 @@ impl Inputs {
             dropout: self.dropout_p > 0.0,
             deterministic,
             batch_invariant,
-            features: self.features.of_problem(pass, causal)?,
+            features: Features { eight_bits, ..self.features.of_problem(pass, causal)? },
             // Set after the tensors are checked.
             layout: Layout::Vec1,
         };
@@ -167,17 +169,5 @@ impl Inputs {
             },
         };
         Ok((softmax_scale, dropout))
-    }
-}
-
-/// The dtype of a field, given by name and value.
-pub fn dtype(name: &str, number: i32) -> Result<Dtype> {
-    match number {
-        FLASHTUNE_DTYPE_FP16 => Ok(Dtype::Fp16),
-        FLASHTUNE_DTYPE_BF16 => Ok(Dtype::Bf16),
-        FLASHTUNE_DTYPE_FP32 => Ok(Dtype::Fp32),
-        other => Err(Error::invalid(format!(
-            "{name} is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
-        ))),
     }
 }

@@ -3,7 +3,7 @@
 use super::accesses::Accesses;
 use super::array::Array;
 use super::context::flashtune_context;
-use super::inputs::dtype;
+use super::dtypes::dtype;
 use super::kv_append_params::{FLASHTUNE_APPEND_SLOTS, flashtune_kv_append_params};
 use super::kv_append_slots as slots;
 use super::memory::Memory;

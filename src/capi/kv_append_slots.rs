@@ -1,7 +1,7 @@
 //! The checks of what `flashtune_kv_append` does beside copying: slots and rotations.
 
 use super::array::Array;
-use super::inputs::dtype;
+use super::dtypes::dtype;
 use super::kv_append_params::{FLASHTUNE_APPEND_SLOTS, flashtune_kv_append_params};
 use super::operand::Data;
 use super::overlap::Footprint;

@@ -3,7 +3,7 @@
 use super::accesses::Accesses;
 use super::array::Array;
 use super::context::flashtune_context;
-use super::inputs::dtype;
+use super::dtypes::dtype;
 use super::memory::Memory;
 use super::op;
 use super::operand::{Access, Data, Operand};

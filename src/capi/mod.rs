@@ -34,11 +34,14 @@ pub mod range;
 pub mod records;
 pub mod status;
 pub mod types;
+pub mod views;
 
 mod accesses;
 mod args;
 mod array;
 mod block_mask;
+mod dtypes;
+mod eight_bits;
 mod factor;
 mod features;
 mod inputs;

@@ -7,7 +7,7 @@ use super::types::{flashtune_const_tensor, flashtune_tensor};
 use crate::call::TensorRef;
 use crate::cuda::tensor_map::STRIDE_LIMIT;
 use crate::error::{Error, Result};
-use crate::problem::{Dtype, Layout};
+use crate::problem::{ElementType, Layout};
 
 /// Whether data pointers may be NULL. A launch needs them; all other calls need shapes only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Operand {
     seqlen: i64,
     heads: i64,
     dim: i64,
-    dtype: Dtype,
+    element: ElementType,
     /// Number of such tensors, and elements from one to the next.
     copies: (i64, i64),
 }
@@ -78,15 +78,20 @@ impl Operand {
         access: Access,
         tensor: impl Into<TensorRef>,
         [batch_size, seqlen, heads, dim]: [i64; 4],
-        dtype: Dtype,
+        element: impl Into<ElementType>,
     ) -> Self {
-        let (tensor, rows, copies) = (tensor.into(), Rows::OfBatch, (1, 0));
-        Operand { name, tensor, access, rows, batch_size, seqlen, heads, dim, dtype, copies }
+        let (tensor, element, rows, copies) = (tensor.into(), element.into(), Rows::OfBatch, (1, 0));
+        Operand { name, tensor, access, rows, batch_size, seqlen, heads, dim, element, copies }
     }
 
     /// The same tensor with another meaning of its first two dimensions.
     pub fn with_rows(self, rows: Rows) -> Self {
         Operand { rows, ..self }
+    }
+
+    /// The same tensor with elements of another type.
+    pub fn of_type(self, element: ElementType) -> Self {
+        Operand { element, ..self }
     }
 
     /// Several such tensors: their number, and elements from one to the next.
@@ -109,7 +114,7 @@ impl Operand {
                 return Err(self.invalid(format!(
                     ".data is NULL; it must point to {} {} elements",
                     self.sizes(),
-                    self.dtype.name()
+                    self.element.name()
                 )));
             }
             if strides.iter().all(|(_, stride)| *stride == 0) {
@@ -117,12 +122,12 @@ impl Operand {
             }
         }
         let footprint = self.footprint()?;
-        let element = self.dtype.bytes() as u64;
+        let element = self.element.bytes() as u64;
         if !footprint.start.is_multiple_of(element) {
             return Err(self.invalid(format!(
                 ".data is {}; it must be aligned to the {element} bytes of one {} element",
                 address(self.tensor.data),
-                self.dtype.name()
+                self.element.name()
             )));
         }
         if self.access == Access::Written && footprint.overlaps_itself() {
@@ -135,18 +140,18 @@ impl Operand {
         Ok((!self.tensor.data.is_null()).then_some(footprint))
     }
 
-    /// The quantities, in elements, that limit vector access: address, head dim, and the strides
+    /// The quantities, in `ElementType::units`, that limit vector access: address, head dim, and the strides
     /// that are used.
     pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
         let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
         let dims = dims.into_iter().chain([self.copies]);
-        let element = self.dtype.bytes() as i64;
+        let element = self.element.bytes() as i64;
         let strides = dims.filter(|(count, _)| *count > 1).map(move |(_, stride)| {
             // A stride beyond TMA's limit counts as narrower than TMA's access.
             if stride < STRIDE_LIMIT as i64 / element { stride } else { stride | Layout::Vec4.elements() }
         });
         let first = if self.is_empty() { 0 } else { self.tensor.data as i64 / element };
-        strides.chain([first, self.dim])
+        strides.chain([first, self.dim]).map(|elements| self.element.units(elements))
     }
 
     /// Whether the rows of all sequences form one dimension, as tensor maps of varlen problems
@@ -170,7 +175,7 @@ impl Operand {
     }
 
     fn footprint(&self) -> Result<Footprint> {
-        let element = self.dtype.bytes() as i64;
+        let element = self.element.bytes() as i64;
         let [batch, seqlen, head] = self.dims();
         let start = self.tensor.data as u64;
         Footprint::strided(self.name, start, self.dim * element, element, [batch, seqlen, head, self.copies]).map_err(

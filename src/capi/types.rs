@@ -1,7 +1,7 @@
 //! The parameter structs of the two passes as C sees them. They hold data only: `args` and the
 //! files it uses check them. cbindgen copies the doc comments into include/flashtune.h.
 
-use std::ffi::c_void;
+pub use super::views::*;
 
 /// IEEE half precision (CUDA and CPU backends).
 pub const FLASHTUNE_DTYPE_FP16: i32 = 1;
@@ -20,6 +20,19 @@ pub const FLASHTUNE_DTYPE_BF16: i32 = 2;
 /// A GPU computes each product as three tf32 products, which keep 22 of the 24 bits. Infinities in
 /// v or dout may therefore give NaN on a GPU.
 pub const FLASHTUNE_DTYPE_FP32: i32 = 3;
+/// 8 bits: sign, 4 of exponent, 3 of mantissa; the largest number is 448, and there is no infinity
+/// (float8_e4m3fn). For k and v with q in fp16 or bf16, and for all three of q, k and v.
+///
+/// A tensor of 8 bits holds x / scale, and its scales are fp32 (k_descale in
+/// flashtune_forward_params). It is made by rounding to the nearest, ties to even. Numbers past the
+/// largest, infinities too, become the largest. NaN stays NaN.
+pub const FLASHTUNE_DTYPE_E4M3: i32 = 4;
+/// 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2). For
+/// k and v with q in fp16 or bf16. Quantising never makes an infinity.
+pub const FLASHTUNE_DTYPE_E5M2: i32 = 5;
+/// 8-bit integers from -127 to 127. For k and v with q in fp16 or bf16. There is no NaN:
+/// quantising makes it 0.
+pub const FLASHTUNE_DTYPE_INT8: i32 = 6;
 
 /// Every query sees every key.
 pub const FLASHTUNE_CAUSAL_NONE: i32 = 0;
@@ -69,136 +82,6 @@ pub const FLASHTUNE_FEATURE_CACHE_BATCH_IDX: u64 = 8192;
 /// Forward pass: leftpad_k is used.
 pub const FLASHTUNE_FEATURE_LEFTPAD_K: u64 = 16384;
 
-/// Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
-/// keys that it sees. Backward, each block of keys lists the blocks of queries that see it (the
-/// transpose).
-///
-/// A score counts if its block is listed and causal, the window, mask and the other features allow
-/// it. In a full block, mask is not applied; causal, the window and the other features are. A query
-/// whose block lists nothing sees no key. The run time is proportional to the number of listed
-/// blocks.
-///
-/// FlexAttention's BlockMask holds the same lists:
-///
-/// - Forward: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices.
-/// - Backward: q_num_blocks, q_indices, full_q_num_blocks, full_q_indices.
-///
-/// Below, rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. The
-/// entries of a list may have any order. A row must not name a block twice, neither in one list nor
-/// across both.
-///
-/// On a CPU context the lists are host memory, and a launch refuses wrong entries. On a CUDA
-/// context they are device memory, and nothing checks them:
-///
-/// - A count above max_blocks uses the first max_blocks entries.
-/// - An entry that names no block is skipped.
-/// - A block listed twice counts twice.
-///
-/// Strides are in elements and at least 0. A stride of 0 shares the lists along that dimension.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct flashtune_block_mask {
-    /// Queries of a block, a multiple of 16 up to 2048. Multiples of 128 run fastest. Each size has
-    /// its own kernel.
-    pub block_q: i64,
-    /// Keys of a block, under the same rule.
-    pub block_k: i64,
-    /// int32 (batch_size, num_heads_q, rows), read: the number of used entries of indices. The rows
-    /// dimension is contiguous.
-    pub num_blocks: *const i32,
-    /// int32 (batch_size, num_heads_q, rows, max_blocks), read: block numbers. The max_blocks
-    /// dimension is contiguous.
-    pub indices: *const i32,
-    /// The same for full blocks, with the same strides. Both are NULL if no block is full.
-    pub full_num_blocks: *const i32,
-    /// See full_num_blocks.
-    pub full_indices: *const i32,
-    pub num_blocks_stride_batch: i64,
-    pub num_blocks_stride_head: i64,
-    pub indices_stride_batch: i64,
-    pub indices_stride_head: i64,
-    pub indices_stride_row: i64,
-    /// Entries that a row of indices has room for, 0 to 2^31 - 1.
-    pub max_blocks: i64,
-}
-
-/// A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor that is written: one element
-/// for each score. Lifetime, memory and NULL rules are those of flashtune_tensor.
-///
-/// Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
-/// dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
-/// varlen, elements past a sequence's last query or key are neither read nor written.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct flashtune_scores_tensor {
-    pub data: *mut c_void,
-    pub stride_batch: i64,
-    pub stride_head: i64,
-    pub stride_seqlen_q: i64,
-    pub stride_seqlen_k: i64,
-}
-
-/// The same for a tensor that is only read. The layout is that of flashtune_scores_tensor.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct flashtune_const_scores_tensor {
-    pub data: *const c_void,
-    pub stride_batch: i64,
-    pub stride_head: i64,
-    pub stride_seqlen_q: i64,
-    pub stride_seqlen_k: i64,
-}
-
-/// A view of a (batch, seqlen, heads, dim) tensor that is written. Its last dimension is
-/// contiguous. The data is borrowed for the call, on a GPU until the enqueued work is done. It is
-/// never freed.
-///
-/// Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
-/// ignored. No two elements may overlap. With the dimensions sorted by stride, each stride must be
-/// larger than the distance to the last element of the dimensions before it.
-///
-/// data is device memory on a CUDA context and host memory on a CPU context, aligned to its
-/// element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
-/// are multiples of 8.
-///
-/// data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
-/// touch data: supported, workspace_size, prepare, plan_info and autotune. In those calls, NULL
-/// with all strides 0 stands for a packed tensor.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct flashtune_tensor {
-    pub data: *mut c_void,
-    pub stride_batch: i64,
-    pub stride_seqlen: i64,
-    pub stride_head: i64,
-}
-
-/// The same for a tensor that is only read. The layout and the rules are those of flashtune_tensor,
-/// but elements may overlap: a stride of 0 broadcasts, and views into one packed buffer are
-/// allowed.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct flashtune_const_tensor {
-    pub data: *const c_void,
-    pub stride_batch: i64,
-    pub stride_seqlen: i64,
-    pub stride_head: i64,
-}
-
-impl From<flashtune_tensor> for flashtune_const_tensor {
-    fn from(written: flashtune_tensor) -> Self {
-        let flashtune_tensor { data, stride_batch, stride_seqlen, stride_head } = written;
-        flashtune_const_tensor { data, stride_batch, stride_seqlen, stride_head }
-    }
-}
-
-impl From<flashtune_scores_tensor> for flashtune_const_scores_tensor {
-    fn from(written: flashtune_scores_tensor) -> Self {
-        let flashtune_scores_tensor { data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k } = written;
-        flashtune_const_scores_tensor { data, stride_batch, stride_head, stride_seqlen_q, stride_seqlen_k }
-    }
-}
-
 /// One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
@@ -208,7 +91,8 @@ impl From<flashtune_scores_tensor> for flashtune_const_scores_tensor {
 pub struct flashtune_forward_params {
     /// sizeof(flashtune_forward_params).
     pub struct_size: u64,
-    /// A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32.
+    /// A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32. kv_dtype and out_dtype
+    /// give k and v, and out, other types.
     pub dtype: i32,
     /// A FLASHTUNE_CAUSAL_*.
     pub causal: i32,
@@ -418,6 +302,40 @@ pub struct flashtune_forward_params {
     /// parts, at least 1. It changes neither the plan nor the workspace's size. With
     /// batch_invariant it must be 0, since the places of the keys decide.
     pub num_splits: i64,
+    /// A FLASHTUNE_DTYPE_*: the type of k and v; 0 means dtype. With dtype FP16 or BF16 it may be
+    /// E4M3, E5M2 or INT8. With dtype E4M3 it is 0 or E4M3.
+    ///
+    /// With k and v of 8 bits, dropout_p must be 0. On a CUDA context their addresses, strides and
+    /// head dims must be multiples of 4 bytes; multiples of 16 bytes run fastest.
+    pub kv_dtype: i32,
+    /// The type of out, and of bias: 0 means dtype. With dtype E4M3 it must be FP16 or BF16.
+    pub out_dtype: i32,
+    /// fp32 (batch_size, 1, num_heads_kv), read: the scales of q with dtype E4M3, else NULL. The
+    /// query heads of a GQA group share one. stride_seqlen is ignored.
+    ///
+    /// Strides of the three arrays of scales are in elements and at least 0. A stride of 0 shares
+    /// the scale along that dimension, so three strides of 0 make one scale for the tensor. An
+    /// element stands for its 8-bit number times its scale.
+    ///
+    /// Scales must be finite and above 0. On a CPU context a launch refuses others. On a CUDA
+    /// context nothing checks them: the heads and sequences that use such a scale have results
+    /// without meaning, and no others are affected.
+    pub q_descale: flashtune_const_tensor,
+    /// fp32, read: the scales of k if it has 8 bits, else NULL. keys_per_descale says how many keys
+    /// share one:
+    ///
+    /// - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen is
+    ///   ignored.
+    /// - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
+    ///   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
+    ///   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.
+    /// - 128: blocks of 128 keys, counted from each sequence's key 0. The array is (batch_size,
+    ///   ceil(seqlen_k / 128), num_heads_kv), also with pages and packed sequences.
+    pub k_descale: flashtune_const_tensor,
+    /// The same for v.
+    pub v_descale: flashtune_const_tensor,
+    /// 0, 1 or 128: see k_descale.
+    pub keys_per_descale: i64,
 }
 
 /// One backward pass. A field with the name of a forward field means the same and must have the

@@ -16,6 +16,7 @@
 
 use super::block_map::{BlockMap, TileBlocks};
 use super::dropout::Masks;
+use super::eight::{Input, InputHead, round_weights};
 use super::element::{Element, Head, Tensor};
 use super::product::{Into, LANES, Matrix, STRIP, multiply};
 use super::read_only::ReadOnly;
@@ -46,9 +47,10 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
         group_size: problem.group_size() as usize,
         dim: problem.head_dim as usize,
         dim_v: problem.head_dim_v as usize,
-        q: Tensor::new(&call.q, problem.head_dim as usize),
-        k: Tensor::new(&call.k, problem.head_dim as usize),
-        v: Tensor::new(&call.v, problem.head_dim_v as usize),
+        q: Input::q(call),
+        k: Input::k(call),
+        v: Input::v(call),
+        rounds_weights: problem.features.has_fp8_queries(),
         out: Tensor::new(&call.out, problem.head_dim_v as usize),
         lse: Lse(call.lse),
         sinks: problem.features.sinks.then_some(ReadOnly::new(call.features.sinks)),
@@ -126,9 +128,11 @@ struct Forward<E> {
     group_size: usize,
     dim: usize,
     dim_v: usize,
-    q: Tensor<E>,
-    k: Tensor<E>,
-    v: Tensor<E>,
+    q: Input<E>,
+    k: Input<E>,
+    v: Input<E>,
+    /// As kernels with fp8 queries round them.
+    rounds_weights: bool,
     out: Tensor<E>,
     lse: Lse,
     /// The sinks: one more score for each query head, which belongs to no key.
@@ -147,13 +151,13 @@ impl<E: Element> Forward<E> {
         let v = take(&mut scratch, n * self.dim_v);
         let scores = take(&mut scratch, n * STRIP);
         let keep = take(&mut scratch, if self.masks.is_some() { n * STRIP } else { 0 });
-        let q = self.q.head(sequence.place_q, head);
+        let kv_head = head / self.group_size;
+        let q = self.q.queries(sequence, head, kv_head);
         let mut strips: [Option<Strip>; MOST_STRIPS] = [const { None }; MOST_STRIPS];
         let starts = (first_row..first_row + rows).step_by(STRIP);
         for (strip, start) in strips.iter_mut().zip(starts) {
             *strip = Some(self.strip(sequence, &q, start, STRIP.min(first_row + rows - start), &mut scratch));
         }
-        let kv_head = head / self.group_size;
         let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
         let mut blocks = self.block_map.table();
         let of_block = patches(sequence.mask.keys_of_block(first_row..first_row + rows));
@@ -190,7 +194,7 @@ impl<E: Element> Forward<E> {
     fn strip<'a>(
         &self,
         sequence: &Sequence,
-        q: &Head<E>,
+        q: &InputHead<E>,
         first_row: usize,
         rows: usize,
         scratch: &mut &'a mut [f32],
@@ -245,6 +249,9 @@ impl<E: Element> Forward<E> {
             self.hide(sequence, head, tile, blocks, scores);
         }
         softmax_step(self.level, scores, pitch, tile.keys, strip.row_max, strip.row_sum, strip.rescale);
+        if self.rounds_weights {
+            round_weights(scores);
+        }
         if let Some(masks) = &self.masks {
             let mask_head = sequence.batch * self.heads + head;
             masks.fill(mask_head, tile.first_row, tile.rows, tile.first_key, tile.keys, keep, 1, pitch);

@@ -8,6 +8,7 @@
 mod backward;
 mod block_map;
 mod dropout;
+mod eight;
 mod element;
 mod forward;
 mod host;
@@ -156,6 +157,7 @@ impl Executable {
 
     fn run<E: element::Element>(&self, call: &Call) -> Result<()> {
         debug_assert_eq!((call.problem.pass, call.problem.dtype), (self.pass, self.dtype));
+        eight::check_scales(call)?;
         match self.pass {
             Pass::Forward => forward::run::<E>(call, self.tile_size, self.level, &self.workers),
             Pass::Backward => backward::run::<E>(call, self.tile_size, self.level, &self.workers),

@@ -9,6 +9,7 @@ mod backward;
 mod combine;
 pub mod cpu;
 mod decode;
+mod eight_bits;
 mod knob;
 mod limits;
 mod sm80;
@@ -56,6 +57,9 @@ fn room(family: Family, pass: Pass) -> &'static Room {
 pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     if device.arch == Arch::Cpu {
         return &[Family::Cpu];
+    }
+    if problem.features.eight_bits.is_some() {
+        return eight_bits::families(problem, device);
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
     match (decode::rank(problem), is_sm90) {
@@ -108,7 +112,7 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
         Arch::Sm(..) if problem.deterministic && problem.features.block_mask.is_some() => Err(Error::unsupported(
             "deterministic is true and there is a block mask; on a GPU tiles take no turns at the blocks of lists (the CPU backend is always deterministic)",
         )),
-        Arch::Sm(..) => Ok(()),
+        Arch::Sm(..) => eight_bits::supported(problem, device),
     }
 }
 

@@ -39,14 +39,14 @@ pub struct KeyMaps {
 impl KeyMaps {
     /// Boxes of so many keys.
     pub fn encode(driver: &Driver, call: &Call, box_rows: u32) -> Result<KeyMaps> {
-        let [k, v] = key_tensors(call, box_rows)?;
+        let [k, v] = key_tensors(&call.in_units(), box_rows)?;
         Ok(KeyMaps { k: TensorMap::encode(driver, &k)?, v: TensorMap::encode(driver, &v)? })
     }
 }
 
 impl LaunchMaps {
     pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<LaunchMaps> {
-        let [q, k, v, o] = tensors(call, boxes)?;
+        let [q, k, v, o] = tensors(&call.in_units(), boxes)?;
         Ok(LaunchMaps {
             q: TensorMap::encode(driver, &q)?,
             k: TensorMap::encode(driver, &k)?,
@@ -56,9 +56,11 @@ impl LaunchMaps {
     }
 }
 
-/// Q, K, V and O or dO as TMA sees them.
+/// Q, K, V and O or dO as TMA sees them. `call` is in units: a row of 8-bit elements is one of
+/// pairs.
 fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let p = &call.problem;
+    let (cols_q, [cols_k, cols_v]) = (p.query_type().units(p.head_dim), cols_of_keys(p));
     let element = element(p)?;
     let Varlen { total_q, total_k, .. } = p.features.varlen.unwrap_or_default();
     let of = |view: &TensorRef, shape: Shape| match p.features.varlen {
@@ -70,9 +72,9 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     let of_keys = |view, dim| {
         of(view, Shape::new([call.key_entries(), p.seqlen_k, p.num_heads_kv, dim], total_k, boxes.key_rows))
     };
-    let (q, o) = (of_queries(&call.q, p.head_dim), of_queries(o(call), p.head_dim_v));
+    let (q, o) = (of_queries(&call.q, cols_q), of_queries(o(call), p.head_dim_v));
     let [k, v] = match p.features.paged {
-        None => [of_keys(&call.k, p.head_dim), of_keys(&call.v, p.head_dim_v)],
+        None => [of_keys(&call.k, cols_k), of_keys(&call.v, cols_v)],
         // Threads copy the keys.
         Some(_) if boxes.key_rows == 0 => [q, q],
         Some(page_size) => page_tensors(call, element, page_size, boxes.key_rows).unwrap_or([q, q]),
@@ -86,6 +88,11 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     })
 }
 
+/// The columns of K and V in units.
+fn cols_of_keys(p: &Problem) -> [i64; 2] {
+    [p.head_dim, p.head_dim_v].map(|dim| p.key_type().units(dim))
+}
+
 /// K and V if they are pages; None without any page.
 fn page_tensors(call: &Call, element: Element, page_size: i64, box_rows: u32) -> Option<[Tensor; 2]> {
     let (p, batch_size) = (&call.problem, call.features.num_pages);
@@ -93,7 +100,8 @@ fn page_tensors(call: &Call, element: Element, page_size: i64, box_rows: u32) ->
         let shape = Shape { dim, rows: page_size, heads: p.num_heads_kv, batch_size, box_rows };
         of_equal_lengths(element, view, &shape)
     };
-    (batch_size > 0).then(|| [of(&call.k, p.head_dim), of(&call.v, p.head_dim_v)])
+    let [cols_k, cols_v] = cols_of_keys(p);
+    (batch_size > 0).then(|| [of(&call.k, cols_k), of(&call.v, cols_v)])
 }
 
 /// K and V, fetched 128 bytes at a time since they are read once: with 256 an H200 took 1.1 times

@@ -3,17 +3,20 @@
 //! assert the size.
 
 use super::launch_maps;
-use crate::call::{BlockLists, Call, ScoresRef, TensorRef};
+use crate::call::{BlockLists, Call, Scales, ScoresRef, TensorRef};
 use crate::problem::{Pass, Problem};
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KernelParams {
+    /// Tensors of 8 bits (kKeyFormat, kIsFp8) have strides in pairs of elements.
     pub q: TensorRef,
     pub k: TensorRef,
     pub v: TensorRef,
     pub out: TensorRef,
     pub dout: TensorRef,
+    /// Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
+    /// own would move the tensor maps, which follow this struct in the parameters of every kernel.
     pub dq: TensorRef,
     pub dk: TensorRef,
     pub dv: TensorRef,
@@ -122,7 +125,14 @@ const _: () = assert!(size_of::<KernelParams>() == KERNEL_PARAMS_BYTES);
 impl KernelParams {
     /// Unsplit.
     pub fn new(call: &Call) -> Self {
+        let call = &call.in_units();
         let p = &call.problem;
+        // Only the backward pass has gradients, and only the forward pass scales.
+        let Scales { q: q_scales, k: k_scales, v: v_scales } = call.features.scales;
+        let [dq, dk, dv] = match p.pass {
+            Pass::Forward => [q_scales, k_scales, v_scales],
+            Pass::Backward => [call.dq, call.dk, call.dv],
+        };
         let heads_rows = (p.num_heads_q * p.workspace_rows_of_head()) as usize;
         let features = &call.features;
         let [map_rows_q, map_rows_k, map_rows_v, map_rows_o] = launch_maps::rows_between(call);
@@ -134,9 +144,9 @@ impl KernelParams {
             v: call.v,
             out: call.out,
             dout: call.dout,
-            dq: call.dq,
-            dk: call.dk,
-            dv: call.dv,
+            dq,
+            dk,
+            dv,
             lse: call.lse,
             lse_log2: at(0),
             delta: at(heads_rows),

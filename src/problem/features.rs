@@ -6,63 +6,10 @@
 //! `switch_on`; the compiler asks for each. The features themselves are implemented in
 //! `templates/device` and `cpu`.
 
-use super::{Causal, Pass, Problem};
-use crate::error::{Error, Result};
+use super::{EightBits, Pass, Problem};
 use serde::{Deserialize, Serialize};
 
-/// A sliding window: query i sees keys from i + shift - left to i + shift + right. The shift is 0
-/// if the window aligns to the top left, else seqlen_k - seqlen_q. With varlen, these are the
-/// sequence's own lengths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Window {
-    /// None: all keys before the diagonal.
-    pub left: Option<i64>,
-    /// None: all keys after the diagonal. A causal problem has None here, and its causal mask hides
-    /// these keys.
-    pub right: Option<i64>,
-    /// Aligns the window as `Causal::TopLeft` does, else as `Causal::BottomRight`. In a causal
-    /// problem the two alignments must be equal.
-    pub top_left: bool,
-}
-
-impl Window {
-    /// Checks that the window of a causal problem follows the causal diagonal.
-    pub fn check_corner(&self, causal: Causal) -> Result<()> {
-        let (of_window, of_causal) = match (self.top_left, causal) {
-            (false, Causal::TopLeft) => ("bottom right", "top left"),
-            (true, Causal::BottomRight) => ("top left", "bottom right"),
-            _ => return Ok(()),
-        };
-        Err(Error::invalid(format!(
-            "the window aligns to the {of_window} and causal to the {of_causal}; both must align to the same corner"
-        )))
-    }
-}
-
-/// Varlen: each sequence has its own length, which only the device knows. With a total, the tensor
-/// is (total, heads, dim) and holds the sequences end to end. With None, the tensor is (batch,
-/// seqlen, heads, dim), and each sequence uses the first rows of its batch entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Varlen {
-    /// Rows of q.
-    pub total_q: Option<i64>,
-    /// Rows of k.
-    pub total_k: Option<i64>,
-    /// `seqused_q` is given. It holds the number of rows of q that each sequence uses.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub padded_q: bool,
-}
-
-/// The block size of a block mask, in queries and keys. Lists (`call::BlockLists`) name the blocks
-/// of scores that queries may see; all other blocks are hidden.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BlockMask {
-    pub block_q: i64,
-    pub block_k: i64,
-}
+pub use super::feature_sizes::{BlockMask, Varlen, Window};
 
 /// Additions to softmax(scale * Q K^T) V; all off by default. A kernel has no code for a feature
 /// that is off.
@@ -99,6 +46,9 @@ pub struct Features {
     pub key_starts: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_mask: Option<BlockMask>,
+    /// Forward: k and v, and perhaps q, hold 8-bit numbers with scales.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eight_bits: Option<EightBits>,
 }
 
 impl Features {
@@ -116,6 +66,7 @@ impl Features {
         paged: None,
         key_starts: false,
         block_mask: None,
+        eight_bits: None,
     };
 
     pub fn is_none(&self) -> bool {
@@ -126,6 +77,11 @@ impl Features {
     /// change.
     pub const fn modifies_scores(&self) -> bool {
         self.softcap || self.alibi || self.bias || self.mask
+    }
+
+    /// Whether q is e4m3 as k and v are.
+    pub fn has_fp8_queries(&self) -> bool {
+        self.eight_bits.is_some_and(|eight| eight.queries)
     }
 
     pub fn is_on(&self, feature: Feature) -> bool {
@@ -144,6 +100,7 @@ impl Features {
             paged,
             key_starts,
             block_mask,
+            eight_bits,
         } = *self;
         match feature {
             Feature::Window => window != Window::default(),
@@ -159,6 +116,7 @@ impl Features {
             Feature::Paged => paged.is_some(),
             Feature::KeyStarts => key_starts,
             Feature::BlockMask => block_mask.is_some(),
+            Feature::EightBits => eight_bits.is_some(),
         }
     }
 
@@ -175,7 +133,7 @@ impl Features {
             Feature::Sinks => self.sinks = true,
             Feature::Dlse => self.dlse = true,
             Feature::KeyStarts => self.key_starts = true,
-            Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {}
+            Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask | Feature::EightBits => {}
         }
     }
 }
@@ -434,6 +392,36 @@ table! {
             },
         ],
     },
+    EightBits => Row {
+        options: &[
+            ("kv_dtype", "Forward: k and v are e4m3, e5m2 or int8, with scales"),
+            ("fp8_q", "Forward: q is e4m3 as k and v are, and dtype is that of out"),
+            ("keys_per_scale", "Keys that share a scale: 0 (all of a sequence), 1 or 128"),
+        ],
+        passes: &[Pass::Forward],
+        bits: &[],
+        word: |features| features.eight_bits.map_or(String::new(), |eight| eight.word()),
+        constants: &[
+            Constant {
+                name: "kKeyFormat",
+                tag: "key_format",
+                meaning: "k and v: 0 as q, 1 e4m3, 2 e5m2, 3 int8 (device/attention/eight_bits.cuh)",
+                value: ConstantValue::Integer(|p| p.features.eight_bits.map_or(0, |eight| eight.keys.number())),
+            },
+            Constant {
+                name: "kIsFp8",
+                tag: "is_fp8",
+                meaning: "q, k and v are e4m3; out and bias have the dtype",
+                value: ConstantValue::Flag(|p| p.features.has_fp8_queries()),
+            },
+            Constant {
+                name: "kKeysPerScale",
+                tag: "keys_per_scale",
+                meaning: "keys that share an element of k_descale and v_descale: 1, 128, 0: all of a sequence",
+                value: ConstantValue::Integer(|p| p.features.eight_bits.map_or(0, |e| e.keys_per_scale as u32)),
+            },
+        ],
+    },
 }
 
 /// The `--help` text of an option in the table.
@@ -470,7 +458,7 @@ mod tests {
             features.switch_on(*feature);
             let on: Vec<&Feature> = Feature::ALL.iter().filter(|other| features.is_on(**other)).collect();
             match feature {
-                Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {
+                Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask | Feature::EightBits => {
                     assert!(features.is_none(), "{feature:?} has sizes")
                 }
                 _ => assert_eq!(on, [feature]),

@@ -23,6 +23,7 @@ impl Features {
             paged,
             block_mask,
             key_starts,
+            eight_bits,
         } = self;
         Features {
             window,
@@ -42,6 +43,7 @@ impl Features {
             paged: paged.filter(|_| has_any(Feature::Paged)),
             block_mask: block_mask.filter(|_| has_any(Feature::BlockMask)),
             key_starts: key_starts && has_any(Feature::KeyStarts),
+            eight_bits,
         }
     }
 }

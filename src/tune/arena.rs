@@ -6,15 +6,15 @@
 //! pages are (pages, page size, heads, dim). The timing runs and the check both use an arena, on
 //! any backend.
 
-use super::features::{FeatureBuffers, ListDensity, feature_bytes};
+use super::features::{FeatureBuffers, ListDensity, feature_bytes, scale};
 use super::lengths::Lengths;
 use super::pages::Pages;
-use super::values::{decode, encode, normals};
+use super::values::{decode, decode_as, encode, encode_as, normals};
 use crate::backend::{Backend, Memory};
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
 use crate::error::Result;
-use crate::problem::{Dtype, Features, Layout, Pass, Problem};
+use crate::problem::{Dtype, ElementType, Features, Layout, Pass, Problem};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensor {
@@ -61,12 +61,21 @@ impl Shape {
         Shape {
             rows: (positions * heads) as usize,
             dim: dim as usize,
-            pitch: pitch(problem.dtype, dim, problem.layout) as usize,
+            pitch: pitch(element(problem, tensor), dim, problem) as usize,
         }
     }
 
     const fn elements(&self) -> usize {
         self.rows * self.pitch
+    }
+}
+
+/// The type of a tensor's elements.
+pub fn element(problem: &Problem, tensor: Tensor) -> ElementType {
+    match tensor {
+        Tensor::Q => problem.query_type(),
+        Tensor::K | Tensor::V => problem.key_type(),
+        _ => problem.dtype.into(),
     }
 }
 
@@ -94,10 +103,12 @@ fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
 
 /// The shortest row pitch of exactly this layout class. A kernel for 4-element accesses is thus
 /// timed on rows where 8-element accesses would be misaligned.
-fn pitch(dtype: Dtype, dim: i64, layout: Layout) -> i64 {
-    let step = layout.elements();
+fn pitch(element: ElementType, dim: i64, problem: &Problem) -> i64 {
+    // Elements of 8 bits count by the pair.
+    let unit = if element.bytes() == 1 { 2 } else { 1 };
+    let step = unit * problem.layout.elements();
     let pitch = (dim + step - 1) / step * step;
-    if Layout::widest(dtype, [pitch]) < layout { pitch + step } else { pitch }
+    if Layout::widest(problem.dtype, [pitch / unit]) < problem.layout { pitch + step } else { pitch }
 }
 
 pub struct Arena {
@@ -120,19 +131,17 @@ impl Arena {
         lengths: Lengths,
         density: ListDensity,
     ) -> Result<Arena> {
-        let element = problem.dtype.bytes();
         let allocate = |bytes: usize| backend.allocate(bytes.max(SMALLEST));
-        let tensors: Vec<Memory> = tensors(problem.pass)
-            .iter()
-            .map(|tensor| allocate(Shape::of(problem, *tensor).elements() * element))
-            .collect::<Result<_>>()?;
+        let tensors: Vec<Memory> =
+            tensors(problem.pass).iter().map(|tensor| allocate(bytes_of(problem, *tensor))).collect::<Result<_>>()?;
         let lse = allocate(problem.lse_elements() as usize * 4)?;
         let workspace = allocate(problem.workspace_bytes())?;
         let features = FeatureBuffers::new(backend, problem, &lengths, density)?;
         let view = |tensor: Tensor| match self::tensors(problem.pass).iter().position(|t| *t == tensor) {
             Some(at) => {
                 let (_, seqlen, heads, dim) = extents(problem, tensor);
-                TensorRef::packed(tensors[at].address(), seqlen, heads, pitch(problem.dtype, dim, problem.layout))
+                let pitch = pitch(element(problem, tensor), dim, problem);
+                TensorRef::packed(tensors[at].address(), seqlen, heads, pitch)
             }
             None => TensorRef::NULL,
         };
@@ -160,15 +169,18 @@ impl Arena {
     /// outputs of any content.
     pub fn random(backend: &Backend, problem: &Problem, dropout: Dropout, seed: u32) -> Result<Arena> {
         let arena = Arena::new(backend, problem, dropout, Lengths::even(problem), ListDensity::Sparse)?;
-        let pool = encode(&normals(POOL, seed), problem.dtype);
+        let normals = normals(POOL, seed);
         for (at, tensor) in tensors(problem.pass).iter().enumerate() {
             if outputs(problem.pass).contains(tensor) {
                 continue;
             }
-            let bytes = Shape::of(problem, *tensor).elements() * problem.dtype.bytes();
+            let (bytes, element) = (bytes_of(problem, *tensor), element(problem, *tensor));
+            // Numbers of 8 bits, with scales of about an eighth.
+            let factor = if element.bytes() == 1 { 8.0 } else { 1.0 };
+            let pool = encode_as(&normals.iter().map(|x| factor * x).collect::<Vec<_>>(), element);
             // Each tensor starts at another offset of the pool. Rows recur only after the pool's
             // prime length.
-            let (ahead, behind) = pool.split_at(at * 4099 * problem.dtype.bytes());
+            let (ahead, behind) = pool.split_at(at * 4099 * element.bytes());
             let mut values = Vec::with_capacity(bytes);
             for part in [behind, ahead].into_iter().cycle() {
                 values.extend_from_slice(&part[..part.len().min(bytes - values.len())]);
@@ -214,20 +226,21 @@ impl Arena {
     /// Fills a tensor with NaN, gaps between rows included, so that a read of an unwritten element
     /// shows.
     pub fn poison(&self, backend: &Backend, tensor: Tensor) -> Result<()> {
-        let shape = Shape::of(&self.call.problem, tensor);
-        backend.upload(self.memory(tensor), &vec![NAN_BYTE; shape.elements() * self.call.problem.dtype.bytes()])
+        backend.upload(self.memory(tensor), &vec![NAN_BYTE; bytes_of(&self.call.problem, tensor)])
     }
 
     /// Writes rows of `dim` values each, with NaN in the gaps between them and in the rows that no
-    /// sequence uses.
+    /// sequence uses. Rows of 8 bits are divided by their scales.
     pub fn write(&self, backend: &Backend, tensor: Tensor, values: &[f32]) -> Result<()> {
-        let shape = Shape::of(&self.call.problem, tensor);
+        let problem = &self.call.problem;
+        let shape = Shape::of(problem, tensor);
         let mut spaced = vec![f32::NAN; shape.elements()];
-        let rows = spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim));
-        for ((to, from), _) in rows.zip(self.used_rows(tensor)).filter(|(_, is_used)| *is_used) {
-            to[..shape.dim].copy_from_slice(from);
+        let rows = spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim)).enumerate();
+        for ((row, (to, from)), _) in rows.zip(self.used_rows(tensor)).filter(|(_, is_used)| *is_used) {
+            let scale = scale_of_row(problem, tensor, row);
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from / scale);
         }
-        backend.upload(self.memory(tensor), &encode(&spaced, self.call.problem.dtype))
+        backend.upload(self.memory(tensor), &encode_as(&spaced, element(problem, tensor)))
     }
 
     /// Reads the rows. A row that no sequence uses reads as 0 while it still holds the NaN of
@@ -274,6 +287,31 @@ impl Arena {
     }
 }
 
+/// The values as a tensor of the problem holds them: rounded, and with 8 bits times their scales.
+pub fn rounded(problem: &Problem, tensor: Tensor, values: &[f32]) -> Vec<f32> {
+    let (shape, element) = (Shape::of(problem, tensor), element(problem, tensor));
+    let of_row = |(row, values): (usize, &[f32])| {
+        let scale = scale_of_row(problem, tensor, row);
+        let scaled: Vec<f32> = values.iter().map(|x| x / scale).collect();
+        decode_as(&encode_as(&scaled, element), element).into_iter().map(move |x| x * scale)
+    };
+    values.chunks_exact(shape.dim).enumerate().flat_map(of_row).collect()
+}
+
+/// The scale of a row (position, head) of 8 bits; 1 for other tensors.
+fn scale_of_row(problem: &Problem, tensor: Tensor, row: usize) -> f32 {
+    if element(problem, tensor).bytes() != 1 {
+        return 1.0;
+    }
+    let heads = extents(problem, tensor).2 as usize;
+    let head_kv = row % heads * problem.num_heads_kv as usize / heads;
+    scale(problem, tensor == Tensor::V, row / heads, head_kv)
+}
+
+fn bytes_of(problem: &Problem, tensor: Tensor) -> usize {
+    Shape::of(problem, tensor).elements() * element(problem, tensor).bytes()
+}
+
 /// Bytes of one arena, the workspace included.
 pub fn arena_bytes(problem: &Problem) -> u128 {
     let rest = [problem.lse_elements() as usize * 4, feature_bytes(problem), problem.workspace_bytes()];
@@ -287,7 +325,7 @@ pub fn largest_tensor_bytes(problem: &Problem) -> u128 {
 fn tensor_bytes(problem: &Problem) -> impl Iterator<Item = u128> {
     let bytes = |tensor: &Tensor| {
         let Shape { rows, pitch, .. } = Shape::of(problem, *tensor);
-        rows as u128 * pitch as u128 * problem.dtype.bytes() as u128
+        rows as u128 * pitch as u128 * element(problem, *tensor).bytes() as u128
     };
     tensors(problem.pass).iter().map(bytes)
 }
@@ -324,7 +362,8 @@ mod tests {
         for (dtype, layout) in of_16_bits.into_iter().chain([(Dtype::Fp32, Layout::Vec4), (Dtype::Fp32, Layout::Vec1)])
         {
             for dim in (1..=130).filter(|dim| dim % layout.elements() == 0) {
-                let pitch = pitch(dtype, dim, layout);
+                let problem = Problem { layout, ..Problem::dense(Pass::Forward, dtype, 1, 1, 1, dim) };
+                let pitch = pitch(dtype.into(), dim, &problem);
                 assert!(pitch >= dim && pitch <= dim + layout.elements(), "{dim} {layout:?}: {pitch}");
                 assert_eq!(Layout::widest(dtype, [pitch]), layout, "{dim} {layout:?}: {pitch}");
             }

@@ -7,7 +7,7 @@ use super::lengths::Lengths;
 use super::pages::Pages;
 use super::values::{decode, encode, normals};
 use crate::backend::{Backend, Memory};
-use crate::call::{BlockLists, FeatureArgs, ScoresRef};
+use crate::call::{BlockLists, FeatureArgs, Scales, ScoresRef, TensorRef};
 use crate::error::Result;
 use crate::problem::{Dtype, Pass, Problem};
 use std::ffi::c_void;
@@ -170,6 +170,25 @@ impl FeatureBuffers {
                 }
             }
         };
+        let rows_of_keys = match (&pages, of.varlen.and_then(|varlen| varlen.total_k)) {
+            (Some(pages), _) => [pages.count, pages.size],
+            (None, Some(total_k)) => [1, total_k],
+            (None, None) => [problem.batch_size, problem.seqlen_k],
+        };
+        let mut upload_scales = |is_on: bool, is_v: bool, [entries, positions, heads]: [i64; 3]| -> Result<TensorRef> {
+            let positions_of_all = (entries * positions) as usize;
+            let of_position =
+                |position: usize| (0..heads as usize).map(move |head| scale(problem, is_v, position, head));
+            let values = || encode(&(0..positions_of_all).flat_map(of_position).collect::<Vec<_>>(), Dtype::Fp32);
+            let data = upload(is_on, &values)?;
+            Ok(if is_on { TensorRef::packed(data, positions, heads, 1) } else { TensorRef::NULL })
+        };
+        let of_keys = problem.scale_extents(rows_of_keys);
+        let scales = Scales {
+            q: upload_scales(of.has_fp8_queries(), false, [problem.batch_size, 1, problem.num_heads_kv])?,
+            k: upload_scales(of.eight_bits.is_some(), false, of_keys)?,
+            v: upload_scales(of.eight_bits.is_some(), true, of_keys)?,
+        };
         let output = |is_on: bool, elements: usize| -> Result<Option<Memory>> {
             is_on.then(|| backend.allocate((4 * elements).max(1))).transpose()
         };
@@ -200,6 +219,7 @@ impl FeatureBuffers {
             cache_batch_idx,
             leftpad_k,
             block_lists,
+            scales,
         };
         Ok(FeatureBuffers { args, dbias, dsinks, shape, heads, _inputs: inputs })
     }
@@ -230,6 +250,15 @@ impl FeatureBuffers {
         let dsinks = self.dsinks.iter().map(|dsinks| read("dsinks", dsinks, self.heads, self.heads));
         dbias.chain(dsinks).collect()
     }
+}
+
+/// The scale of an 8-bit row of q, k or v: a power of two around an eighth, so that scaling rounds
+/// nothing. Scales that several keys share follow from the head alone, since rows of the tensors do
+/// not tell their sequence.
+pub fn scale(problem: &Problem, is_v: bool, position: usize, head_kv: usize) -> f32 {
+    let is_of_key = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale == 1);
+    let step = (if is_of_key { position } else { 0 } + head_kv + usize::from(is_v)) % 3;
+    [0.0625, 0.125, 0.25][step]
 }
 
 /// Bytes of the problem's features. The lengths are left out, since they take almost none.

@@ -2,7 +2,7 @@
 //! problem and no buffer.
 
 use crate::dropout::philox4x32_10;
-use crate::problem::Dtype;
+use crate::problem::{Dtype, ElementType};
 use half::{bf16, f16};
 
 /// Normally distributed values, which follow from the seed.
@@ -32,6 +32,21 @@ pub fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
         Dtype::Fp16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         Dtype::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         Dtype::Fp32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    }
+}
+
+/// The same for elements of any type.
+pub fn encode_as(values: &[f32], element: ElementType) -> Vec<u8> {
+    match element {
+        ElementType::Plain(dtype) => encode(values, dtype),
+        ElementType::Eight(eight) => values.iter().map(|x| eight.encode(*x)).collect(),
+    }
+}
+
+pub fn decode_as(bytes: &[u8], element: ElementType) -> Vec<f32> {
+    match element {
+        ElementType::Plain(dtype) => decode(bytes, dtype),
+        ElementType::Eight(eight) => bytes.iter().map(|bits| eight.decode(*bits)).collect(),
     }
 }
 

@@ -46,11 +46,14 @@ struct BlockListsView {
 };
 
 struct KernelParams {
+    // Tensors of 8 bits (kKeyFormat, kIsFp8) have strides in pairs of elements.
     TensorView q;
     TensorView k;
     TensorView v;
     TensorView out;
     TensorView dout;
+    // Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
+    // own would move the tensor maps, which follow this struct in the parameters of every kernel.
     TensorView dq;
     TensorView dk;
     TensorView dv;

@@ -30,7 +30,7 @@ const LAYERS: &[&[&str]] = &[
     &["ops"],
     &["kernel", "cpu"],
     &["cuda", "family"],
-    &["problem", "config", "device", "call", "dropout", "error", "environment", "files", "fork", "pool"],
+    &["problem", "config", "device", "call", "dropout", "eight", "error", "environment", "files", "fork", "pool"],
 ];
 
 fn layer(module: &str) -> Option<usize> {

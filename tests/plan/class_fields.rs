@@ -3,7 +3,7 @@
 
 use crate::source_tree::root;
 use flashtune::plan::key::{Class, canonical};
-use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
 use std::collections::BTreeSet;
 
 const PLAIN: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 4, 8, 4096, 64);
@@ -60,16 +60,20 @@ fn fields() -> BTreeSet<&'static str> {
         varlen,
         paged,
         block_mask,
-        key_starts
+        key_starts,
+        eight_bits
     });
     let window = names!(Window { left, right, top_left });
     let varlen = names!(Varlen { total_q, total_k, padded_q });
     let block_mask = names!(BlockMask { block_q, block_k });
+    let eight_bits = names!(EightBits { keys, queries, keys_per_scale });
     let of = |prefix: &str, fields: &[&str]| -> Vec<&'static str> {
         fields.iter().map(|field| &*Box::leak(format!("{prefix}.{field}").into_boxed_str())).collect()
     };
-    let parts = [of("window", &window), of("varlen", &varlen), of("block_mask", &block_mask)].concat();
-    let whole = ["features", "window", "block_mask"];
+    let parts =
+        [of("window", &window), of("varlen", &varlen), of("block_mask", &block_mask), of("eight_bits", &eight_bits)]
+            .concat();
+    let whole = ["features", "window", "block_mask", "eight_bits"];
     problem.into_iter().chain(features).filter(|field| !whole.contains(field)).chain(parts).collect()
 }
 
@@ -81,6 +85,8 @@ fn changes(field: &str) -> Vec<(Problem, Problem)> {
     let window = |left, right, top_left| with(Features { window: Window { left, right, top_left }, ..none });
     let varlen = |varlen| with(Features { varlen: Some(varlen), ..none });
     let blocks = |block_q, block_k| with(Features { block_mask: Some(BlockMask { block_q, block_k }), ..none });
+    const E4M3: EightBits = EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 };
+    let eight = |eight_bits| with(Features { eight_bits: Some(eight_bits), ..none });
     let biased = Features { bias: true, ..none };
     let masked = Features { mask: true, ..none };
     let backward = |features| Problem { pass: Pass::Backward, features, ..PLAIN };
@@ -133,6 +139,9 @@ fn changes(field: &str) -> Vec<(Problem, Problem)> {
         }
         "block_mask.block_q" => vec![(PLAIN, blocks(64, 64)), (blocks(64, 64), blocks(128, 64))],
         "block_mask.block_k" => vec![(PLAIN, blocks(64, 64)), (blocks(64, 64), blocks(64, 128))],
+        "eight_bits.keys" => vec![(PLAIN, eight(E4M3)), (eight(E4M3), eight(EightBits { keys: Eight::Int8, ..E4M3 }))],
+        "eight_bits.queries" => vec![(eight(E4M3), eight(EightBits { queries: true, ..E4M3 }))],
+        "eight_bits.keys_per_scale" => vec![(eight(E4M3), eight(EightBits { keys_per_scale: 1, ..E4M3 }))],
         "key_starts" => {
             let used = Features { varlen: Some(Varlen::default()), ..none };
             vec![(with(used), with(Features { key_starts: true, ..used }))]

@@ -37,6 +37,9 @@ PACK_REFUSED = 2
 DTYPE_FP16 = 1
 DTYPE_BF16 = 2
 DTYPE_FP32 = 3
+DTYPE_E4M3 = 4
+DTYPE_E5M2 = 5
+DTYPE_INT8 = 6
 CAUSAL_NONE = 0
 CAUSAL_BOTTOM_RIGHT = 1
 CAUSAL_TOP_LEFT = 2
@@ -114,42 +117,6 @@ class PackInfo(ctypes.Structure):
     ]
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("stride_batch", c_int64),
-        ("stride_seqlen", c_int64),
-        ("stride_head", c_int64),
-    ]
-
-
-class ScoresTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("stride_batch", c_int64),
-        ("stride_head", c_int64),
-        ("stride_seqlen_q", c_int64),
-        ("stride_seqlen_k", c_int64),
-    ]
-
-
-class BlockMask(ctypes.Structure):
-    _fields_ = [
-        ("block_q", c_int64),
-        ("block_k", c_int64),
-        ("num_blocks", c_void_p),
-        ("indices", c_void_p),
-        ("full_num_blocks", c_void_p),
-        ("full_indices", c_void_p),
-        ("num_blocks_stride_batch", c_int64),
-        ("num_blocks_stride_head", c_int64),
-        ("indices_stride_batch", c_int64),
-        ("indices_stride_head", c_int64),
-        ("indices_stride_row", c_int64),
-        ("max_blocks", c_int64),
-    ]
-
-
 class ForwardParams(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint64),
@@ -200,6 +167,12 @@ class ForwardParams(ctypes.Structure):
         ("leftpad_k", c_void_p),
         ("batch_size_cache", c_int64),
         ("num_splits", c_int64),
+        ("kv_dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("q_descale", Tensor),
+        ("k_descale", Tensor),
+        ("v_descale", Tensor),
+        ("keys_per_descale", c_int64),
     ]
 
 

@@ -1,8 +1,9 @@
 //! A problem's features as the user writes them: one struct for the options of the command line and
 //! for a line of a problem file.
 
+use crate::problems::by_name;
 use flashtune::problem::features::help;
-use flashtune::problem::{BlockMask, Causal, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{BlockMask, Causal, Eight, EightBits, Features, Pass, Problem, Varlen, Window};
 use serde::{Deserialize, Serialize};
 
 /// Options of the command line, and fields of a line of a problem file. Their help stands in the
@@ -38,6 +39,12 @@ pub struct FeatureArgs {
     pub key_starts: bool,
     #[arg(long, value_name = "N", help = help("block_mask"))]
     pub block_mask: Option<i64>,
+    #[arg(long, value_name = "TYPE", value_parser = by_name::<Eight>, help = help("kv_dtype"))]
+    pub kv_dtype: Option<Eight>,
+    #[arg(long, requires = "kv_dtype", help = help("fp8_q"))]
+    pub fp8_q: bool,
+    #[arg(long, value_name = "N", default_value = "0", requires = "kv_dtype", help = help("keys_per_scale"))]
+    pub keys_per_scale: i64,
 }
 
 impl FeatureArgs {
@@ -69,7 +76,13 @@ impl FeatureArgs {
             paged: self.page_size,
             key_starts: self.key_starts,
             block_mask: self.block_mask.map(|size| BlockMask { block_q: size, block_k: size }),
+            eight_bits: self.kv_dtype.map(|keys| EightBits {
+                keys,
+                queries: self.fp8_q,
+                keys_per_scale: self.keys_per_scale,
+            }),
         };
-        Problem { features, ..problem }
+        let problem = Problem { features, ..problem };
+        Problem { layout: problem.layout.max(problem.widest_layout()), ..problem }
     }
 }

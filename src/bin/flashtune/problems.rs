@@ -36,7 +36,7 @@ struct Line {
     /// The widest layout that the dtype and the head dims allow. A wider one is replaced by it,
     /// since no call has such a layout.
     layout: Option<Layout>,
-    /// All off. A problem with pages has no backward pass.
+    /// All off. A problem with pages or with 8 bits has no backward pass.
     #[serde(flatten)]
     features: FeatureArgs,
 }
@@ -83,7 +83,9 @@ impl Line {
         let of_pass = |pass| self.features.on(plain(pass)).without_idle_causal();
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
-            None if self.features.page_size.is_some() => vec![of_pass(Pass::Forward)],
+            None if self.features.page_size.is_some() || self.features.kv_dtype.is_some() => {
+                vec![of_pass(Pass::Forward)]
+            }
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
         }
     }
