@@ -1,14 +1,30 @@
 //! The families with kernels for 8-bit k and v, and the problems that none of them does.
 
+use super::decode;
 use crate::config::Family;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::problem::{Layout, Problem};
 
-/// The families that do a problem with 8 bits, the preferred one first. None does fp8 queries yet,
-/// and none 8-bit keys.
-pub fn families(_problem: &Problem, _device: &Device) -> &'static [Family] {
-    &[]
+/// The families that do a problem with 8 bits, the preferred one first. None does fp8 queries yet.
+pub fn families(problem: &Problem, _device: &Device) -> &'static [Family] {
+    match decode::rank(problem) {
+        _ if problem.features.has_fp8_queries() => &[],
+        decode::Rank::Preferred => &[Family::Decode, Family::Sm80],
+        decode::Rank::Last => &[Family::Sm80, Family::Decode],
+        decode::Rank::Unserved => &[Family::Sm80],
+    }
+}
+
+/// Numbers of a column of K's and V's tiles, which has 16 bits (device/layout/key_unit.cuh).
+pub fn key_unit(problem: &Problem) -> u32 {
+    if problem.key_type().bytes() == 1 { 2 } else { 1 }
+}
+
+/// Whether a block of so many keys has one scale, where blocks of keys have theirs.
+pub fn divides_scale_blocks(problem: &Problem, block_n: u32) -> bool {
+    let keys_per_scale = problem.features.eight_bits.map_or(0, |eight| eight.keys_per_scale);
+    keys_per_scale <= 1 || keys_per_scale % i64::from(block_n) == 0
 }
 
 /// Refuses 8-bit problems that no family does on this GPU.
@@ -23,10 +39,9 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     }
     if families(problem, device).is_empty() {
         let arch = device.arch;
-        return Err(Error::unsupported(match problem.features.has_fp8_queries() {
-            true => format!("q has 8 bits, which no kernel family takes on {arch} (the CPU backend does)"),
-            false => format!("k and v have 8 bits, which no kernel family takes here on {arch} (the CPU backend does)"),
-        }));
+        return Err(Error::unsupported(format!(
+            "q has 8 bits, which no kernel family takes on {arch} (the CPU backend does)"
+        )));
     }
     Ok(())
 }

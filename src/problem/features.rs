@@ -400,7 +400,7 @@ table! {
         ],
         passes: &[Pass::Forward],
         bits: &[],
-        word: |features| features.eight_bits.map_or(String::new(), |eight| eight.word()),
+        word: |features| features.eight_bits.map_or("eightbits".to_owned(), |eight| eight.word()),
         constants: &[
             Constant {
                 name: "kKeyFormat",

@@ -9,12 +9,12 @@
 #include "device/schedule/team.cuh"
 
 // A stage's tiles: boxes of 64 columns in the 128-byte swizzle.
-using TileK = BoxedTile<kBlockN, kHeadDim>;
-using TileV = BoxedTile<kBlockN, kWarpCols * kWarpsV>;
+using TileK = BoxedTile<kBlockN, kHeadDim / kKeyUnit>;
+using TileV = BoxedTile<kBlockN, kWarpCols * kWarpsV / kKeyUnit>;
 constexpr int kRingAlignment = 1024;               // bytes: where the swizzle's pattern begins
 constexpr int kRingBarrierBytes = kNumStages * 8;  // of a team
 
-static_assert(kWarpsV == 1 || kWarpCols % kBoxCols == 0, "a warp's columns of V are whole boxes");
+static_assert(kWarpsV == 1 || kWarpCols % (kBoxCols * kKeyUnit) == 0, "a warp's columns of V are whole boxes");
 static_assert(kKeyBoxRows == kLaunchBoxRows, "src/family computes the same");
 static_assert(kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kVec == 8, "what TMA demands of addresses and strides");

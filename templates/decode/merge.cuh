@@ -16,9 +16,10 @@ __device__ __forceinline__ void write_states(const MergeMemory& states, const Ou
         for (int r = 0; r < 2; ++r) {
             const float sum = softmax.total(m, r), maximum = softmax.row_max[m][r];
             const int row = place.team * kBlockM + (place.warp_m * kMTiles + m) * 16 + r * 8 + place.lane / 4;
-            float* const to = states.o + row * kMergeStride + place.warp_v * kWarpCols + place.lane % 4 * 2;
-            #pragma unroll
-            for (int n = 0; n < kOTiles; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
+            float* const to = states.o + row * kMergeStride + place.warp_v * kWarpCols;
+            each_pair(o[m], r, place.lane, [&](int col, float first, float second) {
+                *reinterpret_cast<float2*>(to + col) = make_float2(first, second);
+            });
             if (place.lane % 4 == 0 && place.warp_v == 0) {
                 states.references[row] = maximum == -infinity() ? maximum : maximum * scale_log2;
                 states.sums[row] = sum;

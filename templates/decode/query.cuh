@@ -1,14 +1,8 @@
-// The rows of Q in the decode kernel: their copy into shared memory, and the operand of Q K^T.
+// The rows of Q in the decode kernel: their copy into shared memory.
 
 #include "decode/shared.cuh"
 #include "decode/work.cuh"
 #include "device/layout/copy_elements.cuh"
-#include "device/products/gemm_sm80.cuh"
-
-// The last k-step is a k8 step where 8 columns are left.
-constexpr int kKSteps = (round_up(kHeadDim, 8) + 15) / 16;
-// Whether Q's fragments fit the registers beside O. Otherwise each product loads them again.
-constexpr bool kQInRegs = kMTiles * (kKSteps + kOTiles) * 4 <= 128;
 
 // Where Q's rows lie in device memory.
 struct QuerySource {
@@ -43,16 +37,3 @@ __device__ __forceinline__ void finish_q(uint32 tile_q, const KernelParams& para
         __syncthreads();  // all of Q is negated before a warp reads it
     }
 }
-
-// A warp's rows of Q.
-struct QueryOperand {
-    uint32 tile;
-    uint32 fragments[kKSteps][kMTiles][4];  // in use with kQInRegs
-
-    __device__ __forceinline__ QueryOperand(uint32 tile_q, const ThreadPlace& place) : tile(tile_q + place.first_row() * TileQ::kStride * 2) {
-        if constexpr (kQInRegs) {
-            #pragma unroll
-            for (int k = 0; k < kKSteps; ++k) load_a<TileQ>(fragments[k], tile, k, k == TileQ::kCols / 16, place.lane);
-        }
-    }
-};

@@ -7,7 +7,7 @@
 
 #include "decode/teams.cuh"
 
-using TileQ = Tile<kBlockM, kHeadDim>;
+using TileQ = Tile<kBlockM, round_up(kHeadDim, 8 * kKeyUnit)>;
 constexpr int kRingBytes = kNumStages * (TileK::kBytes + TileV::kBytes);  // of a team
 // The rings come before Q where their tiles must be aligned further than shared memory is.
 constexpr bool kAlignsRings = kRingAlignment > 128;

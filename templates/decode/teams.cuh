@@ -4,6 +4,7 @@
 // Each team takes key blocks of its own. Within a team kWarpsM warps share the rows and kWarpsV
 // warps share V's columns; warps with the same rows and other columns repeat Q K^T.
 
+#include "device/layout/key_unit.cuh"
 #include "device/layout/padded_tile.cuh"
 
 constexpr int kThreads = kNumWarps * 32;
@@ -11,7 +12,7 @@ constexpr int kTeamWarps = kWarpsM * kWarpsV, kTeamThreads = kTeamWarps * 32;
 constexpr int kTeams = kNumWarps / kTeamWarps;
 constexpr int kMTiles = kBlockM / (kWarpsM * 16);  // 16-row tiles of a warp
 constexpr int kNTiles = kBlockN / 8;
-constexpr int kWarpCols = round_up((kHeadDimV + kWarpsV - 1) / kWarpsV, 8);  // a warp's columns of V
+constexpr int kWarpCols = round_up((kHeadDimV + kWarpsV - 1) / kWarpsV, 8 * kKeyUnit);  // a warp's columns of V
 constexpr int kOTiles = kWarpCols / 8;
 
 static_assert(kBlockM % (16 * kWarpsM) == 0 && kMTiles >= 1, "a warp owns whole 16-row tiles");

@@ -63,6 +63,18 @@ fn sm_90_decode_kernels_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems");
 }
 
+/// By instructions for fp8 and TMA, and by integer operations and cp.async.
+#[test]
+fn decode_kernels_of_eight_bits_are_right() {
+    is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems_of_eight_bits");
+    is_right(&["--arch", "sm_80"], "tiny::gpu_is_right_on_tiny_decoding_problems_of_eight_bits");
+}
+
+#[test]
+fn sm_80_kernels_of_eight_bits_are_right() {
+    is_right(&["--arch", "sm_80", "--seed", "4"], "tiny::gpu_is_right_on_tiny_problems_of_eight_bits");
+}
+
 #[test]
 fn sm_90_kernels_that_read_pages_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_over_pages");

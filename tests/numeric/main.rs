@@ -12,6 +12,7 @@ mod support;
 mod batch_invariant;
 mod cpu_backward;
 mod cpu_forward;
+mod eight_bits;
 mod emulated;
 mod feature_list;
 mod feature_table;

@@ -41,6 +41,18 @@ fn gpu_is_right_on_tiny_decoding_problems() {
 }
 
 #[test]
+fn gpu_is_right_on_tiny_decoding_problems_of_eight_bits() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_eight_bits(), &[1, 3]);
+}
+
+#[test]
+fn gpu_is_right_on_tiny_problems_of_eight_bits() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_eight_bits_prefill(), &[]);
+}
+
+#[test]
 fn gpu_is_right_on_tiny_problems_over_pages() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_pages(), &[]);

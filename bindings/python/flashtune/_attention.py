@@ -135,8 +135,8 @@ def attention_forward(
     """(out, lse), without autograd. Dropout needs a seed, which the backward pass needs too.
 
     features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on,
-    block_table, cache_batch_idx, leftpad_k and num_splits of `attention_kvcache`, and block_mask of
-    `attention`.
+    block_table, cache_batch_idx, leftpad_k, num_splits and the descales of `attention_kvcache`, and
+    block_mask of `attention`.
     """
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, False, batch_invariant)
@@ -147,7 +147,7 @@ def attention_kvcache(
     q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None, cache_batch_idx=None,
     leftpad_k=None, num_splits=0, cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
-    batch_invariant=False,
+    batch_invariant=False, q_descale=None, k_descale=None, v_descale=None,
 ):  # fmt: skip
     """`attention_varlen` over a K/V cache, without autograd; made for few queries over many keys.
 
@@ -169,13 +169,20 @@ def attention_kvcache(
         CPU refuses a number above seqused_k. Not with block_table.
     num_splits: 0 leaves to the config into how many parts the keys are split over CTAs. Otherwise
         the most parts. It must be 0 with batch_invariant.
+    q_descale, k_descale, v_descale: with tensors of 8 bits, the fp32 factors of their elements.
+        k_cache and v_cache may be float8_e4m3fn, float8_e5m2 or int8, and q too may be
+        float8_e4m3fn, which gives a bfloat16 result. A number is one factor for the tensor; None is
+        1. (batch, heads_kv) has one for each sequence and head, (batch, ceil(max_seqlen_k / 128),
+        heads_kv) one for each 128 keys of a sequence, and the cache's shape without dim one for
+        each key; the last two are for k and v alone. Sizes of 1 are shared. The CPU refuses factors
+        that are not finite and above 0.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k, block_table=block_table, cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k,
-        num_splits=num_splits,
+        num_splits=num_splits, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features, want_lse=return_lse)
     return (out, lse) if return_lse else out

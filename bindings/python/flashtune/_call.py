@@ -9,7 +9,7 @@ import ctypes
 import operator
 import struct
 
-from . import _block_mask, _structs
+from . import _block_mask, _eight, _structs
 from ._errors import InvalidArgumentError
 
 DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
@@ -129,17 +129,17 @@ def integer_seed(seed):
 
 def forward(
     dtype, opts, dims, seed, q, k, v, out, lse, features=NO_FEATURES, pages=NO_PAGES, blocks=_block_mask.NONE,
-    key_starts=NO_KEY_STARTS,
+    key_starts=NO_KEY_STARTS, eight_bits=_eight.NONE,
 ):  # fmt: skip
     """Packed `flashtune_forward_params`.
 
-    Tensors are (address, stride_batch, stride_seqlen, stride_head). Features, pages, the block mask
-    and the starts of keys are packed already.
+    Tensors are (address, stride_batch, stride_seqlen, stride_head). Features, pages, the block
+    mask, the starts of keys, and types and scales of 8 bits are packed already.
     """
     causal, scale, p, _, batch_invariant = opts  # the forward pass is always deterministic
     try:
         packed = _pack_forward(_FORWARD_BYTES, dtype, causal, *dims, scale, p, *seed, *q, *k, *v, *out, lse)
-        return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks + key_starts
+        return packed + features + pages + _pack_batch(batch_invariant, 0) + blocks + key_starts + eight_bits
     except (struct.error, OverflowError) as error:
         raise _unrepresentable(scale, p, error) from None
 

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from . import _block_mask, _call, _features, _merge
+from . import _block_mask, _call, _eight, _features, _merge
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -20,20 +20,24 @@ def attention(q, k, v, opts, seed, return_lse, features):
 
 def attention_forward(q, k, v, opts, seed, features, want_lse=True):
     """(out, lse). An lse that is not wanted costs nothing here and is returned too."""
-    number, (q, k, v) = _inputs(q=q, k=k, v=v)
+    number, kv_number, (q, k, v) = _forward_inputs(q, k, v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
+    out_dtype = _out_dtype(q)
+    out_number = _number("out", out_dtype) if out_dtype != q.dtype else 0
+    eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, k.shape, _this, q)
     pages, _table = _features.pack_pages(features, k, q, _this)
     key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     # Rows that no sequence uses are not written.
     has_unused = features is not None and (features.cu_seqlens_q is not None or features.seqused_q is not None)
-    out = (np.zeros if has_unused else np.empty)((*q.shape[:-1], dims[-1]), q.dtype)
+    out = (np.zeros if has_unused else np.empty)((*q.shape[:-1], dims[-1]), out_dtype)
     lse_shape = _features.lse_shape(features, q.shape, dims)
     lse = np.full(lse_shape, -np.inf, np.float32) if has_unused else np.empty(lse_shape, np.float32)
     seed = resolve_seed(seed, opts[2])
     params = _call.forward(
-        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages, blocks, key_starts
+        number, opts, dims, seed, _ref(q), _ref(k), _ref(v), _ref(out), lse.ctypes.data, packed, pages, blocks, key_starts,
+        eight,
     )
     _launch(context(CPU).forward, params)
     return out, lse
@@ -94,15 +98,18 @@ def describe(q, k, v, opts, features, backward):
     """The arguments of the calls that read no data.
 
     (device, dtype number, sizes, tensor refs of q, k and v, packed features, packed pages, packed
-    block mask, packed starts of keys)
+    block mask, packed starts of keys, packed types and scales of 8 bits)
     """
-    number, arrays = _inputs(q=q, k=k, v=v)
+    number, kv_number, arrays = (*_inputs(q=q, k=k, v=v)[:1], 0, _inputs(q=q, k=k, v=v)[1]) if backward else _forward_inputs(q, k, v)
     dims = _features.sizes(features, *(x.shape for x in arrays), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
     pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, arrays[0], _this, backward)
     key_starts, _starts = _features.pack_key_starts(features, arrays[1], arrays[0], _this)
-    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages, blocks, key_starts
+    out_dtype = _out_dtype(q)
+    out_number = _number("out", out_dtype) if out_dtype != q.dtype else 0
+    eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, arrays[1].shape, _this, q)
+    return CPU, number, dims, [_ref(x) for x in arrays], packed, pages, blocks, key_starts, eight
 
 
 def resolve_seed(seed, dropout_p):
@@ -181,6 +188,44 @@ def _inputs(**arrays):
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
     return _number("q", dtype), [x if _expressible(x) else _contiguous(name, x) for name, x in arrays.items()]
+
+
+def _forward_inputs(q, k, v):
+    """(dtype number of q, that of k and v if they have 8 bits and q has not, else 0, the arrays)."""
+    expect_array("q", q)
+    expect_array("k", k)
+    of_k = _eight.NUMBERS.get(k.dtype.name)
+    if of_k is None and q.dtype.name not in _eight.NUMBERS:
+        number, arrays = _inputs(q=q, k=k, v=v)
+        return number, 0, arrays
+    expect_array("v", v)
+    wanted = q.dtype if q.dtype.name in _eight.NUMBERS else k.dtype
+    for name, array in (("k", k), ("v", v)):
+        if array.dtype != wanted:
+            raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {wanted}")
+    arrays = [x if _expressible(x) else _contiguous(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    if q.dtype == wanted:
+        return of_k, 0, arrays
+    return _number("q", q.dtype), of_k, arrays
+
+
+def _out_dtype(q):
+    """The dtype of the output: q's, or bfloat16 where q has 8 bits."""
+    if q.dtype.name not in _eight.NUMBERS:
+        return q.dtype
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def scales(name, given, q):
+    """(what to keep, address, shape, strides in elements) of fp32 scales."""
+    if not isinstance(given, np.ndarray):
+        given = np.array(_call.number(name, given, "a number or a float32 array"), np.float32)
+    if given.dtype != np.float32:
+        raise InvalidArgumentError(f"{name} is {given.dtype}; it must be float32")
+    given = _contiguous(name, given).reshape(given.shape)
+    return given, given.ctypes.data, given.shape, [stride // 4 for stride in given.strides]
 
 
 def _number(name, dtype):

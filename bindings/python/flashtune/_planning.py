@@ -232,7 +232,7 @@ def _describe(
     opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
     features = features_of(features)
     described = module_of(q).describe(q, k, v, opts, features, backward)
-    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks, key_starts = described
+    device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks, key_starts, eight = described
     if deterministic and not backward:
         raise InvalidArgumentError("deterministic is True and backward False; the forward pass is always deterministic: leave it out")
     if batch_invariant and backward:
@@ -244,5 +244,5 @@ def _describe(
         more = _features.with_gradients(packed, _features.NO_SCORES, 0, 0, wants_dbias, need_dlse)
         params = _call.backward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, null, null, null, null, *more, blocks)
     else:
-        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages, blocks, key_starts)
+        params = _call.forward(dtype, opts, sizes, seed, q_ref, k_ref, v_ref, null, 0, packed, pages, blocks, key_starts, eight)
     return device, params

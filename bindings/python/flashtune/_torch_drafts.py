@@ -38,7 +38,8 @@ DOUT, DQ, DK, DV, DLSE = (_word(_structs.BackwardParams, name) for name in ("dou
 
 def _feature_words(structure):
     """(position in Features, index of the address's word) of each feature that is one tensor."""
-    fields = {name for name, _ in structure._fields_} - {"window", "softcap", "block_mask", "num_splits"}
+    no_array = {"window", "softcap", "block_mask", "num_splits", "q_descale", "k_descale", "v_descale"}
+    fields = {name for name, _ in structure._fields_} - no_array
     named = [(at, "mask" if name == "mask_bits" else name) for at, name in enumerate(Features._fields)]
     return [(at, _word(structure, name)) for at, name in named if name in fields]
 
@@ -91,10 +92,12 @@ def form_of_backward(dout, q, k, v, out, lse, opts, seed, features, gradients, d
 def _with_features(form, device, features):
     (
         window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, cu_seqlens_q, cu_seqlens_k,
-        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, cache_batch_idx, leftpad_k, num_splits,
+        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, cache_batch_idx, leftpad_k, num_splits, *descales,
     ) = features  # fmt: skip
     if seqused_q is not None or block_mask is not None:
         return None  # Unused rows are to be filled. A block mask is many tensors.
+    if descales != [None, None, None]:
+        return None  # With 8 bits, types differ.
     if (cu_seqlens_q is not None and max_seqlen_q is None) or (cu_seqlens_k is not None and max_seqlen_k is None):
         return None  # The host reads the lengths of which no bound is given.
     # 64 equals 64.0, but only the first is a length.

@@ -7,12 +7,13 @@ import sys
 
 import torch
 
-from . import _block_mask, _call, _features, _merge, _torch_drafts
+from . import _block_mask, _call, _eight, _features, _merge, _torch_drafts
 from ._context import CPU, context, existing
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._torch_drafts import DK, DLSE, DOUT, DQ, DV, K, LSE, OUT, Q, V
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
+_EIGHT = {getattr(torch, name): number for name, number in _eight.NUMBERS.items() if hasattr(torch, name)}
 _FLOAT32 = torch.float32
 # The alignment of a workspace that the library requires. torch's CPU allocator promises less, its
 # CUDA allocator more.
@@ -50,7 +51,7 @@ def repeat_forward(q, k, v, opts, seed, features, want_lse):
 def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch, out):
     """`launch_forward` with all checks. A draft is left for the form."""
     given = (Q, q), (K, k), (V, v)
-    device, number = _check_same(q, q.dtype, k=k, v=v)
+    device, number, kv_number = _check_forward(q, k, v)
     q, k, v = _expressible(q), _expressible(k), _expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
@@ -58,15 +59,18 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     has_unused = features is not None and features.seqused_q is not None
+    out_dtype = _out_dtype(q, out)
+    out_number = _number("out", out_dtype) if number in _EIGHT.values() else 0
+    eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, k.shape, _this, q)
     if out is None:
-        out = _output(q, (*q.shape[:-1], dims[-1]), has_unused)
+        out = _output(q, (*q.shape[:-1], dims[-1]), has_unused, out_dtype)
     lse = None
     if want_lse:
         shape = _features.lse_shape(features, q.shape, dims)
         lse = q.new_full(shape, -torch.inf, dtype=_FLOAT32) if has_unused else q.new_empty(shape, dtype=_FLOAT32)
     params = _call.forward(
         number, opts, dims, _seed_fields(seed), ref(q), ref(k), ref(v), ref(out), lse.data_ptr() if want_lse else 0,
-        packed, pages, blocks, key_starts,
+        packed, pages, blocks, key_starts, eight,
     )  # fmt: skip
     run = context(device).forward
     if before_launch is not None:
@@ -200,13 +204,13 @@ def _is_alike(output, like):
     return output.shape == like.shape and output.stride() == like.stride()
 
 
-def _output(like, shape, has_unused_rows):
+def _output(like, shape, has_unused_rows, dtype=None):
     """An output tensor. Rows that a sequence does not use hold 0, since no kernel writes them.
 
     Rows behind the last sequence of a packed batch hold anything, as in flash-attn. Filling all
     rows because of them would cost up to a tenth of the call.
     """
-    return like.new_zeros(shape) if has_unused_rows else like.new_empty(shape)
+    return like.new_zeros(shape, dtype=dtype) if has_unused_rows else like.new_empty(shape, dtype=dtype)
 
 
 def _like_lse(name, tensor, shape, q):
@@ -299,19 +303,21 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None,
 def describe(q, k, v, opts, features, backward):
     """The arguments of calls that read no data.
 
-    (device, dtype number, sizes, refs of q, k and v, packed features, pages, block mask and starts
-    of keys)
+    (device, dtype number, sizes, refs of q, k and v, packed features, pages, block mask, starts
+    of keys, and types and scales of 8 bits)
     """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
-    device, number = _check_same(q, q.dtype, k=k, v=v)
+    device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v)
     tensors = [_expressible(x) for x in (q, k, v)]
     dims = _features.sizes(features, *(x.shape for x in tensors), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
     key_starts, _starts = _features.pack_key_starts(features, tensors[1], tensors[0], _this)
-    return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks, key_starts
+    out_number = _number("out", _out_dtype(q, None)) if number in _EIGHT.values() else 0
+    eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, tensors[1].shape, _this, q)
+    return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks, key_starts, eight
 
 
 def vector(name, tensor, kind, q):
@@ -378,9 +384,40 @@ def _check_same(q, dtype, **others):
     return _place("q", q)
 
 
-def _place(name, tensor):
+def _check_forward(q, k, v):
+    """(device, dtype number of q, dtype number of k and v if they have 8 bits, else 0)."""
+    if k.dtype not in _EIGHT and q.dtype not in _EIGHT:
+        return *_check_same(q, q.dtype, k=k, v=v), 0
+    if k.dtype not in _EIGHT or (q.dtype in _EIGHT and k.dtype is not q.dtype):
+        raise InvalidArgumentError(f"k is {k.dtype} on {k.device}; it must be {q.dtype}, as q is, since q has 8 bits")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype is not k.dtype or tensor.device != q.device:
+            raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {k.dtype} on {q.device}")
+    if q.dtype in _EIGHT:
+        device, _ = _place("q", q, torch.float16)
+        return device, _EIGHT[q.dtype], 0
+    return *_place("q", q), _EIGHT[k.dtype]
+
+
+def _out_dtype(q, out):
+    """The dtype of the output: q's, or bfloat16 where q has 8 bits and the caller gave no tensor."""
+    if q.dtype not in _EIGHT:
+        return q.dtype
+    return torch.bfloat16 if out is None else out.dtype
+
+
+def scales(name, given, q):
+    """(what to keep, address, shape, strides) of fp32 scales on q's device."""
+    if not isinstance(given, torch.Tensor):
+        given = torch.full((), _call.number(name, given, "a number or an fp32 tensor"), dtype=_FLOAT32, device=q.device)
+    if given.dtype is not _FLOAT32 or given.device != q.device:
+        raise InvalidArgumentError(f"{name} is {given.dtype} on {given.device}; it must be torch.float32 on {q.device}")
+    return given, given.data_ptr(), given.shape, given.stride()
+
+
+def _place(name, tensor, dtype=None):
     """(device, dtype number) of a tensor."""
-    device, number = tensor.device, _number(name, tensor.dtype)
+    device, number = tensor.device, _number(name, dtype or tensor.dtype)
     if device.type == "cuda":
         return device.index, number
     if device.type == "cpu":

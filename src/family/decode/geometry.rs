@@ -2,6 +2,7 @@
 //! alone.
 
 use crate::device::{Arch, Device};
+use crate::family::eight_bits::key_unit;
 use crate::family::knob::knobs;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, tile_bytes, tile_cols};
 use crate::problem::{Layout, Problem};
@@ -31,14 +32,16 @@ impl DecodeKnobs {
     /// Columns of V that a team's tile has: whole 8-column products for each of the warps that
     /// share them.
     pub fn cols(&self, problem: &Problem) -> u32 {
-        tile_cols((problem.head_dim_v as u32).div_ceil(self.warps_v).into()) * self.warps_v
+        let unit = key_unit(problem);
+        tile_cols((problem.head_dim_v as u32).div_ceil(self.warps_v * unit).into()) * unit * self.warps_v
     }
 
     /// Bytes of one key block of a team's ring, K and V.
     fn stage_bytes(&self, problem: &Problem) -> u32 {
-        let tile = |dim| match self.tma {
-            0 => tile_bytes(problem.dtype, self.block_n, dim),
-            _ => boxed_tile_bytes(self.block_n, dim),
+        let unit = i64::from(key_unit(problem));
+        let tile = |dim: i64| match self.tma {
+            0 => tile_bytes(problem.dtype, self.block_n, dim / unit),
+            _ => boxed_tile_bytes(self.block_n, dim / unit),
         };
         tile(problem.head_dim) + tile(self.cols(problem).into())
     }
@@ -58,7 +61,10 @@ impl DecodeKnobs {
         // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
         // multiple of 32, and two more words a row.
         let merged = teams * self.block_m * (self.cols(problem).div_ceil(32) * 32 + 8 + 2) * 4;
-        (alignment + rings + tile_bytes(problem.dtype, self.block_m, problem.head_dim)).max(merged) + barriers
+        // Q has whole k-steps of 16 beside keys of 8 bits.
+        let step = 8 * i64::from(key_unit(problem));
+        let cols_of_q = (problem.head_dim + step - 1) / step * step;
+        (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q)).max(merged) + barriers
     }
 
     pub fn takes_tma(&self, problem: &Problem, device: &Device) -> bool {
@@ -68,7 +74,8 @@ impl DecodeKnobs {
             .features
             .paged
             .is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(self.block_n.into()));
-        let boxes = self.warps_v == 1 || (self.cols(problem) / self.warps_v).is_multiple_of(BOX_COLS);
+        let boxes =
+            self.warps_v == 1 || (self.cols(problem) / self.warps_v).is_multiple_of(BOX_COLS * key_unit(problem));
         matches!(device.arch, Arch::Sm(9.., _)) && problem.layout == Layout::Vec8 && pages && boxes
     }
 
@@ -80,7 +87,7 @@ impl DecodeKnobs {
         let (o, q) = (tiles * cols / 2, tiles * (problem.head_dim as u32).div_ceil(16) * 4);
         // Past 128 registers Q is loaded at each use.
         let q = if q + o <= 128 { q } else { 0 };
-        let chunks = (problem.head_dim as u32).div_ceil(problem.layout.elements() as u32);
+        let chunks = (problem.head_dim as u32).div_ceil(problem.layout.elements() as u32 * key_unit(problem));
         let copies = match problem.layout {
             _ if self.tma != 0 => 4,
             Layout::Vec8 => (self.block_n * chunks).div_ceil(32 * self.team()),
@@ -88,7 +95,11 @@ impl DecodeKnobs {
             _ => 8,
         };
         let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
-        o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + 60
+        let of_scales = match problem.features.eight_bits {
+            Some(eight) if eight.keys_per_scale != 0 => 12 + self.block_n / 8,
+            _ => 0,
+        };
+        o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + of_scales + 60
     }
 }
 

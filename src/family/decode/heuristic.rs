@@ -3,6 +3,7 @@
 
 use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses};
 use crate::device::Device;
+use crate::family::eight_bits::key_unit;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
 use crate::problem::{MAX_SPLITS, Problem};
@@ -80,7 +81,8 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     // The columns of 16 rows of O that a warp's registers hold beside what modifies scores.
     let most_cols = if problem.features.modifies_scores() { 192 } else { 256 };
     let warps_v = if problem.head_dim_v > most_cols { 2 } else { 1 };
-    let block_n = match dim {
+    // By the bytes of a row of K or V.
+    let block_n = match dim / i64::from(key_unit(problem)) {
         ..=32 => 64,
         33..=64 => 32,
         _ => 16,
@@ -188,7 +190,7 @@ impl DecodeKnobs {
     fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
         let teams = num_warps / f64::from(self.team());
-        let bytes_of_key = ((problem.head_dim + problem.head_dim_v) * problem.dtype.bytes() as i64) as f64;
+        let bytes_of_key = ((problem.head_dim + problem.head_dim_v) * problem.key_type().bytes() as i64) as f64;
         (teams * (num_stages - 1.0) * block_n * bytes_of_key).max(1.0)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{longest_first, masks, order_matters};
 use crate::device::{Arch, Device};
+use crate::family::eight_bits::{divides_scale_blocks, key_unit};
 use crate::family::knob::{Constraint, knobs};
 use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, register_budget, shared_memory, threads};
 use crate::family::space::Space;
@@ -50,6 +51,11 @@ impl Space for ForwardKnobs {
             holds: |p, k, _| !has_fixed_blocks(p) || k.block_n == 64,
         },
         longest_first(|p, k, _| k.longest_first == 0 || order_matters(p)),
+        Constraint {
+            name: "scale_blocks",
+            reason: "a block of keys has one scale where blocks of 128 keys share theirs",
+            holds: |p, k, _| divides_scale_blocks(p, k.block_n),
+        },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
         threads(),
@@ -111,18 +117,24 @@ impl ForwardKnobs {
     }
 
     fn smem_bytes(&self, problem: &Problem) -> u32 {
-        let dim_v = self.dim_v(problem);
+        let unit = i64::from(key_unit(problem));
+        // Rows of Q, O and V are whole steps of 16 columns beside keys of 8 bits.
+        let whole = |dim: i64| if unit == 1 { dim } else { (dim + 15) / 16 * 16 };
+        let dim_v = whole(self.dim_v(problem));
         let tile = |rows, dim| tile_bytes(problem.dtype, rows, dim);
-        let q = tile(self.block_m, problem.head_dim).max(tile(self.block_m, dim_v));
-        q + self.num_stages * (tile(self.block_n, problem.head_dim) + tile(self.block_n, dim_v))
+        let q = tile(self.block_m, whole(problem.head_dim)).max(tile(self.block_m, dim_v));
+        q + self.num_stages * (tile(self.block_n, problem.head_dim / unit) + tile(self.block_n, dim_v / unit))
     }
 
     /// Registers that a thread needs at least.
     fn registers(&self, problem: &Problem) -> u32 {
         let tiles = self.block_m / (16 * self.num_warps);
-        let o = (self.dim_v(problem) as u32).div_ceil(8) * 4;
+        let unit = key_unit(problem);
+        let o = (self.dim_v(problem) as u32).div_ceil(8 * unit) * 4 * unit;
         let q = self.q_in_regs * (problem.head_dim as u32).div_ceil(16) * 4;
-        tiles * (o + self.block_n / 2 + q + super::split_registers(problem)) + super::other_registers(problem)
+        tiles * (o + self.block_n / 2 + q + super::split_registers(problem))
+            + super::other_registers(problem)
+            + 16 * (unit - 1)
     }
 }
 

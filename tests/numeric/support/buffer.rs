@@ -7,7 +7,7 @@
 use super::case::{Case, Kind, Shape};
 use flashtune::backend::{Backend, Memory};
 use flashtune::call::TensorRef;
-use flashtune::problem::Dtype;
+use flashtune::problem::{Dtype, ElementType};
 use half::{bf16, f16};
 
 /// Guard elements after the last row: more than any vector access or tile row covers.
@@ -19,28 +19,29 @@ pub const CANARY: u8 = 0xff;
 pub struct Buffer {
     memory: Memory,
     shape: Shape,
-    dtype: Dtype,
+    element: ElementType,
     /// Whether each row is used, in order.
     used: Vec<bool>,
 }
 
 impl Buffer {
     pub fn input(backend: &Backend, case: &Case, kind: Kind, values: &[f32]) -> Buffer {
-        let (shape, dtype, used) = (case.shape_in_memory(kind), case.dtype, case.used(kind));
-        let mut bytes = encode(dtype, f32::NAN).repeat(shape.span() + GUARD);
-        let size = dtype.bytes();
+        let (shape, element, used) = (case.shape_in_memory(kind), case.element(kind), case.used(kind));
+        let mut bytes = encode_as(element, f32::NAN).repeat(shape.span() + GUARD);
+        let size = element.bytes();
         let rows = case.rows_in_memory(kind).into_iter().zip(values.chunks(shape.dim as usize));
-        for (row, values) in rows.filter_map(|(row, values)| Some((row?, values))) {
-            let encoded: Vec<u8> = values.iter().flat_map(|value| encode(dtype, *value)).collect();
+        let rows = rows.zip(case.row_scales(kind));
+        for (row, values, scale) in rows.filter_map(|((row, values), scale)| Some((row?, values, scale))) {
+            let encoded: Vec<u8> = values.iter().flat_map(|value| encode_as(element, *value / scale)).collect();
             bytes[row * size..][..encoded.len()].copy_from_slice(&encoded);
         }
-        Buffer { memory: upload(backend, &bytes), shape, dtype, used }
+        Buffer { memory: upload(backend, &bytes), shape, element, used }
     }
 
     pub fn output(backend: &Backend, case: &Case, kind: Kind) -> Buffer {
-        let (shape, dtype, used) = (case.shape(kind), case.dtype, case.used(kind));
-        let bytes = vec![CANARY; (shape.span() + GUARD) * dtype.bytes()];
-        Buffer { memory: upload(backend, &bytes), shape, dtype, used }
+        let (shape, element, used) = (case.shape(kind), case.element(kind), case.used(kind));
+        let bytes = vec![CANARY; (shape.span() + GUARD) * element.bytes()];
+        Buffer { memory: upload(backend, &bytes), shape, element, used }
     }
 
     pub fn bytes(&self, backend: &Backend) -> Vec<u8> {
@@ -54,14 +55,14 @@ impl Buffer {
 
     pub fn view(&self) -> TensorRef {
         let Shape { stride_batch, stride_seqlen, stride_head, lead, .. } = self.shape;
-        let data = self.memory.address().wrapping_byte_add(lead as usize * self.dtype.bytes());
+        let data = self.memory.address().wrapping_byte_add(lead as usize * self.element.bytes());
         TensorRef { data, stride_batch, stride_seqlen, stride_head }
     }
 
     /// The rows in order, with 0 in unused rows. Panics if a byte outside of the used rows changed
     /// or an element of a used row was not written.
     pub fn read_output(&self, backend: &Backend, name: &str) -> Vec<f32> {
-        let size = self.dtype.bytes();
+        let size = self.element.bytes();
         let mut bytes = download(backend, &self.memory);
         let row_bytes = self.shape.dim as usize * size;
         let mut values = Vec::with_capacity(self.shape.elements());
@@ -73,7 +74,7 @@ impl Buffer {
             let row = &mut bytes[row * size..][..row_bytes];
             for element in row.chunks(size) {
                 assert!(element.iter().any(|byte| *byte != CANARY), "{name}: an element was not written");
-                values.push(decode(self.dtype, element));
+                values.push(decode_as(self.element, element));
             }
             row.fill(CANARY);
         }
@@ -175,6 +176,20 @@ pub fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
         Dtype::Fp16 => f16::from_f32(value).to_le_bytes().to_vec(),
         Dtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
         Dtype::Fp32 => value.to_le_bytes().to_vec(),
+    }
+}
+
+pub fn encode_as(element: ElementType, value: f32) -> Vec<u8> {
+    match element {
+        ElementType::Plain(dtype) => encode(dtype, value),
+        ElementType::Eight(eight) => vec![eight.encode(value)],
+    }
+}
+
+pub fn decode_as(element: ElementType, bytes: &[u8]) -> f32 {
+    match element {
+        ElementType::Plain(dtype) => decode(dtype, bytes),
+        ElementType::Eight(eight) => eight.decode(bytes[0]),
     }
 }
 

@@ -5,6 +5,7 @@
 //! `shapes`). A case holds no values. `Data` makes them from the seed and rounds them to the dtype,
 //! so the reference sees the kernel's inputs.
 
+use super::eight::quantised;
 use super::extras::Extras;
 use super::lengths::Side;
 use super::per_score::PerScore;
@@ -134,11 +135,11 @@ impl Case {
             Pass::Forward => &[Kind::Q, Kind::K, Kind::V, Kind::Out],
             Pass::Backward => &[Kind::Q, Kind::K, Kind::V, Kind::Out, Kind::Dout, Kind::Dq, Kind::Dk, Kind::Dv],
         };
-        let shapes = || kinds.iter().map(|kind| self.shape_in_memory(*kind));
-        let widest = Layout::widest(
-            self.dtype,
-            shapes().flat_map(|of| [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head]),
-        );
+        let quantities = |kind: &Kind| {
+            let (of, element) = (self.shape_in_memory(*kind), self.element(*kind));
+            [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head].map(|size| element.units(size))
+        };
+        let widest = Layout::widest(self.dtype, kinds.iter().flat_map(quantities));
         // The rule of the C face for varlen.
         let is_uneven = |of: Shape| of.batch > 1 && of.seqlen > 1 && of.stride_batch % of.stride_seqlen != 0;
         // Pages may lie anywhere.
@@ -258,7 +259,12 @@ impl Data {
         let mut random = Random::new(case.seed);
         let mut tensor =
             |kind| (0..case.shape(kind).elements()).map(|_| round_to(case.dtype, random.normal())).collect();
-        let (q, k, v, dout) = (tensor(Kind::Q), tensor(Kind::K), tensor(Kind::V), tensor(Kind::Dout));
+        let (mut q, mut k, mut v, dout): (Vec<f32>, Vec<f32>, Vec<f32>, _) =
+            (tensor(Kind::Q), tensor(Kind::K), tensor(Kind::V), tensor(Kind::Dout));
+        for (kind, values) in [(Kind::Q, &mut q), (Kind::K, &mut k), (Kind::V, &mut v)] {
+            let dim = case.shape(kind).dim.max(1) as usize;
+            quantised(case.element(kind), values, &case.row_scales(kind), dim);
+        }
         let extras = &case.extras;
         let batches_of_slopes = extras.alibi.map_or(0, |spread| if spread.batch { case.batch_size } else { 1 });
         let alibi = (0..batches_of_slopes * case.num_heads_q).map(|_| random.pick(&[0.5, 0.25, 0.1, 0.03, 0.004]));

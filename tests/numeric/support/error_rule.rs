@@ -5,7 +5,7 @@
 //! times in gradients, and 1.5 times its mean error. Two kinds of unavoidable rounding are added:
 //! one step of the output's dtype, and the rounding of fp32 sums whose terms cancel.
 
-use flashtune::problem::Dtype;
+use flashtune::problem::{Dtype, Eight};
 
 /// How a tensor is judged.
 #[derive(Clone, Copy, Debug)]
@@ -132,4 +132,22 @@ pub fn agree(name: &str, a: &[f32], b: &[f32], dtype: Dtype, steps: f64) {
     for (at, (a, b)) in a.iter().zip(b).enumerate() {
         assert!(a == b || f64::from((a - b).abs()) <= limit, "{name}[{at}]: {a} and {b}, allowed {limit:.3e}");
     }
+}
+
+/// The bounds of what quantising k and v costs on normal values: the format, the keys that share a
+/// scale, and the largest ‖out − exact‖ / ‖exact‖. Scales are the largest magnitude over the largest
+/// number of the format. Results on quantised numbers are judged by `compare` against fp64 on the
+/// same numbers; these bounds hold against fp64 on the numbers before.
+pub const EIGHT_BIT_BOUNDS: [(Eight, i64, f64); 5] = [
+    (Eight::E4m3, 0, 0.06),
+    (Eight::E4m3, 1, 0.06),
+    (Eight::E5m2, 0, 0.12),
+    (Eight::Int8, 0, 0.025),
+    (Eight::Int8, 1, 0.016),
+];
+
+/// ‖got − reference‖ / ‖reference‖
+pub fn relative_error(got: &[f64], reference: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(reference).map(|(a, b)| a - b)) / norm(&mut reference.iter().copied())
 }

@@ -3,6 +3,7 @@
 use super::blocks::ListBuffers;
 use super::buffer::{Array, CANARY, encode};
 use super::case::{Case, Data};
+use super::eight::ScaleBuffers;
 use super::lengths::Side;
 use super::per_score::{PerScore, PerScoreBuffer};
 use flashtune::backend::Backend;
@@ -23,6 +24,7 @@ pub struct ExtraBuffers {
     cache_batch_idx: Option<Array>,
     leftpad_k: Option<Array>,
     lists: Option<ListBuffers>,
+    scales: ScaleBuffers,
 }
 
 impl ExtraBuffers {
@@ -80,6 +82,7 @@ impl ExtraBuffers {
             cache_batch_idx: extras.key_starts.then(|| Array::input_int32(backend, &case.cache_batch_idx())),
             leftpad_k: extras.key_starts.then(|| Array::input_int32(backend, &case.leftpads())),
             lists: ListBuffers::new(backend, case, if is_backward { Pass::Backward } else { Pass::Forward }),
+            scales: ScaleBuffers::new(backend, case),
             lengths: lengths.map(|lengths| lengths.map(|lengths| Array::input_int32(backend, &lengths))),
         }
     }
@@ -110,6 +113,7 @@ impl ExtraBuffers {
             cache_batch_idx: address(&self.cache_batch_idx).cast_const().cast(),
             leftpad_k: address(&self.leftpad_k).cast_const().cast(),
             block_lists: self.lists.as_ref().map_or(BlockLists::NULL, ListBuffers::args),
+            scales: self.scales.args(),
         }
     }
 

@@ -2,7 +2,7 @@
 //! case's line, which omits defaults.
 
 use super::blocks::Blocks;
-use flashtune::problem::{Features, Pass, Varlen, Window};
+use flashtune::problem::{Eight, EightBits, Features, Pass, Varlen, Window};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -38,6 +38,8 @@ pub struct Extras {
     /// `alone` is for the first sequence only; the others have lengths from the seed.
     pub among_others: bool,
     pub block_mask: Option<Blocks>,
+    /// Forward: k and v, and perhaps q, have 8 bits.
+    pub eight: Option<EightBits>,
 }
 
 /// The dimensions along which a (batch, heads_q, seqlen_q, seqlen_k) tensor varies; its stride is 0
@@ -113,6 +115,7 @@ impl Extras {
             paged: self.page_size,
             key_starts: self.key_starts && !is_backward,
             block_mask: self.block_mask.map(|blocks| blocks.mask()),
+            eight_bits: self.eight.filter(|_| !is_backward),
         }
     }
 
@@ -151,6 +154,14 @@ impl Extras {
             alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
             among_others: flag("among_others"),
             block_mask: fields.get("block_mask").map(|text| text.parse()).transpose()?,
+            eight: match fields.get("kv_dtype") {
+                None => None,
+                Some(name) => Some(EightBits {
+                    keys: *Eight::ALL.iter().find(|eight| eight.name() == *name).ok_or(format!("kv_dtype={name}"))?,
+                    queries: flag("fp8_q"),
+                    keys_per_scale: number("keys_per_scale")?.unwrap_or(0),
+                }),
+            },
         })
     }
 }
@@ -163,7 +174,9 @@ impl fmt::Display for Extras {
             ("page_size", self.page_size),
             ("alone_q", self.alone.map(|[q, _]| q)),
             ("alone_k", self.alone.map(|[_, k]| k)),
+            ("keys_per_scale", self.eight.map(|eight| eight.keys_per_scale)),
         ];
+        self.eight.iter().try_for_each(|eight| write!(f, " kv_dtype={}", eight.keys.name()))?;
         for (name, keys) in numbers {
             keys.iter().try_for_each(|keys| write!(f, " {name}={keys}"))?;
         }
@@ -188,6 +201,7 @@ impl fmt::Display for Extras {
             ("dbias", self.dbias),
             ("sinks", self.sinks),
             ("dlse", self.dlse),
+            ("fp8_q", self.eight.is_some_and(|eight| eight.queries)),
         ];
         flags.iter().filter(|(_, is_on)| *is_on).try_for_each(|(name, _)| write!(f, " {name}=true"))
     }

@@ -5,6 +5,7 @@ pub mod blocks;
 pub mod buffer;
 pub mod case;
 pub mod check;
+pub mod eight;
 pub mod error_rule;
 pub mod extra_buffers;
 pub mod extras;

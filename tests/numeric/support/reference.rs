@@ -8,6 +8,7 @@
 
 use super::blocks::{BlockKind, BlockMap, block_kind};
 use super::case::{Case, Data, Kind, round_to};
+use super::eight;
 use super::lengths::{Rows, Side};
 use super::per_score::PerScore;
 use rayon::prelude::*;
@@ -93,17 +94,24 @@ pub struct Magnitudes {
 }
 
 pub fn exact(case: &Case, data: &Data) -> Results {
-    attention::<f64>(case, data, &|value| value)
+    attention::<f64>(case, data, &|value| value, &|weight| weight)
 }
 
 pub fn naive(case: &Case, data: &Data) -> Results {
-    attention::<f32>(case, data, &|value| round_to(case.dtype, value))
+    attention::<f32>(case, data, &|value| round_to(case.dtype, value), &|weight| eight::rounded_weight(case, weight))
 }
 
-fn attention<R: Real>(case: &Case, data: &Data, round: &(dyn Fn(R) -> R + Sync)) -> Results {
+/// `round_weight` rounds a weight before it is divided by the row's sum.
+fn attention<R: Real>(
+    case: &Case,
+    data: &Data,
+    round: &(dyn Fn(R) -> R + Sync),
+    round_weight: &(dyn Fn(R) -> R + Sync),
+) -> Results {
     let heads = case.num_heads_q as usize;
     let all = (0..case.batch_size as usize * heads).into_par_iter();
-    let of_heads: Vec<Head<R>> = all.map(|index| Head::new(case, data, index / heads, index % heads, round)).collect();
+    let of_heads: Vec<Head<R>> =
+        all.map(|index| Head::new(case, data, [index / heads, index % heads], round, round_weight)).collect();
     let zeros = |kind| vec![0.0; case.shape(kind).elements()];
     let bias = case.extras.bias.filter(|_| case.extras.dbias).map(|spread| PerScore::new(case, spread));
     let mut dbias_terms = vec![0.0; data.dbias.len()];
@@ -259,14 +267,23 @@ struct Head<R> {
 }
 
 impl<R: Real> Head<R> {
-    fn new(case: &Case, data: &Data, batch: usize, head: usize, round: &(dyn Fn(R) -> R + Sync)) -> Self {
+    fn new(
+        case: &Case,
+        data: &Data,
+        [batch, head]: [usize; 2],
+        round: &(dyn Fn(R) -> R + Sync),
+        round_weight: &(dyn Fn(R) -> R + Sync),
+    ) -> Self {
         let zero = R::of(0.0);
         let (dim, dim_v) = (case.head_dim as usize, case.head_dim_v as usize);
         let modifier = Modifier::new(case, data, batch, head);
         let (seqlen_q, seqlen_k) = (modifier.seqlen_q, modifier.seqlen_k);
         let head_kv = head / (case.num_heads_q / case.num_heads_kv) as usize;
         let gather = |kind, values: &[f32], head| -> Vec<R> {
-            places(case, kind, batch, head).map(|at| R::of(f64::from(values[at]))).collect()
+            let has_scales = case.element(kind).bytes() == 1;
+            // Numbers times scales are rounded to the dtype where the arithmetic rounds.
+            let input = |at: usize| R::of(f64::from(values[at]));
+            places(case, kind, batch, head).map(|at| if has_scales { round(input(at)) } else { input(at) }).collect()
         };
         let q = gather(Kind::Q, &data.q, head);
         let k = gather(Kind::K, &data.k, head_kv);
@@ -323,7 +340,7 @@ impl<R: Real> Head<R> {
             let sum_of_keys = weights.iter().fold(zero, |sum, weight| sum + *weight);
             let sum = sink.map_or(sum_of_keys, |sink| sum_of_keys + (sink - top).exp());
             this.lse[row] = R::of(top.wide() + sum.wide().ln());
-            let weights: Vec<R> = weights.iter().map(|weight| round(*weight / sum)).collect();
+            let weights: Vec<R> = weights.iter().map(|weight| round(round_weight(*weight) / sum)).collect();
             let kept: Vec<R> =
                 weights.iter().zip(&keys).map(|(weight, key)| round(*weight * keeps(row, *key))).collect();
             let out = &mut this.out[row * dim_v..][..dim_v];

@@ -3,12 +3,14 @@
 //!
 //! `FLASHTUNE_TEST_CASE="…"`, the line that a failure prints, replaces all cases by that one.
 
+mod eight;
 mod tiles;
 mod tiny;
 
 use super::blocks::Blocks;
 use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
+pub use eight::{eight_bits, random_eight_bits, tiny_eight_bits, tiny_eight_bits_prefill};
 use flashtune::problem::{Causal, Dtype, Window};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
 pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_pages, tiny_short, tiny_splits};
@@ -157,6 +159,7 @@ fn random_extras(case: &Case) -> Extras {
         alone: None,
         among_others: false,
         block_mask: sometimes(&mut random, &blocks).filter(|_| !is_varlen),
+        eight: None,
     }
 }
 

@@ -25,6 +25,7 @@ const NONE: Extras = Extras {
     alone: None,
     among_others: false,
     block_mask: None,
+    eight: None,
 };
 
 fn of(dtype: Dtype, lengths: (i64, i64), head_dim: i64, causal: Causal) -> Case {

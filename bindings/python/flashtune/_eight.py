@@ -1,0 +1,69 @@
+"""8-bit q, k and v: the types, and the part of a forward pass's params with types and scales.
+
+Scales may be numbers or arrays. An array's shape says what shares an element; a dim of size 1 is
+shared. Knows no array library: the caller's module gives addresses and strides.
+"""
+
+from . import _structs
+from ._errors import InvalidArgumentError
+
+NUMBERS = {"float8_e4m3fn": _structs.DTYPE_E4M3, "float8_e5m2": _structs.DTYPE_E5M2, "int8": _structs.DTYPE_INT8}
+"""The numbers of the 8-bit dtypes by their names in torch and in ml_dtypes."""
+
+_pack = _structs.packer(_structs.EIGHT_BITS).pack
+NONE = bytes(_structs.packer(_structs.EIGHT_BITS).size)
+_NULL = (0, 0, 0, 0)
+SCALE_BLOCK = 128
+"""Keys of a block that shares a scale."""
+
+
+def has_scales(features):
+    return features is not None and not (features.q_descale is features.k_descale is features.v_descale is None)
+
+
+def pack(features, q_number, kv_number, out_number, dims, k_shape, lib, q):
+    """(packed part, objects to keep until the launch).
+
+    Numbers are those of the C header; kv_number and out_number are 0 where they are q's. k_shape is
+    k's. `lib.scales` takes a name, what the caller gave, and q.
+    """
+    is_fp8 = q_number == _structs.DTYPE_E4M3
+    has_keys = is_fp8 or kv_number != 0
+    for name, is_used in (("q_descale", is_fp8), ("k_descale", has_keys), ("v_descale", has_keys)):
+        if not is_used and features is not None and getattr(features, name) is not None:
+            raise InvalidArgumentError(f"{name} is given; it must be None, since {name[0]} has not 8 bits")
+    if not has_keys:
+        return NONE, ()
+    batch, heads, seqlen_k = dims[0], dims[2], dims[4]
+    given = {name: getattr(features, name, None) for name in ("q_descale", "k_descale", "v_descale")}
+    kept, refs = [], {}
+    keys = {(batch, heads): 0, (batch, -(-seqlen_k // SCALE_BLOCK), heads): SCALE_BLOCK, tuple(k_shape[:-1]): 1}
+    found = []
+    for name in given if is_fp8 else ("k_descale", "v_descale"):
+        scales, address, shape, strides = lib.scales(name, 1.0 if given[name] is None else given[name], q)
+        kept.append(scales)
+        choices = {(batch, heads): 0} if name == "q_descale" else keys
+        if all(size == 1 for size in shape):
+            refs[name] = (address, 0, 0, 0)
+            continue
+        number = next((number for wanted, number in choices.items() if _broadcasts(shape, wanted)), None)
+        if number is None:
+            allowed = " or ".join(map(str, choices))
+            raise InvalidArgumentError(f"{name} has shape {tuple(shape)}; it must be a number, {allowed}, or 1 where a scale is shared")
+        strides = [0 if size == 1 else stride for size, stride in zip(shape, strides)]
+        refs[name] = (address, strides[0], 0, strides[1]) if number == 0 else (address, *([0] * (3 - len(strides))), *strides)
+        if number:
+            found.append((name, number))
+    if len({number for _, number in found}) > 1:
+        raise InvalidArgumentError("k_descale and v_descale have scales of different numbers of keys; both must have as many")
+    keys_per_descale = found[0][1] if found else 0
+    # A scale of whole sequences stands for all keys where the other tensor has one for each.
+    for name in ("k_descale", "v_descale"):
+        if keys_per_descale and name not in dict(found) and refs[name][1:] != (0, 0, 0):
+            if keys_per_descale == 1:
+                raise InvalidArgumentError(f"{name} has a scale for each sequence; beside scales of each key it must be a number or have one for each key")
+    return _pack(kv_number, out_number, *refs.get("q_descale", _NULL), *refs["k_descale"], *refs["v_descale"], keys_per_descale), kept
+
+
+def _broadcasts(shape, wanted):
+    return len(shape) == len(wanted) and all(size in (1, other) for size, other in zip(shape, wanted))

@@ -1,0 +1,42 @@
+// The decode kernel's products: Q's operand, Q K^T, and P V.
+
+#include "decode/shared.cuh"
+
+// Whether Q's fragments fit the registers beside O. Otherwise each product loads them again.
+constexpr bool kQInRegs = kMTiles * (kKSteps + kOTiles) * 4 <= 128;
+
+using Scores = float[kMTiles][kNTiles][4];
+using Output = float[kMTiles][kOTiles][4];
+
+// A warp's rows of Q.
+struct QueryOperand {
+    uint32 tile;
+    uint32 fragments[kKSteps][kMTiles][4];  // in use with kQInRegs
+
+    __device__ __forceinline__ QueryOperand(uint32 tile_q, const ThreadPlace& place) : tile(tile_q + place.first_row() * TileQ::kStride * 2) {
+        if constexpr (kQInRegs) {
+            #pragma unroll
+            for (int k = 0; k < kKSteps; ++k) load_query<TileQ>(fragments[k], tile, k, place.lane);
+        }
+    }
+};
+
+// S = Q K^T, without scales of K.
+__device__ __forceinline__ void multiply_qk(Scores& s, const QueryOperand& q, uint32 tile_k, int lane) {
+    if constexpr (kQInRegs) {
+        multiply_query<TileK>(s, q.fragments, tile_k, lane);
+    } else {
+        multiply_query<TileQ, TileK>(s, q.tile, tile_k, lane);
+    }
+}
+
+// O += P V, in the warp's columns of V.
+__device__ __forceinline__ void multiply_pv(Output& o, const Scores& p, uint32 tile_v, const ThreadPlace& place) {
+    #pragma unroll
+    for (int k = 0; k < kBlockN / 16; ++k) {
+        uint32 operand[kMTiles][4];
+        #pragma unroll
+        for (int m = 0; m < kMTiles; ++m) pack_a(operand[m], p[m][2 * k], p[m][2 * k + 1]);
+        multiply_weights<TileV>(o, operand, TileV::part(tile_v, k * 16, place.warp_v * kWarpCols / kKeyUnit), place.lane);
+    }
+}

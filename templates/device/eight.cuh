@@ -1,0 +1,53 @@
+// 8-bit numbers of k and v (kKeyFormat) as elements of the dtype. All conversions are exact: each
+// number of a format has one of the same value in fp16 and in bf16. src/eight.rs has the formats.
+
+#include "device/numeric.cuh"
+#include "device/ptx/eight.cuh"
+
+constexpr int kE4m3 = 1, kE5m2 = 2, kInt8 = 3;
+
+// Four numbers as two pairs of fp16: the bytes 0 and 1, then 2 and 3; crossed 0 and 2, then 1 and 3.
+template <bool kIsCrossed>
+__device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32& second) {
+    // Selectors that put a byte into the upper half of each 16 bits, above zeros.
+    constexpr uint32 kFirst = kIsCrossed ? 0x2404 : 0x1404, kSecond = kIsCrossed ? 0x3414 : 0x3424;
+    if constexpr (kKeyFormat == kE4m3 && kConvertsFp8) {
+        if constexpr (kIsCrossed) four = permute_bytes(four, 0, 0x3120);
+        first = e4m3_to_fp16(uint16(four)), second = e4m3_to_fp16(uint16(four >> 16));
+    } else if constexpr (kKeyFormat == kE4m3) {
+        first = permute_bytes(four, 0, kFirst), second = permute_bytes(four, 0, kSecond);
+        // One bit lower, exponent and mantissa are those of an fp16 number that is 2^8 times too
+        // small, denormals included.
+        constexpr uint32 kFactor = 0x5c005c00;  // 2^8
+        first = multiply_fp16_pairs((first >> 1 & 0x3f803f80) | (first & 0x80008000), kFactor);
+        second = multiply_fp16_pairs((second >> 1 & 0x3f803f80) | (second & 0x80008000), kFactor);
+        if (((four & 0x7f7f7f7f) + 0x01010101) & 0x80808080) {
+            // NaN is the number of largest magnitude, 480 by the rule above.
+            if ((first & 0x7fff) == 0x5f80) first |= 0x7fff;
+            if ((first & 0x7fff0000) == 0x5f800000) first |= 0x7fff0000;
+            if ((second & 0x7fff) == 0x5f80) second |= 0x7fff;
+            if ((second & 0x7fff0000) == 0x5f800000) second |= 0x7fff0000;
+        }
+    } else if constexpr (kKeyFormat == kE5m2) {
+        first = permute_bytes(four, 0, kFirst), second = permute_bytes(four, 0, kSecond);
+    } else {
+        // The bits of 1024 + 128 + x.
+        constexpr uint32 kAbove = 0x64646464, kMiddle = 0x64806480;
+        four ^= 0x80808080;
+        first = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4240 : 0x4140), kMiddle);
+        second = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4341 : 0x4342), kMiddle);
+    }
+}
+
+// The same in the dtype.
+template <bool kIsCrossed>
+__device__ __forceinline__ void widen_eight(uint32 four, uint32& first, uint32& second) {
+    eight_to_fp16<kIsCrossed>(four, first, second);
+    if constexpr (kIsBf16) {
+        float low, high;
+        fp16_pair_to_floats(first, low, high);
+        first = pack2(low, high);
+        fp16_pair_to_floats(second, low, high);
+        second = pack2(low, high);
+    }
+}

@@ -1,0 +1,38 @@
+// Products with keys of q's type, under the names that products/keys_eight.cuh has for keys of 8
+// bits. The sm80 forward and decode kernels use them. gemm_sm80.cuh or gemm_fp32.cuh comes before.
+
+constexpr int kKSteps = (round_up(kHeadDim, 8) + 15) / 16;  // the last one a k8 step where 8 columns are left
+
+// One k-step of a warp's rows of Q.
+template <class Tile, class Operand>
+__device__ __forceinline__ void load_query(Operand& a, uint32 tile, int k, int lane) { load_a<Tile>(a, tile, k, k == Tile::kCols / 16, lane); }
+
+// S += Q K^T, with Q in registers or in shared memory.
+template <class TileK, class Scores, class Query>
+__device__ __forceinline__ void multiply_query(Scores& s, const Query& q, uint32 tile_k, int lane) { gemm_regs<TileK>(s, q, tile_k, lane); }
+template <class TileQ, class TileK, class Scores>
+__device__ __forceinline__ void multiply_query(Scores& s, uint32 tile_q, uint32 tile_k, int lane) { gemm<TileQ, TileK>(s, tile_q, tile_k, lane); }
+
+// O += P V for one k16 step. `tile_v` is moved to its rows.
+template <class TileV, class Output, class Weights>
+__device__ __forceinline__ void multiply_weights(Output& o, const Weights& p, uint32 tile_v, int lane) { gemm_step_trans<TileV>(o, p, tile_v, lane); }
+
+// Calls store(column, first, second) for the pairs of neighbours that a lane holds of a row of O.
+template <int kOTiles, class Store>
+__device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, int lane, const Store& store) {
+    #pragma unroll
+    for (int n = 0; n < kOTiles; ++n) store(n * 8 + lane % 4 * 2, o[n][2 * r], o[n][2 * r + 1]);
+}
+
+// Keys of q's type have no scales.
+struct KeyScales {
+    __device__ __forceinline__ KeyScales(const KernelParams&, const Sequence&, int, int, int, int) {}
+    __device__ __forceinline__ void acquire(int, int) {}
+    __device__ __forceinline__ float of_softmax() const { return 1.f; }
+    template <class Scores>
+    __device__ __forceinline__ void scale_scores(Scores&) const {}
+    template <class Weights, class Output>
+    __device__ __forceinline__ void scale_weights(Weights&, Output&) {}
+    template <class Output>
+    __device__ __forceinline__ void scale_output(Output&) const {}
+};

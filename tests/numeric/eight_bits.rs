@@ -1,0 +1,126 @@
+//! 8-bit k and v, and 8-bit q: results against the reference on the same numbers, laws, and what
+//! quantising itself costs.
+
+use crate::support::case::{Case, Data, Kind};
+use crate::support::check::Prepared;
+use crate::support::eight::quantised;
+use crate::support::error_rule::{EIGHT_BIT_BOUNDS, relative_error};
+use crate::support::extras::Extras;
+use crate::support::reference;
+use crate::support::shapes;
+use crate::support::subject::Subject;
+use flashtune::call::Call;
+use flashtune::problem::{Dtype, Eight, EightBits, Pass};
+use rayon::prelude::*;
+
+fn is_right(subject: &Subject, cases: &[Case]) {
+    cases.par_iter().for_each(|case| {
+        Prepared::new(case).forward(subject, &subject.heuristic(case, Pass::Forward));
+    });
+}
+
+#[test]
+fn cpu_is_right_over_eight_bits() {
+    is_right(&Subject::cpu(2), &shapes::eight_bits());
+}
+
+#[test]
+fn cpu_is_right_on_random_problems_of_eight_bits() {
+    let subject = Subject::cpu(2);
+    is_right(&subject, &shapes::random_eight_bits(&[Dtype::Bf16, Dtype::Fp16], 40, 300, 2300));
+}
+
+#[test]
+fn gpu_is_right_over_eight_bits() {
+    let Some(subject) = Subject::gpu() else { return };
+    let cases =
+        shapes::eight_bits().into_iter().chain(shapes::random_eight_bits(&[Dtype::Bf16, Dtype::Fp16], 60, 600, 2400));
+    let device = subject.backend.device();
+    let served: Vec<Case> =
+        cases.filter(|case| flashtune::family::supported(&case.problem(Pass::Forward), device).is_ok()).collect();
+    assert!(served.len() > 40, "{}", served.len());
+    for case in &served {
+        let prepared = Prepared::new(case);
+        for config in subject.configs(case, Pass::Forward, 1) {
+            prepared.forward(&subject, &config);
+        }
+    }
+}
+
+/// With scales that are powers of two, numbers times scales are 16-bit numbers, and the 16-bit
+/// problem has the same result, bit by bit on the CPU.
+#[test]
+fn eight_bits_give_what_the_same_numbers_in_16_bits_give() {
+    let subject = Subject::cpu(2);
+    for eight in Eight::ALL {
+        let eight_bits = EightBits { keys: eight, queries: false, keys_per_scale: 0 };
+        let plain = Case { num_heads_q: 4, num_heads_kv: 2, seqlen_k: 170, ..Case::plain(Dtype::Bf16, 60, 64) };
+        let case = Case { extras: Extras { eight: Some(eight_bits), ..plain.extras }, ..plain.clone() };
+        let mut data = Data::random(&plain);
+        for values in [&mut data.k, &mut data.v] {
+            let ones = vec![1.0; values.len() / 64];
+            quantised(eight.into(), values, &ones, 64);
+        }
+        let expected = subject.forward(&plain, &data, &subject.heuristic(&plain, Pass::Forward));
+        // The buffers hold numbers divided by the case's scales, so the call gets scales of 1 for
+        // numbers that were multiplied by them.
+        let mut scaled = data.clone();
+        for (kind, values) in [(Kind::K, &mut scaled.k), (Kind::V, &mut scaled.v)] {
+            for (row, scale) in values.chunks_mut(64).zip(case.row_scales(kind)) {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        let one = [1.0f32];
+        let with_ones = |call: &mut Call| {
+            for view in [&mut call.features.scales.k, &mut call.features.scales.v] {
+                view.data = one.as_ptr().cast_mut().cast();
+                (view.stride_batch, view.stride_seqlen, view.stride_head) = (0, 0, 0);
+            }
+        };
+        let got = subject.forward_with(&case, &scaled, with_ones, &subject.heuristic(&case, Pass::Forward));
+        assert_eq!(got, expected, "{}", eight.name());
+    }
+}
+
+/// What quantising k and v costs, against fp64 attention on the tensors before. Bounds by format
+/// stand beside the error rule.
+#[test]
+fn quantising_costs_what_the_rule_says() {
+    for (eight, keys_per_scale, bound) in EIGHT_BIT_BOUNDS {
+        let plain = Case { num_heads_q: 4, num_heads_kv: 2, seqlen_k: 700, ..Case::plain(Dtype::Bf16, 40, 64) };
+        let before = Data::random(&plain);
+        let mut after = before.clone();
+        for values in [&mut after.k, &mut after.v] {
+            let largest = |values: &[f32]| values.iter().fold(0f32, |top, x| top.max(x.abs()));
+            let of_all = largest(values);
+            let scales: Vec<f32> = values
+                .chunks(64)
+                .map(|row| if keys_per_scale == 1 { largest(row) } else { of_all } / eight.largest())
+                .collect();
+            quantised(eight.into(), values, &scales, 64);
+        }
+        let (exact, quantised) = (reference::exact(&plain, &before), reference::exact(&plain, &after));
+        let error = relative_error(&quantised.out, &exact.out);
+        assert!(error <= bound && error >= bound / 2.0, "{} {keys_per_scale}: {error}, bound {bound}", eight.name());
+    }
+}
+
+/// The CPU backend looks at scales; the GPU cannot.
+#[test]
+fn the_cpu_refuses_scales_that_are_not_positive_and_finite() {
+    let subject = Subject::cpu(1);
+    let eight_bits = EightBits { keys: Eight::Int8, queries: false, keys_per_scale: 0 };
+    let case =
+        Case { extras: Extras { eight: Some(eight_bits), ..Extras::default() }, ..Case::plain(Dtype::Fp16, 3, 16) };
+    let data = Data::random(&case);
+    for scale in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+        let scales = [scale];
+        let with_scale = |call: &mut Call| call.features.scales.v.data = scales.as_ptr().cast_mut().cast();
+        let config = subject.heuristic(&case, Pass::Forward);
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            subject.forward_with(&case, &data, with_scale, &config)
+        }));
+        let reason = *failed.expect_err("refused").downcast::<String>().unwrap();
+        assert!(reason.contains("v_descale of sequence 0, key 0 and head 0 is"), "{reason}");
+    }
+}

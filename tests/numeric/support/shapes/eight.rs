@@ -1,0 +1,140 @@
+//! Problems with 8-bit k and v, and with 8-bit q too.
+
+use super::{MASKS, random_case, random_extras, unless_one_is_given};
+use crate::support::case::{Case, Random, Strides};
+use crate::support::extras::{Extras, Sides, Spread};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Window};
+
+const SCALES: [i64; 3] = [0, 1, 128];
+
+fn eight(keys: Eight, keys_per_scale: i64) -> Option<EightBits> {
+    Some(EightBits { keys, queries: false, keys_per_scale })
+}
+
+const FP8_Q: fn(i64) -> Option<EightBits> =
+    |keys_per_scale| Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale });
+
+/// Each format with each kind of scales, over rows, pages, packed sequences and entries of a cache.
+pub fn eight_bits() -> Vec<Case> {
+    let keys = Sides { q: false, k: true };
+    let of = |index: usize| {
+        let (format, keys_per_scale) = (Eight::ALL[index % 3], SCALES[index / 3 % 3]);
+        let dim = [64, 128, 40, 96][index % 4];
+        let none = Extras { eight: eight(format, keys_per_scale), ..Extras::default() };
+        let extras = match index / 3 % 5 {
+            0 => none,
+            1 => Extras { page_size: Some([16, 3, 64][index % 3]), seqused: keys, sinks: true, ..none },
+            2 => Extras { cu_seqlens: Sides::BOTH, softcap: 9.0, ..none },
+            3 => Extras { key_starts: true, seqused: keys, ..none },
+            _ => Extras { window: Window { left: Some(100), ..Window::default() }, seqused: keys, ..none },
+        };
+        let causal = MASKS[if index / 3 % 5 == 4 { 1 } else { index % 3 }];
+        Case {
+            batch_size: 3,
+            num_heads_q: 4,
+            num_heads_kv: [1, 2, 4][index % 3],
+            seqlen_k: [300, 150, 517][index / 2 % 3],
+            head_dim_v: if index % 5 == 4 { 80 } else { dim },
+            causal,
+            strides: [Strides::Bshd, Strides::Bhsd, Strides::Gaps][index / 4 % 3],
+            seed: 2100 + index as u64,
+            extras,
+            ..Case::plain([Dtype::Bf16, Dtype::Fp16][index / 2 % 2], [1, 70, 5][index / 5 % 3], dim)
+        }
+    };
+    let of_fp8 = |index: usize| {
+        let case = of(index);
+        Case { extras: Extras { eight: FP8_Q(SCALES[index % 3]), ..case.extras }, ..case }
+    };
+    unless_one_is_given((0..45).map(of).chain((0..12).map(of_fp8)).collect())
+}
+
+/// Random problems with random features and formats.
+pub fn random_eight_bits(dtypes: &[Dtype], count: u64, max_seqlen: i64, seed: u64) -> Vec<Case> {
+    let of = |seed| {
+        let case = random_case(dtypes, max_seqlen, seed);
+        let mut random = Random::new(seed ^ 0xe18b);
+        let dim = [64, 128, 40, 192][seed as usize % 4];
+        let case = Case {
+            head_dim: dim,
+            head_dim_v: if seed % 8 == 5 { 72 } else { dim },
+            softmax_scale: (dim as f32).powf(-0.5),
+            seqlen_q: random.pick(&[1, 2, 5, case.seqlen_q]),
+            dropout_p: 0.0,
+            deterministic: false,
+            strides: random.pick(&[Strides::Bshd, Strides::Bhsd, Strides::Gaps]),
+            ..case
+        };
+        let extras = random_extras(&case);
+        let page_size = random.pick(&[None, Some(1), Some(16), Some(16), Some(64)]);
+        let packs_k = extras.cu_seqlens.k && page_size.is_none();
+        let extras = Extras {
+            dbias: false,
+            dlse: false,
+            block_mask: None,
+            cu_seqlens: Sides { k: packs_k, ..extras.cu_seqlens },
+            page_size,
+            eight: eight(random.pick(&Eight::ALL), random.pick(&SCALES)),
+            ..extras
+        };
+        Case { extras, ..case }
+    };
+    unless_one_is_given((seed..seed + count).map(of).collect())
+}
+
+/// Few queries for the emulator: each format, each kind of scales, rows and pages, both dtypes, a
+/// negative scale of the softmax, and head dims with an odd number of k-steps.
+pub fn tiny_eight_bits() -> Vec<Case> {
+    let keys = Sides { q: false, k: true };
+    let few = |dtype, format, keys_per_scale, head_dim| Case {
+        batch_size: 2,
+        num_heads_q: 8,
+        num_heads_kv: 2,
+        seqlen_k: 300,
+        seed: 7,
+        extras: Extras { eight: eight(format, keys_per_scale), ..Extras::default() },
+        ..Case::plain(dtype, 1, head_dim)
+    };
+    let with = |case: Case, change: fn(&mut Extras)| {
+        let mut extras = case.extras;
+        change(&mut extras);
+        Case { extras: Extras { seqused: keys, ..extras }, ..case }
+    };
+    let paged = |case| with(case, |extras| extras.page_size = Some(16));
+    unless_one_is_given(vec![
+        few(Dtype::Bf16, Eight::E4m3, 0, 64),
+        few(Dtype::Fp16, Eight::E5m2, 0, 128),
+        Case { softmax_scale: -0.1, strides: Strides::Gaps, ..few(Dtype::Bf16, Eight::Int8, 1, 80) },
+        paged(few(Dtype::Fp16, Eight::E4m3, 1, 128)),
+        with(few(Dtype::Bf16, Eight::E5m2, 128, 64), |extras| (extras.page_size, extras.softcap) = (Some(3), 9.0)),
+        Case { seqlen_q: 3, causal: Causal::BottomRight, ..paged(few(Dtype::Fp16, Eight::Int8, 128, 72)) },
+        with(few(Dtype::Bf16, Eight::E4m3, 1, 64), |extras| (extras.key_starts, extras.sinks) = (true, true)),
+    ])
+}
+
+/// Tiles of queries for the emulator, over rows and pages.
+pub fn tiny_eight_bits_prefill() -> Vec<Case> {
+    let of = |dtype, format, keys_per_scale, head_dim, causal| Case {
+        batch_size: 2,
+        num_heads_q: 2,
+        num_heads_kv: 1,
+        seqlen_k: 230,
+        causal,
+        seed: 9,
+        extras: Extras { eight: eight(format, keys_per_scale), ..Extras::default() },
+        ..Case::plain(dtype, 130, head_dim)
+    };
+    let with = |case: Case, change: fn(&mut Extras)| {
+        let mut extras = case.extras;
+        change(&mut extras);
+        Case { extras, ..case }
+    };
+    unless_one_is_given(vec![
+        of(Dtype::Bf16, Eight::E4m3, 0, 64, Causal::BottomRight),
+        with(of(Dtype::Fp16, Eight::E5m2, 1, 128, Causal::None), |extras| extras.cu_seqlens = Sides::BOTH),
+        with(of(Dtype::Bf16, Eight::Int8, 128, 80, Causal::BottomRight), |extras| {
+            (extras.page_size, extras.seqused) = (Some(16), Sides { q: false, k: true });
+        }),
+        with(of(Dtype::Fp16, Eight::Int8, 1, 64, Causal::TopLeft), |extras| extras.alibi = Some(Spread::of("h"))),
+    ])
+}
