@@ -66,18 +66,20 @@ fn embed_tuning_db() {
 
 /// The files of the C face and of the XLA face in the header's order: what is declared first is
 /// read first.
-const HEADER_SOURCES: [&str; 16] = [
+const HEADER_SOURCES: [&str; 18] = [
     "src/capi/status.rs",
     "src/capi/last_error.rs",
     "src/capi/log.rs",
     "src/capi/context.rs",
     "src/capi/pack.rs",
+    "src/capi/views.rs",
     "src/capi/types.rs",
     "src/capi/forward.rs",
     "src/capi/backward.rs",
     "src/capi/merge.rs",
     "src/capi/kv_append_params.rs",
     "src/capi/kv_append.rs",
+    "src/capi/quantize.rs",
     "src/capi/plan_info.rs",
     "src/capi/range.rs",
     "src/capi/autotune.rs",

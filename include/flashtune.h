@@ -89,6 +89,8 @@
  *     flashtune_merge                    merges partial results over parts of the keys
  *     flashtune_kv_append_prepare        prepares the kernel that writes a K/V cache
  *     flashtune_kv_append                writes new keys and values into a K/V cache
+ *     flashtune_quantize_prepare         prepares the kernel that quantises a tensor
+ *     flashtune_quantize                 quantises a tensor to 8 bits and makes its scales
  *   Ranges
  *     flashtune_prepare_range            prepares every problem of a range
  *   Tuning
@@ -622,6 +624,120 @@ typedef struct flashtune_pack_info {
 } flashtune_pack_info;
 
 /**
+ * The same for a tensor that is only read. The layout and the rules are those of flashtune_tensor,
+ * but elements may overlap: a stride of 0 broadcasts, and views into one packed buffer are
+ * allowed.
+ */
+typedef struct flashtune_const_tensor {
+  const void *data;
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+} flashtune_const_tensor;
+
+/**
+ * A view of a (batch, seqlen, heads, dim) tensor that is written. Its last dimension is
+ * contiguous. The data is borrowed for the call, on a GPU until the enqueued work is done. It is
+ * never freed.
+ *
+ * Strides are in elements, not bytes, and at least 0. The stride of a dimension of size 1 is
+ * ignored. No two elements may overlap. With the dimensions sorted by stride, each stride must be
+ * larger than the distance to the last element of the dimensions before it.
+ *
+ * data is device memory on a CUDA context and host memory on a CPU context, aligned to its
+ * element. A pass runs fastest if addresses and strides are multiples of 16 bytes and head dims
+ * are multiples of 8.
+ *
+ * data may be NULL if the tensor has no element. It may also be NULL in the calls that do not
+ * touch data: supported, workspace_size, prepare, plan_info and autotune. In those calls, NULL
+ * with all strides 0 stands for a packed tensor.
+ */
+typedef struct flashtune_tensor {
+  void *data;
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+} flashtune_tensor;
+
+/**
+ * The same for a tensor that is only read. The layout is that of flashtune_scores_tensor.
+ */
+typedef struct flashtune_const_scores_tensor {
+  const void *data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_seqlen_q;
+  int64_t stride_seqlen_k;
+} flashtune_const_scores_tensor;
+
+/**
+ * Lists of the blocks of scores that count. Forward, each block of queries lists the blocks of
+ * keys that it sees. Backward, each block of keys lists the blocks of queries that see it (the
+ * transpose).
+ *
+ * A score counts if its block is listed and causal, the window, mask and the other features allow
+ * it. In a full block, mask is not applied; causal, the window and the other features are. A query
+ * whose block lists nothing sees no key. The run time is proportional to the number of listed
+ * blocks.
+ *
+ * FlexAttention's BlockMask holds the same lists:
+ *
+ * - Forward: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices.
+ * - Backward: q_num_blocks, q_indices, full_q_num_blocks, full_q_indices.
+ *
+ * Below, rows is ceil(seqlen_q / block_q) forward and ceil(seqlen_k / block_k) backward. The
+ * entries of a list may have any order. A row must not name a block twice, neither in one list nor
+ * across both.
+ *
+ * On a CPU context the lists are host memory, and a launch refuses wrong entries. On a CUDA
+ * context they are device memory, and nothing checks them:
+ *
+ * - A count above max_blocks uses the first max_blocks entries.
+ * - An entry that names no block is skipped.
+ * - A block listed twice counts twice.
+ *
+ * Strides are in elements and at least 0. A stride of 0 shares the lists along that dimension.
+ */
+typedef struct flashtune_block_mask {
+  /**
+   * Queries of a block, a multiple of 16 up to 2048. Multiples of 128 run fastest. Each size has
+   * its own kernel.
+   */
+  int64_t block_q;
+  /**
+   * Keys of a block, under the same rule.
+   */
+  int64_t block_k;
+  /**
+   * int32 (batch_size, num_heads_q, rows), read: the number of used entries of indices. The rows
+   * dimension is contiguous.
+   */
+  const int32_t *num_blocks;
+  /**
+   * int32 (batch_size, num_heads_q, rows, max_blocks), read: block numbers. The max_blocks
+   * dimension is contiguous.
+   */
+  const int32_t *indices;
+  /**
+   * The same for full blocks, with the same strides. Both are NULL if no block is full.
+   */
+  const int32_t *full_num_blocks;
+  /**
+   * See full_num_blocks.
+   */
+  const int32_t *full_indices;
+  int64_t num_blocks_stride_batch;
+  int64_t num_blocks_stride_head;
+  int64_t indices_stride_batch;
+  int64_t indices_stride_head;
+  int64_t indices_stride_row;
+  /**
+   * Entries that a row of indices has room for, 0 to 2^31 - 1.
+   */
+  int64_t max_blocks;
+} flashtune_block_mask;
+
+/**
  * One forward pass: out = dropout(softmax(mask(softcap(softmax_scale * q k^T) + alibi + bias))) v.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply. Zero is the default
@@ -728,20 +844,20 @@ typedef struct flashtune_forward_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim), read. With cu_seqlens_q, q and all other
    * tensors of queries are (total_q, heads, dim), and stride_batch is ignored.
    */
-  flashtune_const_tensor q;
+  struct flashtune_const_tensor q;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim), read. With cu_seqlens_k, k and all other
    * tensors of keys are (total_k, heads, dim), and stride_batch is ignored.
    */
-  flashtune_const_tensor k;
+  struct flashtune_const_tensor k;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), read.
    */
-  flashtune_const_tensor v;
+  struct flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), written.
    */
-  flashtune_tensor out;
+  struct flashtune_tensor out;
   /**
    * fp32 (batch_size, num_heads_q, seqlen_q), with cu_seqlens_q (num_heads_q, total_q);
    * contiguous, written. It is the natural logarithm of the sum of the exponentials of the
@@ -791,7 +907,7 @@ typedef struct flashtune_forward_params {
   /**
    * Elements of dtype, read: added to the scores. -infinity hides a key.
    */
-  flashtune_const_scores_tensor bias;
+  struct flashtune_const_scores_tensor bias;
   /**
    * Read. With FLASHTUNE_FEATURE_MASK, elements are bytes: 0 hides a key, any other value shows
    * it.
@@ -802,7 +918,7 @@ typedef struct flashtune_forward_params {
    * words of 32 bits have this layout. Strides are in bytes, and stride_seqlen_k is 1. Bits past
    * the last key may have any value.
    */
-  flashtune_const_scores_tensor mask;
+  struct flashtune_const_scores_tensor mask;
   /**
    * fp32 (num_heads_q), read: an extra score of each query head that belongs to no key. It takes
    * its share of the softmax, adds nothing to out, and is part of lse.
@@ -906,7 +1022,7 @@ typedef struct flashtune_forward_params {
   /**
    * For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
    */
-  flashtune_block_mask block_mask;
+  struct flashtune_block_mask block_mask;
   /**
    * int32 (batch_size), read: the batch entry of k and v that holds each sequence's keys. k and
    * v are then (batch_size_cache, seqlen_k, num_heads_kv, dim). Several sequences may share an
@@ -961,7 +1077,7 @@ typedef struct flashtune_forward_params {
    * context nothing checks them: the heads and sequences that use such a scale have results
    * without meaning, and no others are affected.
    */
-  flashtune_const_tensor q_descale;
+  struct flashtune_const_tensor q_descale;
   /**
    * fp32, read: the scales of k if it has 8 bits, else NULL. keys_per_descale says how many keys
    * share one:
@@ -974,11 +1090,11 @@ typedef struct flashtune_forward_params {
    * - 128: blocks of 128 keys, counted from each sequence's key 0. The array is (batch_size,
    *   ceil(seqlen_k / 128), num_heads_kv), also with pages and packed sequences.
    */
-  flashtune_const_tensor k_descale;
+  struct flashtune_const_tensor k_descale;
   /**
    * The same for v.
    */
-  flashtune_const_tensor v_descale;
+  struct flashtune_const_tensor v_descale;
   /**
    * 0, 1 or 128: see k_descale.
    */
@@ -1040,6 +1156,22 @@ typedef struct flashtune_plan_info {
 } flashtune_plan_info;
 
 /**
+ * A view of a (batch_size, num_heads_q, seqlen_q, seqlen_k) tensor that is written: one element
+ * for each score. Lifetime, memory and NULL rules are those of flashtune_tensor.
+ *
+ * Strides are in elements, not bytes, and at least 0. A stride of 0 shares the element along that
+ * dimension. The stride of a dimension of size 1 is ignored. data is aligned to its element. With
+ * varlen, elements past a sequence's last query or key are neither read nor written.
+ */
+typedef struct flashtune_scores_tensor {
+  void *data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_seqlen_q;
+  int64_t stride_seqlen_k;
+} flashtune_scores_tensor;
+
+/**
  * One backward pass. A field with the name of a forward field means the same and must have the
  * value that the forward pass had. out and lse are the forward pass's results. Set the whole
  * struct to zero first, as for flashtune_forward_params.
@@ -1064,13 +1196,13 @@ typedef struct flashtune_backward_params {
   uint64_t dropout_offset;
   const uint64_t *dropout_seed_ptr;
   const uint64_t *dropout_offset_ptr;
-  flashtune_const_tensor q;
-  flashtune_const_tensor k;
-  flashtune_const_tensor v;
+  struct flashtune_const_tensor q;
+  struct flashtune_const_tensor k;
+  struct flashtune_const_tensor v;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the forward pass's out.
    */
-  flashtune_const_tensor out;
+  struct flashtune_const_tensor out;
   /**
    * fp32, contiguous, read: the forward pass's lse, in its shape. Must not be NULL.
    */
@@ -1078,20 +1210,20 @@ typedef struct flashtune_backward_params {
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim_v), read: the gradient of out.
    */
-  flashtune_const_tensor dout;
+  struct flashtune_const_tensor dout;
   /**
    * (batch_size, seqlen_q, num_heads_q, head_dim), written: the gradient of q. dq, dk and dv may
    * be views into one packed buffer if no two of them share an element.
    */
-  flashtune_tensor dq;
+  struct flashtune_tensor dq;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim), written: the gradient of k.
    */
-  flashtune_tensor dk;
+  struct flashtune_tensor dk;
   /**
    * (batch_size, seqlen_k, num_heads_kv, head_dim_v), written: the gradient of v.
    */
-  flashtune_tensor dv;
+  struct flashtune_tensor dv;
   /**
    * 0 or 1. With 1, dq, dk, dv and dbias have the same bits at every run. Key tiles then add to
    * dq in a fixed order, which costs time and slightly more workspace.
@@ -1115,8 +1247,8 @@ typedef struct flashtune_backward_params {
   int64_t window_right;
   const float *alibi_slopes;
   int64_t alibi_stride_batch;
-  flashtune_const_scores_tensor bias;
-  flashtune_const_scores_tensor mask;
+  struct flashtune_const_scores_tensor bias;
+  struct flashtune_const_scores_tensor mask;
   const float *sinks;
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
@@ -1129,7 +1261,7 @@ typedef struct flashtune_backward_params {
    * are summed into one. No other two elements may share a place. With deterministic, the stride
    * of a dimension longer than 1 must not be 0.
    */
-  flashtune_scores_tensor dbias;
+  struct flashtune_scores_tensor dbias;
   /**
    * fp32 (num_heads_q): the gradient of sinks, written unless the call does nothing. NULL if not
    * wanted.
@@ -1143,7 +1275,7 @@ typedef struct flashtune_backward_params {
    * For each block of keys, the blocks of queries that see it: the transpose of the forward
    * pass's lists. On a CUDA context it excludes deterministic.
    */
-  flashtune_block_mask block_mask;
+  struct flashtune_block_mask block_mask;
 } flashtune_backward_params;
 
 /**
@@ -1191,7 +1323,7 @@ typedef struct flashtune_merge_params {
    * (batch_size, seqlen, num_heads, head_dim_v), read: the first partial's out. Rows whose lse
    * is -infinity are not read.
    */
-  flashtune_const_tensor partial_out;
+  struct flashtune_const_tensor partial_out;
   /**
    * Elements from one partial's out to the next, at least 0. Ignored if num_partials is 1.
    */
@@ -1208,7 +1340,7 @@ typedef struct flashtune_merge_params {
    * (batch_size, seqlen, num_heads, head_dim_v), written. It is 0 where no partial has seen a
    * key.
    */
-  flashtune_tensor out;
+  struct flashtune_tensor out;
   /**
    * fp32 (batch_size, num_heads, seqlen), contiguous, written: the lse over all keys. It is
    * -infinity where no partial has seen a key. NULL if not wanted.
@@ -1232,8 +1364,9 @@ typedef struct flashtune_kv_append_params {
    */
   uint64_t struct_size;
   /**
-   * A FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit
-   * by bit, except those that are rotated.
+   * A FLASHTUNE_DTYPE_*: the type of k_new and v_new, and of k_cache and v_cache unless
+   * cache_dtype gives theirs. Elements are copied bit by bit, except those that are rotated or
+   * quantised.
    */
   int32_t dtype;
   /**
@@ -1270,21 +1403,21 @@ typedef struct flashtune_kv_append_params {
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim), read.
    */
-  flashtune_const_tensor k_new;
+  struct flashtune_const_tensor k_new;
   /**
    * (batch_size, seqlen_new, num_heads_kv, head_dim_v), read.
    */
-  flashtune_const_tensor v_new;
+  struct flashtune_const_tensor v_new;
   /**
    * (batch_size, seqlen_cache, num_heads_kv, head_dim), written. With block_table it is
    * (num_pages, page_size, num_heads_kv, head_dim), and stride_batch leads from one page to the
    * next.
    */
-  flashtune_tensor k_cache;
+  struct flashtune_tensor k_cache;
   /**
    * The same with head_dim_v.
    */
-  flashtune_tensor v_cache;
+  struct flashtune_tensor v_cache;
   /**
    * int32 (batch_size), read: how many keys each sequence has before the call. Device memory on
    * a CUDA context and host memory on a CPU context. No length is refused on either.
@@ -1402,12 +1535,114 @@ typedef struct flashtune_kv_append_params {
    * (batch_size, seqlen_q, num_heads_q, head_dim) of dtype, read. All queries are rotated, also
    * those of sequences that get no keys.
    */
-  flashtune_const_tensor q;
+  struct flashtune_const_tensor q;
   /**
    * The same sizes, written: the rotated queries. It may be q itself, with the same strides.
    */
-  flashtune_tensor q_rotated;
+  struct flashtune_tensor q_rotated;
+  /**
+   * A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16 it
+   * may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and rounded, as
+   * FLASHTUNE_DTYPE_E4M3 says. Each element is x * (1 / scale) in fp32, rounded once more.
+   */
+  int32_t cache_dtype;
+  /**
+   * With a cache of 8 bits, 0: k_descale and v_descale are read. 1: each new key and head gets its
+   * own scale, its largest magnitude over the largest number of cache_dtype, and the scales are
+   * written. A row of zeros gets the scale 1.
+   */
+  int32_t computes_descale;
+  /**
+   * fp32: the scales of k_cache, as flashtune_forward_params takes them. With keys_per_descale 1
+   * they are (batch_size, seqlen_cache, num_heads_kv), with pages (num_pages, page_size,
+   * num_heads_kv), with cache_batch_idx (batch_size_cache, seqlen_cache, num_heads_kv). With 0
+   * they are (batch_size, 1, num_heads_kv). A stride of 0 shares a scale that is read.
+   *
+   * On a CPU context a launch refuses given scales that are not finite or not above 0. On a CUDA
+   * context nothing checks them, and the rows that use such a scale hold anything.
+   */
+  struct flashtune_tensor k_descale;
+  /**
+   * The same for v_cache.
+   */
+  struct flashtune_tensor v_descale;
+  /**
+   * 0 or 1: see k_descale. It must be 1 with computes_descale.
+   */
+  int64_t keys_per_descale;
 } flashtune_kv_append_params;
+
+/**
+ * A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. Each
+ * element is x * (1 / scale) in fp32, rounded once more. out and descale are a q, k or v and its
+ * scales for flashtune_forward.
+ *
+ * Set the whole struct to zero, then struct_size, then the fields that apply.
+ */
+typedef struct flashtune_quantize_params {
+  /**
+   * sizeof(flashtune_quantize_params).
+   */
+  uint64_t struct_size;
+  /**
+   * FLASHTUNE_DTYPE_FP16 or _BF16: the type of x.
+   */
+  int32_t dtype;
+  /**
+   * FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out.
+   */
+  int32_t out_dtype;
+  /**
+   * Batch entries, 0 to 2^31 - 1. Packed sequences are one entry of all their rows. batch_size *
+   * seqlen * num_heads is at most 2^50.
+   */
+  int64_t batch_size;
+  /**
+   * Rows of an entry, 0 to 2^31 - 4096.
+   */
+  int64_t seqlen;
+  /**
+   * Heads of x and out, at least 1.
+   */
+  int64_t num_heads;
+  /**
+   * Dim of x and out, 1 to 512.
+   */
+  int64_t head_dim;
+  /**
+   * (batch_size, seqlen, num_heads, head_dim), read.
+   */
+  struct flashtune_const_tensor x;
+  /**
+   * (batch_size, seqlen, num_heads, head_dim), written.
+   */
+  struct flashtune_tensor out;
+  /**
+   * fp32 (batch_size, blocks, num_heads / heads_per_descale): the scales, written with
+   * computes_descale, else read. Blocks are 1 with keys_per_descale 0, else ceil(seqlen /
+   * keys_per_descale). On a CPU context a launch refuses given scales that are not finite or not
+   * above 0. On a CUDA context nothing checks them, and out holds anything there.
+   */
+  struct flashtune_tensor descale;
+  /**
+   * Rows that share a scale: 0 (all of an entry), 1 or 128.
+   */
+  int64_t keys_per_descale;
+  /**
+   * Neighbouring heads that share a scale, a divisor of num_heads: 1 for k and v, and for q the
+   * size of the GQA group.
+   */
+  int64_t heads_per_descale;
+  /**
+   * 0: descale is read. 1: it is written, as the largest magnitude of the elements that share it
+   * over the largest number of out_dtype. NaN does not count, and zeros alone get the scale 1.
+   */
+  int32_t computes_descale;
+  /**
+   * Must be 0.
+   */
+  int32_t reserved;
+} flashtune_quantize_params;
 
 /**
  * A range of problems for flashtune_prepare_range: all problems between a largest one and the
@@ -1878,7 +2113,8 @@ int32_t flashtune_merge(struct flashtune_context *context,
  * Prepares the kernel that appends the keys and values of these params. This may take a second.
  * After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
  * same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
- * dtype, rotary_dtype and rotary_interleaved, which serves slots too.
+ * dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits: one
+ * for each dtype and cache_dtype, which serves slots and rotations too.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -1903,6 +2139,33 @@ int32_t flashtune_kv_append_prepare(struct flashtune_context *context,
 int32_t flashtune_kv_append(struct flashtune_context *context,
                             const struct flashtune_kv_append_params *params,
                             void *stream);
+
+/**
+ * Prepares the kernel that quantises the tensor of these params. This may take a second. After OK,
+ * flashtune_quantize only enqueues, for any sizes and for data and strides of the same alignment.
+ *
+ * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
+ * but not while a stream of this thread is capturing.
+ *
+ * Statuses: OK, INVALID_ARGUMENT, NOT_PREPARED (the context is sealed), NO_COMPILER,
+ * COMPILE_FAILED, CUDA, OUT_OF_MEMORY.
+ */
+int32_t flashtune_quantize_prepare(struct flashtune_context *context,
+                                   const struct flashtune_quantize_params *params);
+
+/**
+ * Quantises a tensor to 8 bits, by given scales or by those that it computes and writes.
+ *
+ * The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
+ * workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
+ * call returns NOT_PREPARED instead. out must share no byte with another tensor, and a descale that
+ * is written neither.
+ *
+ * Statuses: those of flashtune_quantize_prepare.
+ */
+int32_t flashtune_quantize(struct flashtune_context *context,
+                           const struct flashtune_quantize_params *params,
+                           void *stream);
 
 /**
  * Prepares every problem of a range, so that no later launch of such a problem compiles. A call

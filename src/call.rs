@@ -140,8 +140,8 @@ impl BlockLists {
 }
 
 /// fp32: the scales of 8-bit q, k and v. The stride of seqlen leads from one block of keys that
-/// share a scale to the next (`EightBits::keys_per_scale`). Strides are 0 along a dimension of equal
-/// scales.
+/// share a scale to the next (`EightBits::keys_per_scale`). Strides are 0 along a dimension of
+/// equal scales.
 #[derive(Clone, Copy, Debug)]
 pub struct Scales {
     /// (batch, heads_kv); NULL if q has not 8 bits.

@@ -65,6 +65,19 @@ impl Eight {
         }
     }
 
+    /// The scale of numbers whose largest magnitude is this. All zeros get 1, as do numbers too
+    /// small for fp32 to divide by. An infinity counts as the largest fp32 number.
+    pub fn scale_of(self, largest: f32) -> f32 {
+        const LEAST: f32 = 7.888609e-31; // 2^-100
+        if largest >= LEAST { largest.min(f32::MAX) / self.largest() } else { 1.0 }
+    }
+
+    /// The nearest numbers to x / scale, by one rounded reciprocal as kernels compute it.
+    pub fn encode_row(self, row: &[f32], scale: f32, encoded: &mut [u8]) {
+        let factor = 1.0 / scale;
+        encoded.iter_mut().zip(row).for_each(|(encoded, x)| *encoded = self.encode(x * factor));
+    }
+
     /// The 256 numbers by their bits.
     pub fn table(self) -> [f32; 256] {
         std::array::from_fn(|bits| self.decode(bits as u8))
@@ -89,7 +102,7 @@ fn of_float_bits(bits: u8, mantissa_bits: u32) -> f32 {
 fn to_float_bits(x: f32, mantissa_bits: u32, largest: f32) -> u8 {
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     if x.is_nan() {
-        return sign | 0x7f;
+        return 0x7f;
     }
     let magnitude = x.abs().min(largest);
     let bias = (1 << (6 - mantissa_bits)) - 1;

@@ -11,8 +11,8 @@
 
 // The flow is `attention, xla -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu`
 // stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
-// `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`, `fork` and
-// `pool` are leaves. A test fails on an import that points upward.
+// `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`,
+// `fork` and `pool` are leaves. A test fails on an import that points upward.
 
 pub mod attention;
 

@@ -4,6 +4,7 @@ use super::accesses::Accesses;
 use super::array::Array;
 use super::context::flashtune_context;
 use super::dtypes::dtype;
+use super::kv_append_eight as eight;
 use super::kv_append_params::{FLASHTUNE_APPEND_SLOTS, flashtune_kv_append_params};
 use super::kv_append_slots as slots;
 use super::memory::Memory;
@@ -20,7 +21,8 @@ use std::ffi::c_void;
 /// Prepares the kernel that appends the keys and values of these params. This may take a second.
 /// After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
 /// same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
-/// dtype, rotary_dtype and rotary_interleaved, which serves slots too.
+/// dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits:
+/// one for each dtype and cache_dtype, which serves slots and rotations too.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.
@@ -68,6 +70,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     if params.reserved != 0 {
         return Err(Error::invalid(format!("reserved is {}; it must be 0", params.reserved)));
     }
+    let eight = eight::class(params, dtype)?;
     let pages = PageInputs::from(params);
     check_sizes(params, &pages)?;
     let flashtune_kv_append_params {
@@ -86,7 +89,8 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     };
     let (entries, rows, kind) = cache_rows(params);
     let cache = |name, tensor, dim| {
-        Operand::new(name, Access::Written, tensor, [entries, rows, num_heads_kv, dim], dtype).with_rows(kind)
+        let cache = Operand::new(name, Access::Written, tensor, [entries, rows, num_heads_kv, dim], dtype);
+        cache.with_rows(kind).of_type(eight.map_or(dtype.into(), |eight| eight.keys.into()))
     };
     let q_sizes = [batch_size, params.seqlen_q, params.num_heads_q, head_dim];
     let mut operands = [
@@ -119,6 +123,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     for array in slots::arrays(params, data_of_cache)?.into_iter().chain(tables.footprints) {
         accesses.add(Access::Read, array);
     }
+    let scales = eight::scales(params, [entries, rows], eight.is_some(), data_of_cache, &mut accesses)?;
     accesses.check(data, memory)?;
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,
@@ -135,6 +140,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
             // The kernel that rotates serves slots too.
             slots: params.features & FLASHTUNE_APPEND_SLOTS != 0 || params.rotary_dim != 0,
             rotary: slots::rotary_class(params, dtype)?,
+            eight,
         },
         element_bytes,
         batch_size,
@@ -156,6 +162,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
         seqused_new: params.seqused_new,
         cache_batch_idx: params.cache_batch_idx,
         rotary: Rotary { q, q_rotated, ..rotary },
+        scales,
     })
 }
 

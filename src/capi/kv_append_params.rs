@@ -19,8 +19,9 @@ use std::ffi::c_void;
 pub struct flashtune_kv_append_params {
     /// sizeof(flashtune_kv_append_params).
     pub struct_size: u64,
-    /// A FLASHTUNE_DTYPE_*: the type of k_new, v_new, k_cache and v_cache. Elements are copied bit
-    /// by bit, except those that are rotated.
+    /// A FLASHTUNE_DTYPE_*: the type of k_new and v_new, and of k_cache and v_cache unless
+    /// cache_dtype gives theirs. Elements are copied bit by bit, except those that are rotated or
+    /// quantised.
     pub dtype: i32,
     /// Must be 0.
     pub reserved: i32,
@@ -125,6 +126,27 @@ pub struct flashtune_kv_append_params {
     pub q: flashtune_const_tensor,
     /// The same sizes, written: the rotated queries. It may be q itself, with the same strides.
     pub q_rotated: flashtune_tensor,
+    /// A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16
+    /// it may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and
+    /// rounded, as FLASHTUNE_DTYPE_E4M3 says. Each element is x * (1 / scale) in fp32, rounded once
+    /// more.
+    pub cache_dtype: i32,
+    /// With a cache of 8 bits, 0: k_descale and v_descale are read. 1: each new key and head gets
+    /// its own scale, its largest magnitude over the largest number of cache_dtype, and the scales
+    /// are written. A row of zeros gets the scale 1.
+    pub computes_descale: i32,
+    /// fp32: the scales of k_cache, as flashtune_forward_params takes them. With keys_per_descale 1
+    /// they are (batch_size, seqlen_cache, num_heads_kv), with pages (num_pages, page_size,
+    /// num_heads_kv), with cache_batch_idx (batch_size_cache, seqlen_cache, num_heads_kv). With 0
+    /// they are (batch_size, 1, num_heads_kv). A stride of 0 shares a scale that is read.
+    ///
+    /// On a CPU context a launch refuses given scales that are not finite or not above 0. On a CUDA
+    /// context nothing checks them, and the rows that use such a scale hold anything.
+    pub k_descale: flashtune_tensor,
+    /// The same for v_cache.
+    pub v_descale: flashtune_tensor,
+    /// 0 or 1: see k_descale. It must be 1 with computes_descale.
+    pub keys_per_descale: i64,
 }
 
 /// Sequences are slots of a server: seqused_new and cache_batch_idx are used, and seqused may be
@@ -137,7 +159,7 @@ unsafe impl SizedStruct for flashtune_kv_append_params {
     const OLDEST: usize = 240;
 }
 // This number grows with the struct. OLDEST stays.
-const _: () = assert!(size_of::<flashtune_kv_append_params>() == 408);
+const _: () = assert!(size_of::<flashtune_kv_append_params>() == 488);
 
 impl From<&flashtune_kv_append_params> for PageInputs {
     fn from(params: &flashtune_kv_append_params) -> PageInputs {

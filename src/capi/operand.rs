@@ -140,8 +140,8 @@ impl Operand {
         Ok((!self.tensor.data.is_null()).then_some(footprint))
     }
 
-    /// The quantities, in `ElementType::units`, that limit vector access: address, head dim, and the strides
-    /// that are used.
+    /// The quantities, in `ElementType::units`, that limit vector access: address, head dim, and
+    /// the strides that are used.
     pub fn layout_quantities(&self) -> impl Iterator<Item = i64> {
         let dims = if self.is_empty() { [(1, 0); 3] } else { self.dims() };
         let dims = dims.into_iter().chain([self.copies]);

@@ -27,8 +27,8 @@ pub const FLASHTUNE_DTYPE_FP32: i32 = 3;
 /// flashtune_forward_params). It is made by rounding to the nearest, ties to even. Numbers past the
 /// largest, infinities too, become the largest. NaN stays NaN.
 pub const FLASHTUNE_DTYPE_E4M3: i32 = 4;
-/// 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2). For
-/// k and v with q in fp16 or bf16. Quantising never makes an infinity.
+/// 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2).
+/// For k and v with q in fp16 or bf16. Quantising never makes an infinity.
 pub const FLASHTUNE_DTYPE_E5M2: i32 = 5;
 /// 8-bit integers from -127 to 127. For k and v with q in fp16 or bf16. There is no NaN:
 /// quantising makes it 0.
@@ -324,8 +324,8 @@ pub struct flashtune_forward_params {
     /// fp32, read: the scales of k if it has 8 bits, else NULL. keys_per_descale says how many keys
     /// share one:
     ///
-    /// - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen is
-    ///   ignored.
+    /// - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen
+    /// is ignored.
     /// - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
     ///   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
     ///   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.

@@ -4,7 +4,7 @@
 //! A FixedSpec describes the kernel, and this file renders, compiles, loads and launches it. The
 //! small operations and the SM clock are built here; this file knows none of them by name.
 
-use super::constants::Value;
+use super::constants::{ARCH, Value};
 use super::cubins::Cubins;
 use super::modules::{self, Loaded, Source};
 use super::render::Renderer;
@@ -40,7 +40,9 @@ impl FixedSpec {
     pub fn text(&self, renderer: &Renderer, arch: Arch) -> Result<String> {
         let given = self.class.iter().chain(&self.knobs).map(|(name, value)| ((*name).to_owned(), value.clone()));
         let threads = ("threads".to_owned(), Value::Integer(self.threads));
-        let values: BTreeMap<String, Value> = given.chain([threads]).collect();
+        let number = if let Arch::Sm(major, minor) = arch { major * 10 + minor } else { 0 };
+        let arch_number = (ARCH.to_owned(), Value::Integer(number));
+        let values: BTreeMap<String, Value> = given.chain([threads, arch_number]).collect();
         let knobs: Vec<&str> = self.knobs.iter().map(|(name, _)| *name).collect();
         renderer.fill(self.name, &values, FAMILY, &knobs, arch, None)
     }

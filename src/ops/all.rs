@@ -1,16 +1,16 @@
 //! The kernels of every class of every operation, for packs that must hold them before a call
 //! names one.
 
-use super::class::{KvAppendClass, MergeClass, OpClass, RotaryClass};
+use super::class::{EightClass, KvAppendClass, MergeClass, OpClass, QuantizeClass, RotaryClass};
 use crate::kernel::FixedSpec;
-use crate::problem::{Dtype, Layout};
+use crate::problem::{Dtype, Eight, Layout};
 
 /// The classes of all operations on tensors of these dtypes, with the kernel of each.
 pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSpec)> {
     let mut kernels: Vec<(OpClass, FixedSpec)> = Vec::new();
     for access_bytes in [16, 8, 4, 2] {
         for slots in [false, true] {
-            append(KvAppendClass { access_bytes, slots, rotary: None }, &mut kernels);
+            append(KvAppendClass { access_bytes, slots, rotary: None, eight: None }, &mut kernels);
         }
     }
     for dtype in dtypes {
@@ -18,8 +18,11 @@ pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSp
         for (table_dtype, interleaved) in table_dtypes.into_iter().flat_map(|of| [(of, false), (of, true)]) {
             let rotary = Some(RotaryClass { dtype, table_dtype, interleaved });
             for access_bytes in [16, 8, 4, 2].into_iter().filter(|bytes| *bytes >= dtype.bytes() as i64) {
-                append(KvAppendClass { access_bytes, slots: true, rotary }, &mut kernels);
+                append(KvAppendClass { access_bytes, slots: true, rotary, eight: None }, &mut kernels);
             }
+        }
+        if dtype != Dtype::Fp32 {
+            eight_bits(dtype, &mut kernels);
         }
         let partial_dtypes = if dtype == Dtype::Fp32 { vec![dtype] } else { vec![dtype, Dtype::Fp32] };
         for partial_dtype in partial_dtypes {
@@ -30,6 +33,20 @@ pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSp
         }
     }
     kernels
+}
+
+/// What quantises tensors of a dtype: accesses of 16 bytes and of 8, which caches have.
+fn eight_bits(dtype: Dtype, kernels: &mut Vec<(OpClass, FixedSpec)>) {
+    for keys in Eight::ALL {
+        for layout in [Layout::Vec8, Layout::Vec4] {
+            let eight = Some(EightClass { dtype, keys });
+            append(KvAppendClass { access_bytes: 2 * layout.elements(), slots: true, rotary: None, eight }, kernels);
+            for of_rows in [false, true] {
+                let class = QuantizeClass { dtype, to: keys, layout, of_rows };
+                kernels.push((OpClass::Quantize(class), class.kernel()));
+            }
+        }
+    }
 }
 
 fn append(class: KvAppendClass, kernels: &mut Vec<(OpClass, FixedSpec)>) {

@@ -3,7 +3,7 @@
 //!
 //! All classes stand in this file, below the operations, so that one cache holds every kind.
 
-use crate::problem::{Dtype, Layout};
+use crate::problem::{Dtype, Eight, Layout};
 use std::fmt;
 
 /// One variant for each operation.
@@ -11,6 +11,7 @@ use std::fmt;
 pub enum OpClass {
     Merge(MergeClass),
     KvAppend(KvAppendClass),
+    Quantize(QuantizeClass),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +33,26 @@ pub struct KvAppendClass {
     pub slots: bool,
     /// New keys and queries are rotated. The kernel that does so serves slots too.
     pub rotary: Option<RotaryClass>,
+    /// The cache has 8 bits. Its kernel serves slots and rotations too.
+    pub eight: Option<EightClass>,
+}
+
+/// A cache of 8 bits, and the rows that are quantised into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EightClass {
+    /// Type of the new rows.
+    pub dtype: Dtype,
+    pub keys: Eight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QuantizeClass {
+    /// Type of the tensor that is quantised.
+    pub dtype: Dtype,
+    pub to: Eight,
+    pub layout: Layout,
+    /// Each row and head has a scale of its own.
+    pub of_rows: bool,
 }
 
 /// How rows are rotated.
@@ -50,6 +71,7 @@ impl fmt::Display for OpClass {
         match self {
             OpClass::Merge(class) => class.fmt(f),
             OpClass::KvAppend(class) => class.fmt(f),
+            OpClass::Quantize(class) => class.fmt(f),
         }
     }
 }
@@ -66,8 +88,18 @@ impl fmt::Display for KvAppendClass {
         if self.slots {
             write!(f, " in slots")?;
         }
+        if let Some(EightClass { dtype, keys }) = self.eight {
+            write!(f, " {} to {}", dtype.name(), keys.name())?;
+        }
         let Some(RotaryClass { dtype, table_dtype, interleaved }) = self.rotary else { return Ok(()) };
         let pairs = if interleaved { "interleaved" } else { "halves" };
         write!(f, " rotary {pairs} {} by {}", dtype.name(), table_dtype.name())
+    }
+}
+
+impl fmt::Display for QuantizeClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = if self.of_rows { "rows" } else { "blocks" };
+        write!(f, "quantize {} to {} by {of} vec{}", self.dtype.name(), self.to.name(), self.layout.elements())
     }
 }

@@ -10,6 +10,8 @@ pub mod class;
 pub mod kv_append;
 pub mod merge;
 pub mod op;
+pub mod quantize;
+mod rows;
 
 pub use class::OpClass;
 pub use op::{Launch, Op};

@@ -17,8 +17,8 @@ pub struct EightBits {
     /// q is e4m3 too; the problem's dtype is then that of out and of bias.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub queries: bool,
-    /// Keys that share an element of k_descale and of v_descale: 1, `SCALE_BLOCK`, or 0: all keys of
-    /// a sequence.
+    /// Keys that share an element of k_descale and of v_descale: 1, `SCALE_BLOCK`, or 0: all keys
+    /// of a sequence.
     #[serde(default)]
     pub keys_per_scale: i64,
 }
@@ -65,8 +65,8 @@ impl ElementType {
         }
     }
 
-    /// A number of elements as layouts and kernels count them: 8-bit ones by the pair. An odd number
-    /// of those counts as 1, which no vector divides.
+    /// A number of elements as layouts and kernels count them: 8-bit ones by the pair. An odd
+    /// number of those counts as 1, which no vector divides.
     pub const fn units(self, elements: i64) -> i64 {
         match self {
             ElementType::Plain(_) => elements,
@@ -77,12 +77,12 @@ impl ElementType {
 }
 
 impl Problem {
-    /// Of k and v.
+    /// The type of k and v.
     pub fn key_type(&self) -> ElementType {
         self.features.eight_bits.map_or(self.dtype.into(), |eight| eight.keys.into())
     }
 
-    /// Of q.
+    /// The type of q.
     pub fn query_type(&self) -> ElementType {
         if self.features.has_fp8_queries() { Eight::E4m3.into() } else { self.dtype.into() }
     }

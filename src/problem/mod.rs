@@ -65,8 +65,8 @@ pub enum Causal {
 
 /// The widest access, in elements, that every row of every tensor of the call allows. The head
 /// dims, strides and base addresses are all multiples of it. One `cp.async` and TMA take 16 bytes:
-/// 8 elements of a 16-bit dtype, 4 of fp32. Elements of 8 bits count by the pair. Strides that are too long for TMA count as a narrower
-/// layout.
+/// 8 elements of a 16-bit dtype, 4 of fp32. Elements of 8 bits count by the pair. Strides that are
+/// too long for TMA count as a narrower layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -114,7 +114,7 @@ pub const MAX_SEQLEN: i64 = (1 << 31) - 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     pub pass: Pass,
-    /// Of q, k, v and out; `features.eight_bits` changes those of k, v and q.
+    /// The type of q, k, v and out; `features.eight_bits` changes those of k, v and q.
     pub dtype: Dtype,
     pub batch_size: i64,
     pub num_heads_q: i64,

@@ -6,7 +6,8 @@
 
 constexpr int kE4m3 = 1, kE5m2 = 2, kInt8 = 3;
 
-// Four numbers as two pairs of fp16: the bytes 0 and 1, then 2 and 3; crossed 0 and 2, then 1 and 3.
+// Four numbers as two pairs of fp16: the bytes 0 and 1, then 2 and 3; crossed 0 and 2, then 1 and
+// 3.
 template <bool kIsCrossed>
 __device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32& second) {
     // Selectors that put a byte into the upper half of each 16 bits, above zeros.

@@ -39,6 +39,11 @@ fn slots_rotate_idle_and_advance_in_place() {
 }
 
 #[test]
+fn tensors_of_eight_bits_are_appended_attended_to_and_refused() {
+    passes("eight_bits");
+}
+
+#[test]
 fn keys_from_a_start_of_their_own_give_the_bits_of_plain_keys() {
     passes("key_starts");
 }

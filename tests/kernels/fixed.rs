@@ -45,7 +45,7 @@ fn merge_compiles_without_a_stack_for_every_class() {
 
 #[test]
 fn kv_append_compiles_without_a_stack_for_every_class() {
-    let class = |access_bytes, slots| KvAppendClass { access_bytes, slots, rotary: None };
+    let class = |access_bytes, slots| KvAppendClass { access_bytes, slots, rotary: None, eight: None };
     let specs = [16, 8, 4, 2].map(|access_bytes| class(access_bytes, false).kernel());
     for used in compiled(&specs, &ARCHS) {
         // The grid assumes that 8 CTAs fit an SM.
@@ -62,7 +62,9 @@ fn kv_append_that_rotates_compiles_without_a_stack_for_every_class() {
         for (table_dtype, interleaved) in [(dtype, false), (dtype, true), (Dtype::Fp32, false), (Dtype::Fp32, true)] {
             let rotary = Some(RotaryClass { dtype, table_dtype, interleaved });
             let widths = [16, 8, 4, 2].into_iter().filter(|bytes| *bytes >= dtype.bytes() as i64);
-            specs.extend(widths.map(|access_bytes| KvAppendClass { access_bytes, slots: true, rotary }.kernel()));
+            specs.extend(
+                widths.map(|access_bytes| KvAppendClass { access_bytes, slots: true, rotary, eight: None }.kernel()),
+            );
         }
     }
     for used in compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]) {

@@ -6,7 +6,7 @@ use crate::support::case::{ALL_STRIDES, Case, Kind, Random, Shape, Strides};
 use crate::support::subject::Subject;
 use flashtune::backend::{Backend, Memory};
 use flashtune::call::TensorRef;
-use flashtune::ops::kv_append::{KvAppend, KvAppendClass, Rotary};
+use flashtune::ops::kv_append::{AppendScales, KvAppend, KvAppendClass, Rotary};
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
 
@@ -191,7 +191,7 @@ impl AppendCase {
         let ([k_new, k_cache], [v_new, v_cache]) = (views(false, k), views(true, v));
         let is_paged = self.page_size.is_some();
         KvAppend {
-            class: KvAppendClass { access_bytes, slots: false, rotary: None },
+            class: KvAppendClass { access_bytes, slots: false, rotary: None, eight: None },
             element_bytes,
             batch_size: case.batch_size,
             num_heads_kv: case.num_heads_kv,
@@ -212,6 +212,7 @@ impl AppendCase {
             seqused_new: std::ptr::null(),
             cache_batch_idx: std::ptr::null(),
             rotary: Rotary::NONE,
+            scales: AppendScales::NONE,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::support::case::Random;
 use crate::support::subject::Subject;
 use flashtune::backend::{Backend, Memory};
 use flashtune::call::TensorRef;
-use flashtune::ops::kv_append::{KvAppend, KvAppendClass, Rotary, RotaryClass};
+use flashtune::ops::kv_append::{AppendScales, KvAppend, KvAppendClass, Rotary, RotaryClass};
 use flashtune::problem::{Dtype, Layout};
 use rayon::prelude::*;
 
@@ -202,6 +202,7 @@ impl SlotsCase {
                 access_bytes: Layout::widest(self.dtype, quantities).elements() * self.dtype.bytes() as i64,
                 slots: self.slots || self.in_place,
                 rotary: self.rotary,
+                eight: None,
             },
             element_bytes: self.dtype.bytes() as i64,
             batch_size: self.batch_size,
@@ -238,6 +239,7 @@ impl SlotsCase {
                     q_at_one_position: self.q_at_one_position,
                 }
             },
+            scales: AppendScales::NONE,
         };
         let executable = backend.build_op(&append).unwrap();
         executable.launch(&append, backend.stream()).and_then(|()| backend.synchronize()).unwrap();

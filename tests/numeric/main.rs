@@ -25,4 +25,5 @@ mod merge;
 mod paged;
 mod prefill_splits;
 mod same_bits;
+mod quantize;
 mod tiny;

@@ -7,10 +7,12 @@ from ._attention import (
     attention,
     attention_backward,
     attention_forward,
+    attention_fp8,
     attention_kvcache,
     attention_varlen,
     kv_append,
     merge,
+    quantize,
 )
 from ._block_mask import BlockMask, block_mask
 from ._context import use_pack
@@ -36,6 +38,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_fp8",
     "attention_kvcache",
     "attention_varlen",
     "autotune",
@@ -48,6 +51,7 @@ __all__ = [
     "plan_info",
     "prepare",
     "prepare_range",
+    "quantize",
     "seal",
     "use_pack",
 ]

@@ -208,6 +208,7 @@ def merge(outs, lses, *, dtype=None):
 def kv_append(
     k_cache, v_cache, k, v, cache_seqlens, *, block_table=None, cache_batch_idx=None, seqused_new=None, in_place=False,
     rotary_cos=None, rotary_sin=None, rotary_interleaved=True, q=None, q_at_one_position=False,
+    k_descale=None, v_descale=None, computes_descale=False,
 ):  # fmt: skip
     """Appends k and v to a K/V cache of torch tensors and returns the new lengths, int32 (batch).
 
@@ -226,6 +227,12 @@ def kv_append(
     rotary_interleaved: True turns columns 2i and 2i + 1 together, False i and i + rotary_dim / 2.
     q: (batch, seqlen_q, heads_q, dim), rotated in the same launch. Its query i has position
         cache_seqlens + i, or cache_seqlens with q_at_one_position.
+    k_descale, v_descale: with caches of 8 bits (float8_e4m3fn, float8_e5m2, int8) and k and v of
+    16,
+        the fp32 factors of the caches' elements: a number, (batch, heads_kv), or the cache's shape
+        without dim. None is 1.
+    computes_descale: True computes the factor of each new key and head from its largest magnitude
+        and writes it into k_descale and v_descale, which have the cache's shape without dim.
 
     Wrong arguments that the host can see are refused before anything is written. The host does not
     read lengths and tables on a GPU. There a sequence gets no keys if its length is negative, or if
@@ -237,9 +244,44 @@ def kv_append(
     from . import _kvcache
 
     rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q_at_one_position)
+    descales = _kvcache.Descales(k_descale, v_descale, computes_descale)
     return _kvcache.append(
-        k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q
+        k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q, descales
     )  # fmt: skip
+
+
+def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1):
+    """(numbers, factors): x divided by factors and rounded to 8 bits, without autograd.
+
+    x: float16 or bfloat16, (batch, seqlen, heads, dim).
+    dtype: float8_e4m3fn, float8_e5m2 or int8, of torch or of ml_dtypes and NumPy.
+    descale: the fp32 factors, a number or an array of the shape below. None computes them as the
+        largest magnitude of what shares one over the largest number of dtype; zeros alone get 1.
+    keys_per_descale: 0: all rows of a batch entry share a factor, whose shape is (batch, heads).
+        1 or 128: so many rows do, (batch, ceil(seqlen / keys_per_descale), heads).
+    heads_per_descale: neighbouring heads that share a factor. For q it is heads_q / heads_kv, which
+        gives the q_descale that `attention_forward` takes.
+
+    Numbers beyond the largest become the largest, infinities too, and NaN stays NaN (0 in int8).
+    """
+    return module_of(x, "x").quantize(x, dtype, descale, keys_per_descale, heads_per_descale)
+
+
+def attention_fp8(q, k, v, *, causal=False, softmax_scale=None, window=None, softcap=0.0, sinks=None):
+    """`attention` of torch tensors with an fp8 forward pass and a 16-bit backward pass.
+
+    The forward pass quantises q, k and v to float8_e4m3fn, with a factor for each batch entry and
+    KV head. The backward pass reads q, k and v themselves, with out and the lse of the fp8 pass. On
+    normal values the norm of the error is 4 to 6 % of out's and 1 to 4 % of the gradients'.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(q, torch.Tensor):
+        raise TypeError(f"q is a {type(q).__name__}; it must be a torch tensor")
+    from . import _torch_fp8
+
+    opts = _call.options(causal, softmax_scale, 0.0)
+    features = _features.of(window=window, softcap=softcap, sinks=sinks)
+    return _torch_fp8.attention(q, k, v, opts, _features.Features() if features is None else features)
 
 
 def attention_backward(

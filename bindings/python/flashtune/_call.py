@@ -34,8 +34,10 @@ NO_KEY_STARTS = bytes(_structs.packer(_structs.KEY_STARTS).size)
 _pack_kv_append = _structs.packer(_structs.KV_APPEND).pack
 _pack_kv_slots = _structs.packer(_structs.KV_SLOTS).pack
 _pack_kv_rotary = _structs.packer(_structs.KV_ROTARY).pack
+_pack_kv_eight = _structs.packer(_structs.KV_EIGHT).pack
 NO_SLOTS = bytes(_structs.packer(_structs.KV_SLOTS).size)
 NO_ROTARY = bytes(_structs.packer(_structs.KV_ROTARY).size)
+NO_EIGHT = bytes(_structs.packer(_structs.KV_EIGHT).size)
 _pack_batch = _structs.packer(_structs.BATCH).pack
 NO_FEATURE_GRADIENTS = bytes(_structs.packer(_structs.FEATURE_GRADIENTS).size)
 
@@ -159,15 +161,15 @@ def backward(
         raise _unrepresentable(scale, p, error) from None
 
 
-def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages, slots=NO_SLOTS, rotary=NO_ROTARY):
+def kv_append(dtype, dims, k, v, k_cache, v_cache, seqlens, seqused, pages, slots=NO_SLOTS, rotary=NO_ROTARY, eight=NO_EIGHT):
     """Packed `flashtune_kv_append_params`.
 
     dims is (batch, heads_kv, seqlen_new, seqlen_cache, head_dim, head_dim_v), and pages is
-    (address, stride, page_size, num_pages) or `NULL`. Lengths are addresses. Slots and the rotation
-    are packed already.
+    (address, stride, page_size, num_pages) or `NULL`. Lengths are addresses. Slots, the rotation
+    and a cache of 8 bits are packed already.
     """
     first = _pack_kv_append(_KV_APPEND_BYTES, dtype, 0, *dims, *k, *v, *k_cache, *v_cache, seqlens, seqused, *pages)
-    return first + slots + rotary
+    return first + slots + rotary + eight
 
 
 def kv_slots(seqused_new, cache_batch_idx, batch_size_cache):
@@ -179,6 +181,11 @@ def kv_rotary(dim, dtype, interleaved, q_at_one_position, cos, sin, stride, seql
     """The part of `kv_append` for a rotation. q_sizes is (seqlen_q, heads_q)."""
     flags = interleaved, q_at_one_position, 0
     return _pack_kv_rotary(dim, dtype, *flags, cos, sin, stride, seqlen, *q_sizes, *q, *q_rotated)
+
+
+def kv_eight(cache_dtype, computes, k_descale, v_descale, keys_per_descale):
+    """The part of `kv_append` for a cache of 8 bits. Scales are like tensors."""
+    return _pack_kv_eight(cache_dtype, computes, *k_descale, *v_descale, keys_per_descale)
 
 
 def _unrepresentable(scale, p, error):

@@ -90,6 +90,9 @@ class Context:
         if status:
             check(status)
 
+    def quantize(self, params, stream):
+        check(self._lib.flashtune_quantize(self.handle, params, stream))
+
     def autotune(self, params):
         check(self._lib.flashtune_autotune(self.handle, byref(params)))
 

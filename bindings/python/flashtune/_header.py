@@ -117,6 +117,42 @@ class PackInfo(ctypes.Structure):
     ]
 
 
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("stride_batch", c_int64),
+        ("stride_seqlen", c_int64),
+        ("stride_head", c_int64),
+    ]
+
+
+class ScoresTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("stride_batch", c_int64),
+        ("stride_head", c_int64),
+        ("stride_seqlen_q", c_int64),
+        ("stride_seqlen_k", c_int64),
+    ]
+
+
+class BlockMask(ctypes.Structure):
+    _fields_ = [
+        ("block_q", c_int64),
+        ("block_k", c_int64),
+        ("num_blocks", c_void_p),
+        ("indices", c_void_p),
+        ("full_num_blocks", c_void_p),
+        ("full_indices", c_void_p),
+        ("num_blocks_stride_batch", c_int64),
+        ("num_blocks_stride_head", c_int64),
+        ("indices_stride_batch", c_int64),
+        ("indices_stride_head", c_int64),
+        ("indices_stride_row", c_int64),
+        ("max_blocks", c_int64),
+    ]
+
+
 class ForwardParams(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint64),
@@ -301,6 +337,30 @@ class KvAppendParams(ctypes.Structure):
         ("num_heads_q", c_int64),
         ("q", Tensor),
         ("q_rotated", Tensor),
+        ("cache_dtype", c_int32),
+        ("computes_descale", c_int32),
+        ("k_descale", Tensor),
+        ("v_descale", Tensor),
+        ("keys_per_descale", c_int64),
+    ]
+
+
+class QuantizeParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("dtype", c_int32),
+        ("out_dtype", c_int32),
+        ("batch_size", c_int64),
+        ("seqlen", c_int64),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+        ("x", Tensor),
+        ("out", Tensor),
+        ("descale", Tensor),
+        ("keys_per_descale", c_int64),
+        ("heads_per_descale", c_int64),
+        ("computes_descale", c_int32),
+        ("reserved", c_int32),
     ]
 
 

@@ -23,6 +23,38 @@ class Rotary(NamedTuple):
     q_at_one_position: bool
 
 
+class Descales(NamedTuple):
+    """The scales of caches of 8 bits as the caller gave them."""
+
+    k: Any = None
+    v: Any = None
+    computes: Any = False
+
+
+def _eight(descales, k_cache, v_cache, batch):
+    """The argument of `_torch_launch.kv_append` for caches of 8 bits, or None for others."""
+    if descales.computes is not True and descales.computes is not False:
+        raise InvalidArgumentError(f"computes_descale is {descales.computes!r}; it must be False or True")
+    if not _torch_launch.is_eight(k_cache):
+        for name, given in (("k_descale", descales.k), ("v_descale", descales.v), ("computes_descale", descales.computes or None)):
+            if given is not None:
+                raise InvalidArgumentError(f"{name} is given; the caches have not 8 bits, so it must be left out")
+        return None
+    found, of_keys = [], []
+    for name, given, cache in (("k_descale", descales.k, k_cache), ("v_descale", descales.v, v_cache)):
+        scales, *_ = _torch_launch.scales(name, 1.0 if given is None else given, cache)
+        rows, heads = tuple(cache.shape[:-1]), cache.shape[2]
+        shape = tuple(scales.shape)
+        if shape != rows and (descales.computes or scales.numel() != 1 and shape != (batch, heads)):
+            allowed = rows if descales.computes else f"a number, {(batch, heads)} or {rows}"
+            raise InvalidArgumentError(f"{name} has shape {shape}; it must be {allowed}")
+        found.append(scales)
+        of_keys.append(shape == rows)
+    if of_keys[0] != of_keys[1] and 1 not in (found[0].numel(), found[1].numel()):
+        raise InvalidArgumentError("k_descale and v_descale have scales of different numbers of keys; both must have as many")
+    return descales.computes, *found, any(of_keys)
+
+
 def rotary_of(cos, sin, interleaved, q_at_one_position):
     """The Rotary, or None without tables."""
     for name, flag in (("rotary_interleaved", interleaved), ("q_at_one_position", q_at_one_position)):
@@ -36,7 +68,10 @@ def rotary_of(cos, sin, interleaved, q_at_one_position):
     return Rotary(cos, sin, interleaved, q_at_one_position)
 
 
-def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, cache_leftpad=None, rotary=None):
+def plan(
+    q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, cache_leftpad=None, rotary=None,
+    descales=Descales(),
+):  # fmt: skip
     """(q to attend with, numbers of keys that the sequences use, function that writes, or None).
 
     Arguments as for `flash_attn_with_kvcache`. The function writes the new keys and, with a
@@ -45,7 +80,9 @@ def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=
     """
     if rotary is not None and k is v is None:
         raise InvalidArgumentError("rotary_cos is given without k and v; only new keys and their queries are rotated")
-    call = _plan(("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, rotary=rotary, q=q)
+    call = _plan(
+        ("q", q), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, rotary=rotary, q=q, descales=descales
+    )
     if cache_leftpad is not None:
         _expect_leftpad(cache_leftpad, q, call, cache_seqlens, 0 if k is None else k.shape[1])
     return call.q, call.used, call.write
@@ -53,7 +90,7 @@ def plan(q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=
 
 def append(
     k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, seqused_new=None, in_place=False, rotary=None,
-    q=None,
+    q=None, descales=Descales(),
 ):  # fmt: skip
     """`flashtune.kv_append`."""
     for name, tensor in (("v_cache", v_cache), ("k", k), ("v", v)):
@@ -66,7 +103,9 @@ def append(
         raise InvalidArgumentError(f"in_place is {in_place!r}; it must be False or True")
     if in_place:
         _expect_advancing(cache_seqlens)
-    call = _plan(("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q)
+    call = _plan(
+        ("k", k), k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q, descales
+    )
     _expect_alike(k, k_cache, v_cache, block_table, cache_batch_idx)
     call.write()
     return call.used if q is None else (call.used, call.q)
@@ -81,7 +120,7 @@ class _Call(NamedTuple):
 
 def _plan(
     like, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx=None, seqused_new=None, in_place=False,
-    rotary=None, q=None,
+    rotary=None, q=None, descales=Descales(),
 ):  # fmt: skip
     """`plan`. `like`, a name and a tensor, gives the number of sequences and the device."""
     if not like[1].dim() == k_cache.dim() == v_cache.dim() == 4:
@@ -112,13 +151,15 @@ def _plan(
         _refuse_missing_pages(block_table, seqlens + count, k_cache)
     q_rotated, turned = q, None
     if rotary is not None:
-        q_rotated, turned = _rotation(rotary, q, k, k_cache, capacity)
+        like_cache = k if _torch_launch.is_eight(k_cache) else k_cache
+        q_rotated, turned = _rotation(rotary, q, k, like_cache, capacity)
     used = seqlens if in_place else torch.empty_like(seqlens, memory_format=torch.contiguous_format)
     slots = None if cache_batch_idx is seqused_new is None and not in_place else (seqused_new, cache_batch_idx)
     tensors = k_cache, v_cache, k, v, seqlens, block_table, used
-    if slots is turned is None:
+    eight = _eight(descales, k_cache, v_cache, len(k))
+    if slots is turned is eight is None:
         return _Call(q, used, lambda: _torch_launch.kv_append(*tensors), capacity)
-    return _Call(q_rotated, used, lambda: _torch_launch.kv_append(*tensors, slots, turned), capacity)
+    return _Call(q_rotated, used, lambda: _torch_launch.kv_append(*tensors, slots, turned, eight), capacity)
 
 
 class _Room(NamedTuple):
@@ -264,8 +305,9 @@ def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
         if len(found) != 4 or any(size != wanted for size, wanted in zip(found, expected) if wanted != "seqlen_new"):
             sizes = ", ".join(map(str, expected))
             raise InvalidArgumentError(f"{name} has shape {found}; it must be ({sizes}), as {whose} and {name}_cache are")
-        if new.dtype != cache.dtype or new.device != cache.device:
-            wanted = f"{cache.dtype} on {cache.device}, as its cache is"
+        dtype = k.dtype if _torch_launch.is_eight(cache) else cache.dtype
+        if new.dtype != dtype or new.device != cache.device:
+            wanted = f"{dtype} on {cache.device}, as {'k' if dtype != cache.dtype else 'its cache'} is"
             raise InvalidArgumentError(f"{name} is {new.dtype} on {new.device}; it must be {wanted}")
         # Attention would read a copy of such a cache, without the new keys; with a stride of 0
         # several keys would go to one place.

@@ -81,7 +81,7 @@ def _declare(lib):
         "flashtune_records_export": [c_void_p, c_char_p, size_out],
         "flashtune_records_import": [c_void_p, c_char_p, size_out],
     }
-    for name in ("merge", "kv_append"):
+    for name in ("merge", "kv_append", "quantize"):
         signatures[f"flashtune_{name}"] = [c_void_p, c_char_p, c_void_p]
     for name in ("forward", "backward"):
         # Params are packed bytes, which ctypes passes by address, or an address.

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from . import _block_mask, _call, _eight, _features, _merge
+from . import _block_mask, _call, _eight, _features, _merge, _quantize
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -92,6 +92,27 @@ def merge(outs, lses, dtype):
     of_lses = (lses.ctypes.data, lses.strides[0] // 4)
     context(CPU).merge(_merge.pack(*numbers, sizes, of_outs, of_lses, _ref(out), lse.ctypes.data), None)
     return out, lse
+
+
+def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
+    """(numbers, scales)"""
+    expect_array("x", x, "the others")
+    dtype = np.dtype(dtype)
+    number = _eight.NUMBERS.get(dtype.name)
+    if number is None:
+        raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {', '.join(_eight.NUMBERS)}")
+    shape, full = _quantize.shape_of_scales(x.shape, keys_per_descale, heads_per_descale)
+    x = x if _expressible(x) else _contiguous("x", x)
+    out, computes = np.empty(x.shape, dtype), descale is None
+    descale, *_ = scales("descale", np.empty(shape, np.float32) if computes else descale, x)
+    if descale.ndim and descale.shape != shape:
+        raise InvalidArgumentError(f"descale has shape {descale.shape}; it must be a number or {shape}")
+    place = (descale.ctypes.data, full[1] * full[2], full[2], 1) if descale.ndim else (descale.ctypes.data, 0, 0, 0)
+    params = _quantize.pack(
+        _number("x", x.dtype), number, x.shape, _ref(x), _ref(out), place, keys_per_descale, heads_per_descale, computes
+    )
+    context(CPU).quantize(params, None)
+    return out, descale
 
 
 def describe(q, k, v, opts, features, backward):
@@ -191,7 +212,7 @@ def _inputs(**arrays):
 
 
 def _forward_inputs(q, k, v):
-    """(dtype number of q, that of k and v if they have 8 bits and q has not, else 0, the arrays)."""
+    """(dtype number of q, that of k and v if only they have 8 bits, else 0, the arrays)."""
     expect_array("q", q)
     expect_array("k", k)
     of_k = _eight.NUMBERS.get(k.dtype.name)

@@ -28,6 +28,7 @@ EIGHT_BITS = _part(ForwardParams, "kv_dtype", "keys_per_descale")
 KV_APPEND = _part(KvAppendParams, "struct_size", "num_pages")
 KV_SLOTS = _part(KvAppendParams, "features", "batch_size_cache")
 KV_ROTARY = _part(KvAppendParams, "rotary_dim", "q_rotated")
+KV_EIGHT = _part(KvAppendParams, "cache_dtype", "keys_per_descale")
 
 _FORMATS = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_float: "f", c_double: "d", c_void_p: "P"}
 

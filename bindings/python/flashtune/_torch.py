@@ -8,11 +8,13 @@ reproduces it.
 import torch
 
 from . import _torch_autograd
+from ._errors import UnsupportedError
 from ._features import Features
 from ._torch_arguments import refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
-from ._torch_launch import describe, expect_array, launch_backward, launch_forward, merge
+from ._torch_eight import quantize
+from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward, merge
 
-__all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "resolve_seed"]
+__all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "quantize", "resolve_seed"]
 
 
 def attention(q, k, v, opts, seed, return_lse, features):
@@ -31,6 +33,10 @@ def attention(q, k, v, opts, seed, return_lse, features):
         refuse_summed_dbias(q, k, v, features)
     seed = resolve_seed(seed, opts[2], q) if opts[2] else None
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
+        if is_eight(k):
+            raise UnsupportedError(
+                "k has 8 bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
+            )
         if opts[3]:
             refuse_deterministic_blocks(q, features)
         return _torch_autograd.attention(q, k, v, opts, seed, return_lse, features)

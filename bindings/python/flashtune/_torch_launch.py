@@ -13,7 +13,7 @@ from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._torch_drafts import DK, DLSE, DOUT, DQ, DV, K, LSE, OUT, Q, V
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
-_EIGHT = {getattr(torch, name): number for name, number in _eight.NUMBERS.items() if hasattr(torch, name)}
+EIGHT = {getattr(torch, name): number for name, number in _eight.NUMBERS.items() if hasattr(torch, name)}
 _FLOAT32 = torch.float32
 # The alignment of a workspace that the library requires. torch's CPU allocator promises less, its
 # CUDA allocator more.
@@ -21,10 +21,10 @@ _ALIGNMENT = 256
 
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
     # It takes a tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
-    _current_stream = torch._C._cuda_getCurrentRawStream
+    current_stream = torch._C._cuda_getCurrentRawStream
 else:
 
-    def _current_stream(device):
+    def current_stream(device):
         return torch.cuda.current_stream(device).cuda_stream
 
 
@@ -52,7 +52,7 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     """`launch_forward` with all checks. A draft is left for the form."""
     given = (Q, q), (K, k), (V, v)
     device, number, kv_number = _check_forward(q, k, v)
-    q, k, v = _expressible(q), _expressible(k), _expressible(v)
+    q, k, v = expressible(q), expressible(k), expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
@@ -60,7 +60,7 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=False)
     has_unused = features is not None and features.seqused_q is not None
     out_dtype = _out_dtype(q, out)
-    out_number = _number("out", out_dtype) if number in _EIGHT.values() else 0
+    out_number = _number("out", out_dtype) if number in EIGHT.values() else 0
     eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, k.shape, _this, q)
     if out is None:
         out = _output(q, (*q.shape[:-1], dims[-1]), has_unused, out_dtype)
@@ -127,7 +127,7 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
         return repeated
     given = [(Q, q), (K, k), (V, v), (OUT, out), (LSE, lse), (DOUT, dout)]
     device, number = _check_same(q, q.dtype, k=k, v=v, out=out, dout=dout)
-    q, k, v, out, dout = _expressible(q), _expressible(k), _expressible(v), _expressible(out), _expressible(dout)
+    q, k, v, out, dout = expressible(q), expressible(k), expressible(v), expressible(out), expressible(dout)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
     shape = _features.lse_shape(features, q.shape, dims)
     _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
@@ -242,7 +242,7 @@ def merge(outs, lses, dtype):
         outs, lses = (x if isinstance(x, torch.Tensor) else torch.stack(_merge.parts(name, x, _this)) for name, x in parts)
         dtype = outs.dtype if dtype is None else dtype
         sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
-        device, partial_number = _place("outs", outs)
+        device, partial_number = place("outs", outs)
         number = _number("dtype", dtype)
         lses = _like_lse("lses", lses, lses.shape, outs)
         outs = outs if outs.stride(-1) == 1 else outs.contiguous()
@@ -251,22 +251,24 @@ def merge(outs, lses, dtype):
         of_outs = (len(outs), outs.data_ptr(), outs.stride(0), *strides)
         of_lses = (lses.data_ptr(), lses.stride(0))
         params = _merge.pack(number, partial_number, sizes, of_outs, of_lses, ref(out), lse.data_ptr())
-        context(device).merge(params, None if device == CPU else _current_stream(device))
+        context(device).merge(params, None if device == CPU else current_stream(device))
     return out, lse
 
 
-def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None, rotary=None):
+def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None, rotary=None, eight=None):
     """Writes k and v behind each sequence's seqlens keys, and the new number of keys into seqused.
 
     `_kvcache` has checked shapes, dtypes and devices. Lengths and tables may hold anything.
 
     slots: (seqused_new or None, cache_batch_idx or None). With slots, seqused may be seqlens.
     rotary: (cos, sin, interleaved, q, q_rotated, whether all queries have one position).
+    eight: for caches of 8 bits (whether scales are computed, scales of k and of v, whether each key
+        has one).
     """
-    device, number = _place("k_cache", k_cache)
+    device, number = place("k", k)
     # The kernel must not read a tensor that it writes.
     written = {x.untyped_storage().data_ptr() for x in (k_cache, v_cache)}
-    k, v = (x.clone() if x.untyped_storage().data_ptr() in written else _expressible(x) for x in (k, v))
+    k, v = (x.clone() if x.untyped_storage().data_ptr() in written else expressible(x) for x in (k, v))
     seqlens = seqlens.contiguous()
     batch_size, seqlen_new, num_heads_kv, head_dim = k.shape
     seqlen_cache, pages = k_cache.shape[1], _call.NULL
@@ -286,18 +288,31 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None,
         cos, sin, interleaved, q, q_rotated, at_one_position = rotary
         if cos.stride() != sin.stride() or cos.stride(1) != 1:
             cos, sin = cos.contiguous(), sin.contiguous()
-        q, q_rotated = _expressible(q), q_rotated
+        q, q_rotated = expressible(q), q_rotated
         more["rotary"] = _call.kv_rotary(
             2 * cos.shape[1], _number("rotary_cos", cos.dtype), interleaved, at_one_position, cos.data_ptr(), sin.data_ptr(),
             cos.stride(0), len(cos), q.shape[1:3], ref(q), ref(q_rotated),
         )  # fmt: skip
+    if eight is not None:
+        computes, k_descale, v_descale, of_keys = eight
+        refs = [scales_ref(scales, of_keys) for scales in (k_descale, v_descale)]
+        more["eight"] = _call.kv_eight(EIGHT[k_cache.dtype], computes, *refs, of_keys)
     params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages, **more)
-    context(device).kv_append(params, None if device == CPU else _current_stream(device))
+    context(device).kv_append(params, None if device == CPU else current_stream(device))
     # Autograd counts this as an operation in place: a cache saved for a backward pass now has
     # other keys.
     for cache in (k_cache, v_cache):
         if not cache.is_inference():
             torch.autograd.graph.increment_version(cache)
+
+
+def scales_ref(scales, has_rows):
+    """The ref of scales (entries, rows, heads), of (batch, heads), or of one number. Dims of size 1
+    are shared."""
+    strides = [0 if size == 1 else stride for size, stride in zip(scales.shape, scales.stride())]
+    if len(strides) < 2:
+        return (scales.data_ptr(), 0, 0, 0)
+    return (scales.data_ptr(), *strides) if has_rows else (scales.data_ptr(), strides[0], 0, strides[-1])
 
 
 def describe(q, k, v, opts, features, backward):
@@ -309,13 +324,13 @@ def describe(q, k, v, opts, features, backward):
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
     device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v)
-    tensors = [_expressible(x) for x in (q, k, v)]
+    tensors = [expressible(x) for x in (q, k, v)]
     dims = _features.sizes(features, *(x.shape for x in tensors), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
     key_starts, _starts = _features.pack_key_starts(features, tensors[1], tensors[0], _this)
-    out_number = _number("out", _out_dtype(q, None)) if number in _EIGHT.values() else 0
+    out_number = _number("out", _out_dtype(q, None)) if number in EIGHT.values() else 0
     eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, tensors[1].shape, _this, q)
     return device, number, dims, [ref(x) for x in tensors], packed, pages, blocks, key_starts, eight
 
@@ -381,27 +396,32 @@ def _check_same(q, dtype, **others):
         if tensor.dtype != dtype or tensor.device != device:
             expected = f"{dtype} on {device}, as q is"
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")
-    return _place("q", q)
+    return place("q", q)
 
 
 def _check_forward(q, k, v):
     """(device, dtype number of q, dtype number of k and v if they have 8 bits, else 0)."""
-    if k.dtype not in _EIGHT and q.dtype not in _EIGHT:
+    if k.dtype not in EIGHT and q.dtype not in EIGHT:
         return *_check_same(q, q.dtype, k=k, v=v), 0
-    if k.dtype not in _EIGHT or (q.dtype in _EIGHT and k.dtype is not q.dtype):
+    if k.dtype not in EIGHT or (q.dtype in EIGHT and k.dtype is not q.dtype):
         raise InvalidArgumentError(f"k is {k.dtype} on {k.device}; it must be {q.dtype}, as q is, since q has 8 bits")
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype is not k.dtype or tensor.device != q.device:
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {k.dtype} on {q.device}")
-    if q.dtype in _EIGHT:
-        device, _ = _place("q", q, torch.float16)
-        return device, _EIGHT[q.dtype], 0
-    return *_place("q", q), _EIGHT[k.dtype]
+    if q.dtype in EIGHT:
+        device, _ = place("q", q, torch.float16)
+        return device, EIGHT[q.dtype], 0
+    return *place("q", q), EIGHT[k.dtype]
+
+
+def is_eight(tensor):
+    """Whether a tensor has 8 bits."""
+    return tensor.dtype in EIGHT
 
 
 def _out_dtype(q, out):
-    """The dtype of the output: q's, or bfloat16 where q has 8 bits and the caller gave no tensor."""
-    if q.dtype not in _EIGHT:
+    """The dtype of the output: q's, but where q has 8 bits that of `out`, or bfloat16."""
+    if q.dtype not in EIGHT:
         return q.dtype
     return torch.bfloat16 if out is None else out.dtype
 
@@ -415,7 +435,7 @@ def scales(name, given, q):
     return given, given.data_ptr(), given.shape, given.stride()
 
 
-def _place(name, tensor, dtype=None):
+def place(name, tensor, dtype=None):
     """(device, dtype number) of a tensor."""
     device, number = tensor.device, _number(name, dtype or tensor.dtype)
     if device.type == "cuda":
@@ -432,7 +452,7 @@ def _number(name, dtype):
     return number
 
 
-def _expressible(tensor):
+def expressible(tensor):
     """The tensor, or a copy if its last dim is not contiguous."""
     return tensor if tensor.dim() not in (3, 4) or tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -447,7 +467,7 @@ def ref(tensor):
 
 def _launch(run, params, size, q, device):
     """Launches with a workspace of `size` bytes."""
-    stream = None if device == CPU else _current_stream(device)
+    stream = None if device == CPU else current_stream(device)
     if not size:
         return run.launch(params, None, 0, stream)
     memory = q.new_empty(size + _ALIGNMENT if device == CPU else size, dtype=torch.uint8)

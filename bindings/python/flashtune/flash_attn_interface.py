@@ -39,6 +39,9 @@ def flash_attn_func(
     alibi_slopes=None,
     deterministic=False,
     return_attn_probs=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
 ):
     """Attention of q (batch, seqlen, heads, dim) over k and v (batch, seqlen_k, heads_kv, dim).
 
@@ -47,10 +50,15 @@ def flash_attn_func(
     alibi_slopes is fp32 (heads) or (batch, heads). deterministic gives the gradients the same bits
     in every run. return_attn_probs returns (out, softmax_lse, None): flashtune never forms the
     matrix of probabilities, which flash-attn returns for its own tests.
+
+    k and v may have 8 bits (float8_e4m3fn, float8_e5m2, int8), and q too may be float8_e4m3fn,
+    which gives a bfloat16 result. The descales are their fp32 factors, as FlashAttention-3 names
+    them: (batch, heads_kv), or as `flashtune.attention_kvcache` takes them. Such a call has no
+    gradient.
     """
     _expect_tensors(q=q, k=k, v=v)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, options)
+    return _attend(q, k, v, options, descales=(q_descale, k_descale, v_descale))
 
 
 def flash_attn_kvpacked_func(
@@ -114,6 +122,9 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
     seqused_k=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
 ):
     """`flash_attn_func` for sequences packed end to end.
 
@@ -124,7 +135,8 @@ def flash_attn_varlen_func(
     seqused_k is int32 (batch): how many of its keys each sequence uses, from the first. None: all.
 
     With block_table, k and v are pages, (num_pages, page_size, heads_kv, dim), and seqused_k, or
-    else cu_seqlens_k, gives only the lengths. Pages support neither gradients nor dropout.
+    else cu_seqlens_k, gives only the lengths. Pages support neither gradients nor dropout. The
+    descales are those of `flash_attn_func`.
     """
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if block_table is not None:
@@ -137,11 +149,12 @@ def flash_attn_varlen_func(
             q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff() if seqused_k is None else seqused_k, max_seqlen_k=longest_k,
             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q, causal=causal, softmax_scale=softmax_scale,
             return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
+            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         )  # fmt: skip
         return (out, lse, None) if return_lse else out
     lengths = *_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), seqused_k
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, options, lengths)
+    return _attend(q, k, v, options, lengths, (q_descale, k_descale, v_descale))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -216,6 +229,9 @@ def flash_attn_with_kvcache(
     alibi_slopes=None,
     num_splits=0,
     return_softmax_lse=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
 ):
     """Attention of q (batch, seqlen_q, heads, dim) over a K/V cache.
 
@@ -238,6 +254,9 @@ def flash_attn_with_kvcache(
     counts too. Neither goes with block_table. num_splits is the most parts that the keys are split
     into; 0 leaves it to the config.
 
+    Caches may have 8 bits, with descales as for `flash_attn_func`. k and v then have 16 bits, and
+    they are divided by k_descale and v_descale as they are written.
+
     All checks come before the cache is written. Caches that share memory are refused, and so are
     new keys that share memory with a cache. The values of lengths and tables on a GPU are not
     checked. If there a length is negative, leaves no room for the new keys, or its block_table has
@@ -255,7 +274,8 @@ def flash_attn_with_kvcache(
         # Only shapes are checked, so an earlier call of the same form has checked them.
         features = _features.of(
             window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=cache_seqlens, block_table=block_table,
-            cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits,
+            cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits, q_descale=q_descale,
+            k_descale=k_descale, v_descale=v_descale,
         )  # fmt: skip
         repeated = _torch_launch.repeat_forward(q, k_cache, v_cache, opts, None, features, return_lse)
         if repeated is not None:
@@ -263,18 +283,20 @@ def flash_attn_with_kvcache(
     if cache_leftpad is not None and block_table is not None:
         raise InvalidArgumentError("cache_leftpad and block_table are both given; with pages leave cache_leftpad out")
     q, seqused_k, write = _kvcache.plan(
-        q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, rotary
+        q, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, rotary,
+        _kvcache.Descales(k_descale, v_descale),
     )  # fmt: skip
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table,
-        cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits,
+        cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, num_splits=num_splits, q_descale=q_descale,
+        k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     out, lse = _torch.attention_forward(q, k_cache, v_cache, opts, None, features, write, return_lse)
     return (out, lse) if return_lse else out
 
 
-def _attend(q, k, v, options, lengths=None):
-    opts, features, return_attn_probs = _taken(options, lengths)
+def _attend(q, k, v, options, lengths=None, descales=(None, None, None)):
+    opts, features, return_attn_probs = _taken(options, lengths, descales)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result
 
@@ -286,7 +308,7 @@ def _attend_packed(q, packed, options, lengths=None):
     return (*result, None) if return_attn_probs else result
 
 
-def _taken(options, lengths):
+def _taken(options, lengths, descales=(None, None, None)):
     """(opts, features, return_attn_probs) from flash-attn's arguments, in their order.
 
     lengths: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), then perhaps seqused_k; or
@@ -297,11 +319,13 @@ def _taken(options, lengths):
     causal, deterministic = _flag("causal", causal), _flag("deterministic", deterministic)
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     window = _window(window_size, causal)
+    of_eight = dict(zip(("q_descale", "k_descale", "v_descale"), descales))
     if lengths is None:
-        return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes), return_attn_probs
+        return opts, _features.of(window=window, softcap=softcap, alibi_slopes=alibi_slopes, **of_eight), return_attn_probs
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1],
         max_seqlen_q=lengths[2], max_seqlen_k=lengths[3], seqused_k=lengths[4] if len(lengths) > 4 else None,
+        **of_eight,
     )  # fmt: skip
     return opts, features, return_attn_probs
 

@@ -60,9 +60,9 @@ def test_sizes_offsets_and_constants_are_the_headers(tmp_path):
     [
         (
             _structs.ForwardParams,
-            [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH, _structs.BLOCK_MASK, _structs.KEY_STARTS],
+            [_structs.PROBLEM, _structs.FEATURES, _structs.PAGES, _structs.BATCH, _structs.BLOCK_MASK, _structs.KEY_STARTS, _structs.EIGHT_BITS],
         ),
-        (_structs.KvAppendParams, [_structs.KV_APPEND, _structs.KV_SLOTS, _structs.KV_ROTARY]),
+        (_structs.KvAppendParams, [_structs.KV_APPEND, _structs.KV_SLOTS, _structs.KV_ROTARY, _structs.KV_EIGHT]),
         (
             _structs.BackwardParams,
             [_structs.PROBLEM + _structs.GRADIENTS, _structs.FEATURES, _structs.FEATURE_GRADIENTS, _structs.BLOCK_MASK],

@@ -4,7 +4,7 @@
 //! Data only. A preset gives its problems in both passes, except shapes of one query, which have no
 //! backward pass.
 
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen};
 
 struct Preset {
     name: &'static str,
@@ -66,6 +66,9 @@ const SPECULATIVE: &str = "speculative";
 /// Llama-3-8B behind a server: packed prompts, and prompts, chunks and single tokens over a cache
 /// in pages of 16.
 const LLAMA_SERVING: &str = "llama-3-8b-serving";
+/// Llama-3-70B on one of eight GPUs behind a server whose K/V cache is e4m3, in pages of 16 and 64:
+/// single tokens and chunks of prompts.
+const LLAMA_FP8_SERVING: &str = "llama-3-70b-fp8-serving";
 /// The problems of all presets.
 const ALL: &str = "all";
 
@@ -73,7 +76,7 @@ pub fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = MODELS
         .iter()
         .map(|preset| preset.name)
-        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, LLAMA_SERVING, ALL])
+        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, LLAMA_SERVING, LLAMA_FP8_SERVING, ALL])
         .collect();
     names.dedup();
     names
@@ -90,6 +93,7 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         // Speculative decoding and serving have no backward pass.
         SPECULATIVE => return Some(speculative()),
         LLAMA_SERVING => return Some(llama_serving()),
+        LLAMA_FP8_SERVING => return Some(llama_fp8_serving()),
         ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
         model if MODELS.iter().any(|preset| preset.name == model) => {
             MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
@@ -193,6 +197,33 @@ fn llama_serving() -> Vec<Problem> {
         of((batch, seqlen, seqlen), total, total, None)
     });
     single.chain(over_pages).chain(packed).map(Problem::without_idle_causal).collect()
+}
+
+/// 64 query heads and 8 key-value heads over eight GPUs. Scales are one for each head, as servers
+/// calibrate them, and one for each token.
+fn llama_fp8_serving() -> Vec<Problem> {
+    const TOKENS: [(i64, i64, i64); 6] =
+        [(1, 1, 8192), (8, 1, 8192), (32, 1, 8192), (128, 1, 8192), (32, 1, 32768), (128, 1, 2048)];
+    const CHUNKS: [(i64, i64, i64); 3] = [(1, 512, 8192), (1, 2048, 8192), (8, 512, 8192)];
+    let of = |(batch_size, seqlen_q, seqlen_k): (i64, i64, i64), page_size, keys_per_scale| {
+        let total_q = (seqlen_q > 1).then_some(batch_size * seqlen_q);
+        let problem = Problem {
+            num_heads_kv: 1,
+            seqlen_k,
+            features: Features {
+                varlen: Some(Varlen { total_q, total_k: None, padded_q: false }),
+                paged: Some(page_size),
+                eight_bits: Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale }),
+                ..Features::NONE
+            },
+            ..square(batch_size, 8, seqlen_q, 128, true)
+        };
+        Problem { layout: problem.widest_layout(), ..problem }.without_idle_causal()
+    };
+    let shapes = TOKENS.into_iter().chain(CHUNKS);
+    shapes
+        .flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys)))
+        .collect()
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {

@@ -101,8 +101,8 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
         })?;
         problems.extend(of_preset.into_iter().map(|problem| match dtype {
             Some(dtype) => {
-                let layout = Layout::widest(dtype, [problem.head_dim, problem.head_dim_v]);
-                Problem { dtype, layout, ..problem }
+                let problem = Problem { dtype, ..problem };
+                Problem { layout: problem.widest_layout(), ..problem }
             }
             None => problem,
         }));

@@ -133,7 +133,7 @@ pub fn run_kv_append(args: KvAppendArgs) -> Result<(), Failure> {
         interleaved: args.interleaved,
     };
     let rotary = (args.rotary || args.interleaved).then_some(rotary);
-    let class = KvAppendClass { access_bytes: args.access_bytes, slots: args.slots, rotary };
+    let class = KvAppendClass { access_bytes: args.access_bytes, slots: args.slots, rotary, eight: None };
     print!("{}", kernel::render_fixed(&class.kernel(), args.arch).map_err(usage)?);
     Ok(())
 }

@@ -40,6 +40,25 @@ pub struct KvAppend {
     pub cache_batch_idx: *const i32,
     /// Set if the class has a rotation.
     pub rotary: Rotary,
+    /// Set if the cache has 8 bits.
+    pub scales: AppendScales,
+}
+
+/// The fp32 scales of a cache of 8 bits.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendScales {
+    /// (entries, rows, heads_kv) of the cache, or (batch, 1, heads_kv).
+    pub k: TensorRef,
+    pub v: TensorRef,
+    /// Each key and head has a scale, else each sequence and head.
+    pub of_keys: bool,
+    /// Scales are written, else read.
+    pub computes: bool,
+}
+
+impl AppendScales {
+    pub const NONE: AppendScales =
+        AppendScales { k: TensorRef::NULL, v: TensorRef::NULL, of_keys: false, computes: false };
 }
 
 /// The rotation of new keys and queries. A row's first `dim` columns are rotated by the row of the

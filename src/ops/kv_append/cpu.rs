@@ -7,7 +7,10 @@ use super::call::KvAppend;
 use super::rotary::{RotateRow, rotate_row};
 use crate::call::TensorRef;
 use crate::cpu::Workers;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::class::EightClass;
+use crate::ops::rows::{largest, widen};
+use crate::problem::MAX_HEAD_DIM;
 use std::ops::Range;
 
 /// Least number of keys of a task: enough to outweigh the cost of handing it to a worker.
@@ -17,12 +20,14 @@ const KEYS: usize = 64;
 struct Side<'a> {
     from: &'a TensorRef,
     to: &'a TensorRef,
+    scales: &'a TensorRef,
     dim: i64,
     rotate: Option<RotateRow>,
 }
 
 /// Returns when the cache is written.
 pub fn run(append: &KvAppend, workers: &Workers) -> Result<()> {
+    check_scales(append)?;
     // Sequences that name the same entry may write the same row, as those that share a page may.
     match append.page_size == 0 && append.cache_batch_idx.is_null() {
         true => write_by_sequence(append, workers)?,
@@ -104,8 +109,14 @@ fn rotate_queries(append: &KvAppend, workers: &Workers) -> Result<()> {
 fn sides(append: &KvAppend) -> [Side<'_>; 2] {
     let rotate = append.class.rotary.map(rotate_row);
     [
-        Side { from: &append.k_new, to: &append.k_cache, dim: append.head_dim, rotate },
-        Side { from: &append.v_new, to: &append.v_cache, dim: append.head_dim_v, rotate: None },
+        Side { from: &append.k_new, to: &append.k_cache, scales: &append.scales.k, dim: append.head_dim, rotate },
+        Side {
+            from: &append.v_new,
+            to: &append.v_cache,
+            scales: &append.scales.v,
+            dim: append.head_dim_v,
+            rotate: None,
+        },
     ]
 }
 
@@ -129,16 +140,92 @@ fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64
         let (entry, row) = place(append, batch, before + position);
         for head in heads.clone() {
             let from = address(append, side.from, [batch, position, head]);
-            let to = address(append, side.to, [entry, row, head]);
+            let to = cache_address(append, side.to, [entry, row, head]);
             // SAFETY: the two rows share no byte (the caller checked the tensors). No other task
             // writes this row: it is this sequence's or, with pages or entries by index, this
             // head's. The sequence has room and a page for each new key.
+            if let Some(eight) = append.class.eight {
+                let scale = scale_place(append, side, batch, [entry, row, head]);
+                // SAFETY: as below; the scale is this row's element, or one that is only read.
+                unsafe { quantise(append, side, eight, [from, to], before + position, scale) };
+                continue;
+            }
             match side.rotate {
                 Some(rotate) => unsafe { rotate(&append.rotary, from, to, side.dim, before + position) },
                 None => unsafe { std::ptr::copy_nonoverlapping(from, to, (side.dim * append.element_bytes) as usize) },
             }
         }
     }
+}
+
+/// The scale of a row of the cache.
+fn scale_place(append: &KvAppend, side: &Side, batch: i64, [entry, row, head]: [i64; 3]) -> *mut f32 {
+    let (view, [entry, row]) = (side.scales, if append.scales.of_keys { [entry, row] } else { [batch, 0] });
+    let elements = entry * view.stride_batch + row * view.stride_seqlen + head * view.stride_head;
+    view.data.cast::<f32>().wrapping_offset(elements as isize)
+}
+
+/// Rotates a row if the side does, and quantises it.
+///
+/// # Safety
+/// `from` is a row of new elements and `to` one of the cache, which this task alone writes. So is
+/// the scale if it is computed.
+unsafe fn quantise(
+    append: &KvAppend,
+    side: &Side,
+    eight: EightClass,
+    [from, to]: [*mut u8; 2],
+    position: i64,
+    scale: *mut f32,
+) {
+    let dim = side.dim as usize;
+    let (mut rotated, mut wide) = ([0u16; MAX_HEAD_DIM as usize], [0.0f32; MAX_HEAD_DIM as usize]);
+    let row: *const u8 = match side.rotate {
+        None => from,
+        Some(rotate) => {
+            let into = rotated.as_mut_ptr().cast::<u8>();
+            // SAFETY: by the caller's promise; the copy has room for a row of 16-bit elements.
+            unsafe { rotate(&append.rotary, from, into, side.dim, position) };
+            into
+        }
+    };
+    let wide = &mut wide[..dim];
+    // SAFETY: by the caller's promise.
+    unsafe { widen(eight.dtype, row, wide) };
+    if append.scales.computes {
+        // SAFETY: by the caller's promise.
+        unsafe { scale.write(eight.keys.scale_of(largest(wide))) };
+    }
+    // SAFETY: by the caller's promise.
+    let (scale, encoded) = unsafe { (scale.read(), std::slice::from_raw_parts_mut(to, dim)) };
+    eight.keys.encode_row(wide, scale, encoded);
+}
+
+/// Refuses given scales that are not finite or not above 0.
+fn check_scales(append: &KvAppend) -> Result<()> {
+    if append.class.eight.is_none() || append.scales.computes {
+        return Ok(());
+    }
+    for (name, side) in ["k_descale", "v_descale"].into_iter().zip(&sides(append)) {
+        for batch in 0..append.batch_size {
+            let new = New::of(append, batch);
+            let count = if new.fits { new.count } else { 0 };
+            for (position, head) in
+                (0..count).flat_map(|position| (0..append.num_heads_kv).map(move |head| (position, head)))
+            {
+                let (entry, row) = place(append, batch, new.before + position);
+                // SAFETY: an element of the checked array.
+                let scale = unsafe { scale_place(append, side, batch, [entry, row, head]).read() };
+                if !(scale.is_finite() && scale > 0.0) {
+                    return Err(Error::invalid(format!(
+                        "{name} of sequence {batch}, key {} and head {head} is {scale}; a scale must be finite and above 0",
+                        new.before + position
+                    )));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether the sequence has a place for each of its new keys.
@@ -182,4 +269,11 @@ fn page(append: &KvAppend, batch: i64, index: i64) -> i64 {
 fn address(append: &KvAppend, tensor: &TensorRef, [entry, row, head]: [i64; 3]) -> *mut u8 {
     let elements = entry * tensor.stride_batch + row * tensor.stride_seqlen + head * tensor.stride_head;
     tensor.data.cast::<u8>().wrapping_offset((elements * append.element_bytes) as isize)
+}
+
+/// The same in the cache.
+fn cache_address(append: &KvAppend, tensor: &TensorRef, [entry, row, head]: [i64; 3]) -> *mut u8 {
+    let elements = entry * tensor.stride_batch + row * tensor.stride_seqlen + head * tensor.stride_head;
+    let bytes = if append.class.eight.is_some() { 1 } else { append.element_bytes };
+    tensor.data.cast::<u8>().wrapping_offset((elements * bytes) as isize)
 }

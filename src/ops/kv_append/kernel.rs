@@ -7,7 +7,7 @@ use super::call::{KvAppend, Rotary};
 use crate::call::TensorRef;
 use crate::error::Result;
 use crate::kernel::{FixedSpec, Value};
-use crate::ops::class::{KvAppendClass, RotaryClass};
+use crate::ops::class::{EightClass, KvAppendClass, RotaryClass};
 use crate::ops::op::{Launch, Op};
 use crate::problem::Dtype;
 use std::ffi::c_void;
@@ -28,11 +28,17 @@ const SLOTS_THREADS: u32 = 256;
 /// CTAs of that kernel for each SM. With four, rotations of fp32 tables would spill.
 const SLOTS_CTAS_PER_SM: u64 = 3;
 const SLOTS: &str = "kv_append_slots";
+const EIGHT: &str = "kv_append_eight";
 
 impl KvAppendClass {
     /// Whether the kernel for slots and rotations serves the class.
     fn has_slots(&self) -> bool {
-        self.slots || self.rotary.is_some()
+        self.slots || self.rotary.is_some() || self.eight.is_some()
+    }
+
+    /// Elements that a stride of the kernel's argument counts.
+    fn elements_of_access(&self, element_bytes: i64) -> i64 {
+        if self.eight.is_some() { 1 } else { self.access_bytes / element_bytes }
     }
 
     /// Threads of a CTA, and CTAs for each SM.
@@ -42,6 +48,17 @@ impl KvAppendClass {
 
     /// The kernel of this class.
     pub fn kernel(&self) -> FixedSpec {
+        if let Some(EightClass { dtype, keys }) = self.eight {
+            return FixedSpec {
+                name: EIGHT,
+                threads: SLOTS_THREADS,
+                class: vec![
+                    ("dtype", Value::Name(dtype.name().to_owned())),
+                    ("vec", Value::Integer(self.access_bytes as u32 / 2)),
+                ],
+                knobs: vec![("key_format", Value::Integer(keys.number()))],
+            };
+        }
         let access_bytes = ("access_bytes", Value::Integer(self.access_bytes as u32));
         if !self.has_slots() {
             return FixedSpec { name: KvAppend::NAME, threads: THREADS, class: Vec::new(), knobs: vec![access_bytes] };
@@ -101,7 +118,7 @@ impl KvAppendParams {
     /// Each size fits an i32, since `capi` bounds them. Each stride that is used is a whole number
     /// of accesses.
     pub fn new(append: &KvAppend) -> KvAppendParams {
-        let elements = append.class.access_bytes / append.element_bytes;
+        let elements = append.class.elements_of_access(append.element_bytes);
         KvAppendParams {
             k_new: in_accesses(&append.k_new, elements),
             v_new: in_accesses(&append.v_new, elements),
@@ -124,7 +141,7 @@ impl KvAppendParams {
 }
 
 /// The argument of the kernel for slots, the twin of `KvAppendSlotsParams` in
-/// `templates/kv_append_slots.cu.tera`. The other kernel takes its first field.
+/// `templates/kv_append/slots.cuh`. The kernel that only copies takes its first field.
 #[repr(C)]
 pub struct KvAppendSlotsParams {
     append: KvAppendParams,
@@ -148,7 +165,7 @@ const _: () = assert!(size_of::<KvAppendSlotsParams>() == size_of::<KvAppendPara
 impl KvAppendSlotsParams {
     pub fn new(append: &KvAppend) -> KvAppendSlotsParams {
         let rotary = &append.rotary;
-        let elements = append.class.access_bytes / append.element_bytes;
+        let elements = append.class.elements_of_access(append.element_bytes);
         KvAppendSlotsParams {
             append: KvAppendParams::new(append),
             q: in_accesses(&rotary.q, elements),
@@ -164,6 +181,36 @@ impl KvAppendSlotsParams {
             seqlen_rotary: rotary.seqlen as i32,
             position_step_q: (!rotary.q_at_one_position).into(),
             writes_rows: 1,
+        }
+    }
+}
+
+/// The argument of the kernel for caches of 8 bits, the twin of `KvAppendEightParams` in
+/// `templates/kv_append_eight.cu.tera`. The kernel for slots takes its first field.
+#[repr(C)]
+pub struct KvAppendEightParams {
+    slots: KvAppendSlotsParams,
+    k_scales: TensorRef,
+    v_scales: TensorRef,
+    computes: i32,
+    of_keys: i32,
+    interleaved: i32,
+    tables_are_fp32: i32,
+}
+
+const _: () = assert!(size_of::<KvAppendEightParams>() == size_of::<KvAppendSlotsParams>() + 2 * 32 + 4 * 4);
+
+impl KvAppendEightParams {
+    pub fn new(append: &KvAppend) -> KvAppendEightParams {
+        let rotary = append.class.rotary;
+        KvAppendEightParams {
+            slots: KvAppendSlotsParams::new(append),
+            k_scales: append.scales.k,
+            v_scales: append.scales.v,
+            computes: append.scales.computes.into(),
+            of_keys: append.scales.of_keys.into(),
+            interleaved: rotary.is_some_and(|rotary| rotary.interleaved).into(),
+            tables_are_fp32: rotary.is_some_and(|rotary| rotary.table_dtype == Dtype::Fp32).into(),
         }
     }
 }
@@ -196,15 +243,15 @@ pub fn grid(append: &KvAppend, sm_count: u32) -> [u32; 3] {
 /// The launches of a call. Lengths that advance in place are written by a launch that gives each
 /// sequence one CTA. That CTA does all of a sequence's work if there is little. Otherwise a launch
 /// of many CTAs, which writes no length, goes before.
-pub fn launches(append: &KvAppend, sm_count: u32, launch: &mut Launch<'_, KvAppendSlotsParams>) -> Result<()> {
-    let mut params = KvAppendSlotsParams::new(append);
+pub fn launches(append: &KvAppend, sm_count: u32, launch: &mut Launch<'_, KvAppendEightParams>) -> Result<()> {
+    let mut params = KvAppendEightParams::new(append);
     if !append.advances_in_place() {
         return launch(grid(append, sm_count), &params);
     }
     if accesses(append).1 > ACCESSES_OF_ONE_CTA {
-        let seqused = std::mem::replace(&mut params.append.seqused, std::ptr::null_mut());
+        let seqused = std::mem::replace(&mut params.slots.append.seqused, std::ptr::null_mut());
         launch(grid(append, sm_count), &params)?;
-        (params.append.seqused, params.writes_rows) = (seqused, 0);
+        (params.slots.append.seqused, params.slots.writes_rows) = (seqused, 0);
     }
     let sequences = append.batch_size.min(MAX_GRID_SEQUENCES) as u32;
     launch([1, sequences, 1], &params)
@@ -212,11 +259,12 @@ pub fn launches(append: &KvAppend, sm_count: u32, launch: &mut Launch<'_, KvAppe
 
 #[cfg(test)]
 mod tests {
+    use super::super::call::AppendScales;
     use super::*;
 
     fn append(batch_size: i64, seqlen_new: i64) -> KvAppend {
         KvAppend {
-            class: KvAppendClass { access_bytes: 16, slots: false, rotary: None },
+            class: KvAppendClass { access_bytes: 16, slots: false, rotary: None, eight: None },
             element_bytes: 2,
             batch_size,
             num_heads_kv: 8,
@@ -237,6 +285,7 @@ mod tests {
             seqused_new: std::ptr::null(),
             cache_batch_idx: std::ptr::null(),
             rotary: Rotary::NONE,
+            scales: AppendScales::NONE,
         }
     }
 
@@ -244,7 +293,7 @@ mod tests {
     fn launched(append: &KvAppend) -> Vec<([u32; 3], (bool, bool))> {
         let mut all = Vec::new();
         launches(append, 132, &mut |grid, params| {
-            all.push((grid, (params.writes_rows != 0, !params.append.seqused.is_null())));
+            all.push((grid, (params.slots.writes_rows != 0, !params.slots.append.seqused.is_null())));
             Ok(())
         })
         .unwrap();
@@ -254,7 +303,7 @@ mod tests {
     #[test]
     fn lengths_that_advance_in_place_are_written_by_one_cta_for_each_sequence() {
         let mut lengths = [0i32; 16];
-        let slots = KvAppendClass { access_bytes: 16, slots: true, rotary: None };
+        let slots = KvAppendClass { access_bytes: 16, slots: true, rotary: None, eight: None };
         let mut advancing = |seqlen_new| KvAppend {
             class: slots,
             seqlens: lengths.as_ptr(),

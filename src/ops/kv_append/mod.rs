@@ -1,16 +1,16 @@
 //! KvAppend: new keys and values are written into a K/V cache behind those that each sequence has.
 //!
 //! Lengths and block tables lie in the backend's memory, so the work itself judges whether a
-//! sequence has room. Two kernels share the work: one that only copies, and one for slots and
-//! rotations, so that plain calls pay for neither.
+//! sequence has room. Three kernels share the work: one that only copies, one for slots and
+//! rotations, and one for caches of 8 bits, so that plain calls pay for none of these.
 
 mod call;
 mod cpu;
 mod kernel;
 mod rotary;
 
-pub use super::class::{KvAppendClass, RotaryClass};
-pub use call::{KvAppend, Rotary};
+pub use super::class::{EightClass, KvAppendClass, RotaryClass};
+pub use call::{AppendScales, KvAppend, Rotary};
 
 use super::class::OpClass;
 use super::op::{Launch, Op};
@@ -18,10 +18,11 @@ use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
 
-// SAFETY: KvAppendSlotsParams in templates/kv_append_slots.cu.tera has the same fields, and begins
-// with KvAppendParams of templates/kv_append/rows.cuh. Both templates assert the size.
+// SAFETY: KvAppendEightParams in templates/kv_append_eight.cu.tera has the same fields. It begins
+// with KvAppendSlotsParams of templates/kv_append/slots.cuh, and that with KvAppendParams of
+// templates/kv_append/rows.cuh. All three assert the size.
 unsafe impl Op for KvAppend {
-    type KernelParams = kernel::KvAppendSlotsParams;
+    type KernelParams = kernel::KvAppendEightParams;
 
     const NAME: &'static str = "kv_append";
 
@@ -38,15 +39,15 @@ unsafe impl Op for KvAppend {
         self.class.kernel()
     }
 
-    fn kernel_params(&self) -> kernel::KvAppendSlotsParams {
-        kernel::KvAppendSlotsParams::new(self)
+    fn kernel_params(&self) -> kernel::KvAppendEightParams {
+        kernel::KvAppendEightParams::new(self)
     }
 
     fn grid(&self, sm_count: u32) -> [u32; 3] {
         kernel::grid(self, sm_count)
     }
 
-    fn launches(&self, sm_count: u32, launch: &mut Launch<'_, kernel::KvAppendSlotsParams>) -> Result<()> {
+    fn launches(&self, sm_count: u32, launch: &mut Launch<'_, kernel::KvAppendEightParams>) -> Result<()> {
         kernel::launches(self, sm_count, launch)
     }
 

@@ -1,7 +1,7 @@
 // The scales of 8-bit k and v: where they lie, and how a warp gets those of a block of keys.
 //
-// kKeysPerScale says how many keys share one: all of a sequence (0), one each (1), or a block of 128
-// from the sequence's first key on. A scale of k multiplies scores, and one of v weights.
+// kKeysPerScale says how many keys share one: all of a sequence (0), one each (1), or a block of
+// 128 from the sequence's first key on. A scale of k multiplies scores, and one of v weights.
 //
 // Only the backward pass has gradients, so the views of the scales take their places in
 // KernelParams.
@@ -107,11 +107,12 @@ protected:
 public:
     // On to the next block, given the two after it.
     __device__ __forceinline__ void acquire(int second, int third) {
-        if constexpr (kKeysPerScale == 0) return;
-        #pragma unroll
-        for (int i = 0; i < kShares; ++i) k[i] = next_k[i], v[i] = next_v[i];
-        fetch(second);
-        fetch_pages(third);
+        if constexpr (kKeysPerScale != 0) {
+            #pragma unroll
+            for (int i = 0; i < kShares; ++i) k[i] = next_k[i], v[i] = next_v[i];
+            fetch(second);
+            fetch_pages(third);
+        }
     }
 };
 
@@ -141,9 +142,10 @@ public:
     // Weights times v's scales. It lowers O where a block has far larger ones.
     template <int kM, int kN, int kO>
     __device__ __forceinline__ void scale_weights(float (&p)[kM][kN][4], float (&o)[kM][kO][4]) {
-        if constexpr (kKeysPerScale == 0) return;
-        if constexpr (!kIsBf16) keep_range(o);
-        scale_keys(p, v, kIsBf16 ? 1.f : 1.f / unit);
+        if constexpr (kKeysPerScale != 0) {
+            if constexpr (!kIsBf16) keep_range(o);
+            scale_keys(p, v, kIsBf16 ? 1.f : 1.f / unit);
+        }
     }
 
     // O times what its weights lack.
@@ -176,8 +178,8 @@ private:
         }
     }
 
-    // Raises the unit where a scale of the block is more than 16 times as large. Weights are at most
-    // 2^kLazyLog2 <= 2^8, so their products stay below 2^13.
+    // Raises the unit where a scale of the block is more than 16 times as large. Weights are at
+    // most 2^kLazyLog2 <= 2^8, so their products stay below 2^13.
     template <int kM, int kO>
     __device__ __forceinline__ void keep_range(float (&o)[kM][kO][4]) {
         uint32 largest = __float_as_uint(v[0]);

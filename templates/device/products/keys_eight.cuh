@@ -7,7 +7,7 @@
 //
 // - In 16 inner dimensions, a lane has 4t to 4t + 3 where mma wants 2t, 2t + 1, 2t + 8 and 2t + 9.
 //   Q is loaded in the same order (load_query), and sums do not depend on it.
-// - Of 16 columns of V, the even ones make one accumulator and the odd ones the next. A lane
+// - The even columns of 16 of V make one accumulator and the odd ones the next. A lane
 //   therefore holds the columns 4t to 4t + 3 (each_pair).
 
 #include "device/attention/key_scales.cuh"

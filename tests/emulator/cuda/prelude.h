@@ -49,6 +49,7 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float fminf(float x, float y) { return __builtin_fminf(x, y); }
+inline int __float2int_rn(float x) { return int(__builtin_rintf(x)); }
 inline float fabsf(float x) { return __builtin_fabsf(x); }
 inline float log2f(float x) { return __builtin_log2f(x); }
 inline float logf(float x) { return __builtin_logf(x); }

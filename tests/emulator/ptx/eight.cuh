@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32 e4m3_to_fp16(uint16 pair) {
 // Rounds by fp32's own rounding: a sum with a large number loses the bits that the format lacks.
 __device__ __forceinline__ uint32 narrow_float(float x, int mantissa, int bias, float largest) {
     const uint32 sign = __float_as_uint(x) >> 24 & 0x80;
-    if (x != x) return 0x7f | (mantissa == 3 ? 0 : sign);
+    if (x != x) return 0x7f;
     float magnitude = fabsf(x);
     if (magnitude > largest) magnitude = largest;
     int exponent = int(__float_as_uint(magnitude) >> 23) - 127;

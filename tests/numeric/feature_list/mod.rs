@@ -8,7 +8,7 @@ use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Strides};
 use crate::support::extras::{Extras, Sides, Spread};
 use flashtune::config::{Config, Family};
-use flashtune::problem::{Causal, Dtype, Pass, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass, Window};
 
 /// One row of the table.
 pub struct Feature {
@@ -79,6 +79,16 @@ pub fn features() -> Vec<Feature> {
             ..new("few queries, keys split over CTAs", |case| (case.seqlen_q, case.seqlen_k) = (4, 4000))
                 .of_pass(Pass::Forward)
         },
+        new("8-bit k and v (e4m3, e5m2, int8), with scales", |case| {
+            let eight = EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 1 };
+            case.extras.eight = Some(eight);
+        })
+        .of_pass(Pass::Forward),
+        new("8-bit q, k and v (e4m3)", |case| {
+            let eight = EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 };
+            case.extras.eight = Some(eight);
+        })
+        .of_pass(Pass::Forward),
         new("GQA and MQA", |case| case.num_heads_kv = 1),
         new("`head_dim_v` different from `head_dim`", |case| case.head_dim_v = 32),
         new("head dims up to 256", |case| (case.head_dim, case.head_dim_v) = (256, 256)),
@@ -101,7 +111,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 9] = [
+pub const LACKS: [Lack; 11] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
     lack(
@@ -127,4 +137,14 @@ pub const LACKS: [Lack; 9] = [
         "wgmma reads 4-byte operands only if the reduction dimension is contiguous, and in most operands it is not",
     ),
     lack(&[Family::Decode], "fp32", "its products take 16-bit elements"),
+    lack(
+        &[Family::Sm90],
+        "8-bit k and v (e4m3, e5m2, int8), with scales",
+        "wgmma reads keys from shared memory, where no kernel converts them; sm80 and decode convert in registers",
+    ),
+    lack(
+        &[Family::Sm80, Family::Sm90, Family::Decode],
+        "8-bit q, k and v (e4m3)",
+        "there are no fp8 products before sm_89, and no kernel has them yet",
+    ),
 ];

@@ -135,9 +135,9 @@ pub fn agree(name: &str, a: &[f32], b: &[f32], dtype: Dtype, steps: f64) {
 }
 
 /// The bounds of what quantising k and v costs on normal values: the format, the keys that share a
-/// scale, and the largest ‖out − exact‖ / ‖exact‖. Scales are the largest magnitude over the largest
-/// number of the format. Results on quantised numbers are judged by `compare` against fp64 on the
-/// same numbers; these bounds hold against fp64 on the numbers before.
+/// scale, and the largest ‖out − exact‖ / ‖exact‖. Scales are the largest magnitude over the
+/// largest number of the format. Results on quantised numbers are judged by `compare` against fp64
+/// on the same numbers; these bounds hold against fp64 on the numbers before.
 pub const EIGHT_BIT_BOUNDS: [(Eight, i64, f64); 5] = [
     (Eight::E4m3, 0, 0.06),
     (Eight::E4m3, 1, 0.06),

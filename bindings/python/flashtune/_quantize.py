@@ -1,0 +1,40 @@
+"""Quantising arrays to 8 bits: sizes of the scales, and packed params.
+
+Knows shapes and strides; the array library's module knows the arrays.
+"""
+
+import ctypes
+import operator
+
+from . import _structs
+from ._eight import SCALE_BLOCK
+from ._errors import InvalidArgumentError
+
+_BYTES = ctypes.sizeof(_structs.QuantizeParams)
+_pack = _structs.packer(_structs.QuantizeParams._fields_).pack
+
+
+def shape_of_scales(shape, keys_per_descale, heads_per_descale):
+    """The shape of the scales of (batch, seqlen, heads, dim), and their (batch, blocks, groups)."""
+    if len(shape) != 4:
+        raise InvalidArgumentError(f"x has shape {tuple(shape)}; it must be (batch, seqlen, heads, dim)")
+    if keys_per_descale not in (0, 1, SCALE_BLOCK):
+        raise InvalidArgumentError(f"keys_per_descale is {keys_per_descale!r}; it must be 0, 1 or {SCALE_BLOCK}")
+    batch, seqlen, heads, _ = shape
+    try:
+        group = operator.index(heads_per_descale)
+    except TypeError:
+        group = 0
+    if group < 1 or heads % group:
+        raise InvalidArgumentError(f"heads_per_descale is {heads_per_descale!r}; it must divide {heads}, the heads of x")
+    blocks = 1 if keys_per_descale == 0 else -(-seqlen // keys_per_descale)
+    full = (batch, blocks, heads // group)
+    return (full if keys_per_descale else (batch, heads // group)), full
+
+
+def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_descale, computes):
+    """Packed `flashtune_quantize_params`.
+
+    Tensors are (address, strides of batch, seqlen and head).
+    """
+    return _pack(_BYTES, dtype, out_dtype, *shape, *x, *out, *descale, keys_per_descale, heads_per_descale, computes, 0)

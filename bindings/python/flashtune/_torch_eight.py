@@ -1,0 +1,32 @@
+"""Quantising torch tensors to 8 bits."""
+
+import torch
+
+from . import _quantize, _torch_launch
+from ._context import CPU, context
+from ._errors import InvalidArgumentError
+
+
+def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
+    """(numbers, scales) without autograd."""
+    number = _torch_launch.EIGHT.get(dtype)
+    if number is None:
+        allowed = ", ".join(map(str, _torch_launch.EIGHT))
+        raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {allowed}")
+    shape, full = _quantize.shape_of_scales(x.shape, keys_per_descale, heads_per_descale)
+    x = _torch_launch.expressible(x.detach())
+    device, of_x = _torch_launch.place("x", x)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    computes = descale is None
+    if computes:
+        descale = x.new_empty(shape, dtype=torch.float32)
+    descale, *_ = _torch_launch.scales("descale", descale, x)
+    if descale.dim() and tuple(descale.shape) != shape:
+        raise InvalidArgumentError(f"descale has shape {tuple(descale.shape)}; it must be a number or {shape}")
+    at = _torch_launch.scales_ref(descale, bool(keys_per_descale))
+    if computes:
+        # A written array has no shared elements, not even in a dim of size 1.
+        at = (descale.data_ptr(), full[1] * full[2], full[2], 1)
+    params = _quantize.pack(of_x, number, x.shape, _torch_launch.ref(x), _torch_launch.ref(out), at, keys_per_descale, heads_per_descale, computes)
+    context(device).quantize(params, None if device == CPU else _torch_launch.current_stream(device))
+    return out, descale

@@ -1,0 +1,185 @@
+"""8-bit q, k and v: torch's float8 dtypes and int8, and NumPy's by ml_dtypes."""
+
+import numpy as np
+import pytest
+
+import flashtune
+from flashtune import InvalidArgumentError
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+BATCH, SEQLEN_Q, SEQLEN_K, HEADS, HEADS_KV, DIM = 2, 3, 200, 4, 2, 32
+FORMATS = {"float8_e4m3fn": (448, 2**-4), "float8_e5m2": (57344, 2**-3), "int8": (127, 2**-7)}
+
+
+def quantise(x, scale, name):
+    """x / scale, rounded and clamped."""
+    largest, _ = FORMATS[name]
+    scaled = np.clip(x / scale, -largest, largest)
+    return np.rint(scaled).astype(np.int8) if name == "int8" else scaled.astype(getattr(ml_dtypes, name))
+
+
+def scales_of(x, name, shape):
+    """The largest magnitudes over the largest number, of the positions that share a scale."""
+    largest, _ = FORMATS[name]
+    batch, seqlen, heads, _ = x.shape
+    top = np.abs(x).max(-1)
+    if shape == "number":
+        return np.float32(top.max() / largest)
+    if shape == "head":
+        return (top.max(1) / largest).astype(np.float32)
+    if shape == "key":
+        return (top / largest).astype(np.float32)
+    blocks = [top[:, first : first + 128].max(1) for first in range(0, seqlen, 128)]
+    return (np.stack(blocks, 1) / largest).astype(np.float32)
+
+
+def expanded(scales, shape):
+    """The scales for each element of (batch, seqlen, heads, dim)."""
+    if shape == "number":
+        return scales
+    if shape == "head":
+        return scales[:, None, :, None]
+    if shape == "key":
+        return scales[..., None]
+    return np.repeat(scales, 128, 1)[:, :SEQLEN_K, :, None]
+
+
+def attention64(q, k, v):
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x, group, 2).astype(np.float64) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def tensors(seed=1):
+    random = np.random.default_rng(seed)
+    shapes = (BATCH, SEQLEN_Q, HEADS, DIM), *[(BATCH, SEQLEN_K, HEADS_KV, DIM)] * 2
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", ["number", "head", "block", "key"])
+def test_numpy_over_a_cache_of_eight_bits(name, shape):
+    q, k, v = tensors()
+    q = q.astype(np.float16)
+    k_scales, v_scales = scales_of(k, name, shape), scales_of(v, name, shape)
+    wide_k, wide_v = expanded(k_scales, shape), expanded(v_scales, shape)
+    k8, v8 = quantise(k, wide_k, name), quantise(v, wide_v, name)
+    out = flashtune.attention_kvcache(q, k8, v8, k_descale=k_scales, v_descale=v_scales)
+    assert out.dtype == np.float16
+    exact = attention64(q, k8.astype(np.float32) * wide_k, v8.astype(np.float32) * wide_v)
+    np.testing.assert_allclose(out, exact, atol=2e-3)
+
+
+def test_fp8_queries_give_bfloat16():
+    q, k, v = tensors(2)
+    q8, k8, v8 = (quantise(x, 0.01, "float8_e4m3fn") for x in (q, k, v))
+    descale = {f"{name}_descale": np.full((BATCH, HEADS_KV), 0.01, np.float32) for name in "qkv"}
+    out, lse = flashtune.attention_forward(q8, k8, v8, **descale)
+    assert out.dtype == ml_dtypes.bfloat16 and lse.dtype == np.float32
+    exact = attention64(*(x.astype(np.float32) * 0.01 for x in (q8, k8, v8)))
+    # Weights are rounded to 3 bits of mantissa, and many of them are summed.
+    error = np.linalg.norm(out.astype(np.float64) - exact) / np.linalg.norm(exact)
+    assert error < 2**-4
+
+
+def test_what_does_not_fit_is_refused():
+    q, k, v = tensors(3)
+    k8, v8 = (quantise(x, 0.01, "int8") for x in (k, v))
+
+    def refused(words, *args, **kwargs):
+        with pytest.raises((InvalidArgumentError, TypeError), match=words):
+            flashtune.attention_kvcache(*args, **kwargs)
+
+    q16 = q.astype(np.float16)
+    refused("k_descale is given; it must be None", q16, k.astype(np.float16), v.astype(np.float16), k_descale=1.0)
+    refused("q_descale is given; it must be None", q16, k8, v8, q_descale=1.0)
+    refused("v is float16; it must be int8", q16, k8, v.astype(np.float16))
+    refused("k_descale has shape", q16, k8, v8, k_descale=np.ones((3, 7), np.float32))
+    refused("k_descale is float64", q16, k8, v8, k_descale=np.ones((2, 2)))
+    refused("kv_dtype must then be 0 or the same", q, k8, v8)
+    for scale in (0.0, -1.0, np.inf, np.nan):
+        refused("a scale must be finite and above 0", q16, k8, v8, v_descale=scale)
+
+
+def test_torch_over_a_cache_of_eight_bits():
+    torch = pytest.importorskip("torch")
+    q, k, v = tensors(4)
+    q = torch.from_numpy(q).bfloat16()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+        scale = 0.02
+        k8, v8 = ((torch.from_numpy(x) / scale).round().clamp(-127, 127).to(dtype) for x in (k, v))
+        descale = torch.full((BATCH, HEADS_KV), scale)
+        out = flashtune.attention_kvcache(q, k8, v8, k_descale=descale, v_descale=scale)
+        assert out.dtype is torch.bfloat16
+        exact = attention64(q.float().numpy(), k8.float().numpy() * scale, v8.float().numpy() * scale)
+        np.testing.assert_allclose(out.float().numpy(), exact, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantize_makes_numbers_and_scales(name):
+    dtype = np.int8 if name == "int8" else getattr(ml_dtypes, name)
+    largest, step = FORMATS[name]
+    x = tensors(5)[1].astype(np.float16)
+    for keys_per_descale, shape in ((0, "head"), (1, "key"), (128, "block")):
+        numbers, scales = flashtune.quantize(x, dtype, keys_per_descale=keys_per_descale)
+        np.testing.assert_array_equal(scales, scales_of(x.astype(np.float32), name, shape))
+        wide = numbers.astype(np.float32) * expanded(scales, shape)
+        # int8 has one step for all magnitudes, fp8 one for each power of two.
+        size = np.abs(x).max() if name == "int8" else np.abs(x).astype(np.float32) + 2.0**-7
+        assert (np.abs(wide - x) <= size * step).all()
+    given, same = flashtune.quantize(x, dtype, descale=0.05)
+    assert same == np.float32(0.05) and np.abs(given.astype(np.float32)).max() <= largest
+    with pytest.raises(InvalidArgumentError, match="heads_per_descale is 3; it must divide 2"):
+        flashtune.quantize(x, dtype, heads_per_descale=3)
+    with pytest.raises(InvalidArgumentError, match="dtype is float16"):
+        flashtune.quantize(x, np.float16)
+
+
+def test_torch_appends_to_a_cache_of_eight_bits():
+    torch = pytest.importorskip("torch")
+    from flashtune.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
+
+    q, k, v = (torch.from_numpy(x).bfloat16() for x in tensors(6))
+    caches = [torch.zeros(BATCH, SEQLEN_K, HEADS_KV, DIM, dtype=torch.int8) for _ in range(2)]
+    scales = [torch.zeros(BATCH, SEQLEN_K, HEADS_KV) for _ in range(2)]
+    used = flashtune.kv_append(*caches, k, v, 0, k_descale=scales[0], v_descale=scales[1], computes_descale=True)
+    assert used.tolist() == [SEQLEN_K] * BATCH
+    for cache, scale, new in zip(caches, scales, (k, v)):
+        torch.testing.assert_close(scale, new.float().abs().amax(-1) / 127)
+        assert (cache * scale[..., None] - new.float()).abs().le(scale[..., None] * 0.51).all()
+    out = flashtune.attention_kvcache(q, *caches, seqused_k=used, k_descale=scales[0], v_descale=scales[1])
+    exact = attention64(q.float().numpy(), *((c * s[..., None]).numpy() for c, s in zip(caches, scales)))
+    np.testing.assert_allclose(out.float().numpy(), exact, atol=2e-2)
+    same = flash_attn_func(q, *caches, k_descale=scales[0], v_descale=scales[1])
+    assert torch.equal(same, out)
+    # A step that writes one token by given scales.
+    of_heads = [torch.full((BATCH, HEADS_KV), 0.04) for _ in range(2)]
+    caches8 = [torch.zeros(BATCH, 16, HEADS_KV, DIM, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    step = flash_attn_with_kvcache(
+        q[:, :1], *caches8, k[:, :1], v[:, :1], cache_seqlens=0, k_descale=of_heads[0], v_descale=of_heads[1]
+    )
+    expected = (v[:, :1].float() / 0.04).to(torch.float8_e4m3fn).float() * 0.04
+    torch.testing.assert_close(step.float(), expected.repeat_interleave(HEADS // HEADS_KV, 2), atol=1e-2, rtol=1e-2)
+    learning = q.clone().requires_grad_()
+    with pytest.raises(flashtune.UnsupportedError, match="k has 8 bits, which have no backward pass"):
+        flash_attn_func(learning, *caches, k_descale=scales[0], v_descale=scales[1])
+
+
+def test_an_fp8_forward_pass_learns_by_a_16_bit_backward_pass():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(7)
+    made = [torch.randn(2, 96, heads, 64, dtype=torch.bfloat16) for heads in (HEADS, HEADS_KV, HEADS_KV)]
+    dout = torch.randn(2, 96, HEADS, 64, dtype=torch.bfloat16)
+
+    def run(attend):
+        learning = [x.clone().requires_grad_() for x in made]
+        out = attend(*learning)
+        return [out, *torch.autograd.grad(out, learning, dout)]
+
+    fp8 = run(lambda *x: flashtune.attention_fp8(*x, causal=True))
+    plain = run(lambda *x: flashtune.attention(*x, causal=True))
+    errors = [((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(fp8, plain)]
+    assert 0.01 < errors[0] < 0.08 and max(errors[1:]) < 0.1, errors

@@ -1,0 +1,46 @@
+//! Quantize: a tensor of 16-bit elements becomes 8-bit numbers times scales, given or computed.
+
+mod call;
+mod cpu;
+mod kernel;
+
+pub use super::class::QuantizeClass;
+pub use call::Quantize;
+
+use super::class::OpClass;
+use super::op::Op;
+use crate::cpu::Workers;
+use crate::error::Result;
+use crate::kernel::FixedSpec;
+
+// SAFETY: QuantizeParams in templates/quantize.cu.tera has the same fields, and the template
+// asserts its size.
+unsafe impl Op for Quantize {
+    type KernelParams = kernel::QuantizeParams;
+
+    const NAME: &'static str = "quantize";
+
+    fn class(&self) -> OpClass {
+        OpClass::Quantize(self.class)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.units() == 0
+    }
+
+    fn kernel(&self) -> FixedSpec {
+        self.class.kernel()
+    }
+
+    fn kernel_params(&self) -> kernel::QuantizeParams {
+        kernel::QuantizeParams::new(self)
+    }
+
+    fn grid(&self, sm_count: u32) -> [u32; 3] {
+        kernel::grid(self, sm_count)
+    }
+
+    fn run_on_cpu(&self, workers: &Workers) -> Result<()> {
+        cpu::run(self, workers)
+    }
+}

@@ -1,0 +1,218 @@
+/* Tensors of 8 bits: appended with computed scales, attended to, quantised. Every wrong type and
+ * every wrong scale gets a message that names it, and no output is written. */
+#include "attention.h"
+
+enum { BATCH = 2, QUERIES = 1, KEYS = 5, HEADS = 2, DIM = 4 };
+enum { CACHE = BATCH * KEYS * HEADS * DIM, ROWS = BATCH * KEYS * HEADS, OUTPUTS = BATCH * QUERIES * HEADS * DIM };
+
+static flashtune_context *context;
+static uint16_t q[OUTPUTS], k[CACHE], v[CACHE], out[OUTPUTS];
+static int8_t k_cache[CACHE], v_cache[CACHE];
+static float k_scales[ROWS], v_scales[ROWS];
+static const int32_t none[BATCH] = {0, 0};
+static flashtune_forward_params good;
+
+/* bf16 is the upper half of fp32. */
+static uint16_t narrow(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (uint16_t)(bits >> 16);
+}
+static float wide(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
+
+static flashtune_tensor scales(float *data) {
+  flashtune_tensor tensor = {data, KEYS * HEADS, HEADS, 1};
+  return tensor;
+}
+
+static flashtune_kv_append_params append(void) {
+  flashtune_kv_append_params p;
+  memset(&p, 0, sizeof p);
+  p.struct_size = sizeof p;
+  p.dtype = FLASHTUNE_DTYPE_BF16, p.cache_dtype = FLASHTUNE_DTYPE_INT8;
+  p.batch_size = BATCH, p.num_heads_kv = HEADS, p.seqlen_new = KEYS, p.seqlen_cache = KEYS;
+  p.head_dim = DIM, p.head_dim_v = DIM;
+  p.k_new = packed_input(k, KEYS, HEADS, DIM), p.v_new = packed_input(v, KEYS, HEADS, DIM);
+  p.k_cache = packed(k_cache, KEYS, HEADS, DIM), p.v_cache = packed(v_cache, KEYS, HEADS, DIM);
+  p.seqlens = none;
+  p.computes_descale = 1, p.keys_per_descale = 1;
+  p.k_descale = scales(k_scales), p.v_descale = scales(v_scales);
+  return p;
+}
+
+static flashtune_const_tensor read_only(flashtune_tensor t) {
+  flashtune_const_tensor tensor = {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+  return tensor;
+}
+
+static flashtune_forward_params forward(void) {
+  flashtune_forward_params p;
+  memset(&p, 0, sizeof p);
+  p.struct_size = sizeof p;
+  p.dtype = FLASHTUNE_DTYPE_BF16, p.kv_dtype = FLASHTUNE_DTYPE_INT8;
+  p.batch_size = BATCH, p.num_heads_q = HEADS, p.num_heads_kv = HEADS;
+  p.seqlen_q = QUERIES, p.seqlen_k = KEYS, p.head_dim = DIM, p.head_dim_v = DIM;
+  p.q = packed_input(q, QUERIES, HEADS, DIM);
+  p.k = packed_input(k_cache, KEYS, HEADS, DIM), p.v = packed_input(v_cache, KEYS, HEADS, DIM);
+  p.out = packed(out, QUERIES, HEADS, DIM);
+  p.k_descale = read_only(scales(k_scales)), p.v_descale = read_only(scales(v_scales));
+  p.keys_per_descale = 1;
+  return p;
+}
+
+/* Attention in double over numbers times scales. */
+static double expected(int b, int h, int c) {
+  double sum = 0, weighted = 0;
+  for (int key = 0; key < KEYS; key++) {
+    int row = (b * KEYS + key) * HEADS + h;
+    double score = 0;
+    for (int i = 0; i < DIM; i++)
+      score += (double)wide(q[(b * HEADS + h) * DIM + i]) * k_cache[row * DIM + i] * (double)k_scales[row];
+    double weight = exp(score / sqrt(DIM));
+    sum += weight;
+    weighted += weight * v_cache[row * DIM + c] * (double)v_scales[row];
+  }
+  return weighted / sum;
+}
+
+static void appends_and_attends(void) {
+  flashtune_kv_append_params p = append();
+  OK(flashtune_kv_append(context, &p, NULL));
+  for (int row = 0; row < ROWS; row++) {
+    float top = 0;
+    for (int i = 0; i < DIM; i++) top = fmaxf(top, fabsf(wide(k[row * DIM + i])));
+    CHECK(k_scales[row] == top / 127, "scale %d is %g", row, (double)k_scales[row]);
+    for (int i = 0; i < DIM; i++) {
+      float number = rintf(wide(k[row * DIM + i]) * (1 / k_scales[row]));
+      CHECK(k_cache[row * DIM + i] == (int)number, "number %d of row %d is %d", i, row, k_cache[row * DIM + i]);
+    }
+  }
+  OK(flashtune_forward(context, &good, NULL, 0, NULL));
+  for (int b = 0; b < BATCH; b++)
+    for (int h = 0; h < HEADS; h++)
+      for (int c = 0; c < DIM; c++) {
+        double got = wide(out[(b * HEADS + h) * DIM + c]), exact = expected(b, h, c);
+        CHECK(fabs(got - exact) < 0.01, "out[%d][%d][%d] is %g and not %g", b, h, c, got, exact);
+      }
+}
+
+static void quantises(void) {
+  static uint8_t numbers[CACHE];
+  static float descale[BATCH * HEADS];
+  flashtune_quantize_params p;
+  memset(&p, 0, sizeof p);
+  p.struct_size = sizeof p;
+  p.dtype = FLASHTUNE_DTYPE_BF16, p.out_dtype = FLASHTUNE_DTYPE_E4M3;
+  p.batch_size = BATCH, p.seqlen = KEYS, p.num_heads = HEADS, p.head_dim = DIM;
+  p.x = packed_input(k, KEYS, HEADS, DIM), p.out = packed(numbers, KEYS, HEADS, DIM);
+  p.descale.data = descale, p.descale.stride_batch = HEADS, p.descale.stride_head = 1;
+  p.heads_per_descale = 1, p.computes_descale = 1;
+  OK(flashtune_quantize_prepare(context, &p));
+  OK(flashtune_quantize(context, &p, NULL));
+  for (int b = 0; b < BATCH; b++)
+    for (int h = 0; h < HEADS; h++) {
+      float top = 0;
+      int largest = 0;
+      for (int key = 0; key < KEYS; key++)
+        for (int i = 0; i < DIM; i++) {
+          int at = ((b * KEYS + key) * HEADS + h) * DIM + i;
+          if (fabsf(wide(k[at])) > top) top = fabsf(wide(k[at])), largest = at;
+        }
+      CHECK(descale[b * HEADS + h] == top / 448, "scale of %d, %d", b, h);
+      CHECK((numbers[largest] & 0x7f) == 0x7e, "the largest number is %#x", numbers[largest]);
+    }
+  /* q, k and v of 8 bits. */
+  flashtune_forward_params f = good;
+  f.dtype = FLASHTUNE_DTYPE_E4M3, f.kv_dtype = 0, f.out_dtype = FLASHTUNE_DTYPE_BF16;
+  f.q = packed_input(numbers, KEYS, HEADS, DIM), f.k = f.q, f.v = f.q;
+  flashtune_const_tensor of_heads = {descale, HEADS, 0, 1};
+  f.q_descale = f.k_descale = f.v_descale = of_heads;
+  f.keys_per_descale = 0;
+  OK(flashtune_forward(context, &f, NULL, 0, NULL));
+
+  flashtune_quantize_params bad = p;
+#define QUANTIZE_REFUSED(words, change) \
+  do { \
+    bad = p, change; \
+    FAILS(flashtune_quantize(context, &bad, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, words); \
+  } while (0)
+  QUANTIZE_REFUSED("dtype is 3", bad.dtype = FLASHTUNE_DTYPE_FP32);
+  QUANTIZE_REFUSED("out_dtype is 2", bad.out_dtype = FLASHTUNE_DTYPE_BF16);
+  QUANTIZE_REFUSED("keys_per_descale is 64", bad.keys_per_descale = 64);
+  QUANTIZE_REFUSED("heads_per_descale is 3", bad.heads_per_descale = 3);
+  QUANTIZE_REFUSED("computes_descale is 2", bad.computes_descale = 2);
+  QUANTIZE_REFUSED("descale is NULL", bad.descale.data = NULL);
+  QUANTIZE_REFUSED("descale.stride_head is 0", bad.descale.stride_head = 0);
+  QUANTIZE_REFUSED("descale[0][0][0] is 0", (descale[0] = 0, bad.computes_descale = 0));
+}
+
+static void refuses(void) {
+#define REFUSED_8(words, change) \
+  do { \
+    flashtune_forward_params bad = good; \
+    change; \
+    for (int i = 0; i < OUTPUTS; i++) out[i] = 0x1234; \
+    FAILS(flashtune_forward(context, &bad, NULL, 0, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, words); \
+    for (int i = 0; i < OUTPUTS; i++) CHECK(out[i] == 0x1234, "out was written"); \
+  } while (0)
+  static float wrong[1];
+  flashtune_const_tensor of_wrong = {wrong, 0, 0, 0};
+  REFUSED_8("kv_dtype is 7", bad.kv_dtype = 7);
+  REFUSED_8("kv_dtype is 6 and dtype FLASHTUNE_DTYPE_FP32", bad.dtype = FLASHTUNE_DTYPE_FP32);
+  REFUSED_8("kv_dtype is 1 and dtype 2", bad.kv_dtype = FLASHTUNE_DTYPE_FP16);
+  REFUSED_8("dtype is 5; q must be", bad.dtype = FLASHTUNE_DTYPE_E5M2);
+  REFUSED_8("out_dtype is 1 and dtype 2", bad.out_dtype = FLASHTUNE_DTYPE_FP16);
+  REFUSED_8("out_dtype is 0 and dtype FLASHTUNE_DTYPE_E4M3", bad.dtype = FLASHTUNE_DTYPE_E4M3);
+  REFUSED_8("kv_dtype is 6 and dtype FLASHTUNE_DTYPE_E4M3", (bad.dtype = FLASHTUNE_DTYPE_E4M3, bad.out_dtype = FLASHTUNE_DTYPE_BF16));
+  REFUSED_8("k_descale is NULL", bad.k_descale.data = NULL);
+  REFUSED_8("v_descale is NULL", bad.v_descale.data = NULL);
+  REFUSED_8("q_descale.data is", bad.q_descale = of_wrong);
+  REFUSED_8("k_descale.data is", (bad.kv_dtype = 0, bad.keys_per_descale = 0));
+  REFUSED_8("v_descale.stride_seqlen is -1", bad.v_descale.stride_seqlen = -1);
+  REFUSED_8("keys_per_scale is 64", bad.keys_per_descale = 64);
+  REFUSED_8("dropout_p must be 0", bad.dropout_p = 0.5f);
+  const float values[] = {0, -1, INFINITY, NAN};
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+    wrong[0] = values[i];
+    REFUSED_8("v_descale of sequence 0, key 0 and head 0 is", bad.v_descale = of_wrong);
+  }
+  flashtune_backward_params backward;
+  memset(&backward, 0, sizeof backward);
+  backward.struct_size = sizeof backward;
+  backward.dtype = FLASHTUNE_DTYPE_E4M3;
+  FAILS(flashtune_backward_supported(context, &backward), FLASHTUNE_STATUS_INVALID_ARGUMENT, "no backward pass");
+
+  flashtune_kv_append_params p = append();
+  p.cache_dtype = FLASHTUNE_DTYPE_FP16;
+  FAILS(flashtune_kv_append(context, &p, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "cache_dtype is 1");
+  p = append(), p.keys_per_descale = 0;
+  FAILS(flashtune_kv_append(context, &p, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "keys_per_descale is 0");
+  p = append(), p.cache_dtype = 0, p.computes_descale = 0, p.keys_per_descale = 0;
+  FAILS(flashtune_kv_append(context, &p, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "k_descale.data is");
+  p = append(), p.v_descale.data = NULL;
+  FAILS(flashtune_kv_append(context, &p, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "v_descale is NULL");
+  p = append(), p.computes_descale = 0, k_scales[0] = NAN;
+  FAILS(flashtune_kv_append(context, &p, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, "k_descale of sequence 0, key 0 and head 0 is");
+}
+
+int main(void) {
+  flashtune_context_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.backend = FLASHTUNE_BACKEND_CPU;
+  OK(flashtune_context_create(&options, &context));
+  uint32_t state = 5;
+  for (int i = 0; i < CACHE; i++) k[i] = narrow(random_float(&state)), v[i] = narrow(random_float(&state));
+  for (int i = 0; i < OUTPUTS; i++) q[i] = narrow(random_float(&state));
+  good = forward();
+  appends_and_attends();
+  quantises();
+  refuses();
+  OK(flashtune_context_destroy(context));
+  return 0;
+}
