@@ -286,8 +286,8 @@
 #define FLASHTUNE_DTYPE_E4M3 4
 
 /**
- * 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2). For
- * k and v with q in fp16 or bf16. Quantising never makes an infinity.
+ * 8 bits: sign, 5 of exponent, 2 of mantissa; the largest finite number is 57344 (float8_e5m2).
+ * For k and v with q in fp16 or bf16. Quantising never makes an infinity.
  */
 #define FLASHTUNE_DTYPE_E5M2 5
 
@@ -1082,8 +1082,8 @@ typedef struct flashtune_forward_params {
    * fp32, read: the scales of k if it has 8 bits, else NULL. keys_per_descale says how many keys
    * share one:
    *
-   * - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen is
-   *   ignored.
+   * - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen
+   * is ignored.
    * - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
    *   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
    *   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.
@@ -1541,15 +1541,16 @@ typedef struct flashtune_kv_append_params {
    */
   struct flashtune_tensor q_rotated;
   /**
-   * A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16 it
-   * may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and rounded, as
-   * FLASHTUNE_DTYPE_E4M3 says. Each element is x * (1 / scale) in fp32, rounded once more.
+   * A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16
+   * it may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and
+   * rounded, as FLASHTUNE_DTYPE_E4M3 says. Each element is x * (1 / scale) in fp32, rounded once
+   * more.
    */
   int32_t cache_dtype;
   /**
-   * With a cache of 8 bits, 0: k_descale and v_descale are read. 1: each new key and head gets its
-   * own scale, its largest magnitude over the largest number of cache_dtype, and the scales are
-   * written. A row of zeros gets the scale 1.
+   * With a cache of 8 bits, 0: k_descale and v_descale are read. 1: each new key and head gets
+   * its own scale, its largest magnitude over the largest number of cache_dtype, and the scales
+   * are written. A row of zeros gets the scale 1.
    */
   int32_t computes_descale;
   /**
@@ -2113,8 +2114,8 @@ int32_t flashtune_merge(struct flashtune_context *context,
  * Prepares the kernel that appends the keys and values of these params. This may take a second.
  * After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
  * same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
- * dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits: one
- * for each dtype and cache_dtype, which serves slots and rotations too.
+ * dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits:
+ * one for each dtype and cache_dtype, which serves slots and rotations too.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.
@@ -2158,8 +2159,8 @@ int32_t flashtune_quantize_prepare(struct flashtune_context *context,
  *
  * The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
  * workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
- * call returns NOT_PREPARED instead. out must share no byte with another tensor, and a descale that
- * is written neither.
+ * call returns NOT_PREPARED instead. out must share no byte with another tensor, and a descale
+ * that is written neither.
  *
  * Statuses: those of flashtune_quantize_prepare.
  */

@@ -76,6 +76,9 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
 /// clause. None if it does, or if the architecture has no such family.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     match device.arch {
+        Arch::Sm(9, 0) if problem.features.eight_bits.is_some() => Some(
+            "sm90 does not serve: wgmma reads keys from shared memory, where no kernel turns 8 bits into 16".to_owned(),
+        ),
         Arch::Sm(9, 0) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
         _ => None,
     }

@@ -9,7 +9,7 @@ use flashtune::family::heuristic;
 use flashtune::kernel::compile::target;
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::canonical;
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
 use rayon::prelude::*;
 
 fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
@@ -65,6 +65,18 @@ fn all_compile(problems: Vec<Problem>) {
 fn common_head_dims_compile_with_every_group_size() {
     let dims = [64, 128, 256].into_iter();
     all_compile(dims.flat_map(|dim| [1, 4, 8, 32].map(|group| problem(dim, group, Features::NONE))).collect());
+}
+
+/// Each format, each kind of scales, rows and pages.
+#[test]
+fn eight_bits_compile_in_both_dtypes() {
+    let of = |(keys, keys_per_scale, features): (Eight, i64, Features)| {
+        let eight_bits = Some(EightBits { keys, queries: false, keys_per_scale });
+        problem(128, 4, Features { eight_bits, ..features })
+    };
+    let forms = [(Eight::E4m3, 1, PAGED), (Eight::E5m2, 0, Features::NONE), (Eight::Int8, 128, Features::NONE)];
+    let fp16 = Problem { dtype: Dtype::Fp16, ..of((Eight::Int8, 1, PAGED)) };
+    all_compile(forms.map(of).into_iter().chain([fp16]).collect());
 }
 
 #[test]

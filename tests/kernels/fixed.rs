@@ -10,9 +10,10 @@ use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
 use flashtune::kernel::{FixedSpec, sm_clock};
-use flashtune::ops::kv_append::{KvAppendClass, RotaryClass};
+use flashtune::ops::kv_append::{EightClass, KvAppendClass, RotaryClass};
 use flashtune::ops::merge::MergeClass;
-use flashtune::problem::{Dtype, Layout};
+use flashtune::ops::quantize::QuantizeClass;
+use flashtune::problem::{Dtype, Eight, Layout};
 use rayon::prelude::*;
 
 /// Compiles kernels for architectures. Returns the resources of each, after a check that it has
@@ -71,6 +72,18 @@ fn kv_append_that_rotates_compiles_without_a_stack_for_every_class() {
         // The grid assumes that 3 CTAs of 256 threads fit an SM.
         assert!(used.registers <= 80, "{used:?}");
     }
+}
+
+#[test]
+fn what_quantises_compiles_without_a_stack() {
+    let mut specs = Vec::new();
+    for (to, layout) in Eight::ALL.map(|to| (to, Layout::Vec8)).into_iter().chain([(Eight::E4m3, Layout::Vec1)]) {
+        let eight = Some(EightClass { dtype: Dtype::Bf16, keys: to });
+        let access_bytes = 2 * layout.elements();
+        specs.push(KvAppendClass { access_bytes, slots: true, rotary: None, eight }.kernel());
+        specs.extend([false, true].map(|of_rows| QuantizeClass { dtype: Dtype::Fp16, to, layout, of_rows }.kernel()));
+    }
+    compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]);
 }
 
 #[test]

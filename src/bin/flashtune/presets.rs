@@ -221,9 +221,7 @@ fn llama_fp8_serving() -> Vec<Problem> {
         Problem { layout: problem.widest_layout(), ..problem }.without_idle_causal()
     };
     let shapes = TOKENS.into_iter().chain(CHUNKS);
-    shapes
-        .flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys)))
-        .collect()
+    shapes.flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys))).collect()
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {

@@ -162,7 +162,10 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let is_before_hopper = device.arch < Arch::Sm(9, 0);
     // Four warps of 32 rows each: the keys of a block, the stages, and whether offsets are
     // recomputed.
+    let has_eight_bits = features.eight_bits.is_some();
     let (block_n, num_stages, recompute_offsets) = match problem.head_dim_v {
+        // Bytes on their way to 16 bits, and scales, take registers.
+        _ if has_eight_bits => (32, 2, 1),
         dim_v if problem.head_dim > dim_v.max(128) => (32, 2, 1),
         ..=72 if features.bias => (32, 2, 1),
         ..=72 => (64, 2, 1),
@@ -181,7 +184,7 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let mut configs = Vec::new();
     // The compiler may move the loads of a bias, which take the registers that they find.
     let masks_in_blocks = features.block_mask.is_some() && features.mask;
-    if problem.head_dim <= 64 && !features.bias && !masks_in_blocks && features.paged.is_none() {
+    if problem.head_dim <= 64 && !features.bias && !masks_in_blocks && features.paged.is_none() && !has_eight_bits {
         configs.push(ForwardKnobs { q_in_regs: 1, ..config(128, 64, 4, 2, 1, 2) });
     }
     // Past 128, masks, dropout and other features leave no room for 32 rows.
@@ -193,7 +196,11 @@ fn known(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         configs.push(config(128, block_n, 4, 1, recompute_offsets, 2));
         configs.push(config(128, 32, 4, 1, 1, 2));
     }
-    let block_n = if problem.head_dim_v > 192 && is_causal && dropout { 48 } else { 64 };
+    let block_n = match problem.head_dim_v {
+        _ if has_eight_bits => 32,
+        193.. if is_causal && dropout => 48,
+        _ => 64,
+    };
     configs.extend([
         config(128, block_n, 8, 1, 1, 1),
         config(64, 64, 4, 2, 1, 1),
