@@ -16,17 +16,6 @@ pub fn families(problem: &Problem, _device: &Device) -> &'static [Family] {
     }
 }
 
-/// Numbers of a column of K's and V's tiles, which has 16 bits (device/layout/key_unit.cuh).
-pub fn key_unit(problem: &Problem) -> u32 {
-    if problem.key_type().bytes() == 1 { 2 } else { 1 }
-}
-
-/// Whether a block of so many keys has one scale, where blocks of keys have theirs.
-pub fn divides_scale_blocks(problem: &Problem, block_n: u32) -> bool {
-    let keys_per_scale = problem.features.eight_bits.map_or(0, |eight| eight.keys_per_scale);
-    keys_per_scale <= 1 || keys_per_scale % i64::from(block_n) == 0
-}
-
 /// Refuses 8-bit problems that no family does on this GPU.
 pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     if problem.features.eight_bits.is_none() {

@@ -37,6 +37,12 @@ pub fn divides_mask_blocks(problem: &Problem, block_m: u32, block_n: u32) -> boo
     problem.features.block_mask.is_none_or(|mask| divides(mask.block_q, block_m) && divides(mask.block_k, block_n))
 }
 
+/// Whether a block of so many keys has one scale, where blocks of keys have theirs.
+pub fn divides_scale_blocks(problem: &Problem, block_n: u32) -> bool {
+    let keys_per_scale = problem.features.eight_bits.map_or(0, |eight| eight.keys_per_scale);
+    keys_per_scale <= 1 || keys_per_scale % i64::from(block_n) == 0
+}
+
 pub const fn grid<K: Space>() -> Constraint<K> {
     Constraint {
         name: "grid",

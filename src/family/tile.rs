@@ -1,6 +1,6 @@
 //! Tiles in shared memory: their bytes in the two layouts that kernels use.
 
-use crate::problem::Dtype;
+use crate::problem::{Dtype, Problem};
 
 /// Columns of a padded tile: the head dim up to a multiple of 8 (device/layout/padded_tile.cuh).
 pub const fn tile_cols(dim: i64) -> u32 {
@@ -27,4 +27,9 @@ pub const fn boxed_tile_bytes(rows: u32, dim: i64) -> u32 {
 /// Boxes of a row of so many columns.
 pub const fn boxes(dim: i64) -> u32 {
     (dim as u32).div_ceil(BOX_COLS)
+}
+
+/// Numbers of a column of K's and V's tiles, which has 16 bits (device/layout/key_unit.cuh).
+pub fn key_unit(problem: &Problem) -> u32 {
+    if problem.key_type().bytes() == 1 { 2 } else { 1 }
 }

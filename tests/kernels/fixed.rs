@@ -77,7 +77,7 @@ fn kv_append_that_rotates_compiles_without_a_stack_for_every_class() {
 #[test]
 fn what_quantises_compiles_without_a_stack() {
     let mut specs = Vec::new();
-    for (to, layout) in Eight::ALL.map(|to| (to, Layout::Vec8)).into_iter().chain([(Eight::E4m3, Layout::Vec1)]) {
+    for (to, layout) in Eight::ALL.map(|to| (to, Layout::Vec8)).into_iter().chain([(Eight::E4m3, Layout::Vec4)]) {
         let eight = Some(EightClass { dtype: Dtype::Bf16, keys: to });
         let access_bytes = 2 * layout.elements();
         specs.push(KvAppendClass { access_bytes, slots: true, rotary: None, eight }.kernel());

@@ -4,6 +4,7 @@
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json, usage};
+use crate::names::by_name;
 use crate::problems;
 use crate::progress::Display;
 use crate::records::MAX_FILE_BYTES;
@@ -35,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     problems: Option<PathBuf>,
     /// Replace the dtype of all problems: fp16, bf16 or fp32
-    #[arg(long, value_parser = problems::by_name::<Dtype>)]
+    #[arg(long, value_parser = by_name::<Dtype>)]
     dtype: Option<Dtype>,
     /// Time limit of the whole run in seconds [default: none for the run, 20 s for each problem]
     #[arg(long, value_name = "SECONDS")]

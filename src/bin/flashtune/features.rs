@@ -1,7 +1,7 @@
 //! A problem's features as the user writes them: one struct for the options of the command line and
 //! for a line of a problem file.
 
-use crate::problems::by_name;
+use crate::names::by_name;
 use flashtune::problem::features::help;
 use flashtune::problem::{BlockMask, Causal, Eight, EightBits, Features, Pass, Problem, Varlen, Window};
 use serde::{Deserialize, Serialize};

@@ -13,6 +13,7 @@ mod features;
 mod info;
 mod memory;
 mod model_error;
+mod names;
 mod pack;
 mod presets;
 mod problems;

@@ -2,6 +2,7 @@
 //! pack holds.
 
 use crate::failure::{Failure, print_json, usage};
+use crate::names::by_name;
 use crate::problems;
 use flashtune::device::{Arch, Device};
 use flashtune::files;
@@ -27,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     problems: Option<PathBuf>,
     /// Replace the dtype of all problems: fp16, bf16 or fp32
-    #[arg(long, value_parser = problems::by_name::<Dtype>)]
+    #[arg(long, value_parser = by_name::<Dtype>)]
     dtype: Option<Dtype>,
     /// Records of tuned GPUs, as `records export` writes them; repeatable. They choose configs, and
     /// go into the pack

@@ -3,10 +3,11 @@
 
 use crate::failure::{Failure, usage};
 use crate::features::FeatureArgs;
+use crate::names::by_name;
 use crate::presets;
 use flashtune::plan::key;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
-use serde::de::{DeserializeOwned, IgnoredAny, IntoDeserializer};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -121,11 +122,6 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
     let mut seen = HashSet::new();
     problems.retain(|problem| seen.insert(key::record_key(problem)));
     Ok(problems)
-}
-
-/// Parses a value by its name in problem files and records.
-pub fn by_name<T: DeserializeOwned>(name: &str) -> Result<T, serde::de::value::Error> {
-    T::deserialize(name.into_deserializer())
 }
 
 /// The shape of a problem, from options.

@@ -3,7 +3,8 @@
 //! a K/V cache. None needs a GPU.
 
 use crate::failure::{Failure, print_json, usage};
-use crate::problems::{ClassArgs, ShapeArgs, by_name};
+use crate::names::by_name;
+use crate::problems::{ClassArgs, ShapeArgs};
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;

@@ -2,9 +2,8 @@
 //! alone.
 
 use crate::device::{Arch, Device};
-use crate::family::eight_bits::key_unit;
 use crate::family::knob::knobs;
-use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, tile_bytes, tile_cols};
+use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, key_unit, tile_bytes, tile_cols};
 use crate::problem::{Layout, Problem};
 
 pub const SPLITS: [u32; 18] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];

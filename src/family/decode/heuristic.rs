@@ -3,9 +3,9 @@
 
 use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses};
 use crate::device::Device;
-use crate::family::eight_bits::key_unit;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
+use crate::family::tile::key_unit;
 use crate::problem::{MAX_SPLITS, Problem};
 
 /// The first of a list of tiles that passes every constraint, with the splits that fill the device.

@@ -2,12 +2,13 @@
 
 use super::{longest_first, masks, order_matters};
 use crate::device::{Arch, Device};
-use crate::family::eight_bits::{divides_scale_blocks, key_unit};
 use crate::family::knob::{Constraint, knobs};
-use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, register_budget, shared_memory, threads};
+use crate::family::limits::{
+    divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, register_budget, shared_memory, threads,
+};
 use crate::family::space::Space;
 use crate::family::spec::KernelSpec;
-use crate::family::tile::tile_bytes;
+use crate::family::tile::{key_unit, tile_bytes};
 use crate::problem::{Causal, Dtype, Features, Problem, Window};
 
 knobs! {
