@@ -2,9 +2,10 @@
 // library.
 //
 // - context owns a flashtune_context. It moves and does not copy.
-// - forward_params, backward_params, merge_params and kv_append_params are the C structs, zeroed,
-//   with struct_size set. The with_* functions set fields that belong together and their feature
-//   bits. All fields are reachable by their names in flashtune.h, which describes them.
+// - forward_params, backward_params, merge_params, kv_append_params and quantize_params are the C
+//   structs, zeroed, with struct_size set. The with_* functions set fields that belong together and
+//   their feature bits. All fields are reachable by their names in flashtune.h, which describes
+//   them.
 // - Each call has two forms. launch() throws flashtune::error. try_launch() returns a result, which
 //   holds the value or the failure. With -fno-exceptions, or FLASHTUNE_NO_EXCEPTIONS defined before
 //   the include, only the second form exists.
@@ -116,6 +117,7 @@ inline std::int32_t prepare(flashtune_context *c, const flashtune_forward_params
 inline std::int32_t prepare(flashtune_context *c, const flashtune_backward_params &p) { return flashtune_backward_prepare(c, &p); }
 inline std::int32_t prepare(flashtune_context *c, const flashtune_merge_params &p) { return flashtune_merge_prepare(c, &p); }
 inline std::int32_t prepare(flashtune_context *c, const flashtune_kv_append_params &p) { return flashtune_kv_append_prepare(c, &p); }
+inline std::int32_t prepare(flashtune_context *c, const flashtune_quantize_params &p) { return flashtune_quantize_prepare(c, &p); }
 inline std::int32_t size(flashtune_context *c, const flashtune_forward_params &p, std::uint64_t *b) { return flashtune_forward_workspace_size(c, &p, b); }
 inline std::int32_t size(flashtune_context *c, const flashtune_backward_params &p, std::uint64_t *b) { return flashtune_backward_workspace_size(c, &p, b); }
 inline std::int32_t info(flashtune_context *c, const flashtune_forward_params &p, flashtune_plan_info *i) { return flashtune_forward_plan_info(c, &p, i); }
@@ -124,6 +126,7 @@ inline std::int32_t launch(flashtune_context *c, const flashtune_forward_params 
 inline std::int32_t launch(flashtune_context *c, const flashtune_backward_params &p, void *w, std::uint64_t b, void *s) { return flashtune_backward(c, &p, w, b, s); }
 inline std::int32_t launch(flashtune_context *c, const flashtune_merge_params &p, void *s) { return flashtune_merge(c, &p, s); }
 inline std::int32_t launch(flashtune_context *c, const flashtune_kv_append_params &p, void *s) { return flashtune_kv_append(c, &p, s); }
+inline std::int32_t launch(flashtune_context *c, const flashtune_quantize_params &p, void *s) { return flashtune_quantize(c, &p, s); }
 inline void point(flashtune_autotune_params &to, const flashtune_forward_params &p) { to.forward = &p; }
 inline void point(flashtune_autotune_params &to, const flashtune_backward_params &p) { to.backward = &p; }
 
@@ -177,6 +180,7 @@ struct zeroed : C {
 
 struct merge_params : zeroed<flashtune_merge_params> {};
 struct kv_append_params : zeroed<flashtune_kv_append_params> {};
+struct quantize_params : zeroed<flashtune_quantize_params> {};
 
 // What both passes have.
 template <class Self, class C>
