@@ -16,8 +16,8 @@ __device__ __forceinline__ void write_states(const MergeMemory& states, const Ou
         for (int r = 0; r < 2; ++r) {
             const float sum = softmax.total(m, r), maximum = softmax.row_max[m][r];
             const int row = place.team * kBlockM + (place.warp_m * kMTiles + m) * 16 + r * 8 + place.lane / 4;
-            float* const to = states.o + row * kMergeStride + place.warp_v * kWarpCols;
-            each_pair(o[m], r, place.lane, [&](int col, float first, float second) {
+            float* const to = states.o + row * kMergeStride + place.warp_v * kWarpCols + first_col(place.lane);
+            each_pair(o[m], r, [&](int col, float first, float second) {
                 *reinterpret_cast<float2*>(to + col) = make_float2(first, second);
             });
             if (place.lane % 4 == 0 && place.warp_v == 0) {

@@ -24,6 +24,6 @@ mod laws;
 mod merge;
 mod paged;
 mod prefill_splits;
-mod same_bits;
 mod quantize;
+mod same_bits;
 mod tiny;

@@ -104,12 +104,16 @@ __device__ __forceinline__ void multiply_weights(float (&c)[kM][kN][4], const ui
     }
 }
 
+// A lane's first column of O.
+__device__ __forceinline__ int first_col(int lane) { return lane % 4 * 4; }
+
 // Calls store(column, first, second) for the pairs of neighbours that a lane holds of a row of O.
+// Columns are counted from first_col.
 template <int kOTiles, class Store>
-__device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, int lane, const Store& store) {
+__device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, const Store& store) {
     #pragma unroll
     for (int n = 0; n < kOTiles; n += 2) {
-        store(n * 8 + lane % 4 * 4, o[n][2 * r], o[n + 1][2 * r]);
-        store(n * 8 + lane % 4 * 4 + 2, o[n][2 * r + 1], o[n + 1][2 * r + 1]);
+        store(n * 8, o[n][2 * r], o[n + 1][2 * r]);
+        store(n * 8 + 2, o[n][2 * r + 1], o[n + 1][2 * r + 1]);
     }
 }

@@ -17,11 +17,15 @@ __device__ __forceinline__ void multiply_query(Scores& s, uint32 tile_q, uint32 
 template <class TileV, class Output, class Weights>
 __device__ __forceinline__ void multiply_weights(Output& o, const Weights& p, uint32 tile_v, int lane) { gemm_step_trans<TileV>(o, p, tile_v, lane); }
 
+// A lane's first column of O.
+__device__ __forceinline__ int first_col(int lane) { return lane % 4 * 2; }
+
 // Calls store(column, first, second) for the pairs of neighbours that a lane holds of a row of O.
+// Columns are counted from first_col.
 template <int kOTiles, class Store>
-__device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, int lane, const Store& store) {
+__device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, const Store& store) {
     #pragma unroll
-    for (int n = 0; n < kOTiles; ++n) store(n * 8 + lane % 4 * 2, o[n][2 * r], o[n][2 * r + 1]);
+    for (int n = 0; n < kOTiles; ++n) store(n * 8, o[n][2 * r], o[n][2 * r + 1]);
 }
 
 // Keys of q's type have no scales.
