@@ -59,7 +59,7 @@ unsigned ballot(bool vote);
 void sync_warp();
 void load_matrices(unsigned* r, int count, bool transposed, unsigned address);
 void store_matrices(const unsigned* r, int count, bool transposed, unsigned address);
-enum class Element { kBf16, kFp16, kTf32 };
+enum class Element { kBf16, kFp16, kTf32, kE4m3 };
 // c += a b over the inner indices of `a_words` registers of A and `b_words` of B.
 void multiply(float* c, const unsigned* a, const unsigned* b, int a_words, int b_words, Element element);
 
@@ -101,6 +101,7 @@ void store_ints_in(unsigned there, int a, int b, int c, int d);
 
 // ---- products of a warpgroup
 
+// The inner index counts 16 elements of 16 bits or 32 of 8 bits.
 struct Product {
     Element element;
     int n;

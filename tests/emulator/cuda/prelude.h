@@ -47,6 +47,7 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 
 inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+inline float ceilf(float x) { return __builtin_ceilf(x); }
 inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float fminf(float x, float y) { return __builtin_fminf(x, y); }
 inline int __float2int_rn(float x) { return int(__builtin_rintf(x)); }

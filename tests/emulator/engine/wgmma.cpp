@@ -18,7 +18,8 @@ unsigned my_thread() { return self->thread_index.x % 128; }
 
 constexpr uint64_t kSwizzle128 = 1;
 
-// The matrix that a descriptor names (PTX ISA, "matrix descriptor"), as [outer][16 inner indices].
+// The matrix that a descriptor names (PTX ISA, "matrix descriptor"), as [outer][16 words]. A word
+// is one inner index of a 16-bit element, or two of an 8-bit element, which is never transposed.
 // Transposed, the outer index is contiguous in memory: boxes of 64 lie leading_bytes apart.
 // Otherwise the inner index is contiguous. In both cases 8 rows of 128 bytes are a group, and
 // groups are stride_bytes apart.
@@ -63,7 +64,34 @@ float widen(uint16_t bits, bool is_bf16) {
     return float(half);
 }
 
+// e4m3: a sign, four bits of exponent with a bias of 7, three bits of mantissa, and NaN for 0x7f.
+float widen_e4m3(unsigned bits) {
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if ((bits & 0x7f) == 0x7f) return __builtin_nanf("");
+    const float size = exponent == 0 ? __builtin_ldexpf(mantissa, -9) : __builtin_ldexpf(8 + mantissa, exponent - 10);
+    return bits & 0x80 ? -size : size;
+}
+
+// Sums are exact to fp32's rounding, so they do not show the short accumulators of 8-bit products.
+void multiply_e4m3(float* sums, const IssuedProduct& issued) {
+    float table[256];
+    for (int bits = 0; bits < 256; ++bits) table[bits] = widen_e4m3(bits);
+    const auto* a = reinterpret_cast<const uint8_t*>(issued.a_words.data());
+    const auto* b = reinterpret_cast<const uint8_t*>(issued.b_words.data());
+    const int n = issued.product.n;
+    std::vector<float> wide(size_t(32) * n);
+    for (int i = 0; i < 32 * n; ++i) wide[size_t(i % 32) * n + i / 32] = table[b[i]];
+    for (int row = 0; row < 64; ++row) {
+        float* out = sums + size_t(row) * n;
+        for (int k = 0; k < 32; ++k) {
+            const float factor = table[a[row * 32 + k]];
+            for (int col = 0; col < n; ++col) out[col] += factor * wide[size_t(k) * n + col];
+        }
+    }
+}
+
 void multiply(float* sums, const IssuedProduct& issued) {
+    if (issued.product.element == Element::kE4m3) return multiply_e4m3(sums, issued);
     const int n = issued.product.n;
     const bool is_bf16 = issued.product.element == Element::kBf16;
     float a[64][16];
