@@ -17,6 +17,8 @@ pub enum Family {
     Sm80,
     /// `wgmma`, TMA, warp specialisation: compute capability 9.0.
     Sm90,
+    /// The same for Q, K and V in e4m3: forward.
+    Sm90Fp8,
     /// Few queries over many keys, split over CTAs: forward, with sm80's instructions.
     Decode,
 }
@@ -27,6 +29,7 @@ impl Family {
             Family::Cpu => "cpu",
             Family::Sm80 => "sm80",
             Family::Sm90 => "sm90",
+            Family::Sm90Fp8 => "sm90fp8",
             Family::Decode => "decode",
         }
     }
@@ -36,7 +39,7 @@ impl Family {
     pub const fn target_suffix(self) -> &'static str {
         match self {
             Family::Cpu | Family::Sm80 | Family::Decode => "",
-            Family::Sm90 => "a",
+            Family::Sm90 | Family::Sm90Fp8 => "a",
         }
     }
 }

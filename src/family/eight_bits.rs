@@ -1,16 +1,22 @@
 //! The families with kernels for 8-bit k and v, and the problems that none of them does.
 
-use super::decode;
+use super::{decode, sm90};
 use crate::config::Family;
-use crate::device::Device;
+use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Layout, Problem};
 
-/// The families that do a problem with 8 bits, the preferred one first. None does fp8 queries yet,
-/// or has scales in the walk of `batch_invariant`.
-pub fn families(problem: &Problem, _device: &Device) -> &'static [Family] {
+/// The families that do a problem with 8 bits, the preferred one first. None has scales in the walk
+/// of `batch_invariant`.
+pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
+    if problem.batch_invariant {
+        return &[];
+    }
+    if problem.features.has_fp8_queries() {
+        let is_done = device.arch == Arch::Sm(9, 0) && sm90::fp8_refusal(problem).is_none();
+        return if is_done { &[Family::Sm90Fp8] } else { &[] };
+    }
     match decode::rank(problem) {
-        _ if problem.features.has_fp8_queries() || problem.batch_invariant => &[],
         decode::Rank::Preferred => &[Family::Decode, Family::Sm80],
         decode::Rank::Last => &[Family::Sm80, Family::Decode],
         decode::Rank::Unserved => &[Family::Sm80],
@@ -29,13 +35,14 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     }
     if families(problem, device).is_empty() {
         let arch = device.arch;
-        let what = match problem.features.has_fp8_queries() {
-            true => "q has 8 bits",
-            false => "k and v have 8 bits and batch_invariant is true",
-        };
-        return Err(Error::unsupported(format!(
-            "{what}, which no kernel family takes on {arch} (the CPU backend does)"
-        )));
+        let refusal = sm90::fp8_refusal(problem).filter(|_| arch == Arch::Sm(9, 0));
+        return Err(Error::unsupported(match refusal {
+            _ if problem.batch_invariant => format!(
+                "k and v have 8 bits and batch_invariant is true, which no kernel family takes on {arch} (the CPU backend does)"
+            ),
+            Some(why) => format!("q has 8 bits: {why}"),
+            None => format!("q has 8 bits, which kernels take on sm_90 alone, not on {arch} (the CPU backend does)"),
+        }));
     }
     Ok(())
 }

@@ -41,6 +41,7 @@ fn room(family: Family, pass: Pass) -> &'static Room {
     const SM80_BACKWARD: Room = Room::of::<sm80::BackwardKnobs>();
     const SM90_FORWARD: Room = Room::of::<sm90::ForwardKnobs>();
     const SM90_BACKWARD: Room = Room::of::<sm90::BackwardKnobs>();
+    const SM90_FP8: Room = Room::of::<sm90::Fp8Knobs>();
     const DECODE: Room = Room::of::<decode::DecodeKnobs>();
     match (family, pass) {
         (Family::Cpu, _) => &CPU,
@@ -48,7 +49,8 @@ fn room(family: Family, pass: Pass) -> &'static Room {
         (Family::Sm80, Pass::Backward) => &SM80_BACKWARD,
         (Family::Sm90, Pass::Forward) => &SM90_FORWARD,
         (Family::Sm90, Pass::Backward) => &SM90_BACKWARD,
-        // Decode has no backward pass, and `families` never names it for one.
+        // These two have no backward pass, and `families` never names them for one.
+        (Family::Sm90Fp8, _) => &SM90_FP8,
         (Family::Decode, _) => &DECODE,
     }
 }
@@ -89,7 +91,7 @@ pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
 pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
     match family {
         Family::Sm90 => sm90::dq_transposed(problem),
-        Family::Cpu | Family::Sm80 | Family::Decode => false,
+        Family::Cpu | Family::Sm80 | Family::Sm90Fp8 | Family::Decode => false,
     }
 }
 
@@ -97,7 +99,7 @@ pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
 pub fn takes(family: Family, dtype: Dtype) -> bool {
     match family {
         Family::Cpu | Family::Sm80 => true,
-        Family::Sm90 | Family::Decode => dtype != Dtype::Fp32,
+        Family::Sm90 | Family::Sm90Fp8 | Family::Decode => dtype != Dtype::Fp32,
     }
 }
 

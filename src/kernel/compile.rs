@@ -98,8 +98,8 @@ pub(super) fn targets(arch: Arch, family: Family) -> Result<Vec<Target>> {
         }
         // A cubin of sm_90a runs only on compute capability 9.0 (CUDA programming guide, feature
         // sets).
-        (Arch::Sm(9, 0), Family::Sm90) => Ok(vec![target(90)]),
-        (_, Family::Sm90) => {
+        (Arch::Sm(9, 0), Family::Sm90 | Family::Sm90Fp8) => Ok(vec![target(90)]),
+        (_, Family::Sm90 | Family::Sm90Fp8) => {
             Err(Error::invalid(format!("the architecture is {arch}; kernels of the sm90 family are for sm_90 alone")))
         }
         (Arch::Sm(major, minor), Family::Sm80 | Family::Decode) => {

@@ -14,7 +14,7 @@ use flashtune::family::{heuristic, heuristics};
 use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,7 +39,8 @@ impl Kernel {
         let (spec, text) = kernels.iter().find(|(spec, _)| spec.is_main).unwrap();
         let compiled = compile(nvrtc, spec.template, text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
         let ordered = instructions(nvdisasm, &compiled.cubin);
-        let consumer_spills = if config.family == Family::Sm90 { consumer_spill_bytes(&ordered) } else { 0 };
+        let has_consumers = matches!(config.family, Family::Sm90 | Family::Sm90Fp8);
+        let consumer_spills = if has_consumers { consumer_spill_bytes(&ordered) } else { 0 };
         let instructions = ordered.into_iter().collect();
         let name = format!("{arch} {} {}", config.family.name(), Class::of(problem));
         Kernel { name, arch, pass: problem.pass, family: config.family, instructions, consumer_spills }
@@ -94,6 +95,35 @@ fn bf16_uses_tensor_cores_and_asynchronous_copies() {
         assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
         kernel.demand(false, if is_sm90 { &[] } else { &["STL", "LDL"] }, &[]);
         kernel.demand(false, &["DADD", "DMUL", "DFMA"], &[]);
+    });
+}
+
+/// V is transposed in shared memory, and nothing else is moved for the products.
+#[test]
+fn e4m3_uses_tensor_cores_of_8_bits() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let arch = Arch::Sm(9, 0);
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+    let problems = [(64, Causal::None), (128, Causal::BottomRight), (256, Causal::None)].map(|(dim, causal)| Problem {
+        head_dim: dim,
+        head_dim_v: dim,
+        causal,
+        features: Features { eight_bits, ..Features::NONE },
+        ..PLAIN
+    });
+    problems.par_iter().for_each(|problem| {
+        let config = heuristic(problem, &Device::typical(arch).unwrap());
+        let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
+        kernel.demand(true, &["QGMMA"], &["F32", "E4M3"]);
+        kernel.demand(false, &["HGMMA", "HMMA"], &[]);
+        kernel.demand(true, &["LDSM"], &["MT88", "4"]);
+        kernel.demand(true, &["PRMT"], &[]);
+        kernel.demand(true, &["STSM"], &["M88", "4"]);
+        kernel.demand(true, &["F2FP"], &["SATFINITE", "E4M3"]);
+        kernel.demand(true, &["UTMALDG"], &["4D"]);
+        kernel.demand(true, &["USETMAXREG"], &["TRY_ALLOC"]);
+        assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
     });
 }
 

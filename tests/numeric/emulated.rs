@@ -75,6 +75,12 @@ fn sm_80_kernels_of_eight_bits_are_right() {
     is_right(&["--arch", "sm_80", "--seed", "4"], "tiny::gpu_is_right_on_tiny_problems_of_eight_bits");
 }
 
+/// Two SMs: a CTA does more tiles than there are slots for them.
+#[test]
+fn sm_90_kernels_of_e4m3_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_of_e4m3");
+}
+
 #[test]
 fn sm_90_kernels_that_read_pages_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_over_pages");

@@ -53,6 +53,17 @@ fn gpu_is_right_on_tiny_problems_of_eight_bits() {
 }
 
 #[test]
+fn gpu_is_right_on_tiny_problems_of_e4m3() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    let cases = shapes::tiny_e4m3();
+    let served: Vec<Case> =
+        cases.into_iter().filter(|case| family::supported(&case.problem(Pass::Forward), device).is_ok()).collect();
+    assert!(!served.is_empty() || device.arch != Arch::Sm(9, 0));
+    forward_of_each_family(&subject, &served, &[2]);
+}
+
+#[test]
 fn gpu_is_right_on_tiny_problems_over_pages() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_pages(), &[]);

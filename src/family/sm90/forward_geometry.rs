@@ -44,8 +44,10 @@ impl ForwardKnobs {
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
     /// block and a page. 0 if these are few: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
-        let Some(page_size) = problem.features.paged else { return self.block_n };
-        match greatest_common_divisor(i64::from(self.block_n), page_size) {
+        if problem.features.paged.is_none() {
+            return self.block_n;
+        }
+        match common_box_rows(self.block_n, problem) {
             rows @ LEAST_BOX_ROWS.. if rows % SWIZZLE_ROWS == 0 => rows as u32,
             _ => 0,
         }
@@ -68,6 +70,11 @@ impl ForwardKnobs {
         let merged = if problem.batch_invariant && dim_v <= 128 { dim_v / 2 + 8 } else { 0 };
         merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
+}
+
+/// The most keys of a box that divide a block and, if keys lie in pages, a page.
+pub fn common_box_rows(block_n: u32, problem: &Problem) -> i64 {
+    problem.features.paged.map_or(i64::from(block_n), |page_size| greatest_common_divisor(block_n.into(), page_size))
 }
 
 const fn greatest_common_divisor(a: i64, b: i64) -> i64 {

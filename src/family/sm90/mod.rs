@@ -12,6 +12,9 @@ mod forward;
 mod forward_alternatives;
 mod forward_geometry;
 mod forward_heuristic;
+mod fp8;
+mod fp8_geometry;
+mod fp8_heuristic;
 #[cfg(test)]
 mod tests;
 mod warpgroup;
@@ -19,6 +22,8 @@ mod work;
 
 pub use backward_geometry::{BackwardKnobs, dq_transposed};
 pub use forward_geometry::ForwardKnobs;
+pub use fp8::refusal as fp8_refusal;
+pub use fp8_geometry::Fp8Knobs;
 
 use crate::problem::{BlockMask, Dtype, Layout, Pass, Problem};
 use backward_geometry::BackwardKernel;

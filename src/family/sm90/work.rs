@@ -5,6 +5,7 @@
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
 use super::forward_geometry::ForwardKnobs;
+use super::fp8_geometry::Fp8Knobs;
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::tile::{BOX_COLS, boxes};
@@ -26,18 +27,38 @@ const COMBINE_LAUNCH_US: f64 = 1.0;
 /// covers, and stores in fp32.
 const SPLIT_FORWARD_TILE: f64 = 7000.0;
 
+/// What sets the time of a forward tile.
+struct ForwardTile {
+    block_m: u32,
+    block_n: u32,
+    num_splits: u32,
+    ctas_per_sm: u32,
+    /// Operations of the tensor cores in a cycle.
+    rate: f64,
+}
+
+pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
+    let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, .. } = knobs;
+    of_forward(&ForwardTile { block_m, block_n, num_splits, ctas_per_sm, rate: 4096.0 }, problem, device)
+}
+
+pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
+    let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
+    of_forward(&ForwardTile { block_m, block_n, num_splits, ctas_per_sm: 1, rate: 8192.0 }, problem, device)
+}
+
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
 /// decide.
-pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
+fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<Work> {
     let (sq, sk) = lengths(problem)?;
     // Every sequence of a varlen problem has the diagonal of the longest, as far as the host knows.
     let problem = &of_longest(problem);
-    let (block_m, block_n) = (i64::from(knobs.block_m), f64::from(knobs.block_n));
-    let (consumers, splits) = (f64::from(knobs.consumers()), f64::from(knobs.num_splits));
-    let ctas = f64::from(knobs.ctas_per_sm);
+    let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
+    let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.num_splits));
+    let ctas = f64::from(tile.ctas_per_sm);
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
-    // 4096 operations a cycle, of which a row and a key need two for each column.
-    let products = block_n * columns / 32.0;
+    // A row and a key need two operations for each column.
+    let products = block_n * columns * 2.0 * f64::from(WARPGROUP_ROWS) / tile.rate;
     // One consumer's products and softmax take turns; those of several, in one CTA or two, fill
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + SOFTMAX_ALONE * block_n;
@@ -52,10 +73,10 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
         // A consumer past the last row has nothing to do. Where all tiles are alike, the SMs that
         // have no such tile are waited for; they are alike where a head has one tile, too.
         let is_free = is_masked && first >= sq && sq > block_m;
-        if is_free { 0.0 } else { (blocks(from, to, knobs.block_n) / splits).ceil() }
+        if is_free { 0.0 } else { (blocks(from, to, tile.block_n) / splits).ceil() }
     };
-    let cycles = |tile: i64| {
-        let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| tile * block_m + at * i64::from(WARPGROUP_ROWS));
+    let cycles = |nth: i64| {
+        let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| nth * block_m + at * i64::from(WARPGROUP_ROWS));
         let (sum, most) = firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)));
         tile_end + (alone * most).max(per_block * sum / consumers)
     };

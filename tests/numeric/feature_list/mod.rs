@@ -145,6 +145,6 @@ pub const LACKS: [Lack; 11] = [
     lack(
         &[Family::Sm80, Family::Sm90, Family::Decode],
         "8-bit q, k and v (e4m3)",
-        "there are no fp8 products before sm_89, and no kernel has them yet",
+        "there are no fp8 products before sm_89, and on sm_90 the family sm90fp8 has them",
     ),
 ];

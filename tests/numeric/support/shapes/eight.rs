@@ -138,3 +138,43 @@ pub fn tiny_eight_bits_prefill() -> Vec<Case> {
         with(of(Dtype::Fp16, Eight::Int8, 1, 64, Causal::TopLeft), |extras| extras.alibi = Some(Spread::of("h"))),
     ])
 }
+
+/// Queries, keys and values in e4m3 for the emulator: both kinds of scales, rows and pages, tiles
+/// without keys, more keys than one sum of products takes, and head dims with half a k-step.
+pub fn tiny_e4m3() -> Vec<Case> {
+    let of = |dtype, keys_per_scale, [seqlen_q, seqlen_k]: [i64; 2], head_dim, causal| Case {
+        batch_size: 2,
+        num_heads_q: 4,
+        num_heads_kv: 2,
+        seqlen_k,
+        causal,
+        seed: 11,
+        extras: Extras { eight: FP8_Q(keys_per_scale), ..Extras::default() },
+        ..Case::plain(dtype, seqlen_q, head_dim)
+    };
+    let with = |case: Case, change: fn(&mut Extras)| {
+        let mut extras = case.extras;
+        change(&mut extras);
+        Case { extras, ..case }
+    };
+    let keys = Sides { q: false, k: true };
+    unless_one_is_given(vec![
+        // The first tiles of rows see no key.
+        of(Dtype::Bf16, 0, [400, 130], 64, Causal::BottomRight),
+        of(Dtype::Fp16, 0, [70, 2300], 64, Causal::None),
+        Case { softmax_scale: -0.1, head_dim_v: 96, ..of(Dtype::Bf16, 0, [150, 300], 80, Causal::None) },
+        with(of(Dtype::Bf16, 128, [130, 300], 128, Causal::TopLeft), |extras| extras.cu_seqlens = Sides::BOTH),
+        with(
+            Case {
+                extras: Extras { seqused: keys, ..Extras::default() },
+                ..of(Dtype::Fp16, 0, [130, 300], 64, Causal::BottomRight)
+            },
+            |extras| {
+                (extras.page_size, extras.eight) = (Some(16), FP8_Q(0));
+            },
+        ),
+        with(of(Dtype::Bf16, 128, [100, 300], 64, Causal::None), |extras| {
+            (extras.softcap, extras.sinks, extras.window) = (9.0, true, Window { left: Some(90), ..Window::default() });
+        }),
+    ])
+}

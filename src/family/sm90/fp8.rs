@@ -1,0 +1,257 @@
+//! The forward pass for Q, K and V in e4m3: each consumer warpgroup computes 64 query rows.
+//!
+//! The tiles are those of `forward`, with two differences. wgmma takes 8-bit operands with the
+//! inner dimension contiguous alone, so the producer warpgroup transposes V into slots of its own.
+//! And its products take half the time of 16-bit ones, so the exponentials weigh twice as much.
+
+use super::forward_geometry::SPLITS;
+use super::fp8_geometry::Fp8Knobs;
+use super::fp8_heuristic::{heuristic, may_split};
+use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
+use super::work;
+use crate::device::Device;
+use crate::family::combine;
+use crate::family::knob::{Constraint, Knob};
+use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, shared_memory};
+use crate::family::space::Space;
+use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
+use crate::family::time::Work;
+use crate::problem::{Layout, Problem, SCALE_BLOCK};
+
+/// Why the family does not do a problem with e4m3 queries, whatever the config; None where it does.
+pub fn refusal(problem: &Problem) -> Option<&'static str> {
+    let features = &problem.features;
+    if problem.head_dim.max(problem.head_dim_v) > 256 {
+        Some("head dims of e4m3 queries end at 256: the N of wgmma, and what registers hold")
+    } else if problem.layout != Layout::Vec8 {
+        Some("TMA needs addresses, strides and rows of multiples of 16 bytes: e4m3 head dims are multiples of 16")
+    } else if features.eight_bits.is_some_and(|eight| ![0, SCALE_BLOCK].contains(&eight.keys_per_scale)) {
+        Some("a block of keys has one factor, so keys_per_descale is 0 or 128 with e4m3 queries")
+    } else if features.paged.is_some_and(|page_size| page_size % LEAST_PAGE_ROWS != 0) {
+        Some("TMA copies boxes of at least 16 keys, so pages have a multiple of 16 keys")
+    } else if features.block_mask.is_some_and(|mask| mask.block_q % 64 != 0 || mask.block_k % 64 != 0) {
+        Some("tiles are multiples of 64 queries and 64 keys, which the block mask's blocks are not")
+    } else {
+        None
+    }
+}
+
+/// Keys that a page must have a multiple of.
+const LEAST_PAGE_ROWS: i64 = 16;
+
+impl Space for Fp8Knobs {
+    const CONSTRAINTS: &'static [Constraint<Self>] = &[
+        Constraint {
+            name: "num_splits",
+            reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range",
+            holds: |p, k, _| k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
+        },
+        Constraint {
+            name: "scales",
+            reason: "a block of keys has one factor, so factors of 128 keys go with blocks of 64 or 128",
+            holds: |p, k, _| divides_scale_blocks(p, k.block_n),
+        },
+        Constraint {
+            name: "stages",
+            reason: "consumers use K one block ahead of V, so K needs as many stages as transposed V or one more; and V is transposed a block late",
+            holds: |_, k, _| matches!(k.k_stages.checked_sub(k.vt_stages), Some(0 | 1)) && k.v_stages <= k.vt_stages,
+        },
+        Constraint {
+            name: "group_mb",
+            reason: "if all tiles have the same length, groups of heads with 1 MB of K and V use L2 best",
+            holds: |p, k, _| k.group_mb == 1 || tiles_differ(p),
+        },
+        mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
+        shared_memory(),
+        Constraint {
+            name: "registers",
+            reason: "O, S and P of a consumer thread must fit the registers that setmaxnreg gives it",
+            holds: |p, k, _| k.registers(p) <= k.warpgroup_registers(p).consumer,
+        },
+        grid(),
+    ];
+
+    fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
+        heuristic(problem, device)
+    }
+
+    fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
+        match knob.name {
+            "num_splits" => {
+                let most = problem.max_splits();
+                &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
+            }
+            _ => knob.values,
+        }
+    }
+
+    /// Splits are for the shape alone that they were measured on.
+    fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
+        Fp8Knobs { num_splits: 1, ..self }
+    }
+
+    /// The expected time over that of a perfect config.
+    fn cost(&self, problem: &Problem, device: &Device) -> f64 {
+        let [block_m, block_n, q_stages] = [self.block_m, self.block_n, self.q_stages].map(f64::from);
+        let (tiles_differ, seqlen_k) = (tiles_differ(problem), (problem.seqlen_k as f64).max(1.0));
+        let heads = (problem.batch_size * problem.num_heads_q) as f64;
+        let tiles = heads * (problem.seqlen_q as f64 / block_m).ceil();
+        // Each block costs one search for the maximum, one vote and one pass of the barriers.
+        let per_block = 17.0 / block_n;
+        let few_consumers = [0.3, 0.05, 0.0, 0.0][self.consumers() as usize - 1];
+        let in_flight = 5.0 / (f64::from(self.k_stages) * block_n) + 5.0 / (f64::from(self.vt_stages) * block_n);
+        let prologue = 60.0 / q_stages / seqlen_k;
+        let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
+        let last_wave = last_wave(tiles, device.sm_count, tiles_differ);
+        let split = match self.num_splits {
+            1 => 1.0,
+            _ => self.us(problem, device) / Fp8Knobs { num_splits: 1, ..*self }.us(problem, device),
+        };
+        work * split * last_wave * (1.0 + per_block + few_consumers + in_flight + prologue)
+    }
+
+    fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
+        let main = KernelSpec {
+            template: "sm90_forward_fp8",
+            entry: "flashtune_sm90_forward_fp8",
+            threads: 128 * (self.consumers() + 1),
+            smem_bytes: self.smem_bytes(problem),
+            rows: self.block_m,
+            schedule: Schedule::Persistent,
+            arguments: Arguments::ParamsMapsCounter {
+                boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
+                is_dynamic: tiles_differ(problem),
+            },
+            registers: Some(self.warpgroup_registers(problem)),
+            most_splits: self.num_splits,
+            ..KernelSpec::MAIN
+        };
+        let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
+        [main].into_iter().chain(combine).collect()
+    }
+
+    fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
+        work::fp8_forward(self, problem, device)
+    }
+}
+
+impl Fp8Knobs {
+    /// The expected time, where every sequence counts as the longest.
+    fn us(&self, problem: &Problem, device: &Device) -> f64 {
+        self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{broken, h200};
+    use super::*;
+    use crate::config::{Config, Family};
+    use crate::device::Arch;
+    use crate::family::{check, families, heuristic, supported};
+    use crate::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Pass, Varlen, Window};
+
+    fn features(keys_per_scale: i64) -> Features {
+        Features { eight_bits: Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale }), ..Features::NONE }
+    }
+
+    fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
+        let plain = Problem::dense(Pass::Forward, Dtype::Bf16, 4, 16, 4096, head_dim);
+        Problem { head_dim_v, features: features(0), ..plain }
+    }
+
+    fn config(block_m: u32, block_n: u32) -> Config {
+        let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("group_mb", 1), ("num_splits", 1)];
+        let stages = [("k_stages", 2), ("v_stages", 1), ("vt_stages", 2)];
+        Config::new(Family::Sm90Fp8, tile.into_iter().chain(stages))
+    }
+
+    #[test]
+    fn the_heuristic_has_a_config_at_every_head_dim_and_with_any_features() {
+        let window = Window { left: Some(256), ..Window::default() };
+        let varlen = Some(Varlen::default());
+        let block_mask = Some(BlockMask { block_q: 64, block_k: 64 });
+        for (dim, dim_v) in (16..=256).step_by(16).flat_map(|dim| [(dim, dim), (dim, 256), (dim, 16), (256, dim)]) {
+            for keys_per_scale in [0, 128] {
+                let plain = features(keys_per_scale);
+                let modified = Features { softcap: true, alibi: true, bias: true, mask: true, sinks: true, ..plain };
+                let paged = Features { paged: Some(16), varlen, ..plain };
+                let with_window = Features { window, varlen, ..plain };
+                let listed = Features { block_mask, ..plain };
+                for features in [plain, modified, paged, with_window, listed] {
+                    for (seqlen_q, seqlen_k) in [(0, 7), (1, 9000), (65, 0), (4096, 4096), (1 << 20, 1 << 20)] {
+                        for causal in [Causal::None, Causal::BottomRight] {
+                            let problem = Problem { features, seqlen_q, seqlen_k, causal, ..problem(dim, dim_v) };
+                            let config = heuristic(&problem, &h200());
+                            let checked = check(&problem, &config, &h200());
+                            assert_eq!((config.family, checked), (Family::Sm90Fp8, Ok(())), "{problem:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_constraint_refuses_what_it_names() {
+        let (problem, good) = (problem(128, 128), config(128, 192));
+        assert_eq!(broken(&problem, &good), None);
+        let breaks = |problem: &Problem, knob, value| broken(problem, &good.clone().with(knob, value)).unwrap();
+        assert_eq!(breaks(&problem, "num_splits", 2), "num_splits");
+        let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..problem };
+        assert_eq!(broken(&few, &good.clone().with("num_splits", 10)), None);
+        let by_block = Problem { features: features(128), ..problem };
+        assert_eq!(broken(&by_block, &good).unwrap(), "scales");
+        assert_eq!(broken(&by_block, &config(128, 128)), None);
+        assert_eq!(breaks(&problem, "k_stages", 4), "stages");
+        assert_eq!(breaks(&problem, "group_mb", 32), "group_mb");
+        assert_eq!(breaks(&problem, "block_m", 256), "registers");
+        assert_eq!(broken(&problem, &config(192, 128)).unwrap(), "registers");
+        assert_eq!(broken(&problem, &config(192, 96)), None);
+        assert_eq!(broken(&Problem { head_dim: 256, head_dim_v: 256, ..problem }, &config(128, 128)), None);
+        assert_eq!(
+            broken(&problem, &good.clone().with("k_stages", 4).with("vt_stages", 3).with("q_stages", 2)).unwrap(),
+            "shared_memory"
+        );
+        let block_mask = Some(BlockMask { block_q: 64, block_k: 64 });
+        let listed = Problem { features: Features { block_mask, ..features(0) }, ..problem };
+        assert_eq!(broken(&listed, &config(64, 128)).unwrap(), "mask_blocks");
+        assert_eq!(broken(&listed, &config(64, 64)), None);
+    }
+
+    #[test]
+    fn what_the_family_does_not_do_is_refused_with_the_reason() {
+        let plain = problem(128, 128);
+        let refused = |problem: Problem, device: &Device| {
+            assert!(families(&problem, device).is_empty());
+            supported(&problem, device).unwrap_err().to_string()
+        };
+        assert_eq!(families(&plain, &h200()), [Family::Sm90Fp8]);
+        assert!(refused(Problem { head_dim: 272, ..plain }, &h200()).contains("end at 256"));
+        assert!(refused(Problem { layout: Layout::Vec4, ..plain }, &h200()).contains("multiples of 16"));
+        assert!(refused(Problem { features: features(1), ..plain }, &h200()).contains("keys_per_descale"));
+        assert!(refused(Problem { batch_invariant: true, ..plain }, &h200()).contains("batch_invariant"));
+        let paged = Features { paged: Some(8), varlen: Some(Varlen::default()), ..features(0) };
+        assert!(refused(Problem { features: paged, ..plain }, &h200()).contains("pages"));
+        let block_mask = Some(BlockMask { block_q: 32, block_k: 64 });
+        assert!(
+            refused(Problem { features: Features { block_mask, ..features(0) }, ..plain }, &h200())
+                .contains("block mask")
+        );
+        let a100 = Device::typical(Arch::Sm(8, 0)).unwrap();
+        assert!(refused(plain, &a100).contains("sm_90 alone"));
+    }
+
+    #[test]
+    fn keys_are_not_split_on_another_shape_than_the_measured_one() {
+        let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..problem(128, 128) };
+        let split = Fp8Knobs { num_splits: 4, ..heuristic_of_few(&few) };
+        assert!(split.fits(&few, &h200()));
+        assert_eq!(split.carried_over(&few, &problem(128, 128), &h200()).num_splits, 1);
+        assert!(split.kernels(&few).iter().any(|kernel| kernel.template != "sm90_forward_fp8"));
+    }
+
+    fn heuristic_of_few(problem: &Problem) -> Fp8Knobs {
+        <Fp8Knobs as Space>::heuristic(problem, &h200()).unwrap()
+    }
+}

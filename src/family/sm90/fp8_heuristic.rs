@@ -1,0 +1,76 @@
+//! The config that the sm90 forward pass for e4m3 begins with: a tile by head dim and features, and
+//! what follows from it.
+
+use super::fp8_geometry::Fp8Knobs;
+use super::warpgroup::tiles_differ;
+use crate::device::Device;
+use crate::family::limits::divides_scale_blocks;
+use crate::family::space::Space;
+use crate::problem::Problem;
+
+/// Whether the kernel may split the keys at all.
+pub fn may_split(problem: &Problem) -> bool {
+    problem.features.block_mask.is_none()
+}
+
+/// The fastest (block_m, block_n) on an H200 for problems of many tiles
+/// (docs/tuning/eight-bits.md).
+pub fn tile_of_full_device(problem: &Problem) -> (u32, u32) {
+    let modifies = problem.features.modifies_scores();
+    match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if modifies => (192, 96),
+        ..=64 => (192, 128),
+        65..=128 if modifies => (128, 128),
+        65..=128 => (192, 96),
+        129..=192 => (128, 128),
+        _ if modifies => (128, 64),
+        _ => (128, 128),
+    }
+}
+
+/// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for all
+/// SMs, and fewer keys and stages if it would not fit.
+pub fn heuristic(problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
+    let (rows, _) = tile_of_full_device(problem);
+    let heads = problem.batch_size * problem.num_heads_q;
+    let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
+    let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
+    let block_mask = problem.features.block_mask;
+    let fits =
+        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
+    // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
+    let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
+    let heights: Vec<u32> = [192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
+    let full = heights.iter().copied().find(fills).unwrap_or(64);
+    let lower = heights.into_iter().filter(|block_m| *block_m < full);
+    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
+}
+
+/// The heuristic's config with so many rows.
+pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Knobs> {
+    let (rows, keys) = tile_of_full_device(problem);
+    // Two consumer warpgroups have registers for more keys than three.
+    let is_lower = block_m < rows && problem.head_dim_v <= 128 && !problem.features.modifies_scores();
+    let most_keys = if is_lower { 192 } else { keys };
+    let divides = |block_n: i64| {
+        let features = &problem.features;
+        divides_scale_blocks(problem, block_n as u32)
+            && features.block_mask.is_none_or(|mask| mask.block_k % block_n == 0)
+            // Boxes of a page have as many keys as divide the page and the block.
+            && features.paged.is_none_or(|page_size| page_size % block_n == 0 || block_n == 64)
+    };
+    let config = |block_n: u32, [k_stages, v_stages, vt_stages, q_stages]: [u32; 4]| Fp8Knobs {
+        block_m,
+        block_n,
+        k_stages,
+        v_stages,
+        vt_stages,
+        q_stages,
+        group_mb: if tiles_differ(problem) { 32 } else { 1 },
+        num_splits: 1,
+    };
+    const STAGES: [[u32; 4]; 5] = [[3, 2, 3, 2], [3, 2, 2, 2], [2, 2, 2, 2], [2, 1, 2, 2], [2, 1, 2, 1]];
+    let keys = [224, 192, 160, 128, 96, 64].into_iter().filter(|keys| *keys <= most_keys && divides((*keys).into()));
+    let configs = keys.flat_map(|keys| STAGES.map(|stages| config(keys, stages)));
+    configs.into_iter().find(|config| config.fits(problem, device))
+}

@@ -1,0 +1,82 @@
+// Online softmax in base 2 over a warpgroup's scores, for weights that are rounded to e4m3. It
+// works in registers, and knows neither masks nor the pipeline. row_softmax.cuh does the same for
+// 16-bit weights.
+//
+// A lane holds two rows (r = 0: g, r = 1: g + 8). `reference` is subtracted from a row's scaled
+// scores. It lies kWeightLog2 below a maximum of the row, so that the largest weights use the range
+// of e4m3: a weight is exact to 4 bits from 2^-6 on and a multiple of 2^-9 below. Sums are of
+// unrounded weights, and stay per lane until the end.
+//
+// The reference moves when some row of the warp outgrows its maximum by 2^kLagLog2. `pending` then
+// asks the caller to multiply O by `factor` before it adds the step's weights.
+
+#include "device/numeric.cuh"
+#include "device/ptx/e4m3.cuh"
+
+struct NarrowSoftmax {
+    float reference[2];  // in log2 units; -inf for a row that has seen no key
+    float sum[2];        // of 2^(score * scale_log2 - reference), over this lane's columns
+    float factor[2];     // the factor of O if `pending`
+    bool pending;        // the same in all lanes of the warp
+
+    // The largest weights are 2^8 with the lag, and 448 is the largest number of e4m3.
+    static constexpr float kWeightLog2 = 6.f, kLagLog2 = 2.f;
+
+    // The number subtracted from the row's scores. A row that has seen no key takes 0: infinity
+    // minus infinity would be NaN.
+    __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
+
+    template <int kTiles>
+    static __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
+        float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+        #pragma unroll
+        for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        return quad_max(maximum);
+    }
+
+    // Turns scores into weights in place, and adds the weights to the sums.
+    template <int kTiles>
+    __device__ __forceinline__ void weigh(float (&s)[kTiles][4], float scale_log2) {
+        const float lower[2] = {lowered_by(0), lowered_by(1)};
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, -lower[i / 2]));
+                sum[i / 2] += s[n][i];
+            }
+        }
+    }
+
+    // Moves the reference of row r and scales its sum.
+    __device__ __forceinline__ void move_reference(int r, float to) {
+        factor[r] = exp2_approx(reference[r] - (to == -infinity() ? 0.f : to));
+        reference[r] = to;
+        sum[r] *= factor[r];
+    }
+
+    // The first block of a tile: O is empty, so nothing is rescaled.
+    template <int kTiles>
+    __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * scale_log2 - kWeightLog2, sum[r] = 0.f;
+        weigh(s, scale_log2);
+    }
+
+    // A later block.
+    template <int kTiles>
+    __device__ __forceinline__ void next(float (&s)[kTiles][4], float scale_log2) {
+        const float found[2] = {row_maximum(s, 0) * scale_log2 - kWeightLog2, row_maximum(s, 1) * scale_log2 - kWeightLog2};
+        pending = __any_sync(0xffffffff, found[0] > reference[0] + kLagLog2 || found[1] > reference[1] + kLagLog2);
+        if (pending) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r]));
+        }
+        weigh(s, scale_log2);
+    }
+
+    // The sum over the whole row. All lanes of a quad get the same value.
+    __device__ __forceinline__ float total(int r) const { return quad_sum(sum[r]); }
+    // The natural log of the sum of exp(score * scale), or -inf for a row without keys.
+    __device__ __forceinline__ float lse(int r, float total) const { return total == 0.f ? -infinity() : (lowered_by(r) + log2_approx(total)) * kLn2; }
+};
