@@ -749,8 +749,8 @@ typedef struct flashtune_forward_params {
    */
   uint64_t struct_size;
   /**
-   * A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32. kv_dtype and out_dtype
-   * give k and v, and out, other types.
+   * A FLASHTUNE_DTYPE_*: the type of q, k, v and out, unless kv_dtype or out_dtype gives
+   * another. Sums are fp32. On a GPU, sums of e4m3 products have fewer bits (docs/numerics.md).
    */
   int32_t dtype;
   /**
@@ -989,7 +989,7 @@ typedef struct flashtune_forward_params {
   /**
    * 0 or 1. With 1, a query's out and lse have the same bits alone and at any place in any
    * batch, in a prefill at once, in chunks of any lengths, and as the one query of a decoding
-   * step. dropout_p must be 0.
+   * step. dropout_p must be 0. On a CUDA context k and v must not have 8 bits.
    *
    * The guarantee holds among calls with batch_invariant on one device, with one version of this
    * library and of NVRTC. These must be equal between the calls:
@@ -1008,7 +1008,7 @@ typedef struct flashtune_forward_params {
    * - pages or none, page_size, and which pages hold a sequence's keys;
    * - addresses and strides.
    *
-   * A block mask may differ in nothing. On GPUs of compute capability 9.0, calls of few and of
+   * A block mask must be equal too. On GPUs of compute capability 9.0, calls of few and of
    * many queries agree because mma.sync and wgmma give the same bits. They do on an H200.
    *
    * The order of sums is fixed, and never follows from records or measurements. The mode
@@ -1083,7 +1083,7 @@ typedef struct flashtune_forward_params {
    * share one:
    *
    * - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen
-   * is ignored.
+   *   is ignored.
    * - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
    *   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
    *   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.
@@ -1096,7 +1096,7 @@ typedef struct flashtune_forward_params {
    */
   struct flashtune_const_tensor v_descale;
   /**
-   * 0, 1 or 128: see k_descale.
+   * 0, 1 or 128: see k_descale. With dtype E4M3 a CUDA context takes 0 and 128.
    */
   int64_t keys_per_descale;
 } flashtune_forward_params;
@@ -1543,8 +1543,7 @@ typedef struct flashtune_kv_append_params {
   /**
    * A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16
    * it may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and
-   * rounded, as FLASHTUNE_DTYPE_E4M3 says. Each element is x * (1 / scale) in fp32, rounded once
-   * more.
+   * rounded, as FLASHTUNE_DTYPE_E4M3 says. The division is x * (1 / scale) in fp32.
    */
   int32_t cache_dtype;
   /**
@@ -1574,9 +1573,9 @@ typedef struct flashtune_kv_append_params {
 } flashtune_kv_append_params;
 
 /**
- * A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. Each
- * element is x * (1 / scale) in fp32, rounded once more. out and descale are a q, k or v and its
- * scales for flashtune_forward.
+ * A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. The
+ * division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
+ * its scales.
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply.
  */
@@ -2159,8 +2158,8 @@ int32_t flashtune_quantize_prepare(struct flashtune_context *context,
  *
  * The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
  * workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
- * call returns NOT_PREPARED instead. out must share no byte with another tensor, and a descale
- * that is written neither.
+ * call returns NOT_PREPARED instead. out must share no byte with another tensor. The same holds
+ * for a descale that is written.
  *
  * Statuses: those of flashtune_quantize_prepare.
  */
@@ -2171,7 +2170,7 @@ int32_t flashtune_quantize(struct flashtune_context *context,
 /**
  * Prepares every problem of a range, so that no later launch of such a problem compiles. A call
  * chooses a few configs for each class, such that each shape has one that is expected to take at
- * most 5 % longer than its own choice. It compiles their kernels on all cores and measures
+ * most 10 % longer than its own choice. It compiles their kernels on all cores and measures
  * nothing, whatever the tuning policy.
  *
  * Afterwards a problem inside counts as prepared, also in a sealed context and on a capturing

@@ -16,9 +16,9 @@ use crate::ops::quantize::{Quantize, QuantizeClass};
 use crate::problem::{Dtype, Layout, MAX_HEAD_DIM, MAX_SEQLEN, check_range};
 use std::ffi::c_void;
 
-/// A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. Each
-/// element is x * (1 / scale) in fp32, rounded once more. out and descale are a q, k or v and its
-/// scales for flashtune_forward.
+/// A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. The
+/// division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
+/// its scales.
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn flashtune_quantize_prepare(
 ///
 /// The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
 /// workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
-/// call returns NOT_PREPARED instead. out must share no byte with another tensor, and a descale
-/// that is written neither.
+/// call returns NOT_PREPARED instead. out must share no byte with another tensor. The same holds
+/// for a descale that is written.
 ///
 /// Statuses: those of flashtune_quantize_prepare.
 #[unsafe(no_mangle)]

@@ -91,8 +91,8 @@ pub const FLASHTUNE_FEATURE_LEFTPAD_K: u64 = 16384;
 pub struct flashtune_forward_params {
     /// sizeof(flashtune_forward_params).
     pub struct_size: u64,
-    /// A FLASHTUNE_DTYPE_*: the type of q, k, v and out. All sums are fp32. kv_dtype and out_dtype
-    /// give k and v, and out, other types.
+    /// A FLASHTUNE_DTYPE_*: the type of q, k, v and out, unless kv_dtype or out_dtype gives
+    /// another. Sums are fp32. On a GPU, sums of e4m3 products have fewer bits (docs/numerics.md).
     pub dtype: i32,
     /// A FLASHTUNE_CAUSAL_*.
     pub causal: i32,
@@ -251,7 +251,7 @@ pub struct flashtune_forward_params {
     pub num_pages: i64,
     /// 0 or 1. With 1, a query's out and lse have the same bits alone and at any place in any
     /// batch, in a prefill at once, in chunks of any lengths, and as the one query of a decoding
-    /// step. dropout_p must be 0.
+    /// step. dropout_p must be 0. On a CUDA context k and v must not have 8 bits.
     ///
     /// The guarantee holds among calls with batch_invariant on one device, with one version of this
     /// library and of NVRTC. These must be equal between the calls:
@@ -270,7 +270,7 @@ pub struct flashtune_forward_params {
     /// - pages or none, page_size, and which pages hold a sequence's keys;
     /// - addresses and strides.
     ///
-    /// A block mask may differ in nothing. On GPUs of compute capability 9.0, calls of few and of
+    /// A block mask must be equal too. On GPUs of compute capability 9.0, calls of few and of
     /// many queries agree because mma.sync and wgmma give the same bits. They do on an H200.
     ///
     /// The order of sums is fixed, and never follows from records or measurements. The mode
@@ -325,7 +325,7 @@ pub struct flashtune_forward_params {
     /// share one:
     ///
     /// - 0: all keys of a sequence. The array is (batch_size, 1, num_heads_kv), and stride_seqlen
-    /// is ignored.
+    ///   is ignored.
     /// - 1: each key has its own. The array has k's shape without the last dimension: (batch_size,
     ///   seqlen_k, num_heads_kv), with cu_seqlens_k (total_k, num_heads_kv), with pages (num_pages,
     ///   page_size, num_heads_kv). cache_batch_idx and leftpad_k apply to it too.
@@ -334,7 +334,7 @@ pub struct flashtune_forward_params {
     pub k_descale: flashtune_const_tensor,
     /// The same for v.
     pub v_descale: flashtune_const_tensor,
-    /// 0, 1 or 128: see k_descale.
+    /// 0, 1 or 128: see k_descale. With dtype E4M3 a CUDA context takes 0 and 128.
     pub keys_per_descale: i64,
 }
 

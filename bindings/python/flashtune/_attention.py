@@ -169,12 +169,12 @@ def attention_kvcache(
         CPU refuses a number above seqused_k. Not with block_table.
     num_splits: 0 leaves to the config into how many parts the keys are split over CTAs. Otherwise
         the most parts. It must be 0 with batch_invariant.
-    q_descale, k_descale, v_descale: with tensors of 8 bits, the fp32 factors of their elements.
+    q_descale, k_descale, v_descale: with tensors of 8 bits, the fp32 scales of their elements.
         k_cache and v_cache may be float8_e4m3fn, float8_e5m2 or int8, and q too may be
-        float8_e4m3fn, which gives a bfloat16 result. A number is one factor for the tensor; None is
+        float8_e4m3fn, which gives a bfloat16 result. A number is one scale for the tensor; None is
         1. (batch, heads_kv) has one for each sequence and head, (batch, ceil(max_seqlen_k / 128),
         heads_kv) one for each 128 keys of a sequence, and the cache's shape without dim one for
-        each key; the last two are for k and v alone. Sizes of 1 are shared. The CPU refuses factors
+        each key; the last two are for k and v alone. Sizes of 1 are shared. The CPU refuses scales
         that are not finite and above 0.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
@@ -229,9 +229,9 @@ def kv_append(
         cache_seqlens + i, or cache_seqlens with q_at_one_position.
     k_descale, v_descale: with caches of 8 bits (float8_e4m3fn, float8_e5m2, int8) and k and v of
     16,
-        the fp32 factors of the caches' elements: a number, (batch, heads_kv), or the cache's shape
+        the fp32 scales of the caches' elements: a number, (batch, heads_kv), or the cache's shape
         without dim. None is 1.
-    computes_descale: True computes the factor of each new key and head from its largest magnitude
+    computes_descale: True computes the scale of each new key and head from its largest magnitude
         and writes it into k_descale and v_descale, which have the cache's shape without dim.
 
     Wrong arguments that the host can see are refused before anything is written. The host does not
@@ -251,15 +251,15 @@ def kv_append(
 
 
 def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1):
-    """(numbers, factors): x divided by factors and rounded to 8 bits, without autograd.
+    """(numbers, scales): x divided by its scales and rounded to 8 bits, without autograd.
 
     x: float16 or bfloat16, (batch, seqlen, heads, dim).
     dtype: float8_e4m3fn, float8_e5m2 or int8, of torch or of ml_dtypes and NumPy.
-    descale: the fp32 factors, a number or an array of the shape below. None computes them as the
-        largest magnitude of what shares one over the largest number of dtype; zeros alone get 1.
-    keys_per_descale: 0: all rows of a batch entry share a factor, whose shape is (batch, heads).
-        1 or 128: so many rows do, (batch, ceil(seqlen / keys_per_descale), heads).
-    heads_per_descale: neighbouring heads that share a factor. For q it is heads_q / heads_kv, which
+    descale: the fp32 scales, a number or an array of the shape below. None computes each as
+        the largest magnitude of its elements over the largest number of dtype, or 1 for zeros.
+    keys_per_descale: 0: all rows of a batch entry share a scale, and the shape is (batch, heads).
+        1 or 128: so many rows share one: (batch, ceil(seqlen / keys_per_descale), heads).
+    heads_per_descale: neighbouring heads that share a scale. For q it is heads_q / heads_kv, which
         gives the q_descale that `attention_forward` takes.
 
     Numbers beyond the largest become the largest, infinities too, and NaN stays NaN (0 in int8).
@@ -270,7 +270,7 @@ def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1)
 def attention_fp8(q, k, v, *, causal=False, softmax_scale=None, window=None, softcap=0.0, sinks=None):
     """`attention` of torch tensors with an fp8 forward pass and a 16-bit backward pass.
 
-    The forward pass quantises q, k and v to float8_e4m3fn, with a factor for each batch entry and
+    The forward pass quantises q, k and v to float8_e4m3fn, with a scale for each batch entry and
     KV head. The backward pass reads q, k and v themselves, with out and the lse of the fp8 pass. On
     normal values the norm of the error is 4 to 6 % of out's and 1 to 4 % of the gradients'.
     """

@@ -30,8 +30,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     DecodeKnobs { num_splits: chosen.next().unwrap_or(1), ..tile }
 }
 
-/// The first of a list of tiles with blocks of 64 keys that passes every constraint; None if there
-/// is none, as for the widest head dims. Two warps share V's columns where one would compute for
+/// The first of a list of tiles with blocks of 64 keys that passes every constraint; None for the
+/// widest head dims, where none does. Two warps share V's columns where one would compute for
 /// longer than its keys take to arrive. The splits stand for one of each segment.
 pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs> {
     let block_m = match problem.packed_rows() {

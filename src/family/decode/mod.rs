@@ -29,7 +29,7 @@ pub enum Rank {
 /// keys takes the time. In pages, whose lengths the device alone knows, few queries suffice. With
 /// more queries over pages the family comes last: it reads the keys once for each 64 packed rows.
 pub fn rank(problem: &Problem) -> Rank {
-    // In one order for all, many queries are the other families'.
+    // All families sum in one order, so other families may serve many queries.
     if problem.batch_invariant && !problem.has_few_queries_in_any_batch() {
         return Rank::Unserved;
     }
