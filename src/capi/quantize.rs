@@ -164,7 +164,7 @@ fn check(params: &flashtune_quantize_params, data: Data, memory: Memory) -> Resu
         Memory::Device => Layout::widest(dtype, x.layout_quantities().chain(out.layout_quantities())),
     };
     Ok(Quantize {
-        class: QuantizeClass { dtype, to, layout, of_rows: rows_per_scale == 1 && heads == 1 },
+        class: QuantizeClass { dtype, to, layout, of_rows: keys == 1 && heads == 1 },
         batch_size,
         seqlen,
         num_heads,

@@ -9,7 +9,7 @@ use crate::problem::{Pass, Problem};
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KernelParams {
-    /// Tensors of 8 bits (kKeyFormat, kIsFp8) have strides in pairs of elements.
+    /// Tensors of 8 bits (kKeyFormat) have strides in pairs of elements.
     pub q: TensorRef,
     pub k: TensorRef,
     pub v: TensorRef,

@@ -409,12 +409,6 @@ table! {
                 value: ConstantValue::Integer(|p| p.features.eight_bits.map_or(0, |eight| eight.keys.number())),
             },
             Constant {
-                name: "kIsFp8",
-                tag: "is_fp8",
-                meaning: "q, k and v are e4m3; out and bias have the dtype",
-                value: ConstantValue::Flag(|p| p.features.has_fp8_queries()),
-            },
-            Constant {
                 name: "kKeysPerScale",
                 tag: "keys_per_scale",
                 meaning: "keys that share an element of k_descale and v_descale: 1, 128, 0: all of a sequence",

@@ -57,7 +57,7 @@ struct BlockWalk {
 
 private:
     __device__ __forceinline__ void begin_segment() {
-        first_block = max(segment_begin(segment) / kBlockN, seen_begin);
-        block = min(segment_begin(segment + 1) / kBlockN, seen_end) - 1;
+        first_block = max(int(segment_begin(segment) / kBlockN), seen_begin);
+        block = int(min(segment_begin(segment + 1) / kBlockN, uint32(seen_end))) - 1;
     }
 };

@@ -46,7 +46,7 @@ struct BlockListsView {
 };
 
 struct KernelParams {
-    // Tensors of 8 bits (kKeyFormat, kIsFp8) have strides in pairs of elements.
+    // Tensors of 8 bits (kKeyFormat) have strides in pairs of elements.
     TensorView q;
     TensorView k;
     TensorView v;

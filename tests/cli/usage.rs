@@ -130,6 +130,7 @@ fn every_preset_is_a_list_of_valid_problems() {
         "decode-paged",
         "speculative",
         "llama-3-8b-serving",
+        "llama-3-70b-fp8-serving",
         "all",
     ] {
         // With a time limit of 0 all problems are left, and the message counts them.

@@ -310,7 +310,7 @@ def scales_ref(scales, has_rows):
     """The ref of scales (entries, rows, heads), of (batch, heads), or of one number. Dims of size 1
     are shared."""
     strides = [0 if size == 1 else stride for size, stride in zip(scales.shape, scales.stride())]
-    if len(strides) < 2:
+    if len(strides) < 2 or scales.numel() == 1:
         return (scales.data_ptr(), 0, 0, 0)
     return (scales.data_ptr(), *strides) if has_rows else (scales.data_ptr(), strides[0], 0, strides[-1])
 

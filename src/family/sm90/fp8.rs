@@ -36,6 +36,10 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
     }
 }
 
+/// Keys of a split, on average: four times those after which an unsplit tile moves its sums
+/// (docs/tuning/eight-bits.md).
+const MOST_SPLIT_KEYS: i64 = 4096;
+
 /// Keys that a page must have a multiple of.
 const LEAST_PAGE_ROWS: i64 = 16;
 
@@ -45,6 +49,11 @@ impl Space for Fp8Knobs {
             name: "num_splits",
             reason: "a launch makes no more splits than the workspace has room for; the keys under a block mask are no range",
             holds: |p, k, _| k.num_splits == 1 || may_split(p) && i64::from(k.num_splits) <= p.max_splits(),
+        },
+        Constraint {
+            name: "split_keys",
+            reason: "a split adds its keys up in wgmma's 13 bits, so it has few of them",
+            holds: |p, k, _| k.num_splits == 1 || p.seqlen_k <= i64::from(k.num_splits) * MOST_SPLIT_KEYS,
         },
         Constraint {
             name: "scales",

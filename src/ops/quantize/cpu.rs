@@ -6,20 +6,25 @@ use crate::error::{Error, Result};
 use crate::ops::rows::{largest, widen};
 use crate::problem::MAX_HEAD_DIM;
 use std::slice::from_raw_parts_mut;
-use std::sync::Mutex;
 
-/// Returns when numbers and scales are written. Given scales that are not finite or not above 0 are
-/// refused, and their rows are not written.
+/// Returns when numbers and scales are written. A given scale that is not finite or not above 0 is
+/// refused, and nothing is written.
 pub fn run(quantize: &Quantize, workers: &Workers) -> Result<()> {
-    let refused = Mutex::new(None);
-    let [blocks, groups] = quantize.blocks();
+    if !quantize.computes {
+        for unit in 0..quantize.units() as usize {
+            let (batch, block, group, place) = unit_at(quantize, unit);
+            // SAFETY: an element of the checked array.
+            let scale = unsafe { place.read() };
+            if !(scale.is_finite() && scale > 0.0) {
+                return Err(Error::invalid(format!(
+                    "descale[{batch}][{block}][{group}] is {scale}; a scale must be finite and above 0"
+                )));
+            }
+        }
+    }
     workers.for_each(quantize.units() as usize, 0, |unit, _| {
-        let (block, group) = (unit as i64 / groups, unit as i64 % groups);
-        let (batch, block) = (block / blocks, block % blocks);
-        let Quantize { rows_per_scale, heads_per_scale, scales, .. } = quantize;
-        let place = scales.data.cast::<f32>().wrapping_offset(
-            (batch * scales.stride_batch + block * scales.stride_seqlen + group * scales.stride_head) as isize,
-        );
+        let (batch, block, group, place) = unit_at(quantize, unit);
+        let Quantize { rows_per_scale, heads_per_scale, .. } = quantize;
         let positions = block * rows_per_scale..((block + 1) * rows_per_scale).min(quantize.seqlen);
         let heads = group * heads_per_scale..(group + 1) * heads_per_scale;
         let rows = || positions.clone().flat_map(|position| heads.clone().map(move |head| (position, head)));
@@ -47,10 +52,6 @@ pub fn run(quantize: &Quantize, workers: &Workers) -> Result<()> {
             // SAFETY: as above.
             unsafe { place.read() }
         };
-        if !(scale.is_finite() && scale > 0.0) {
-            *refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((batch, block, group, scale));
-            return;
-        }
         for (position, head) in rows() {
             load(wide, (position, head));
             let out = &quantize.out;
@@ -59,11 +60,15 @@ pub fn run(quantize: &Quantize, workers: &Workers) -> Result<()> {
             let encoded = unsafe { from_raw_parts_mut(out.data.cast::<u8>().offset(at as isize), dim) };
             to.encode_row(wide, scale, encoded);
         }
-    })?;
-    match refused.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        None => Ok(()),
-        Some((batch, block, group, scale)) => Err(Error::invalid(format!(
-            "descale[{batch}][{block}][{group}] is {scale}; a scale must be finite and above 0"
-        ))),
-    }
+    })
+}
+
+/// The batch entry, block of positions and group of heads of a unit, and the place of its scale.
+fn unit_at(quantize: &Quantize, unit: usize) -> (i64, i64, i64, *mut f32) {
+    let [blocks, groups] = quantize.blocks();
+    let (block, group) = (unit as i64 / groups, unit as i64 % groups);
+    let (batch, block) = (block / blocks, block % blocks);
+    let scales = &quantize.scales;
+    let offset = batch * scales.stride_batch + block * scales.stride_seqlen + group * scales.stride_head;
+    (batch, block, group, scales.data.cast::<f32>().wrapping_offset(offset as isize))
 }

@@ -26,12 +26,12 @@ __device__ __forceinline__ int segment_of(int key) {
     // The doubling's first key is 2^(15 + doubling), and its segments have 2^(10 + doubling).
     return kEqualSegments + (doubling - 1) * (1 << kSegmentsOfDoublingLog2) + (key >> segment_log2(key)) - (1 << kSegmentsOfDoublingLog2);
 }
-// The first key of a segment.
-__device__ __forceinline__ int segment_begin(int segment) {
-    if (segment < kEqualSegments) return segment << kSegmentKeysLog2;
+// The first key of a segment. Unsigned: the segment behind the last one would begin at 2^31.
+__device__ __forceinline__ uint32 segment_begin(int segment) {
+    if (segment < kEqualSegments) return uint32(segment) << kSegmentKeysLog2;
     const int past = segment - kEqualSegments, doubling = past >> kSegmentsOfDoublingLog2;
     const int keys_log2 = kSegmentKeysLog2 + 1 + doubling;
-    return (1 << (kFirstDoublingLog2 + doubling)) + ((past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
+    return (1u << (kFirstDoublingLog2 + doubling)) + (uint32(past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
 }
 
 // ---- a segment's softmax, of a lane's two rows in 16 (device/attention/softmax.cuh)

@@ -144,7 +144,8 @@ public:
     __device__ __forceinline__ void scale_weights(float (&p)[kM][kN][4], float (&o)[kM][kO][4]) {
         if constexpr (kKeysPerScale != 0) {
             if constexpr (!kIsBf16) keep_range(o);
-            scale_keys(p, v, kIsBf16 ? 1.f : 1.f / unit);
+            // Before the first scale above 0, no unit is set, and the block's scales are all 0.
+            scale_keys(p, v, kIsBf16 || unit == 0.f ? 1.f : 1.f / unit);
         }
     }
 
