@@ -411,8 +411,8 @@ fn wide_backward_launches_pairs_of_ctas_that_load_half_the_keys_each() {
         executable.launch(&call(2), 0x77 as *mut c_void).unwrap();
         let main = fake.state().launch[1];
         assert_eq!((main.grid, main.block), ([32, 1, 1], [512, 1, 1]));
-        // K and V of 64 keys, half of the other CTA's K, two stages of Q, one of dO, P or dS and the
-        // other CTA's dS twice, statistics; alignment and barriers.
+        // K and V of 64 keys, half of the other CTA's K, two stages of Q, one of dO, P or dS and
+        // the other CTA's dS twice, statistics; alignment and barriers.
         assert_eq!(main.smem_bytes, 32768 + 24576 + 16384 + 2 * 24576 + 18432 + 4 * 6144 + 3 * 192 + 2048);
         assert_eq!([0, 1, 2, 3].map(|map| main.maps[map][10]), [48, 64, 64, 48]);
         executable.launch(&call(100), 0x77 as *mut c_void).unwrap();

@@ -336,8 +336,8 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
 /// The tuner compiled all of them.
 const RECORDS_TAKEN: usize = 12;
 
-/// The kernels of one in `one_in` of the architecture's shipped records. They spill no more than the
-/// heuristic's.
+/// The kernels of one in `one_in` of the architecture's shipped records. They spill no more than
+/// the heuristic's.
 fn of_shipped_records(arch: Arch, one_in: usize) -> impl Iterator<Item = (String, Kernel)> {
     let records = shipped_records().into_iter().filter(move |record| record.arch == arch).step_by(one_in);
     records.flat_map(move |record| {
