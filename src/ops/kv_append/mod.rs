@@ -27,7 +27,9 @@ unsafe impl Op for KvAppend {
     const NAME: &'static str = "kv_append";
 
     fn class(&self) -> OpClass {
-        OpClass::KvAppend(self.class)
+        // The kernel for a cache of 8 bits serves slots and rotations too.
+        let of_eight = KvAppendClass { slots: true, rotary: None, ..self.class };
+        OpClass::KvAppend(if self.class.eight.is_some() { of_eight } else { self.class })
     }
 
     fn is_empty(&self) -> bool {
