@@ -84,6 +84,8 @@ def check():
 
 def update(database):
     """Copies what a clone of the database says of our crates."""
+    if not (database / "crates").is_dir():
+        sys.exit(f"dependencies.py: {database} has no folder crates, so it is no clone of the database with its files")
     git = ["git", "-C", str(database), "log", "-1", "--date=short", "--format=%cd %H"]
     day, commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split()
     crates = sorted(locked())

@@ -10,7 +10,7 @@ use crate::backend::Executable;
 use crate::config::Config;
 use crate::problem::Problem;
 use arc_swap::ArcSwap;
-use std::collections::HashMap;
+use rpds::HashTrieMapSync;
 use std::sync::Arc;
 
 /// A problem's config, the reason for it, and the executable to launch.
@@ -47,7 +47,8 @@ pub struct Plans(ArcSwap<Generation>);
 #[derive(Clone, Default)]
 struct Generation {
     number: u64,
-    plans: HashMap<Canonical, Arc<Plan>>,
+    /// Shares its nodes with the maps before it: a caller may bring a million problems.
+    plans: HashTrieMapSync<Canonical, Arc<Plan>>,
 }
 
 impl Plans {
@@ -89,7 +90,7 @@ impl Plans {
         let before = self.0.rcu(|now| {
             let mut next = Generation::clone(now);
             if now.number == generation {
-                next.plans.insert(*canonical, Arc::clone(plan));
+                next.plans.insert_mut(*canonical, Arc::clone(plan));
             }
             next
         });

@@ -1,19 +1,19 @@
 //! SharedMap: a map that readers use without a lock. KeyLocks: one thread at a time for each key.
 //!
-//! A launch loads an atomic pointer and looks up. A writer copies the map, adds to the copy and
-//! swaps the pointer. The maps of an engine are small (one plan a record key in use), so the copies
-//! are cheap. Nothing here knows plans.
+//! A launch loads an atomic pointer and looks up. A writer makes the next map, which shares all but
+//! a few nodes with the last one, and swaps the pointer. Nothing here knows plans.
 
 use arc_swap::ArcSwap;
+use rpds::HashTrieMapSync;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub struct SharedMap<K, V>(ArcSwap<HashMap<K, V>>);
+pub struct SharedMap<K: Eq + Hash, V>(ArcSwap<HashTrieMapSync<K, V>>);
 
-impl<K, V> Default for SharedMap<K, V> {
+impl<K: Eq + Hash, V> Default for SharedMap<K, V> {
     fn default() -> Self {
-        SharedMap(ArcSwap::from_pointee(HashMap::new()))
+        SharedMap(ArcSwap::from_pointee(HashTrieMapSync::new_sync()))
     }
 }
 
@@ -32,11 +32,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
     }
 
     pub fn insert(&self, key: K, value: V) {
-        self.0.rcu(|map| {
-            let mut map = HashMap::clone(map);
-            map.insert(key.clone(), value.clone());
-            map
-        });
+        self.0.rcu(|map| map.insert(key.clone(), value.clone()));
     }
 }
 
