@@ -41,6 +41,9 @@ def test_an_engine_that_is_not_installed_is_named(engine, monkeypatch, caplog):
 def test_an_engine_with_another_interface_starts_without_the_plugin(engine, monkeypatch, caplog):
     later = types.ModuleType(engine)
     later.__version__ = "9.0.0"
+    # Modules of the real engine, which other tests may have imported.
+    for name in [name for name in sys.modules if name.startswith(f"{engine}.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, engine, later)
     MODULES[engine].plugin()
     assert "no attention backend for" in caplog.text and engine in caplog.text
