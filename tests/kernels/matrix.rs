@@ -10,6 +10,7 @@
 mod few_tiles;
 mod pages;
 
+use crate::ARCHS;
 use crate::nvrtc::{compile, nvrtc};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
@@ -23,17 +24,6 @@ use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Each architecture with the thinning of its mma.sync kernels: each head dim is compiled with one
-/// feature in so many.
-const ARCHS: [(Arch, usize); 6] = [
-    (Arch::Sm(9, 0), 6),
-    (Arch::Sm(8, 0), 3),
-    (Arch::Sm(8, 6), 6),
-    (Arch::Sm(8, 9), 6),
-    (Arch::Sm(10, 0), 6),
-    (Arch::Sm(12, 0), 6),
-];
 
 /// Causal, dropout and deterministic: the switches of a template. A forward pass ignores
 /// deterministic.
@@ -214,18 +204,18 @@ fn is_common(head_dims: usize) -> bool {
 }
 
 /// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and every
-/// third one elsewhere, in one dtype, and in both at head dim 64. The mma.sync kernels alternate
-/// over the features, so that all architectures together cover every feature at every head dim, and
-/// outside of sm_90 in the other dtype.
+/// third one elsewhere, in one dtype, and in both at head dim 64. Each architecture has one feature
+/// at each head dim in its mma.sync kernels. The architectures take turns, so that together they
+/// cover every feature at every head dim, and outside of sm_90 in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
     let one_in = match (is_sm90, is_common(head_dims)) {
         (true, true) => 1,
         (true, false) => 3,
-        (false, _) => ARCHS[arch].1,
+        (false, _) => FEATURES.len(),
     };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
-    let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch].0 == Arch::Sm(9, 0))) % 2 == dtype;
+    let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch] == Arch::Sm(9, 0))) % 2 == dtype;
     has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
 }
 
@@ -379,7 +369,7 @@ fn all_compile(kernels: &BTreeMap<String, Kernel>, nvrtc: &Nvrtc, arch: Arch) {
 
 fn matrix_compiles(arch: Arch) {
     let Some(nvrtc) = nvrtc() else { return };
-    let a = ARCHS.iter().position(|(other, _)| *other == arch).unwrap();
+    let a = ARCHS.iter().position(|other| *other == arch).unwrap();
     let mut kernels = kernels(arch, &|d, f, t, family| is_taken(a, d, f, t, family));
     kernels.extend(of_shipped_records(arch, RECORDS_TAKEN));
     all_compile(&kernels, nvrtc, arch);
@@ -464,7 +454,7 @@ fn middle_backward_kernels_compile_with_any_number_of_boxes() {
 #[ignore = "compiles for a quarter of an hour on two cores"]
 fn kernels_compile_for_all_without_gaps() {
     let Some(nvrtc) = nvrtc() else { return };
-    for (arch, _) in ARCHS {
+    for arch in ARCHS {
         let mut kernels = kernels(arch, &|_, _, _, _| true);
         kernels.extend(of_shipped_records(arch, 1));
         all_compile(&kernels, nvrtc, arch);
@@ -509,6 +499,6 @@ fn matrix_covers_every_template_feature_and_dtype() {
         }
     }
     for record in shipped_records() {
-        assert!(ARCHS.iter().any(|(arch, _)| *arch == record.arch), "{} has no matrix", record.arch);
+        assert!(ARCHS.contains(&record.arch), "{} has no matrix", record.arch);
     }
 }
