@@ -12,6 +12,18 @@ __device__ __forceinline__ void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(kThreads) : "memory");
 }
 __device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
+// The same for a warpgroup, and whether the vote of each of its threads was true.
+__device__ __forceinline__ bool warpgroup_all(int id, bool vote) {
+    uint32 all;
+    asm volatile(
+        "{\n"
+        ".reg .pred p, q;\n"
+        "setp.ne.u32 q, %2, 0;\n"
+        "barrier.red.and.pred p, %1, 128, q;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n" : "=r"(all) : "r"(id), "r"(uint32(vote)) : "memory");
+    return all != 0;
+}
 
 // Orders this thread's ordinary stores to shared memory before later reads by wgmma or TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -10,12 +10,12 @@
 #include "sm90/forward/tile_rows.cuh"
 
 // Writes O to the Q slot at the shared-memory address `boxes` and starts its copy to device memory.
-// The copy still runs while the next tile is computed. `barrier` is the number of the warpgroup's
-// named barrier.
+// The copy still runs while the next tile is computed. Before the call all four warps have
+// multiplied with the slot's Q, and an earlier O has left it. `barrier` is the number of the
+// warpgroup's named barrier.
 __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int barrier, int thread,
                                              const KernelParams& params, const TensorMap& map_out, const Tile& tile,
                                              const Share& share, const Sequence& sequence) {
-    warpgroup_barrier(barrier);  // all four warps have multiplied with Q; an earlier O has left the slot
     write_boxes(boxes, thread / 32 * 16, o, thread % 32);
     fence_async_proxy();
     warpgroup_barrier(barrier);  // all four warps have written O, and TMA sees it

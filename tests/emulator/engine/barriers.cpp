@@ -127,7 +127,9 @@ std::string describe_barrier(Cta* cta, unsigned address) {
     return text;
 }
 
-void named_barrier(int id, unsigned threads) {
+void named_barrier(int id, unsigned threads) { named_barrier_all(id, threads, true); }
+
+bool named_barrier_all(int id, unsigned threads, bool vote) {
     if (id < 0 || id > 15) fail("named barrier %d", id);
     Cta* cta = my_cta();
     if (threads % 32 || threads == 0 || threads > cta->fibers.size()) fail("named barrier %d of %u threads", id, threads);
@@ -135,12 +137,15 @@ void named_barrier(int id, unsigned threads) {
     if (barrier.waiters.empty()) barrier.threads = threads;
     else if (barrier.threads != threads) fail("named barrier %d of %u threads, where others wait for %u", id, threads, barrier.threads);
     if (id == 0 && !cta->at_sync.empty()) fail("named barrier 0, while other threads are at __syncthreads");
+    barrier.votes &= vote;
     if (barrier.waiters.size() + 1 == threads) {
+        barrier.result = barrier.votes, barrier.votes = true;
         wake_all(barrier.waiters);
     } else {
         barrier.waiters.push_back(me());
         block(Wait::kNamed, id, threads);
     }
+    return barrier.result;
 }
 
 void complete_sync(Cta* cta) {

@@ -112,6 +112,7 @@ struct Mbarrier {
 struct NamedBarrier {
     unsigned threads = 0;
     std::vector<Fiber*> waiters;
+    bool votes = true, result = true;  // of those that wait; of those that waited last
 };
 
 // One wgmma of a warpgroup.

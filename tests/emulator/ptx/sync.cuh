@@ -7,6 +7,7 @@
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int id) { emulator::named_barrier(id, kThreads); }
 __device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
+__device__ __forceinline__ bool warpgroup_all(int id, bool vote) { return emulator::named_barrier_all(id, 128, vote); }
 
 __device__ __forceinline__ void fence_async_proxy() { emulator::fence_async_proxy(); }
 __device__ __forceinline__ void fence_async_proxy_of_all() { emulator::fence_async_proxy(); }
