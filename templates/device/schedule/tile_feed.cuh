@@ -3,12 +3,13 @@
 //
 // If all tiles have one length, each of n feeds takes every n-th tile. If tiles differ in length
 // (causal mask, window, block mask, varlen), a feed draws the next free tile from a counter in
-// device memory. The last feed to finish sets the counter back to zero, as the next launch on the
-// stream expects it (src/kernel/tile_counters.rs). Without a counter (null) a feed takes every n-th
-// tile.
+// device memory. With kDrawsEqual it draws tiles of one length too: SMs do not share memory's rate
+// evenly, so they are not equally fast. The last feed to finish sets the counter back to zero, as
+// the next launch on the stream expects it (src/kernel/tile_counters.rs). Without a counter (null)
+// a feed takes every n-th tile.
 //
-// A feed draws the next tile before it loads the last block of the current tile, which hides the
-// atomic's latency. A tile drawn earlier would wait for a long tile to end while other CTAs are
+// A feed draws the next tile before it loads the last block or two of the current tile, which hides
+// the atomic's latency. A tile drawn earlier would wait for a long tile to end while other CTAs are
 // idle.
 //
 // With kByTicket (schedule/dq_turns.cuh) the counter gives all tiles, the first one too. The
@@ -20,7 +21,7 @@
 
 #include "device/schedule/tile_order.cuh"
 
-template <typename Tiles, int kCtas = 1, bool kByTicket = false, bool kWholeHeads = false>
+template <typename Tiles, int kCtas = 1, bool kByTicket = false, bool kWholeHeads = false, bool kDrawsEqual = false>
 struct TileFeed {
     const KernelParams& params;
     TileList<Tiles, kIsVarlen> tiles;
@@ -30,14 +31,24 @@ struct TileFeed {
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kCtas; }
     __device__ __forceinline__ TileFeed(const KernelParams& params, uint32* counter)
-        : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket ? counter : nullptr) {
+        : params(params), tiles(params, feeds()), counter(kTilesDiffer || kByTicket || kDrawsEqual ? counter : nullptr) {
         if (kByTicket && this->counter) index = draw();
         if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head;
     }
-    __device__ __forceinline__ uint32 draw() const { return (kByTicket ? 0 : feeds()) + atomicAdd(counter, 1u); }
+    // Whether all tiles have one length. A feed's second tile is known from the start then, since
+    // its loads wait for nothing.
+    __device__ __forceinline__ bool are_equal() const {
+        if constexpr (!kDrawsEqual || kIsVarlen || kHasBlockMask) return false;
+        return !kTilesDiffer || tiles.order.tiles_per_head == splits_of_tile(params);
+    }
+    __device__ __forceinline__ uint32 draw() const {
+        if (are_equal() && index < feeds()) return index + feeds();
+        const uint32 taken = kByTicket ? 0 : are_equal() ? 2 * feeds() : feeds();
+        return taken + atomicAdd(counter, 1u);
+    }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
-    // Called before the last block of a tile is loaded. For a tile without blocks, advance() draws
-    // instead.
+    // Called before the last blocks of a tile are loaded. For a tile without blocks, advance()
+    // draws instead.
     __device__ __forceinline__ void draw_next() {
         if (!kByTicket && counter) next = draw(), has_next = true;
     }
