@@ -2,6 +2,7 @@
 
 use super::forward_geometry::{ForwardKnobs, SPLITS};
 use super::forward_heuristic::{of_rows, stores_by_tma, tile_of_full_device};
+use super::warpgroup::WARPGROUP_ROWS;
 use crate::device::Device;
 use crate::family::space::Space;
 use crate::problem::{Features, Problem};
@@ -32,13 +33,14 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     configs
 }
 
-/// Sequences whose tiles are short enough for `of_few_rows`. On an H200 it lost on longer ones.
+/// The longest keys of `of_few_rows`, whose heads have one tile. On an H200 it lost on longer ones,
+/// and heads of two tiles were at most 1.03 times as fast.
 const SHORT: i64 = 128;
 
 /// Tiles of 64 rows for short sequences: two CTAs on an SM, or two Q slots in one, load a tile
 /// while another is computed. Few blocks leave no other time for it.
 fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    if problem.seqlen_q.max(problem.seqlen_k) > SHORT {
+    if problem.seqlen_q > i64::from(WARPGROUP_ROWS) || problem.seqlen_k > SHORT {
         return Vec::new();
     }
     let Some(config) = of_rows(problem, device, 64).filter(|_| !problem.dropout) else { return Vec::new() };
@@ -47,7 +49,7 @@ fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         ..=64 => &[(64, [4, 4, 2], 2), (128, [2, 2, 2], 2)],
         65..=128 => &[(64, [2, 2, 2], 2), (128, [1, 1, 2], 2), (128, [2, 2, 2], 1)],
         129..=192 => &[(64, [2, 1, 1], 2), (64, [2, 2, 2], 1)],
-        _ => &[(64, [2, 2, 2], 1)],
+        _ => &[],
     };
     let of_tile = |&(block_n, [k_stages, v_stages, q_stages], ctas_per_sm): &(u32, [u32; 3], u32)| ForwardKnobs {
         block_n,
@@ -74,16 +76,28 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
 
 const MOST_WAVES: i64 = 3;
 
-/// The config with blocks of other numbers of keys, where two consumer warpgroups or one have
-/// registers to spare: fewer keys are padded where there are few.
+/// The longest keys for which blocks of 64 were as fast as blocks of 80 on an H200, past head dim
+/// 128.
+const FEW_KEYS: i64 = 512;
+
+/// The config with blocks of other numbers of keys, where consumer warpgroups have registers to
+/// spare: fewer keys are padded where there are few, and three warpgroups share fewer blocks.
 fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    if problem.dropout || problem.features.paged.is_some() || config.block_m > 128 {
+    if problem.dropout || problem.features.paged.is_some() {
         return Vec::new();
     }
-    let (blocks, in_flight): (&[u32], &[[u32; 3]]) = match problem.head_dim.max(problem.head_dim_v) {
-        ..=128 => (&[80, 112, 128], &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]]),
-        129..=192 => (&[64, 80, 96], &[[3, 3, 1], [3, 2, 1], [2, 2, 1]]),
-        _ => (&[64, 80], &[[3, 2, 1], [2, 2, 1]]),
+    // Past head dim 128 two blocks of 64 keys are in flight, which long keys feel.
+    let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if config.block_m == 192 => &[96],
+        _ if config.block_m > 128 => &[],
+        ..=128 => &[80, 112, 128],
+        129.. if config.block_m == 128 && problem.seqlen_k > FEW_KEYS => &[80],
+        129.. => &[64, 80],
+    };
+    let in_flight: &[[u32; 3]] = match problem.head_dim.max(problem.head_dim_v) {
+        ..=128 => &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]],
+        129..=192 => &[[3, 2, 2], [2, 2, 2]],
+        _ => &[[2, 2, 2], [3, 2, 1], [2, 2, 1]],
     };
     let of_keys = |block_n: u32| {
         let of_stages = |&[k_stages, v_stages, q_stages]: &[u32; 3]| ForwardKnobs {

@@ -86,9 +86,11 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
         65..=96 if !problem.dropout => (192, 80, [3, 3, 2]),
         65..=128 => (192, 64, [4, 4, 2]),
         129..=160 => (192, 64, [3, 3, 1]),
+        161..=192 if !problem.dropout && features.paged.is_none() => (128, 80, [2, 2, 2]),
         161..=192 if is_causal => (128, 96, [2, 2, 1]),
         161..=192 => (128, 64, [3, 3, 1]),
-        225.. if is_causal || problem.dropout => (128, 64, [3, 2, 1]),
+        // Most pages are of 64 keys, or divide them.
+        225.. if problem.dropout || is_causal && features.paged.is_some() => (128, 64, [3, 2, 1]),
         _ => (128, 80, [2, 2, 1]),
     }
 }
@@ -125,14 +127,23 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
 pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKnobs> {
     let (rows, keys, stages) = tile_of_full_device(problem);
     let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
+    // Where K and V need little, shared memory has room for two Q slots past head dim 192. Longer
+    // keys lose more by fewer slots of theirs than Q gains.
+    let is_plain = problem.features == Features::NONE && !problem.dropout && !problem.batch_invariant;
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
         // barriers.
         dim @ ..=128 if block_mask.is_some_and(|mask| block_m == 128 && mask.block_k % 128 == 0) && !modifies => {
             (128, if dim <= 64 { [4, 4, 2] } else { [2, 2, 2] })
         }
+        193.. if block_m == 128 && problem.seqlen_k <= 144 && is_plain => match problem.seqlen_k {
+            ..=80 => (80, [1, 1, 2]),
+            _ => (48, [2, 2, 2]),
+        },
         _ if block_m == rows => (keys, stages),
         ..=128 => (64, [4, 4, 2]),
+        129..=192 if !problem.dropout => (64, [3, 2, 2]),
+        _ if block_m == 64 && !problem.dropout => (64, [2, 2, 2]),
         _ => (64, [3, 2, 1]),
     };
     let tiles_differ = tiles_differ(problem);

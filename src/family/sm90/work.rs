@@ -12,20 +12,68 @@ use crate::family::tile::{BOX_COLS, boxes};
 use crate::family::time::{Tiles, Work, blocks, tiles_of_heads};
 use crate::problem::{Features, Problem};
 
-/// Cycles of a consumer's softmax for each key of a block, when it runs alone.
-const SOFTMAX_ALONE: f64 = 7.6;
-/// Cycles of an SM's exponentials for each key and consumer. 64 of them, 16 a cycle, take 4; the
-/// rest is fitted.
-const EXPONENTIALS: f64 = 4.8;
-/// Cycles between a forward tile's last block and the first of the next tile.
-const FORWARD_TILE: f64 = 2000.0;
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
 /// Microseconds of the kernel that combines the partial states of splits, as part of a graph.
 const COMBINE_LAUNCH_US: f64 = 1.0;
-/// Further cycles of a forward tile whose keys are split: first loads that no other tile of the SM
-/// covers, and stores in fp32.
-const SPLIT_FORWARD_TILE: f64 = 7000.0;
+
+/// The share of the bytes of Q, K, V and O that counts: the forward pass reaches 0.9 of the memory
+/// rate, where the model of time (`family::time`) has 0.72.
+const FORWARD_BYTES: f64 = 0.8;
+
+/// A forward tile's computation and its copies overlap: its time is the root of the sum of their
+/// powers.
+const TILE_POWER: f64 = 2.7;
+
+/// What a forward kernel's tiles cost.
+struct ForwardCosts {
+    /// Operations of the tensor cores in a cycle.
+    rate: f64,
+    /// Cycles of a consumer's softmax for each key of a block, when it runs alone.
+    softmax_alone: f64,
+    /// Cycles of an SM's exponentials for each key and consumer. 64 of them, 16 a cycle, take 4;
+    /// the rest is fitted.
+    exponentials: f64,
+    /// Cycles between a tile's last block and the first of the next tile.
+    end: f64,
+    /// More of them for each column of O and consumer of an SM.
+    column: f64,
+    /// More of them where keys are split: first loads that no other tile of the SM covers, and
+    /// stores in fp32.
+    split: f64,
+    /// More of them, and one for each column, where Q has one slot: its load begins after the last
+    /// product with the Q before.
+    one_q_slot: f64,
+    /// More cycles of a block of 64 keys and 128 columns but the first, where V has one slot.
+    one_v_slot: f64,
+    /// Bytes that an SM moves into and out of shared memory in a cycle.
+    filled: f64,
+}
+
+const COSTS: ForwardCosts = ForwardCosts {
+    rate: 4096.0,
+    softmax_alone: 6.0,
+    exponentials: 4.9,
+    end: 1600.0,
+    column: 1.9,
+    split: 3700.0,
+    one_q_slot: 750.0,
+    one_v_slot: 600.0,
+    filled: 67.0,
+};
+
+/// The kernel of 8 bits has one number of slots for each head dim.
+const FP8_COSTS: ForwardCosts = ForwardCosts {
+    rate: 8192.0,
+    softmax_alone: 7.6,
+    exponentials: 4.8,
+    end: 2000.0,
+    column: 0.0,
+    split: 7000.0,
+    one_q_slot: 0.0,
+    one_v_slot: 0.0,
+    filled: f64::INFINITY,
+};
 
 /// What sets the time of a forward tile.
 struct ForwardTile {
@@ -33,18 +81,23 @@ struct ForwardTile {
     block_n: u32,
     num_splits: u32,
     ctas_per_sm: u32,
-    /// Operations of the tensor cores in a cycle.
-    rate: f64,
+    has_one_q_slot: bool,
+    has_one_v_slot: bool,
+    costs: &'static ForwardCosts,
 }
 
 pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
-    let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, .. } = knobs;
-    of_forward(&ForwardTile { block_m, block_n, num_splits, ctas_per_sm, rate: 4096.0 }, problem, device)
+    let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
+    let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
+    let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
+    of_forward(&tile, problem, device)
 }
 
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
-    of_forward(&ForwardTile { block_m, block_n, num_splits, ctas_per_sm: 1, rate: 8192.0 }, problem, device)
+    let (ctas_per_sm, has_one_q_slot, has_one_v_slot, costs) = (1, false, false, &FP8_COSTS);
+    let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
+    of_forward(&tile, problem, device)
 }
 
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
@@ -55,17 +108,27 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let problem = &of_longest(problem);
     let (block_m, block_n) = (i64::from(tile.block_m), f64::from(tile.block_n));
     let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.num_splits));
-    let ctas = f64::from(tile.ctas_per_sm);
+    let (sm_count, costs) = (f64::from(device.sm_count), tile.costs);
+    let tiles_of_head = div_ceil(sq, block_m);
+    let count = splits * (problem.batch_size * problem.num_heads_q * tiles_of_head) as f64;
+    // CTAs that share an SM, if there are so many.
+    let ctas = f64::from(tile.ctas_per_sm).min((count / sm_count).ceil().max(1.0));
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // A row and a key need two operations for each column.
-    let products = block_n * columns * 2.0 * f64::from(WARPGROUP_ROWS) / tile.rate;
+    let products = block_n * columns * 2.0 * f64::from(WARPGROUP_ROWS) / costs.rate;
     // One consumer's products and softmax take turns; those of several, in one CTA or two, fill
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
-    let alone = products + SOFTMAX_ALONE * block_n;
-    let shared = ctas * consumers * products.hypot(EXPONENTIALS * block_n);
+    let alone = products + costs.softmax_alone * block_n;
+    let shared = ctas * consumers * products.hypot(costs.exponentials * block_n);
     let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);
     let is_masked = tiles_differ(problem);
-    let tile_end = if splits > 1.0 { FORWARD_TILE + SPLIT_FORWARD_TILE } else { FORWARD_TILE };
+    let of_split = if splits > 1.0 { costs.split } else { 0.0 };
+    let dim = problem.head_dim as f64;
+    let of_q_slot = if tile.has_one_q_slot { (costs.one_q_slot + dim) / ctas } else { 0.0 };
+    let tile_end = costs.end + costs.column * problem.head_dim_v as f64 * consumers * ctas + of_split + of_q_slot;
+    let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };
+    let row_bytes = f64::from((boxes(problem.head_dim) + boxes(problem.head_dim_v)) * BOX_COLS) * 2.0;
+    let rows = f64::from(tile.block_m);
     let blocks_of_consumer = |first: i64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
         let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
@@ -78,16 +141,18 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let cycles = |nth: i64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| nth * block_m + at * i64::from(WARPGROUP_ROWS));
         let (sum, most) = firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)));
-        tile_end + (alone * most).max(per_block * sum / consumers)
+        let computed = tile_end + (alone * most).max(per_block * sum / consumers) + of_v_slot * (most - 1.0).max(0.0);
+        let moved = ctas * row_bytes * (rows + block_n * most) / costs.filled;
+        (computed.powf(TILE_POWER) + moved.powf(TILE_POWER)).powf(1.0 / TILE_POWER)
     };
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
-    let tiles = tiles_of_heads(problem.batch_size * problem.num_heads_q, div_ceil(sq, block_m), cycles);
+    let tiles = tiles_of_heads(problem.batch_size * problem.num_heads_q, tiles_of_head, cycles);
     // O and LSE in fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (problem.partial_cols() + 1) as f64 } else { 0.0 };
     Some(Work {
         tiles: times(splits, tiles),
-        slots: ctas * f64::from(device.sm_count),
-        bytes_under: problem.batch_size as f64 * elements as f64 * in_bytes(problem),
+        slots: f64::from(tile.ctas_per_sm) * sm_count,
+        bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
         bytes_beside: partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
     })
