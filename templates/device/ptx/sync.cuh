@@ -1,5 +1,6 @@
-// Barriers among threads of a CTA, fences between the generic and the asynchronous proxy, and the
-// wait for the previous kernel (PTX ISA, "bar.sync", "fence.proxy.async", "griddepcontrol").
+// Barriers among threads of a CTA, fences between the generic and the asynchronous proxy, the wait
+// for the previous kernel and the start of the next one (PTX ISA, "bar.sync", "fence.proxy.async",
+// "griddepcontrol").
 // Schedules call these functions. This file knows no barrier's number and no schedule.
 
 #include "device/types.cuh"
@@ -33,3 +34,5 @@ __device__ __forceinline__ void fence_async_proxy_of_all() { asm volatile("fence
 
 // Waits until the previous grid has ended. The writes of that grid are then visible.
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next grid start once every CTA of this one has called it or has ended.
+__device__ __forceinline__ void start_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }

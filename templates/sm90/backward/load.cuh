@@ -11,6 +11,7 @@
 #include "device/schedule/dq_turns.cuh"
 #include "device/schedule/group_walk.cuh"
 #include "device/schedule/listed_slots.cuh"
+#include "device/schedule/previous_kernel.cuh"
 #include "device/schedule/tile_feed.cuh"
 
 struct TensorMaps {
@@ -40,7 +41,8 @@ __device__ __forceinline__ void load_boxes(uint32 slots, uint32 slot, const Tens
 
 // One tile's copies, in the order in which consumers need them: K, the first Q, V, the first dO,
 // further Q and dO. Each wait is for the consumers' release of the slot. Each expected count of
-// bytes precedes the copies that complete it.
+// bytes precedes the copies that complete it. K, V and a Q are on their way before the kernel
+// before this one has ended, which writes LSE and delta.
 template <class Memory, class Feed, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void load_tile(const KernelParams& params, const TensorMaps& maps, const Memory& smem, const Tile& tile, uint32 rank,
                                           Feed& feed, RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
@@ -71,14 +73,12 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
     const auto load_block = [&](int head, int block, const ListedTile& listed) {
         if (--left == 0) feed.draw_next();
         const int64 stats = sequence.workspace_row(params, head) + block * kBlockM;
-        // ---- Q and LSE; under a block mask also the block's number, before the slot is full
+        // ---- Q; under a block mask also the block's number, before the slot is full
         barrier_wait(smem.empty_q(ring_q.slot), ring_q.parity ^ 1);
         if constexpr (kHasBlockMask) smem.listed.put(ring_q.slot, listed, head);
         barrier_expect(smem.full_q(ring_q.slot), kBytesQ + kBytesStats);
         load_boxes<kBoxesK, kShareK>(smem.q, ring_q.slot, maps.q, smem.full_q(ring_q.slot), block * kBlockM, head, rows_q, rank);
-        bulk_load(smem.lse + ring_q.slot * kBytesStats, params.lse_log2 + stats, kBytesStats, smem.full_q(ring_q.slot));
-        if constexpr (kQHasRing) ring_q.advance();
-        // ---- V, with the tile's first block
+        // ---- V, with the tile's first block: K's slot is free after V's
         if (!have_v) {
             have_v = true;
             barrier_wait(smem.empty_v(ring_kv.slot), ring_kv.parity ^ 1);
@@ -87,7 +87,11 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
             for (int box = 0; box < kBoxesV; ++box) {
                 tma_load(smem.v + ring_kv.slot * kBytesV + box * kBytesBoxN, maps.v, smem.full_v(ring_kv.slot), box * kBoxCols, key, tile.head, rows_v);
             }
+            wait_for_previous_kernel();
         }
+        // ---- LSE
+        bulk_load(smem.lse + ring_q.slot * kBytesStats, params.lse_log2 + stats, kBytesStats, smem.full_q(ring_q.slot));
+        if constexpr (kQHasRing) ring_q.advance();
         // ---- dO and delta
         if constexpr (kCtas == 1) {
             barrier_wait(smem.empty_do(ring_do.slot), ring_do.parity ^ 1);
@@ -115,6 +119,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const Tensor
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
     const bool feeds = kCtas == 1 || rank == 0;
     constexpr bool kByTicket = kIsDeterministic && kDirectTiles == 0, kWholeHeads = kDirectTiles > 1;
+    if constexpr (kByTicket) wait_for_previous_kernel();  // it clears the tickets
     TileFeed<KeyTiles<kByTicket, kWholeHeads>, kCtas, kByTicket, kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
     // One CTA's feed advances at the end of the loop, a pair's at its start: the other way around
     // either kernel spills more.

@@ -13,3 +13,4 @@ __device__ __forceinline__ void fence_async_proxy() { emulator::fence_async_prox
 __device__ __forceinline__ void fence_async_proxy_of_all() { emulator::fence_async_proxy(); }
 
 __device__ __forceinline__ void wait_for_previous_grid() {}
+__device__ __forceinline__ void start_next_grid() {}
