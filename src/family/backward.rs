@@ -15,15 +15,14 @@ const SINKS_ROWS: u32 = 256;
 /// The kernel that writes the gradients of attention sinks, which a call need not ask for.
 pub const SINKS: &str = "backward_sinks";
 
-/// The backward pass's kernels in launch order. With `dq_transposed` the main kernel computes dQ's
-/// transpose. Where it writes dQ itself, no accumulator is cleared, and only splits leave something
-/// to convert.
-pub fn around(problem: &Problem, main: KernelSpec, dq_transposed: bool) -> Vec<KernelSpec> {
+/// The backward pass's kernels in launch order. Where the main kernel writes dQ itself, no
+/// accumulator is cleared, and only splits leave something to convert.
+pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
     // The dQ accumulator's tiles have 16 columns each where it is transposed, else 8.
-    let columns = if dq_transposed { problem.workspace_cols() } else { problem.head_dim };
+    let columns = if main.dq_transposed { problem.workspace_cols() } else { problem.head_dim };
     let (may_split, direct_dq) = (main.split_waves > 0, main.direct_dq);
     let columns = if may_split { columns.max(KEY_COLS) } else { columns };
-    let small = KernelSpec { is_main: false, direct_dq, ..KernelSpec::MAIN };
+    let small = KernelSpec { is_main: false, direct_dq, dq_transposed: main.dq_transposed, ..KernelSpec::MAIN };
     let delta = KernelSpec {
         template: "backward_delta",
         entry: "flashtune_backward_delta",

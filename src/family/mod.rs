@@ -86,15 +86,6 @@ pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     }
 }
 
-/// Whether a family's backward pass computes dQ's transpose, which orders the accumulator
-/// (device/layout/dq_accum.cuh).
-pub fn dq_transposed(problem: &Problem, family: Family) -> bool {
-    match family {
-        Family::Sm90 => sm90::dq_transposed(problem),
-        Family::Cpu | Family::Sm80 | Family::Sm90Fp8 | Family::Decode => false,
-    }
-}
-
 /// Whether a family's kernels take tensors of a dtype.
 pub fn takes(family: Family, dtype: Dtype) -> bool {
     match family {

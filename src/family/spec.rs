@@ -34,6 +34,9 @@ pub struct KernelSpec {
     pub split_waves: u32,
     /// Backward: the main kernel writes dQ, without an accumulator.
     pub direct_dq: bool,
+    /// Backward: the main kernel computes dQ's transpose, which orders its accumulator
+    /// (device/layout/dq_accum.cuh).
+    pub dq_transposed: bool,
     pub schedule: Schedule,
     /// CTAs that are to share an SM.
     pub ctas_per_sm: u32,
@@ -153,6 +156,7 @@ impl KernelSpec {
         most_splits: 1,
         split_waves: 0,
         direct_dq: false,
+        dq_transposed: false,
         schedule: Schedule::OneTile,
         ctas_per_sm: 1,
         arguments: Arguments::Params,

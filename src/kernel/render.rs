@@ -185,7 +185,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert(ARCH.to_owned(), Value::Integer(major * 10 + minor));
     values.insert("template".to_owned(), Value::Name(spec.template.to_owned()));
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
-    values.insert("dq_transposed".to_owned(), Value::Flag(family::dq_transposed(problem, config.family)));
+    values.insert("dq_transposed".to_owned(), Value::Flag(spec.dq_transposed));
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
     values.insert("has_dq_accum".to_owned(), Value::Flag(!spec.direct_dq));
     let adds_splits = matches!(spec.axis, Axis::KeySlices | Axis::QueriesAndKeys);

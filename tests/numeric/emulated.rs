@@ -102,10 +102,10 @@ fn sm_90_kernels_that_split_queries_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_tiles");
 }
 
-/// One SM: a CTA does all tiles of several heads.
+/// Two SMs: a CTA does all tiles of several heads.
 #[test]
 fn sm_90_kernels_that_write_dq_are_right() {
-    is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_keys");
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_keys");
 }
 
 #[test]

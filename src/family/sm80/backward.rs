@@ -112,7 +112,7 @@ impl Space for BackwardKnobs {
             ctas_per_sm: self.ctas_per_sm,
             ..KernelSpec::MAIN
         };
-        backward::around(problem, main, false)
+        backward::around(problem, main)
     }
 }
 

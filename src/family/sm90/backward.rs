@@ -4,7 +4,7 @@
 //! (`templates/sm90_backward_middle.cu.tera`), and beyond a half of the columns of 64 keys
 //! (`templates/sm90_backward_wide.cu.tera`).
 
-use super::backward_geometry::{BackwardKernel, BackwardKnobs, SPLIT_WAVES, direct_tiles, dq_transposed, half_cols};
+use super::backward_geometry::{BackwardKernel, BackwardKnobs, FEW_KEYS, SPLIT_WAVES, direct_tiles, half_cols};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
@@ -31,8 +31,11 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "wgmma_m",
-            reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys; else it is 64 keys, of each consumer or, past 192, of each of two CTAs",
-            holds: |p, k, _| match BackwardKernel::of(p) {
+            reason: "wgmma's M is 64 queries from head dim 136 to 192, where a consumer holds fewer than 64 keys, and past 192 where a CTA does 64 keys and writes dQ; else it is 64 keys, of each consumer or, past 192, of each of two CTAs",
+            holds: |p, k, _| match k.kernel(p) {
+                BackwardKernel::Middle if BackwardKernel::of(p) == BackwardKernel::Wide => {
+                    k.block_m == 64 && k.direct_dq > 0
+                }
                 BackwardKernel::Middle => k.block_m == 64 && k.block_n < 128,
                 BackwardKernel::Narrow | BackwardKernel::Wide => k.block_n == 128,
             },
@@ -84,7 +87,7 @@ impl Space for BackwardKnobs {
         let per_block = 45.0 / block_m;
         // Products of few keys read shared memory for longer than they multiply
         // (docs/tuning/sm90-backward.md).
-        let (per_tile, in_flight) = match BackwardKernel::of(problem) {
+        let (per_tile, in_flight) = match self.kernel(problem) {
             BackwardKernel::Narrow => (0.0, [0.15, 0.0, 0.02]),
             BackwardKernel::Middle => (120.0 / block_n, [0.02, 0.0, 0.0]),
             BackwardKernel::Wide => (0.0, [0.0, 0.02, 0.04]),
@@ -121,12 +124,13 @@ impl Space for BackwardKnobs {
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
-        backward::around(problem, self.main(problem), dq_transposed(problem))
+        backward::around(problem, self.main(problem))
     }
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "direct_dq" => match (BackwardKernel::of(problem), direct_tiles(problem, 128)) {
+                (BackwardKernel::Wide, _) if direct_tiles(problem, FEW_KEYS).is_some() => &[0, 1, 2],
                 (_, None) => &[0],
                 (BackwardKernel::Middle, _) => &[0, 1, 2],
                 (_, Some(1)) => &[1],
@@ -160,7 +164,7 @@ fn is_narrow(problem: &Problem) -> bool {
 
 impl BackwardKnobs {
     fn main(&self, problem: &Problem) -> KernelSpec {
-        let kernel = BackwardKernel::of(problem);
+        let kernel = self.kernel(problem);
         let (template, schedule, key_rows) = match kernel {
             BackwardKernel::Narrow => ("sm90_backward", Schedule::Persistent, self.block_n),
             BackwardKernel::Middle => ("sm90_backward_middle", Schedule::Persistent, self.block_n),
@@ -182,6 +186,7 @@ impl BackwardKnobs {
             registers: Some(kernel.registers()),
             split_waves: self.split_waves,
             direct_dq: self.direct_dq > 0,
+            dq_transposed: kernel != BackwardKernel::Middle,
             ..KernelSpec::MAIN
         }
     }
@@ -198,6 +203,15 @@ impl BackwardKnobs {
 
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
         self.largest_work(problem, device).map_or(f64::INFINITY, |work| work.us(device))
+    }
+
+    /// Two tiles of few keys instead of one of a pair of CTAs, where that is expected to pay.
+    fn or_few_keys(self, problem: &Problem, device: &Device) -> Self {
+        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
+        let device = typical.as_ref().unwrap_or(device);
+        let few_keys = BackwardKnobs { block_m: 64, block_n: FEW_KEYS, direct_dq: 2, split_waves: 0, ..self };
+        let may_be_few = self.kernel(problem) == BackwardKernel::Wide && few_keys.fits(problem, device);
+        if may_be_few && few_keys.us(problem, device) < self.us(problem, device) { few_keys } else { self }
     }
 
     /// One CTA for all tiles of a head where that is expected to pay, else splits where they are. A
@@ -246,7 +260,7 @@ impl BackwardKnobs {
     fn fits_registers(&self, problem: &Problem) -> bool {
         let (block_m, block_n) = (self.block_m, self.block_n);
         let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-        let (gradients, scores) = match BackwardKernel::of(problem) {
+        let (gradients, scores) = match self.kernel(problem) {
             BackwardKernel::Narrow => {
                 let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
                 // The second tile of a head adds to dQ in memory.
@@ -259,11 +273,11 @@ impl BackwardKnobs {
             }
             BackwardKernel::Wide => (half_cols(dim_v) / 2, block_m / 2 + block_m / 4),
         };
-        let last = match BackwardKernel::of(problem) {
+        let last = match self.kernel(problem) {
             BackwardKernel::Wide => half_cols(dim) + block_m / 2,
             BackwardKernel::Narrow | BackwardKernel::Middle => gradients + scores,
         };
-        let given = BackwardKernel::of(problem).registers();
+        let given = self.kernel(problem).registers();
         gradients + scores + 12 <= given.consumer && last + 12 <= given.last_consumer
     }
 }
@@ -298,6 +312,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         // Where dK and dV are of three boxes each, dropout or a bias takes more than 48 keys leave.
         BackwardKernel::Middle if (problem.dropout || features.bias) && has_three_boxes_each => &[64],
         BackwardKernel::Middle => &[96, 64],
+        // Two CTAs would share 128 keys, of which one had none.
+        BackwardKernel::Wide if direct_tiles(problem, FEW_KEYS) == Some(1) => &[FEW_KEYS, 128],
         BackwardKernel::Narrow | BackwardKernel::Wide => &[128],
     };
     let config = |(block_n, block_m, [num_stages, kv_stages, v_regs]): (u32, u32, [u32; 3])| BackwardKnobs {
@@ -312,11 +328,14 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         split_waves: 0,
     };
     let in_flight = [[num_stages, kv_stages, v_regs], [num_stages, 1, 0], [1, 1, 0]];
-    let blocks = || [128, 96, 80, 64, 48, 32, 16].into_iter().filter(|block_m| *block_m <= rows);
-    let tiles = keys.iter().flat_map(|block_n| blocks().map(|block_m| (*block_n, block_m)));
+    // Few keys past head dim 192 are the middle kernel's, whose blocks have 64 rows with any
+    // features.
+    let rows_of = |block_n: u32| if block_n == FEW_KEYS { rows.max(64) } else { rows };
+    let blocks = |most: u32| [128, 96, 80, 64, 48, 32, 16].into_iter().filter(move |block_m| *block_m <= most);
+    let tiles = keys.iter().flat_map(|block_n| blocks(rows_of(*block_n)).map(|block_m| (*block_n, block_m)));
     let flows = tiles.flat_map(|(block_n, block_m)| in_flight.map(|in_flight| (block_n, block_m, in_flight)));
     let tile = flows.map(config).find(|config| config.fits(problem, device))?;
-    Some(tile.with_best_walk(problem, device))
+    Some(tile.with_best_walk(problem, device).or_few_keys(problem, device))
 }
 
 /// Splits are expected to take less than this share of the time without.

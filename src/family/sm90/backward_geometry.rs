@@ -28,11 +28,13 @@ knobs! {
 pub const CONSUMERS: u32 = 2;
 
 /// The kernel of a problem, by the larger head dim, which says how many registers dK and dV need.
+/// Past head dim 192 tiles of 64 keys are the middle kernel's (`BackwardKnobs::kernel`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackwardKernel {
     /// Up to 128: a warpgroup holds 64 keys.
     Narrow,
-    /// 136 to 192: a warpgroup holds fewer, transposed.
+    /// 136 to 192, and beyond where a CTA does all keys of a head: a warpgroup holds fewer,
+    /// transposed.
     Middle,
     /// 200 to 256: two CTAs share a tile, 64 keys each. Two warpgroups hold halves of the columns
     /// of dV, and a third holds dK and computes dQ.
@@ -62,15 +64,9 @@ impl BackwardKernel {
     }
 }
 
-/// Whether the backward pass computes dQ's transpose, which orders the accumulator
-/// (device/layout/dq_accum.cuh).
-pub fn dq_transposed(problem: &Problem) -> bool {
-    BackwardKernel::of(problem) != BackwardKernel::Middle
-}
-
 /// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
 /// rows meets the first one, and their number is known, so without varlen. None if it may not. Of
-/// the three kernels the wide one cannot write dQ.
+/// the three kernels the wide one, whose tiles have 128 keys, cannot write dQ.
 ///
 /// A block meets the first tile if its last row sees the first key. Its first rows may see none.
 pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
@@ -80,9 +76,12 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
         && features.varlen.is_none()
         && features.block_mask.is_none();
     let tiles = (problem.seqlen_k as u64).div_ceil(block_n.into());
-    let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide;
+    let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide && block_n > FEW_KEYS;
     (!is_wide && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
 }
+
+/// Keys of a tile of the middle kernel past head dim 192.
+pub const FEW_KEYS: u32 = 64;
 
 /// Rows of the least block: the first value of `block_m`.
 const LEAST_ROWS: i64 = 16;
@@ -94,8 +93,16 @@ pub const fn half_cols(dim: i64) -> u32 {
 }
 
 impl BackwardKnobs {
+    /// The kernel that the config runs.
+    pub fn kernel(&self, problem: &Problem) -> BackwardKernel {
+        match BackwardKernel::of(problem) {
+            BackwardKernel::Wide if self.block_n <= FEW_KEYS => BackwardKernel::Middle,
+            kernel => kernel,
+        }
+    }
+
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {
-        let tiles = match BackwardKernel::of(problem) {
+        let tiles = match self.kernel(problem) {
             BackwardKernel::Narrow => self.narrow_bytes(problem),
             BackwardKernel::Middle => self.middle_bytes(problem),
             BackwardKernel::Wide => self.wide_bytes(problem),
@@ -114,9 +121,9 @@ impl BackwardKnobs {
         let k_and_v =
             boxed_tile_bytes(self.block_n, problem.head_dim) + boxed_tile_bytes(self.block_n, problem.head_dim_v);
         // P and two blocks of dS, each a box of either consumer's keys; and of dQ a box on its way
-        // out.
+        // out, up to head dim 192.
         let weights = 3 * CONSUMERS * boxed_tile_bytes(self.block_m, i64::from(BOX_COLS));
-        let dq = CONSUMERS * self.block_m * BOX_COLS * 4;
+        let dq = if boxes(problem.head_dim) > 3 { 0 } else { CONSUMERS * self.block_m * BOX_COLS * 4 };
         k_and_v + self.q_and_dout_bytes(problem) + weights + dq
     }
 

@@ -20,7 +20,7 @@ mod tests;
 mod warpgroup;
 mod work;
 
-pub use backward_geometry::{BackwardKnobs, dq_transposed};
+pub use backward_geometry::BackwardKnobs;
 pub use forward_geometry::ForwardKnobs;
 pub use fp8::refusal as fp8_refusal;
 pub use fp8_geometry::Fp8Knobs;

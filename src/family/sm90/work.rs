@@ -179,7 +179,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let (block_m, block_n) = (f64::from(knobs.block_m), i64::from(knobs.block_n));
     // Columns as padded, cycles of barriers and waits in a block, and CTAs that share a tile.
-    let (columns, waits, ctas) = match BackwardKernel::of(problem) {
+    let (columns, waits, ctas) = match knobs.kernel(problem) {
         BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 760.0, 1),
         BackwardKernel::Middle => {
             let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);

@@ -140,6 +140,27 @@ fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
 }
 
 #[test]
+fn few_keys_past_head_dim_192_are_tiles_of_64() {
+    let of = |seqlen_k| Problem { batch_size: 64, seqlen_q: 64, seqlen_k, ..problem(256, 256) };
+    let tile = |problem: &Problem| {
+        let config = heuristic(problem, &h200()).unwrap();
+        (config.block_n, config.direct_dq, config.kernel(problem), config.main(problem).dq_transposed)
+    };
+    assert_eq!(tile(&of(64)), (64, 1, BackwardKernel::Middle, false));
+    assert_eq!(tile(&of(128)), (64, 2, BackwardKernel::Middle, false));
+    let few_heads = Problem { batch_size: 1, num_heads_q: 4, num_heads_kv: 4, seqlen_q: 1024, ..of(100) };
+    assert_eq!(tile(&few_heads), (128, 0, BackwardKernel::Wide, true), "one CTA would walk each head");
+    assert_eq!(tile(&of(129)), (128, 0, BackwardKernel::Wide, true));
+    let few = |direct_dq: u32| config(64).with("block_n", 64).with("direct_dq", direct_dq);
+    assert_eq!(broken(&of(64), &few(1)), None);
+    assert_eq!(broken(&of(128), &few(2)), None);
+    for (keys, direct_dq, by) in [(64, 0, "wgmma_m"), (128, 0, "wgmma_m"), (128, 1, "direct_dq"), (129, 2, "direct_dq")]
+    {
+        assert_eq!(broken(&of(keys), &few(direct_dq)).as_deref(), Some(by), "{keys} {direct_dq}");
+    }
+}
+
+#[test]
 fn a_config_from_another_shape_gets_the_splits_of_this_one() {
     let (few, many) = (of_shape(FEW_TILES[0]), Problem { batch_size: 64, ..of_shape(FEW_TILES[0]) });
     let measured = BackwardKnobs { split_waves: 0, ..heuristic(&many, &h200()).unwrap() };

@@ -130,6 +130,8 @@ pub fn tiny_few_keys() -> Vec<Case> {
         of(Fp16, (271, 256), 128, BottomRight),
         of(Bf16, (80, 90), 192, Full),
         Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
+        of(Bf16, (150, 60), 256, Full),
+        Case { strides: Strides::Gaps, ..of(Fp16, (100, 100), 200, BottomRight) },
     ])
 }
 
