@@ -6,11 +6,15 @@
 //! from and how far the model is off. Nothing here knows a record.
 
 use crate::device::Device;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// Cycles of an SM in a microsecond under load.
 const CYCLES_PER_US: f64 = 1650.0;
 /// The share of the memory rate that the passes reach.
 const MEMORY_RATE: f64 = 0.72;
+/// Tiles for each slot up to which they are laid on the slots one by one.
+const FEW_TILES: f64 = 6.0;
 /// Tiles of one head that are looked at; others are as long as those beside them.
 pub const MOST_KINDS: i64 = 64;
 
@@ -28,6 +32,9 @@ pub struct Work {
     pub tiles: Vec<Tiles>,
     /// Tiles that run at a time.
     pub slots: f64,
+    /// Few tiles that differ are laid on the slots one by one, the longest first, as CTAs draw
+    /// them.
+    pub is_drawn: bool,
     /// Bytes that the main kernel moves while it computes.
     pub bytes_under: f64,
     /// Bytes that other kernels of the pass move.
@@ -55,9 +62,30 @@ impl Work {
             longest
         } else if longest == shortest {
             (count / self.slots).ceil() * longest
+        } else if self.is_drawn && count <= FEW_TILES * self.slots {
+            self.span_of_drawn()
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
         }
+    }
+
+    /// Two and a half causal tiles for each slot take a tenth longer than their share of the slots;
+    /// twice as many as slots pair up.
+    fn span_of_drawn(&self) -> f64 {
+        let mut tiles = self.tiles.clone();
+        tiles.sort_by(|a, b| b.cycles.total_cmp(&a.cycles));
+        let mut ends: BinaryHeap<Reverse<u64>> = (0..self.slots as u64).map(|_| Reverse(0)).collect();
+        let (mut last, mut due) = (0, 0.5);
+        for Tiles { count, cycles } in tiles {
+            due += count;
+            while due >= 1.0 {
+                due -= 1.0;
+                let Some(Reverse(end)) = ends.pop() else { return cycles };
+                last = last.max(end + cycles as u64);
+                ends.push(Reverse(end + cycles as u64));
+            }
+        }
+        last as f64
     }
 
     /// The share of the slots that get no tile at all.
@@ -88,7 +116,7 @@ mod tests {
 
     fn work(tiles: &[(f64, f64)]) -> Work {
         let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles }).collect();
-        Work { tiles, slots: 100.0, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
+        Work { tiles, slots: 100.0, is_drawn: false, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
     }
 
     #[test]
@@ -102,6 +130,18 @@ mod tests {
         assert_eq!(work(&[(50.0, 10.0), (50.0, 30.0)]).span(), 30.0);
         assert_eq!(work(&[(1000.0, 10.0), (1000.0, 30.0)]).span(), 405.0);
         assert_eq!(work(&[(200.0, 1.0), (1.0, 30.0)]).span(), 30.0);
+    }
+
+    #[test]
+    fn few_drawn_tiles_end_unevenly() {
+        let drawn = |kinds: &[f64], of_each| {
+            let tiles = kinds.iter().map(|cycles| (of_each, *cycles)).collect::<Vec<_>>();
+            Work { is_drawn: true, ..work(&tiles) }.span()
+        };
+        assert_eq!(drawn(&[40.0, 30.0, 20.0, 10.0], 50.0), 50.0, "the longest with the shortest");
+        assert_eq!(drawn(&[50.0, 40.0, 30.0, 20.0, 10.0], 50.0), 80.0, "the share of the slots is 75");
+        assert_eq!(drawn(&[2.0, 1.0], 1000.0), 30.5, "many, by formula");
+        assert_eq!(drawn(&[2.0, 1.0], 75.5), 3.0, "counts of tiles that are not all looked at");
     }
 
     #[test]

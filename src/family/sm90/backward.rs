@@ -117,7 +117,11 @@ impl Space for BackwardKnobs {
     /// dQ says little of those that write it.
     fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
         let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
-        let group_mb = if is_grouped_in_vain { 0 } else { self.group_mb };
+        let group_mb = match self.group_mb {
+            _ if is_grouped_in_vain => 0,
+            0 if overflows_l2(to, device) => 16,
+            group_mb => group_mb,
+        };
         let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
         let fresh = heuristic(to, device).filter(writes_dq);
         fresh.unwrap_or_else(|| BackwardKnobs { group_mb, ..self }.with_best_walk(to, device))
@@ -353,6 +357,15 @@ fn wants_groups(problem: &Problem, device: &Device) -> bool {
     let tiles = problem.batch_size * problem.num_heads_kv * ((problem.seqlen_k + 127) / 128);
     let are_few = tiles <= FEW_WAVES * i64::from(device.sm_count);
     if tiles_differ(problem) { !are_few } else { problem.seqlen_q < LONG }
+}
+
+/// Whether the heads of a group of query heads are walked together and L2 holds few of what all of
+/// them use: groups of heads then lose nothing, and up to a tenth is won.
+fn overflows_l2(problem: &Problem, device: &Device) -> bool {
+    let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
+    let bytes = problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes;
+    let are_walked_together = problem.group_size() > 1 && tiles_differ(problem) && wants_groups(problem, device);
+    are_walked_together && !problem.deterministic && bytes as u64 > 4 * device.l2_bytes
 }
 
 /// Tiles for each SM up to which the end of a group leaves SMs idle.

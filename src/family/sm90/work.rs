@@ -152,6 +152,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(tile.ctas_per_sm) * sm_count,
+        is_drawn: false,
         bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
         bytes_beside: partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
@@ -162,6 +163,9 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
 const WEIGHTS: f64 = 0.028;
 /// Cycles of a backward tile's first loads and last stores.
 const BACKWARD_TILE: f64 = 3700.0;
+/// Further cycles of a tile that shares its walk: first loads that no other tile of the SM covers,
+/// and stores in fp32.
+const SPLIT_BACKWARD_TILE: f64 = 2000.0;
 /// The share of memory's time that partial gradients cost: L2 holds many of them between kernels.
 const PARTIALS_FROM_MEMORY: f64 = 0.4;
 /// Microseconds of the three launches under the tuner's clock.
@@ -191,11 +195,12 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
     let splits = f64::from(knobs.num_splits(problem, device));
     let steps = problem.group_size() as f64 / splits;
+    let tile_end = if splits > 1.0 { BACKWARD_TILE + SPLIT_BACKWARD_TILE } else { BACKWARD_TILE };
     let cycles = |tile: i64| {
         let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
         let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));
         let to = problem.left_shift().map_or(sq, |shift| (end - shift).clamp(0, sq));
-        BACKWARD_TILE + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
+        tile_end + per_block * (steps * blocks(from, to, knobs.block_m)).ceil()
     };
     // fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
@@ -210,6 +215,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
+        is_drawn: true,
         bytes_under: 0.0,
         bytes_beside: PARTIALS_FROM_MEMORY * partial_bytes * (heads_kv * sk) as f64
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),

@@ -161,6 +161,22 @@ fn few_keys_past_head_dim_192_are_tiles_of_64() {
 }
 
 #[test]
+fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
+    let of = |seqlen, heads_q, heads_kv| Problem {
+        batch_size: 1,
+        num_heads_q: heads_q,
+        num_heads_kv: heads_kv,
+        causal: Causal::BottomRight,
+        ..Problem { seqlen_q: seqlen, seqlen_k: seqlen, ..problem(128, 128) }
+    };
+    let measured = BackwardKnobs { group_mb: 0, ..heuristic(&of(4096, 32, 8), &h200()).unwrap() };
+    let carried = |to: &Problem| measured.carried_over(&of(4096, 32, 8), to, &h200()).group_mb;
+    assert_eq!(carried(&of(65536, 32, 8)), 16);
+    assert_eq!(carried(&of(8192, 32, 8)), 0, "few tiles for each SM");
+    assert_eq!(carried(&of(65536, 32, 32)), 0, "heads that are not walked together");
+}
+
+#[test]
 fn a_config_from_another_shape_gets_the_splits_of_this_one() {
     let (few, many) = (of_shape(FEW_TILES[0]), Problem { batch_size: 64, ..of_shape(FEW_TILES[0]) });
     let measured = BackwardKnobs { split_waves: 0, ..heuristic(&many, &h200()).unwrap() };
