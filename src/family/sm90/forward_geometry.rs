@@ -8,8 +8,6 @@ use crate::problem::Problem;
 
 /// Rows after which the pattern of the 128-byte swizzle repeats: a box begins at such a row.
 const SWIZZLE_ROWS: i64 = 8;
-/// The fewest rows of a page's box that TMA copies. Threads copy smaller pages faster.
-const LEAST_BOX_ROWS: i64 = 32;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
@@ -42,23 +40,23 @@ impl ForwardKnobs {
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
-    /// block and a page. 0 if these are few: threads copy the keys then.
+    /// block and a page. 0 if these are no whole eights: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
         if problem.features.paged.is_none() {
             return self.block_n;
         }
         match common_box_rows(self.block_n, problem) {
-            rows @ LEAST_BOX_ROWS.. if rows % SWIZZLE_ROWS == 0 => rows as u32,
+            rows if rows % SWIZZLE_ROWS == 0 => rows as u32,
             _ => 0,
         }
     }
 
     /// The shares of the launch's registers.
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
-        match self.box_rows(problem) {
-            0 => registers_with_copies(self.consumers()),
+        match problem.features.paged {
             _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
-            _ => registers(self.consumers()),
+            Some(_) => registers_with_copies(self.consumers()),
+            None => registers(self.consumers()),
         }
     }
 

@@ -129,7 +129,7 @@ fn keys_in_pages_have_the_work_of_as_many_contiguous_keys() {
 }
 
 #[test]
-fn boxes_of_pages_are_whole_eights_of_at_least_32_rows() {
+fn boxes_of_pages_are_whole_eights() {
     let config = heuristic(&problem(Pass::Forward, 64, 64), &h200());
     let box_rows = |block_n, page_size| {
         let knobs = ForwardKnobs::of(&config.clone().with("block_n", block_n)).unwrap();
@@ -137,6 +137,7 @@ fn boxes_of_pages_are_whole_eights_of_at_least_32_rows() {
         knobs.box_rows(&Problem { features, ..problem(Pass::Forward, 64, 64) })
     };
     assert_eq!([(64, 64), (64, 256), (64, 96), (80, 40)].map(|(n, page)| box_rows(n, page)), [64, 64, 32, 40]);
+    assert_eq!([(64, 16), (64, 8), (80, 64), (96, 24)].map(|(n, page)| box_rows(n, page)), [16, 8, 16, 24]);
     // 36 divides 144 and 180, and the swizzle repeats after 8 rows.
-    assert_eq!([(64, 16), (64, 1), (80, 64), (144, 36), (144, 180)].map(|(n, page)| box_rows(n, page)), [0; 5]);
+    assert_eq!([(64, 4), (64, 1), (144, 36), (144, 180)].map(|(n, page)| box_rows(n, page)), [0; 4]);
 }

@@ -26,8 +26,8 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
 /// The same for two CTAs that share an SM, with one consumer warpgroup each (128 a thread).
 pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters::alike(40, 216);
 
-/// The same for a producer whose threads copy keys themselves. The addresses of their copies take
-/// more registers.
+/// The same for a producer that copies keys itself or looks up their pages. Addresses take more
+/// registers.
 pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {
     match consumers {
         ..=1 => registers(consumers),

@@ -1,10 +1,11 @@
 // The producer of the sm90 forward kernel if keys lie in pages (device/attention/key_pages.cuh).
 // load.cuh has the copies of Q, and of keys without pages.
 //
-// Where pages hold boxes of enough rows, one warp copies keys by TMA: its lanes share the lookups
-// in the block table. Else the four warps of the warpgroup copy keys by cp.async, 16 bytes at a
-// time, into the same swizzled boxes. Either way rows behind the sequence's end arrive as zeros,
-// except in a box that a page holds whole. The consumers clear those rows of V.
+// Where pages hold boxes of whole eights of rows, TMA copies keys. Four warps share the boxes of a
+// block if there are as many, since a thread takes 200 cycles to start one. Else the four warps
+// copy keys by cp.async, 16 bytes at a time, into the same swizzled boxes. Either way rows behind
+// the sequence's end arrive as zeros, except in a box that a page holds whole. The consumers clear
+// those rows of V.
 
 #include "device/attention/key_boxes.cuh"
 #include "device/ptx/cp_async.cuh"
@@ -20,7 +21,8 @@ using BoxedV = BoxedTile<kBlockN, kHeadDimV>;
 template <bool kByTma>
 struct PageLoader;
 
-// By TMA: a barrier counts the bytes of its slot.
+// By TMA: a barrier counts the bytes of its slot. Box i of a block belongs to loader warp i mod
+// kLoaderWarps, whose lane 0 starts it. Each warp arrives with the bytes of its own boxes.
 template <>
 struct PageLoader<true> {
     const KernelParams& params;
@@ -30,23 +32,67 @@ struct PageLoader<true> {
     Ring<kKStages> ring_k;
     Ring<kVStages> ring_v;
 
-    using Pages = KeyPages<kBlockN>;
+    static constexpr int kWarps = kPagesByTma ? kLoaderWarps : 1;  // NVRTC compiles this without pages too
+    static constexpr int kBoxes = kBlockN / kKeyBoxRows;  // of 64 columns
+    static constexpr int kMostBoxes = (kBoxes + kWarps - 1) / kWarps;  // of a warp
+    static_assert(!kPagesByTma || kMostBoxes <= 32, "a lane has the page of one box");
+
+    // Lane i looks up the page of the warp's box i.
+    struct Pages {
+        using Entries = int;
+        const int* table;
+        const int& num_pages;
+        const int seqlen_k;
+        int page;
+
+        __device__ __forceinline__ Pages(const KernelParams& params, const Sequence& sequence)
+            : table(params.block_table + sequence.batch * params.block_table_stride), num_pages(params.num_pages), seqlen_k(sequence.seqlen_k) {}
+        // The minimum is unsigned, so a negative entry becomes the last page too.
+        __device__ __forceinline__ void take(Entries entry) { page = min(uint32(entry), uint32(num_pages - 1)); }
+    };
+    const int warp = kWarps == 1 ? 0 : uniform(threadIdx.x / 32);
     int head_kv = 0;
+
+    // The row of a block at which the warp's box `nth` begins, past the block where there is none.
+    __device__ __forceinline__ int box_row(int nth) const { return (nth * kWarps + warp) * kKeyBoxRows; }
     __device__ __forceinline__ void begin_tile(int head) { head_kv = head; }
-    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entries, int block, int begin) const {
-        pages.fetch_ahead(entries, block, block < begin ? block : block + 1, lane);
+    __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entry, int block, int begin) const {
+        const int row = box_row(lane);
+        const uint32 key = uint32(block) * kBlockN + row;
+        entry = block >= begin && row < kBlockN && key < uint32(pages.seqlen_k) ? __ldg(pages.table + key / kPageKeys) : 0;
     }
     __device__ __forceinline__ void load_k(const Pages& pages, int block) {
         barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
-        if (lane == 0) barrier_expect(shared.full_k(ring_k.slot), kBytesK);
-        load_boxes<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block, head_kv, {}, lane == 0);
+        load<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block);
         ring_k.advance();
     }
     __device__ __forceinline__ void load_v(const Pages& pages, int block) {
         barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-        if (lane == 0) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
-        load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, {}, lane == 0);
+        load<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block);
         ring_v.advance();
+    }
+
+private:
+    template <class Boxed>
+    __device__ __forceinline__ void load(uint32 tile, const TensorMap& map, uint32 barrier, const Pages& pages, int block) const {
+        constexpr uint32 kBytes = Boxed::kBoxes * kKeyBoxRows * kBoxRowBytes;
+        // Warps that have a box less than the first one.
+        constexpr bool kIsEven = kBoxes % kWarps == 0;
+        const bool has_last = kIsEven || box_row(kMostBoxes - 1) < kBlockN;
+        if (lane == 0) barrier_expect(barrier, kMostBoxes * kBytes - (has_last ? 0 : kBytes));
+        #pragma unroll
+        for (int nth = 0; nth < kMostBoxes; ++nth) {
+            const int page = kMostBoxes == 1 && kPageKeys % kBlockN == 0 ? pages.page : __shfl_sync(0xffffffff, pages.page, nth);
+            const int row = box_row(nth);
+            if (lane != 0 || nth == kMostBoxes - 1 && !has_last) continue;
+            const uint32 key = uint32(block) * kBlockN + row;
+            // A box of keys that do not exist begins behind the page's last row: no row is read.
+            const int first = key < uint32(pages.seqlen_k) ? key % kPageKeys : kPageSize;
+            #pragma unroll
+            for (int box = 0; box < Boxed::kBoxes; ++box) {
+                tma_load_4d(tile + box * Boxed::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head_kv, page);
+            }
+        }
     }
 };
 

@@ -16,11 +16,10 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
 // Keys in pages (load_pages.cuh): whether TMA or threads copy them, the producer's warps that load,
 // and the arrivals that fill a slot of K or V. One thread starts a box in 200 cycles, whatever its
-// size, so boxes of fewer rows take longer than the products (docs/tuning/pages.md).
-constexpr int kLeastBoxRows = 32;
-constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows >= kLeastBoxRows && kKeyBoxRows % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
-constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma ? 1 : 4;
-constexpr int kKeyArrivals = kPagesByThreads ? 128 : 1;
+// size, so four warps share the boxes of a block (docs/tuning/pages.md).
+constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
+constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
+constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma ? kLoaderWarps : 1;
 
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
@@ -55,8 +54,8 @@ struct Shared {
     __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
 
-    // full: the copy into the slot has arrived (1 arrival and its bytes, or kKeyArrivals). empty:
-    // every consumer has read the slot.
+    // full: the copy into the slot has arrived (kKeyArrivals and their bytes). empty: every
+    // consumer has read the slot.
     __device__ __forceinline__ uint32 full_k(int slot) const { return barriers + slot * 8; }
     __device__ __forceinline__ uint32 empty_k(int slot) const { return barriers + (kKStages + slot) * 8; }
     __device__ __forceinline__ uint32 full_v(int slot) const { return barriers + (2 * kKStages + slot) * 8; }
