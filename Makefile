@@ -10,7 +10,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
 ABI := $(if $(filter 0,$(firstword $(subst ., ,$(VERSION)))),$(basename $(VERSION)),$(firstword $(subst ., ,$(VERSION))))
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
-.PHONY: all lib cli examples install uninstall wheel sbom demo test bench header table prose clean
+.PHONY: all lib cli pack examples install uninstall wheel sbom demo test bench header table prose clean
 .NOTPARALLEL:
 
 all: lib cli
@@ -30,6 +30,15 @@ cli: export CARGO_PROFILE_RELEASE_LTO = off
 cli: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
 cli:
 	cargo build --locked --release --target-dir target/cli --bin flashtune
+
+# The kernels of the preset "common", compiled ahead of time: with this file beside the library, the
+# first call of such a problem compiles nothing. Needs NVRTC. `make wheel` and `make install` take it
+# along.
+pack: cli
+	@mkdir -p build
+	target/cli/release/flashtune pack --arch $(PACK_ARCH) --preset common --output build/libflashtune.pack
+
+PACK_ARCH ?= sm_90a
 
 examples: $(EXAMPLES)
 

@@ -1,5 +1,6 @@
 """Puts libflashtune into the wheel: the library that FLASHTUNE_PREBUILT names, else one that cargo
-builds here. pyproject.toml has everything else.
+builds here. A pack that FLASHTUNE_PREBUILT_PACK names goes beside it. pyproject.toml has everything
+else.
 
 The package loads the library through ctypes, so one wheel of a platform serves every Python.
 """
@@ -43,6 +44,9 @@ class BuildWithLibrary(build_py):
         if not self.editable_mode:
             library, name = built_library()
             shutil.copy(library, Path(self.build_lib) / "flashtune" / name)
+            pack = os.environ.get("FLASHTUNE_PREBUILT_PACK")
+            if pack:
+                shutil.copyfile(pack, Path(self.build_lib) / "flashtune" / "libflashtune.pack")
 
 
 class PlatformWheel(bdist_wheel):

@@ -2,6 +2,7 @@
 # Builds the wheel and the source distribution into build/dist. The library in the wheel needs glibc
 # 2.28 or later, whatever this machine has: zig links it against that version's symbols. zig,
 # cargo-zigbuild and Python's build tools come from PyPI into build/wheel-tools.
+# `make pack` before it leaves build/libflashtune.pack, which goes into the wheel beside the library.
 #
 # TARGET=aarch64-unknown-linux-gnu builds for another machine. It needs that target's std:
 # `rustup target add aarch64-unknown-linux-gnu`.
@@ -34,9 +35,11 @@ built=target/manylinux/$target/release/libflashtune.so
 mkdir -p build
 "${PYTHON:-python3}" scripts/sbom.py "$target" > "build/flashtune-$machine.cdx.json"
 
+pack=$(sh scripts/built_pack.sh)
+
 # The wheel of another machine stays.
 rm -rf $out/*_"$machine".whl $out/*.tar.gz build/lib build/bdist.*
-FLASHTUNE_PREBUILT="$PWD/$built" FLASHTUNE_SBOM="$PWD/build/flashtune-$machine.cdx.json" $tools/bin/python -m build --no-isolation --outdir $out \
+FLASHTUNE_PREBUILT="$PWD/$built" FLASHTUNE_PREBUILT_PACK="$pack" FLASHTUNE_SBOM="$PWD/build/flashtune-$machine.cdx.json" $tools/bin/python -m build --no-isolation --outdir $out \
     --config-setting=--build-option=--plat-name="$platform" --wheel . > build/wheel.log ||
     { cat build/wheel.log >&2; exit 1; }
 $tools/bin/python -m build --no-isolation --outdir $out --sdist . > build/sdist.log ||

@@ -10,7 +10,8 @@
 # CLI      the command line's program
 #
 # FLASHTUNE_BUILT names the folder of the built libraries, target/release by default. `make sbom`
-# makes the list of their crates.
+# makes the list of their crates. `make pack` makes build/libflashtune.pack, which goes beside the
+# library where it is there.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -39,7 +40,7 @@ lib=$root/$libdir
 up=$(echo "$libdir" | sed 's|[^/][^/]*|..|g')
 
 # The installed files, by which `uninstall` removes them.
-files="$libdir/libflashtune.so.$version $libdir/libflashtune.so.$abi $libdir/libflashtune.so $libdir/libflashtune.a
+files="$libdir/libflashtune.so.$version $libdir/libflashtune.so.$abi $libdir/libflashtune.so $libdir/libflashtune.a $libdir/libflashtune.pack
 $libdir/pkgconfig/flashtune.pc
 $libdir/cmake/flashtune/flashtuneConfig.cmake $libdir/cmake/flashtune/flashtuneConfigVersion.cmake
 include/flashtune.h include/flashtune.hpp bin/flashtune
@@ -58,6 +59,7 @@ fi
 for file in "$built/libflashtune.so" "$built/libflashtune.a" "$cli" build/flashtune.cdx.json; do
     [ -f "$file" ] || fail "$file is missing; run 'make install', which builds it"
 done
+pack=$(sh scripts/built_pack.sh)
 
 mkdir -p "$root/bin" "$root/include" "$lib/pkgconfig" "$lib/cmake/flashtune" "$root/share/doc/flashtune" \
     "$root/share/man/man1" "$root/share/bash-completion/completions" "$root/share/zsh/site-functions" \
@@ -67,6 +69,8 @@ install -m 755 "$built/libflashtune.so" "$lib/libflashtune.so.$version"
 ln -sf "libflashtune.so.$version" "$lib/libflashtune.so.$abi"
 ln -sf "libflashtune.so.$abi" "$lib/libflashtune.so"
 install -m 644 "$built/libflashtune.a" "$lib/libflashtune.a"
+rm -f "$lib/libflashtune.pack"  # of an earlier version
+[ -z "$pack" ] || install -m 644 "$pack" "$lib/libflashtune.pack"
 install -m 644 include/flashtune.h include/flashtune.hpp "$root/include/"
 install -m 755 "$cli" "$root/bin/flashtune"
 install -m 644 LICENSE-MIT LICENSE-APACHE build/flashtune.cdx.json "$root/share/doc/flashtune/"

@@ -72,6 +72,8 @@ class Wheel(unittest.TestCase):
         self.assertTrue(older and int(older[0]) <= 28, shown)
         names = zipfile.ZipFile(wheel).namelist()
         self.assertIn("flashtune/libflashtune.so", names)
+        has_pack = (ROOT / "build" / "libflashtune.pack").is_file()
+        self.assertEqual("flashtune/libflashtune.pack" in names, has_pack)
         (bill,) = [name for name in names if re.fullmatch(r"flashtune-[^/]*\.dist-info/sboms/flashtune\.cdx\.json", name)]
         linked = {entry["name"] for entry in json.loads(zipfile.ZipFile(wheel).read(bill))["components"]}
         self.assertLessEqual({"sled", "tera", "rayon"}, linked)

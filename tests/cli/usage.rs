@@ -132,6 +132,7 @@ fn every_preset_is_a_list_of_valid_problems() {
         "llama-3-8b-serving",
         "llama-3-70b-fp8-serving",
         "all",
+        "common",
     ] {
         // With a time limit of 0 all problems are left, and the message counts them.
         let output = run(folder.path(), &["autotune", "--device", "cpu", "--time-limit", "0", "--preset", name]);

@@ -69,14 +69,28 @@ const LLAMA_SERVING: &str = "llama-3-8b-serving";
 /// Llama-3-70B on one of eight GPUs behind a server whose K/V cache is e4m3, in pages of 16 and 64:
 /// single tokens and chunks of prompts.
 const LLAMA_FP8_SERVING: &str = "llama-3-70b-fp8-serving";
-/// The problems of all presets.
+/// What a library is asked for most: dense training and decoding at head dims 64 and 128. `make
+/// pack` compiles its kernels into a pack beside the library.
+const COMMON: &str = "common";
+/// The problems of all presets but "common".
 const ALL: &str = "all";
 
 pub fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = MODELS
         .iter()
         .map(|preset| preset.name)
-        .chain([GRID, ODD_DIMS, DROPOUT, DECODE, DECODE_PAGED, SPECULATIVE, LLAMA_SERVING, LLAMA_FP8_SERVING, ALL])
+        .chain([
+            GRID,
+            ODD_DIMS,
+            DROPOUT,
+            DECODE,
+            DECODE_PAGED,
+            SPECULATIVE,
+            LLAMA_SERVING,
+            LLAMA_FP8_SERVING,
+            COMMON,
+            ALL,
+        ])
         .collect();
     names.dedup();
     names
@@ -94,7 +108,11 @@ pub fn problems(name: &str) -> Option<Vec<Problem>> {
         SPECULATIVE => return Some(speculative()),
         LLAMA_SERVING => return Some(llama_serving()),
         LLAMA_FP8_SERVING => return Some(llama_fp8_serving()),
-        ALL => return Some(names().into_iter().filter(|name| *name != ALL).filter_map(problems).flatten().collect()),
+        COMMON => common(),
+        ALL => {
+            let others = names().into_iter().filter(|name| ![ALL, COMMON].contains(name));
+            return Some(others.filter_map(problems).flatten().collect());
+        }
         model if MODELS.iter().any(|preset| preset.name == model) => {
             MODELS.iter().filter(|preset| preset.name == model).flat_map(of_model).collect()
         }
@@ -222,6 +240,42 @@ fn llama_fp8_serving() -> Vec<Problem> {
     };
     let shapes = TOKENS.into_iter().chain(CHUNKS);
     shapes.flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys))).collect()
+}
+
+/// Lengths from 512 to 16384 in batches of few and of many tiles, and one query over caches: each
+/// config that a lookup chooses in between is that of some shape here.
+fn common() -> Vec<Problem> {
+    const HEADS: [(i64, i64, i64); 4] = [(32, 8, 128), (16, 16, 128), (16, 16, 64), (32, 8, 64)];
+    const SHAPES: [(i64, i64); 12] = [
+        (1, 512),
+        (4, 512),
+        (16, 512),
+        (1, 1024),
+        (2, 1024),
+        (16, 1024),
+        (1, 2048),
+        (8, 2048),
+        (1, 4096),
+        (4, 4096),
+        (2, 8192),
+        (1, 16384),
+    ];
+    const CACHES: [(i64, i64); 5] = [(1, 2048), (1, 32768), (8, 8192), (64, 2048), (64, 8192)];
+    let mut problems = Vec::new();
+    for dtype in [Bf16, Fp16] {
+        for (num_heads_q, num_heads_kv, head_dim) in HEADS {
+            let of = |batch_size, seqlen, causal| Problem {
+                dtype,
+                num_heads_kv,
+                ..square(batch_size, num_heads_q, seqlen, head_dim, causal)
+            };
+            for (batch_size, seqlen) in SHAPES {
+                problems.extend([false, true].map(|causal| of(batch_size, seqlen, causal)));
+            }
+            problems.extend(CACHES.map(|(batch_size, seqlen_k)| Problem { seqlen_k, ..of(batch_size, 1, false) }));
+        }
+    }
+    problems
 }
 
 fn wide(head_dim: i64, dropout: bool) -> [Problem; 2] {
