@@ -15,6 +15,7 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family;
 use crate::kernel;
+use crate::problem::Problem;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -67,7 +68,10 @@ pub fn covering(
     let mut texts = Texts::default();
     let mut covering = Covering::default();
     for shapes in classes.into_values() {
-        let choose = |problem: &Canonical| choices(problem).into_iter().next().map(|choice| choice.config);
+        let choose = |problem: &Canonical| {
+            let is_wanted = |choice: &Choice| !splits_tiles_over_pages(problem, &choice.config);
+            choices(problem).into_iter().find(is_wanted).map(|choice| choice.config)
+        };
         let configs = match shapes.samples.first().and_then(|problem| problem.follows_no_record()) {
             Some(_) => own_configs(&shapes.samples, choose, &mut texts, device)?,
             None => few_configs(known, &shapes, choose, &mut texts, device)?,
@@ -76,6 +80,13 @@ pub fn covering(
     }
     covering.kernels = texts.taken();
     Ok(covering)
+}
+
+/// Whether a config splits the keys of tiles over pages. Few shapes gain by it, and it takes two
+/// kernels that no other config shares, so ranges do without.
+fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
+    let splits = config.get("num_splits").is_some_and(|splits| splits > 1);
+    problem.features.paged.is_some() && config.family != Family::Decode && splits
 }
 
 /// The problems of a class.

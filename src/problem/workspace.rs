@@ -4,7 +4,7 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
-use super::{Dtype, Features, Pass, Problem, Varlen};
+use super::{Dtype, Pass, Problem, Varlen};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
@@ -104,10 +104,8 @@ impl Problem {
     /// Whether some kernel splits the keys of tiles of many queries: sm90's forward pass. It does
     /// not under a block mask, where a tile's keys are no range.
     fn may_split_tiles(&self) -> bool {
-        let Features { block_mask, paged, .. } = self.features;
-        let has_range = block_mask.is_none() && paged.is_none();
         let is_served = self.dtype != Dtype::Fp32 && self.head_dim.max(self.head_dim_v) <= 256;
-        has_range && is_served
+        self.features.block_mask.is_none() && is_served
     }
 
     /// The most tiles that share the walk of 128 keys of a key-value head through the queries of
@@ -216,7 +214,7 @@ pub const WORKSPACE_COLS: i64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::BlockMask;
+    use crate::problem::{BlockMask, Features};
 
     /// Many queries, so that the decode family does not serve them.
     fn of_heads(num_heads: i64, seqlen_q: i64, seqlen_k: i64) -> Problem {
@@ -249,9 +247,10 @@ mod tests {
             Problem { dtype: Dtype::Fp32, ..few },
             Problem { head_dim: 512, ..few },
             Problem { features: Features { block_mask: of_blocks, ..Features::NONE }, ..few },
-            Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few },
         ];
-        assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 5]);
+        assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 4]);
+        let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few };
+        assert_eq!(paged.workspace_bytes(), few.workspace_bytes());
     }
 
     fn backward(batch_size: i64, heads: (i64, i64), seqlen: i64, head_dim: i64) -> Problem {

@@ -8,7 +8,8 @@ use crate::family::space::Space;
 use crate::problem::{Features, Problem};
 
 /// The heuristic's config with every number of rows and, without pages, blocks of other numbers of
-/// keys, each of these with its keys split, and tiles of 64 rows for short sequences.
+/// keys, each of these with its keys split, and tiles of 64 rows for short sequences. Over pages,
+/// tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
 /// heuristic and of records.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
@@ -18,18 +19,20 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         return Vec::new();
     }
     let (rows, ..) = tile_of_full_device(problem);
-    // A server prepares few kernels, so over pages there are fewer to choose from, and only a
-    // tuning run splits.
+    // A server prepares few kernels, so over pages there are fewer to choose from.
     let lowest = if paged.is_some() { 128 } else { 64 };
     let heights = [64, 128, 192, 256].into_iter().filter(|block_m| (lowest..=rows).contains(block_m));
     let mut configs: Vec<_> = heights.filter_map(|block_m| of_rows(problem, device, block_m)).collect();
     let others: Vec<_> = configs.iter().flat_map(|config| other_blocks(config, problem, device)).collect();
     configs.extend(others);
-    if paged.is_none() {
-        let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
-        configs.extend(split);
-        configs.extend(of_few_rows(problem, device));
+    if paged.is_some() {
+        configs
+            .extend(of_rows(problem, device, 64).into_iter().flat_map(|config| split_keys(&config, problem, device)));
+        return configs;
     }
+    let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
+    configs.extend(split);
+    configs.extend(of_few_rows(problem, device));
     configs
 }
 

@@ -75,7 +75,7 @@ pub fn tiny_decode() -> Vec<Case> {
     ])
 }
 
-/// Forward: many queries in pages that TMA copies by boxes of 32 and 64 rows, and in pages that
+/// Forward: many queries in pages that TMA copies by boxes of 16, 32 and 64 rows, and in pages that
 /// threads copy; alone, and in batches with single tokens.
 pub fn tiny_pages() -> Vec<Case> {
     use Causal::{BottomRight, None as Full, TopLeft};
@@ -95,6 +95,7 @@ pub fn tiny_pages() -> Vec<Case> {
         Case { batch_size: 6, strides: Strides::PackedQkv, ..of(Dtype::Bf16, 3, varlen, 64, BottomRight) },
         of(Dtype::Fp16, 12, Extras { softcap: 9.0, ..NONE }, 256, TopLeft),
         of(Dtype::Fp32, 16, NONE, 40, BottomRight),
+        Case { seqlen_k: 1100, ..of(Dtype::Bf16, 16, varlen, 128, BottomRight) },
     ])
 }
 
