@@ -36,7 +36,14 @@ impl ForwardKnobs {
         let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
         let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
         let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
-        TMA_ALIGNMENT_BYTES + q + k + v + BARRIER_BYTES
+        let merged = if self.merges_in_shared(problem) { self.block_m * columns_of_merged(problem) * 4 } else { 0 };
+        TMA_ALIGNMENT_BYTES + q + k + v + merged + BARRIER_BYTES
+    }
+
+    /// Whether a batch-invariant kernel merges O of its segments in shared memory: three consumers
+    /// have no registers for it beside the segment's O of more than 64 columns.
+    fn merges_in_shared(&self, problem: &Problem) -> bool {
+        problem.batch_invariant && self.consumers() == 3 && problem.head_dim_v > 64
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
@@ -62,12 +69,17 @@ impl ForwardKnobs {
 
     /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
     /// and 28 registers for addresses and row statistics. A batch-invariant kernel holds a second O
-    /// up to head dim 128, and beyond in memory.
+    /// up to head dim 128 unless it is in shared memory, and beyond in local memory.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
-        let merged = if problem.batch_invariant && dim_v <= 128 { dim_v / 2 + 8 } else { 0 };
+        let holds_merged = problem.batch_invariant && dim_v <= 128 && !self.merges_in_shared(problem);
+        let merged = if holds_merged { dim_v / 2 + 8 } else { 0 };
         merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
+}
+
+fn columns_of_merged(problem: &Problem) -> u32 {
+    (problem.head_dim_v as u32).next_multiple_of(8)
 }
 
 /// The most keys of a box that divide a block and, if keys lie in pages, a page.

@@ -11,6 +11,7 @@
 
 #include "device/numeric.cuh"
 #include "device/ptx/compiler.cuh"
+#include "device/ptx/shared.cuh"
 
 // ---- segments. Up to key 2^15 they have 512 keys. From there on, each doubling of the keys has 32
 // segments, so that a long sequence has few.
@@ -141,3 +142,53 @@ struct MergedOutput {
         for (int i = 0; i < kTiles * 4; ++i) out[i / 4][i % 4] = at[i];
     }
 };
+
+// The same in shared memory. `at` is the first of a thread's pieces of 16 bytes.
+template <int kTiles>
+struct SharedMergedOutput {
+    static constexpr uint32 kStride = 128 * 16;            // from a thread's piece to its next one
+    static constexpr uint32 kBytes = kTiles * kStride;     // of 128 threads
+    uint32 at;
+
+    __device__ __forceinline__ void reset() const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) store_zeros(at + n * kStride);
+    }
+    __device__ __forceinline__ void add(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) const {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) rows[r].add(segment.reference[r], quad_sum(segment.sum[r]));
+        // Some loads before the first store: each waits for the one before it.
+        constexpr int kInFlight = 4;
+        #pragma unroll
+        for (int first = 0; first < kTiles; first += kInFlight) {
+            float merged[kInFlight][4];
+            #pragma unroll
+            for (int n = 0; n < kInFlight && first + n < kTiles; ++n) load(merged[n], first + n);
+            #pragma unroll
+            for (int n = 0; n < kInFlight && first + n < kTiles; ++n) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) merged[n][i] = rows[i / 2].added(merged[n][i], of_segment[first + n][i]);
+                store_floats(at + (first + n) * kStride, merged[n]);
+            }
+        }
+    }
+    __device__ __forceinline__ void take(float (&out)[kTiles][4]) const {
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) load(out[n], n);
+    }
+
+private:
+    __device__ __forceinline__ void load(float (&piece)[4], int n) const {
+        const uint4 words = load_four_words(at + n * kStride);
+        piece[0] = __uint_as_float(words.x), piece[1] = __uint_as_float(words.y);
+        piece[2] = __uint_as_float(words.z), piece[3] = __uint_as_float(words.w);
+    }
+};
+
+// A merged O of 128 threads: in shared memory, where `at` is this thread's first piece, or in
+// registers or local memory.
+template <int kTiles, bool kInShared, bool kInMemory>
+__device__ __forceinline__ auto merged_output(uint32 at) {
+    if constexpr (kInShared) return SharedMergedOutput<kTiles>{at};
+    else return MergedOutput<kTiles, kInMemory>{};
+}

@@ -24,7 +24,11 @@ constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma ? kLoaderWarps 
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
-constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV;
+// The merged O of a batch-invariant tile (device/attention/fixed_order.cuh). Three consumers have
+// no registers for it beside the segment's O of more than 64 columns.
+constexpr bool kMergesInShared = kIsBatchInvariant && kConsumers == 3 && kHeadDimV > 64;
+constexpr int kBytesMerged = kMergesInShared ? 64 * ((kHeadDimV + 7) / 8) * 8 * 4 : 0;  // of one warpgroup
+constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kBarrierBytes = 1024;
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
@@ -36,6 +40,7 @@ struct Shared {
     uint32 q;         // [kQStages][kConsumers][box][64 rows]: Q of a tile; with kTmaStore then its O
     uint32 k;         // [kKStages][box][kBlockN keys]: one K block, read by all consumers
     uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
+    uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInShared
     uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
@@ -46,7 +51,8 @@ struct Shared {
         q = (shared_address(bytes) + 1023) & ~1023u;
         k = q + kQStages * kConsumers * kBytesQ;
         v = k + kKStages * kBytesK;
-        barriers = v + kVStages * kBytesV;
+        merged = v + kVStages * kBytesV;
+        barriers = merged + kConsumers * kBytesMerged;
         tiles = {(barriers + (kBarriersKV + kBarriersQ) * 8 + 15) & ~15u};
         listed_slots = {tiles.base + TileSlots::kBytes};
     }
