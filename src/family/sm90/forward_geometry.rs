@@ -1,6 +1,6 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
-use super::warpgroup::{BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_with_copies};
+use super::warpgroup::{BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_of_pages};
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
@@ -62,7 +62,7 @@ impl ForwardKnobs {
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         match problem.features.paged {
             _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
-            Some(_) => registers_with_copies(self.consumers()),
+            Some(_) => registers_of_pages(self.consumers()),
             None => registers(self.consumers()),
         }
     }
