@@ -5,10 +5,10 @@
 // more. On an H100 the result was 18 % too small after 16,384 keys, and 0.5 % after 512
 // (docs/tuning/eight-bits.md). So after every kPromoteBlocks blocks the accumulator moves to the
 // tile's rows of the output tensor, over a sum of weights, and begins again at 0. No other CTA
-// writes these rows, and each lane reads what it wrote itself.
+// writes these rows.
 
 #include "device/attention/narrow_softmax.cuh"
-#include "device/layout/store_rows.cuh"
+#include "device/numeric.cuh"
 #include "sm90/forward_fp8/multiply.cuh"
 
 // Blocks of 1,024 keys. They make the result 1.5 % too small at most, where rounding the weights to
@@ -20,6 +20,64 @@ struct OutputRows {
     uint16* at;
     int64 stride;  // between rows, in elements
     int left;      // rows that exist from this one on
+};
+
+// What a lane keeps in the output tensor: its own elements of O in 16 bits. The lanes of a quad
+// share 64 bytes of a row, in an order of their own. So no lane needs another lane's elements, and
+// all loads are in flight together.
+struct KeptRows {
+    static constexpr int kGroups = kOTiles / 4;  // of four accumulator tiles: 16 bytes a lane and row
+    static constexpr bool kHasRest = kOTiles % 4 != 0;  // two tiles more: 8 bytes
+    static_assert(kOTiles % 2 == 0, "a row is a multiple of 16 columns");
+
+    uint4 groups[2][kGroups > 0 ? kGroups : 1];
+    uint2 rest[2];
+
+    __device__ __forceinline__ void load(const OutputRows& rows, int lane) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool exists = r * 8 < rows.left;
+            const uint16* row = rows.at + r * 8 * rows.stride;
+            #pragma unroll
+            for (int n = 0; n < kGroups; ++n) {
+                groups[r][n] = exists ? *reinterpret_cast<const uint4*>(row + n * 32 + lane % 4 * 8) : make_uint4(0, 0, 0, 0);
+            }
+            if constexpr (kHasRest) rest[r] = exists ? *reinterpret_cast<const uint2*>(row + kGroups * 32 + lane % 4 * 4) : make_uint2(0, 0);
+        }
+    }
+
+    __device__ __forceinline__ void add_to(Output& o, const float (&factor)[2]) const {
+        const auto add = [&](int n, int r, uint32 word) {
+            o[n][2 * r] = fmaf(unpack(uint16(word)), factor[r], o[n][2 * r]);
+            o[n][2 * r + 1] = fmaf(unpack(uint16(word >> 16)), factor[r], o[n][2 * r + 1]);
+        };
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            #pragma unroll
+            for (int n = 0; n < kGroups; ++n) {
+                const uint4 w = groups[r][n];
+                add(4 * n, r, w.x), add(4 * n + 1, r, w.y), add(4 * n + 2, r, w.z), add(4 * n + 3, r, w.w);
+            }
+            if constexpr (kHasRest) add(4 * kGroups, r, rest[r].x), add(4 * kGroups + 1, r, rest[r].y);
+        }
+    }
+
+    // Stores O times `factor`.
+    static __device__ __forceinline__ void store(const Output& o, const float (&factor)[2], const OutputRows& rows, int lane) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (r * 8 >= rows.left) continue;
+            uint16* row = rows.at + r * 8 * rows.stride;
+            const auto word = [&](int n) { return pack2(o[n][2 * r] * factor[r], o[n][2 * r + 1] * factor[r]); };
+            #pragma unroll
+            for (int n = 0; n < kGroups; ++n) {
+                *reinterpret_cast<uint4*>(row + n * 32 + lane % 4 * 8) = make_uint4(word(4 * n), word(4 * n + 1), word(4 * n + 2), word(4 * n + 3));
+            }
+            if constexpr (kHasRest) {
+                *reinterpret_cast<uint2*>(row + kGroups * 32 + lane % 4 * 4) = make_uint2(word(4 * kGroups), word(4 * kGroups + 1));
+            }
+        }
+    }
 };
 
 struct Promoted {
@@ -35,14 +93,16 @@ struct Promoted {
 
     // Adds the output rows to the accumulator.
     __device__ __forceinline__ void add_to(Output& o, const OutputRows& rows, int lane) const {
-        add_rows(rows.at, rows.stride, o, factor, rows.left, lane);
+        KeptRows kept;
+        kept.load(rows, lane);
+        kept.add_to(o, factor);
     }
     // Moves the accumulator to the output rows, over the sums of weights `over`.
     __device__ __forceinline__ void move(Output& o, const OutputRows& rows, bool is_first, const float (&over)[2], int lane) {
         if (!is_first) add_to(o, rows, lane);
-        const float inverse[2] = {over[0] > 0.f ? 1.f / over[0] : 0.f, over[1] > 0.f ? 1.f / over[1] : 0.f};
-        ::rescale(o, inverse);
-        store_rows(rows.at, rows.stride, o, rows.left, lane);
+        // A row without keys has the sum 0.
+        const float inverse[2] = {over[0] > 0.f ? exp2_approx(-log2_approx(over[0])) : 0.f, over[1] > 0.f ? exp2_approx(-log2_approx(over[1])) : 0.f};
+        KeptRows::store(o, inverse, rows, lane);
         factor[0] = over[0], factor[1] = over[1];
     }
 };
