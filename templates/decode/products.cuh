@@ -11,9 +11,11 @@ using Output = float[kMTiles][kOTiles][4];
 // A warp's rows of Q.
 struct QueryOperand {
     uint32 tile;
+    const QueryFactors<TileQ, kMTiles> factors;
     uint32 fragments[kKSteps][kMTiles][4];  // in use with kQInRegs
 
-    __device__ __forceinline__ QueryOperand(uint32 tile_q, const ThreadPlace& place) : tile(tile_q + place.first_row() * TileQ::kStride * 2) {
+    __device__ __forceinline__ QueryOperand(uint32 tile_q, const ThreadPlace& place)
+        : tile(tile_q + place.first_row() * TileQ::kStride * 2), factors(tile, place.lane) {
         if constexpr (kQInRegs) {
             #pragma unroll
             for (int k = 0; k < kKSteps; ++k) load_query<TileQ>(fragments[k], tile, k, place.lane);
@@ -28,6 +30,7 @@ __device__ __forceinline__ void multiply_qk(Scores& s, const QueryOperand& q, ui
     } else {
         multiply_query<TileQ, TileK>(s, q.tile, tile_k, lane);
     }
+    q.factors.multiply(s);
 }
 
 // O += P V, in the warp's columns of V.
@@ -36,7 +39,7 @@ __device__ __forceinline__ void multiply_pv(Output& o, const Scores& p, uint32 t
     for (int k = 0; k < kBlockN / 16; ++k) {
         uint32 operand[kMTiles][4];
         #pragma unroll
-        for (int m = 0; m < kMTiles; ++m) pack_a(operand[m], p[m][2 * k], p[m][2 * k + 1]);
+        for (int m = 0; m < kMTiles; ++m) pack_weights(operand[m], p[m][2 * k], p[m][2 * k + 1]);
         multiply_weights<TileV>(o, operand, TileV::part(tile_v, k * 16, place.warp_v * kWarpCols / kKeyUnit), place.lane);
     }
 }

@@ -36,4 +36,8 @@ __device__ __forceinline__ void finish_q(uint32 tile_q, const KernelParams& para
         negate_tile<TileQ, kThreads>(tile_q, thread);
         __syncthreads();  // all of Q is negated before a warp reads it
     }
+    if constexpr (kConvertsQuery) {
+        convert_query<TileQ, kThreads>(tile_q, thread);
+        __syncthreads();  // all of Q is converted before a warp reads it
+    }
 }

@@ -1,5 +1,5 @@
-// 8-bit numbers of k and v (kKeyFormat) as elements of the dtype. All conversions are exact: each
-// number of a format has one of the same value in fp16 and in bf16. src/eight.rs has the formats.
+// 8-bit numbers of k and v (kKeyFormat) as fp16. All conversions are exact: fp16 has each number of
+// the formats. src/eight.rs has the formats.
 
 #include "device/numeric.cuh"
 #include "device/ptx/eight.cuh"
@@ -37,18 +37,5 @@ __device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32
         four ^= 0x80808080;
         first = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4240 : 0x4140), kMiddle);
         second = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4341 : 0x4342), kMiddle);
-    }
-}
-
-// The same in the dtype.
-template <bool kIsCrossed>
-__device__ __forceinline__ void widen_eight(uint32 four, uint32& first, uint32& second) {
-    eight_to_fp16<kIsCrossed>(four, first, second);
-    if constexpr (kIsBf16) {
-        float low, high;
-        fp16_pair_to_floats(first, low, high);
-        first = pack2(low, high);
-        fp16_pair_to_floats(second, low, high);
-        second = pack2(low, high);
     }
 }

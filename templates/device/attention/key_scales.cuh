@@ -123,8 +123,8 @@ public:
 // softmax has summed them. O is multiplied at the end by what all weights lack.
 class KeyScales : public BlockScales<kBlockN> {
     // A power of two that scales of v are divided by before they multiply weights, since these are
-    // fp16 and v may be small throughout. 0 before the first block. bf16 has fp32's range.
-    float unit = kIsBf16 || kKeysPerScale == 0 ? 1.f : 0.f;
+    // fp16 and v may be small throughout. 0 before the first block.
+    float unit = kKeysPerScale == 0 ? 1.f : 0.f;
 
 public:
     // The first two blocks of the warp.
@@ -143,16 +143,16 @@ public:
     template <int kM, int kN, int kO>
     __device__ __forceinline__ void scale_weights(float (&p)[kM][kN][4], float (&o)[kM][kO][4]) {
         if constexpr (kKeysPerScale != 0) {
-            if constexpr (!kIsBf16) keep_range(o);
+            keep_range(o);
             // Before the first scale above 0, no unit is set, and the block's scales are all 0.
-            scale_keys(p, v, kIsBf16 || unit == 0.f ? 1.f : 1.f / unit);
+            scale_keys(p, v, unit == 0.f ? 1.f : 1.f / unit);
         }
     }
 
     // O times what its weights lack.
     template <int kM, int kO>
     __device__ __forceinline__ void scale_output(float (&o)[kM][kO][4]) const {
-        if constexpr (kKeysPerScale == 0 || !kIsBf16) multiply(o, kKeysPerScale == 0 ? v[0] : unit);
+        multiply(o, kKeysPerScale == 0 ? v[0] : unit);
     }
 
 private:

@@ -3,6 +3,22 @@
 
 constexpr int kKSteps = (round_up(kHeadDim, 8) + 15) / 16;  // the last one a k8 step where 8 columns are left
 
+constexpr bool kConvertsQuery = false;
+
+// Q stays as it is.
+template <class Tile, int kThreads>
+__device__ __forceinline__ void convert_query(uint32, int) {}
+template <class Tile, int kM>
+struct QueryFactors {
+    __device__ __forceinline__ QueryFactors(uint32, int) {}
+    template <class Scores>
+    __device__ __forceinline__ void multiply(Scores&) const {}
+};
+
+// Packs weights as one A operand.
+template <class Operand>
+__device__ __forceinline__ void pack_weights(Operand& a, const float (&left)[4], const float (&right)[4]) { pack_a(a, left, right); }
+
 // One k-step of a warp's rows of Q.
 template <class Tile, class Operand>
 __device__ __forceinline__ void load_query(Operand& a, uint32 tile, int k, int lane) { load_a<Tile>(a, tile, k, k == Tile::kCols / 16, lane); }

@@ -46,6 +46,12 @@ __device__ __forceinline__ uint32 subtract_fp16_pairs(uint32 a, uint32 b) {
     return difference;
 }
 
+// Two fp32 numbers as a pair of fp16, rounded to nearest even.
+__device__ __forceinline__ uint32 floats_to_fp16_pair(float low, float high) {
+    uint32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 // A pair of fp16 as fp32.
 __device__ __forceinline__ void fp16_pair_to_floats(uint32 pair, float& low, float& high) {
     asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(low), "=f"(high) : "r"(pair));

@@ -22,6 +22,13 @@ __device__ __forceinline__ void mma_k16(float (&c)[4], const uint32 (&a)[4], uin
     }
 }
 
+// The same for fp16, whatever the dtype.
+__device__ __forceinline__ void mma_k16_fp16(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // The product over 8 inner indices, for the last eight of an inner dimension. It takes a0, a1 and
 // b0 alone.
 __device__ __forceinline__ void mma_k8(float (&c)[4], const uint32 (&a)[4], uint32 b0) {

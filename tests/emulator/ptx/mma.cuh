@@ -9,6 +9,10 @@ __device__ __forceinline__ void mma_k16(float (&c)[4], const uint32 (&a)[4], uin
     const uint32 b[2] = {b0, b1};
     emulator::multiply(c, a, b, 4, 2, kMmaElement);
 }
+__device__ __forceinline__ void mma_k16_fp16(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+    const uint32 b[2] = {b0, b1};
+    emulator::multiply(c, a, b, 4, 2, emulator::Element::kFp16);
+}
 __device__ __forceinline__ void mma_k8(float (&c)[4], const uint32 (&a)[4], uint32 b0) {
     emulator::multiply(c, a, &b0, 2, 1, kMmaElement);
 }
