@@ -18,9 +18,12 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let is_even = |tile: &&DecodeKnobs| tile.waits_for_memory(problem) && tile.runs_evenly(problem, device);
     let even = by_tma[..regular].iter().filter(fits).find(is_even);
     let tile = *even.or_else(|| in_order.find(fits)).or(smallest.last()).expect("the list is not empty");
-    // Where there are many CTAs, smaller blocks of keys are enough in flight.
+    // Where there are many CTAs, smaller blocks of keys are enough in flight. With 8 bits the
+    // instructions of a block weigh more.
     let half = DecodeKnobs { block_n: tile.block_n / 2, ..tile };
-    let is_enough = tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
+    let is_enough = problem.features.eight_bits.is_none()
+        && tile.waits_for_memory(problem)
+        && half.keeps_memory_busy(problem, device);
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
