@@ -111,9 +111,11 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 11] = [
+pub const LACKS: [Lack; 16] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
+    lack(&[Family::Sm90Fp8], "dropout", "8 bits have none"),
+    lack(&[Family::Sm90Fp8], "batch-invariant forward", "its sums of 8 bits move at places that depend on the tile"),
     lack(
         &[Family::Cpu, Family::Sm80],
         "few queries, keys split over CTAs",
@@ -125,22 +127,33 @@ pub const LACKS: [Lack; 11] = [
         "few queries run in decode, which splits keys and reads them once for a whole group of heads",
     ),
     lack(
-        &[Family::Sm90],
+        &[Family::Sm90Fp8],
+        "few queries, keys split over CTAs",
+        "its first choice does not split; tuning tries splits",
+    ),
+    lack(
+        &[Family::Sm90, Family::Sm90Fp8],
         "head dims up to 512",
         "the N of wgmma and the registers of the backward pass allow 256 at most",
     ),
-    lack(&[Family::Sm90], "odd head dims", "TMA needs rows and strides of whole 16-byte units"),
-    lack(&[Family::Sm90], "odd strides", "TMA needs rows and strides of whole 16-byte units"),
+    lack(&[Family::Sm90, Family::Sm90Fp8], "odd head dims", "TMA needs rows and strides of whole 16-byte units"),
+    lack(&[Family::Sm90, Family::Sm90Fp8], "odd strides", "TMA needs rows and strides of whole 16-byte units"),
     lack(
         &[Family::Sm90],
         "fp32",
         "wgmma reads 4-byte operands only if the reduction dimension is contiguous, and in most operands it is not",
     ),
     lack(&[Family::Decode], "fp32", "its products take 16-bit elements"),
+    lack(&[Family::Sm90Fp8], "fp32", "O is written in 16 bits"),
     lack(
         &[Family::Sm90],
         "8-bit k and v (e4m3, e5m2, int8), with scales",
         "wgmma reads keys from shared memory, where no kernel converts them; sm80 and decode convert in registers",
+    ),
+    lack(
+        &[Family::Sm90Fp8],
+        "8-bit k and v (e4m3, e5m2, int8), with scales",
+        "its products are of e4m3 alone, so q is e4m3 too",
     ),
     lack(
         &[Family::Sm80, Family::Sm90, Family::Decode],
