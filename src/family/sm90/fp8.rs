@@ -36,7 +36,7 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
     }
 }
 
-/// Keys of a split, on average: four times those after which an unsplit tile moves its sums
+/// Keys of a split, on average: twice those after which an unsplit tile moves its sums
 /// (docs/tuning/eight-bits.md).
 const MOST_SPLIT_KEYS: i64 = 4096;
 
@@ -75,7 +75,7 @@ impl Space for Fp8Knobs {
         Constraint {
             name: "registers",
             reason: "O, S and P of a consumer thread must fit the registers that setmaxnreg gives it",
-            holds: |p, k, _| k.registers(p) <= k.warpgroup_registers(p).consumer,
+            holds: |p, k, _| k.registers(p) <= k.warpgroup_registers().consumer,
         },
         grid(),
     ];
@@ -131,7 +131,7 @@ impl Space for Fp8Knobs {
                 boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
                 is_dynamic: tiles_differ(problem),
             },
-            registers: Some(self.warpgroup_registers(problem)),
+            registers: Some(self.warpgroup_registers()),
             most_splits: self.num_splits,
             ..KernelSpec::MAIN
         };

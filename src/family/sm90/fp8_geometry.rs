@@ -2,7 +2,7 @@
 //! alone.
 
 use super::forward_geometry::{SPLITS, common_box_rows};
-use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_with_copies};
+use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers};
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
@@ -46,14 +46,9 @@ impl Fp8Knobs {
         common_box_rows(self.block_n, problem) as u32
     }
 
-    /// The shares of the launch's registers. The producer warpgroup transposes V, which takes as
-    /// many as copies do. O of 256 columns leaves it fewer.
-    pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
-        match self.consumers() {
-            2 if problem.head_dim_v > 128 => registers(2),
-            2 => registers_with_copies(2),
-            consumers => registers(consumers),
-        }
+    /// The shares of the launch's registers.
+    pub fn warpgroup_registers(&self) -> WarpgroupRegisters {
+        registers(self.consumers())
     }
 
     /// The least number of registers that a consumer thread needs: O and S in fp32, P in 8 bits,

@@ -19,8 +19,9 @@ struct NarrowSoftmax {
     float factor[2];     // the factor of O if `pending`
     bool pending;        // the same in all lanes of the warp
 
-    // The largest weights are 2^8 with the lag, and 448 is the largest number of e4m3.
-    static constexpr float kWeightLog2 = 6.f, kLagLog2 = 2.f;
+    // A weight at the row's maximum is 224, which e4m3 has, and 448 with the lag, e4m3's largest
+    // number.
+    static constexpr float kWeightLog2 = 7.807354922f, kLagLog2 = 1.f;
 
     // The number subtracted from the row's scores. A row that has seen no key takes 0: infinity
     // minus infinity would be NaN.

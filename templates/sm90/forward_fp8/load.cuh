@@ -1,8 +1,6 @@
-// The producer warpgroup of the sm90 forward kernel for e4m3. One thread starts copies by TMA. All
-// four warps transpose the V blocks that have arrived.
-//
-// A block's V is transposed after the copy of the next block's K has started. That copy waits until
-// the consumers have read an earlier K, so this order sets how far the first warp is ahead.
+// The producer warpgroup of the sm90 forward kernel for e4m3. One warp starts copies by TMA. The
+// three others transpose the V blocks that have arrived. The two roles meet at barriers alone, so a
+// copy waits for nothing but its slot.
 
 #include "device/attention/key_boxes.cuh"
 #include "device/schedule/tile_feed.cuh"
@@ -32,28 +30,22 @@ __device__ __forceinline__ void load_q(Ring<kQStages>& ring, const Shared& share
     ring.advance();
 }
 
-// The producer's loop over tiles and their blocks. The first thread feeds tiles and starts copies;
-// with pages its warp looks them up. The other warps take a tile from its slot, as consumers do.
-__device__ __forceinline__ void load_and_transpose(const KernelParams& params, const Shared& shared, const TensorMap& map_q,
-                                                   const TensorMap& map_k, const TensorMap& map_v, uint32* tile_counter) {
-    const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-    const bool is_first = threadIdx.x == 0;
+// The loads of all tiles and their blocks, by one warp. Its first thread feeds tiles and starts
+// copies; with pages all lanes look them up.
+__device__ __forceinline__ void load_tiles(const KernelParams& params, const Shared& shared, const TensorMap& map_q,
+                                           const TensorMap& map_k, const TensorMap& map_v, uint32* tile_counter) {
+    const int lane = threadIdx.x % 32;
+    const bool is_first = lane == 0;
     Ring<kKStages> ring_k;
     Ring<kVStages> ring_v;
     Ring<kQStages> ring_q;
-    Transposer transposer{shared, warp, lane};
     TileFeed<QueryTiles<0>> feed(params, tile_counter);
-    bool is_behind = false;  // whether a V block was loaded and not transposed
-    int keys_left = 0;       // of that block, from its first key to the sequence's end
     for (uint32 nth = 0;; ++nth) {
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
         const Tile tile = shared.tiles.get(nth);
         shared.tiles.release(nth, lane);
         if (tile.first < 0) break;
-        // Without a block there is no next K to wait for, and consumers may need the last V before
-        // they release a tile's slot.
-        if (tile.blocks == 0 && is_behind) transposer.next(keys_left), is_behind = false;
         const int head_kv = tile.head / params.group_size, end = tile.begin + tile.blocks;
         const Sequence sequence(params, tile.batch);
         const MapRows rows_k = map_rows_k(params, sequence, params.map_rows_k);
@@ -63,47 +55,50 @@ __device__ __forceinline__ void load_and_transpose(const KernelParams& params, c
         KeyPages<kBlockN>::Entries entries;
         const auto fetch = [&](int block) { pages.fetch_ahead(entries, block, block < tile.begin ? block : block + 1, lane); };
         if constexpr (kPageSize > 0) {
-            if (warp == 0) {
-                // The table is read two blocks ahead, since a block's copies begin at once after
-                // those of the block before.
-                fetch(end - 1);
-                pages.take(entries);
-                fetch(end - 2);
-            }
+            // The table is read two blocks ahead, since a block's copies begin at once after those
+            // of the block before.
+            fetch(end - 1);
+            pages.take(entries);
+            fetch(end - 2);
         }
         for (int position = end - 1; position >= tile.begin; --position) {
             int block = position;
-            if (warp == 0) {
-                if (is_first && position == tile.begin) feed.draw_next();
-                ListedTile listed = {};
-                if constexpr (kHasBlockMask) listed = list.at(position), block = listed.tile;
-                barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
-                if (is_first) {
-                    if constexpr (kHasBlockMask) shared.listed_slots.put(ring_k.slot, listed, tile.head);
-                    barrier_expect(shared.full_k(ring_k.slot), kBytesK);
-                }
-                load_boxes<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block, head_kv, rows_k, is_first);
-                ring_k.advance();
-                __syncwarp();
+            if (is_first && position == tile.begin) feed.draw_next();
+            ListedTile listed = {};
+            if constexpr (kHasBlockMask) listed = list.at(position), block = listed.tile;
+            barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+            if (is_first) {
+                if constexpr (kHasBlockMask) shared.listed_slots.put(ring_k.slot, listed, tile.head);
+                barrier_expect(shared.full_k(ring_k.slot), kBytesK);
             }
-            if (is_behind) transposer.next(keys_left);
-            is_behind = true;
-            keys_left = sequence.seqlen_k - position * kBlockN;
-            if (warp == 0) {
-                if (is_first && position == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
-                barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-                if (is_first) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
-                load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
-                ring_v.advance();
-                if constexpr (kPageSize > 0) {
-                    pages.take(entries);
-                    fetch(position - 2);
-                }
-                __syncwarp();
+            load_boxes<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block, head_kv, rows_k, is_first);
+            ring_k.advance();
+            if (is_first && position == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
+            barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+            if (is_first) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
+            load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
+            ring_v.advance();
+            if constexpr (kPageSize > 0) {
+                pages.take(entries);
+                fetch(position - 2);
             }
+            __syncwarp();
         }
         if (is_first) feed.advance();
     }
-    if (is_behind) transposer.next(keys_left);
     if (is_first) feed.finish();
+}
+
+// The transposition of all V blocks in the order of their loads, by the nth of kTransposers warps.
+// It takes a tile from its slot, as a consumer does.
+__device__ __forceinline__ void transpose_tiles(const KernelParams& params, const Shared& shared, int nth_warp) {
+    const int lane = threadIdx.x % 32;
+    Transposer transposer{shared, nth_warp, lane};
+    for (uint32 nth = 0;; ++nth) {
+        const Tile tile = shared.tiles.get(nth);
+        shared.tiles.release(nth, lane);
+        if (tile.first < 0) break;
+        const int keys = kPageSize > 0 ? Sequence(params, tile.batch).seqlen_k : 0;
+        for (int position = tile.begin + tile.blocks - 1; position >= tile.begin; --position) transposer.next(keys - position * kBlockN);
+    }
 }

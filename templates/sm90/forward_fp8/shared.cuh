@@ -30,12 +30,13 @@ constexpr int kVtRows = round_up(kHeadDimV, 16);
 constexpr int kBytesVt = kBoxesVt * kVtRows * kBoxRowBytes;
 constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kVtStages * kBytesVt;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
+constexpr int kAllBarriers = kBarriersKV + kBarriersQ + kConsumers;
 constexpr int kBarrierBytes = 1024;
-constexpr int kTransposers = 4;  // warps that transpose V, all of the producer warpgroup
+constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
 
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
               "src/family computes the same");
-static_assert((kBarriersKV + kBarriersQ) * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
+static_assert(kAllBarriers * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
               "barriers and slots");
 
 struct Shared {
@@ -43,7 +44,7 @@ struct Shared {
     uint32 k;         // [kKStages][box][kBlockN keys]
     uint32 v;         // [kVStages][box][kBlockN keys]: a V block as it lies in device memory
     uint32 vt;        // [kVtStages][box][kVtRows columns]: the same, transposed
-    uint32 barriers;  // of K, V, V^T and Q: for each slot `full`, then for each slot `empty`
+    uint32 barriers;  // of K, V, V^T and Q: for each slot `full`, then for each slot `empty`; then of turns
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
 
@@ -54,7 +55,7 @@ struct Shared {
         v = k + kKStages * kBytesK;
         vt = v + kVStages * kBytesV;
         barriers = vt + kVtStages * kBytesVt;
-        tiles = {(barriers + (kBarriersKV + kBarriersQ) * 8 + 15) & ~15u};
+        tiles = {(barriers + kAllBarriers * 8 + 15) & ~15u};
         listed_slots = {tiles.base + TileSlots::kBytes};
     }
     __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
@@ -76,6 +77,9 @@ struct Shared {
         return barriers + (kBarriersKV + (kQStages + slot) * kConsumers + consumer) * 8;
     }
 
+    // The consumer has issued the products of a turn (turns.cuh).
+    __device__ __forceinline__ uint32 turn_done(int consumer) const { return barriers + (kBarriersKV + kBarriersQ + consumer) * 8; }
+
     // By one thread, before any other thread uses a barrier.
     __device__ __forceinline__ void init_barriers() const {
         // Under a block mask each warp of a consumer reads the listed slot and releases K's slot
@@ -89,7 +93,8 @@ struct Shared {
                 barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
             }
         }
-        tiles.init(kConsumers * 4 + kTransposers);
+        for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(turn_done(consumer), 4);
+        tiles.init(kConsumers * 4 + kTransposers + 1);  // the loading warp reads tiles too
         barrier_init_done();
     }
 };

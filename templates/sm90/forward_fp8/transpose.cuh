@@ -16,12 +16,13 @@
 
 struct Transposer {
     const Shared& shared;
-    const int warp, lane;
+    const int nth, lane;  // nth: of kTransposers warps
     Ring<kVStages> ring_v;
     Ring<kVtStages> ring_vt;
 
-    static constexpr int kChunks = kVtRows / 16;  // of 16 columns
+    static constexpr int kChunks = kVtRows / 16;  // of 16 columns; each warp takes every kTransposers-th
     static constexpr int kSteps = kBlockN / 32;   // of 32 keys
+    static constexpr int kTogether = 2;           // steps whose loads are in flight together
 
     // Transposes the next V block. Keys from `keys_left` on become zeros.
     __device__ __forceinline__ void next(int keys_left) {
@@ -31,22 +32,32 @@ struct Transposer {
         // Rows 2 * row and 2 * row + 1 of a chunk change places in its second half, so that the
         // eight rows of a matrix lie in different banks.
         const int swaps = (row >= 4 ? 1 : 0), column = 2 * row + ((matrix & 1) ^ swaps);
-        const uint32 from = shared.v_slot(ring_v.slot) + lane * kBoxRowBytes + swizzled(warp, row);
-        const uint32 to = shared.vt_slot(ring_vt.slot) + (warp * 16 + column) * kBoxRowBytes + swizzled(matrix / 2, column % 8);
+        const uint32 v_row = shared.v_slot(ring_v.slot) + lane * kBoxRowBytes;
+        const uint32 vt_row = shared.vt_slot(ring_vt.slot) + column * kBoxRowBytes + swizzled(matrix / 2, column % 8);
         const uint32 even = lane / 4 >= 4 ? 0x7531 : 0x6420, odd = even ^ (0x7531 ^ 0x6420);
         #pragma unroll
-        for (int chunk = 0; chunk < kChunks; chunk += 4) {
-            if (kChunks % 4 != 0 && chunk + warp >= kChunks) break;
+        for (int first_chunk = 0; first_chunk < kChunks; first_chunk += kTransposers) {
+            const int chunk = first_chunk + nth;
+            if (kChunks % kTransposers != 0 && chunk >= kChunks) break;
+            const uint32 from = v_row + chunk / 8 * (kBlockN * kBoxRowBytes) + swizzled(chunk % 8, row);
+            const uint32 to = vt_row + chunk * (16 * kBoxRowBytes);
             #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                uint32 m[4];
-                load_transposed(m, (from ^ chunk % 8 * 16) + chunk / 8 * (kBlockN * kBoxRowBytes) + step * (32 * kBoxRowBytes));
-                if constexpr (kPageSize > 0) {
-                    if (keys_left < kBlockN) clear_past(m, keys_left - step * 32);
+            for (int first = 0; first < kSteps; first += kTogether) {
+                uint32 m[kTogether][4];
+                #pragma unroll
+                for (int i = 0; i < kTogether && first + i < kSteps; ++i) {
+                    load_transposed(m[i], from + (first + i) * (32 * kBoxRowBytes));
                 }
-                const uint32 words[4] = {__byte_perm(m[0], m[1], even), __byte_perm(m[0], m[1], odd),
-                                         __byte_perm(m[2], m[3], even), __byte_perm(m[2], m[3], odd)};
-                store_matrices((to ^ step % 4 * 32) + step / 4 * (kVtRows * kBoxRowBytes) + chunk * (16 * kBoxRowBytes), words);
+                #pragma unroll
+                for (int i = 0; i < kTogether && first + i < kSteps; ++i) {
+                    const int step = first + i;
+                    if constexpr (kPageSize > 0) {
+                        if (keys_left < kBlockN) clear_past(m[i], keys_left - step * 32);
+                    }
+                    const uint32 words[4] = {__byte_perm(m[i][0], m[i][1], even), __byte_perm(m[i][0], m[i][1], odd),
+                                             __byte_perm(m[i][2], m[i][3], even), __byte_perm(m[i][2], m[i][3], odd)};
+                    store_matrices((to ^ step % 4 * 32) + step / 4 * (kVtRows * kBoxRowBytes), words);
+                }
             }
         }
         fence_async_proxy();
