@@ -19,6 +19,8 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32) {
     let modifies = problem.features.modifies_scores();
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if modifies => (192, 96),
+        // Larger blocks cost more at a tile's beginning, and less from then on.
+        ..=64 if problem.seqlen_k >= 4096 => (192, 160),
         ..=64 => (192, 128),
         65..=128 if modifies => (128, 128),
         65..=128 => (192, 96),
@@ -51,7 +53,11 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
     let (rows, keys) = tile_of_full_device(problem);
     // Two consumer warpgroups have registers for more keys than three.
     let is_lower = block_m < rows && problem.head_dim_v <= 128 && !problem.features.modifies_scores();
-    let most_keys = if is_lower { 192 } else { keys };
+    let most_keys = match is_lower {
+        true if problem.head_dim_v > 64 => 224,
+        true => 192,
+        false => keys,
+    };
     let divides = |block_n: i64| {
         let features = &problem.features;
         divides_scale_blocks(problem, block_n as u32)
@@ -69,7 +75,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
         group_mb: if tiles_differ(problem) { 32 } else { 1 },
         num_splits: 1,
     };
-    const STAGES: [[u32; 4]; 5] = [[3, 2, 3, 2], [3, 2, 2, 2], [2, 2, 2, 2], [2, 1, 2, 2], [2, 1, 2, 1]];
+    const STAGES: [[u32; 4]; 6] = [[3, 2, 3, 2], [3, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 1], [2, 1, 2, 2], [2, 1, 2, 1]];
     let keys = [224, 192, 160, 128, 96, 64].into_iter().filter(|keys| *keys <= most_keys && divides((*keys).into()));
     let configs = keys.flat_map(|keys| STAGES.map(|stages| config(keys, stages)));
     configs.into_iter().find(|config| config.fits(problem, device))
