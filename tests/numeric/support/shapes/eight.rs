@@ -1,6 +1,7 @@
 //! Problems with 8-bit k and v, and with 8-bit q too.
 
 use super::{MASKS, random_case, random_extras, unless_one_is_given};
+use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Random, Strides};
 use crate::support::extras::{Extras, Sides, Spread};
 use flashtune::problem::{Causal, Dtype, Eight, EightBits, Window};
@@ -136,11 +137,13 @@ pub fn tiny_eight_bits_prefill() -> Vec<Case> {
             (extras.page_size, extras.seqused) = (Some(16), Sides { q: false, k: true });
         }),
         with(of(Dtype::Fp16, Eight::Int8, 1, 64, Causal::TopLeft), |extras| extras.alibi = Some(Spread::of("h"))),
+        // The last listed blocks end behind the last key, where there is no scale.
+        with(of(Dtype::Bf16, Eight::E4m3, 1, 64, Causal::None), |extras| extras.block_mask = Some(Blocks::new(64, 64))),
     ])
 }
 
 /// Queries, keys and values in e4m3 for the emulator: both kinds of scales, rows and pages, tiles
-/// without keys, more keys than one sum of products takes, and head dims with half a k-step.
+/// without keys, more keys than two sums of products take, and head dims with half a k-step.
 pub fn tiny_e4m3() -> Vec<Case> {
     let of = |dtype, keys_per_scale, [seqlen_q, seqlen_k]: [i64; 2], head_dim, causal| Case {
         batch_size: 2,
@@ -161,7 +164,14 @@ pub fn tiny_e4m3() -> Vec<Case> {
     unless_one_is_given(vec![
         // The first tiles of rows see no key.
         of(Dtype::Bf16, 0, [400, 130], 64, Causal::BottomRight),
-        of(Dtype::Fp16, 0, [70, 2300], 64, Causal::None),
+        of(Dtype::Fp16, 0, [70, 4500], 64, Causal::None),
+        // Two consumers take turns, and skip different blocks.
+        with(of(Dtype::Bf16, 0, [260, 500], 192, Causal::BottomRight), |extras| {
+            extras.window = Window { left: Some(150), ..Window::default() };
+        }),
+        with(of(Dtype::Fp16, 128, [130, 300], 64, Causal::None), |extras| {
+            extras.block_mask = Some(Blocks::new(64, 64))
+        }),
         Case { softmax_scale: -0.1, head_dim_v: 96, ..of(Dtype::Bf16, 0, [150, 300], 80, Causal::None) },
         with(of(Dtype::Bf16, 128, [130, 300], 128, Causal::TopLeft), |extras| extras.cu_seqlens = Sides::BOTH),
         with(
