@@ -1,7 +1,7 @@
 //! Runs one case on one backend with one config, in either pass, and judges it by the error rule.
 
 use super::case::{Case, Data};
-use super::error_rule::{Rule, compare, compare_lse, step};
+use super::error_rule::{CUT_OF_EIGHT_BITS, Rule, compare, compare_lse, step};
 use super::reference::{self, Results};
 use super::subject::{Forward, Gradients, Subject};
 use flashtune::config::Config;
@@ -33,10 +33,12 @@ impl Prepared {
         }
     }
 
-    /// `is_split`: fp32 products may lose what splitting them into two tf32 loses.
+    /// `is_split`: fp32 products may lose what splitting them into two tf32 loses, and scores of
+    /// 8-bit queries what `wgmma` cuts off.
     pub fn judge_forward(&self, is_split: bool, got: &Forward) -> Result<(), String> {
         let rule = self.rule(is_split, 2.0);
-        compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score)?;
+        let lost = if is_split && self.has_eight_bit_queries() { CUT_OF_EIGHT_BITS } else { 0.0 };
+        compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score, lost)?;
         compare("out", &got.out, &self.exact.out, &self.naive.out, rule)
     }
 
@@ -56,10 +58,17 @@ impl Prepared {
     }
 
     pub fn is_split(&self, subject: &Subject) -> bool {
-        self.case.dtype == Dtype::Fp32 && subject.is_gpu()
+        // The emulator multiplies 8 bits exactly.
+        let cuts = self.has_eight_bit_queries() && std::env::var_os("FLASHTUNE_EMULATED").is_none();
+        (self.case.dtype == Dtype::Fp32 || cuts) && subject.is_gpu()
+    }
+
+    fn has_eight_bit_queries(&self) -> bool {
+        self.case.extras.eight.is_some_and(|eight| eight.queries)
     }
 
     fn rule(&self, is_split: bool, factor: f64) -> Rule {
+        let is_split = is_split && self.case.dtype == Dtype::Fp32;
         Rule { dtype: self.case.dtype, factor, terms: 0.0, input_rounding: 0.0, is_split }
     }
 
