@@ -50,6 +50,8 @@ pub fn tiny() -> Vec<Case> {
         Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (200, 200), 128, BottomRight) },
         Case { head_dim_v: 128, ..of(Bf16, (100, 210), 192, TopLeft) },
         of(Bf16, (70, 150), 256, BottomRight),
+        of(Bf16, (70, 75), 256, Full),
+        of(Bf16, (70, 130), 256, BottomRight),
         Case { strides: Strides::OddGaps, softmax_scale: -0.2, ..of(Fp16, (70, 90), 40, Full) },
         of(Fp32, (70, 90), 40, BottomRight),
         Case { extras: bias, ..of(Bf16, (90, 150), 64, Full) },
@@ -140,8 +142,8 @@ pub fn tiny_few_keys() -> Vec<Case> {
 pub fn tiny_short() -> Vec<Case> {
     let of = |lengths, head_dim, causal| Case { batch_size: 3, ..of(Dtype::Bf16, lengths, head_dim, causal) };
     unless_one_is_given(vec![
-        of((100, 100), 64, Causal::BottomRight),
-        Case { strides: Strides::Gaps, ..of((70, 110), 192, Causal::None) },
+        of((60, 100), 64, Causal::BottomRight),
+        Case { strides: Strides::Gaps, ..of((50, 110), 192, Causal::None) },
     ])
 }
 
