@@ -32,9 +32,8 @@ pub struct Work {
     pub tiles: Vec<Tiles>,
     /// Tiles that run at a time.
     pub slots: f64,
-    /// Few tiles that differ are laid on the slots one by one, the longest first, as CTAs draw
-    /// them.
-    pub is_drawn: bool,
+    /// Whether few tiles that differ are laid on the slots one by one, the longest first.
+    pub lays_few_tiles: bool,
     /// Bytes that the main kernel moves while it computes.
     pub bytes_under: f64,
     /// Bytes that other kernels of the pass move.
@@ -62,7 +61,7 @@ impl Work {
             longest
         } else if longest == shortest {
             (count / self.slots).ceil() * longest
-        } else if self.is_drawn && count <= FEW_TILES * self.slots {
+        } else if self.lays_few_tiles && count <= FEW_TILES * self.slots {
             self.span_of_drawn()
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
@@ -116,7 +115,7 @@ mod tests {
 
     fn work(tiles: &[(f64, f64)]) -> Work {
         let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles }).collect();
-        Work { tiles, slots: 100.0, is_drawn: false, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
+        Work { tiles, slots: 100.0, lays_few_tiles: false, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
     }
 
     #[test]
@@ -136,7 +135,7 @@ mod tests {
     fn few_drawn_tiles_end_unevenly() {
         let drawn = |kinds: &[f64], of_each| {
             let tiles = kinds.iter().map(|cycles| (of_each, *cycles)).collect::<Vec<_>>();
-            Work { is_drawn: true, ..work(&tiles) }.span()
+            Work { lays_few_tiles: true, ..work(&tiles) }.span()
         };
         assert_eq!(drawn(&[40.0, 30.0, 20.0, 10.0], 50.0), 50.0, "the longest with the shortest");
         assert_eq!(drawn(&[50.0, 40.0, 30.0, 20.0, 10.0], 50.0), 80.0, "the share of the slots is 75");

@@ -176,7 +176,7 @@ impl Gpu {
                     static ONCE: Once = Once::new();
                     ONCE.call_once(|| {
                         log::warn!(
-                            "kernels whose tiles differ in length, as under a causal mask or a window, run a fixed schedule, without tile counters: {error}"
+                            "kernels that draw tiles from a counter run a fixed schedule, without tile counters: {error}"
                         )
                     });
                     None

@@ -48,7 +48,7 @@ impl LaunchMaps {
     pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<LaunchMaps> {
         let mut tensors = tensors(&call.in_units(), boxes)?;
         // A box has half a row of 256 bytes or a whole shorter one, and the bytes beside it belong
-        // to another head. With 256 an H200 took 1.04 times as long at 1,024 keys and head dim 256.
+        // to another head. With 256 an H200 took 1.03 times as long at 1,024 keys and head dim 256.
         if call.problem.query_type().bytes() == 1 {
             tensors = tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor });
         }

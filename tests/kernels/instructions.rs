@@ -184,7 +184,8 @@ fn copies_are_as_wide_as_the_layout_allows() {
 }
 
 /// A machine without nvdisasm counts spills from the cubin itself. The count is compared with
-/// nvdisasm's for a flag on the stack, a window's bounds, producer spills only, and no spills.
+/// nvdisasm's for values that a tile's end reads, a window's bounds, producer spills only, and no
+/// spills.
 #[test]
 fn consumer_spills_are_counted_like_nvdisasms() {
     let Some(nvrtc) = nvrtc() else { return };

@@ -242,8 +242,8 @@ fn llama_fp8_serving() -> Vec<Problem> {
     shapes.flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys))).collect()
 }
 
-/// Lengths from 512 to 16384 in batches of few and of many tiles, and one query over caches: each
-/// config that a lookup chooses in between is that of some shape here.
+/// Lengths from 512 to 16384 in batches of few and of many tiles, and one query over caches. For a
+/// shape in between, a lookup chooses the config of one of these shapes.
 fn common() -> Vec<Problem> {
     const HEADS: [(i64, i64, i64); 4] = [(32, 8, 128), (16, 16, 128), (16, 16, 64), (32, 8, 64)];
     const SHAPES: [(i64, i64); 12] = [

@@ -138,7 +138,7 @@ impl Space for ForwardKnobs {
             ctas_per_sm: self.ctas_per_sm,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
-                is_dynamic: true,
+                is_dynamic: tiles_differ(problem) || problem.features.paged.is_none(),
             },
             registers: Some(self.warpgroup_registers(problem)),
             most_splits: self.num_splits,

@@ -95,8 +95,9 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of a batch-invariant problem. Up to head dim 64 a segment's O and the merged one are in
-/// registers, and up to 128 the merged one is in shared memory (docs/tuning/batch-invariant.md).
+/// The same of a batch-invariant problem. Up to head dim 64, and beyond with modified scores, a
+/// segment's O and the merged one are in registers. Otherwise up to 128 the merged one is in shared
+/// memory (docs/tuning/batch-invariant.md).
 fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if !takes_more => (192, 64, [4, 4, 2]),
@@ -128,8 +129,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
 pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<ForwardKnobs> {
     let (rows, keys, stages) = tile_of_full_device(problem);
     let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
-    // Where K and V need little, shared memory has room for two Q slots past head dim 192. Longer
-    // keys lose more by fewer slots of theirs than Q gains.
+    // Past head dim 192, shared memory has room for two Q slots only with few slots of K and V. Few
+    // keys need few, and long keys lose more than the second Q slot gains.
     let is_plain = problem.features == Features::NONE && !problem.dropout && !problem.batch_invariant;
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
@@ -162,8 +163,8 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         decode_rows: decode_rows(problem),
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
-    // A block of 64 keys divides pages of 64 and shares 32 with pages of 32, so TMA copies them.
-    // Threads look up the fewest pages if a block is four times 16 keys.
+    // A block of 64 keys holds whole pages of 8, 16 or 32 keys, and divides larger powers of two,
+    // so TMA copies them.
     let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
     flows.map(config).find(|config| config.fits(problem, device))

@@ -26,23 +26,14 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
 /// The same for two CTAs that share an SM, with one consumer warpgroup each (128 a thread).
 pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters::alike(40, 216);
 
-/// The same for a producer whose threads copy keys themselves. The addresses of their copies take
-/// more registers.
-pub fn registers_with_copies(consumers: u32) -> WarpgroupRegisters {
-    match consumers {
-        ..=1 => registers(consumers),
-        2 => WarpgroupRegisters::alike(40, 232),
-        3 => WarpgroupRegisters::alike(56, 152),
-        _ => WarpgroupRegisters::alike(64, 104),
-    }
-}
-
-/// The same for a producer of keys in pages, whose loop must not spill: beside two consumers it
-/// hardly keeps up with them.
+/// The same for a producer of keys in pages. The addresses of its copies take more registers, and
+/// its loop must not spill: beside two consumers it hardly keeps up with them.
 pub fn registers_of_pages(consumers: u32) -> WarpgroupRegisters {
     match consumers {
+        ..=1 => registers(consumers),
         2 => WarpgroupRegisters::alike(56, 224),
-        consumers => registers_with_copies(consumers),
+        3 => WarpgroupRegisters::alike(56, 152),
+        _ => WarpgroupRegisters::alike(64, 104),
     }
 }
 

@@ -62,7 +62,7 @@ const COSTS: ForwardCosts = ForwardCosts {
     filled: 67.0,
 };
 
-/// The kernel of 8 bits has one number of slots for each head dim.
+/// The costs of 8 bits are those before tile ends changed. They know no slots.
 const FP8_COSTS: ForwardCosts = ForwardCosts {
     rate: 8192.0,
     softmax_alone: 7.6,
@@ -152,7 +152,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(tile.ctas_per_sm) * sm_count,
-        is_drawn: false,
+        lays_few_tiles: false,
         bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
         bytes_beside: partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
@@ -215,7 +215,7 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
-        is_drawn: true,
+        lays_few_tiles: true,
         bytes_under: 0.0,
         bytes_beside: PARTIALS_FROM_MEMORY * partial_bytes * (heads_kv * sk) as f64
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),

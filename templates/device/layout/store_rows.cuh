@@ -1,5 +1,5 @@
-// Stores accumulators as rows in device memory, 16 bytes a store, and adds such rows to
-// accumulators. It knows the fragment of an mma accumulator but no tile in shared memory.
+// Stores accumulators as rows in device memory, 16 bytes a store. It knows the fragment of an mma
+// accumulator but no tile in shared memory.
 //
 // The four lanes of a quad hold two columns each of four neighbouring 8-column tiles. They exchange
 // words by shuffles, and each lane then holds all eight columns of one tile.
@@ -39,28 +39,6 @@ __device__ __forceinline__ void store_rows(uint16* out, int64 stride, const floa
             quad_transpose(w, lane);
             if (r * 8 < rows_left && n + lane % 4 < kTiles && (n + lane % 4) * 8 < cols_left) {
                 *reinterpret_cast<uint4*>(out + r * 8 * stride + (n + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
-            }
-        }
-    }
-}
-
-// Adds rows in device memory, times one factor for each, to accumulators. The lane reads the
-// elements that store_rows lets it write.
-template <int kTiles>
-__device__ __forceinline__ void add_rows(const uint16* from, int64 stride, float (&acc)[kTiles][4], const float (&factor)[2], int rows_left, int lane) {
-    #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        #pragma unroll
-        for (int n = 0; n < kTiles; n += 4) {
-            uint4 words = make_uint4(0, 0, 0, 0);
-            if (r * 8 < rows_left && n + lane % 4 < kTiles) words = *reinterpret_cast<const uint4*>(from + r * 8 * stride + (n + lane % 4) * 8);
-            uint32 w[4] = {words.x, words.y, words.z, words.w};
-            quad_transpose(w, lane);
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (n + i >= kTiles) continue;
-                acc[n + i][2 * r] = fmaf(unpack(uint16(w[i])), factor[r], acc[n + i][2 * r]);
-                acc[n + i][2 * r + 1] = fmaf(unpack(uint16(w[i] >> 16)), factor[r], acc[n + i][2 * r + 1]);
             }
         }
     }

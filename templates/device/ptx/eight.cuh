@@ -52,10 +52,6 @@ __device__ __forceinline__ uint32 floats_to_fp16_pair(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
-// A pair of fp16 as fp32.
-__device__ __forceinline__ void fp16_pair_to_floats(uint32 pair, float& low, float& high) {
-    asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(low), "=f"(high) : "r"(pair));
-}
 
 // The largest value of a warp's lanes.
 __device__ __forceinline__ uint32 largest_of_warp(uint32 value) {

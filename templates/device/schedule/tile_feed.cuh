@@ -35,8 +35,7 @@ struct TileFeed {
         if (kByTicket && this->counter) index = draw();
         if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head;
     }
-    // Whether all tiles have one length. A feed's second tile is known from the start then, since
-    // its loads wait for nothing.
+    // Whether a feed knows its second tile from the start: all tiles have one length.
     __device__ __forceinline__ bool are_equal() const {
         if constexpr (!kDrawsEqual || kIsVarlen || kHasBlockMask) return false;
         return !kTilesDiffer || tiles.order.tiles_per_head == splits_of_tile(params);

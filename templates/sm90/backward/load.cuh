@@ -41,8 +41,8 @@ __device__ __forceinline__ void load_boxes(uint32 slots, uint32 slot, const Tens
 
 // One tile's copies, in the order in which consumers need them: K, the first Q, V, the first dO,
 // further Q and dO. Each wait is for the consumers' release of the slot. Each expected count of
-// bytes precedes the copies that complete it. K, V and a Q are on their way before the kernel
-// before this one has ended, which writes LSE and delta.
+// bytes precedes the copies that complete it. K, V and the first Q are loaded before the previous
+// kernel has ended. LSE and delta come after it, since it writes them.
 template <class Memory, class Feed, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void load_tile(const KernelParams& params, const TensorMaps& maps, const Memory& smem, const Tile& tile, uint32 rank,
                                           Feed& feed, RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
         if constexpr (kHasBlockMask) smem.listed.put(ring_q.slot, listed, head);
         barrier_expect(smem.full_q(ring_q.slot), kBytesQ + kBytesStats);
         load_boxes<kBoxesK, kShareK>(smem.q, ring_q.slot, maps.q, smem.full_q(ring_q.slot), block * kBlockM, head, rows_q, rank);
-        // ---- V, with the tile's first block: K's slot is free after V's
+        // ---- V, with the tile's first block
         if (!have_v) {
             have_v = true;
             barrier_wait(smem.empty_v(ring_kv.slot), ring_kv.parity ^ 1);

@@ -114,7 +114,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
 pub const LACKS: [Lack; 16] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
-    lack(&[Family::Sm90Fp8], "dropout", "8 bits have none"),
+    lack(&[Family::Sm90Fp8], "dropout", "no kernel has dropout for 8-bit tensors"),
     lack(&[Family::Sm90Fp8], "batch-invariant forward", "its sums of 8 bits move at places that depend on the tile"),
     lack(
         &[Family::Cpu, Family::Sm80],
