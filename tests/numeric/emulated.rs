@@ -173,7 +173,7 @@ const FAULTS: [Fault; 9] = [
         file: "sm90_forward.cu.tera",
         from: "issue_qk();\n                    wait_full(shared.full_v(ring_v.slot), ring_v.parity);",
         to: "issue_qk();",
-        report: "in flight",
+        report: "reference",
     },
     // V's slot is free before the product has read it.
     Fault {

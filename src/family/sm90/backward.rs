@@ -124,7 +124,12 @@ impl Space for BackwardKnobs {
         };
         let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
         let fresh = heuristic(to, device).filter(writes_dq);
-        fresh.unwrap_or_else(|| BackwardKnobs { group_mb, ..self }.with_best_walk(to, device))
+        if let Some(fresh) = fresh {
+            return fresh;
+        }
+        let carried = BackwardKnobs { group_mb, ..self }.with_best_walk(to, device);
+        // Past head dim 192 tiles of 64 keys write dQ, which more keys do not allow.
+        if carried.fits(to, device) { carried } else { heuristic(to, device).unwrap_or(carried) }
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {

@@ -189,7 +189,8 @@ private:
         // Bits of positive numbers are ordered as the numbers are.
         if constexpr (kKeysPerScale == 1) largest = largest_of_warp(largest);
         if (__uint_as_float(largest) <= 16.f * unit) return;
-        const float raised = __uint_as_float(largest & 0x7f800000);
+        // A normal number, also for a subnormal scale: the first unit is 0.
+        const float raised = __uint_as_float(max(largest & 0x7f800000, 0x00800000u));
         multiply(o, unit / raised);
         unit = raised;
     }

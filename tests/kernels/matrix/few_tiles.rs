@@ -4,6 +4,9 @@
 use super::*;
 use flashtune::family::alternatives;
 
+/// More bytes of consumers at a tile's ends, where keys are split and weights are dropped.
+const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
+
 /// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
 /// records.
 fn alternatives_of(problems: impl Iterator<Item = Problem>) -> BTreeMap<String, Kernel> {
@@ -73,7 +76,8 @@ fn kernels_that_split_keys_compile() {
     let of = |problem: Problem| {
         let config = heuristic(&problem, &device).with("num_splits", 3).with("tma_store", 0);
         check(&problem, &config, &device).unwrap();
-        Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem))
+        let of_dropout = if problem.dropout { SPLIT_WITH_DROPOUT_MAY_SPILL } else { 0 };
+        Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem) + of_dropout)
     };
     all_compile(&switched.chain(combined).map(of_one).flat_map(of).collect(), nvrtc, arch);
 }
