@@ -11,8 +11,8 @@ use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
 use std::ffi::c_void;
 use std::mem::offset_of;
 
-const STATIC: Causal = Causal::None;
-const DYNAMIC: Causal = Causal::BottomRight;
+const FULL: Causal = Causal::None;
+const CAUSAL: Causal = Causal::BottomRight;
 /// A stream that the stand-in reports as capturing.
 const CAPTURING: usize = 0xca7;
 
@@ -56,7 +56,7 @@ fn launch(fake: &Fake, executable: &Executable, call: &Call, stream: usize) -> F
 #[test]
 fn a_forward_launch_passes_the_maps_of_its_inputs_and_of_o() {
     with_fake("a_forward_launch_passes_the_maps_of_its_inputs_and_of_o", |fake| {
-        let (_gpu, executable) = build(STATIC);
+        let (_gpu, executable) = build(FULL);
         let launched = launch(fake, &executable, &call(), 0x77);
         // Two tiles of 256 rows for each of 16 heads.
         assert_eq!((launched.grid, launched.block, launched.stream), ([32, 1, 1], [640, 1, 1], 0x77));
@@ -88,7 +88,7 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
             crate::sm90::launch(fake, &executable.unwrap(), &call, 0).maps
         };
         // Blocks have 80 keys.
-        for (page_size, box_rows) in [(40, 40), (120, 40), (80, 80), (800, 80)] {
+        for (page_size, box_rows) in [(8, 8), (16, 16), (64, 16), (40, 40), (120, 40), (80, 80), (800, 80)] {
             let [q, k, v, _] = launch(page_size, 9);
             let rows = page_size as u64;
             assert_eq!(k[..11], [0x20000, 9, 128, rows, 2, 9, 512, 256, rows * 1024 + 16, 64, box_rows]);
@@ -96,9 +96,9 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
             // Queries keep the rank of varlen rows.
             assert_eq!((q[0], q[3]), (0x10000, 1 << 30));
         }
-        // Threads copy pages that share fewer than 32 keys with a block, and with 0 pages nothing
-        // is loaded: Q's map stands in.
-        for (page_size, num_pages) in [(12, 9), (1, 9), (16, 9), (64, 9), (80, 0)] {
+        // Threads copy pages that share no whole eights of keys with a block, and with 0 pages
+        // nothing is loaded: Q's map stands in.
+        for (page_size, num_pages) in [(12, 9), (1, 9), (100, 9), (80, 0)] {
             let [q, k, v, _] = launch(page_size, num_pages);
             assert!(k == q && v == q, "{page_size}");
         }
@@ -134,7 +134,7 @@ fn a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta() {
 #[test]
 fn a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched() {
     with_fake("a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched", |_| {
-        let error = try_build(STATIC, 128).1.err().unwrap();
+        let error = try_build(FULL, 128).1.err().unwrap();
         assert_eq!(error.status, Status::CompileFailed);
         assert!(error.message.contains("504 registers") && error.message.contains("288"), "{}", error.message);
     });
@@ -143,7 +143,7 @@ fn a_kernel_with_too_few_registers_for_its_warpgroups_is_not_launched() {
 #[test]
 fn persistent_grid_has_at_most_the_resident_ctas() {
     with_fake("persistent_grid_has_at_most_the_resident_ctas", |fake| {
-        let (_gpu, executable) = build(STATIC);
+        let (_gpu, executable) = build(FULL);
         let mut many = call();
         many.problem.batch_size = 100;
         assert_eq!(launch(fake, &executable, &many, 0).grid, [132, 1, 1]);
@@ -153,7 +153,7 @@ fn persistent_grid_has_at_most_the_resident_ctas() {
 #[test]
 fn launches_that_may_overlap_never_share_a_tile_counter() {
     with_fake("launches_that_may_overlap_never_share_a_tile_counter", |fake| {
-        let (_gpu, executable) = build(DYNAMIC);
+        let (_gpu, executable) = build(CAUSAL);
         let counter = |stream| launch(fake, &executable, &call(), stream).counter;
         let of_streams = [0, 1, 2, 0x77, 0x78].map(&counter);
         assert_eq!([0, 1, 2, 0x77, 0x78].map(&counter), of_streams, "a stream keeps its own");
@@ -171,8 +171,12 @@ fn launches_that_may_overlap_never_share_a_tile_counter() {
 #[test]
 fn a_fixed_schedule_has_no_counter() {
     with_fake("a_fixed_schedule_has_no_counter", |fake| {
-        let (_gpu, executable) = build(STATIC);
-        assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
+        let features = Features { paged: Some(16), ..Features::NONE };
+        let problem = Problem { causal: FULL, features, ..PROBLEM };
+        let (_gpu, executable) = build_from_cache(&problem, &config(256));
+        let mut paged = Call { problem, ..call() };
+        paged.features.num_pages = 9;
+        assert_eq!(launch(fake, &executable.unwrap(), &paged, 0x77).counter, 0);
         assert_eq!(fake.state().memory, 0, "and no memory for one");
     });
 }
@@ -180,7 +184,7 @@ fn a_fixed_schedule_has_no_counter() {
 #[test]
 fn counters_live_as_long_as_the_executables_that_use_them() {
     with_fake("counters_live_as_long_as_the_executables_that_use_them", |fake| {
-        let (gpu, executable) = build(DYNAMIC);
+        let (gpu, executable) = build(CAUSAL);
         drop(gpu);
         assert_ne!(launch(fake, &executable, &call(), 0x77).counter, 0);
         drop(executable);
@@ -191,7 +195,7 @@ fn counters_live_as_long_as_the_executables_that_use_them() {
 #[test]
 fn a_launch_with_maps_and_counter_allocates_nothing() {
     with_fake("a_launch_with_maps_and_counter_allocates_nothing", |fake| {
-        let (_gpu, executable) = build(DYNAMIC);
+        let (_gpu, executable) = build(CAUSAL);
         let call = call();
         for stream in [0x77, CAPTURING] {
             // The harness's threads may allocate at the same time, but not during every one of many
@@ -210,7 +214,7 @@ fn a_launch_with_maps_and_counter_allocates_nothing() {
 #[test]
 fn no_keys_and_unused_strides_give_maps_that_the_driver_accepts() {
     with_fake("no_keys_and_unused_strides_give_maps_that_the_driver_accepts", |fake| {
-        let (_gpu, executable) = build(STATIC);
+        let (_gpu, executable) = build(FULL);
         let mut no_keys = call();
         no_keys.problem.seqlen_k = 0;
         let nowhere = TensorRef { data: std::ptr::null_mut(), stride_batch: 1, stride_seqlen: 1, stride_head: 1 };
@@ -227,7 +231,7 @@ fn no_keys_and_unused_strides_give_maps_that_the_driver_accepts() {
 fn making_counters_does_not_disturb_another_streams_capture() {
     with_fake("making_counters_does_not_disturb_another_streams_capture", |fake| {
         fake.begin_capture();
-        let (gpu, executable) = build(DYNAMIC);
+        let (gpu, executable) = build(CAUSAL);
         assert_eq!((fake.state().memory, fake.state().memsets), (1, 1));
         drop((gpu, executable));
         assert_eq!(fake.state().memory, 0);
@@ -238,7 +242,7 @@ fn making_counters_does_not_disturb_another_streams_capture() {
 fn without_memory_for_counters_the_schedule_is_fixed_until_memory_is_free() {
     with_fake("without_memory_for_counters_the_schedule_is_fixed_until_memory_is_free", |fake| {
         fake.set_full(true);
-        let (gpu, executable) = build(DYNAMIC);
+        let (gpu, executable) = build(CAUSAL);
         assert_eq!(launch(fake, &executable, &call(), 0x77).counter, 0);
         fake.set_full(false);
         // The kernel stays loaded while its first executable lives, so the cache, which is gone, is
@@ -252,12 +256,12 @@ fn without_memory_for_counters_the_schedule_is_fixed_until_memory_is_free() {
 fn lost_device_is_an_error_rather_than_a_fixed_schedule() {
     with_fake("lost_device_is_an_error_rather_than_a_fixed_schedule", |fake| {
         fake.fail_synchronize(700);
-        let (_gpu, executable) = try_build(DYNAMIC, 256);
+        let (_gpu, executable) = try_build(CAUSAL, 256);
         assert_eq!(executable.err().unwrap().status, Status::Cuda);
     });
 }
 
-const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: STATIC, ..PROBLEM };
+const BACKWARD: Problem = Problem { pass: Pass::Backward, causal: FULL, ..PROBLEM };
 /// The registers of a launch with three warpgroups, two of which compute.
 const THREE_WARPGROUPS: (&str, &str) = ("FAKE_REGISTERS", "168");
 
@@ -340,9 +344,9 @@ fn kernels_do_not_overlap_with_drivers_that_cannot_capture_it() {
 fn backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ() {
     let name = "backward_launch_has_a_persistent_grid_and_a_counter_if_tiles_differ";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
-        let (_gpu, executable) = build_backward(&Problem { causal: DYNAMIC, ..BACKWARD });
+        let (_gpu, executable) = build_backward(&Problem { causal: CAUSAL, ..BACKWARD });
         let mut many = backward_call();
-        (many.problem.causal, many.problem.batch_size) = (DYNAMIC, 100);
+        (many.problem.causal, many.problem.batch_size) = (CAUSAL, 100);
         executable.launch(&many, 0x77 as *mut c_void).unwrap();
         let main = fake.state().launch[1];
         assert_eq!(main.grid, [132, 1, 1]);
@@ -381,7 +385,7 @@ fn deterministic_launch_keeps_its_counters_behind_dq() {
     let name = "deterministic_launch_keeps_its_counters_behind_dq";
     with_fake_and(name, &[THREE_WARPGROUPS], |fake| {
         let dq_order_and_counter = |deterministic| {
-            let problem = Problem { causal: DYNAMIC, deterministic, ..BACKWARD };
+            let problem = Problem { causal: CAUSAL, deterministic, ..BACKWARD };
             let (_gpu, executable) = build_backward(&problem);
             let call = Call { problem, workspace: 0x1000000 as *mut c_void, ..backward_call() };
             let main = {

@@ -100,7 +100,9 @@ pub const CUT_OF_EIGHT_BITS: f64 = 1.0 / 8192.0;
 /// a logarithm: 16 steps at the magnitude plus one. `score_terms` is the largest sum of magnitudes
 /// behind a score, and `lost` the part of that sum that products may lose.
 pub fn compare_lse(got: &[f32], reference: &[f64], score_terms: f64, lost: f64) -> Result<(), String> {
-    let limit = 16.0 * 2f64.powi(-24) * (1.0 + score_terms) + lost * score_terms;
+    // Not 0 times an infinite score.
+    let of_products = if lost > 0.0 { lost * score_terms } else { 0.0 };
+    let limit = 16.0 * 2f64.powi(-24) * (1.0 + score_terms) + of_products;
     for (at, (got, reference)) in got.iter().zip(reference).enumerate() {
         let same = got.is_nan() == reference.is_nan()
             && (got.is_nan() || f64::from(*got) == *reference || (f64::from(*got) - reference).abs() <= limit);
