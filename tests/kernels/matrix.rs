@@ -210,17 +210,13 @@ fn is_common(head_dims: usize) -> bool {
     matches!(HEAD_DIMS[head_dims].0, (64, 64) | (128, 128) | (256, 256))
 }
 
-/// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and every
-/// third one elsewhere, in one dtype, and in both at head dim 64. Each architecture has one feature
-/// at each head dim in its mma.sync kernels. The architectures take turns, so that together they
-/// cover every feature at every head dim, and outside of sm_90 in the other dtype.
+/// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and one
+/// elsewhere, in one dtype, and in both at head dim 64. Each architecture has one feature at each
+/// head dim in its mma.sync kernels. The architectures take turns, so that together they cover
+/// every feature at every head dim, and outside of sm_90 in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
     let is_sm90 = family == Family::Sm90;
-    let one_in = match (is_sm90, is_common(head_dims)) {
-        (true, true) => 1,
-        (true, false) => 3,
-        (false, _) => FEATURES.len(),
-    };
+    let one_in = if is_sm90 && is_common(head_dims) { 1 } else { FEATURES.len() };
     let has_feature = (head_dims + arch) % one_in == feature % one_in;
     let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch] == Arch::Sm(9, 0))) % 2 == dtype;
     has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
