@@ -13,9 +13,9 @@ use flashtune::plan::Store;
 use std::collections::BTreeSet;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A tuning run makes the lock and the journal, and appends lines to it.
 const LEAST_CALLS: usize = 6;
@@ -44,8 +44,18 @@ fn flashtune(cache: &Path) -> Command {
     command
 }
 
+/// Fails, with what the program printed, if it hangs. It prints less than a pipe holds.
 fn run(command: &mut Command) -> Output {
-    command.output().unwrap()
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("{command:?} hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Tunes one small problem.
