@@ -212,7 +212,7 @@ fn gpu_survives_adversarial_scores() {
         for config in one_of_each_family(subject, &case) {
             let got = subject.forward(&case, &prepared.data, &config);
             prepared
-                .judge_forward(prepared.is_split(subject), &got)
+                .judge_forward(prepared.loses_bits(subject), &got)
                 .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
         }
     });

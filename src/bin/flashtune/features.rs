@@ -43,7 +43,8 @@ pub struct FeatureArgs {
     pub kv_dtype: Option<Eight>,
     #[arg(long, requires = "kv_dtype", help = help("fp8_q"))]
     pub fp8_q: bool,
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, requires = "kv_dtype", help = help("keys_per_scale"))]
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, requires = "kv_dtype")]
+    #[arg(help = help("keys_per_scale"))]
     pub keys_per_scale: i64,
 }
 

@@ -16,6 +16,7 @@ use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
 use crate::family::tile::boxes;
 use crate::family::time::Work;
 use crate::problem::{Features, Problem};
+use std::borrow::Cow;
 
 impl Space for BackwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -216,18 +217,15 @@ impl BackwardKnobs {
 
     /// Two tiles of few keys instead of one of a pair of CTAs, where that is expected to pay.
     fn or_few_keys(self, problem: &Problem, device: &Device) -> Self {
-        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
-        let device = typical.as_ref().unwrap_or(device);
+        let device = &*chosen_for(problem, device);
         let few_keys = BackwardKnobs { block_m: 64, block_n: FEW_KEYS, direct_dq: 2, split_waves: 0, ..self };
         let may_be_few = self.kernel(problem) == BackwardKernel::Wide && few_keys.fits(problem, device);
         if may_be_few && few_keys.us(problem, device) < self.us(problem, device) { few_keys } else { self }
     }
 
-    /// One CTA for all tiles of a head where that is expected to pay, else splits where they are. A
-    /// deterministic pass chooses alike on all GPUs of an architecture.
+    /// One CTA for all tiles of a head where that is expected to pay, else splits where they are.
     fn with_best_walk(self, problem: &Problem, device: &Device) -> Self {
-        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
-        let device = typical.as_ref().unwrap_or(device);
+        let device = &*chosen_for(problem, device);
         let tiles = direct_tiles(problem, self.block_n);
         let summed = BackwardKnobs { direct_dq: u32::from(tiles == Some(1)), ..self }.with_best_split(problem, device);
         let Some(direct_dq) = tiles else { return summed };
@@ -238,8 +236,7 @@ impl BackwardKnobs {
         best.filter(|(us, _)| *us < summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
     }
 
-    /// Splits where they are expected to pay. Those of a deterministic pass are the same on all
-    /// GPUs of an architecture, as its bits are.
+    /// Splits where they are expected to pay.
     fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
         let unsplit = BackwardKnobs { split_waves: 0, ..self };
         // Lengths and modified scores leave no registers for the bounds of a part of the walk: its
@@ -247,8 +244,7 @@ impl BackwardKnobs {
         if problem.features.varlen.is_some() && problem.features.modifies_scores() {
             return unsplit;
         }
-        let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
-        let device = typical.as_ref().unwrap_or(device);
+        let device = &*chosen_for(problem, device);
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
         let share = if work.idle() > 0.5 { WORTH_SPLITTING_IF_IDLE } else { WORTH_SPLITTING };
         let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, ..self });
@@ -362,6 +358,13 @@ fn wants_groups(problem: &Problem, device: &Device) -> bool {
     let tiles = problem.batch_size * problem.num_heads_kv * ((problem.seqlen_k + 127) / 128);
     let are_few = tiles <= FEW_WAVES * i64::from(device.sm_count);
     if tiles_differ(problem) { !are_few } else { problem.seqlen_q < LONG }
+}
+
+/// The device that the walk is chosen for. A deterministic pass chooses alike on all GPUs of an
+/// architecture, as its bits are.
+fn chosen_for<'a>(problem: &Problem, device: &'a Device) -> Cow<'a, Device> {
+    let typical = Device::typical(device.arch).filter(|_| problem.deterministic);
+    typical.map_or(Cow::Borrowed(device), Cow::Owned)
 }
 
 /// Whether a GQA pass walks its query heads together and L2 holds less than a quarter of what all

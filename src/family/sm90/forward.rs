@@ -1,7 +1,7 @@
 //! The forward pass of the sm90 family: each consumer warpgroup computes 64 query rows.
 
 use super::forward_alternatives;
-use super::forward_geometry::{ForwardKnobs, SPLITS};
+use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
     decode_rows, fits_q_slot, heuristic, may_be_stale, may_split, mixes_lengths, short_sequences, stores_by_tma,
     wants_groups,
@@ -78,10 +78,7 @@ impl Space for ForwardKnobs {
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "num_splits" => {
-                let most = problem.max_splits();
-                &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
-            }
+            "num_splits" => usable_splits(problem),
             "decode_rows" => {
                 let rows = decode_rows(problem);
                 let at = knob.values.iter().position(|value| *value == rows).unwrap_or(0);
@@ -174,6 +171,7 @@ impl ForwardKnobs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::forward_geometry::SPLITS;
     use super::super::tests::{broken, h200, problem as of_pass};
     use super::*;
     use crate::config::{Config, Family};

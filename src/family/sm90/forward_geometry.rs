@@ -11,6 +11,12 @@ const SWIZZLE_ROWS: i64 = 8;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
+/// The numbers of splits that the workspace of a problem has room for.
+pub fn usable_splits(problem: &Problem) -> &'static [u32] {
+    let most = problem.max_splits();
+    &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
+}
+
 knobs! {
     pub struct ForwardKnobs of Sm90 {
         block_m: "query rows of a tile, 64 for each consumer warpgroup" in [64, 128, 192, 256],

@@ -110,19 +110,24 @@ fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
 
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     let (rows, ..) = tile_of_full_device(problem);
+    // A producer that copies keys itself takes registers that the consumers of 256 rows need.
+    rows_by_preference(problem, device, rows).find_map(|block_m| of_rows(problem, device, block_m))
+}
+
+/// Rows of a tile, up to `most`: the most that fill the device, then fewer.
+pub fn rows_by_preference(problem: &Problem, device: &Device, most: u32) -> impl Iterator<Item = u32> {
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
     let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
     let block_mask = problem.features.block_mask;
     let fits =
-        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
+        |block_m: &u32| *block_m <= most && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
     // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
     let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
     let heights: Vec<u32> = [256, 192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
     let full = heights.iter().copied().find(fills).unwrap_or(64);
-    let lower = heights.into_iter().filter(|block_m| *block_m < full);
-    // A producer that copies keys itself takes registers that the consumers of 256 rows need.
-    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
+    let lower = heights.into_iter().filter(move |block_m| *block_m < full);
+    [full].into_iter().chain(lower).chain([64])
 }
 
 /// The heuristic's config with so many rows.

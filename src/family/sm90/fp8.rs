@@ -4,7 +4,7 @@
 //! inner dimension contiguous alone, so the producer warpgroup transposes V into slots of its own.
 //! And its products take half the time of 16-bit ones, so the exponentials weigh twice as much.
 
-use super::forward_geometry::SPLITS;
+use super::forward_geometry::usable_splits;
 use super::fp8_geometry::Fp8Knobs;
 use super::fp8_heuristic::{heuristic, may_split};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
@@ -86,10 +86,7 @@ impl Space for Fp8Knobs {
 
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "num_splits" => {
-                let most = problem.max_splits();
-                &SPLITS[..SPLITS.partition_point(|splits| i64::from(*splits) <= most)]
-            }
+            "num_splits" => usable_splits(problem),
             _ => knob.values,
         }
     }

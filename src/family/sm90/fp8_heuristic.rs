@@ -1,6 +1,7 @@
 //! The config that the sm90 forward pass for e4m3 begins with: a tile by head dim and features, and
 //! what follows from it.
 
+use super::forward_heuristic::rows_by_preference;
 use super::fp8_geometry::Fp8Knobs;
 use super::warpgroup::tiles_differ;
 use crate::device::Device;
@@ -34,18 +35,7 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32) {
 /// SMs, and fewer keys and stages if it would not fit.
 pub fn heuristic(problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
     let (rows, _) = tile_of_full_device(problem);
-    let heads = problem.batch_size * problem.num_heads_q;
-    let tiles = |block_m: u32| heads * ((problem.seqlen_q + i64::from(block_m) - 1) / i64::from(block_m));
-    let fills = |block_m: &u32| tiles(*block_m) >= i64::from(device.sm_count);
-    let block_mask = problem.features.block_mask;
-    let fits =
-        |block_m: &u32| *block_m <= rows && block_mask.is_none_or(|mask| mask.block_q % i64::from(*block_m) == 0);
-    // Rows behind the last query are computed too: fewer rows that need no more tiles are better.
-    let saves_tiles = |block_m: &u32| tiles(*block_m) < tiles(*block_m - 64);
-    let heights: Vec<u32> = [192, 128].into_iter().filter(fits).filter(saves_tiles).collect();
-    let full = heights.iter().copied().find(fills).unwrap_or(64);
-    let lower = heights.into_iter().filter(|block_m| *block_m < full);
-    [full].into_iter().chain(lower).chain([64]).find_map(|block_m| of_rows(problem, device, block_m))
+    rows_by_preference(problem, device, rows).find_map(|block_m| of_rows(problem, device, block_m))
 }
 
 /// The heuristic's config with so many rows.
@@ -53,10 +43,10 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
     let (rows, keys) = tile_of_full_device(problem);
     // Two consumer warpgroups have registers for more keys than three.
     let is_lower = block_m < rows && problem.head_dim_v <= 128 && !problem.features.modifies_scores();
-    let most_keys = match is_lower {
-        true if problem.head_dim_v > 64 => 224,
-        true => 192,
-        false => keys,
+    let most_keys = match problem.head_dim_v {
+        _ if !is_lower => keys,
+        ..=64 => 192,
+        _ => 224,
     };
     let divides = |block_n: i64| {
         let features = &problem.features;

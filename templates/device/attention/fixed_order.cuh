@@ -9,7 +9,7 @@
 // Nothing here depends on another row: a reference moves for its own row alone, by the rule of
 // row_softmax.cuh's `lazy`.
 
-#include "device/numeric.cuh"
+#include "device/attention/row_weights.cuh"
 #include "device/ptx/compiler.cuh"
 #include "device/ptx/shared.cuh"
 
@@ -52,12 +52,7 @@ struct SegmentRows {
     __device__ __forceinline__ bool step(float (&s)[kTiles][4], float scale_log2) {
         float found[2];
         #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-            #pragma unroll
-            for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-            found[r] = quad_max(maximum) * scale_log2;
-        }
+        for (int r = 0; r < 2; ++r) found[r] = row_maximum(s, r) * scale_log2;
         const bool moves = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
         if (moves) {
             #pragma unroll
@@ -68,15 +63,7 @@ struct SegmentRows {
                 sum[r] *= factor[r];
             }
         }
-        const float lower[2] = {lowered(reference[0]), lowered(reference[1])};
-        #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, -lower[i / 2]));
-                sum[i / 2] += s[n][i];
-            }
-        }
+        weigh(s, sum, scale_log2, lowered(reference[0]), lowered(reference[1]));
         return moves;
     }
 

@@ -10,7 +10,7 @@
 // The reference moves when some row of the warp outgrows its maximum by 2^kLagLog2. `pending` then
 // asks the caller to multiply O by `factor` before it adds the step's weights.
 
-#include "device/numeric.cuh"
+#include "device/attention/row_weights.cuh"
 #include "device/ptx/e4m3.cuh"
 
 struct NarrowSoftmax {
@@ -27,28 +27,6 @@ struct NarrowSoftmax {
     // minus infinity would be NaN.
     __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
 
-    template <int kTiles>
-    static __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
-        float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-        #pragma unroll
-        for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        return quad_max(maximum);
-    }
-
-    // Turns scores into weights in place, and adds the weights to the sums.
-    template <int kTiles>
-    __device__ __forceinline__ void weigh(float (&s)[kTiles][4], float scale_log2) {
-        const float lower[2] = {lowered_by(0), lowered_by(1)};
-        #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, -lower[i / 2]));
-                sum[i / 2] += s[n][i];
-            }
-        }
-    }
-
     // Moves the reference of row r and scales its sum.
     __device__ __forceinline__ void move_reference(int r, float to) {
         factor[r] = exp2_approx(reference[r] - (to == -infinity() ? 0.f : to));
@@ -61,7 +39,7 @@ struct NarrowSoftmax {
     __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
         #pragma unroll
         for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * scale_log2 - kWeightLog2, sum[r] = 0.f;
-        weigh(s, scale_log2);
+        weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
     // A later block.
@@ -73,7 +51,7 @@ struct NarrowSoftmax {
             #pragma unroll
             for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r]));
         }
-        weigh(s, scale_log2);
+        weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
     // The sum over the whole row. All lanes of a quad get the same value.

@@ -15,7 +15,7 @@
 //        warp's rows. A sum past 2^90 stays infinite to the end. A row whose first searched scores
 //        were all -inf has an arbitrary reference, and so perhaps a sum near 0.
 
-#include "device/numeric.cuh"
+#include "device/attention/row_weights.cuh"
 
 struct RowSoftmax {
     float reference[2];  // in log2 units; -inf for a row that has seen no key
@@ -30,27 +30,6 @@ struct RowSoftmax {
     __device__ __forceinline__ float lowered_by(int r) const { return reference[r] == -infinity() ? 0.f : reference[r]; }
     // Makes references finite. Called before the first block that is not searched.
     __device__ __forceinline__ void settle() { reference[0] = lowered_by(0), reference[1] = lowered_by(1); }
-
-    template <int kTiles>
-    static __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
-        float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-        #pragma unroll
-        for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        return quad_max(maximum);
-    }
-
-    // Turns scores into weights in place, and adds the weights to the sums.
-    template <int kTiles>
-    __device__ __forceinline__ void weigh(float (&s)[kTiles][4], float scale_log2, float lower0, float lower1) {
-        #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, i < 2 ? -lower0 : -lower1));
-                sum[i / 2] += s[n][i];
-            }
-        }
-    }
 
     // Whether a row's sum is out of bounds. A lane holds a quarter of the row's columns.
     __device__ __forceinline__ bool is_spoiled(int r) const { return sum[r] > kLargestSum / 4; }
@@ -67,7 +46,7 @@ struct RowSoftmax {
     __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
         #pragma unroll
         for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * scale_log2, sum[r] = 0.f;
-        weigh(s, scale_log2, lowered_by(0), lowered_by(1));
+        weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
     // A later block that is searched for its maximum.
@@ -85,7 +64,7 @@ struct RowSoftmax {
                 if (was_spoiled) sum[r] = infinity();
             }
         }
-        weigh(s, scale_log2, lowered_by(0), lowered_by(1));
+        weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
     // A later block that is not searched.
@@ -102,7 +81,7 @@ struct RowSoftmax {
                 if (was_spoiled) sum[r] = infinity();
             }
         }
-        weigh(s, scale_log2, reference[0], reference[1]);
+        weigh(s, sum, scale_log2, reference[0], reference[1]);
     }
 
     // Whether a stale reference failed the row. A reference taken from the row itself leaves a

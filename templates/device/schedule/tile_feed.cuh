@@ -36,13 +36,13 @@ struct TileFeed {
         if constexpr (kWholeHeads) index *= tiles.order.tiles_per_head;
     }
     // Whether a feed knows its second tile from the start: all tiles have one length.
-    __device__ __forceinline__ bool are_equal() const {
+    __device__ __forceinline__ bool knows_second() const {
         if constexpr (!kDrawsEqual || kIsVarlen || kHasBlockMask) return false;
         return !kTilesDiffer || tiles.order.tiles_per_head == splits_of_tile(params);
     }
     __device__ __forceinline__ uint32 draw() const {
-        if (are_equal() && index < feeds()) return index + feeds();
-        const uint32 taken = kByTicket ? 0 : are_equal() ? 2 * feeds() : feeds();
+        if (knows_second() && index < feeds()) return index + feeds();
+        const uint32 taken = kByTicket ? 0 : knows_second() ? 2 * feeds() : feeds();
         return taken + atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
@@ -67,3 +67,7 @@ struct TileFeed {
         if (atomicAdd(counter + 1, 1u) == feeds() - 1) counter[0] = 0, counter[1] = 0;
     }
 };
+
+// A feed that draws tiles of one length, too.
+template <typename Tiles>
+using DrawingFeed = TileFeed<Tiles, 1, false, false, true>;

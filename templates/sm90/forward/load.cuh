@@ -1,4 +1,4 @@
-// The producer's copies in the sm90 forward kernel: one box after the other of Q, K and V, by TMA.
+// The producer's copies in the sm90 forward kernel: one box after the other of K and V, by TMA.
 //
 // One thread of the producer warpgroup calls these functions. Each waits for an empty slot, starts
 // the copy into it and moves the ring on. Barriers of shared.cuh tell the consumers of arrivals.
@@ -6,6 +6,7 @@
 #include "device/schedule/ring.cuh"
 #include "device/schedule/tile_order.cuh"
 #include "sm90/forward/shared.cuh"
+#include "sm90/load_q.cuh"
 
 // Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside the
 // slot.
@@ -30,24 +31,6 @@ __device__ __forceinline__ void load_v(Ring<kVStages>& ring, const Shared& share
     for (int box = 0; box < kBoxesV; ++box) {
         tma_load(shared.v_slot(ring.slot) + box * kBlockN * kBoxRowBytes, map, shared.full_v(ring.slot),
                  box * kBoxCols, block * kBlockN, head_kv, rows);
-    }
-    ring.advance();
-}
-
-// Loads the tile's query rows. Each consumer has its own slot and barriers.
-__device__ __forceinline__ void load_q(Ring<kQStages>& ring, const Shared& shared, const TensorMap& map, const Tile& tile,
-                                       const MapRows& rows) {
-    // With kTmaStore consumers hold the second slot from the start (the kernel's release_stored).
-    const uint32 parity = ring.parity ^ (kTmaStore ? ring.slot == 0 : 1);
-    #pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        barrier_wait(shared.empty_q(ring.slot, consumer), parity);
-        barrier_expect(shared.full_q(ring.slot, consumer), kBytesQ);
-        #pragma unroll
-        for (int box = 0; box < kBoxesQK; ++box) {
-            tma_load(shared.q_slot(ring.slot, consumer) + box * 64 * kBoxRowBytes, map,
-                     shared.full_q(ring.slot, consumer), box * kBoxCols, tile.first + consumer * 64, tile.head, rows);
-        }
     }
     ring.advance();
 }

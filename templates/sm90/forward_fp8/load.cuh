@@ -6,6 +6,7 @@
 #include "device/schedule/tile_feed.cuh"
 #include "sm90/forward_fp8/shared.cuh"
 #include "sm90/forward_fp8/transpose.cuh"
+#include "sm90/load_q.cuh"
 
 static_assert(kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kLaunchBoxRows == kKeyBoxRows, "src/family computes the same");
@@ -13,22 +14,6 @@ static_assert(kLaunchBoxRows == kKeyBoxRows, "src/family computes the same");
 // Tiles of pairs of elements, as the tensor maps count them.
 using BoxedK = BoxedTile<kBlockN, kHeadDim / 2>;
 using BoxedV = BoxedTile<kBlockN, kHeadDimV / 2>;
-
-// Loads the tile's query rows. Each consumer has its own slot and barriers.
-__device__ __forceinline__ void load_q(Ring<kQStages>& ring, const Shared& shared, const TensorMap& map, const Tile& tile,
-                                       const MapRows& rows) {
-    #pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        barrier_wait(shared.empty_q(ring.slot, consumer), ring.parity ^ 1);
-        barrier_expect(shared.full_q(ring.slot, consumer), kBytesQ);
-        #pragma unroll
-        for (int box = 0; box < kBoxesQK; ++box) {
-            tma_load(shared.q_slot(ring.slot, consumer) + box * 64 * kBoxRowBytes, map,
-                     shared.full_q(ring.slot, consumer), box * kBoxCols, tile.first + consumer * 64, tile.head, rows);
-        }
-    }
-    ring.advance();
-}
 
 // The loads of all tiles and their blocks, by one warp. Its first thread feeds tiles and starts
 // copies; with pages all lanes look them up.

@@ -74,10 +74,12 @@ struct KeptRows {
             const auto word = [&](int n) { return pack2(o[n][2 * r] * factor[r], o[n][2 * r + 1] * factor[r]); };
             #pragma unroll
             for (int n = 0; n < kGroups; ++n) {
-                *reinterpret_cast<uint4*>(row + n * 32 + lane % 4 * 8) = make_uint4(word(4 * n), word(4 * n + 1), word(4 * n + 2), word(4 * n + 3));
+                const uint4 words = make_uint4(word(4 * n), word(4 * n + 1), word(4 * n + 2), word(4 * n + 3));
+                *reinterpret_cast<uint4*>(row + n * 32 + lane % 4 * 8) = words;
             }
             if constexpr (kHasRest) {
-                *reinterpret_cast<uint2*>(row + kGroups * 32 + lane % 4 * 4) = make_uint2(word(4 * kGroups), word(4 * kGroups + 1));
+                const uint2 words = make_uint2(word(4 * kGroups), word(4 * kGroups + 1));
+                *reinterpret_cast<uint2*>(row + kGroups * 32 + lane % 4 * 4) = words;
             }
         }
     }

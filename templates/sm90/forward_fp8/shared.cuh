@@ -32,6 +32,7 @@ constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK 
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kAllBarriers = kBarriersKV + kBarriersQ + kConsumers;
 constexpr int kBarrierBytes = 1024;
+constexpr bool kTmaStore = false;  // no Q slot takes a tile's O
 constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
 
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,

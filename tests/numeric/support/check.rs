@@ -33,17 +33,17 @@ impl Prepared {
         }
     }
 
-    /// `is_split`: fp32 products may lose what splitting them into two tf32 loses, and scores of
+    /// `loses_bits`: fp32 products may lose what splitting them into two tf32 loses, and scores of
     /// 8-bit queries what `wgmma` cuts off.
-    pub fn judge_forward(&self, is_split: bool, got: &Forward) -> Result<(), String> {
-        let rule = self.rule(is_split, 2.0);
-        let lost = if is_split && self.has_eight_bit_queries() { CUT_OF_EIGHT_BITS } else { 0.0 };
+    pub fn judge_forward(&self, loses_bits: bool, got: &Forward) -> Result<(), String> {
+        let rule = self.rule(loses_bits, 2.0);
+        let lost = if loses_bits && self.has_eight_bit_queries() { CUT_OF_EIGHT_BITS } else { 0.0 };
         compare_lse(&got.lse, &self.exact.lse, self.exact.magnitudes.score, lost)?;
         compare("out", &got.out, &self.exact.out, &self.naive.out, rule)
     }
 
-    pub fn judge_backward(&self, is_split: bool, got: &Gradients) -> Result<(), String> {
-        let rule = |terms| Rule { terms, ..self.rule(is_split, 3.0) };
+    pub fn judge_backward(&self, loses_bits: bool, got: &Gradients) -> Result<(), String> {
+        let rule = |terms| Rule { terms, ..self.rule(loses_bits, 3.0) };
         let (exact, naive, magnitudes) = (&self.exact, &self.naive, &self.exact.magnitudes);
         compare("dv", &got.dv, &exact.dv, &naive.dv, rule(magnitudes.dv))?;
         compare("dk", &got.dk, &exact.dk, &naive.dk, rule(magnitudes.dk))?;
@@ -57,7 +57,7 @@ impl Prepared {
         compare("dsinks", &got.dsinks, &exact.dsinks, &naive.dsinks, of_sinks)
     }
 
-    pub fn is_split(&self, subject: &Subject) -> bool {
+    pub fn loses_bits(&self, subject: &Subject) -> bool {
         // The emulator multiplies 8 bits exactly.
         let cuts = self.has_eight_bit_queries() && std::env::var_os("FLASHTUNE_EMULATED").is_none();
         (self.case.dtype == Dtype::Fp32 || cuts) && subject.is_gpu()
@@ -67,22 +67,22 @@ impl Prepared {
         self.case.extras.eight.is_some_and(|eight| eight.queries)
     }
 
-    fn rule(&self, is_split: bool, factor: f64) -> Rule {
-        let is_split = is_split && self.case.dtype == Dtype::Fp32;
+    fn rule(&self, loses_bits: bool, factor: f64) -> Rule {
+        let is_split = loses_bits && self.case.dtype == Dtype::Fp32;
         Rule { dtype: self.case.dtype, factor, terms: 0.0, input_rounding: 0.0, is_split }
     }
 
     /// Runs the forward pass and judges it. A panic prints the line that reproduces the case.
     pub fn forward(&self, subject: &Subject, config: &Config) -> Forward {
         let got = subject.forward(&self.case, &self.data, config);
-        self.expect(self.judge_forward(self.is_split(subject), &got), config);
+        self.expect(self.judge_forward(self.loses_bits(subject), &got), config);
         got
     }
 
     /// Runs the backward pass on a forward result and judges it.
     pub fn backward(&self, subject: &Subject, forward: &Forward, config: &Config) -> Gradients {
         let got = subject.backward(&self.case, &self.data, forward, config);
-        self.expect(self.judge_backward(self.is_split(subject), &got), config);
+        self.expect(self.judge_backward(self.loses_bits(subject), &got), config);
         got
     }
 
