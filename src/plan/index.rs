@@ -9,7 +9,9 @@
 //! leaves, so they get their mode when the database is closed.
 //!
 //! sled 0.34.7 takes a file that it did not finish for a damaged database (`snap.*.generating`,
-//! from a full disk or a killed process), so such files go before it opens.
+//! from a full disk or a killed process), so such files go before it opens. If the disk fails in
+//! a batch, it waits for ever (`Log::exit_reservation` wakes nobody), so there are no batches. It
+//! runs on a thread of its own, for which callers wait a limited time.
 
 use super::journal::{Change, Entries, Found, Journal, Position};
 use crate::files;
@@ -19,10 +21,14 @@ use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// A few thousand records are a few megabytes; sled's default is a gigabyte.
 const SLED_CACHE_BYTES: u64 = 16 << 20;
+/// Reading and writing a few thousand records takes a small part of this on a slow disk.
+const LONGEST_WORK: Duration = Duration::from_secs(10);
 /// The index stays behind by no more than this when it is read.
 const MOST_LAG_BYTES: u64 = 64 << 10;
 /// The key of the position. Those of entries begin with a letter.
@@ -32,6 +38,7 @@ const POSITION: &str = "\0position";
 /// do not survive a fork, and without them an open waits for ever.
 static OPENED_BY: AtomicU32 = AtomicU32::new(0);
 
+#[derive(Clone)]
 pub struct Index {
     folder: PathBuf,
 }
@@ -61,9 +68,10 @@ impl Index {
 
     /// The journal's entries. Makes the index catch up with the journal if it is far behind.
     pub fn entries(&self, journal: &Journal) -> Result<Found, Trouble> {
-        let result = guarded(|| {
-            self.require_own().map_err(Trouble::Broken)?;
-            let database = self.open()?;
+        let (index, journal) = (self.clone(), journal.clone());
+        let result = SLED.run(move || {
+            index.require_own().map_err(Trouble::Broken)?;
+            let database = index.open()?;
             let mut entries = read_all(&database)?;
             let position = entries.remove(POSITION).and_then(|text| position_of(&text, &entries));
             let lines = journal.read(position.as_ref()).map_err(|error| Trouble::Refused(error.to_string()))?;
@@ -88,14 +96,16 @@ impl Index {
 
     /// The entries of a database without a journal, from a library that kept them here alone.
     pub fn entries_alone(&self) -> Result<Entries, Trouble> {
-        let mut read = None;
-        // A database that is closed writes, and panics on a failing disk. What was read counts.
-        let closed = guarded(|| {
-            let database = self.open()?;
-            read = Some(read_all(&database)?);
+        let index = self.clone();
+        let (sender, read) = channel();
+        // A database that is closed writes, and panics or waits for ever on a failing disk. What was
+        // read counts.
+        let closed = SLED.run(move || {
+            let database = index.open()?;
+            let _ = sender.send(read_all(&database)?);
             Ok(())
         });
-        let mut entries = read.map_or_else(|| closed.map(|()| Entries::new()), Ok)?;
+        let mut entries = read.try_recv().or_else(|_| closed.map(|()| Entries::new()))?;
         entries.remove(POSITION);
         Ok(entries)
     }
@@ -182,16 +192,16 @@ fn every_file(path: &Path, visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(),
     Ok(())
 }
 
+/// Writes the position last, which has the checksum of all: what was written in part does not count.
 fn write(database: &sled::Db, changes: &[Change], position: &str) -> Result<(), Trouble> {
-    let mut batch = sled::Batch::default();
     for (key, value) in changes {
         match value {
-            Some(value) => batch.insert(key.as_bytes(), value.as_bytes()),
-            None => batch.remove(key.as_bytes()),
-        }
+            Some(value) => database.insert(key.as_bytes(), value.as_bytes()).map_err(trouble)?,
+            None => database.remove(key.as_bytes()).map_err(trouble)?,
+        };
     }
-    batch.insert(POSITION.as_bytes(), position.as_bytes());
-    database.apply_batch(batch).and_then(|()| database.flush()).map(drop).map_err(trouble)
+    database.insert(POSITION.as_bytes(), position.as_bytes()).map_err(trouble)?;
+    database.flush().map(drop).map_err(trouble)
 }
 
 /// Length, checksum of the entries, first line of the journal. sled may lose pages without a word;
@@ -218,9 +228,38 @@ fn checksum(entries: &Entries) -> u32 {
     hasher.finalize()
 }
 
-/// sled is meant to return errors. A panic on a damaged file must not end the host program either.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Trouble>) -> Result<T, Trouble> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())))
+/// Keeps a library's panics, and waits without end, from the host program.
+struct Guard {
+    limit: Duration,
+    /// A thread that is stuck has the folder locked until the process ends.
+    is_stuck: AtomicBool,
+}
+
+static SLED: Guard = Guard { limit: LONGEST_WORK, is_stuck: AtomicBool::new(false) };
+
+impl Guard {
+    /// Runs `work` on a thread of its own, or nothing after one that did not end.
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, Trouble> + Send + 'static) -> Result<T, Trouble> {
+        let stuck = || Trouble::Busy(format!("sled did not answer within {} s", self.limit.as_secs_f64()));
+        if self.is_stuck.load(Ordering::Relaxed) {
+            return Err(stuck());
+        }
+        let (sender, receiver) = channel();
+        let run = move || drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
+        // The panic hook of the C face knows our threads by their names.
+        let thread = std::thread::Builder::new().name("flashtune-index".into()).spawn(run);
+        let thread = thread.map_err(|error| Trouble::Refused(format!("cannot start a thread: {error}")))?;
+        match receiver.recv_timeout(self.limit) {
+            Ok(result) => {
+                let _ = thread.join();
+                result.unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())))
+            }
+            Err(_) => {
+                self.is_stuck.store(true, Ordering::Relaxed);
+                Err(stuck())
+            }
+        }
+    }
 }
 
 fn may_open() -> bool {
@@ -261,5 +300,33 @@ fn io_trouble(error: &std::io::Error) -> Trouble {
             Trouble::Broken(error.to_string())
         }
         _ => Trouble::Refused(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_does_not_end_is_waited_for_once() {
+        let guard = Guard { limit: Duration::from_millis(20), is_stuck: AtomicBool::new(false) };
+        assert_eq!(guard.run(|| Ok(7)).unwrap(), 7);
+        let (sender, receiver) = channel::<()>();
+        let endless = move || {
+            let _ = receiver.recv();
+            Ok(())
+        };
+        assert!(matches!(guard.run(endless), Err(Trouble::Busy(_))));
+        // The first one would still hold the folder.
+        assert!(matches!(guard.run(|| Ok(())), Err(Trouble::Busy(_))));
+        drop(sender);
+    }
+
+    #[test]
+    fn a_panic_is_a_broken_database() {
+        let guard = Guard { limit: Duration::from_secs(10), is_stuck: AtomicBool::new(false) };
+        let broken: Result<(), Trouble> = guard.run(|| panic!("of sled"));
+        assert!(matches!(broken, Err(Trouble::Broken(_))));
+        assert!(guard.run(|| Ok(())).is_ok());
     }
 }

@@ -30,6 +30,7 @@ pub type Entries = BTreeMap<String, String>;
 /// A key and its new value, or None to remove it.
 pub type Change = (String, Option<String>);
 
+#[derive(Clone)]
 pub struct Journal {
     path: PathBuf,
 }

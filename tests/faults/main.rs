@@ -127,7 +127,8 @@ fn every_call_fails_once(kind: &str, folder: &Path, begin: Option<&Path>) {
     let before: BTreeSet<usize> = if begin.is_some() { [16, 24].into() } else { BTreeSet::new() };
     let preloaded = |cache: &Path| {
         let mut command = autotune(folder, cache, 32);
-        command.env("LD_PRELOAD", shim()).env("FAULT_FOLDER", cache);
+        // Later calls of other threads go ahead of the one that fails.
+        command.env("LD_PRELOAD", shim()).env("FAULT_FOLDER", cache).env("FAULT_DELAY", "50");
         command
     };
     let (counted, cache) = (folder.join("calls"), place("counted"));

@@ -5,6 +5,7 @@
  *   full  this and all later calls that need space fail with ENOSPC, after half of a write
  *   io    this call alone fails with EIO, after half of a write
  *   kill  the process is killed, after half of a write
+ * FAULT_DELAY, if set, is how many milliseconds a call takes before it fails.
  * FAULT_COUNT names a file that receives the number of calls when the program ends.
  */
 #define _GNU_SOURCE
@@ -51,6 +52,7 @@ static int fault(int takes_space, int fd, const void *data, size_t bytes, off_t 
     ssize_t written = offset < 0 ? append(fd, data, bytes / 2) : real(fd, data, bytes / 2, offset);
     (void)written;
   }
+  if (getenv("FAULT_DELAY")) usleep(1000 * atoi(getenv("FAULT_DELAY")));
   if (!strcmp(kind, "kill")) raise(SIGKILL);
   return !strcmp(kind, "full") ? ENOSPC : EIO;
 }
