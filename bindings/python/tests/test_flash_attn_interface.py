@@ -38,8 +38,11 @@ def test_signatures_are_those_of_flash_attn(name, tensors):
     parameters = inspect.signature(getattr(interface, name)).parameters.values()
     assert all(parameter.kind == parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
     expected = [(tensor, inspect.Parameter.empty) for tensor in tensors] + OPTIONS
+    # seqused_k and the descales as in FlashAttention-3.
     if name == "flash_attn_varlen_func":
-        expected += [("block_table", None), ("seqused_k", None)]  # seqused_k as in FlashAttention-3
+        expected += [("block_table", None), ("seqused_k", None)]
+    if name in ("flash_attn_func", "flash_attn_varlen_func"):
+        expected += [("q_descale", None), ("k_descale", None), ("v_descale", None)]
     assert [(parameter.name, parameter.default) for parameter in parameters] == expected
 
 
