@@ -98,8 +98,8 @@ impl Index {
     pub fn entries_alone(&self) -> Result<Entries, Trouble> {
         let index = self.clone();
         let (sender, read) = channel();
-        // A database that is closed writes, and panics or waits for ever on a failing disk. What was
-        // read counts.
+        // A database that is closed writes, and panics or waits for ever on a failing disk. What
+        // was read counts.
         let closed = SLED.run(move || {
             let database = index.open()?;
             let _ = sender.send(read_all(&database)?);
@@ -192,7 +192,8 @@ fn every_file(path: &Path, visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(),
     Ok(())
 }
 
-/// Writes the position last, which has the checksum of all: what was written in part does not count.
+/// Writes the position last. It has the checksum of all, so what was written in part does not
+/// count.
 fn write(database: &sled::Db, changes: &[Change], position: &str) -> Result<(), Trouble> {
     for (key, value) in changes {
         match value {

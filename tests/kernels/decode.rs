@@ -41,11 +41,14 @@ const ALL: Features = Features {
 /// which costs less than sharing V's columns between two warps.
 const MAY_SPILL: u32 = 8;
 
+/// Each problem on sm_90 and, in turns, on one of two other architectures.
 fn all_compile(problems: Vec<Problem>) {
     let Some(nvrtc) = nvrtc() else { return };
-    let cases: Vec<(Problem, Config, Arch)> = [Arch::Sm(8, 0), Arch::Sm(9, 0), Arch::Sm(12, 0)]
-        .into_iter()
-        .flat_map(|arch| problems.iter().map(move |problem| (problem, arch)))
+    let others = [Arch::Sm(8, 0), Arch::Sm(12, 0)].into_iter().cycle();
+    let cases: Vec<(Problem, Config, Arch)> = problems
+        .iter()
+        .zip(others)
+        .flat_map(|(problem, other)| [Arch::Sm(9, 0), other].map(|arch| (problem, arch)))
         .map(|(problem, arch)| (*problem, heuristic(problem, &Device::typical(arch).unwrap()), arch))
         .collect();
     cases.par_iter().for_each(|(problem, config, arch)| {

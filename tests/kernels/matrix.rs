@@ -4,7 +4,7 @@
 //! Configs come from the heuristic, for a typical GPU of the architecture and every family that
 //! serves there, and from the shipped records. In sm90 kernels only the producer may spill,
 //! except in those of `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
-//! five minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
+//! three minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 mod few_tiles;
@@ -206,20 +206,22 @@ fn problem(pass: Pass, dtype: Dtype, (head_dim, head_dim_v): (i64, i64), layout:
 /// by the family.
 type Selection<'a> = &'a dyn Fn(usize, usize, usize, Family) -> bool;
 
-fn is_common(head_dims: usize) -> bool {
-    matches!(HEAD_DIMS[head_dims].0, (64, 64) | (128, 128) | (256, 256))
-}
-
-/// The thinned matrix. sm90's kernels have every feature at head dims 64, 128 and 256 and one
-/// elsewhere, in one dtype, and in both at head dim 64. Each architecture has one feature at each
-/// head dim in its mma.sync kernels. The architectures take turns, so that together they cover
-/// every feature at every head dim, and outside of sm_90 in the other dtype.
+/// The thinned matrix. sm90's kernels have every feature at head dim 128, every second one at 64
+/// and 256, and one elsewhere. The mma.sync kernels of an architecture have one feature at every
+/// second head dim. The architectures take turns, so that each head dim meets three features, and
+/// outside of sm_90 in the other dtype.
 fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family: Family) -> bool {
-    let is_sm90 = family == Family::Sm90;
-    let one_in = if is_sm90 && is_common(head_dims) { 1 } else { FEATURES.len() };
-    let has_feature = (head_dims + arch) % one_in == feature % one_in;
+    let (one_in, turn) = match (family, HEAD_DIMS[head_dims].0) {
+        (Family::Sm90, (128, 128)) => (1, 0),
+        (Family::Sm90, (64, 64)) => (2, 0),
+        (Family::Sm90, (256, 256)) => (2, 1),
+        (Family::Sm90, _) => (FEATURES.len(), head_dims),
+        _ => (FEATURES.len(), (head_dims + arch) / 2),
+    };
+    let has_head_dims = family == Family::Sm90 || (head_dims + arch).is_multiple_of(2);
+    let has_feature = turn % one_in == feature % one_in;
     let has_dtype = (head_dims / 2 + feature + usize::from(ARCHS[arch] == Arch::Sm(9, 0))) % 2 == dtype;
-    has_feature && (has_dtype || is_sm90 && HEAD_DIMS[head_dims].0 == (64, 64))
+    has_head_dims && has_feature && has_dtype
 }
 
 /// The demands on one text to compile.
@@ -327,7 +329,7 @@ fn kernels(arch: Arch, is_taken: Selection) -> BTreeMap<String, Kernel> {
 
 /// The thinned matrix compiles the kernels of one in so many of the architecture's shipped records.
 /// The tuner compiled all of them.
-const RECORDS_TAKEN: usize = 12;
+const RECORDS_TAKEN: usize = 24;
 
 /// The kernels of one in `one_in` of the architecture's shipped records. They spill no more than
 /// the heuristic's.
@@ -507,16 +509,27 @@ fn matrix_covers_every_template_feature_and_dtype() {
     let templates = sources::embedded().into_keys().filter(|name| name.ends_with(".cu.tera"));
     let wanted: BTreeSet<String> = templates.filter(|name| !elsewhere.contains(name)).collect();
     assert!(rendered.is_superset(&wanted), "{rendered:?} lacks some of {wanted:?}");
-    for (d, f, t) in combinations() {
-        let name = format!("{:?} {:?} {:?}", HEAD_DIMS[d].0, FEATURES[f], DTYPES[t]);
-        let on = |arch: usize, dtype: usize, family| is_taken(arch, d, f, dtype, family);
-        let by_mma_sync = |dtype| (0..ARCHS.len()).any(|arch| on(arch, dtype, Family::Sm80));
-        assert!((0..2).any(by_mma_sync), "{name}: the feature by mma.sync");
-        if HEAD_DIMS[d].1 == Layout::Vec8 && HEAD_DIMS[d].0.0 <= 256 {
-            let by_sm90 = |d| (0..2).any(|dtype| is_taken(0, d, f, dtype, Family::Sm90));
-            assert!(by_sm90(d) || !is_common(d), "{name}: the feature by sm90");
-            let others = || (0..HEAD_DIMS.len()).filter(|d| !is_common(*d) && HEAD_DIMS[*d].1 == Layout::Vec8);
-            assert!(others().any(by_sm90), "{name}: the feature by sm90 at another head dim");
+    let any = |family, at: &dyn Fn(usize, usize) -> bool| {
+        let of_arch = |arch| combinations().any(|(d, f, t)| at(d, f) && is_taken(arch, d, f, t, family));
+        (0..ARCHS.len()).filter(|arch| of_arch(*arch)).count()
+    };
+    for d in 0..HEAD_DIMS.len() {
+        assert_eq!(any(Family::Sm80, &|at, _| at == d), 3, "{:?} by mma.sync", HEAD_DIMS[d].0);
+    }
+    for (f, feature) in FEATURES.iter().enumerate() {
+        assert!(any(Family::Sm80, &|_, at| at == f) >= 3, "{feature:?} by mma.sync");
+        let of_sm90 = |dims: &[(i64, i64)]| {
+            let taken = |(d, at, t): (usize, usize, usize)| {
+                at == f && dims.contains(&HEAD_DIMS[d].0) && is_taken(0, d, f, t, Family::Sm90)
+            };
+            combinations().any(taken)
+        };
+        for dims in [
+            &[(128, 128)][..],
+            &[(64, 64), (256, 256)],
+            &[(32, 32), (40, 40), (72, 72), (80, 80), (96, 96), (160, 160), (192, 192), (192, 128)],
+        ] {
+            assert!(of_sm90(dims), "{feature:?} by sm90 at {dims:?}");
         }
     }
     for record in shipped_records() {

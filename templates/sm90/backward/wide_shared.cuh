@@ -1,4 +1,4 @@
-// The shared memory of a CTA of sm90_backward_wide: sizes of tiles, addresses of slots and barriers.
+// A CTA's shared memory in sm90_backward_wide: sizes of tiles, addresses of slots and barriers.
 //
 // Tiles come first, then statistics, then barriers. The producers of both CTAs of a cluster fill
 // the blocks of Q and dO (load.cuh). P and dS pass between consumers, dS to the other CTA, too.
