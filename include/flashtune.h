@@ -298,6 +298,22 @@
 #define FLASHTUNE_DTYPE_INT8 6
 
 /**
+ * Rows are quantised as they are.
+ */
+#define FLASHTUNE_ROTATION_NONE 0
+
+/**
+ * A row x becomes H D x / sqrt(n), in fp32. n is the largest power of two that divides head_dim,
+ * which must be a multiple of 8. H is the n x n Walsh-Hadamard matrix and serves each block of n
+ * columns. D is a diagonal of signs.
+ *
+ * Column c's sign is -1 if and only if bit c mod 32 of word (c mod 128) / 32 of a draw is set. The
+ * draw is Philox4x32-10 with the counter (c / 128, 0, 0, 0) and the key (low half, high half) of
+ * rotation_seed.
+ */
+#define FLASHTUNE_ROTATION_HADAMARD 1
+
+/**
  * Every query sees every key.
  */
 #define FLASHTUNE_CAUSAL_NONE 0
@@ -1577,6 +1593,10 @@ typedef struct flashtune_kv_append_params {
  * division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
  * its scales.
  *
+ * With a rotation, x stands for its rotated rows. q k^T does not change if q and k are rotated by
+ * the same seed, and v is not rotated. Outliers spread over the columns of their row, so that the
+ * scale of q or k shrinks (docs/numerics.md).
+ *
  * Set the whole struct to zero, then struct_size, then the fields that apply.
  */
 typedef struct flashtune_quantize_params {
@@ -1589,7 +1609,9 @@ typedef struct flashtune_quantize_params {
    */
   int32_t dtype;
   /**
-   * FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out.
+   * FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation also dtype: out then
+   * holds the rotated rows rounded to dtype, and descale and the fields after it, up to
+   * reserved, are 0.
    */
   int32_t out_dtype;
   /**
@@ -1642,6 +1664,18 @@ typedef struct flashtune_quantize_params {
    * Must be 0.
    */
   int32_t reserved;
+  /**
+   * A FLASHTUNE_ROTATION_*. A rotation spreads an infinity or a NaN over its block of columns.
+   */
+  int32_t rotation;
+  /**
+   * Must be 0.
+   */
+  int32_t rotation_reserved;
+  /**
+   * The seed of FLASHTUNE_ROTATION_HADAMARD's signs. It is not read without a rotation.
+   */
+  uint64_t rotation_seed;
 } flashtune_quantize_params;
 
 /**
@@ -2154,7 +2188,8 @@ int32_t flashtune_quantize_prepare(struct flashtune_context *context,
                                    const struct flashtune_quantize_params *params);
 
 /**
- * Quantises a tensor to 8 bits, by given scales or by those that it computes and writes.
+ * Quantises a tensor to 8 bits, by given scales or by those that it computes and writes. It may
+ * rotate the rows first, or only rotate them.
  *
  * The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
  * workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the

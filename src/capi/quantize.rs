@@ -8,17 +8,21 @@ use super::memory::Memory;
 use super::op;
 use super::operand::{Access, Data, Operand};
 use super::params::Params;
-use super::sized::SizedStruct;
+use super::sized::{SizedStruct, flag};
 use super::types::*;
 use crate::call::TensorRef;
 use crate::error::{Error, Result};
-use crate::ops::quantize::{Quantize, QuantizeClass};
-use crate::problem::{Dtype, Layout, MAX_HEAD_DIM, MAX_SEQLEN, check_range};
+use crate::ops::quantize::{LEAST_BLOCK, Quantize, QuantizeClass};
+use crate::problem::{Dtype, Eight, Layout, MAX_HEAD_DIM, MAX_SEQLEN, SCALE_BLOCK, check_range};
 use std::ffi::c_void;
 
 /// A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. The
 /// division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
 /// its scales.
+///
+/// With a rotation, x stands for its rotated rows. q k^T does not change if q and k are rotated by
+/// the same seed, and v is not rotated. Outliers spread over the columns of their row, so that the
+/// scale of q or k shrinks (docs/numerics.md).
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +32,9 @@ pub struct flashtune_quantize_params {
     pub struct_size: u64,
     /// FLASHTUNE_DTYPE_FP16 or _BF16: the type of x.
     pub dtype: i32,
-    /// FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out.
+    /// FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation also dtype: out then
+    /// holds the rotated rows rounded to dtype, and descale and the fields after it, up to
+    /// reserved, are 0.
     pub out_dtype: i32,
     /// Batch entries, 0 to 2^31 - 1. Packed sequences are one entry of all their rows. batch_size *
     /// seqlen * num_heads is at most 2^50.
@@ -58,6 +64,12 @@ pub struct flashtune_quantize_params {
     pub computes_descale: i32,
     /// Must be 0.
     pub reserved: i32,
+    /// A FLASHTUNE_ROTATION_*. A rotation spreads an infinity or a NaN over its block of columns.
+    pub rotation: i32,
+    /// Must be 0.
+    pub rotation_reserved: i32,
+    /// The seed of FLASHTUNE_ROTATION_HADAMARD's signs. It is not read without a rotation.
+    pub rotation_seed: u64,
 }
 
 // SAFETY: repr(C), a u64 first, then integers and raw pointers, which have no invalid bytes.
@@ -66,7 +78,7 @@ unsafe impl SizedStruct for flashtune_quantize_params {
     const OLDEST: usize = 168;
 }
 // This number grows with the struct. OLDEST stays.
-const _: () = assert!(size_of::<flashtune_quantize_params>() == 168);
+const _: () = assert!(size_of::<flashtune_quantize_params>() == 184);
 
 /// Prepares the kernel that quantises the tensor of these params. This may take a second. After OK,
 /// flashtune_quantize only enqueues, for any sizes and for data and strides of the same alignment.
@@ -85,7 +97,8 @@ pub unsafe extern "C" fn flashtune_quantize_prepare(
     unsafe { op::prepare(context, params) }
 }
 
-/// Quantises a tensor to 8 bits, by given scales or by those that it computes and writes.
+/// Quantises a tensor to 8 bits, by given scales or by those that it computes and writes. It may
+/// rotate the rows first, or only rotate them.
 ///
 /// The rules of flashtune_forward for stream, buffers, capture and threads apply. There is no
 /// workspace. A missing kernel is prepared first; on a capturing stream and in a sealed context the
@@ -116,55 +129,46 @@ fn check(params: &flashtune_quantize_params, data: Data, memory: Memory) -> Resu
     if dtype == Dtype::Fp32 {
         return Err(Error::invalid("dtype is 3; it must be FLASHTUNE_DTYPE_FP16 (1) or _BF16 (2)"));
     }
-    let to = eight(params.out_dtype).ok_or_else(|| {
-        Error::invalid(format!(
-            "out_dtype is {}; it must be FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6)",
-            params.out_dtype
-        ))
-    })?;
     let flashtune_quantize_params { batch_size, seqlen, num_heads, head_dim, .. } = *params;
-    let (keys, heads) = (params.keys_per_descale, params.heads_per_descale);
     for (name, value, low, high) in [
         ("batch_size", batch_size, 0, i64::from(i32::MAX)),
         ("seqlen", seqlen, 0, MAX_SEQLEN),
         ("num_heads", num_heads, 1, i64::from(i32::MAX)),
         ("head_dim", head_dim, 1, MAX_HEAD_DIM),
-        ("heads_per_descale", heads, 1, num_heads),
-        ("computes_descale", params.computes_descale.into(), 0, 1),
         ("reserved", params.reserved.into(), 0, 0),
     ] {
         check_range(name, value, low, high)?;
-    }
-    if num_heads % heads != 0 {
-        return Err(Error::invalid(format!(
-            "heads_per_descale is {heads}; it must divide num_heads, which is {num_heads}"
-        )));
-    }
-    if ![0, 1, crate::problem::SCALE_BLOCK].contains(&keys) {
-        return Err(Error::invalid(format!("keys_per_descale is {keys}; it must be 0, 1 or 128")));
     }
     if i128::from(batch_size) * i128::from(seqlen) * i128::from(num_heads) > 1 << 50 {
         return Err(Error::invalid(format!(
             "batch_size x seqlen x num_heads, {batch_size} x {seqlen} x {num_heads}, overflows; it must be at most 2^50"
         )));
     }
+    let rotates = check_rotation(params)?;
+    let to = target(params, rotates)?;
+    let Sharing { keys, heads } = if to.is_some() { check_sharing(params)? } else { refuse_scales(params)? };
     let sizes = [batch_size, seqlen, num_heads, head_dim];
     let mut x = Operand::new("x", Access::Read, params.x, sizes, dtype);
-    let mut out = Operand::new("out", Access::Written, params.out, sizes, to);
+    let mut out = match to {
+        Some(to) => Operand::new("out", Access::Written, params.out, sizes, to),
+        None => Operand::new("out", Access::Written, params.out, sizes, dtype),
+    };
     let mut accesses = Accesses::default();
     accesses.add(Access::Read, x.check(data)?);
     accesses.add(Access::Written, out.check(data)?);
     let rows_per_scale = if keys == 0 { seqlen.max(1) } else { keys };
     let computes = params.computes_descale == 1;
-    let extents = [batch_size, (seqlen + rows_per_scale - 1) / rows_per_scale, num_heads / heads];
-    check_scales("descale", &params.descale, extents, computes, data, &mut accesses)?;
+    if to.is_some() {
+        let extents = [batch_size, (seqlen + rows_per_scale - 1) / rows_per_scale, num_heads / heads];
+        check_scales("descale", &params.descale, extents, computes, data, &mut accesses)?;
+    }
     accesses.check(data, memory)?;
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,
         Memory::Device => Layout::widest(dtype, x.layout_quantities().chain(out.layout_quantities())),
     };
     Ok(Quantize {
-        class: QuantizeClass { dtype, to, layout, of_rows: keys == 1 && heads == 1 },
+        class: QuantizeClass { dtype, to, layout, of_rows: keys == 1 && heads == 1, rotates },
         batch_size,
         seqlen,
         num_heads,
@@ -172,8 +176,73 @@ fn check(params: &flashtune_quantize_params, data: Data, memory: Memory) -> Resu
         rows_per_scale,
         heads_per_scale: heads,
         computes,
+        rotation_seed: params.rotation_seed,
         x: x.tensor,
         out: out.tensor,
         scales: TensorRef::from(params.descale),
     })
+}
+
+/// Whether rows are rotated.
+fn check_rotation(params: &flashtune_quantize_params) -> Result<bool> {
+    let rotates = flag(("rotation", params.rotation), ("rotation_reserved", params.rotation_reserved))?;
+    let head_dim = params.head_dim;
+    if rotates && head_dim % LEAST_BLOCK != 0 {
+        return Err(Error::invalid(format!(
+            "head_dim is {head_dim}; with FLASHTUNE_ROTATION_HADAMARD it must be a multiple of {LEAST_BLOCK}"
+        )));
+    }
+    Ok(rotates)
+}
+
+/// The format of out; None: it keeps dtype.
+fn target(params: &flashtune_quantize_params, rotates: bool) -> Result<Option<Eight>> {
+    let to = eight(params.out_dtype);
+    if to.is_some() || rotates && params.out_dtype == params.dtype {
+        return Ok(to);
+    }
+    let or_dtype = if rotates { " or dtype" } else { "" };
+    Err(Error::invalid(format!(
+        "out_dtype is {}; it must be FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6){or_dtype}",
+        params.out_dtype
+    )))
+}
+
+/// Rows (0: all) and neighbouring heads that share a scale.
+struct Sharing {
+    keys: i64,
+    heads: i64,
+}
+
+fn check_sharing(params: &flashtune_quantize_params) -> Result<Sharing> {
+    let (keys, heads, num_heads) = (params.keys_per_descale, params.heads_per_descale, params.num_heads);
+    check_range("heads_per_descale", heads, 1, num_heads)?;
+    check_range("computes_descale", params.computes_descale.into(), 0, 1)?;
+    if num_heads % heads != 0 {
+        return Err(Error::invalid(format!(
+            "heads_per_descale is {heads}; it must divide num_heads, which is {num_heads}"
+        )));
+    }
+    if ![0, 1, SCALE_BLOCK].contains(&keys) {
+        return Err(Error::invalid(format!("keys_per_descale is {keys}; it must be 0, 1 or 128")));
+    }
+    Ok(Sharing { keys, heads })
+}
+
+/// A tensor that keeps its dtype has no scales. Each row and head is alone.
+fn refuse_scales(params: &flashtune_quantize_params) -> Result<Sharing> {
+    for (name, value) in [
+        ("keys_per_descale", params.keys_per_descale),
+        ("heads_per_descale", params.heads_per_descale),
+        ("computes_descale", params.computes_descale.into()),
+    ] {
+        if value != 0 {
+            return Err(Error::invalid(format!("{name} is {value}; it must be 0, since out_dtype is dtype")));
+        }
+    }
+    let data = params.descale.data;
+    if !data.is_null() {
+        return Err(Error::invalid(format!("descale.data is {data:p}; it must be NULL, since out_dtype is dtype")));
+    }
+    Ok(Sharing { keys: 1, heads: 1 })
 }

@@ -34,6 +34,17 @@ pub const FLASHTUNE_DTYPE_E5M2: i32 = 5;
 /// quantising makes it 0.
 pub const FLASHTUNE_DTYPE_INT8: i32 = 6;
 
+/// Rows are quantised as they are.
+pub const FLASHTUNE_ROTATION_NONE: i32 = 0;
+/// A row x becomes H D x / sqrt(n), in fp32. n is the largest power of two that divides head_dim,
+/// which must be a multiple of 8. H is the n x n Walsh-Hadamard matrix and serves each block of n
+/// columns. D is a diagonal of signs.
+///
+/// Column c's sign is -1 if and only if bit c mod 32 of word (c mod 128) / 32 of a draw is set. The
+/// draw is Philox4x32-10 with the counter (c / 128, 0, 0, 0) and the key (low half, high half) of
+/// rotation_seed.
+pub const FLASHTUNE_ROTATION_HADAMARD: i32 = 1;
+
 /// Every query sees every key.
 pub const FLASHTUNE_CAUSAL_NONE: i32 = 0;
 /// Query i sees key j if and only if j <= i + seqlen_k - seqlen_q. The last query sees the last

@@ -41,12 +41,18 @@ fn eight_bits(dtype: Dtype, kernels: &mut Vec<(OpClass, FixedSpec)>) {
         for layout in [Layout::Vec8, Layout::Vec4] {
             let eight = Some(EightClass { dtype, keys });
             append(KvAppendClass { access_bytes: 2 * layout.elements(), slots: true, rotary: None, eight }, kernels);
-            for of_rows in [false, true] {
-                let class = QuantizeClass { dtype, to: keys, layout, of_rows };
-                kernels.push((OpClass::Quantize(class), class.kernel()));
+            for (of_rows, rotates) in [(false, false), (false, true), (true, false), (true, true)] {
+                quantize(QuantizeClass { dtype, to: Some(keys), layout, of_rows, rotates }, kernels);
             }
         }
     }
+    for layout in [Layout::Vec8, Layout::Vec4] {
+        quantize(QuantizeClass { dtype, to: None, layout, of_rows: true, rotates: true }, kernels);
+    }
+}
+
+fn quantize(class: QuantizeClass, kernels: &mut Vec<(OpClass, FixedSpec)>) {
+    kernels.push((OpClass::Quantize(class), class.kernel()));
 }
 
 fn append(class: KvAppendClass, kernels: &mut Vec<(OpClass, FixedSpec)>) {

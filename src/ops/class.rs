@@ -49,10 +49,13 @@ pub struct EightClass {
 pub struct QuantizeClass {
     /// Type of the tensor that is quantised.
     pub dtype: Dtype,
-    pub to: Eight,
+    /// The format of the result; None: `dtype`, of rows that are only rotated.
+    pub to: Option<Eight>,
     pub layout: Layout,
-    /// Each row and head has a scale of its own.
+    /// Each row and head has a scale of its own, or none.
     pub of_rows: bool,
+    /// Rows are rotated by a Hadamard matrix and signs.
+    pub rotates: bool,
 }
 
 /// How rows are rotated.
@@ -100,6 +103,8 @@ impl fmt::Display for KvAppendClass {
 impl fmt::Display for QuantizeClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = if self.of_rows { "rows" } else { "blocks" };
-        write!(f, "quantize {} to {} by {of} vec{}", self.dtype.name(), self.to.name(), self.layout.elements())
+        let to = self.to.map_or(self.dtype.name(), Eight::name);
+        write!(f, "quantize {} to {to} by {of} vec{}", self.dtype.name(), self.layout.elements())?;
+        if self.rotates { write!(f, " rotated") } else { Ok(()) }
     }
 }

@@ -1,5 +1,5 @@
-/* Tensors of 8 bits: appended with computed scales, attended to, quantised. Every wrong type and
- * every wrong scale gets a message that names it, and no output is written. */
+/* Tensors of 8 bits: appended with computed scales, attended to, quantised, rotated. Every wrong type
+ * and every wrong scale gets a message that names it, and no output is written. */
 #include "attention.h"
 
 enum { BATCH = 2, QUERIES = 1, KEYS = 5, HEADS = 2, DIM = 4 };
@@ -151,6 +151,77 @@ static void quantises(void) {
   QUANTIZE_REFUSED("descale[0][0][0] is 0", (descale[0] = 0, bad.computes_descale = 0));
 }
 
+/* k as 5 rows of 2 heads of 8 columns, rotated in bf16 and quantised. */
+enum { ROTATED_ROWS = CACHE / 8 };
+
+static flashtune_quantize_params rotation(uint16_t *rotated) {
+  flashtune_quantize_params p;
+  memset(&p, 0, sizeof p);
+  p.struct_size = sizeof p;
+  p.dtype = p.out_dtype = FLASHTUNE_DTYPE_BF16;
+  p.batch_size = 1, p.seqlen = ROTATED_ROWS / 2, p.num_heads = 2, p.head_dim = 8;
+  p.x = packed_input(k, ROTATED_ROWS / 2, 2, 8), p.out = packed(rotated, ROTATED_ROWS / 2, 2, 8);
+  p.rotation = FLASHTUNE_ROTATION_HADAMARD;
+  return p;
+}
+
+static void rotates(void) {
+  static uint16_t rotated[CACHE];
+  static uint8_t numbers[CACHE], plain[CACHE];
+  static float descale[2], plain_descale[2];
+  flashtune_quantize_params p = rotation(rotated);
+  OK(flashtune_quantize_prepare(context, &p));
+  OK(flashtune_quantize(context, &p, NULL));
+  /* Philox4x32-10 of zeros begins with the word 0x6627e8d5: the signs of 8 columns are 0xd5. */
+  double tops[2] = {0, 0};
+  for (int row = 0; row < ROTATED_ROWS; row++)
+    for (int c = 0; c < 8; c++) {
+      double exact = 0;
+      for (int j = 0; j < 8; j++) {
+        int common = c & j, odd = (common ^ common >> 1 ^ common >> 2 ^ 0xd5 >> j) & 1;
+        exact += (odd ? -1 : 1) * (double)wide(k[row * 8 + j]) / sqrt(8);
+      }
+      double got = wide(rotated[row * 8 + c]);
+      CHECK(fabs(got - exact) <= fabs(exact) / 256 + 1e-6, "column %d of row %d is %g and not %g", c, row, got, exact);
+      if (fabs(exact) > tops[row % 2]) tops[row % 2] = fabs(exact);
+    }
+  flashtune_quantize_params eight = p;
+  eight.out_dtype = FLASHTUNE_DTYPE_E4M3, eight.heads_per_descale = 1, eight.computes_descale = 1;
+  eight.out.data = numbers, eight.descale.data = descale, eight.descale.stride_batch = 2, eight.descale.stride_head = 1;
+  OK(flashtune_quantize(context, &eight, NULL));
+  for (int h = 0; h < 2; h++)
+    CHECK(fabs((double)descale[h] * 448 - tops[h]) < 1e-5 * tops[h], "scale %d is %g", h, (double)descale[h]);
+
+  /* A seed without a rotation is not read, and neither is a rotation past an older struct's end. */
+  flashtune_quantize_params older = eight;
+  older.rotation = FLASHTUNE_ROTATION_NONE, older.rotation_seed = 7;
+  older.out.data = plain, older.descale.data = plain_descale;
+  OK(flashtune_quantize(context, &older, NULL));
+  CHECK(memcmp(plain, numbers, sizeof plain) != 0, "the rotation changed nothing");
+  older.struct_size = offsetof(flashtune_quantize_params, rotation), older.rotation = 9;
+  older.out.data = numbers, older.descale.data = descale;
+  OK(flashtune_quantize(context, &older, NULL));
+  CHECK(memcmp(plain, numbers, sizeof plain) == 0, "an older caller's rows are rotated");
+  CHECK(memcmp(plain_descale, descale, sizeof descale) == 0, "an older caller's rows are rotated");
+
+  flashtune_quantize_params bad;
+#define ROTATION_REFUSED(words, from, change) \
+  do { \
+    bad = from, change; \
+    FAILS(flashtune_quantize(context, &bad, NULL), FLASHTUNE_STATUS_INVALID_ARGUMENT, words); \
+  } while (0)
+  ROTATION_REFUSED("rotation is 2; it must be 0 or 1", eight, bad.rotation = 2);
+  ROTATION_REFUSED("rotation_reserved is 1; it must be 0", eight, bad.rotation_reserved = 1);
+  ROTATION_REFUSED("head_dim is 4; with FLASHTUNE_ROTATION_HADAMARD it must be a multiple of 8", eight, bad.head_dim = 4);
+  ROTATION_REFUSED("out_dtype is 2; it must be FLASHTUNE_DTYPE_E4M3", p, bad.rotation = FLASHTUNE_ROTATION_NONE);
+  ROTATION_REFUSED("out_dtype is 1; it must be FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6) or dtype", p, bad.out_dtype = FLASHTUNE_DTYPE_FP16);
+  ROTATION_REFUSED("computes_descale is 1; it must be 0, since out_dtype is dtype", p, bad.computes_descale = 1);
+  ROTATION_REFUSED("heads_per_descale is 1; it must be 0", p, bad.heads_per_descale = 1);
+  ROTATION_REFUSED("keys_per_descale is 128; it must be 0", p, bad.keys_per_descale = 128);
+  ROTATION_REFUSED("must be NULL, since out_dtype is dtype", p, bad.descale.data = descale);
+  ROTATION_REFUSED("out", p, bad.out.data = k);
+}
+
 static void refuses(void) {
 #define REFUSED_8(words, change) \
   do { \
@@ -212,6 +283,7 @@ int main(void) {
   good = forward();
   appends_and_attends();
   quantises();
+  rotates();
   refuses();
   OK(flashtune_context_destroy(context));
   return 0;

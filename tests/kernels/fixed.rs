@@ -84,7 +84,12 @@ fn what_quantises_compiles_without_a_stack() {
         if layout == Layout::Vec8 {
             specs.push(KvAppendClass { access_bytes: 16, slots: true, rotary: None, eight }.kernel());
         }
-        specs.extend([false, true].map(|of_rows| QuantizeClass { dtype: Dtype::Fp16, to, layout, of_rows }.kernel()));
+        for (of_rows, rotates) in [(false, false), (false, true), (true, false), (true, true)] {
+            specs.push(QuantizeClass { dtype: Dtype::Fp16, to: Some(to), layout, of_rows, rotates }.kernel());
+        }
+    }
+    for layout in [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1] {
+        specs.push(QuantizeClass { dtype: Dtype::Bf16, to: None, layout, of_rows: true, rotates: true }.kernel());
     }
     compiled(&specs, &[Arch::Sm(8, 0), Arch::Sm(9, 0)]);
 }

@@ -139,6 +139,7 @@ fn keys_are_appended_and_partials_are_merged_on_an_emulated_gpu() {
     is_right(&[], "kv_append::seqused_may_be_null");
     is_right(&[], "merge::rows_that_no_partial_sees_are_zero");
     is_right(&["--arch", "sm_80"], "quantize::quantize_divides_by_scales_of_rows_blocks_and_sequences");
+    is_right(&[], "quantize::rotated_rows_may_stay_in_16_bits");
     is_right(&[], "quantize::kv_append_quantises_what_it_writes");
 }
 

@@ -1,5 +1,5 @@
 //! Quantising to 8 bits: `quantize`, and `kv_append` into a cache of 8 bits, on the CPU and a GPU,
-//! against the rounding rule applied row by row.
+//! against the rounding rule applied row by row. Rotated rows are those of the rule too.
 
 use crate::support::buffer::{download, upload};
 use crate::support::case::Random;
@@ -8,7 +8,7 @@ use flashtune::backend::Backend;
 use flashtune::call::TensorRef;
 use flashtune::ops::Op;
 use flashtune::ops::kv_append::{AppendScales, EightClass, KvAppend, KvAppendClass, Rotary, RotaryClass};
-use flashtune::ops::quantize::{Quantize, QuantizeClass};
+use flashtune::ops::quantize::{Quantize, QuantizeClass, Rotation};
 use flashtune::problem::{Dtype, Eight, Layout};
 use half::{bf16, f16};
 
@@ -50,6 +50,13 @@ fn scale_of(eight: Eight, largest: f32) -> f32 {
     if largest == 0.0 { 1.0 } else { largest.min(f32::MAX) / eight.largest() }
 }
 
+/// Each row by itself, as src/ops/quantize/rotation.rs does it.
+fn rotated(values: &[f32], seed: u64, dim: i64) -> Vec<f32> {
+    let (rotation, mut turned) = (Rotation::new(seed, dim), values.to_vec());
+    turned.chunks_mut(dim as usize).for_each(|row| rotation.apply(row));
+    turned
+}
+
 fn run(backend: &Backend, op: &impl Op) {
     let executable = backend.build_op(op).unwrap();
     executable.launch(op, backend.stream()).and_then(|()| backend.synchronize()).unwrap();
@@ -60,9 +67,16 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
     let (batch, seqlen, heads) = (2, 150, 4);
     for subject in subjects() {
         for (index, to) in Eight::ALL.into_iter().enumerate() {
-            for (rows_per_scale, heads_per_scale, dim, computes) in
-                [(1, 1, 64, true), (128, 1, 40, true), (150, 2, 30, true), (1, 1, 128, false), (128, 1, 9, false)]
-            {
+            for (rows_per_scale, heads_per_scale, dim, computes, seed) in [
+                (1, 1, 64, true, None),
+                (128, 1, 40, true, None),
+                (150, 2, 30, true, None),
+                (1, 1, 128, false, None),
+                (128, 1, 9, false, None),
+                (1, 1, 96, true, Some(3)),
+                (128, 2, 40, true, Some(u64::MAX - 5)),
+                (150, 1, 256, false, Some(1 << 40)),
+            ] {
                 let dtype = [Dtype::Bf16, Dtype::Fp16][(index + dim as usize) % 2];
                 let count = (batch * seqlen * heads * dim) as usize;
                 let x = values(dtype, count, dim as usize, 77 + index as u64);
@@ -73,8 +87,9 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                     let block = position / seqlen * blocks + position % seqlen / rows_per_scale;
                     (block * groups + head / heads_per_scale) as usize
                 };
+                let turned = seed.map_or_else(|| x.clone(), |seed| rotated(&x, seed, dim));
                 let mut tops = vec![0.0f32; (batch * blocks * groups) as usize];
-                for (row, values) in x.chunks(dim as usize).enumerate() {
+                for (row, values) in turned.chunks(dim as usize).enumerate() {
                     let top = &mut tops[unit_of(row as i64)];
                     *top = top.max(largest(values));
                 }
@@ -90,9 +105,10 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                 let op = Quantize {
                     class: QuantizeClass {
                         dtype,
-                        to,
+                        to: Some(to),
                         layout: Layout::widest(dtype, [dim, if dim % 2 == 0 { dim / 2 } else { 1 }]),
                         of_rows: rows_per_scale == 1 && heads_per_scale == 1,
+                        rotates: seed.is_some(),
                     },
                     batch_size: batch,
                     seqlen,
@@ -101,6 +117,7 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                     rows_per_scale,
                     heads_per_scale,
                     computes,
+                    rotation_seed: seed.unwrap_or(0),
                     x: TensorRef::packed(memory.address(), seqlen, heads, dim),
                     out: TensorRef::packed(out.address(), seqlen, heads, dim),
                     scales: TensorRef::packed(place.address(), blocks, groups, 1),
@@ -109,13 +126,71 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                 assert_eq!(floats(&download(&subject.backend, &place)), scales, "{} {op:?}", to.name());
                 let mut expected = vec![0; count];
                 for (row, (values, encoded)) in
-                    x.chunks(dim as usize).zip(expected.chunks_mut(dim as usize)).enumerate()
+                    turned.chunks(dim as usize).zip(expected.chunks_mut(dim as usize)).enumerate()
                 {
                     to.encode_row(values, scales[unit_of(row as i64)], encoded);
                 }
                 assert!(download(&subject.backend, &out) == expected, "{} {op:?}", to.name());
             }
         }
+    }
+}
+
+/// Rows in 16 bits, by each width of access, and of each number of columns that a lane, a warp's
+/// access and a row may share.
+#[test]
+fn rotated_rows_may_stay_in_16_bits() {
+    let (batch, seqlen, heads) = (2, 5, 3);
+    for (subject, dtype) in subjects().iter().flat_map(|subject| [(subject, Dtype::Fp16), (subject, Dtype::Bf16)]) {
+        for layout in [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1] {
+            for dim in [8, 72, 80, 96, 192, 128, 256, 512] {
+                let seed = 0x0123_4567_89ab_cdef ^ dim as u64;
+                let mut random = Random::new(seed);
+                let count = (batch * seqlen * heads * dim) as usize;
+                let x: Vec<f32> = (0..count).map(|_| rounded(dtype, random.normal())).collect();
+                let memory = upload(&subject.backend, &bytes_of(dtype, &x));
+                let out = upload(&subject.backend, &vec![0xaa; 2 * count]);
+                let op = Quantize {
+                    class: QuantizeClass { dtype, to: None, layout, of_rows: true, rotates: true },
+                    batch_size: batch,
+                    seqlen,
+                    num_heads: heads,
+                    head_dim: dim,
+                    rows_per_scale: 1,
+                    heads_per_scale: 1,
+                    computes: false,
+                    rotation_seed: seed,
+                    x: TensorRef::packed(memory.address(), seqlen, heads, dim),
+                    out: TensorRef::packed(out.address(), seqlen, heads, dim),
+                    scales: TensorRef::NULL,
+                };
+                run(&subject.backend, &op);
+                assert!(download(&subject.backend, &out) == bytes_of(dtype, &rotated(&x, seed, dim)), "{op:?}");
+            }
+        }
+    }
+}
+
+/// The definition in fp64: the sign of H's element (i, j) is the parity of the bits of i & j.
+#[test]
+fn a_rotation_is_the_matrix_and_keeps_inner_products() {
+    for dim in [8i64, 24, 64, 80, 128, 192, 256, 512] {
+        let mut random = Random::new(dim as u64);
+        let (rotation, n) = (Rotation::new(99, dim), dim & -dim);
+        let [q, k] = [0, 1].map(|_| (0..dim).map(|_| random.normal()).collect::<Vec<f32>>());
+        let [turned_q, turned_k] = [&q, &k].map(|row| rotated(row, 99, dim));
+        for (column, y) in (0i64..).zip(&turned_q) {
+            let term = |j: i64| {
+                let of = column / n * n + j;
+                let odd = ((column % n) & j).count_ones() + (rotation.signs[of as usize / 32] >> (of % 32) & 1);
+                f64::from(q[of as usize]) * if odd % 2 == 1 { -1.0 } else { 1.0 }
+            };
+            let exact = (0..n).map(term).sum::<f64>() / (n as f64).sqrt();
+            assert!((f64::from(*y) - exact).abs() < 1e-5, "column {column} of {dim}: {y} for {exact}");
+        }
+        let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let (before, after) = (product(&q, &k), product(&turned_q, &turned_k));
+        assert!((before - after).abs() < 1e-5 * (dim as f64).sqrt(), "{dim}: {before} became {after}");
     }
 }
 

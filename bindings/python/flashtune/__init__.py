@@ -13,6 +13,7 @@ from ._attention import (
     kv_append,
     merge,
     quantize,
+    rotate,
 )
 from ._block_mask import BlockMask, block_mask
 from ._context import use_pack
@@ -52,6 +53,7 @@ __all__ = [
     "prepare",
     "prepare_range",
     "quantize",
+    "rotate",
     "seal",
     "use_pack",
 ]

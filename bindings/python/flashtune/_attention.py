@@ -250,7 +250,7 @@ def kv_append(
     )  # fmt: skip
 
 
-def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1):
+def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1, rotation_seed=None):
     """(numbers, scales): x divided by its scales and rounded to 8 bits, without autograd.
 
     x: float16 or bfloat16, (batch, seqlen, heads, dim).
@@ -261,18 +261,36 @@ def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1)
         1 or 128: so many rows share one: (batch, ceil(seqlen / keys_per_descale), heads).
     heads_per_descale: neighbouring heads that share a scale. For q it is heads_q / heads_kv, which
         gives the q_descale that `attention_forward` takes.
+    rotation_seed: an int rotates the rows before, as `rotate` does. None does not.
 
     Numbers beyond the largest become the largest, infinities too, and NaN stays NaN (0 in int8).
     """
-    return module_of(x, "x").quantize(x, dtype, descale, keys_per_descale, heads_per_descale)
+    return module_of(x, "x").quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed)
 
 
-def attention_fp8(q, k, v, *, causal=False, softmax_scale=None, window=None, softcap=0.0, sinks=None):
+def rotate(x, seed):
+    """x with each row rotated by a Hadamard matrix and random signs, in x's dtype; without autograd.
+
+    q and k rotated by the same seed have the same q k^T, up to rounding. Outliers spread over the
+    columns of their row, which makes 8-bit copies of q and k more exact. v is not rotated.
+
+    x: float16 or bfloat16, (batch, seqlen, heads, dim), with a dim that is a multiple of 8.
+    seed: an int from 0 to 2**64 - 1. FLASHTUNE_ROTATION_HADAMARD in flashtune.h has the formula.
+    """
+    return module_of(x, "x").rotate(x, seed)
+
+
+def attention_fp8(
+    q, k, v, *, causal=False, softmax_scale=None, window=None, softcap=0.0, sinks=None, rotation_seed=None
+):
     """`attention` of torch tensors with an fp8 forward pass and a 16-bit backward pass.
 
     The forward pass quantises q, k and v to float8_e4m3fn, with a scale for each batch entry and
     KV head. The backward pass reads q, k and v themselves, with out and the lse of the fp8 pass. On
     normal values the norm of the error is 4 to 6 % of out's and 1 to 4 % of the gradients'.
+
+    rotation_seed: an int rotates q and k before they are quantised, as `rotate` does, which lowers
+        the error where they have outliers. None does not.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
@@ -281,7 +299,7 @@ def attention_fp8(q, k, v, *, causal=False, softmax_scale=None, window=None, sof
 
     opts = _call.options(causal, softmax_scale, 0.0)
     features = _features.of(window=window, softcap=softcap, sinks=sinks)
-    return _torch_fp8.attention(q, k, v, opts, _features.Features() if features is None else features)
+    return _torch_fp8.attention(q, k, v, opts, _features.Features() if features is None else features, rotation_seed)
 
 
 def attention_backward(

@@ -40,6 +40,8 @@ DTYPE_FP32 = 3
 DTYPE_E4M3 = 4
 DTYPE_E5M2 = 5
 DTYPE_INT8 = 6
+ROTATION_NONE = 0
+ROTATION_HADAMARD = 1
 CAUSAL_NONE = 0
 CAUSAL_BOTTOM_RIGHT = 1
 CAUSAL_TOP_LEFT = 2
@@ -361,6 +363,9 @@ class QuantizeParams(ctypes.Structure):
         ("heads_per_descale", c_int64),
         ("computes_descale", c_int32),
         ("reserved", c_int32),
+        ("rotation", c_int32),
+        ("rotation_reserved", c_int32),
+        ("rotation_seed", c_uint64),
     ]
 
 

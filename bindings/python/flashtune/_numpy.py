@@ -94,7 +94,7 @@ def merge(outs, lses, dtype):
     return out, lse
 
 
-def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
+def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed):
     """(numbers, scales)"""
     expect_array("x", x, "the others")
     dtype = np.dtype(dtype)
@@ -109,10 +109,20 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
         raise InvalidArgumentError(f"descale has shape {descale.shape}; it must be a number or {shape}")
     place = (descale.ctypes.data, full[1] * full[2], full[2], 1) if descale.ndim else (descale.ctypes.data, 0, 0, 0)
     params = _quantize.pack(
-        _number("x", x.dtype), number, x.shape, _ref(x), _ref(out), place, keys_per_descale, heads_per_descale, computes
-    )
+        _number("x", x.dtype), number, x.shape, _ref(x), _ref(out), place, keys_per_descale, heads_per_descale, computes,
+        rotation_seed,
+    )  # fmt: skip
     context(CPU).quantize(params, None)
     return out, descale
+
+
+def rotate(x, seed):
+    expect_array("x", x, "the others")
+    _quantize.expect_rows(x.shape)
+    x = x if _expressible(x) else _contiguous("x", x)
+    out = np.empty(x.shape, x.dtype)
+    context(CPU).quantize(_quantize.pack_rotation(_number("x", x.dtype), x.shape, _ref(x), _ref(out), seed), None)
+    return out
 
 
 def describe(q, k, v, opts, features, backward):

@@ -1,4 +1,4 @@
-"""Quantising arrays to 8 bits: sizes of the scales, and packed params.
+"""Quantising arrays to 8 bits and rotating them: sizes of the scales, and packed params.
 
 Knows shapes and strides; the array library's module knows the arrays.
 """
@@ -14,10 +14,15 @@ _BYTES = ctypes.sizeof(_structs.QuantizeParams)
 _pack = _structs.packer(_structs.QuantizeParams._fields_).pack
 
 
-def shape_of_scales(shape, keys_per_descale, heads_per_descale):
-    """The shape of the scales of (batch, seqlen, heads, dim), and their (batch, blocks, groups)."""
+def expect_rows(shape):
+    """Refuses x of another shape than (batch, seqlen, heads, dim)."""
     if len(shape) != 4:
         raise InvalidArgumentError(f"x has shape {tuple(shape)}; it must be (batch, seqlen, heads, dim)")
+
+
+def shape_of_scales(shape, keys_per_descale, heads_per_descale):
+    """The shape of the scales of (batch, seqlen, heads, dim), and their (batch, blocks, groups)."""
+    expect_rows(shape)
     if keys_per_descale not in (0, 1, SCALE_BLOCK):
         raise InvalidArgumentError(f"keys_per_descale is {keys_per_descale!r}; it must be 0, 1 or {SCALE_BLOCK}")
     batch, seqlen, heads, _ = shape
@@ -32,9 +37,32 @@ def shape_of_scales(shape, keys_per_descale, heads_per_descale):
     return (full if keys_per_descale else (batch, heads // group)), full
 
 
-def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_descale, computes):
+def _rotation(seed):
+    """The fields of a rotation by this seed; None: of no rotation."""
+    if seed is None:
+        return _structs.ROTATION_NONE, 0, 0
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**64:
+        raise InvalidArgumentError(f"the seed of a rotation is {seed!r}; it must be an int from 0 to 2**64 - 1")
+    return _structs.ROTATION_HADAMARD, 0, number
+
+
+def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_descale, computes, rotation_seed):
     """Packed `flashtune_quantize_params`.
 
     Tensors are (address, strides of batch, seqlen and head).
     """
-    return _pack(_BYTES, dtype, out_dtype, *shape, *x, *out, *descale, keys_per_descale, heads_per_descale, computes, 0)
+    return _pack(
+        _BYTES, dtype, out_dtype, *shape, *x, *out, *descale, keys_per_descale, heads_per_descale, computes, 0,
+        *_rotation(rotation_seed),
+    )  # fmt: skip
+
+
+def pack_rotation(dtype, shape, x, out, seed):
+    """Packed `flashtune_quantize_params` of a call that only rotates. Tensors are as in `pack`."""
+    if seed is None:
+        raise InvalidArgumentError("the seed of a rotation is None; it must be an int from 0 to 2**64 - 1")
+    return pack(dtype, dtype, shape, x, out, (0, 0, 0, 0), 0, 0, 0, seed)

@@ -11,10 +11,10 @@ from . import _torch_autograd
 from ._errors import UnsupportedError
 from ._features import Features
 from ._torch_arguments import refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
-from ._torch_eight import quantize
+from ._torch_eight import quantize, rotate
 from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward, merge
 
-__all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "quantize", "resolve_seed"]
+__all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "quantize", "resolve_seed", "rotate"]
 
 
 def attention(q, k, v, opts, seed, return_lse, features):

@@ -1,4 +1,4 @@
-"""Quantising torch tensors to 8 bits."""
+"""Quantising torch tensors to 8 bits, and rotating them."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
 
-def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
+def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed):
     """(numbers, scales) without autograd."""
     number = _torch_launch.EIGHT.get(dtype)
     if number is None:
@@ -27,6 +27,23 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale):
     if computes:
         # A written array has no shared elements, not even in a dim of size 1.
         at = (descale.data_ptr(), full[1] * full[2], full[2], 1)
-    params = _quantize.pack(of_x, number, x.shape, _torch_launch.ref(x), _torch_launch.ref(out), at, keys_per_descale, heads_per_descale, computes)
-    context(device).quantize(params, None if device == CPU else _torch_launch.current_stream(device))
+    params = _quantize.pack(
+        of_x, number, x.shape, _torch_launch.ref(x), _torch_launch.ref(out), at, keys_per_descale, heads_per_descale, computes,
+        rotation_seed,
+    )  # fmt: skip
+    _launch(params, device)
     return out, descale
+
+
+def rotate(x, seed):
+    """The rotated rows without autograd."""
+    _quantize.expect_rows(x.shape)
+    x = _torch_launch.expressible(x.detach())
+    device, of_x = _torch_launch.place("x", x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(_quantize.pack_rotation(of_x, x.shape, _torch_launch.ref(x), _torch_launch.ref(out), seed), device)
+    return out
+
+
+def _launch(params, device):
+    context(device).quantize(params, None if device == CPU else _torch_launch.current_stream(device))

@@ -1,6 +1,7 @@
 """Attention on torch tensors with an fp8 forward pass and a 16-bit backward pass.
 
-The forward pass reads e4m3 copies of q, k and v, and the backward pass the tensors themselves. It
+The forward pass reads e4m3 copies of q, k and v, and the backward pass the tensors themselves. A
+rotation of q and k is in the copies alone, since it leaves q k^T as it is. The backward pass
 takes out and lse from the forward pass, so its weights differ from the forward pass's by what
 quantising changed.
 """
@@ -12,19 +13,21 @@ from . import _torch_eight, _torch_launch
 from ._errors import InvalidArgumentError
 
 
-def attention(q, k, v, opts, features):
+def attention(q, k, v, opts, features, rotation_seed):
     """out in q's dtype, differentiable with respect to q, k and v."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise InvalidArgumentError(f"q is {q.dtype}; it must be torch.float16 or torch.bfloat16")
-    return _Attention.apply(q, k, v, opts, features)
+    return _Attention.apply(q, k, v, opts, features, rotation_seed)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, opts, features):
+    def forward(ctx, q, k, v, opts, features, rotation_seed):
         group = q.shape[2] // max(k.shape[2], 1)
-        of = {"q": (q, group), "k": (k, 1), "v": (v, 1)}
-        made = {name: _torch_eight.quantize(x, torch.float8_e4m3fn, None, 0, heads) for name, (x, heads) in of.items()}
+        of = {"q": (q, group, rotation_seed), "k": (k, 1, rotation_seed), "v": (v, 1, None)}
+        made = {
+            name: _torch_eight.quantize(x, torch.float8_e4m3fn, None, 0, heads, seed) for name, (x, heads, seed) in of.items()
+        }
         descales = {f"{name}_descale": scales for name, (_, scales) in made.items()}
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         out, lse = _torch_launch.launch_forward(
@@ -39,4 +42,4 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout):
         opts, features = ctx.call
         dq, dk, dv, *_ = _torch_launch.launch_backward(dout, *ctx.saved_tensors, opts, None, features)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None

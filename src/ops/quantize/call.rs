@@ -1,5 +1,6 @@
 //! The sizes and tensors of one quantisation, as a backend gets them.
 
+use super::rotation::Rotation;
 use crate::call::TensorRef;
 use crate::ops::class::QuantizeClass;
 
@@ -16,14 +17,21 @@ pub struct Quantize {
     pub heads_per_scale: i64,
     /// Scales are written, else read.
     pub computes: bool,
+    /// Of the signs, where the class rotates.
+    pub rotation_seed: u64,
     /// (batch, seqlen, heads, dim)
     pub x: TensorRef,
     pub out: TensorRef,
-    /// fp32 (batch, blocks of positions, groups of heads).
+    /// fp32 (batch, blocks of positions, groups of heads). Not used where the class keeps the dtype.
     pub scales: TensorRef,
 }
 
 impl Quantize {
+    /// What rows are rotated by; None: by nothing.
+    pub fn rotation(&self) -> Option<Rotation> {
+        self.class.rotates.then(|| Rotation::new(self.rotation_seed, self.head_dim))
+    }
+
     /// Blocks of positions and groups of heads of a batch entry.
     pub fn blocks(&self) -> [i64; 2] {
         let positions = (self.seqlen + self.rows_per_scale - 1) / self.rows_per_scale.max(1);

@@ -1,10 +1,12 @@
 //! The quantising kernel: what its text is rendered from, its argument and its grid.
 
 use super::call::Quantize;
+use super::rotation::SIGN_WORDS;
 use crate::call::TensorRef;
 use crate::kernel::{FixedSpec, Value};
 use crate::ops::class::QuantizeClass;
 use crate::ops::op::Op;
+use crate::problem::Eight;
 
 const THREADS: u32 = 256;
 /// CTAs for each SM, over all units of a launch.
@@ -20,7 +22,11 @@ impl QuantizeClass {
                 ("dtype", Value::Name(self.dtype.name().to_owned())),
                 ("vec", Value::Integer(self.layout.elements() as u32)),
             ],
-            knobs: vec![("key_format", Value::Integer(self.to.number())), ("of_rows", Value::Flag(self.of_rows))],
+            knobs: vec![
+                ("key_format", Value::Integer(self.to.map_or(0, Eight::number))),
+                ("of_rows", Value::Flag(self.of_rows)),
+                ("rotates", Value::Flag(self.rotates)),
+            ],
         }
     }
 }
@@ -39,14 +45,16 @@ pub struct QuantizeParams {
     rows_per_scale: i32,
     heads_per_scale: i32,
     computes: i32,
-    reserved: i32,
+    rotation_factor: f32,
+    signs: [u32; SIGN_WORDS],
 }
 
-const _: () = assert!(size_of::<QuantizeParams>() == 3 * 32 + 8 + 8 * 4);
+const _: () = assert!(size_of::<QuantizeParams>() == 3 * 32 + 8 + 8 * 4 + 16 * 4);
 
 impl QuantizeParams {
     /// Each size fits an i32, since `capi` bounds them.
     pub fn new(quantize: &Quantize) -> QuantizeParams {
+        let rotation = quantize.rotation();
         QuantizeParams {
             x: quantize.x,
             out: quantize.out,
@@ -59,7 +67,8 @@ impl QuantizeParams {
             rows_per_scale: quantize.rows_per_scale as i32,
             heads_per_scale: quantize.heads_per_scale as i32,
             computes: quantize.computes.into(),
-            reserved: 0,
+            rotation_factor: rotation.map_or(0.0, |rotation| rotation.factor),
+            signs: rotation.map_or([0; SIGN_WORDS], |rotation| rotation.signs),
         }
     }
 }

@@ -1,11 +1,14 @@
-//! Quantize: a tensor of 16-bit elements becomes 8-bit numbers times scales, given or computed.
+//! Quantize: a tensor of 16-bit elements becomes 8-bit numbers times scales, given or computed. Its
+//! rows may be rotated before, or rotated and left in 16 bits.
 
 mod call;
 mod cpu;
 mod kernel;
+mod rotation;
 
 pub use super::class::QuantizeClass;
 pub use call::Quantize;
+pub use rotation::{LEAST_BLOCK, Rotation};
 
 use super::class::OpClass;
 use super::op::Op;
