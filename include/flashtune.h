@@ -90,7 +90,7 @@
  *     flashtune_kv_append_prepare        prepares the kernel that writes a K/V cache
  *     flashtune_kv_append                writes new keys and values into a K/V cache
  *     flashtune_quantize_prepare         prepares the kernel that quantises a tensor
- *     flashtune_quantize                 quantises a tensor to 8 bits and makes its scales
+ *     flashtune_quantize                 quantises a tensor to 8 bits, or rotates its rows
  *   Ranges
  *     flashtune_prepare_range            prepares every problem of a range
  *   Tuning

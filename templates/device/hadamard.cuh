@@ -1,7 +1,7 @@
-// Rotates a warp's row in fp32: y = H D x / sqrt(n). H is the Walsh-Hadamard matrix of n columns, the
-// largest power of two that divides the row's, and serves each block of n. D is a diagonal of signs.
-// src/ops/quantize/rotation.rs has the formula of the signs and the same order of additions, so the
-// bits are the same. It knows no tensor.
+// Rotates a warp's row in fp32: y = H D x / sqrt(n). H is the Walsh-Hadamard matrix of n columns.
+// n is the largest power of two that divides the row's columns, and H serves each block of n. D is
+// a diagonal of signs. src/ops/quantize/rotation.rs has the formula of the signs and the same order
+// of additions, so the bits are the same. It knows no tensor.
 
 #include "device/quantise.cuh"
 

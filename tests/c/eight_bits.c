@@ -1,5 +1,5 @@
-/* Tensors of 8 bits: appended with computed scales, attended to, quantised, rotated. Every wrong type
- * and every wrong scale gets a message that names it, and no output is written. */
+/* Tensors of 8 bits: appended with computed scales, attended to, quantised, rotated. Every wrong
+ * type and every wrong scale gets a message that names it, and no output is written. */
 #include "attention.h"
 
 enum { BATCH = 2, QUERIES = 1, KEYS = 5, HEADS = 2, DIM = 4 };

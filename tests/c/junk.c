@@ -278,7 +278,7 @@ static void one_call(flashtune_context *good) {
   flashtune_plan_info info;
   memset(&info, 0, sizeof info);
   info.struct_size = below(4) ? sizeof info : below(8);
-  last_forward = f, last_kind = below(17);
+  last_forward = f, last_kind = below(18);
   switch (last_kind) {
     case 0: seen(flashtune_forward_supported(context, of_f)); break;
     case 1: seen(flashtune_forward_workspace_size(context, of_f, below(20) ? &result : NULL)); break;
@@ -342,8 +342,28 @@ static void one_call(flashtune_context *good) {
       break;
     }
     case 12: ask_much(context, of_f, of_b); break;
-    case 13:
+    case 13: {
+      const int32_t outs[] = {FLASHTUNE_DTYPE_E4M3, FLASHTUNE_DTYPE_E5M2, FLASHTUNE_DTYPE_INT8, f.dtype};
+      const int64_t b = present(f.batch_size), q = present(f.seqlen_q), h = present(f.num_heads_q), d = present(f.head_dim);
+      const int64_t keys[] = {0, 1, 128, 64};
+      flashtune_quantize_params z;
+      memset(&z, 0, sizeof z);
+      z.dtype = f.dtype, z.out_dtype = outs[below(4)], z.x = f.q, z.out = tensor(4, b, q, h, d, 2);
+      z.batch_size = f.batch_size, z.seqlen = f.seqlen_q, z.num_heads = f.num_heads_q, z.head_dim = f.head_dim;
+      if (z.out_dtype != z.dtype || !below(4)) {
+        z.descale = tensor(5, b, q, h, 1, 4), z.keys_per_descale = keys[below(4)], z.heads_per_descale = junk_size(1);
+        z.computes_descale = (int32_t)below(3);
+      }
+      z.rotation = (int32_t)below(3), z.rotation_reserved = !below(8), z.rotation_seed = next();
+      z.struct_size = below(4) ? sizeof z : junk_struct_size(&z, sizeof z);
+      const flashtune_quantize_params *of_z = at_the_end(1, &z, z.struct_size, sizeof z);
+      seen(flashtune_quantize_prepare(context, of_z));
+      fill(4, 5);
+      launched(flashtune_quantize(context, of_z, NULL), 4, 5);
+      break;
+    }
     case 14:
+    case 15:
       fill(3, 3);
       launched(flashtune_forward(context, of_f, space, bytes, NULL), 3, 3);
       break;

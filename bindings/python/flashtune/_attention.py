@@ -269,10 +269,11 @@ def quantize(x, dtype, *, descale=None, keys_per_descale=0, heads_per_descale=1,
 
 
 def rotate(x, seed):
-    """x with each row rotated by a Hadamard matrix and random signs, in x's dtype; without autograd.
+    """x with each row rotated by a Hadamard matrix and random signs, without autograd.
 
-    q and k rotated by the same seed have the same q k^T, up to rounding. Outliers spread over the
-    columns of their row, which makes 8-bit copies of q and k more exact. v is not rotated.
+    The result has x's dtype. q and k rotated by the same seed have the same q k^T, up to rounding.
+    Outliers spread over the columns of their row, which mostly lowers the error of 8 bits. v is not
+    rotated.
 
     x: float16 or bfloat16, (batch, seqlen, heads, dim), with a dim that is a multiple of 8.
     seed: an int from 0 to 2**64 - 1. FLASHTUNE_ROTATION_HADAMARD in flashtune.h has the formula.
@@ -289,8 +290,8 @@ def attention_fp8(
     KV head. The backward pass reads q, k and v themselves, with out and the lse of the fp8 pass. On
     normal values the norm of the error is 4 to 6 % of out's and 1 to 4 % of the gradients'.
 
-    rotation_seed: an int rotates q and k before they are quantised, as `rotate` does, which lowers
-        the error where they have outliers. None does not.
+    rotation_seed: an int rotates q and k before they are quantised, as `rotate` does, which mostly
+        lowers the error where they have outliers. None does not.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):

@@ -149,7 +149,7 @@ def philox(counter, key):
 
 
 def rotated(x, seed):
-    """The rotation of flashtune.h in fp32: signs, then butterflies of distance 1, 2, 4, then the factor."""
+    """The rotation of flashtune.h in fp32: signs, butterflies of distance 1, 2, 4, the factor."""
     dim = x.shape[-1]
     key = (seed & 0xFFFFFFFF, seed >> 32)
     draws = [philox((column // 128, 0, 0, 0), key) for column in range(dim)]

@@ -17,12 +17,12 @@ pub struct Quantize {
     pub heads_per_scale: i64,
     /// Scales are written, else read.
     pub computes: bool,
-    /// Of the signs, where the class rotates.
+    /// The seed of the signs, where the class rotates.
     pub rotation_seed: u64,
     /// (batch, seqlen, heads, dim)
     pub x: TensorRef,
     pub out: TensorRef,
-    /// fp32 (batch, blocks of positions, groups of heads). Not used where the class keeps the dtype.
+    /// fp32 (batch, blocks of positions, groups of heads). Not used where out has the dtype of x.
     pub scales: TensorRef,
 }
 
