@@ -35,7 +35,7 @@ fn alternatives_compile_and_do_not_spill() {
     let short = with_switches(&[64, 192], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
     let short = short.map(|problem| Problem { seqlen_q: 60, seqlen_k: 100, ..problem });
     let wide = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
-    let few_keys = wide.flat_map(|problem| [70, 100].map(|seqlen_k| Problem { seqlen_k, ..problem }));
+    let few_keys = wide.map(|problem| Problem { seqlen_k: 70, ..problem });
     let kernels = alternatives_of(full.chain(causal).chain(short).chain(few_keys));
     assert!(kernels.keys().filter(|text| text.contains("kCtasPerSm = 2;")).count() >= 3);
     all_compile(&kernels, nvrtc, Arch::Sm(9, 0));

@@ -41,7 +41,9 @@ fn kernels_with_pages(arch: Arch, one_in: usize) -> BTreeMap<String, Kernel> {
             .flat_map(|config| Kernel::of(&problem, &config, &device, may_spill(PAGED, arch, &problem)))
             .collect::<Vec<_>>()
     };
-    let of_any_size = [(64, 64), (128, 128)].into_iter().flat_map(|dims| PAGE_SIZES.map(|page_size| (dims, page_size)));
+    // Each size at one of two head dims.
+    let of_any_size = PAGE_SIZES.into_iter().zip([(64, 64), (128, 128)].into_iter().cycle());
+    let of_any_size = of_any_size.map(|(page_size, dims)| (dims, page_size));
     let of_two_sizes = [(256, 256), (192, 128), (72, 72), (96, 96)].map(|dims| [(dims, 16), (dims, 12)]);
     let pairs = of_any_size.chain(of_two_sizes.into_iter().flatten());
     pairs.enumerate().flat_map(of).collect()
@@ -56,7 +58,7 @@ fn kernels_that_read_pages_compile_for_sm_90() {
 #[test]
 fn kernels_that_read_pages_compile_for_other_architectures() {
     let Some(nvrtc) = nvrtc() else { return };
-    for arch in [Arch::Sm(8, 0), Arch::Sm(8, 9), Arch::Sm(12, 0)] {
+    for arch in [Arch::Sm(8, 0), Arch::Sm(12, 0)] {
         all_compile(&kernels_with_pages(arch, 3), nvrtc, arch);
     }
 }
