@@ -71,6 +71,7 @@ struct BlockFactors<true> {
             softmax.pending = true;
             unit = v;
         }
-        return v / unit;
+        // Where all scales so far are 0, O's unit is 0 too, and makes O 0.
+        return unit == 0.f ? 1.f : v / unit;
     }
 };
