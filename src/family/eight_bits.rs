@@ -1,6 +1,6 @@
 //! The families with kernels for 8-bit k and v, and the problems that none of them does.
 
-use super::{decode, sm90};
+use super::sm90;
 use crate::config::Family;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
@@ -16,11 +16,7 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
         let is_done = device.arch == Arch::Sm(9, 0) && sm90::fp8_refusal(problem).is_none();
         return if is_done { &[Family::Sm90Fp8] } else { &[] };
     }
-    match decode::rank(problem) {
-        decode::Rank::Preferred => &[Family::Decode, Family::Sm80],
-        decode::Rank::Last => &[Family::Sm80, Family::Decode],
-        decode::Rank::Unserved => &[Family::Sm80],
-    }
+    super::families_of_16_bit_queries(problem, device)
 }
 
 /// Refuses 8-bit problems that no family does on this GPU.

@@ -63,6 +63,11 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     if problem.features.eight_bits.is_some() {
         return eight_bits::families(problem, device);
     }
+    families_of_16_bit_queries(problem, device)
+}
+
+/// The same for a GPU and queries of 16 or 32 bits, with the decode family where queries are few.
+fn families_of_16_bit_queries(problem: &Problem, device: &Device) -> &'static [Family] {
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
     match (decode::rank(problem), is_sm90) {
         (Rank::Preferred, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
@@ -78,9 +83,6 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
 /// clause. None if it does, or if the architecture has no such family.
 pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     match device.arch {
-        Arch::Sm(9, 0) if problem.features.eight_bits.is_some() => Some(
-            "sm90 does not serve: wgmma reads keys from shared memory, where no kernel turns 8 bits into 16".to_owned(),
-        ),
         Arch::Sm(9, 0) => sm90::refusal(problem).map(|why| format!("sm90 does not serve: {why}")),
         _ => None,
     }

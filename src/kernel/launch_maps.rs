@@ -80,9 +80,9 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     };
     let (q, o) = (of_queries(&call.q, cols_q), of_queries(o(call), p.head_dim_v));
     let [k, v] = match p.features.paged {
-        None => [of_keys(&call.k, cols_k), of_keys(&call.v, cols_v)],
         // Threads copy the keys.
-        Some(_) if boxes.key_rows == 0 => [q, q],
+        _ if boxes.key_rows == 0 => [q, q],
+        None => [of_keys(&call.k, cols_k), of_keys(&call.v, cols_v)],
         Some(page_size) => page_tensors(call, element, page_size, boxes.key_rows).unwrap_or([q, q]),
     };
     // A tensor without rows is not loaded and its view may hold anything, but a map has no extent

@@ -1,5 +1,5 @@
-// 8-bit numbers of k and v (kKeyFormat) as fp16. All conversions are exact: fp16 has each number of
-// the formats. src/eight.rs has the formats.
+// 8-bit numbers of k and v (kKeyFormat) as fp16 and as q's 16-bit type. All conversions are exact:
+// fp16 and bf16 have each number of the formats. src/eight.rs has the formats.
 
 #include "device/numeric.cuh"
 #include "device/ptx/eight.cuh"
@@ -37,5 +37,23 @@ __device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32
         four ^= 0x80808080;
         first = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4240 : 0x4140), kMiddle);
         second = subtract_fp16_pairs(permute_bytes(four, kAbove, kIsCrossed ? 0x4341 : 0x4342), kMiddle);
+    }
+}
+
+// Four numbers as two pairs of q's type: the bytes 0 and 1, then 2 and 3.
+__device__ __forceinline__ void eight_to_elements(uint32 four, uint32& first, uint32& second) {
+    if constexpr (kIsBf16 && kKeyFormat == kInt8) {
+        // The bits of 128 + the number's low seven bits, less those of 128 or, where the number is
+        // negative, of 256.
+        constexpr uint32 kAbove = 0x43434343, kLowBits = 0x437f437f, kSign = 0x43804380;
+        first = permute_bytes(four, kAbove, 0x4140), second = permute_bytes(four, kAbove, 0x4342);
+        first = subtract_bf16_pairs(first & kLowBits, first & kSign);
+        second = subtract_bf16_pairs(second & kLowBits, second & kSign);
+        return;
+    }
+    eight_to_fp16<false>(four, first, second);
+    if constexpr (kIsBf16) {
+        first = pack2(fp16_to_float(uint16(first)), fp16_to_float(uint16(first >> 16)));
+        second = pack2(fp16_to_float(uint16(second)), fp16_to_float(uint16(second >> 16)));
     }
 }

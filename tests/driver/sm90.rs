@@ -7,7 +7,7 @@ use flashtune::config::{Config, Family};
 use flashtune::dropout::Dropout;
 use flashtune::error::{Result, Status};
 use flashtune::kernel::{Executable, Gpu, KernelParams};
-use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
+use flashtune::problem::{Causal, Eight, EightBits, Features, Pass, Problem, Varlen};
 use std::ffi::c_void;
 use std::mem::offset_of;
 
@@ -101,6 +101,17 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
         for (page_size, num_pages) in [(12, 9), (1, 9), (100, 9), (80, 0)] {
             let [q, k, v, _] = launch(page_size, num_pages);
             assert!(k == q && v == q, "{page_size}");
+        }
+        // Threads convert keys of 8 bits, with pages and without.
+        for paged in [None, Some(64)] {
+            let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 });
+            let varlen = paged.map(|_| Varlen::default());
+            let problem = Problem { features: Features { eight_bits, paged, varlen, ..Features::NONE }, ..PROBLEM };
+            let (_gpu, executable) = build_from_cache(&problem, &config(256).with("block_n", 64));
+            let mut call = Call { problem, k: of_pages(0x20000, 64), v: of_pages(0x30000, 64), ..call() };
+            call.features.num_pages = 9;
+            let [q, k, v, _] = crate::sm90::launch(fake, &executable.unwrap(), &call, 0).maps;
+            assert!(q[0] == 0x10000 && k == q && v == q, "{paged:?}");
         }
     });
 }

@@ -130,6 +130,43 @@ fn e4m3_uses_tensor_cores_of_8_bits() {
     });
 }
 
+/// sm90's producer converts keys beside a 16-bit q on their way to shared memory, from 16 bytes a
+/// lane to two times 16 bytes. Nothing multiplies by mma.sync but the rows of a stale maximum.
+#[test]
+fn keys_of_eight_bits_use_wgmma_of_16_bits() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let arch = Arch::Sm(9, 0);
+    let of = |(keys, dtype, keys_per_scale, paged): (Eight, Dtype, i64, Option<i64>)| {
+        let eight_bits = Some(EightBits { keys, queries: false, keys_per_scale });
+        let features = Features { eight_bits, paged, ..Features::NONE };
+        Problem { dtype, features, head_dim: 128, head_dim_v: 128, ..PLAIN }
+    };
+    let problems = [
+        (Eight::E4m3, Dtype::Bf16, 0, None),
+        (Eight::E5m2, Dtype::Bf16, 1, Some(16)),
+        (Eight::Int8, Dtype::Bf16, 128, Some(12)),
+        (Eight::E4m3, Dtype::Fp16, 1, None),
+    ];
+    problems.map(of).par_iter().for_each(|problem| {
+        let config = heuristic(problem, &Device::typical(arch).unwrap());
+        let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
+        let eight_bits = problem.features.eight_bits.unwrap();
+        assert_eq!(kernel.family, Family::Sm90, "{}", kernel.name);
+        kernel.demand(true, &["HGMMA"], &["F32"]);
+        kernel.demand(problem.dtype == Dtype::Bf16, &["HGMMA"], &["BF16"]);
+        kernel.demand(false, &["HMMA"], &["16816"]);
+        kernel.demand(config.get("stale_max") == Some(1), &["HMMA"], &["1688"]);
+        kernel.demand(true, &["LDG"], &["128", "CONSTANT"]);
+        kernel.demand(true, &["STS"], &["128"]);
+        kernel.demand(eight_bits.keys == Eight::E4m3, &["F2FP"], &["E4M3"]);
+        kernel.demand(eight_bits.keys == Eight::Int8, &["HADD2"], &["BF16_V2"]);
+        kernel.demand(true, &["FENCE"], &["ASYNC"]);
+        // K and V come by no copy.
+        kernel.demand(false, &["LDGSTS"], &[]);
+    });
+}
+
 /// Contiguous keys, pages of half a block of keys, and pages that no TMA box fits.
 #[test]
 fn decode_copies_keys_by_tma_where_the_gpu_and_the_layout_allow_it() {

@@ -7,6 +7,7 @@
 //! three minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
+mod converted;
 mod few_tiles;
 mod pages;
 

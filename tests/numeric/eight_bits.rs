@@ -1,6 +1,7 @@
 //! 8-bit k and v, and 8-bit q: results against the reference on the same numbers, laws, and what
 //! quantising itself costs.
 
+use crate::support::buffer::Array;
 use crate::support::case::{Case, Data, Kind};
 use crate::support::check::Prepared;
 use crate::support::eight::quantised;
@@ -9,7 +10,7 @@ use crate::support::extras::Extras;
 use crate::support::reference;
 use crate::support::shapes;
 use crate::support::subject::Subject;
-use flashtune::call::Call;
+use flashtune::call::{Call, TensorRef};
 use flashtune::problem::{Dtype, Eight, EightBits, Pass};
 use rayon::prelude::*;
 
@@ -102,6 +103,45 @@ fn quantising_costs_what_the_rule_says() {
         let (exact, quantised) = (reference::exact(&plain, &before), reference::exact(&plain, &after));
         let error = relative_error(&quantised.out, &exact.out);
         assert!(error <= bound && error >= bound / 2.0, "{} {keys_per_scale}: {error}, bound {bound}", eight.name());
+    }
+}
+
+/// A factor of all scales of v is a factor of out, however small, and 0 gives zeros: weights times
+/// scales keep their bits, and nothing is divided by a scale of 0.
+#[test]
+fn gpu_is_right_with_tiny_scales_of_v_and_with_0() {
+    let Some(subject) = Subject::gpu() else { return };
+    let of = |dtype, queries, keys_per_scale| Case {
+        seqlen_k: 200,
+        extras: Extras { eight: Some(EightBits { keys: Eight::E4m3, queries, keys_per_scale }), ..Extras::default() },
+        ..Case::plain(dtype, 70, 64)
+    };
+    let cases = [
+        of(Dtype::Fp16, false, 0),
+        of(Dtype::Fp16, false, 1),
+        of(Dtype::Fp16, false, 128),
+        of(Dtype::Bf16, false, 1),
+        of(Dtype::Bf16, true, 128),
+    ];
+    let device = subject.backend.device();
+    for case in cases.iter().filter(|case| flashtune::family::supported(&case.problem(Pass::Forward), device).is_ok()) {
+        let data = Data::random(case);
+        for config in subject.configs(case, Pass::Forward, 0) {
+            let with_scale = |scale: f32| {
+                let scales = Array::input(&subject.backend, &[scale]);
+                let of_v = TensorRef { data: scales.address(), ..TensorRef::NULL };
+                subject.forward_with(case, &data, |call: &mut Call| call.features.scales.v = of_v, &config)
+            };
+            let (one, tiny, zero) = (with_scale(1.0), with_scale(0.5f32.powi(20)), with_scale(0.0));
+            assert!(zero.out.iter().all(|x| *x == 0.0), "{case} {config}");
+            assert_eq!((&zero.lse, &tiny.lse), (&one.lse, &one.lse), "{case} {config}");
+            for (tiny, one) in tiny.out.iter().zip(&one.out) {
+                let expected = one * 0.5f32.powi(20);
+                // fp16 has no numbers between multiples of 2^-24.
+                let allowed = expected.abs() * 0.5f32.powi(7) + 0.5f32.powi(24);
+                assert!((tiny - expected).abs() <= allowed, "{tiny} {expected}: {case} {config}");
+            }
+        }
     }
 }
 

@@ -75,6 +75,18 @@ fn sm_80_kernels_of_eight_bits_are_right() {
     is_right(&["--arch", "sm_80", "--seed", "4"], "tiny::gpu_is_right_on_tiny_problems_of_eight_bits");
 }
 
+/// Two SMs: a producer that converts keys goes on from tile to tile.
+#[test]
+fn sm_90_kernels_that_convert_keys_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_on_tiny_problems_of_eight_bits");
+    is_right(&["--arch", "sm_90", "--sms", "3"], "tiny::gpu_is_right_on_tiny_problems_of_converted_keys");
+}
+
+#[test]
+fn scales_of_v_may_be_tiny_or_0() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_tiny_scales_of_v_and_with_0");
+}
+
 /// Two SMs: a CTA does more tiles than there are slots for them.
 #[test]
 fn sm_90_kernels_of_e4m3_are_right() {
@@ -222,6 +234,44 @@ const FAULTS: [Fault; 9] = [
     },
 ];
 
+/// The case of the faults below: a scale of each key, so that consumers read the scales beside K.
+const CONVERTED: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
+
+/// Faults of a producer that converts keys.
+const FAULTS_OF_CONVERSION: [Fault; 4] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "        fence_async_proxy();\n",
+        to: "",
+        report: "without a fence",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "swizzled(lane % 4 * 2, lane / 4)",
+        to: "swizzled(lane % 4 * 2, 0)",
+        report: "reference",
+    },
+    // The wait until consumers have read V's slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);",
+        to: "",
+        report: "reference",
+    },
+    // One warp releases K's slot before the others have read the scales beside it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/shared.cuh",
+        from: "constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;",
+        to: "constexpr bool kWarpsReleaseK = kHasBlockMask;",
+        report: "reference",
+    },
+];
+
 fn write_fault(fault: &Fault, folder: &Path) {
     let text = std::fs::read_to_string(root().join("templates").join(fault.file)).expect("a template");
     assert!(text.contains(fault.from), "{} has no {:?}", fault.file, fault.from);
@@ -232,11 +282,20 @@ fn write_fault(fault: &Fault, folder: &Path) {
 
 #[test]
 fn planted_faults_are_reported() {
-    for fault in &FAULTS {
+    are_reported(&FAULTS, None);
+}
+
+#[test]
+fn planted_faults_of_converted_keys_are_reported() {
+    are_reported(&FAULTS_OF_CONVERSION, Some(CONVERTED));
+}
+
+fn are_reported(faults: &[Fault], case: Option<&str>) {
+    for fault in faults {
         let folder = tempfile::tempdir().unwrap();
         write_fault(fault, folder.path());
         let options = ["--arch", fault.arch, "--sms", "1", "--templates", folder.path().to_str().unwrap()];
-        let run = Emulated { options: &options, test: "tiny::gpu_is_right_forward_on_one_tiny_problem", case: None };
+        let run = Emulated { options: &options, test: "tiny::gpu_is_right_forward_on_one_tiny_problem", case };
         let Some(output) = run.output() else { return };
         let text = shown(&output);
         let is_reported = !output.status.success() && text.contains(fault.report);

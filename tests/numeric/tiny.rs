@@ -53,6 +53,12 @@ fn gpu_is_right_on_tiny_problems_of_eight_bits() {
 }
 
 #[test]
+fn gpu_is_right_on_tiny_problems_of_converted_keys() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_converted_keys(), &[2]);
+}
+
+#[test]
 fn gpu_is_right_on_tiny_problems_of_e4m3() {
     let Some(subject) = Subject::gpu() else { return };
     let device = subject.backend.device();

@@ -11,11 +11,14 @@ use super::work;
 use crate::device::Device;
 use crate::family::combine;
 use crate::family::knob::{Constraint, Knob};
-use crate::family::limits::{divides_mask_blocks, grid, mask_blocks, shared_memory};
+use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
 use crate::family::time::Work;
 use crate::problem::Problem;
+
+/// Keys of 8 bits that a producer's four warps convert at a time, eight each.
+const CONVERTED_ROWS: u32 = 32;
 
 impl Space for ForwardKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
@@ -58,6 +61,13 @@ impl Space for ForwardKnobs {
             name: "ctas_per_sm",
             reason: "two CTAs on an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA",
             holds: |p, k, _| k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && k.box_rows(p) > 0,
+        },
+        Constraint {
+            name: "eight_bits",
+            reason: "four warps convert equally many groups of eight keys of 8 bits, and a block of keys has one scale where blocks of 128 keys share theirs",
+            holds: |p, k, _| {
+                p.features.eight_bits.is_none() || k.block_n % CONVERTED_ROWS == 0 && divides_scale_blocks(p, k.block_n)
+            },
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),

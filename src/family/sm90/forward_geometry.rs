@@ -1,10 +1,15 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
-use super::warpgroup::{BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_of_pages};
+use super::warpgroup::{
+    BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages,
+};
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
 use crate::problem::Problem;
+
+/// Tiles that a producer passes on at a time (`TileSlots` in device/schedule/tile_slots.cuh).
+const TILE_SLOTS: u32 = 4;
 
 /// Rows after which the pattern of the 128-byte swizzle repeats: a box begins at such a row.
 const SWIZZLE_ROWS: i64 = 8;
@@ -43,7 +48,19 @@ impl ForwardKnobs {
         let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
         let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
         let merged = if self.merges_in_shared(problem) { self.block_m * columns_of_merged(problem) * 4 } else { 0 };
-        TMA_ALIGNMENT_BYTES + q + k + v + merged + BARRIER_BYTES
+        TMA_ALIGNMENT_BYTES + q + k + v + merged + self.scale_bytes(problem) + BARRIER_BYTES
+    }
+
+    /// Scales of 8-bit keys, of K and as many of V, in fp32: of the tiles that a CTA knows, or of
+    /// each slot of K.
+    fn scale_bytes(&self, problem: &Problem) -> u32 {
+        let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {
+            None => 0,
+            Some(0) => TILE_SLOTS,
+            Some(1) => self.k_stages * self.block_n,
+            Some(_) => self.k_stages,
+        };
+        places * 8
     }
 
     /// Whether a batch-invariant kernel merges O of its segments in shared memory: three consumers
@@ -53,8 +70,12 @@ impl ForwardKnobs {
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
-    /// block and a page. 0 if these are no whole eights: threads copy the keys then.
+    /// block and a page. 0 if these are no whole eights or keys have 8 bits: threads copy the keys
+    /// then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
+        if problem.features.eight_bits.is_some() {
+            return 0;
+        }
         if problem.features.paged.is_none() {
             return self.block_n;
         }
@@ -68,6 +89,7 @@ impl ForwardKnobs {
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         match problem.features.paged {
             _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
+            _ if problem.features.eight_bits.is_some() => registers_of_eight_bits(self.consumers()),
             Some(_) => registers_of_pages(self.consumers()),
             None => registers(self.consumers()),
         }

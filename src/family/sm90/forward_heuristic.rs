@@ -50,8 +50,10 @@ pub fn may_split(problem: &Problem) -> bool {
 
 pub fn may_be_stale(problem: &Problem) -> bool {
     let takes_scores_as_they_are = !problem.dropout && !problem.features.modifies_scores();
+    // The code that recomputes failed rows has one scale of a sequence's keys.
+    let has_one_scale = problem.features.eight_bits.is_none_or(|eight| eight.keys_per_scale == 0);
     // A stale reference depends on the blocks that a tile walks first.
-    problem.dtype == Dtype::Bf16 && takes_scores_as_they_are && !problem.batch_invariant
+    problem.dtype == Dtype::Bf16 && takes_scores_as_they_are && has_one_scale && !problem.batch_invariant
 }
 
 /// Whether a warpgroup's O fits into the slot of its Q.
@@ -71,6 +73,9 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
         modifies || features.varlen.is_some() || features.paged.is_some() || problem.left_shift().is_some();
     if problem.batch_invariant {
         return of_fixed_order(problem, takes_more);
+    }
+    if features.eight_bits.is_some() {
+        return of_eight_bits(problem);
     }
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if takes_more => (192, if modifies || problem.dropout { 64 } else { 96 }, [4, 4, 2]),
@@ -92,6 +97,22 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
         // Most pages are of 64 keys, or divide them.
         225.. if problem.dropout || is_causal && features.paged.is_some() => (128, 64, [3, 2, 1]),
         _ => (128, 80, [2, 2, 1]),
+    }
+}
+
+/// The same of keys of 8 bits, not timed: the tiles of problems that take more registers, with
+/// blocks of 32, 64 and 96 keys.
+fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
+    let features = &problem.features;
+    match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if features.modifies_scores() || problem.dropout => (192, 64, [4, 4, 2]),
+        ..=64 => (192, 96, [4, 4, 2]),
+        65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
+        // Scales of keys take the place of two slots.
+        65..=128 if features.eight_bits.is_some_and(|eight| eight.keys_per_scale == 1) => (192, 64, [3, 3, 2]),
+        65..=128 => (192, 64, [4, 4, 2]),
+        129..=192 => (128, 64, [3, 3, 1]),
+        _ => (128, 64, [3, 2, 1]),
     }
 }
 

@@ -38,6 +38,8 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
         Some("its head dims end at 256: the N of wgmma forward, and what registers hold backward")
     } else if problem.layout != Layout::Vec8 {
         Some("TMA needs addresses, strides and rows of multiples of 16 bytes")
+    } else if problem.features.eight_bits.is_some() && problem.features.block_mask.is_some() {
+        Some("its producer converts keys of 8 bits block by block, without the lists of a block mask")
     } else if problem.features.block_mask.is_some_and(|mask| !divides(problem, mask)) {
         Some(
             "its tiles are multiples of 64 queries and 64 keys forward and, at head dims from 136 to 192, backward, and of 128 keys at other head dims backward, which the block mask's blocks are not",

@@ -5,7 +5,7 @@ use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs as _;
 use crate::family::{check, families, heuristic, heuristics, work};
-use crate::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
+use crate::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
 
 pub fn h200() -> Device {
     Device::typical(Arch::Sm(9, 0)).unwrap()
@@ -36,6 +36,55 @@ fn the_heuristic_is_of_the_family_at_every_head_dim_and_shape_that_it_does() {
                 }
             }
         }
+    }
+}
+
+/// A scale for all keys of a sequence, for each key or for blocks, contiguous keys and pages.
+#[test]
+fn the_heuristic_is_of_the_family_over_keys_of_8_bits() {
+    let of = |keys_per_scale| {
+        let eight_bits = EightBits { keys: Eight::Int8, queries: false, keys_per_scale };
+        Features { eight_bits: Some(eight_bits), ..Features::NONE }
+    };
+    for (dim, dim_v) in (16..=256).step_by(16).flat_map(|dim| [(dim, dim), (dim, 256), (256, dim)]) {
+        for plain in [0, 1, 128].map(of) {
+            let paged = Features { varlen: Some(Varlen::default()), paged: Some(12), ..plain };
+            let window = Window { left: Some(256), ..Window::default() };
+            let scores = Features { softcap: true, alibi: true, bias: true, mask: true, window, ..plain };
+            for features in [plain, paged, scores] {
+                for (seqlen_q, seqlen_k) in [(65, 200), (4096, 4096), (1 << 20, 1 << 20)] {
+                    for dtype in [Dtype::Bf16, Dtype::Fp16] {
+                        let problem =
+                            Problem { features, seqlen_q, seqlen_k, dtype, ..problem(Pass::Forward, dim, dim_v) };
+                        let config = heuristic(&problem, &h200());
+                        let checked = check(&problem, &config, &h200());
+                        assert_eq!((config.family, checked), (Family::Sm90, Ok(())), "{problem:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_of_8_bits_keep_to_the_kernels_that_take_them() {
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 128 });
+    let plain = Problem { features: Features { eight_bits, ..Features::NONE }, ..problem(Pass::Forward, 128, 128) };
+    let families_of = |problem: Problem| families(&problem, &h200()).to_vec();
+    assert_eq!(families_of(plain), [Family::Sm90, Family::Sm80]);
+    let few = Problem { seqlen_q: 1, num_heads_kv: 4, ..plain };
+    assert_eq!(families_of(few), [Family::Decode, Family::Sm90, Family::Sm80]);
+    assert_eq!(families_of(Problem { layout: Layout::Vec4, head_dim: 72, head_dim_v: 72, ..plain }), [Family::Sm80]);
+    let block_mask = Some(BlockMask { block_q: 128, block_k: 128 });
+    let listed = Problem { features: Features { block_mask, ..plain.features }, ..plain };
+    assert_eq!(families_of(listed), [Family::Sm80]);
+    assert_eq!(families_of(Problem { batch_invariant: true, ..plain }), []);
+    // Four warps have the same number of keys each, and blocks divide those of the scales.
+    let good = heuristic(&plain, &h200());
+    assert_eq!(broken(&plain, &good), None);
+    for keys in [80, 96] {
+        let few_stages = good.clone().with("k_stages", 2).with("v_stages", 2).with("block_n", keys);
+        assert_eq!(broken(&plain, &few_stages).as_deref(), Some("eight_bits"), "{keys}");
     }
 }
 

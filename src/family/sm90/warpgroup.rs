@@ -37,6 +37,17 @@ pub fn registers_of_pages(consumers: u32) -> WarpgroupRegisters {
     }
 }
 
+/// The same for a producer that converts keys of 8 bits, with eight accesses of 16 bytes in flight.
+pub fn registers_of_eight_bits(consumers: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match consumers {
+        ..=1 => (104, 240),
+        2 => (88, 208),
+        3 => (80, 144),
+        _ => (96, 96),
+    };
+    WarpgroupRegisters::alike(producer, consumer)
+}
+
 /// The length that whole blocks cover over the length itself.
 pub fn padded(length: i64, block: f64) -> f64 {
     let length = (length as f64).max(1.0);

@@ -7,12 +7,20 @@
 
 #include "device/schedule/tile_order.cuh"
 #include "device/attention/key_pages.cuh"
+#include "device/eight.cuh"
 #include "device/attention/mask.cuh"
 #include "device/attention/row_softmax.cuh"
 #include "device/numeric.cuh"
 #include "device/ptx/mma.cuh"
 
 __device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
+
+// The numbers of 8 bits in a pair of them, as elements of q's type.
+__device__ __forceinline__ uint32 converted_pair(uint16 pair) {
+    uint32 first, second;
+    eight_to_elements(pair, first, second);
+    return first;
+}
 
 // `row` is the lane's first row, absolute within the sequence. Returns O before normalisation, the
 // reference, and the sums of whole rows.
@@ -42,7 +50,12 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
         for (int col = 0; col < kHeadDim; col += 8) {
             const auto load_q = [&](int r) { return load_pair(gQ + min(row + r * 8, sequence.seqlen_q - 1) * params.q.stride_seqlen + col + 2 * t); };
             const uint32 a[4] = {load_q(0), load_q(1)};
-            mma_k8(s[0], a, load_pair(gK + place_of_key(params, params.k, sequence, min(key + g, sequence.seqlen_k - 1)) + col + 2 * t));
+            // Tensors of 8 bits are tensors of pairs.
+            if constexpr (kKeyFormat == 0) {
+                mma_k8(s[0], a, load_pair(gK + place_of_key(params, params.k, sequence, min(key + g, sequence.seqlen_k - 1)) + col + 2 * t));
+            } else {
+                mma_k8(s[0], a, converted_pair(gK[place_of_key(params, params.k, sequence, min(key + g, sequence.seqlen_k - 1)) + col / 2 + t]));
+            }
         }
         #pragma unroll
         for (int i = 0; i < 4; ++i) s[0][i] *= sign;
@@ -56,7 +69,14 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
             }
         }
         const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3])};
-        const auto load_v = [&](int k, int col) { return k < sequence.seqlen_k ? uint32(gV[place_of_key(params, params.v, sequence, k) + col]) : 0; };
+        const auto load_v = [&](int k, int col) {
+            if constexpr (kKeyFormat == 0) {
+                return k < sequence.seqlen_k ? uint32(gV[place_of_key(params, params.v, sequence, k) + col]) : 0;
+            } else {
+                const uint32 pair = k < sequence.seqlen_k ? converted_pair(gV[place_of_key(params, params.v, sequence, k) + col / 2]) : 0;
+                return col % 2 ? pair >> 16 : pair & 0xffff;
+            }
+        };
         #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
             const int k = key + 2 * t, col = n * 8 + g;

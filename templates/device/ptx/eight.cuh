@@ -46,6 +46,13 @@ __device__ __forceinline__ uint32 subtract_fp16_pairs(uint32 a, uint32 b) {
     return difference;
 }
 
+// Differences of pairs of bf16, from sm_90 on.
+__device__ __forceinline__ uint32 subtract_bf16_pairs(uint32 a, uint32 b) {
+    uint32 difference = 0;
+    if constexpr (kArch >= 90) asm("sub.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+    return difference;
+}
+
 // Two fp32 numbers as a pair of fp16, rounded to nearest even.
 __device__ __forceinline__ uint32 floats_to_fp16_pair(float low, float high) {
     uint32 pair;

@@ -14,12 +14,23 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
-// Keys in pages (load_pages.cuh): whether TMA or threads copy them, the producer's warps that load,
-// and the arrivals that fill a slot of K or V. One thread starts a box in 200 cycles, whatever its
-// size, so four warps share the boxes of a block (docs/tuning/pages.md).
-constexpr bool kPagesByTma = kPageSize > 0 && kKeyBoxRows % 8 == 0, kPagesByThreads = kPageSize > 0 && !kPagesByTma;
-constexpr int kLoaderWarps = kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
-constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma ? kLoaderWarps : 1;
+// Keys of 8 bits (load_eight.cuh): four warps convert them. Keys in pages (load_pages.cuh): whether
+// TMA or threads copy them, the producer's warps that load, and the arrivals that fill a slot of K
+// or V. One thread starts a box in 200 cycles, whatever its size, so four warps share the boxes of
+// a block (docs/tuning/pages.md).
+constexpr bool kConverts = kKeyFormat != 0;
+constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
+constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
+constexpr int kLoaderWarps = kConverts ? 4 : kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
+constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
+
+// The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and
+// others beside the slot of K: of all of the block's keys, or of the block.
+constexpr bool kHasTileScales = kConverts && kKeysPerScale == 0, kHasSlotScales = kConverts && kKeysPerScale != 0;
+constexpr int kScalesOfSlot = kHasSlotScales ? (kKeysPerScale == 1 ? kBlockN : 1) : 0;  // of K, and as many of V
+constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages * kScalesOfSlot * 8;
+// Each warp of a consumer reads what lies beside the slot of K, and releases the slot itself.
+constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;
 
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
@@ -28,7 +39,7 @@ constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
 // no registers for it beside the segment's O of more than 64 columns.
 constexpr bool kMergesInShared = kIsBatchInvariant && kConsumers == 3 && kHeadDimV > 64;
 constexpr int kBytesMerged = kMergesInShared ? 64 * ((kHeadDimV + 7) / 8) * 8 * 4 : 0;  // of one warpgroup
-constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged;
+constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged + kBytesScales;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kBarrierBytes = 1024;
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
@@ -41,6 +52,7 @@ struct Shared {
     uint32 k;         // [kKStages][box][kBlockN keys]: one K block, read by all consumers
     uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
     uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInShared
+    uint32 scales;    // [nth tile or slot of K][K, V]: the scales of 8-bit keys
     uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
@@ -52,13 +64,17 @@ struct Shared {
         k = q + kQStages * kConsumers * kBytesQ;
         v = k + kKStages * kBytesK;
         merged = v + kVStages * kBytesV;
-        barriers = merged + kConsumers * kBytesMerged;
+        scales = merged + kConsumers * kBytesMerged;
+        barriers = scales + kBytesScales;
         tiles = {(barriers + (kBarriersKV + kBarriersQ) * 8 + 15) & ~15u};
         listed_slots = {tiles.base + TileSlots::kBytes};
     }
     __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
     __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
+
+    __device__ __forceinline__ uint32 tile_scales(uint32 nth) const { return scales + nth % TileSlots::kSlots * 8; }
+    __device__ __forceinline__ uint32 slot_scales(int slot) const { return scales + slot * kScalesOfSlot * 8; }
 
     // full: the copy into the slot has arrived (kKeyArrivals and their bytes). empty: every
     // consumer has read the slot.
@@ -75,9 +91,7 @@ struct Shared {
 
     // By one thread, before any other thread uses a barrier.
     __device__ __forceinline__ void init_barriers() const {
-        // Under a block mask each warp of a consumer reads the listed slot and releases K's slot
-        // itself.
-        const int releases_k = kHasBlockMask ? kConsumers * 4 : kConsumers;
+        const int releases_k = kWarpsReleaseK ? kConsumers * 4 : kConsumers;
         for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), kKeyArrivals), barrier_init(empty_k(slot), releases_k);
         for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), kKeyArrivals), barrier_init(empty_v(slot), kConsumers);
         for (int slot = 0; slot < kQStages; ++slot) {

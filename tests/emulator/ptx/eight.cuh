@@ -61,6 +61,13 @@ __device__ __forceinline__ uint32 subtract_fp16_pairs(uint32 a, uint32 b) {
     return fp16_bits(x[0] - y[0]) | fp16_bits(x[1] - y[1]) << 16;
 }
 
+// bf16 is the upper half of fp32; differences that bf16 does not hold are cut.
+__device__ __forceinline__ uint32 subtract_bf16_pairs(uint32 a, uint32 b) {
+    const float low = __uint_as_float(a << 16) - __uint_as_float(b << 16);
+    const float high = __uint_as_float(a & 0xffff0000) - __uint_as_float(b & 0xffff0000);
+    return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000);
+}
+
 __device__ __forceinline__ uint32 largest_of_warp(uint32 value) {
     for (int step = 16; step > 0; step /= 2) {
         const uint32 other = __shfl_xor_sync(0xffffffff, value, step);

@@ -15,5 +15,11 @@ __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], 
     for (int i = 0; is_stored && i < 4; ++i) to[i] = x[i];
 }
 
+__device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loaded) {
+    if (!is_loaded) return {0, 0, 0, 0};
+    if (uint64(from) % 16 != 0) emulator::fail("load_read_only_if at %p, which is not aligned to 16 bytes", from);
+    return *static_cast<const uint4*>(from);
+}
+
 __device__ __forceinline__ uint32 load_acquire(const uint32* from) { return emulator::load_acquire(from); }
 __device__ __forceinline__ void count_up_release(uint32* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_SEQ_CST); }

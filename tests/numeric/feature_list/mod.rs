@@ -111,7 +111,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 16] = [
+pub const LACKS: [Lack; 15] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
     lack(&[Family::Sm90Fp8], "dropout", "no kernel has dropout for 8-bit tensors"),
@@ -145,11 +145,6 @@ pub const LACKS: [Lack; 16] = [
     ),
     lack(&[Family::Decode], "fp32", "its products take 16-bit elements"),
     lack(&[Family::Sm90Fp8], "fp32", "O is written in 16 bits"),
-    lack(
-        &[Family::Sm90],
-        "8-bit k and v (e4m3, e5m2, int8), with scales",
-        "wgmma reads keys from shared memory, where no kernel converts them; sm80 and decode convert in registers",
-    ),
     lack(
         &[Family::Sm90Fp8],
         "8-bit k and v (e4m3, e5m2, int8), with scales",

@@ -142,6 +142,47 @@ pub fn tiny_eight_bits_prefill() -> Vec<Case> {
     ])
 }
 
+/// Tiles of queries for kernels that convert keys on their way to shared memory: each format with
+/// each kind of scales, each width of a row, over rows and over pages that hold blocks, parts of
+/// blocks and no whole eights of keys.
+pub fn tiny_converted_keys() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full, TopLeft};
+    use Dtype::{Bf16, Fp16};
+    let keys = Sides { q: false, k: true };
+    let queries = Sides { q: true, k: false };
+    let window = Window { left: Some(90), ..Window::default() };
+    let of = |dtype, format, keys_per_scale, head_dim, causal, extras| Case {
+        batch_size: 2,
+        num_heads_q: 2,
+        num_heads_kv: 1,
+        seqlen_k: 230,
+        causal,
+        seed: 13,
+        extras: Extras { eight: eight(format, keys_per_scale), ..extras },
+        ..Case::plain(dtype, 130, head_dim)
+    };
+    let none = Extras::default();
+    let paged = |page_size, extras| Extras { page_size: Some(page_size), seqused: keys, ..extras };
+    unless_one_is_given(vec![
+        of(Bf16, Eight::E5m2, 0, 256, Full, none),
+        Case { head_dim_v: 128, ..of(Fp16, Eight::E4m3, 128, 192, BottomRight, paged(64, none)) },
+        of(Bf16, Eight::Int8, 0, 128, BottomRight, paged(3, Extras { window, sinks: true, ..none })),
+        of(Fp16, Eight::E4m3, 1, 128, TopLeft, paged(16, Extras { softcap: 9.0, ..none })),
+        of(Bf16, Eight::E4m3, 1, 64, BottomRight, Extras { cu_seqlens: Sides::BOTH, window, ..none }),
+        // Single tokens go to a decode kernel.
+        Case {
+            batch_size: 6,
+            num_heads_q: 4,
+            num_heads_kv: 2,
+            ..of(Bf16, Eight::E4m3, 0, 128, BottomRight, paged(16, Extras { cu_seqlens: queries, ..none }))
+        },
+        of(Fp16, Eight::E5m2, 0, 80, BottomRight, paged(256, Extras { softcap: 9.0, ..none })),
+        Case { head_dim_v: 32, ..of(Bf16, Eight::Int8, 1, 160, Full, paged(12, none)) },
+        Case { softmax_scale: -0.1, strides: Strides::Gaps, ..of(Fp16, Eight::Int8, 0, 64, Full, none) },
+        of(Bf16, Eight::E5m2, 128, 64, Full, Extras { key_starts: true, seqused: keys, ..none }),
+    ])
+}
+
 /// Queries, keys and values in e4m3 for the emulator: both kinds of scales, rows and pages, tiles
 /// without keys, more keys than two sums of products take, and head dims with half a k-step.
 pub fn tiny_e4m3() -> Vec<Case> {

@@ -10,7 +10,9 @@ mod tiny;
 use super::blocks::Blocks;
 use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
-pub use eight::{eight_bits, random_eight_bits, tiny_e4m3, tiny_eight_bits, tiny_eight_bits_prefill};
+pub use eight::{
+    eight_bits, random_eight_bits, tiny_converted_keys, tiny_e4m3, tiny_eight_bits, tiny_eight_bits_prefill,
+};
 use flashtune::problem::{Causal, Dtype, Window};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
 pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_pages, tiny_short, tiny_splits};

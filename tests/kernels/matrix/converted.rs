@@ -1,0 +1,70 @@
+//! sm90's forward kernels of keys of 8 bits, which the producer converts: each format with each
+//! kind of scales, at each width of a head, over rows and pages, with few features and with many.
+
+use super::*;
+use flashtune::problem::{Eight, EightBits};
+
+/// Consumers beside a producer that takes more registers than one that copies. They keep numbers on
+/// the stack that a tile's ends and rows of a stale maximum read. Between two blocks without a mask
+/// they read at most two numbers, at head dim 256.
+const CONVERTED: &MaySpill = &[
+    (Arch::Sm(9, 0), Pass::Forward, (80, 80), 8),
+    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 136),
+    (Arch::Sm(9, 0), Pass::Forward, (256, 256), 320),
+];
+
+fn converted(index: usize, dims: (i64, i64)) -> Problem {
+    let keys_per_scale = [0, 1, 128][index % 3];
+    let eight_bits = Some(EightBits { keys: Eight::ALL[index / 2 % 3], queries: false, keys_per_scale });
+    let window = Window { left: Some(100), ..Window::default() };
+    let varlen = Some(Varlen::default());
+    let none = Features { eight_bits, ..Features::NONE };
+    let features = match index % 5 {
+        0 => none,
+        1 => Features { varlen, paged: Some(16), ..none },
+        2 => Features { softcap: true, sinks: true, ..none },
+        3 => Features { varlen, window, alibi: true, ..none },
+        _ => Features { paged: Some(12), ..none },
+    };
+    let causal = if index.is_multiple_of(2) { Causal::BottomRight } else { Causal::None };
+    let seqlen_q = if index % 7 == 6 { FEW } else { MANY };
+    Problem { causal, features, seqlen_q, ..problem(Pass::Forward, DTYPES[index / 3 % 2], dims, Layout::Vec8) }
+}
+
+/// Caches in e4m3 with scales of the tensor or of heads, as serving engines have them.
+fn commonest() -> impl Iterator<Item = Problem> {
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 });
+    let none = Features { eight_bits, ..Features::NONE };
+    let pages = Features { varlen: Some(Varlen::default()), paged: Some(16), ..none };
+    let forms = [(Causal::None, none), (Causal::BottomRight, none), (Causal::BottomRight, pages)];
+    [64, 128, 256].into_iter().flat_map(move |dim| {
+        forms.map(|(causal, features)| Problem {
+            causal,
+            features,
+            ..problem(Pass::Forward, Dtype::Bf16, (dim, dim), Layout::Vec8)
+        })
+    })
+}
+
+#[test]
+fn kernels_that_convert_keys_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = Arch::Sm(9, 0);
+    let device = typical(arch);
+    let dims = [(64, 64), (128, 128), (256, 256), (80, 80), (192, 128), (16, 160)];
+    let of = |(index, dims): (usize, (i64, i64))| {
+        let problem = converted(index, dims);
+        let config = heuristic(&problem, &device);
+        assert_eq!(config.family, Family::Sm90, "{problem:?}");
+        let kernels = Kernel::of(&problem, &config, &device, may_spill(CONVERTED, arch, &problem));
+        kernels.into_iter().filter(|(_, kernel)| kernel.spec.is_main)
+    };
+    let of_common = dims[..2].iter().flat_map(|dims| [*dims; 8]);
+    let all = of_common.chain(dims[2..].iter().flat_map(|dims| [*dims; 3]));
+    let mut kernels: BTreeMap<String, Kernel> = all.enumerate().flat_map(of).collect();
+    kernels.extend(commonest().flat_map(|problem| {
+        let config = heuristic(&problem, &device);
+        Kernel::of(&problem, &config, &device, may_spill(CONVERTED, arch, &problem))
+    }));
+    all_compile(&kernels, nvrtc, arch);
+}
