@@ -83,6 +83,11 @@ fn sm_90_kernels_that_convert_keys_are_right() {
 }
 
 #[test]
+fn rows_of_a_stale_maximum_over_8_bits_are_right() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_survives_adversarial_scores_over_eight_bits");
+}
+
+#[test]
 fn scales_of_v_may_be_tiny_or_0() {
     is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_tiny_scales_of_v_and_with_0");
 }

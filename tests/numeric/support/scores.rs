@@ -5,7 +5,7 @@
 use super::case::{Case, Data, round_to};
 use flashtune::problem::{Causal, Dtype};
 
-const SEQLEN_K: i64 = 700;
+pub const SEQLEN_K: i64 = 700;
 
 /// The score of a key in powers of two.
 type Profile = fn(i64) -> f32;
