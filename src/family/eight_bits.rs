@@ -6,17 +6,15 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Layout, Problem};
 
-/// The families that do a problem with 8 bits, the preferred one first. None has scales in the walk
-/// of `batch_invariant`.
-pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
+/// The families that do a problem with 8 bits, where these are others than with 16 bits: q of 8 bits
+/// has a family of its own, and no family has scales in the walk of `batch_invariant`.
+pub fn families(problem: &Problem, device: &Device) -> Option<&'static [Family]> {
+    problem.features.eight_bits?;
     if problem.batch_invariant {
-        return &[];
+        return Some(&[]);
     }
-    if problem.features.has_fp8_queries() {
-        let is_done = device.arch == Arch::Sm(9, 0) && sm90::fp8_refusal(problem).is_none();
-        return if is_done { &[Family::Sm90Fp8] } else { &[] };
-    }
-    super::families_of_16_bit_queries(problem, device)
+    let is_done = device.arch == Arch::Sm(9, 0) && sm90::fp8_refusal(problem).is_none();
+    problem.features.has_fp8_queries().then_some(if is_done { &[Family::Sm90Fp8] } else { &[] })
 }
 
 /// Refuses 8-bit problems that no family does on this GPU.
@@ -29,7 +27,7 @@ pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
             "k and v have 8 bits; on a GPU their addresses, strides and head dims must be multiples of 4 bytes, and those of q and out of 2 elements",
         ));
     }
-    if families(problem, device).is_empty() {
+    if families(problem, device).is_some_and(<[Family]>::is_empty) {
         let arch = device.arch;
         let refusal = sm90::fp8_refusal(problem).filter(|_| arch == Arch::Sm(9, 0));
         return Err(Error::unsupported(match refusal {

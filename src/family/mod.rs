@@ -60,14 +60,9 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     if device.arch == Arch::Cpu {
         return &[Family::Cpu];
     }
-    if problem.features.eight_bits.is_some() {
-        return eight_bits::families(problem, device);
+    if let Some(families) = eight_bits::families(problem, device) {
+        return families;
     }
-    families_of_16_bit_queries(problem, device)
-}
-
-/// The same for a GPU and queries of 16 or 32 bits, with the decode family where queries are few.
-fn families_of_16_bit_queries(problem: &Problem, device: &Device) -> &'static [Family] {
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
     match (decode::rank(problem), is_sm90) {
         (Rank::Preferred, true) => &[Family::Decode, Family::Sm90, Family::Sm80],

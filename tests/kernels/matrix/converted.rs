@@ -64,7 +64,13 @@ fn kernels_that_convert_keys_compile() {
     let mut kernels: BTreeMap<String, Kernel> = all.enumerate().flat_map(of).collect();
     kernels.extend(commonest().flat_map(|problem| {
         let config = heuristic(&problem, &device);
-        Kernel::of(&problem, &config, &device, may_spill(CONVERTED, arch, &problem))
+        let few = Problem { batch_size: 1, num_heads_q: 2, num_heads_kv: 2, ..problem };
+        let split = heuristic(&few, &device).with("num_splits", 3).with("tma_store", 0);
+        let may_spill = may_spill(CONVERTED, arch, &problem);
+        [(problem, config), (few, split)].into_iter().flat_map(move |(problem, config)| {
+            check(&problem, &config, &typical(arch)).unwrap();
+            Kernel::of(&problem, &config, &typical(arch), may_spill)
+        })
     }));
     all_compile(&kernels, nvrtc, arch);
 }
