@@ -6,8 +6,8 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Layout, Problem};
 
-/// The families that do a problem with 8 bits, where these are others than with 16 bits: q of 8 bits
-/// has a family of its own, and no family has scales in the walk of `batch_invariant`.
+/// The families that do a problem with 8 bits, where these are others than with 16 bits: q of 8
+/// bits has a family of its own, and no family has scales in the walk of `batch_invariant`.
 pub fn families(problem: &Problem, device: &Device) -> Option<&'static [Family]> {
     problem.features.eight_bits?;
     if problem.batch_invariant {

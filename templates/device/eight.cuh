@@ -51,7 +51,11 @@ __device__ __forceinline__ void eight_to_elements(uint32 four, uint32& first, ui
         second = subtract_bf16_pairs(second & kLowBits, second & kSign);
         return;
     }
-    eight_to_fp16<false>(four, first, second);
+    if constexpr (kKeyFormat == kE4m3 && kConvertsFp8) {
+        e4m3_to_fp16_pairs(four, first, second);
+    } else {
+        eight_to_fp16<false>(four, first, second);
+    }
     if constexpr (kIsBf16) {
         first = pack2(fp16_to_float(uint16(first)), fp16_to_float(uint16(first >> 16)));
         second = pack2(fp16_to_float(uint16(second)), fp16_to_float(uint16(second >> 16)));

@@ -43,7 +43,7 @@ pub fn registers_of_eight_bits(consumers: u32) -> WarpgroupRegisters {
         ..=1 => (104, 240),
         2 => (88, 208),
         3 => (80, 144),
-        _ => (96, 96),
+        _ => (64, 104),
     };
     WarpgroupRegisters::alike(producer, consumer)
 }

@@ -21,6 +21,14 @@ __device__ __forceinline__ uint32 e4m3_to_fp16(uint16 pair) {
     return wide;
 }
 
+// Four e4m3 numbers as two pairs of fp16, without a shift of the upper half.
+__device__ __forceinline__ void e4m3_to_fp16_pairs(uint32 four, uint32& first, uint32& second) {
+    if constexpr (kConvertsFp8) {
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+            : "=r"(first), "=r"(second) : "r"(four));
+    }
+}
+
 // Two fp32 numbers as e4m3 or e5m2, rounded to nearest even and clamped to the largest; `low` goes
 // to the low byte. NaN stays NaN.
 __device__ __forceinline__ uint16 fp32_to_e4m3(float low, float high) {

@@ -84,8 +84,8 @@ struct EightKeys {
         return load_read_only_if(from + box * (kBoxCols / 2), is_there);
     }
 
-    // The scales that the thread puts beside a slot. Of the four lanes of a row, the first has
-    // those of K and the second those of V; without scales of keys, of the first row.
+    // The scales that the thread puts beside a slot. The first of a row's four lanes has those of K
+    // and the second those of V. Without scales of keys, lanes 0 and 1 of the first warp have them.
     __device__ __forceinline__ void fetch_scales(Scales& scales, const Pages& pages, int key, bool exists, int lane) const {
         const bool is_k = lane % 4 == 0;
         #pragma unroll

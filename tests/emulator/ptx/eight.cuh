@@ -22,6 +22,10 @@ __device__ __forceinline__ uint32 e4m3_to_fp16(uint16 pair) {
     return wide(pair & 0xff) | wide(pair >> 8) << 16;
 }
 
+__device__ __forceinline__ void e4m3_to_fp16_pairs(uint32 four, uint32& first, uint32& second) {
+    first = e4m3_to_fp16(uint16(four)), second = e4m3_to_fp16(uint16(four >> 16));
+}
+
 // Rounds by fp32's own rounding: a sum with a large number loses the bits that the format lacks.
 __device__ __forceinline__ uint32 narrow_float(float x, int mantissa, int bias, float largest) {
     const uint32 sign = __float_as_uint(x) >> 24 & 0x80;
