@@ -97,6 +97,15 @@ def matrix():
         for head_dim, arch in (("64", "sm_80"), ("96", "sm_90"), ("128", "sm_86"), ("256", "sm_80"), ("512", "sm_89")):
             add(arch, pass_, ["--head-dim", head_dim, "--dtype", "fp32", "--causal"], heads)
         add("sm_90", pass_, ["--head-dim", "64", "--dtype", "fp32", "--dropout", "--softcap", "--bias", "--varlen"], heads)
+    for kv_dtype, head_dim, words in (
+        ("e4m3", "64", ["--causal"]),
+        ("e4m3", "128", ["--varlen", "--page-size", "16"]),
+        ("e5m2", "256", ["--keys-per-scale", "128"]),
+        ("int8", "128", ["--keys-per-scale", "1", "--dtype", "fp16"]),
+        ("e4m3", "128", ["--keys-per-scale", "1", "--family", "sm80"]),
+        ("e4m3", "128", ["--fp8-q", "--causal"]),
+    ):
+        add("sm_90", "forward", ["--head-dim", head_dim, "--kv-dtype", kv_dtype], heads, words)
     features = {"forward": BOTH_PASSES, "backward": BOTH_PASSES + BACKWARD_ONLY}
     targets = {
         "forward": [("sm_90", "128"), ("sm_90", "256"), ("sm_80", "64")],
