@@ -64,6 +64,7 @@ def forward_configs(case):
                     block_m=block_m, block_n=block_n, k_stages=k_stages, v_stages=v_stages, q_stages=q_stages,
                     ctas_per_sm=ctas, stale_max=1,
                     group_mb=group if case["causal"] else 1, tma_store=int(splits == 1 and q_stages == 2), num_splits=splits, decode_rows=0,
+                    decode_splits=0,
                 )  # fmt: skip
 
 

@@ -1986,6 +1986,10 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  *   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
  * - Few query tiles: batch_size * num_heads_q * ceil(seqlen_q / 64) is at most 320, and seqlen_k
  *   is at least 512. The size is then at most 163840 * (head_dim_v + 5) bytes.
+ * - Short sequences over pages, with cu_seqlens_q or seqused_q: batch_size * num_heads_kv is at
+ *   most 132, num_heads_q / num_heads_kv at most 64, and seqlen_k at least 512. With up to 16
+ *   query heads for each K/V head, the size is then at most 16896 * (head_dim_v + 5) bytes. With
+ *   up to 32 it is at most twice as much, and with up to 64 four times.
  *
  * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *

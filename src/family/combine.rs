@@ -1,8 +1,8 @@
 //! The kernels that combine the partial states of splits, which two families share: one for few
 //! query rows and one for many.
 
-use super::spec::KernelSpec;
-use crate::problem::{MAX_SEGMENTS, Problem};
+use super::spec::{Axis, KernelSpec};
+use crate::problem::{MAX_SEGMENTS, MAX_SPLITS, Problem};
 
 /// A row with each CTA, whose warps share the splits.
 pub const COMBINE: &str = "combine";
@@ -24,6 +24,11 @@ pub fn few_rows(most_splits: u32) -> KernelSpec {
         most_splits,
         ..KernelSpec::MAIN
     }
+}
+
+/// For the short sequences of a mixed batch: those of at most `most_rows` packed rows.
+pub fn short_rows(most_rows: u32) -> KernelSpec {
+    KernelSpec { axis: Axis::ShortRows, most_rows, ..few_rows(MAX_SPLITS as u32) }
 }
 
 /// For the segments of a batch-invariant problem.

@@ -45,8 +45,9 @@ pub struct KernelSpec {
     pub registers: Option<WarpgroupRegisters>,
     /// The kernel takes the sequences with at most this many packed query rows; 0: all.
     pub most_rows: u32,
-    /// Set if the kernel belongs to another family than the config. It comes last, and reads
-    /// nothing that the other kernels write. Combining splits may write its rows before it does.
+    /// Set if the kernel belongs to another family than the config. It comes after the config's
+    /// own kernels and reads nothing that they write. Combining their splits may write its rows
+    /// before it does. Only what combines its own splits comes after it.
     pub lent: Option<Lent>,
 }
 
@@ -100,6 +101,8 @@ pub enum Axis {
     /// Tiles of packed query rows x batch x key-value heads; the second dimension counts splits of
     /// the keys.
     PackedRows,
+    /// Packed rows of short sequences (`most_rows`) x batch x key-value heads.
+    ShortRows,
 }
 
 /// The SMs that deterministic splits are made for: those of an H100 or H200 SXM, since only the
@@ -189,7 +192,9 @@ impl KernelSpec {
         };
         let second = match self.axis {
             Axis::PackedRows => num_splits,
-            Axis::Queries | Axis::Keys | Axis::Heads | Axis::KeySlices | Axis::QueriesAndKeys => self.slices,
+            Axis::Queries | Axis::Keys | Axis::Heads | Axis::KeySlices | Axis::QueriesAndKeys | Axis::ShortRows => {
+                self.slices
+            }
         };
         // A grid holds 2^31 - 1 CTAs in x; a launch refuses more, so this does not truncate.
         [ctas.min(i32::MAX as u64) as u32, second, 1]
@@ -213,7 +218,19 @@ impl KernelSpec {
                 u64::from(waves * self.places(sm_count)) / self.tiles(problem).max(1)
             }
         };
-        wanted.clamp(1, problem.max_splits() as u64) as u32
+        let most = match self.most_rows {
+            0 => problem.max_splits(),
+            rows => problem.max_short_splits(rows.into()),
+        };
+        wanted.clamp(1, most as u64) as u32
+    }
+
+    /// Rows of the partial states of a split of the keys (device/attention/partials.cuh).
+    pub fn partial_rows(&self, problem: &Problem) -> i64 {
+        match self.most_rows {
+            0 => problem.query_rows(),
+            rows => problem.rows_of_short(rows.into()),
+        }
     }
 
     /// Tiles that run at a time under a persistent schedule.
@@ -242,6 +259,7 @@ impl KernelSpec {
                 let rows = if self.most_rows > 0 { i64::from(self.most_rows) } else { problem.packed_rows() };
                 (rows, problem.batch_size * problem.num_heads_kv)
             }
+            Axis::ShortRows => (self.most_rows.into(), problem.batch_size * problem.num_heads_kv),
         };
         (length as u64).div_ceil(u64::from(self.rows)) * heads as u64
     }

@@ -84,10 +84,13 @@ impl Executable {
     /// Enqueues the pass on `stream`. The call's pointers and the stream are as `capi` has checked
     /// and documented.
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
-        let splits =
-            self.kernels.iter().map(|kernel| limited(&kernel.spec, call).num_splits(&call.problem, self.sm_count));
-        let num_splits = splits.max().unwrap_or(1);
-        let params = KernelParams::new(call).with_splits(call, num_splits);
+        let splits = self.kernels.iter().map(|kernel| {
+            let spec = limited(&kernel.spec, call);
+            (spec.num_splits(&call.problem, self.sm_count), spec.partial_rows(&call.problem))
+        });
+        // Kernels that split keys and those that combine them agree in both. Others do not split.
+        let (num_splits, rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
+        let params = KernelParams::new(call).with_splits(call, num_splits, rows);
         let current = self.context.enter()?;
         let mut overlaps = false;
         for kernel in &self.kernels {
@@ -97,13 +100,11 @@ impl Executable {
                 SINKS => !call.features.dsinks.is_null(),
                 // One split leaves no partial states.
                 COMBINE | COMBINE_ROWS | COMBINE_SEGMENTS => num_splits > 1,
-                // The sequences are not known to have more rows.
-                _ if spec.most_rows > 0 => {
-                    call.problem.has_varlen_queries() || call.problem.packed_rows() <= i64::from(spec.most_rows)
-                }
                 _ => true,
             };
-            if grid.contains(&0) || !is_wanted {
+            // The sequences are not known to have more rows.
+            let has_rows = spec.most_rows == 0 || call.problem.may_be_short(spec.most_rows.into());
+            if grid.contains(&0) || !is_wanted || !has_rows {
                 continue;
             }
             // The config was checked against a problem that stands for this one in the records, and

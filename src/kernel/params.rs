@@ -205,15 +205,15 @@ impl KernelParams {
         }
     }
 
-    /// With this many splits, at most the problem's `max_splits`. Their partial results lie in the
-    /// call's workspace.
-    pub fn with_splits(self, call: &Call, num_splits: u32) -> Self {
+    /// With this many splits, at most as many as the workspace has room for (`KernelSpec`). Their
+    /// partial results lie in the call's workspace: forward, states of so many rows each.
+    pub fn with_splits(self, call: &Call, num_splits: u32, rows: i64) -> Self {
         let p = &call.problem;
         let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
         if p.pass == Pass::Backward && num_splits > 1 {
             return KernelParams { partial_o, num_splits: num_splits as i32, ..self };
         }
-        let partial_lse = partial_o.wrapping_add(num_splits as usize * (p.query_rows() * p.partial_cols()) as usize);
+        let partial_lse = partial_o.wrapping_add(num_splits as usize * (rows * p.partial_cols()) as usize);
         match num_splits {
             ..=1 => self,
             _ => KernelParams { partial_o, partial_lse, num_splits: num_splits as i32, ..self },

@@ -68,9 +68,11 @@ pub fn covering(
     let mut texts = Texts::default();
     let mut covering = Covering::default();
     for shapes in classes.into_values() {
+        let are_few = shapes.all.iter().any(|problem| problem.short_splits() > 1);
         let choose = |problem: &Canonical| {
             let is_wanted = |choice: &Choice| !splits_tiles_over_pages(problem, &choice.config);
-            choices(problem).into_iter().find(is_wanted).map(|choice| choice.config)
+            let config = choices(problem).into_iter().find(is_wanted).map(|choice| choice.config)?;
+            Some(if are_few { with_splits_of_short_sequences(config) } else { config })
         };
         let configs = match shapes.samples.first().and_then(|problem| problem.follows_no_record()) {
             Some(_) => own_configs(&shapes.samples, choose, &mut texts, device)?,
@@ -87,6 +89,15 @@ pub fn covering(
 fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
     let splits = config.get("num_splits").is_some_and(|splits| splits > 1);
     problem.features.paged.is_some() && config.family != Family::Decode && splits
+}
+
+/// The config with the decode kernel that may split the keys of short sequences, if it has any.
+/// Batches of many sequences launch that kernel unsplit, so that a range has one for all batches.
+fn with_splits_of_short_sequences(config: Config) -> Config {
+    match config.get("decode_rows") {
+        Some(1..) => config.with("decode_splits", 1),
+        _ => config,
+    }
 }
 
 /// The problems of a class.

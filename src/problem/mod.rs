@@ -230,6 +230,12 @@ impl Problem {
         self.features.varlen.is_some_and(|varlen| varlen.total_q.is_some() || varlen.padded_q)
     }
 
+    /// Whether a decode kernel may take the short sequences of a batch over pages.
+    pub fn mixes_lengths(&self) -> bool {
+        let Features { varlen, paged, block_mask, .. } = self.features;
+        varlen.is_some() && paged.is_some() && block_mask.is_none() && !self.batch_invariant
+    }
+
     /// The same problem without a causal mask that hides nothing: one query for each sequence,
     /// aligned to the last key. Records of decoding then serve callers that set causal and callers
     /// that do not. A batch-invariant problem keeps the mask, as it would beside longer sequences.

@@ -10,8 +10,9 @@ impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
     /// the fp32 dQ accumulator with `workspace_rows` rows, if deterministic the turn counters, and
     /// the partial dK and dV of at most `max_splits` splits. The forward pass keeps the partial
-    /// states of at most `max_splits` splits. The size depends on the problem alone, so callers may
-    /// compute it once and keep it.
+    /// states of at most `max_splits` splits, or of at most `max_short_splits` splits of the short
+    /// sequences of a mixed batch: no config splits both. The size depends on the problem alone, so
+    /// callers may compute it once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             _ if self.is_empty() => 0,
@@ -101,6 +102,49 @@ impl Problem {
         (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(SPLITS_OF_ALL_TILES / tiles).clamp(1, MAX_SPLITS_OF_TILE)
     }
 
+    /// The packed rows up to which a sequence of a mixed batch counts as short: those of one token,
+    /// and 16 at least, which a product has anyway. None where no tile of the decode family has so
+    /// many.
+    pub fn short_rows(&self) -> Option<i64> {
+        SHORT_ROWS.into_iter().find(|rows| *rows >= self.group_size())
+    }
+
+    /// Into how many splits the keys of a mixed batch's short sequences are best cut, as far as the
+    /// host knows: as many as give each SM of a GPU two CTAs, with `SPLIT_KEYS_OF_TILE` keys of the
+    /// longest sequence each. Batches of many sequences fill the SMs without splits.
+    pub fn short_splits(&self) -> i64 {
+        let is_served = self.may_decode() && self.head_dim.max(self.head_dim_v) <= 256;
+        let mixes = self.mixes_lengths() && self.features.eight_bits.is_none();
+        if !(is_served && mixes) || self.is_empty() || self.short_rows().is_none() {
+            return 1;
+        }
+        let of_heads = SPLITS_OF_ALL_SHORT / (self.batch_size * self.num_heads_kv);
+        (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(of_heads).clamp(1, MAX_SPLITS)
+    }
+
+    /// The most splits of short sequences, each of which has `rows` rows in the workspace: as many
+    /// as are best where `rows` are the problem's `short_rows`, and fewer where a config that was
+    /// chosen for a larger GQA group has more.
+    pub fn max_short_splits(&self, rows: i64) -> i64 {
+        match self.short_rows() {
+            Some(own) if self.may_be_short(own) => {
+                let best = self.short_splits();
+                (best * own / rows).clamp(1, best)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Whether some sequence may have at most so many packed rows.
+    pub fn may_be_short(&self, rows: i64) -> bool {
+        self.has_varlen_queries() || self.packed_rows() <= rows
+    }
+
+    /// Rows of the workspace in a split of short sequences: `rows` for each sequence and K/V head.
+    pub const fn rows_of_short(&self, rows: i64) -> i64 {
+        self.batch_size * self.num_heads_kv * rows
+    }
+
     /// Whether some kernel splits the keys of tiles of many queries: sm90's forward pass. It does
     /// not under a block mask, where a tile's keys are no range.
     fn may_split_tiles(&self) -> bool {
@@ -131,22 +175,31 @@ impl Problem {
     /// Bytes of the partial results of `max_splits` splits; 0 if there is only one. Forward, each
     /// query row of each split has an fp32 O, its columns rounded up to 4, and an LSE. With more
     /// than few queries they are the states of at most `SPLITS_OF_ALL_TILES` tiles of 64 rows,
-    /// whatever the lengths: 21 MB at head dim 128. Backward, each key of each split has an fp32 dK
-    /// and dV, with keys and columns rounded up to 16 (device/layout/partial_gradients.cuh).
+    /// whatever the lengths: 21 MB at head dim 128. Those of short sequences are at most
+    /// `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head dim 128 and groups of up to 16 heads.
+    /// Backward, each key of each split has an fp32 dK and dV, with keys and columns rounded up to
+    /// 16 (device/layout/partial_gradients.cuh).
     fn partial_bytes(&self) -> usize {
         match self.max_splits() {
-            1 => 0,
+            1 if self.pass == Pass::Backward => 0,
             splits if self.pass == Pass::Backward => {
                 let cols = [self.head_dim, self.head_dim_v].map(|dim| (dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS);
                 let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
                 (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
             }
             splits => {
-                // A segment keeps a reference and a sum in place of an LSE.
-                let statistics = if self.batch_invariant { 2 } else { 1 };
-                (splits * self.query_rows() * (self.partial_cols() + statistics)) as usize * 4
+                let short_rows = self.short_rows().unwrap_or(0);
+                let short = self.state_bytes(self.max_short_splits(short_rows), self.rows_of_short(short_rows));
+                self.state_bytes(splits, self.query_rows()).max(short)
             }
         }
+    }
+
+    /// Bytes of the partial states of so many rows in each split; 0 if there is only one.
+    fn state_bytes(&self, splits: i64, rows: i64) -> usize {
+        // A segment keeps a reference and a sum in place of an LSE.
+        let statistics = if self.batch_invariant { 2 } else { 1 };
+        if splits == 1 { 0 } else { (splits * rows * (self.partial_cols() + statistics)) as usize * 4 }
     }
 
     /// Query rows over the whole batch. Varlen counts every sequence as the longest.
@@ -198,8 +251,16 @@ const SPLITS_OF_ALL_TILES: i64 = 640;
 const SMALLEST_TILE: i64 = 64;
 /// The most splits of a tile of many queries.
 const MAX_SPLITS_OF_TILE: i64 = 32;
-/// The least number of keys of the longest sequence in a split of such a tile.
+/// The least number of keys of the longest sequence in a split of such a tile, and in one of short
+/// sequences.
 const SPLIT_KEYS_OF_TILE: i64 = 256;
+
+/// Rows of the tiles of the decode family, and so of short sequences.
+const SHORT_ROWS: [i64; 3] = [16, 32, 64];
+/// The limit of splits times batch times key-value heads where a decode kernel takes the short
+/// sequences of a mixed batch: two CTAs for each of an H200's SMs. Those of long sequences end at
+/// once.
+const SPLITS_OF_ALL_SHORT: i64 = 264;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
@@ -251,6 +312,43 @@ mod tests {
         assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 4]);
         let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few };
         assert_eq!(paged.workspace_bytes(), few.workspace_bytes());
+    }
+
+    #[test]
+    fn states_of_short_sequences_stay_within_their_bound() {
+        let varlen = Some(Varlen { total_q: Some(5000), ..Varlen::default() });
+        let features = Features { varlen, paged: Some(64), ..Features::NONE };
+        // Chunks of 2,048 leave the tiles of many queries no room for splits.
+        let mixed = |batch_size, num_heads_kv, group| Problem {
+            batch_size,
+            num_heads_q: num_heads_kv * group,
+            num_heads_kv,
+            features,
+            ..of_heads(1, 2048, 1 << 15)
+        };
+        for batch_size in 2..300 {
+            for (num_heads_kv, group, rows) in [(1, 1, 16), (2, 16, 16), (8, 4, 16), (8, 17, 32), (3, 64, 64)] {
+                let problem = mixed(batch_size, num_heads_kv, group);
+                let splits = problem.max_short_splits(rows);
+                assert_eq!((splits, problem.short_rows()), (problem.short_splits(), Some(rows)));
+                let states = splits * batch_size * num_heads_kv * rows;
+                assert!(splits == 1 || states <= SPLITS_OF_ALL_SHORT * rows, "{problem:?}");
+                let of_short = if splits == 1 { 0 } else { (states * 129 * 4) as usize };
+                let of_tiles = problem.state_bytes(problem.max_splits(), problem.query_rows());
+                assert_eq!(problem.workspace_bytes(), of_short.max(of_tiles));
+            }
+        }
+        assert_eq!([2, 8, 16, 17].map(|batch_size| mixed(batch_size, 8, 4).short_splits()), [16, 4, 2, 1]);
+        let few = mixed(8, 8, 4);
+        let others = [
+            Problem { seqlen_k: 511, ..few },
+            Problem { batch_invariant: true, ..few },
+            Problem { dtype: Dtype::Fp32, ..few },
+            Problem { num_heads_q: 8 * 65, ..few },
+            Problem { features: Features { paged: None, ..features }, ..few },
+        ];
+        assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 5]);
+        assert_eq!((few.max_short_splits(32), few.max_short_splits(64)), (2, 1), "rows of larger groups");
     }
 
     fn backward(batch_size: i64, heads: (i64, i64), seqlen: i64, head_dim: i64) -> Problem {

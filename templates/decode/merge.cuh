@@ -28,6 +28,15 @@ __device__ __forceinline__ void write_states(const MergeMemory& states, const Ou
     }
 }
 
+// The place of a row of the tile in the split's partial state.
+__device__ __forceinline__ int64 partial_row_of(const KernelParams& params, const Split& split, const QueryTile& tile, int row, const PackedRow& at) {
+    if constexpr (kMostRows > 0) {
+        return short_partial_row<kMostRows>(params, split.index, tile.batch, tile.head_kv, row);
+    } else {
+        return partial_row(params, split.index, tile.batch, at.head, at.position);
+    }
+}
+
 // Each row's reference, sum and LSE, by one thread. Replaces the teams' references by the factors
 // of their O, and the first team's sums by the rows' own.
 __device__ __forceinline__ void end_rows(const MergeMemory& states, const QueryTile& tile, const Split& split, const KernelParams& params, int thread) {
@@ -45,7 +54,7 @@ __device__ __forceinline__ void end_rows(const MergeMemory& states, const QueryT
             // The combine kernel adds the sink, once for all splits.
             factor = sum == 0.f ? 0.f : 1.f / sum;
             const float lse = sum == 0.f ? -infinity() : (reference + log2_approx(sum)) * kLn2;
-            if (exists) params.partial_lse[partial_row(params, split.index, tile.batch, at.head, at.position)] = lse;
+            if (exists) params.partial_lse[partial_row_of(params, split, tile, row, at)] = lse;
         } else {
             const RowEnd ended = end_row(sum, reference, at.head, params);
             factor = ended.factor;
@@ -81,7 +90,7 @@ __device__ __forceinline__ void store_partial(const MergeMemory& states, const Q
         float o[4];
         add_teams(o, states.o + row * kMergeStride + col, states.references + row);
         const PackedRow at(tile.row0 + row, tile.head_kv, params);
-        float* to = params.partial_o + partial_row(params, split.index, tile.batch, at.head, at.position) * kPartialCols + col;
+        float* to = params.partial_o + partial_row_of(params, split, tile, row, at) * kPartialCols + col;
         *reinterpret_cast<float4*>(to) = make_float4(o[0], o[1], o[2], o[3]);
     }
 }

@@ -19,7 +19,8 @@ const CAPTURING: usize = 0xca7;
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
     let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1), ("decode_rows", 0)];
-    Config::new(Family::Sm90, tile.into_iter().chain(others).chain([("ctas_per_sm", 1)]))
+    let more = [("decode_splits", 0), ("ctas_per_sm", 1)];
+    Config::new(Family::Sm90, tile.into_iter().chain(others).chain(more))
 }
 
 fn call() -> Call {
@@ -139,6 +140,58 @@ fn a_split_launch_has_a_tile_for_each_split_and_combines_many_rows_in_a_cta() {
         assert_eq!(launch(1100), (vec![[16, 1, 1], [150, 1, 1]], 4, end));
         assert_eq!(end + 4 * 600 * 4, 0xa00000 + long.workspace_bytes() as u64);
         assert_eq!(launch(500), (vec![[4, 1, 1]], 1, 0));
+    });
+}
+
+/// Short sequences of seven over pages: 16 packed rows for each of two K/V heads.
+#[test]
+fn the_decode_kernel_of_few_sequences_splits_keys_and_its_states_have_rows_of_its_own() {
+    let name = "the_decode_kernel_of_few_sequences_splits_keys_and_its_states_have_rows_of_its_own";
+    with_fake(name, |fake| {
+        let varlen = Some(Varlen { total_q: Some(2100), ..Varlen::default() });
+        let features = Features { varlen, paged: Some(80), ..Features::NONE };
+        let few = Problem { batch_size: 7, seqlen_q: 2048, seqlen_k: 4096, features, ..PROBLEM };
+        let splitting = config(256).with("decode_rows", 16).with("decode_splits", 1);
+        let (_gpu, executable) = build_from_cache(&few, &splitting);
+        let executable = executable.unwrap();
+        let launch = |executable: &Executable, problem: Problem, most_splits| {
+            let before = fake.state().launches as usize;
+            let of_pages = |address: usize| TensorRef::packed(address as *mut c_void, 80, 2, 128);
+            let (k, v, workspace) = (of_pages(0x20000), of_pages(0x30000), 0xa00000 as *mut c_void);
+            let mut call = Call { problem, k, v, workspace, most_splits, ..call() };
+            call.features.num_pages = 9;
+            executable.launch(&call, std::ptr::null_mut()).unwrap();
+            let state = fake.state();
+            let at = |launch: usize| state.launch[launch % state.launch.len()];
+            let launched: Vec<_> = (before..state.launches as usize).map(at).collect();
+            let word = |offset: usize| u64::from_le_bytes(launched[0].params[offset..offset + 8].try_into().unwrap());
+            let splits = word(offset_of!(KernelParams, num_splits)) as u32;
+            let lse = word(offset_of!(KernelParams, partial_lse));
+            let of_launch = |launch: &FakeLaunch| (launch.grid, launch.overlaps);
+            (launched.iter().map(of_launch).collect::<Vec<_>>(), splits, lse)
+        };
+        // 18 splits of 14 tiles are 252 CTAs; 16 give each 256 of the 4,096 keys. Only the kernel
+        // that combines may start before the one ahead of it ends.
+        let main = ([132, 1, 1], 0);
+        let lse = |splits: u64| 0xa00000 + splits * 14 * 16 * 128 * 4;
+        let split = |splits| vec![main, ([14, splits, 1], 0), ([14 * 16, 1, 1], 1)];
+        assert_eq!(launch(&executable, few, 0), (split(16), 16, lse(16)));
+        assert_eq!(lse(16) + 16 * 14 * 16 * 4, 0xa00000 + few.workspace_bytes() as u64);
+        assert_eq!(launch(&executable, few, 3), (split(3), 3, lse(3)));
+        let unsplit = (vec![main, ([14, 1, 1], 0)], 1, 0);
+        assert_eq!(launch(&executable, few, 1), unsplit);
+        assert_eq!(launch(&executable, Problem { seqlen_k: 500, ..few }, 0), unsplit, "too few keys");
+        let many = Problem { batch_size: 70, ..few };
+        assert_eq!(launch(&executable, many, 0).0, vec![main, ([140, 1, 1], 0)], "enough CTAs");
+        // No sequence is short, so no kernel has any to take.
+        let varlen = Some(Varlen::default());
+        let long = Problem { features: Features { varlen, ..features }, ..few };
+        assert_eq!((launch(&executable, long, 0).0, long.workspace_bytes()), (vec![main], 0));
+        // A config of a larger group has more rows, so that the workspace holds fewer splits.
+        let (_gpu, of_larger_group) = build_from_cache(&few, &splitting.clone().with("decode_rows", 64));
+        assert_eq!(launch(&of_larger_group.unwrap(), few, 0).1, 4);
+        let (_gpu, of_one_split) = build_from_cache(&few, &splitting.with("decode_splits", 0));
+        assert_eq!(launch(&of_one_split.unwrap(), few, 0), unsplit);
     });
 }
 

@@ -113,6 +113,14 @@ fn sm_90_kernels_that_split_keys_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "4"], "tiny::gpu_is_right_on_tiny_problems_with_split_keys");
 }
 
+/// Four SMs: the sm90 kernel's CTAs walk past short sequences between their tiles.
+#[test]
+fn sm_90_kernels_that_split_the_keys_of_short_sequences_are_right() {
+    const TEST: &str = "tiny::gpu_is_right_on_tiny_mixed_batches_with_split_keys";
+    is_right(&["--arch", "sm_90", "--sms", "4"], TEST);
+    is_right(&["--arch", "sm_90", "--seed", "6"], TEST);
+}
+
 /// With all SMs few tiles share their walk through the queries.
 #[test]
 fn sm_90_kernels_that_split_queries_are_right() {

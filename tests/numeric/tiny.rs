@@ -2,13 +2,17 @@
 //! them without a GPU (`emulated.rs`).
 
 use crate::gpu::run;
+use crate::support::buffer::Array;
 use crate::support::case::Case;
 use crate::support::check::Prepared;
+use crate::support::lengths::Side;
 use crate::support::shapes;
 use crate::support::subject::Subject;
+use flashtune::call::Call;
 use flashtune::device::Arch;
 use flashtune::family;
 use flashtune::problem::Pass;
+use std::collections::BTreeSet;
 
 #[test]
 fn gpu_is_right_on_tiny_problems() {
@@ -73,6 +77,49 @@ fn gpu_is_right_on_tiny_problems_of_e4m3() {
 fn gpu_is_right_on_tiny_problems_over_pages() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_pages(), &[2]);
+}
+
+/// One workspace serves all lengths, as in a graph whose lengths change: each run finds the states
+/// of the one before. Every number of splits is right, and the runs of one have the same bits.
+#[test]
+fn gpu_is_right_on_tiny_mixed_batches_with_split_keys() {
+    let Some(subject) = Subject::gpu() else { return };
+    for case in shapes::tiny_mixed() {
+        let problem = case.problem(Pass::Forward);
+        let config = subject.heuristic(&case, Pass::Forward);
+        if config.get("decode_splits").is_none() {
+            continue;
+        }
+        assert!(config.get("decode_splits") == Some(1) && problem.max_short_splits(16) > 2, "{case}: {config}");
+        let workspace = Array::output(&subject.backend, problem.workspace_bytes());
+        for (replayed, most_splits) in replays(&case).into_iter().zip([0, 0, 2, 1]) {
+            let prepared = Prepared::new(&replayed);
+            let replay = |call: &mut Call| (call.workspace, call.most_splits) = (workspace.address(), most_splits);
+            let got = subject.forward_runs(&prepared.case, &prepared.data, replay, &config, 2);
+            let judged = prepared.judge_forward(false, &got);
+            judged.unwrap_or_else(|reason| panic!("{reason}\n  {}\n  {config}", prepared.case));
+            workspace.check_guards(&subject.backend, "workspace");
+        }
+    }
+}
+
+/// The same call with other lengths, which the host does not see.
+fn replays(case: &Case) -> [Case; 4] {
+    [0, 1, 2, 3].map(|more| Case { seed: case.seed + more, ..case.clone() })
+}
+
+#[test]
+fn short_sequences_of_tiny_mixed_batches_have_no_key_fewer_than_splits_and_all() {
+    let keys_of_short = |case: Case| {
+        let (group, rows) = (case.num_heads_q / case.num_heads_kv, case.problem(Pass::Forward).short_rows().unwrap());
+        let lengths = case.rows(Side::Q).into_iter().zip(case.rows(Side::K));
+        let is_short = move |queries: usize| queries > 0 && queries as i64 * group <= rows;
+        lengths.filter(move |(q, _)| is_short(q.used)).map(|(_, k)| k.used)
+    };
+    let keys: BTreeSet<usize> = shapes::tiny_mixed().iter().flat_map(replays).flat_map(keys_of_short).collect();
+    for met in [0..1, 1..4, 100..600, 1100..1101] {
+        assert!(keys.range(met.clone()).next().is_some(), "{met:?}: {keys:?}");
+    }
 }
 
 #[test]

@@ -105,9 +105,9 @@ impl DecodeKnobs {
 }
 
 /// The kernel that takes the sequences of at most `most_rows` packed rows out of a varlen batch,
-/// whose other sequences another family takes. It splits no keys: such a batch has many sequences.
-/// Batch, heads and lengths do not choose the tile, so that a class has one such kernel. None if no
-/// tile has so many rows.
+/// whose other sequences another family takes. It splits no keys unless the caller raises
+/// `most_splits`. Batch, heads and lengths do not choose the tile, so that a class has one such
+/// kernel. None if no tile has so many rows.
 pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) -> Option<KernelSpec> {
     let typical = Problem {
         batch_size: TYPICAL_BATCH,

@@ -3,7 +3,7 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    decode_rows, fits_q_slot, heuristic, may_be_stale, may_split, mixes_lengths, short_sequences, stores_by_tma,
+    decode_rows, decode_splits, fits_q_slot, heuristic, may_be_stale, may_split, short_sequences, stores_by_tma,
     wants_groups,
 };
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
@@ -15,7 +15,7 @@ use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mas
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
 use crate::family::time::Work;
-use crate::problem::Problem;
+use crate::problem::{MAX_SPLITS, Problem};
 
 /// Keys of 8 bits that a producer's four warps convert at a time, eight each.
 const CONVERTED_ROWS: u32 = 32;
@@ -55,7 +55,12 @@ impl Space for ForwardKnobs {
         Constraint {
             name: "decode_rows",
             reason: "a decode kernel takes short sequences out of varlen batches over pages, up to the rows of its tile; it has no block mask, and sums in another order than batch_invariant asks",
-            holds: |p, k, _| k.decode_rows == 0 || mixes_lengths(p) && short_sequences(p, k.decode_rows).is_some(),
+            holds: |p, k, _| k.decode_rows == 0 || p.mixes_lengths() && short_sequences(p, k.decode_rows).is_some(),
+        },
+        Constraint {
+            name: "decode_splits",
+            reason: "only a decode kernel beside this family's splits the keys of short sequences",
+            holds: |_, k, _| k.decode_splits == 0 || k.decode_rows > 0,
         },
         Constraint {
             name: "ctas_per_sm",
@@ -89,20 +94,17 @@ impl Space for ForwardKnobs {
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "num_splits" => usable_splits(problem),
-            "decode_rows" => {
-                let rows = decode_rows(problem);
-                let at = knob.values.iter().position(|value| *value == rows).unwrap_or(0);
-                &knob.values[at..=at]
-            }
+            "decode_rows" => only(knob, decode_rows(problem)),
+            "decode_splits" => only(knob, decode_splits(problem)),
             _ => knob.values,
         }
     }
 
-    /// Splits are for the shape alone that they were measured on; `decode_rows` follows from the
-    /// problem.
+    /// Splits are for the shape alone that they were measured on; `decode_rows` and `decode_splits`
+    /// follow from the problem.
     fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
-        ForwardKnobs { decode_rows: decode_rows(to), ..unsplit }
+        ForwardKnobs { decode_rows: decode_rows(to), decode_splits: decode_splits(to), ..unsplit }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each
@@ -152,10 +154,7 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         };
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
-        let decode = (self.decode_rows > 0).then(|| short_sequences(problem, self.decode_rows));
-        // A config whose rows no such kernel has breaks a constraint.
-        let decode = decode.flatten();
-        [main].into_iter().chain(combine).chain(decode).collect()
+        [main].into_iter().chain(combine).chain(self.of_short_sequences(problem)).collect()
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
@@ -168,6 +167,22 @@ impl Space for ForwardKnobs {
 }
 
 impl ForwardKnobs {
+    /// The decode kernel of short sequences, and what combines its splits. Where this family's
+    /// kernel splits keys, that one does not: the workspace has room for the states of one of them.
+    fn of_short_sequences(&self, problem: &Problem) -> Vec<KernelSpec> {
+        if self.decode_rows == 0 {
+            return Vec::new();
+        }
+        // A config whose rows no such kernel has breaks a constraint.
+        let Some(decode) = short_sequences(problem, self.decode_rows) else { return Vec::new() };
+        match self.decode_splits == 1 && self.num_splits == 1 {
+            true => {
+                vec![KernelSpec { most_splits: MAX_SPLITS as u32, ..decode }, combine::short_rows(self.decode_rows)]
+            }
+            false => vec![decode],
+        }
+    }
+
     /// The config without splits. It stores O by TMA where it may, which a split does not.
     fn unsplit(self, problem: &Problem) -> Self {
         ForwardKnobs { tma_store: stores_by_tma(self.q_stages, problem), num_splits: 1, ..self }
@@ -177,6 +192,12 @@ impl ForwardKnobs {
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
         self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
     }
+}
+
+/// The one value of a knob that follows from the problem.
+fn only(knob: &Knob, value: u32) -> &'static [u32] {
+    let at = knob.values.iter().position(|listed| *listed == value).unwrap_or(0);
+    &knob.values[at..=at]
 }
 
 #[cfg(test)]
@@ -195,7 +216,7 @@ mod tests {
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0), ("ctas_per_sm", 1)];
         let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
-        let launch = [("num_splits", 1), ("decode_rows", 0)];
+        let launch = [("num_splits", 1), ("decode_rows", 0), ("decode_splits", 0)];
         Config::new(Family::Sm90, tile.into_iter().chain(order).chain(launch))
     }
 
@@ -298,7 +319,9 @@ mod tests {
             assert!(knobs.fits(problem, &h200()));
             (knobs.decode_rows, knobs.kernels(problem).iter().map(|spec| spec.template).collect::<Vec<_>>())
         };
-        assert_eq!(templates(&of_heads(8)), (16, vec!["sm90_forward", "decode"]));
+        let of_many = Problem { batch_size: 64, ..of_heads(8) };
+        assert_eq!(templates(&of_many), (16, vec!["sm90_forward", "decode"]));
+        assert_eq!(templates(&of_heads(8)), (16, vec!["sm90_forward", "decode", "combine"]), "few sequences");
         assert_eq!(templates(&of_heads(1)).0, 32, "a token has 32 packed rows");
         assert_eq!(templates(&Problem { num_heads_q: 128, ..of_heads(1) }).0, 0, "no tile has so many rows");
         assert_eq!(templates(&Problem { batch_invariant: true, ..of_heads(8) }).0, 0);
@@ -307,6 +330,25 @@ mod tests {
         assert!(knobs.decode_rows == 16 && knobs.fits(&Problem { num_heads_q: 34, ..of_heads(2) }, &h200()));
         let contiguous = Features { paged: None, ..features };
         assert_eq!(templates(&Problem { features: contiguous, ..of_heads(8) }), (0, vec!["sm90_forward"]));
+    }
+
+    #[test]
+    fn either_tiles_or_short_sequences_have_their_keys_split() {
+        let varlen = Some(Varlen { total_q: Some(4000), ..Varlen::default() });
+        let few = Problem { features: Features { varlen, paged: Some(64), ..Features::NONE }, ..few_tiles() };
+        let unsplit = ForwardKnobs::heuristic(&few, &h200()).unwrap();
+        assert_eq!((unsplit.decode_rows, unsplit.decode_splits), (16, 1));
+        let splits = |knobs: ForwardKnobs| {
+            assert!(knobs.fits(&few, &h200()));
+            knobs.kernels(&few).iter().map(|spec| (spec.template, spec.most_splits)).collect::<Vec<_>>()
+        };
+        assert_eq!(splits(unsplit), [("sm90_forward", 1), ("decode", 128), ("combine", 128)]);
+        let split = ForwardKnobs { num_splits: 4, tma_store: 0, ..unsplit };
+        assert_eq!(splits(split), [("sm90_forward", 4), ("combine_rows", 4), ("decode", 1)]);
+        let alone = ForwardKnobs { decode_rows: 0, ..unsplit };
+        assert_eq!(broken(&few, &alone.to_config()).unwrap(), "decode_splits");
+        let many = Problem { batch_size: 264, ..few };
+        assert_eq!(unsplit.carried_over(&few, &many, &h200()).decode_splits, 0);
     }
 
     #[test]

@@ -35,6 +35,7 @@ knobs! {
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
+        decode_splits or 0: "1: that decode kernel may split keys, where num_splits is 1; 0: it does not" in [0, 1],
     }
 }
 

@@ -19,21 +19,20 @@ pub fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
 }
 
 /// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
-/// of prompts and single tokens: those of one token, and 16 at least, which a product has anyway. A
-/// tile of this family takes as long for one row as for 64. 0 where no such kernel serves.
+/// of prompts and single tokens. A tile of this family takes as long for one row as for 64. 0 where
+/// no such kernel serves.
 pub fn decode_rows(problem: &Problem) -> u32 {
-    if !mixes_lengths(problem) {
+    if !problem.mixes_lengths() {
         return 0;
     }
-    let holds_a_token = |rows: &u32| i64::from(*rows) >= problem.group_size();
-    let rows = [16, 32, 64].into_iter().find(holds_a_token);
+    let rows = problem.short_rows().map(|rows| rows as u32);
     rows.filter(|rows| short_sequences(problem, *rows).is_some()).unwrap_or(0)
 }
 
-/// Whether a decode kernel may take the short sequences of a batch.
-pub fn mixes_lengths(problem: &Problem) -> bool {
-    let Features { varlen, paged, block_mask, .. } = problem.features;
-    varlen.is_some() && paged.is_some() && block_mask.is_none() && !problem.batch_invariant
+/// Whether the decode kernel of those sequences may split their keys: where a batch of so few
+/// sequences would leave SMs idle.
+pub fn decode_splits(problem: &Problem) -> u32 {
+    u32::from(decode_rows(problem) > 0 && problem.short_splits() > 1)
 }
 
 /// The decode kernel of those sequences, for a typical device of the one architecture that this
@@ -187,6 +186,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
         num_splits: 1,
         decode_rows: decode_rows(problem),
+        decode_splits: decode_splits(problem),
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
     // A block of 64 keys holds whole pages of 8, 16 or 32 keys, and divides larger powers of two,

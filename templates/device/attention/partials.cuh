@@ -5,6 +5,10 @@
 // O is (splits, batch, heads_q, seqlen_q, kPartialCols), and LSE is (splits, batch, heads_q,
 // seqlen_q). A split that shows a row no key writes LSE = -inf and leaves O unwritten.
 //
+// The states of short sequences, which a decode kernel takes out of a mixed batch, have rows for
+// packed rows alone: O is (splits, batch, heads_kv, kMostRows, kPartialCols), and LSE is the same
+// without columns.
+//
 // With kIsBatchInvariant a segment takes the place of a split (fixed_order.cuh). Its O is not
 // normalised, and a reference and a sum take the place of the LSE. A segment of which a row sees no
 // key may be unwritten.
@@ -18,4 +22,10 @@ __device__ __forceinline__ float2* segment_states(const KernelParams& params) { 
 
 __device__ __forceinline__ int64 partial_row(const KernelParams& params, int split, int batch, int head, int position) {
     return ((int64(split) * params.batch_size + batch) * params.num_heads_q + head) * params.seqlen_q + position;
+}
+
+// The same for a packed row of a short sequence (device/attention/packed_rows.cuh).
+template <int kMostRows>
+__device__ __forceinline__ int64 short_partial_row(const KernelParams& params, int split, int batch, int head_kv, int row) {
+    return ((int64(split) * params.batch_size + batch) * params.num_heads_kv + head_kv) * kMostRows + row;
 }

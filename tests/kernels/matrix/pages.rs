@@ -37,6 +37,10 @@ fn kernels_with_pages(arch: Arch, one_in: usize) -> BTreeMap<String, Kernel> {
         let problem = paged(page_size, dtype, dims, Layout::widest(dtype, [dims.0, dims.1]), index);
         let configs = heuristics(&problem, &device).into_iter().filter(|config| config.family != Family::Decode);
         let kernels = configs.filter(|config| config.family != Family::Sm80 || index % one_in == 0);
+        let kernels = kernels.flat_map(|config| match config.get("decode_splits") {
+            Some(1) => vec![config.clone().with("decode_splits", 0), config],
+            _ => vec![config],
+        });
         kernels
             .flat_map(|config| Kernel::of(&problem, &config, &device, may_spill(PAGED, arch, &problem)))
             .collect::<Vec<_>>()

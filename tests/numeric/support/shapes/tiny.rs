@@ -101,6 +101,35 @@ pub fn tiny_pages() -> Vec<Case> {
     ])
 }
 
+/// Forward: a few chunks and single tokens over pages, whose decode kernel splits keys. The tokens
+/// have from no key to more than two splits hold, in GQA groups of 1 to 20 heads.
+pub fn tiny_mixed() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full};
+    let window = Window { left: Some(300), ..Window::default() };
+    let mixed = |page_size, extras| Extras {
+        page_size: Some(page_size),
+        seqused: Sides { q: false, k: true },
+        cu_seqlens: Sides { q: true, k: false },
+        ..extras
+    };
+    let of = |dtype, (num_heads_q, num_heads_kv), extras, head_dim, causal| Case {
+        batch_size: 7,
+        num_heads_q,
+        num_heads_kv,
+        extras,
+        seed: 10 * head_dim as u64 + num_heads_q as u64,
+        ..of(dtype, (40, 1100), head_dim, causal)
+    };
+    let sinks = Extras { sinks: true, ..NONE };
+    let scores = Extras { window, softcap: 9.0, sinks: true, ..NONE };
+    unless_one_is_given(vec![
+        of(Dtype::Bf16, (8, 2), mixed(16, sinks), 64, BottomRight),
+        of(Dtype::Fp16, (2, 2), mixed(64, scores), 128, BottomRight),
+        Case { strides: Strides::PackedQkv, ..of(Dtype::Bf16, (8, 1), mixed(3, NONE), 40, Full) },
+        Case { strides: Strides::Gaps, ..of(Dtype::Fp16, (20, 1), mixed(64, NONE), 64, BottomRight) },
+    ])
+}
+
 /// Few tiles of many keys, forward and backward: what split kernels are for.
 pub fn tiny_splits() -> Vec<Case> {
     let of = |dtype, head_dim, causal| Case { seed: 5, ..of(dtype, (130, 1100), head_dim, causal) };
