@@ -56,7 +56,13 @@ fn kernels_with_pages(arch: Arch, one_in: usize) -> BTreeMap<String, Kernel> {
 #[test]
 fn kernels_that_read_pages_compile_for_sm_90() {
     let Some(nvrtc) = nvrtc() else { return };
-    all_compile(&kernels_with_pages(Arch::Sm(9, 0), 4), nvrtc, Arch::Sm(9, 0));
+    let kernels = kernels_with_pages(Arch::Sm(9, 0), 4);
+    // The decode kernel of short sequences with and without splits, and what combines them.
+    for line in ["constexpr bool kMaySplit = true;", "constexpr bool kMaySplit = false;", "kMaxSplits = 128;"] {
+        let of_short = kernels.keys().filter(|text| text.contains("kMostRows = 16;") && text.contains(line));
+        assert!(of_short.count() > 0, "{line}");
+    }
+    all_compile(&kernels, nvrtc, Arch::Sm(9, 0));
 }
 
 #[test]
