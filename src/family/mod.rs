@@ -64,13 +64,19 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
         return families;
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
-    match (decode::rank(problem), is_sm90) {
-        (Rank::Preferred, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
-        (Rank::Preferred, false) => &[Family::Decode, Family::Sm80],
-        (Rank::Last, true) => &[Family::Sm90, Family::Sm80, Family::Decode],
-        (Rank::Last, false) => &[Family::Sm80, Family::Decode],
-        (Rank::Unserved, true) => &[Family::Sm90, Family::Sm80],
-        (Rank::Unserved, false) => &[Family::Sm80],
+    // sm90's kernels for 8-bit keys have not been timed, so sm80 is preferred until a tuning run
+    // has measured both.
+    let is_timed = problem.features.eight_bits.is_none();
+    match (decode::rank(problem), is_sm90, is_timed) {
+        (Rank::Preferred, true, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
+        (Rank::Preferred, true, false) => &[Family::Decode, Family::Sm80, Family::Sm90],
+        (Rank::Preferred, false, _) => &[Family::Decode, Family::Sm80],
+        (Rank::Last, true, true) => &[Family::Sm90, Family::Sm80, Family::Decode],
+        (Rank::Last, true, false) => &[Family::Sm80, Family::Sm90, Family::Decode],
+        (Rank::Last, false, _) => &[Family::Sm80, Family::Decode],
+        (Rank::Unserved, true, true) => &[Family::Sm90, Family::Sm80],
+        (Rank::Unserved, true, false) => &[Family::Sm80, Family::Sm90],
+        (Rank::Unserved, false, _) => &[Family::Sm80],
     }
 }
 

@@ -45,9 +45,9 @@ pub struct KernelSpec {
     pub registers: Option<WarpgroupRegisters>,
     /// The kernel takes the sequences with at most this many packed query rows; 0: all.
     pub most_rows: u32,
-    /// Set if the kernel belongs to another family than the config. It comes after the config's
-    /// own kernels and reads nothing that they write. Combining their splits may write its rows
-    /// before it does. Only what combines its own splits comes after it.
+    /// Set if the kernel belongs to another family than the config: a decode kernel and, after it,
+    /// what combines its splits. They come after the config's own kernels and read nothing that
+    /// these write. Combining the splits of these may write their rows before they do.
     pub lent: Option<Lent>,
 }
 
@@ -223,14 +223,6 @@ impl KernelSpec {
             rows => problem.max_short_splits(rows.into()),
         };
         wanted.clamp(1, most as u64) as u32
-    }
-
-    /// Rows of the partial states of a split of the keys (device/attention/partials.cuh).
-    pub fn partial_rows(&self, problem: &Problem) -> i64 {
-        match self.most_rows {
-            0 => problem.query_rows(),
-            rows => problem.rows_of_short(rows.into()),
-        }
     }
 
     /// Tiles that run at a time under a persistent schedule.

@@ -86,11 +86,11 @@ impl Executable {
     pub fn launch(&self, call: &Call, stream: Stream) -> Result<()> {
         let splits = self.kernels.iter().map(|kernel| {
             let spec = limited(&kernel.spec, call);
-            (spec.num_splits(&call.problem, self.sm_count), spec.partial_rows(&call.problem))
+            (spec.num_splits(&call.problem, self.sm_count), spec.most_rows)
         });
         // Kernels that split keys and those that combine them agree in both. Others do not split.
-        let (num_splits, rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
-        let params = KernelParams::new(call).with_splits(call, num_splits, rows);
+        let (num_splits, short_rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
+        let params = KernelParams::new(call).with_splits(call, num_splits, short_rows);
         let current = self.context.enter()?;
         let mut overlaps = false;
         for kernel in &self.kernels {
@@ -120,8 +120,8 @@ impl Executable {
                 )));
             }
             // Whether the kernel may start before the end of the one before it, whose results it
-            // then waits for. A lent kernel waits for none.
-            let follows = overlaps && spec.lent.is_none();
+            // then waits for. A lent kernel of attention waits for none.
+            let follows = overlaps && (spec.lent.is_none() || spec.template == COMBINE);
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
                 Arguments::ParamsKeyMaps { box_rows } => {

@@ -51,7 +51,9 @@ pub struct KernelParams {
     /// each sequence's alignment (device/attention/sequence.cuh).
     pub right_shift: i32,
     /// Rows of the workspace for each sequence and head. Row blocks of a kernel are a multiple of
-    /// 16, up to 128, rows. Each block that holds a query ends within these rows.
+    /// 16, up to 128, rows. Each block that holds a query ends within these rows. Where a forward
+    /// pass splits keys, the packed rows of each short sequence of a mixed batch, or 0: the partial
+    /// states are of all rows (device/attention/partials.cuh).
     pub workspace_rows: i32,
     pub softmax_scale: f32,
     /// softmax_scale * log2(e)
@@ -206,17 +208,27 @@ impl KernelParams {
     }
 
     /// With this many splits, at most as many as the workspace has room for (`KernelSpec`). Their
-    /// partial results lie in the call's workspace: forward, states of so many rows each.
-    pub fn with_splits(self, call: &Call, num_splits: u32, rows: i64) -> Self {
+    /// partial results lie in the call's workspace: forward, states of all rows or of `short_rows`.
+    pub fn with_splits(self, call: &Call, num_splits: u32, short_rows: u32) -> Self {
         let p = &call.problem;
         let partial_o = call.workspace.wrapping_byte_add(p.partials_offset()).cast::<f32>();
         if p.pass == Pass::Backward && num_splits > 1 {
             return KernelParams { partial_o, num_splits: num_splits as i32, ..self };
         }
+        let rows = match short_rows {
+            0 => p.query_rows(),
+            rows => p.rows_of_short(rows.into()),
+        };
         let partial_lse = partial_o.wrapping_add(num_splits as usize * (rows * p.partial_cols()) as usize);
         match num_splits {
             ..=1 => self,
-            _ => KernelParams { partial_o, partial_lse, num_splits: num_splits as i32, ..self },
+            _ => KernelParams {
+                partial_o,
+                partial_lse,
+                num_splits: num_splits as i32,
+                workspace_rows: short_rows as i32,
+                ..self
+            },
         }
     }
 }

@@ -88,7 +88,9 @@ struct KernelParams {
     // each sequence's alignment (device/attention/sequence.cuh).
     int right_shift;
     // Rows of the workspace for each sequence and head. Row blocks of a kernel are a multiple of
-    // 16, up to 128, rows. Each block that holds a query ends within these rows.
+    // 16, up to 128, rows. Each block that holds a query ends within these rows. Where a forward
+    // pass splits keys, the packed rows of each short sequence of a mixed batch, or 0: the partial
+    // states are of all rows (device/attention/partials.cuh).
     int workspace_rows;
     float softmax_scale;
     // softmax_scale * log2(e)

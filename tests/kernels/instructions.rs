@@ -149,10 +149,10 @@ fn keys_of_eight_bits_use_wgmma_of_16_bits() {
         (Eight::E4m3, Dtype::Fp16, 1, None),
     ];
     problems.map(of).par_iter().for_each(|problem| {
-        let config = heuristic(problem, &Device::typical(arch).unwrap());
+        let mut configs = heuristics(problem, &Device::typical(arch).unwrap()).into_iter();
+        let config = configs.find(|config| config.family == Family::Sm90).expect("sm90 serves it");
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
         let eight_bits = problem.features.eight_bits.unwrap();
-        assert_eq!(kernel.family, Family::Sm90, "{}", kernel.name);
         kernel.demand(true, &["HGMMA"], &["F32"]);
         kernel.demand(problem.dtype == Dtype::Bf16, &["HGMMA"], &["BF16"]);
         kernel.demand(false, &["HMMA"], &["16816"]);

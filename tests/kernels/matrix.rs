@@ -514,8 +514,8 @@ fn matrix_covers_every_template_feature_and_dtype() {
         let of_arch = |arch| combinations().any(|(d, f, t)| at(d, f) && is_taken(arch, d, f, t, family));
         (0..ARCHS.len()).filter(|arch| of_arch(*arch)).count()
     };
-    for d in 0..HEAD_DIMS.len() {
-        assert_eq!(any(Family::Sm80, &|at, _| at == d), 3, "{:?} by mma.sync", HEAD_DIMS[d].0);
+    for (d, (dims, _)) in HEAD_DIMS.iter().enumerate() {
+        assert_eq!(any(Family::Sm80, &|at, _| at == d), 3, "{dims:?} by mma.sync");
     }
     for (f, feature) in FEATURES.iter().enumerate() {
         assert!(any(Family::Sm80, &|_, at| at == f) >= 3, "{feature:?} by mma.sync");

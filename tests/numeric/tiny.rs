@@ -169,7 +169,5 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
 #[test]
 fn gpu_is_right_forward_on_one_tiny_problem() {
     let Some(subject) = Subject::gpu() else { return };
-    for case in shapes::one() {
-        Prepared::new(&case).forward(&subject, &subject.heuristic(&case, Pass::Forward));
-    }
+    forward_of_each_family(&subject, &shapes::one(), &[]);
 }

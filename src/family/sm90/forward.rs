@@ -177,7 +177,8 @@ impl ForwardKnobs {
         let Some(decode) = short_sequences(problem, self.decode_rows) else { return Vec::new() };
         match self.decode_splits == 1 && self.num_splits == 1 {
             true => {
-                vec![KernelSpec { most_splits: MAX_SPLITS as u32, ..decode }, combine::short_rows(self.decode_rows)]
+                let combine = KernelSpec { lent: decode.lent, ..combine::short_rows(self.decode_rows) };
+                vec![KernelSpec { most_splits: MAX_SPLITS as u32, ..decode }, combine]
             }
             false => vec![decode],
         }
