@@ -1593,8 +1593,8 @@ typedef struct flashtune_kv_append_params {
  * division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
  * its scales.
  *
- * With a rotation, x stands for its rotated rows. q k^T does not change if q and k are rotated by
- * the same seed, and v is not rotated. Outliers spread over the columns of their row, so that the
+ * With a rotation, x above means the rotated rows. Rotate q and k by the same seed, which leaves
+ * q k^T as it is. Do not rotate v. Outliers spread over the columns of their row, so that the
  * scale of q or k shrinks (docs/numerics.md).
  *
  * Set the whole struct to zero, then struct_size, then the fields that apply.
@@ -1609,9 +1609,9 @@ typedef struct flashtune_quantize_params {
    */
   int32_t dtype;
   /**
-   * FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation also dtype: out then
-   * holds the rotated rows rounded to dtype, and descale and the fields after it, up to
-   * reserved, are 0.
+   * FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation it may also be dtype.
+   * out then holds the rotated rows, rounded to dtype, and descale.data, keys_per_descale,
+   * heads_per_descale and computes_descale must be 0.
    */
   int32_t out_dtype;
   /**

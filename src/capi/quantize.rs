@@ -20,8 +20,8 @@ use std::ffi::c_void;
 /// division is x * (1 / scale) in fp32. flashtune_forward takes out as q, k or v, and descale as
 /// its scales.
 ///
-/// With a rotation, x stands for its rotated rows. q k^T does not change if q and k are rotated by
-/// the same seed, and v is not rotated. Outliers spread over the columns of their row, so that the
+/// With a rotation, x above means the rotated rows. Rotate q and k by the same seed, which leaves
+/// q k^T as it is. Do not rotate v. Outliers spread over the columns of their row, so that the
 /// scale of q or k shrinks (docs/numerics.md).
 ///
 /// Set the whole struct to zero, then struct_size, then the fields that apply.
@@ -32,9 +32,9 @@ pub struct flashtune_quantize_params {
     pub struct_size: u64,
     /// FLASHTUNE_DTYPE_FP16 or _BF16: the type of x.
     pub dtype: i32,
-    /// FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation also dtype: out then
-    /// holds the rotated rows rounded to dtype, and descale and the fields after it, up to
-    /// reserved, are 0.
+    /// FLASHTUNE_DTYPE_E4M3, _E5M2 or _INT8: the type of out. With a rotation it may also be dtype.
+    /// out then holds the rotated rows, rounded to dtype, and descale.data, keys_per_descale,
+    /// heads_per_descale and computes_descale must be 0.
     pub out_dtype: i32,
     /// Batch entries, 0 to 2^31 - 1. Packed sequences are one entry of all their rows. batch_size *
     /// seqlen * num_heads is at most 2^50.
@@ -237,12 +237,12 @@ fn refuse_scales(params: &flashtune_quantize_params) -> Result<Sharing> {
         ("computes_descale", params.computes_descale.into()),
     ] {
         if value != 0 {
-            return Err(Error::invalid(format!("{name} is {value}; it must be 0, since out_dtype is dtype")));
+            return Err(Error::invalid(format!("{name} is {value}; it must be 0, since out_dtype equals dtype")));
         }
     }
     let data = params.descale.data;
     if !data.is_null() {
-        return Err(Error::invalid(format!("descale.data is {data:p}; it must be NULL, since out_dtype is dtype")));
+        return Err(Error::invalid(format!("descale.data is {data:p}; it must be NULL, since out_dtype equals dtype")));
     }
     Ok(Sharing { keys: 1, heads: 1 })
 }

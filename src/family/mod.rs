@@ -60,7 +60,7 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
     if device.arch == Arch::Cpu {
         return &[Family::Cpu];
     }
-    if let Some(families) = eight_bits::families(problem, device) {
+    if let Some(families) = eight_bits::own_families(problem, device) {
         return families;
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();

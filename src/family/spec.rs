@@ -46,8 +46,9 @@ pub struct KernelSpec {
     /// The kernel takes the sequences with at most this many packed query rows; 0: all.
     pub most_rows: u32,
     /// Set if the kernel belongs to another family than the config: a decode kernel and, after it,
-    /// what combines its splits. They come after the config's own kernels and read nothing that
-    /// these write. Combining the splits of these may write their rows before they do.
+    /// what combines its splits. Lent kernels come after the config's own and read nothing that
+    /// those write. If the config's own kernel splits keys, its combine kernel may write the lent
+    /// kernels' rows first.
     pub lent: Option<Lent>,
 }
 

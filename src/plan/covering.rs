@@ -47,13 +47,14 @@ impl Kernel {
 /// What a prepared config may take over the time of a shape's first choice, as it is expected.
 const TOLERANCE: f64 = 0.1;
 
-/// Covers the ranges with configs that `choices` names for a problem, best first. The same input
-/// gives the same configs.
+/// Covers the ranges with configs that `choices` names for a problem, best first, and that
+/// `may_use` lets pass. The same input gives the same configs.
 pub fn covering(
     known: &Known,
     ranges: &[Range],
     device: &Device,
     choices: &(dyn Fn(&Canonical) -> Vec<Choice> + Sync),
+    may_use: &(dyn Fn(&Canonical, &Config) -> bool + Sync),
 ) -> Result<Covering> {
     let mut classes: BTreeMap<Class, Shapes> = BTreeMap::new();
     for range in ranges {
@@ -68,11 +69,14 @@ pub fn covering(
     let mut texts = Texts::default();
     let mut covering = Covering::default();
     for shapes in classes.into_values() {
-        let are_few = shapes.all.iter().any(|problem| problem.short_splits() > 1);
+        let may_split_short = shapes.all.iter().any(|problem| problem.short_splits() > 1);
         let choose = |problem: &Canonical| {
-            let is_wanted = |choice: &Choice| !splits_tiles_over_pages(problem, &choice.config);
-            let config = choices(problem).into_iter().find(is_wanted).map(|choice| choice.config)?;
-            Some(if are_few { with_splits_of_short_sequences(config) } else { config })
+            let is_wanted = |config: &Config| !splits_tiles_over_pages(problem, config) && may_use(problem, config);
+            let forms = |Choice { config, .. }| {
+                let split = may_split_short.then(|| with_splits_of_short_sequences(&config));
+                split.into_iter().chain([config])
+            };
+            choices(problem).into_iter().flat_map(forms).find(is_wanted)
         };
         let configs = match shapes.samples.first().and_then(|problem| problem.follows_no_record()) {
             Some(_) => own_configs(&shapes.samples, choose, &mut texts, device)?,
@@ -93,10 +97,10 @@ fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
 
 /// The config with the decode kernel that may split the keys of short sequences, if it has any.
 /// Batches of many sequences launch that kernel unsplit, so that a range has one for all batches.
-fn with_splits_of_short_sequences(config: Config) -> Config {
+fn with_splits_of_short_sequences(config: &Config) -> Config {
     match config.get("decode_rows") {
-        Some(1..) => config.with("decode_splits", 1),
-        _ => config,
+        Some(1..) => config.clone().with("decode_splits", 1),
+        _ => config.clone(),
     }
 }
 
@@ -265,4 +269,36 @@ fn kernels(problem: &Canonical, config: &Config, device: &Device) -> Result<Vec<
         text,
     };
     Ok(rendered.into_iter().map(kernel).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Arch;
+    use crate::plan::{Sizes, lookup};
+    use crate::problem::{Causal, Dtype, Features, Pass, Problem, Varlen};
+
+    /// A server whose batches have one to 64 sequences, few of which get splits.
+    #[test]
+    fn a_range_has_the_kernels_that_split_short_sequences_unless_they_may_not_be_used() {
+        let varlen = Some(Varlen { total_q: Some(4096), ..Varlen::default() });
+        let largest = Problem {
+            num_heads_kv: 8,
+            causal: Causal::BottomRight,
+            features: Features { varlen, paged: Some(16), ..Features::NONE },
+            ..Problem::dense(Pass::Forward, Dtype::Bf16, 64, 32, 2048, 128)
+        };
+        let ranges = [Range { largest, least: Sizes::ONE }];
+        let (known, device) = (Known::default(), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let choices = |problem: &Canonical| lookup::choices(&known, problem, &device);
+        let decode_splits = |may_use: &(dyn Fn(&Canonical, &Config) -> bool + Sync)| {
+            let covering = covering(&known, &ranges, &device, &choices, may_use).unwrap();
+            let of_mixed = covering.configs.iter().filter(|(_, config)| config.get("decode_rows").is_some());
+            of_mixed.map(|(_, config)| config.get("decode_splits").unwrap()).collect::<Vec<_>>()
+        };
+        let split = decode_splits(&|_, _| true);
+        assert!(!split.is_empty() && split.iter().all(|splits| *splits == 1), "{split:?}");
+        let unsplit = decode_splits(&|_, config| config.get("decode_splits") != Some(1));
+        assert!(!unsplit.is_empty() && unsplit.iter().all(|splits| *splits == 0), "{unsplit:?}");
+    }
 }

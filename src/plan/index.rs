@@ -9,9 +9,9 @@
 //! leaves, so they get their mode when the database is closed.
 //!
 //! sled 0.34.7 takes a file that it did not finish for a damaged database (`snap.*.generating`,
-//! from a full disk or a killed process), so such files go before it opens. If the disk fails in
-//! a batch, it waits for ever (`Log::exit_reservation` wakes nobody), so there are no batches. It
-//! runs on a thread of its own, for which callers wait a limited time.
+//! from a full disk or a killed process), so such files go before it opens. It waits for ever if
+//! the disk fails in a batch (`Log::exit_reservation` wakes nobody), so there are no batches. It
+//! runs on a thread of its own, for which callers wait `LONGEST_WORK` at most.
 
 use super::journal::{Change, Entries, Found, Journal, Position};
 use crate::files;
@@ -21,13 +21,16 @@ use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A few thousand records are a few megabytes; sled's default is a gigabyte.
 const SLED_CACHE_BYTES: u64 = 16 << 20;
-/// Reading and writing a few thousand records takes a small part of this on a slow disk.
+/// How long a call waits for sled. A few thousand records take a small part of it, even on a slow
+/// disk.
 const LONGEST_WORK: Duration = Duration::from_secs(10);
 /// The index stays behind by no more than this when it is read.
 const MOST_LAG_BYTES: u64 = 64 << 10;
@@ -229,20 +232,20 @@ fn checksum(entries: &Entries) -> u32 {
     hasher.finalize()
 }
 
-/// Keeps a library's panics, and waits without end, from the host program.
+/// Keeps sled's panics and endless waits from the host program.
 struct Guard {
     limit: Duration,
-    /// A thread that is stuck has the folder locked until the process ends.
-    is_stuck: AtomicBool,
+    /// The thread of work that did not end in time. It has the folder locked until it does.
+    abandoned: Mutex<Option<JoinHandle<()>>>,
 }
 
-static SLED: Guard = Guard { limit: LONGEST_WORK, is_stuck: AtomicBool::new(false) };
+static SLED: Guard = Guard { limit: LONGEST_WORK, abandoned: Mutex::new(None) };
 
 impl Guard {
-    /// Runs `work` on a thread of its own, or nothing after one that did not end.
+    /// Runs `work` on a thread of its own, unless that of earlier work still runs.
     fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, Trouble> + Send + 'static) -> Result<T, Trouble> {
         let stuck = || Trouble::Busy(format!("sled did not answer within {} s", self.limit.as_secs_f64()));
-        if self.is_stuck.load(Ordering::Relaxed) {
+        if self.abandoned().as_ref().is_some_and(|thread| !thread.is_finished()) {
             return Err(stuck());
         }
         let (sender, receiver) = channel();
@@ -256,10 +259,14 @@ impl Guard {
                 result.unwrap_or_else(|_| Err(Trouble::Broken("sled panicked".into())))
             }
             Err(_) => {
-                self.is_stuck.store(true, Ordering::Relaxed);
+                *self.abandoned() = Some(thread);
                 Err(stuck())
             }
         }
+    }
+
+    fn abandoned(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -308,10 +315,13 @@ fn io_trouble(error: &std::io::Error) -> Trouble {
 mod tests {
     use super::*;
 
+    fn guard(limit: Duration) -> Guard {
+        Guard { limit, abandoned: Mutex::new(None) }
+    }
+
     #[test]
     fn work_that_does_not_end_is_waited_for_once() {
-        let guard = Guard { limit: Duration::from_millis(20), is_stuck: AtomicBool::new(false) };
-        assert_eq!(guard.run(|| Ok(7)).unwrap(), 7);
+        let guard = guard(Duration::from_millis(20));
         let (sender, receiver) = channel::<()>();
         let endless = move || {
             let _ = receiver.recv();
@@ -321,13 +331,18 @@ mod tests {
         // The first one would still hold the folder.
         assert!(matches!(guard.run(|| Ok(())), Err(Trouble::Busy(_))));
         drop(sender);
+        let runs_again = || {
+            std::thread::sleep(Duration::from_millis(5));
+            guard.run(|| Ok(())).is_ok()
+        };
+        assert!((0..1000).any(|_| runs_again()));
     }
 
     #[test]
     fn a_panic_is_a_broken_database() {
-        let guard = Guard { limit: Duration::from_secs(10), is_stuck: AtomicBool::new(false) };
+        let guard = guard(Duration::from_secs(10));
         let broken: Result<(), Trouble> = guard.run(|| panic!("of sled"));
         assert!(matches!(broken, Err(Trouble::Broken(_))));
-        assert!(guard.run(|| Ok(())).is_ok());
+        assert_eq!(guard.run(|| Ok(7)).unwrap(), 7);
     }
 }

@@ -61,7 +61,7 @@ pub fn choices(known: &Known, problem: &Problem, device: &Device) -> Vec<Choice>
 /// The configs and kernels that an engine with these records prepares for ranges on a device.
 pub fn covering(known: &Known, ranges: &[Range], device: &Device) -> Result<Covering> {
     pool::install(usize::MAX, || {
-        covering::covering(known, ranges, device, &|problem| lookup::choices(known, problem, device))
+        covering::covering(known, ranges, device, &|problem| lookup::choices(known, problem, device), &|_, _| true)
     })?
 }
 

@@ -75,37 +75,42 @@ impl Building<'_> {
     pub fn build(&self, ranges: &[Range]) -> Result<Prepared> {
         // A config of a class has the same texts for all shapes, so they are rendered once.
         let seen: SharedMap<(Class, Config), bool> = SharedMap::default();
-        let of_pack = |problem: &Canonical| {
-            let class = Class::of(problem);
-            let packed = self.packed.get(&class).map_or(&[][..], Vec::as_slice);
-            let is_packed = |config: &Config| {
-                let key = (class, config.clone());
-                seen.get(&key).unwrap_or_else(|| {
-                    let is_packed = self.backend.is_packed(problem, config);
-                    seen.insert(key, is_packed);
-                    is_packed
-                })
-            };
-            among::choices(self.known, problem, self.backend.device(), packed, is_packed)
+        let is_packed = |problem: &Canonical, config: &Config| {
+            let key = (Class::of(problem), config.clone());
+            seen.get(&key).unwrap_or_else(|| {
+                let is_packed = self.backend.is_packed(problem, config);
+                seen.insert(key, is_packed);
+                is_packed
+            })
         };
-        match self.build_chosen(ranges, &|problem| lookup::choices(self.known, problem, self.backend.device())) {
+        let of_pack = |problem: &Canonical| {
+            let packed = self.packed.get(&Class::of(problem)).map_or(&[][..], Vec::as_slice);
+            let is_there = |config: &Config| is_packed(problem, config);
+            among::choices(self.known, problem, self.backend.device(), packed, is_there)
+        };
+        let of_lookup = |problem: &Canonical| lookup::choices(self.known, problem, self.backend.device());
+        match self.build_chosen(ranges, &of_lookup, &|_, _| true) {
             Err(error) if error.status == Status::NoCompiler && !self.packed.is_empty() => {
-                self.build_chosen(ranges, &of_pack).map_err(|_| error)
+                self.build_chosen(ranges, &of_pack, &is_packed).map_err(|_| error)
             }
             built => built,
         }
     }
 
-    fn build_chosen(&self, ranges: &[Range], choices: &(dyn Fn(&Canonical) -> Vec<Choice> + Sync)) -> Result<Prepared> {
-        let that_may_build = |problem: &Canonical| {
-            let class = Class::of(problem);
-            let may_build =
-                |choice: &Choice| !matches!(self.executables.get(class, &choice.config), Loaded::DoesNotBuild);
-            choices(problem).into_iter().filter(may_build).collect()
+    /// With the configs of `choices` whose kernels are there, or may be compiled.
+    fn build_chosen(
+        &self,
+        ranges: &[Range],
+        choices: &(dyn Fn(&Canonical) -> Vec<Choice> + Sync),
+        is_there: &(dyn Fn(&Canonical, &Config) -> bool + Sync),
+    ) -> Result<Prepared> {
+        let may_use = |problem: &Canonical, config: &Config| {
+            !matches!(self.executables.get(Class::of(problem), config), Loaded::DoesNotBuild)
+                && is_there(problem, config)
         };
         let mut failure = None;
         for _ in 0..MOST_ATTEMPTS {
-            let covering = covering(self.known, ranges, self.backend.device(), &that_may_build)?;
+            let covering = covering(self.known, ranges, self.backend.device(), choices, &may_use)?;
             if covering.kernels.len() > MOST_KERNELS {
                 return Err(Error::invalid(format!(
                     "the range needs {} kernels, and at most {MOST_KERNELS} are allowed; optional and optional_features multiply them by {} combinations",

@@ -109,9 +109,9 @@ impl Problem {
         SHORT_ROWS.into_iter().find(|rows| *rows >= self.group_size())
     }
 
-    /// Into how many splits the keys of a mixed batch's short sequences are best cut, as far as the
-    /// host knows: as many as give each SM of a GPU two CTAs, with `SPLIT_KEYS_OF_TILE` keys of the
-    /// longest sequence each. Batches of many sequences fill the SMs without splits.
+    /// The number of splits of the keys of a mixed batch's short sequences. Splits give each SM two
+    /// CTAs, each with at least `SPLIT_KEYS_OF_TILE` keys of the longest sequence. Batches of many
+    /// sequences fill the SMs without splits. Keys of 8 bits are not split here.
     pub fn short_splits(&self) -> i64 {
         let is_served = self.may_decode() && self.head_dim.max(self.head_dim_v) <= 256;
         let mixes = self.mixes_lengths() && self.features.eight_bits.is_none();
@@ -122,9 +122,8 @@ impl Problem {
         (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(of_heads).clamp(1, MAX_SPLITS)
     }
 
-    /// The most splits of short sequences, each of which has `rows` rows in the workspace: as many
-    /// as are best where `rows` are the problem's `short_rows`, and fewer where a config that was
-    /// chosen for a larger GQA group has more.
+    /// The most splits that the workspace holds if each short sequence has `rows` rows. A config
+    /// that was chosen for a larger GQA group has more rows than `short_rows`, and so fewer splits.
     pub fn max_short_splits(&self, rows: i64) -> i64 {
         match self.short_rows() {
             Some(own) if self.may_be_short(own) => {
@@ -172,27 +171,27 @@ impl Problem {
         2 * self.packed_rows() <= 3 * self.most_few_rows(MOST_NEAR_FEW)
     }
 
-    /// Bytes of the partial results of `max_splits` splits; 0 if there is only one. Forward, each
-    /// query row of each split has an fp32 O, its columns rounded up to 4, and an LSE. With more
-    /// than few queries they are the states of at most `SPLITS_OF_ALL_TILES` tiles of 64 rows,
-    /// whatever the lengths: 21 MB at head dim 128. Those of short sequences are at most
-    /// `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head dim 128 and groups of up to 16 heads.
+    /// Bytes of the partial results of `max_splits` splits or, forward, of `max_short_splits` if
+    /// that is more; 0 if nothing is split. Forward, each query row of each split has an fp32 O,
+    /// its columns rounded up to 4, and an LSE. With more than few queries they are the states of
+    /// at most `SPLITS_OF_ALL_TILES` tiles of 64 rows, whatever the lengths: 21 MB at head dim 128.
+    /// Those of short sequences are at most `SPLITS_OF_ALL_SHORT` times `short_rows`: 2 MB at head
+    /// dim 128 and groups of up to 16 heads.
     /// Backward, each key of each split has an fp32 dK and dV, with keys and columns rounded up to
     /// 16 (device/layout/partial_gradients.cuh).
     fn partial_bytes(&self) -> usize {
-        match self.max_splits() {
-            1 if self.pass == Pass::Backward => 0,
-            splits if self.pass == Pass::Backward => {
-                let cols = [self.head_dim, self.head_dim_v].map(|dim| (dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS);
-                let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
-                (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
-            }
-            splits => {
-                let short_rows = self.short_rows().unwrap_or(0);
-                let short = self.state_bytes(self.max_short_splits(short_rows), self.rows_of_short(short_rows));
-                self.state_bytes(splits, self.query_rows()).max(short)
-            }
+        let splits = self.max_splits();
+        if self.pass == Pass::Forward {
+            let short_rows = self.short_rows().unwrap_or(0);
+            let short = self.state_bytes(self.max_short_splits(short_rows), self.rows_of_short(short_rows));
+            return self.state_bytes(splits, self.query_rows()).max(short);
         }
+        if splits == 1 {
+            return 0;
+        }
+        let cols = [self.head_dim, self.head_dim_v].map(|dim| (dim + WORKSPACE_COLS - 1) / WORKSPACE_COLS);
+        let keys = self.batch_size * ((self.seqlen_k + 15) / 16 * 16);
+        (splits * self.num_heads_kv * keys * (cols[0] + cols[1]) * WORKSPACE_COLS) as usize * 4
     }
 
     /// Bytes of the partial states of so many rows in each split; 0 if there is only one.

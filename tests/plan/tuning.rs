@@ -180,7 +180,7 @@ fn cancelled_search_is_resumed_by_the_next_process() {
                 _ => {}
             }
             let fastest = dropped.iter().copied().fold(f64::INFINITY, f64::min);
-            let is_known_slow = dropped.iter().any(|us| *us > 1.5 * fastest);
+            let is_known_slow = dropped.iter().any(|us| *us > 1.3 * fastest);
             if stops && is_known_slow { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         (result, total.unwrap())

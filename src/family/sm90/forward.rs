@@ -59,7 +59,7 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "decode_splits",
-            reason: "only a decode kernel beside this family's splits the keys of short sequences",
+            reason: "the decode kernel splits the keys of short sequences, so decode_rows must be above 0",
             holds: |_, k, _| k.decode_splits == 0 || k.decode_rows > 0,
         },
         Constraint {
@@ -69,7 +69,7 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "eight_bits",
-            reason: "four warps convert equally many groups of eight keys of 8 bits, and a block of keys has one scale where blocks of 128 keys share theirs",
+            reason: "each of four warps converts the same number of groups of eight keys, so block_n is a multiple of 32; with scales of 128 keys, block_n divides 128",
             holds: |p, k, _| {
                 p.features.eight_bits.is_none() || k.block_n % CONVERTED_ROWS == 0 && divides_scale_blocks(p, k.block_n)
             },

@@ -52,8 +52,7 @@ impl ForwardKnobs {
         TMA_ALIGNMENT_BYTES + q + k + v + merged + self.scale_bytes(problem) + BARRIER_BYTES
     }
 
-    /// Scales of 8-bit keys, of K and as many of V, in fp32: of the tiles that a CTA knows, or of
-    /// each slot of K.
+    /// Bytes of the fp32 scales of K and V: for each tile slot, or for each slot of K.
     fn scale_bytes(&self, problem: &Problem) -> u32 {
         let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {
             None => 0,

@@ -99,8 +99,8 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of keys of 8 bits, not timed: the tiles of problems that take more registers, with
-/// blocks of 32, 64 and 96 keys.
+/// The same of 8-bit keys, not timed: tiles as for problems that take more registers, with blocks
+/// of 64 or 96 keys.
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;
     match problem.head_dim.max(problem.head_dim_v) {

@@ -223,3 +223,15 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
     }
     if (is_first) feed.finish();
 }
+
+// Clears V of the next block behind the last key, where the sequence's last page may hold NaN.
+// Every consumer that reads the block writes the same zeros, so consumers need not wait for one
+// another. All threads of the warpgroup take part; `barrier` is the warpgroup's.
+__device__ __forceinline__ void clear_past_end(const Shared& shared, const Ring<kVStages>& ring_v, int block, const Sequence& sequence, int thread, int barrier) {
+    const int keys_left = sequence.seqlen_k - block * kBlockN;
+    if (keys_left >= kBlockN) return;
+    barrier_wait(shared.full_v(ring_v.slot), ring_v.parity);
+    clear_rows<BoxedV, 128>(shared.v_slot(ring_v.slot), keys_left, thread);
+    fence_async_proxy();
+    warpgroup_barrier(barrier);  // all four warps have written zeros, and wgmma sees them
+}

@@ -17,8 +17,10 @@ struct KeyFactors {
     float k = 1.f, v = 1.f;  // of the slot's block, or of the tile with kHasTileScales
     float unit = 0.f;        // with kHasUnit; 0 before the first scale above 0
 
-    // The factor of scores that the softmax applies.
-    __device__ __forceinline__ float of_softmax() const { return kModifiesScores ? 1.f : k; }
+    // The softmax's factor of scores.
+    __device__ __forceinline__ float scale_log2(const KernelParams& params) const {
+        return kModifiesScores ? 1.f : fabsf(params.softmax_scale_log2) * k;
+    }
     // The factor of O.
     __device__ __forceinline__ float of_output() const { return kHasTileScales ? v : kHasUnit ? unit : 1.f; }
 
@@ -26,7 +28,7 @@ struct KeyFactors {
     __device__ __forceinline__ void read(uint32 scales) {
         if constexpr (kKeysPerScale != 1) k = load_float(scales), v = load_float(scales + 4);
     }
-    // The scales of K: multiplies scores where they are no factor of the softmax.
+    // Multiplies scores by the scales of K where these are no factor of the softmax.
     __device__ __forceinline__ void scale_scores(Scores& s, uint32 scales, int lane_key) const {
         if constexpr (kKeysPerScale == 1) {
             multiply_columns(s, scales + lane_key * 4);
@@ -35,8 +37,8 @@ struct KeyFactors {
         }
     }
 
-    // The scales of V: multiplies weights. Where fp16's range needs a larger unit, O's next step
-    // is to be lowered: `softmax` is pending then.
+    // Multiplies weights by the scales of V. If fp16's range needs a larger unit, `softmax` is left
+    // pending, which lowers O before its next product.
     __device__ __forceinline__ void scale_weights(Scores& p, uint32 scales, int lane_key, RowSoftmax& softmax) {
         if constexpr (!kHasSlotScales) return;
         const uint32 of_keys = scales + (kScalesOfSlot + lane_key) * 4;

@@ -29,3 +29,13 @@ struct Share {
     }
     __device__ __forceinline__ bool needs_mask(int block) const { return block >= full_end || (kHasWindow && block < full_begin); }
 };
+
+// Whether a row of the share sees a key of the tile.
+__device__ __forceinline__ bool sees_keys(int row, const Tile& tile, const Share& share, const Sequence& sequence) {
+    if constexpr (kMaySplit) {
+        const int begin = max(key_begin(row, sequence), tile.begin * kBlockN);
+        const int end = min(key_end(row, sequence), (tile.begin + tile.blocks) * kBlockN);
+        return share.end > share.begin && end > begin;
+    }
+    return share.end > share.begin && key_end(row, sequence) > key_begin(row, sequence);
+}

@@ -1,0 +1,20 @@
+// What the sm90 forward kernel demands of its config and its problem. src/family/sm90 has the same
+// constraints with their reasons, so that no such text is rendered.
+
+#include "device/attention/key_boxes.cuh"
+#include "sm90/forward/shared.cuh"
+
+static_assert(kBlockM % 64 == 0 && kBlockN % 16 == 0 && kBlockN <= 256, "shapes of wgmma");
+static_assert(kHeadDim % 8 == 0 && kHeadDimV % 8 == 0 && kHeadDim <= 256 && kHeadDimV <= 256, "TMA's strides; O in registers");
+static_assert(!kStaleMax || kIsBf16, "weights without a bound need bf16's exponents");
+static_assert(!kStaleMax || !kHasDropout, "exact_rows.cuh draws no mask");
+static_assert(!kStaleMax || !kModifiesScores, "exact_rows.cuh takes scores as they are");
+static_assert(!kTmaStore || kQStages == 2, "the next tile's Q is needed before this one's slot is free");
+static_assert(!kTmaStore || kBoxesV <= kBoxesQK, "O lies in Q's slot");
+static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which its Q slot does not hold");
+static_assert(!kMaySplit || !kHasBlockMask, "splits are ranges of keys, and a list is none");
+static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit), "device/attention/fixed_order.cuh");
+static_assert(!kPagesByTma || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
+static_assert(kLaunchBoxRows == (kPagesByThreads || kConverts ? 0 : kKeyBoxRows), "src/family computes the same");
+static_assert(!kConverts || !kHasBlockMask && !kIsBatchInvariant, "the walk of load_eight.cuh");
+static_assert(!kHasSlotScales || !kStaleMax, "exact_rows.cuh has one scale");
