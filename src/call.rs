@@ -30,6 +30,11 @@ impl TensorRef {
     pub const NULL: TensorRef =
         TensorRef { data: std::ptr::null_mut(), stride_batch: 0, stride_seqlen: 0, stride_head: 0 };
 
+    /// Elements from `data` to a row.
+    pub const fn offset_of(&self, batch: i64, position: i64, head: i64) -> i64 {
+        batch * self.stride_batch + position * self.stride_seqlen + head * self.stride_head
+    }
+
     /// The same tensor with its strides in `ElementType::units`: an 8-bit tensor as one of pairs.
     pub const fn in_units(self, element: ElementType) -> TensorRef {
         match element {

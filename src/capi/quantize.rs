@@ -13,7 +13,7 @@ use super::types::*;
 use crate::call::TensorRef;
 use crate::error::{Error, Result};
 use crate::ops::quantize::{LEAST_BLOCK, Quantize, QuantizeClass};
-use crate::problem::{Dtype, Eight, Layout, MAX_HEAD_DIM, MAX_SEQLEN, SCALE_BLOCK, check_range};
+use crate::problem::{Dtype, Eight, ElementType, Layout, MAX_HEAD_DIM, MAX_SEQLEN, SCALE_BLOCK, check_range};
 use std::ffi::c_void;
 
 /// A tensor to quantise: out holds x / scale in 8 bits, rounded as FLASHTUNE_DTYPE_E4M3 says. The
@@ -149,10 +149,8 @@ fn check(params: &flashtune_quantize_params, data: Data, memory: Memory) -> Resu
     let Sharing { keys, heads } = if to.is_some() { check_sharing(params)? } else { refuse_scales(params)? };
     let sizes = [batch_size, seqlen, num_heads, head_dim];
     let mut x = Operand::new("x", Access::Read, params.x, sizes, dtype);
-    let mut out = match to {
-        Some(to) => Operand::new("out", Access::Written, params.out, sizes, to),
-        None => Operand::new("out", Access::Written, params.out, sizes, dtype),
-    };
+    let element = to.map_or(ElementType::from(dtype), ElementType::from);
+    let mut out = Operand::new("out", Access::Written, params.out, sizes, element);
     let mut accesses = Accesses::default();
     accesses.add(Access::Read, x.check(data)?);
     accesses.add(Access::Written, out.check(data)?);
@@ -201,9 +199,9 @@ fn target(params: &flashtune_quantize_params, rotates: bool) -> Result<Option<Ei
     if to.is_some() || rotates && params.out_dtype == params.dtype {
         return Ok(to);
     }
-    let or_dtype = if rotates { " or dtype" } else { "" };
+    let or_dtype = if rotates { "dtype, " } else { "" };
     Err(Error::invalid(format!(
-        "out_dtype is {}; it must be FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6){or_dtype}",
+        "out_dtype is {}; it must be {or_dtype}FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6)",
         params.out_dtype
     )))
 }

@@ -87,10 +87,10 @@ struct KernelParams {
     // Row i sees keys j <= i + right_shift (kIsCausal). With varlen the kernel adds the shift of
     // each sequence's alignment (device/attention/sequence.cuh).
     int right_shift;
-    // Rows of the workspace for each sequence and head. Row blocks of a kernel are a multiple of
-    // 16, up to 128, rows. Each block that holds a query ends within these rows. Where a forward
-    // pass splits keys, the packed rows of each short sequence of a mixed batch, or 0: the partial
-    // states are of all rows (device/attention/partials.cuh).
+    // Backward: rows of the workspace for each sequence and head. Row blocks of a kernel are a
+    // multiple of 16, up to 128, rows. Each block that holds a query ends within these rows.
+    // Forward with split keys: the packed rows of each short sequence of a mixed batch; 0 if the
+    // partial states are of all rows (device/attention/partials.cuh).
     int workspace_rows;
     float softmax_scale;
     // softmax_scale * log2(e)

@@ -214,7 +214,7 @@ static void rotates(void) {
   ROTATION_REFUSED("rotation_reserved is 1; it must be 0", eight, bad.rotation_reserved = 1);
   ROTATION_REFUSED("head_dim is 4; with FLASHTUNE_ROTATION_HADAMARD it must be a multiple of 8", eight, bad.head_dim = 4);
   ROTATION_REFUSED("out_dtype is 2; it must be FLASHTUNE_DTYPE_E4M3", p, bad.rotation = FLASHTUNE_ROTATION_NONE);
-  ROTATION_REFUSED("out_dtype is 1; it must be FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6) or dtype", p, bad.out_dtype = FLASHTUNE_DTYPE_FP16);
+  ROTATION_REFUSED("out_dtype is 1; it must be dtype, FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6)", p, bad.out_dtype = FLASHTUNE_DTYPE_FP16);
   ROTATION_REFUSED("computes_descale is 1; it must be 0, since out_dtype equals dtype", p, bad.computes_descale = 1);
   ROTATION_REFUSED("heads_per_descale is 1; it must be 0", p, bad.heads_per_descale = 1);
   ROTATION_REFUSED("keys_per_descale is 128; it must be 0", p, bad.keys_per_descale = 128);

@@ -37,17 +37,20 @@ def shape_of_scales(shape, keys_per_descale, heads_per_descale):
     return (full if keys_per_descale else (batch, heads // group)), full
 
 
-def _rotation(seed):
-    """The fields of a rotation by this seed; None: of no rotation."""
-    if seed is None:
-        return _structs.ROTATION_NONE, 0, 0
+def _seed(seed):
+    """The seed of a rotation as an int."""
     try:
         number = operator.index(seed)
     except TypeError:
         number = -1
     if not 0 <= number < 2**64:
         raise InvalidArgumentError(f"the seed of a rotation is {seed!r}; it must be an int from 0 to 2**64 - 1")
-    return _structs.ROTATION_HADAMARD, 0, number
+    return number
+
+
+def _rotation(seed):
+    """The fields of a rotation by this seed; None: of no rotation."""
+    return (_structs.ROTATION_NONE, 0, 0) if seed is None else (_structs.ROTATION_HADAMARD, 0, _seed(seed))
 
 
 def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_descale, computes, rotation_seed):
@@ -63,6 +66,4 @@ def pack(dtype, out_dtype, shape, x, out, descale, keys_per_descale, heads_per_d
 
 def pack_rotation(dtype, shape, x, out, seed):
     """Packed `flashtune_quantize_params` of a call that only rotates. Tensors are as in `pack`."""
-    if seed is None:
-        raise InvalidArgumentError("the seed of a rotation is None; it must be an int from 0 to 2**64 - 1")
-    return pack(dtype, dtype, shape, x, out, (0, 0, 0, 0), 0, 0, 0, seed)
+    return pack(dtype, dtype, shape, x, out, (0, 0, 0, 0), 0, 0, 0, _seed(seed))

@@ -161,7 +161,7 @@ fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64
 /// The scale of a row of the cache.
 fn scale_place(append: &KvAppend, side: &Side, batch: i64, [entry, row, head]: [i64; 3]) -> *mut f32 {
     let (view, [entry, row]) = (side.scales, if append.scales.of_keys { [entry, row] } else { [batch, 0] });
-    let elements = entry * view.stride_batch + row * view.stride_seqlen + head * view.stride_head;
+    let elements = view.offset_of(entry, row, head);
     view.data.cast::<f32>().wrapping_offset(elements as isize)
 }
 
@@ -267,13 +267,13 @@ fn page(append: &KvAppend, batch: i64, index: i64) -> i64 {
 }
 
 fn address(append: &KvAppend, tensor: &TensorRef, [entry, row, head]: [i64; 3]) -> *mut u8 {
-    let elements = entry * tensor.stride_batch + row * tensor.stride_seqlen + head * tensor.stride_head;
+    let elements = tensor.offset_of(entry, row, head);
     tensor.data.cast::<u8>().wrapping_offset((elements * append.element_bytes) as isize)
 }
 
 /// The same in the cache.
 fn cache_address(append: &KvAppend, tensor: &TensorRef, [entry, row, head]: [i64; 3]) -> *mut u8 {
-    let elements = entry * tensor.stride_batch + row * tensor.stride_seqlen + head * tensor.stride_head;
+    let elements = tensor.offset_of(entry, row, head);
     let bytes = if append.class.eight.is_some() { 1 } else { append.element_bytes };
     tensor.data.cast::<u8>().wrapping_offset((elements * bytes) as isize)
 }

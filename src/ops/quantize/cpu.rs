@@ -26,10 +26,11 @@ pub fn run(quantize: &Quantize, workers: &Workers) -> Result<()> {
 
 fn check_scales(quantize: &Quantize) -> Result<()> {
     for unit in 0..quantize.units() as usize {
-        let Unit { batch, block, group } = Unit::new(quantize, unit);
+        let unit = Unit::new(quantize, unit);
         // SAFETY: an element of the checked array.
-        let scale = unsafe { Unit { batch, block, group }.scale(quantize).read() };
+        let scale = unsafe { unit.scale(quantize).read() };
         if !(scale.is_finite() && scale > 0.0) {
+            let Unit { batch, block, group } = unit;
             return Err(Error::invalid(format!(
                 "descale[{batch}][{block}][{group}] is {scale}; a scale must be finite and above 0"
             )));
@@ -55,8 +56,7 @@ impl Unit {
     /// The place of the unit's scale.
     fn scale(&self, quantize: &Quantize) -> *mut f32 {
         let scales = &quantize.scales;
-        let offset =
-            self.batch * scales.stride_batch + self.block * scales.stride_seqlen + self.group * scales.stride_head;
+        let offset = scales.offset_of(self.batch, self.block, self.group);
         scales.data.cast::<f32>().wrapping_offset(offset as isize)
     }
 }
@@ -104,16 +104,13 @@ impl Rows<'_> {
         let wide = &mut wide[..self.quantize.head_dim as usize];
         for position in block * rows_per_scale..((block + 1) * rows_per_scale).min(*seqlen) {
             for head in group * heads_per_scale..(group + 1) * heads_per_scale {
-                let at = batch * x.stride_batch + position * x.stride_seqlen + head * x.stride_head;
+                let at = x.offset_of(batch, position, head);
                 // SAFETY: a row of the checked tensor.
                 unsafe { widen(self.quantize.class.dtype, x.data.cast::<u16>().offset(at as isize).cast(), wide) };
                 if let Some(rotation) = self.rotation {
                     rotation.apply(wide);
                 }
-                use_row(
-                    wide,
-                    (batch * out.stride_batch + position * out.stride_seqlen + head * out.stride_head) as isize,
-                );
+                use_row(wide, out.offset_of(batch, position, head) as isize);
             }
         }
     }

@@ -15,7 +15,7 @@
 
 __device__ __forceinline__ uint32 load_pair(const uint16* at) { return *reinterpret_cast<const uint32*>(at); }
 
-// The numbers of 8 bits in a pair of them, as elements of q's type.
+// Two 8-bit numbers as a pair of q's type.
 __device__ __forceinline__ uint32 converted_pair(uint16 pair) {
     uint32 first, second;
     eight_to_elements(pair, first, second);
@@ -50,7 +50,7 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
         for (int col = 0; col < kHeadDim; col += 8) {
             const auto load_q = [&](int r) { return load_pair(gQ + min(row + r * 8, sequence.seqlen_q - 1) * params.q.stride_seqlen + col + 2 * t); };
             const uint32 a[4] = {load_q(0), load_q(1)};
-            // Tensors of 8 bits are tensors of pairs.
+            // Places in 8-bit tensors count pairs of numbers (TensorRef::in_units).
             if constexpr (kKeyFormat == 0) {
                 mma_k8(s[0], a, load_pair(gK + place_of_key(params, params.k, sequence, min(key + g, sequence.seqlen_k - 1)) + col + 2 * t));
             } else {

@@ -28,8 +28,7 @@ __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], 
                  :: "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(__cvta_generic_to_global(to)), "r"(int(is_stored)) : "memory");
 }
 
-// Sixteen bytes that no thread writes while the kernel runs, under a predicate too. Without it they
-// are 0.
+// Sixteen bytes that no thread writes while the kernel runs; zeros unless `is_loaded`.
 __device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loaded) {
     uint4 x = make_uint4(0, 0, 0, 0);
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"

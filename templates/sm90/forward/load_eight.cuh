@@ -49,8 +49,8 @@ struct EightKeys {
           v(static_cast<const uint16*>(params.v.data) + place_of_keys(params, params.v, sequence, head_kv) + lane % 4 * 8),
           k_scales(params, scales_of_k(params), sequence, head_kv), v_scales(params, scales_of_v(params), sequence, head_kv) {}
 
-    // The table's entries for the lane's rows of a block, the first of which is the key `key`, and
-    // what they name.
+    // `fetch` reads the table's entries for the lane's rows of a block, from the row of key `key`
+    // on. `take` turns entries into pages.
     __device__ __forceinline__ void fetch(Pages& entries, int key, bool exists) const {
         #pragma unroll
         for (int i = 0; i < kLookups; ++i) {
