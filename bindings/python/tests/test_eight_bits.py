@@ -295,9 +295,11 @@ def test_an_fp8_forward_pass_learns_by_a_16_bit_backward_pass():
     errors = [((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(rotated, plain)]
     assert 0.01 < errors[0] < 0.08 and max(errors[1:]) < 0.1, errors
     seeds, groups = (3, 3, None), (HEADS // HEADS_KV, 1, 1)
-    numbers, scales = zip(
-        *[flashtune.quantize(x, torch.float8_e4m3fn, heads_per_descale=g, rotation_seed=s) for x, g, s in zip(made, groups, seeds)]
-    )
+    quantised = [
+        flashtune.quantize(x, torch.float8_e4m3fn, heads_per_descale=group, rotation_seed=seed)
+        for x, group, seed in zip(made, groups, seeds)
+    ]
+    numbers, scales = zip(*quantised)
     descales = {f"{name}_descale": scale for name, scale in zip("qkv", scales)}
     assert torch.equal(rotated[0], flashtune.attention_kvcache(*numbers, causal=True, **descales))
     assert not torch.equal(rotated[0], fp8[0])
