@@ -1,77 +1,72 @@
-// Rotates a warp's row in fp32: y = H D x / sqrt(n). H is the Walsh-Hadamard matrix of n columns.
-// n is the largest power of two that divides the row's columns, and H serves each block of n. D is
-// a diagonal of signs. src/ops/quantize/rotation.rs has the formula of the signs and the same order
-// of additions, so the bits are the same. It knows no tensor.
+// Rotates rows in fp32: y = H D x / sqrt(n). H is the Walsh-Hadamard matrix of n columns. n is the
+// largest power of two that divides the row's columns, and H serves each block of n. D is a
+// diagonal of signs. src/ops/quantize/rotation.rs has the formula of the signs and the same order
+// of additions, so the bits are the same. It knows kThreads but no tensor.
 
-#include "device/quantise.cuh"
+#include "device/lane_row.cuh"
+
+// The bits that D flips, for each chunk of a row's 16-bit elements.
+struct SignMasks {
+    uint4 chunks[kMostCols / kChunk];
+
+    // Bit c % 32 of words[c / 32] is the sign of column c. A barrier must follow.
+    __device__ __forceinline__ void fill(const uint32 (&words)[kMostCols / 32]) {
+        for (int pair = threadIdx.x; pair < kMostCols / 2; pair += kThreads) {
+            const uint32 bits = words[pair / 16] >> pair % 16 * 2;
+            reinterpret_cast<uint32*>(chunks)[pair] = (bits & 1) << 15 | bits >> 1 << 31;
+        }
+    }
+};
 
 struct Hadamard {
-    int n;          // a power of two, at least 8
-    float factor;   // 1 / sqrt(n)
-    uint32 signs;   // bit step * kVec + i is set where D is -1 at x[step][i] of the lane's row
-    static_assert(kSteps * kVec == 16 && kVec <= 8, "a lane has 16 columns, and an access is within a block");
+    const SignMasks& signs;
+    float factor;       // 1 / sqrt(n)
+    int mixed_lanes;    // neighbouring lanes that have a block's first or second chunks
+    bool mixes_chunks;  // a block has both chunks of its lanes
+    int first, second;  // the lane's chunks
 
-    // Bit c % 32 of words[c / 32] is the sign of column c.
-    __device__ __forceinline__ Hadamard(const uint32 (&words)[kMostCols / 32], float factor, int cols, int lane)
-        : n(cols & -cols), factor(factor), signs(0) {
-        #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            const int col = WarpRow::col(step, lane);
-            signs |= (words[col / 32] >> col % 32 & ((1u << kVec) - 1)) << step * kVec;
-        }
+    // `lanes` share a row.
+    __device__ __forceinline__ Hadamard(const SignMasks& signs, float factor, int head_dim, const LaneCols& cols, int lanes)
+        : signs(signs), factor(factor), first(cols.first / kChunk), second(cols.second / kChunk) {
+        const int chunks = (head_dim & -head_dim) / kChunk;
+        mixed_lanes = min(chunks, lanes), mixes_chunks = chunks > lanes;
+    }
+
+    static __device__ __forceinline__ void flip(Chunk<uint16>& chunk, const uint4& signs) {
+        chunk.words[0] ^= signs.x, chunk.words[1] ^= signs.y, chunk.words[2] ^= signs.z, chunk.words[3] ^= signs.w;
     }
 
     // All lanes of the warp call it. Columns past the row's end are 0 and stay 0.
-    __device__ __forceinline__ void apply(WarpRow& row) const {
+    __device__ __forceinline__ LaneRow rotated(RawRow raw) const {
+        flip(raw.chunks[0], signs.chunks[first]), flip(raw.chunks[1], signs.chunks[second]);
+        LaneRow row(raw);
+        // Distances 1, 2 and 4: within a chunk.
         #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int distance = 1; distance < kChunk; distance *= 2) {
             #pragma unroll
-            for (int i = 0; i < kVec; ++i) {
-                const uint32 sign = signs >> (step * kVec + i) << 31;
-                row.x[step][i] = __uint_as_float(__float_as_uint(row.x[step][i]) ^ sign);
+            for (int i = 0; i < kChunk; ++i) {
+                if (i & distance) continue;
+                butterfly(row.x[0][i], row.x[0][i + distance]);
+                butterfly(row.x[1][i], row.x[1][i + distance]);
             }
         }
-        // Distances below kVec: both columns are the lane's, in one step.
-        #pragma unroll
-        for (int distance = 1; distance < kVec; distance *= 2) {
+        // Chunks of two lanes: each computes its own sum or difference. The product is exact.
+        #pragma unroll 1
+        for (int lanes = 1; lanes < mixed_lanes; lanes *= 2) {
+            const float sign = threadIdx.x & lanes ? -1.f : 1.f;
             #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                #pragma unroll
-                for (int i = 0; i < kVec; ++i) {
-                    if ((i & distance) == 0) butterfly(row.x[step][i], row.x[step][i + distance]);
-                }
+            for (int i = 0; i < kChunk; ++i) {
+                row.x[0][i] = fmaf(row.x[0][i], sign, __shfl_xor_sync(0xffffffff, row.x[0][i], lanes));
+                row.x[1][i] = fmaf(row.x[1][i], sign, __shfl_xor_sync(0xffffffff, row.x[1][i], lanes));
             }
         }
-        // Up to 16 * kVec: the other column is another lane's. Each of the two computes its own.
-        #pragma unroll
-        for (int lanes = 1; lanes < 32; lanes *= 2) {
-            if (lanes * kVec >= n) continue;
-            const bool is_upper = threadIdx.x & lanes;
+        if (mixes_chunks) {
             #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                #pragma unroll
-                for (int i = 0; i < kVec; ++i) {
-                    const float own = row.x[step][i], other = __shfl_xor_sync(0xffffffff, own, lanes);
-                    row.x[step][i] = is_upper ? other - own : own + other;
-                }
-            }
-        }
-        // From 32 * kVec on: both columns are the lane's, in two steps.
-        #pragma unroll
-        for (int steps = 1; steps < kSteps; steps *= 2) {
-            if (steps * 32 * kVec >= n) continue;
-            #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                if (step & steps) continue;
-                #pragma unroll
-                for (int i = 0; i < kVec; ++i) butterfly(row.x[step][i], row.x[(step + steps) % kSteps][i]);
-            }
+            for (int i = 0; i < kChunk; ++i) butterfly(row.x[0][i], row.x[1][i]);
         }
         #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            #pragma unroll
-            for (int i = 0; i < kVec; ++i) row.x[step][i] *= factor;
-        }
+        for (int i = 0; i < kChunk; ++i) row.x[0][i] *= factor, row.x[1][i] *= factor;
+        return row;
     }
 
     static __device__ __forceinline__ void butterfly(float& low, float& high) {

@@ -76,6 +76,9 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                 (1, 1, 96, true, Some(3)),
                 (128, 2, 40, true, Some(u64::MAX - 5)),
                 (150, 1, 256, false, Some(1 << 40)),
+                // Units of several tiles.
+                (150, 4, 200, true, None),
+                (150, 1, 256, true, Some(8)),
             ] {
                 let dtype = [Dtype::Bf16, Dtype::Fp16][(index + dim as usize) % 2];
                 let count = (batch * seqlen * heads * dim) as usize;
@@ -133,6 +136,42 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                 assert!(download(&subject.backend, &out) == expected, "{} {op:?}", to.name());
             }
         }
+    }
+}
+
+/// Units of one tile and of several.
+#[test]
+fn zeros_and_magnitudes_too_small_to_divide_by_have_the_scale_1() {
+    let (heads, dim, to) = (3, 256, Eight::Int8);
+    for (subject, seqlen) in subjects().iter().flat_map(|subject| [(subject, 8), (subject, 300)]) {
+        let elements = (0..seqlen * heads * dim).map(|i| [0.0, 2f32.powi(-101), 1.0][(i / dim % heads) as usize]);
+        let memory = upload(&subject.backend, &bytes_of(Dtype::Bf16, &elements.collect::<Vec<_>>()));
+        let out = upload(&subject.backend, &vec![0xaa; (seqlen * heads * dim) as usize]);
+        let scales = upload(&subject.backend, &[0xff; 12]);
+        let op = Quantize {
+            class: QuantizeClass {
+                dtype: Dtype::Bf16,
+                to: Some(to),
+                layout: Layout::Vec8,
+                of_rows: false,
+                rotates: false,
+            },
+            batch_size: 1,
+            seqlen,
+            num_heads: heads,
+            head_dim: dim,
+            rows_per_scale: seqlen,
+            heads_per_scale: 1,
+            computes: true,
+            rotation_seed: 0,
+            x: TensorRef::packed(memory.address(), seqlen, heads, dim),
+            out: TensorRef::packed(out.address(), seqlen, heads, dim),
+            scales: TensorRef::packed(scales.address(), 1, heads, 1),
+        };
+        run(&subject.backend, &op);
+        assert_eq!(floats(&download(&subject.backend, &scales)), [1.0, 1.0, 1.0 / to.largest()]);
+        let numbers = download(&subject.backend, &out);
+        assert!(numbers.iter().enumerate().all(|(i, x)| *x == [0, 0, 127][i / dim as usize % heads as usize]));
     }
 }
 

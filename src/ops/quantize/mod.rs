@@ -11,7 +11,7 @@ pub use call::Quantize;
 pub use rotation::{LEAST_BLOCK, Rotation};
 
 use super::class::OpClass;
-use super::op::Op;
+use super::op::{Launch, Op};
 use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
@@ -39,8 +39,12 @@ unsafe impl Op for Quantize {
         kernel::QuantizeParams::new(self)
     }
 
-    fn grid(&self, sm_count: u32) -> [u32; 3] {
-        kernel::grid(self, sm_count)
+    fn grid(&self, _sm_count: u32) -> [u32; 3] {
+        kernel::last_grid(self)
+    }
+
+    fn launches(&self, _sm_count: u32, launch: &mut Launch<'_, kernel::QuantizeParams>) -> Result<()> {
+        kernel::launches(self, launch)
     }
 
     fn run_on_cpu(&self, workers: &Workers) -> Result<()> {

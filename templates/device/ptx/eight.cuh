@@ -1,6 +1,6 @@
 // Instructions for 8-bit numbers: bytes moved within registers, and conversions to and from fp16
-// and fp32 (PTX ISA, "prmt", "cvt", "redux"). device/eight.cuh builds conversions of all formats
-// from them. This file knows kArch but no format and no tensor.
+// and fp32 (PTX ISA, "prmt", "cvt", "cvt.pack", "redux"). device/eight.cuh builds conversions of
+// all formats from them. This file knows kArch but no format and no tensor.
 
 #include "device/types.cuh"
 
@@ -40,6 +40,14 @@ __device__ __forceinline__ uint16 fp32_to_e5m2(float low, float high) {
     uint16 pair = 0;
     if constexpr (kConvertsFp8) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+// Two integers as bytes, clamped to -128 and 127, below the low half of `upper`. `low` goes to the
+// low byte.
+__device__ __forceinline__ uint32 saturated_bytes(int low, int high, uint32 upper) {
+    uint32 bytes;
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(high), "r"(low), "r"(upper));
+    return bytes;
 }
 
 // Products and differences of pairs of fp16.

@@ -50,7 +50,10 @@ inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline float ceilf(float x) { return __builtin_ceilf(x); }
 inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float fminf(float x, float y) { return __builtin_fminf(x, y); }
-inline int __float2int_rn(float x) { return int(__builtin_rintf(x)); }
+inline int __float2int_rn(float x) {
+    if (x != x) return 0;
+    return x >= 0x1p31f ? 0x7fffffff : x < -0x1p31f ? -0x7fffffff - 1 : int(__builtin_rintf(x));
+}
 inline float fabsf(float x) { return __builtin_fabsf(x); }
 inline float log2f(float x) { return __builtin_log2f(x); }
 inline float logf(float x) { return __builtin_logf(x); }
@@ -93,6 +96,12 @@ inline T atomicAdd(T* to, T value) {
         *to = before + value;
         return before;
     }
+}
+template <class T>
+inline T atomicMax(T* to, T value) {
+    const T before = *to;
+    if (before < value) *to = value;
+    return before;
 }
 inline void __threadfence() {}
 

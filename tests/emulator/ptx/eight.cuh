@@ -50,6 +50,11 @@ __device__ __forceinline__ uint16 fp32_to_e5m2(float low, float high) {
     return uint16(narrow_float(low, 2, 15, 57344.f) | narrow_float(high, 2, 15, 57344.f) << 8);
 }
 
+__device__ __forceinline__ uint32 saturated_bytes(int low, int high, uint32 upper) {
+    const auto byte = [](int x) -> uint32 { return uint32(x < -128 ? -128 : x > 127 ? 127 : x) & 0xff; };
+    return upper << 16 | byte(high) << 8 | byte(low);
+}
+
 __device__ __forceinline__ uint32 floats_to_fp16_pair(float low, float high) { return fp16_bits(low) | fp16_bits(high) << 16; }
 __device__ __forceinline__ void fp16_pair_to_floats(uint32 pair, float& low, float& high) {
     low = static_cast<float>(bits_as<_Float16>(uint16(pair))), high = static_cast<float>(bits_as<_Float16>(uint16(pair >> 16)));
