@@ -3,9 +3,11 @@
 its parts, in CUDA graphs on one GPU.
 
 "one call" is flash_attn_varlen_func over pages in random order, with lengths and block table on the
-device. "prefill" is the same chunks over contiguous keys. "decode" is flash_attn_with_kvcache of
-the single tokens over the same pages. Each call is captured into a graph. The order of the graphs
-changes from round to round (order.py), and medians count.
+device. "prefill" is the same chunks over contiguous keys, and "pages" over those pages, which tells
+what pages cost without any mixing. "decode" is flash_attn_with_kvcache of the single tokens over
+the same pages. Each call is captured into a graph. The order of the graphs changes from round to
+round (order.py), and medians count. With --range a range of all batches (docs/serving.md) is
+prepared first, and calls over pages run its kernels.
 
 Prints microseconds, and the time of one call over the sum of its parts. "difference" is the largest
 difference of an element of one call from the parts.
@@ -24,6 +26,7 @@ from timing import ROUNDS, captured, round_robin
 def parser():
     parser = loop.parser(__doc__, mixed_cases.SUITES, None, ROUNDS)
     parser.add_argument("--mixes", type=int, default=1, metavar="SEED", help="seed of the random mixes, default 1")
+    parser.add_argument("--range", action="store_true", help="prepare a range of batches first")
     return parser
 
 
@@ -68,19 +71,22 @@ def calls_of(case):
     queries, keys = case["queries"], case["keys"]
     of_chunks = sum(queries[:chunks])
 
-    def one():
+    def over_pages(count, rows):
+        """One call of the first sequences, which have so many rows of Q."""
         return flash_attn_varlen_func(
-            batch.q, batch.k_pages, batch.v_pages, batch.starts_q, batch.starts_k, max(queries), max(keys),
-            causal=True, block_table=batch.table,
+            batch.q[:rows], batch.k_pages, batch.v_pages, batch.starts_q[: count + 1], batch.starts_k[: count + 1],
+            max(queries[:count]), max(keys[:count]), causal=True, block_table=batch.table[:count],
+            seqused_k=batch.lengths[:count],
         )  # fmt: skip
 
-    calls = {"one call": one}
+    calls = {"one call": lambda: over_pages(len(queries), len(batch.q))}
     if chunks:
         q, rows = batch.q[:of_chunks], sum(keys[:chunks])
         k, v = batch.k[:rows], batch.v[:rows]
         starts_q, starts_k = batch.starts_q[: chunks + 1], batch.starts_k[: chunks + 1]
         longest = max(queries), max(keys[:chunks])
         calls["prefill"] = lambda: flash_attn_varlen_func(q, k, v, starts_q, starts_k, *longest, causal=True)
+        calls["pages"] = lambda: over_pages(chunks, of_chunks)
     if chunks < len(queries):
         tokens, table, lengths = batch.q[of_chunks:, None], batch.table[chunks:], batch.lengths[chunks:]
 
@@ -91,6 +97,21 @@ def calls_of(case):
 
         calls["decode"] = decode
     return calls
+
+
+def prepare_range_of(case):
+    """Prepares every batch of up to 256 sequences, chunks of up to 8192 tokens and 16384 keys, with
+    the case's heads and pages."""
+    import flashtune
+
+    empty = dict(device="cuda", dtype=torch.bfloat16)
+    q = torch.empty(1, case["heads"], case["head_dim"], **empty)
+    pages = torch.empty(1, case["page_size"], case["heads_kv"], case["head_dim"], **empty)
+    one = torch.ones(1, device="cuda", dtype=torch.int32)
+    flashtune.prepare_range(
+        q, pages, pages, largest=(256, 8192, 16384), optional=("cu_seqlens_q",), causal=True,
+        cu_seqlens_q=starts([1]), max_seqlen_q=1, block_table=one[:, None], seqused_k=one,
+    )  # fmt: skip
 
 
 def measure(case, rounds):
@@ -119,6 +140,8 @@ def main():
     measured_on = machine.describe()
 
     def rows_of(suite, case):
+        if arguments.range:
+            prepare_range_of(case)
         row = dict(suite=suite, **measure(case, arguments.rounds))
         show(row)
         return [row]
