@@ -454,7 +454,13 @@ fn every_kernel_after_the_first_waits_for_its_predecessor() {
     let (h200, few_queries) = (Device::typical(SM90).unwrap(), Problem { seqlen_q: 1, seqlen_k: 100_000, ..problem() });
     let sinks = Features { sinks: true, ..Features::NONE };
     let backward = |head_dim| Problem { pass: Pass::Backward, head_dim, features: sinks, ..problem() };
-    let problems = [few_queries, backward(64), backward(256), backward(300)];
+    let features = Features {
+        varlen: Some(Varlen { total_q: Some(4000), ..Varlen::default() }),
+        paged: Some(64),
+        ..Features::NONE
+    };
+    let mixed = Problem { features, ..problem() };
+    let problems = [few_queries, mixed, backward(64), backward(256), backward(300)];
     for problem in problems {
         let kernels = render_pass(&problem, &heuristic(&problem, &h200), SM90).unwrap();
         assert!(kernels.len() > 1, "{problem:?}");

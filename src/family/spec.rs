@@ -45,10 +45,10 @@ pub struct KernelSpec {
     pub registers: Option<WarpgroupRegisters>,
     /// The kernel takes the sequences with at most this many packed query rows; 0: all.
     pub most_rows: u32,
-    /// Set if the kernel belongs to another family than the config: a decode kernel and, after it,
-    /// what combines its splits. Lent kernels come after the config's own and read nothing that
-    /// those write. If the config's own kernel splits keys, its combine kernel may write the lent
-    /// kernels' rows first.
+    /// Set if the kernel belongs to another family than the config: a decode kernel, before the
+    /// config's own, and what combines its splits, after them. The config's own kernels neither
+    /// read nor write what these do. If the config's own kernel splits keys, its combine kernel may
+    /// write the decode kernel's rows, so that the decode kernel comes after it.
     pub lent: Option<Lent>,
 }
 

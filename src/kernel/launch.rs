@@ -120,7 +120,7 @@ impl Executable {
                 )));
             }
             // Whether the kernel may start before the end of the one before it, whose results it
-            // then waits for. A lent kernel of attention waits for none.
+            // then waits for. A decode kernel that is lent waits for none.
             let follows = overlaps && (spec.lent.is_none() || spec.template == COMBINE);
             let enqueued = match spec.arguments {
                 Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),

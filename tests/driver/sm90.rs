@@ -170,23 +170,23 @@ fn the_decode_kernel_of_few_sequences_splits_keys_and_its_states_have_rows_of_it
             let of_launch = |launch: &FakeLaunch| (launch.grid, launch.overlaps);
             (launched.iter().map(of_launch).collect::<Vec<_>>(), splits, lse)
         };
-        // 18 splits of 14 tiles are 252 CTAs; 16 give each 256 of the 4,096 keys. Only the kernel
-        // that combines may start before the one ahead of it ends.
-        let main = ([132, 1, 1], 0);
+        // 18 splits of 14 tiles are 252 CTAs; 16 give each 256 of the 4,096 keys. The kernels after
+        // that of short sequences may start before the one ahead of them ends.
+        let main = ([132, 1, 1], 1);
         let lse = |splits: u64| 0xa00000 + splits * 14 * 16 * 128 * 4;
-        let split = |splits| vec![main, ([14, splits, 1], 0), ([14 * 16, 1, 1], 1)];
+        let split = |splits| vec![([14, splits, 1], 0), main, ([14 * 16, 1, 1], 1)];
         assert_eq!(launch(&executable, few, 0), (split(16), 16, lse(16)));
         assert_eq!(lse(16) + 16 * 14 * 16 * 4, 0xa00000 + few.workspace_bytes() as u64);
         assert_eq!(launch(&executable, few, 3), (split(3), 3, lse(3)));
-        let unsplit = (vec![main, ([14, 1, 1], 0)], 1, 0);
+        let unsplit = (vec![([14, 1, 1], 0), main], 1, 0);
         assert_eq!(launch(&executable, few, 1), unsplit);
         assert_eq!(launch(&executable, Problem { seqlen_k: 500, ..few }, 0), unsplit, "too few keys");
         let many = Problem { batch_size: 70, ..few };
-        assert_eq!(launch(&executable, many, 0).0, vec![main, ([140, 1, 1], 0)], "enough CTAs");
+        assert_eq!(launch(&executable, many, 0).0, vec![([140, 1, 1], 0), main], "enough CTAs");
         // No sequence is short, so no kernel has any to take.
         let varlen = Some(Varlen::default());
         let long = Problem { features: Features { varlen, ..features }, ..few };
-        assert_eq!((launch(&executable, long, 0).0, long.workspace_bytes()), (vec![main], 0));
+        assert_eq!((launch(&executable, long, 0).0, long.workspace_bytes()), (vec![([132, 1, 1], 0)], 0));
         // A config of a larger group has more rows, so that the workspace holds fewer splits.
         let (_gpu, of_larger_group) = build_from_cache(&few, &splitting.clone().with("decode_rows", 64));
         assert_eq!(launch(&of_larger_group.unwrap(), few, 0).1, 4);

@@ -154,7 +154,13 @@ impl Space for ForwardKnobs {
             ..KernelSpec::MAIN
         };
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
-        [main].into_iter().chain(combine).chain(self.of_short_sequences(problem)).collect()
+        let mut of_short = self.of_short_sequences(problem).into_iter();
+        match combine {
+            // It writes the rows of short sequences too, so their kernel comes last.
+            Some(combine) => [main, combine].into_iter().chain(of_short).collect(),
+            // This family's CTAs come to the SMs that the decode kernel leaves idle.
+            None => of_short.next().into_iter().chain([main]).chain(of_short).collect(),
+        }
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
@@ -167,7 +173,7 @@ impl Space for ForwardKnobs {
 }
 
 impl ForwardKnobs {
-    /// The decode kernel of short sequences, and what combines its splits. Where this family's
+    /// The decode kernel of short sequences and what combines its splits. Where this family's
     /// kernel splits keys, that one does not: the workspace has room for the states of one of them.
     fn of_short_sequences(&self, problem: &Problem) -> Vec<KernelSpec> {
         if self.decode_rows == 0 {
@@ -321,8 +327,8 @@ mod tests {
             (knobs.decode_rows, knobs.kernels(problem).iter().map(|spec| spec.template).collect::<Vec<_>>())
         };
         let of_many = Problem { batch_size: 64, ..of_heads(8) };
-        assert_eq!(templates(&of_many), (16, vec!["sm90_forward", "decode"]));
-        assert_eq!(templates(&of_heads(8)), (16, vec!["sm90_forward", "decode", "combine"]), "few sequences");
+        assert_eq!(templates(&of_many), (16, vec!["decode", "sm90_forward"]));
+        assert_eq!(templates(&of_heads(8)), (16, vec!["decode", "sm90_forward", "combine"]), "few sequences");
         assert_eq!(templates(&of_heads(1)).0, 32, "a token has 32 packed rows");
         assert_eq!(templates(&Problem { num_heads_q: 128, ..of_heads(1) }).0, 0, "no tile has so many rows");
         assert_eq!(templates(&Problem { batch_invariant: true, ..of_heads(8) }).0, 0);
@@ -343,7 +349,7 @@ mod tests {
             assert!(knobs.fits(&few, &h200()));
             knobs.kernels(&few).iter().map(|spec| (spec.template, spec.most_splits)).collect::<Vec<_>>()
         };
-        assert_eq!(splits(unsplit), [("sm90_forward", 1), ("decode", 128), ("combine", 128)]);
+        assert_eq!(splits(unsplit), [("decode", 128), ("sm90_forward", 1), ("combine", 128)]);
         let split = ForwardKnobs { num_splits: 4, tma_store: 0, ..unsplit };
         assert_eq!(splits(split), [("sm90_forward", 4), ("combine_rows", 4), ("decode", 1)]);
         let alone = ForwardKnobs { decode_rows: 0, ..unsplit };

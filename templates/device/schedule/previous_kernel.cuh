@@ -9,7 +9,8 @@
 // Once every CTA of a kernel has called start_next_kernel, the next kernel's CTAs come to SMs that
 // have room for them, and wait there. Without the call they come when every CTA has ended. A kernel
 // that calls it waits for the kernel before it in every CTA, so that its own end follows that
-// one's.
+// one's. The sm90 kernel of a mixed batch needs nothing of the decode kernel before it, and waits
+// at its end.
 
 #include "device/ptx/sync.cuh"
 

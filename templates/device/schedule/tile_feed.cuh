@@ -16,6 +16,9 @@
 // counter's owner sets it to zero before the launch. A feed draws no tile before it has loaded the
 // previous one.
 //
+// Where CTAs may start late (Tiles::kMayStartLate), the counter gives the first tile too, so that
+// the longest tiles do not wait for the last CTAs. advance() then comes before the first tile.
+//
 // With kWholeHeads a feed takes all tiles of a head, one after the other, and then those of every
 // n-th head.
 
@@ -26,7 +29,8 @@ struct TileFeed {
     const KernelParams& params;
     TileList<Tiles, kIsVarlen> tiles;
     uint32* const counter;
-    uint32 index = blockIdx.x / kCtas, next = 0;
+    static constexpr bool kAdvancesFirst = Tiles::kMayStartLate;
+    uint32 index = blockIdx.x / kCtas - (kAdvancesFirst ? feeds() : 0), next = 0;
     bool has_next = false;
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kCtas; }
@@ -42,7 +46,7 @@ struct TileFeed {
     }
     __device__ __forceinline__ uint32 draw() const {
         if (knows_second() && index < feeds()) return index + feeds();
-        const uint32 taken = kByTicket ? 0 : knows_second() ? 2 * feeds() : feeds();
+        const uint32 taken = kByTicket || kAdvancesFirst ? 0 : knows_second() ? 2 * feeds() : feeds();
         return taken + atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }

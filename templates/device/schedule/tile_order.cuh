@@ -71,9 +71,10 @@ struct TileOrder {
 // The forward pass's tiles of kBlockM query rows. Under a causal mask the last rows see most keys,
 // so they come first. With kMaySplit a tile does a part of the blocks that its rows see. Sequences
 // of up to kLeftRows packed rows, over the heads of a group, have no tiles: another kernel takes
-// them.
+// them. It may still run when this one starts.
 template <int kLeftRows>
 struct QueryTiles {
+    static constexpr bool kMayStartLate = kLeftRows > 0;
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         const bool is_left = kLeftRows > 0 && sequence.seqlen_q <= kLeftRows / params.group_size;
         return TileOrder(is_left ? 0 : sequence.seqlen_q, kBlockM, sequences * params.num_heads_q,
@@ -118,6 +119,7 @@ struct QueryTiles {
 // With kMaySplit a tile does a part of its keys' walk through the blocks of queries.
 template <bool kLastFirst, bool kHeadByHead = false>
 struct KeyTiles {
+    static constexpr bool kMayStartLate = false;
     static __device__ __forceinline__ TileOrder order(const KernelParams& params, const Sequence& sequence, int sequences, uint32 feeds) {
         TileOrder order(sequence.seqlen_k, kBlockN, sequences * params.num_heads_kv,
                         float(sequence.seqlen_q) * (kHeadDim * 6 + kHeadDimV * 2) * float(params.group_size), feeds, splits_of_tile(params));

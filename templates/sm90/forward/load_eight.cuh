@@ -200,6 +200,7 @@ __device__ __forceinline__ void load_eight(const KernelParams& params, const Sha
     Feed feed(params, tile_counter);
     const bool draws_early = kKStages <= 2 || feed.knows_second();
     for (uint32 nth = 0;; ++nth) {
+        if (is_first && feed.kAdvancesFirst) feed.advance();
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
         const Tile tile = shared.tiles.get(nth);
@@ -215,7 +216,7 @@ __device__ __forceinline__ void load_eight(const KernelParams& params, const Sha
             if (is_first && block == last) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
             loader.convert_v(keys, block, tile.begin);
         }
-        if (is_first) feed.advance();
+        if (is_first && !feed.kAdvancesFirst) feed.advance();
     }
     if (is_first) feed.finish();
 }
