@@ -7,7 +7,7 @@ use crate::config::Family::{self, Decode, Sm80, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
 use crate::family::{check, families, kernels};
-use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem};
+use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem, Varlen};
 
 fn devices() -> [Device; 4] {
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())
@@ -91,6 +91,26 @@ fn few_packed_rows_over_pages_are_decodes_and_more_are_its_last() {
         }
         let fp32 = Problem { dtype: Dtype::Fp32, layout: Layout::Vec4, ..of(1, 4096) };
         assert_eq!(families(&fp32, &device), [Sm80]);
+    }
+}
+
+/// A token's tile has the rows of the longest chunk in the decode family. sm90 leaves tokens to a
+/// decode kernel of their own, and its tiles read the keys once for each head of a group.
+#[test]
+fn small_chunks_beside_tokens_are_sm90s_where_a_group_has_one_head() {
+    let of = |device: &Device, group_size, seqlen_q| {
+        // A lookup does not know the tokens of a batch.
+        let varlen = Some(Varlen::default());
+        let features = Features { varlen, paged: Some(64), ..Features::NONE };
+        let problem = Problem { features, ..problem(70, group_size, seqlen_q, 8192, 64) };
+        assert_eq!(checked(&problem, heuristic(&problem, device), device), Ok(()));
+        families(&problem, device)[0]
+    };
+    for device in devices() {
+        let sm90_or_decode = if device.arch == Arch::Sm(9, 0) { Sm90 } else { Decode };
+        assert_eq!([17, 48, 64].map(|queries| of(&device, 1, queries)), [sm90_or_decode; 3]);
+        let others = [of(&device, 1, 16), of(&device, 2, 32), of(&device, 4, 16)];
+        assert_eq!(others, [Decode; 3], "{}", device.name);
     }
 }
 
