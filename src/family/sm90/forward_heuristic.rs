@@ -1,7 +1,7 @@
 //! The config that the sm90 forward pass begins with: a tile by head dim and features, and what
 //! follows from it.
 
-use super::forward_geometry::ForwardKnobs;
+use super::forward_geometry::{ForwardKnobs, common_box_rows};
 use super::warpgroup::tiles_differ;
 use crate::device::{Arch, Device};
 use crate::family::decode;
@@ -190,8 +190,12 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
     // A block of 64 keys holds whole pages of 8, 16 or 32 keys, and divides larger powers of two,
-    // so TMA copies them.
-    let keys = if problem.features.paged.is_some_and(|page_size| page_size % i64::from(keys) != 0) { 64 } else { keys };
+    // so TMA copies them. At head dims up to 64 blocks of 96 keys are faster, in boxes of 16 or 32
+    // keys of such pages (docs/tuning/pages.md).
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && problem.features.eight_bits.is_none();
+    let takes_boxes = is_narrow && common_box_rows(keys, problem) % 16 == 0;
+    let fits_pages = |page_size: i64| page_size % i64::from(keys) == 0 || takes_boxes;
+    let keys = if problem.features.paged.is_none_or(fits_pages) { keys } else { 64 };
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
     flows.map(config).find(|config| config.fits(problem, device))
 }
