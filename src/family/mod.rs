@@ -64,14 +64,12 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
         return families;
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
-    // sm90's kernels for 8-bit keys have not been timed, so sm80 is preferred until a tuning run
-    // has measured both.
-    let is_timed = problem.features.eight_bits.is_none();
+    let is_faster = eight_bits::sm90_is_faster(problem);
     let rank = match decode::rank(problem) {
-        Rank::Preferred if is_sm90 && is_timed && sm90::serves_small_chunks(problem) => Rank::Last,
+        Rank::Preferred if is_sm90 && sm90::serves_small_chunks(problem) => Rank::Last,
         rank => rank,
     };
-    match (rank, is_sm90, is_timed) {
+    match (rank, is_sm90, is_faster) {
         (Rank::Preferred, true, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
         (Rank::Preferred, true, false) => &[Family::Decode, Family::Sm80, Family::Sm90],
         (Rank::Preferred, false, _) => &[Family::Decode, Family::Sm80],

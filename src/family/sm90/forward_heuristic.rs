@@ -99,7 +99,7 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of 8-bit keys, not timed: tiles as for problems that take more registers, with blocks
+/// The same of 8-bit keys; other tiles are not timed. Tiles are as for problems that take more registers, with blocks
 /// of 64 or 96 keys.
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;

@@ -53,7 +53,7 @@ fn split(problem: Problem, device: &Device) -> (Problem, Config) {
     (few, of_sm90(&few, device).with("num_splits", 3).with("tma_store", 0))
 }
 
-/// sm90 is not the preferred family over keys of 8 bits.
+/// sm90 is not the preferred family over some keys of 8 bits.
 fn of_sm90(problem: &Problem, device: &Device) -> Config {
     let config = heuristics(problem, device).into_iter().find(|config| config.family == Family::Sm90);
     config.unwrap_or_else(|| panic!("sm90 does not serve {problem:?}"))
