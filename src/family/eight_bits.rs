@@ -21,14 +21,6 @@ pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Fami
     Some(if is_done { &[Family::Sm90Fp8] } else { &[] })
 }
 
-/// Whether sm90's forward kernel is faster than sm80's over the problem's keys (docs/tuning/eight-bits.md).
-/// With scales of single keys in pages it is slower from head dim 128 on.
-pub fn sm90_is_faster(problem: &Problem) -> bool {
-    let has_scales_in_pages =
-        problem.features.paged.is_some() && problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale == 1);
-    !has_scales_in_pages || problem.head_dim.max(problem.head_dim_v) < 128
-}
-
 /// Refuses 8-bit problems that no family does on this GPU.
 pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
     if problem.features.eight_bits.is_none() {

@@ -64,21 +64,18 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
         return families;
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
-    let is_faster = eight_bits::sm90_is_faster(problem);
+    let has_eight_bits = problem.features.eight_bits.is_some();
     let rank = match decode::rank(problem) {
-        Rank::Preferred if is_sm90 && sm90::serves_small_chunks(problem) => Rank::Last,
+        Rank::Preferred if is_sm90 && !has_eight_bits && sm90::serves_small_chunks(problem) => Rank::Last,
         rank => rank,
     };
-    match (rank, is_sm90, is_faster) {
-        (Rank::Preferred, true, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
-        (Rank::Preferred, true, false) => &[Family::Decode, Family::Sm80, Family::Sm90],
-        (Rank::Preferred, false, _) => &[Family::Decode, Family::Sm80],
-        (Rank::Last, true, true) => &[Family::Sm90, Family::Sm80, Family::Decode],
-        (Rank::Last, true, false) => &[Family::Sm80, Family::Sm90, Family::Decode],
-        (Rank::Last, false, _) => &[Family::Sm80, Family::Decode],
-        (Rank::Unserved, true, true) => &[Family::Sm90, Family::Sm80],
-        (Rank::Unserved, true, false) => &[Family::Sm80, Family::Sm90],
-        (Rank::Unserved, false, _) => &[Family::Sm80],
+    match (rank, is_sm90) {
+        (Rank::Preferred, true) => &[Family::Decode, Family::Sm90, Family::Sm80],
+        (Rank::Preferred, false) => &[Family::Decode, Family::Sm80],
+        (Rank::Last, true) => &[Family::Sm90, Family::Sm80, Family::Decode],
+        (Rank::Last, false) => &[Family::Sm80, Family::Decode],
+        (Rank::Unserved, true) => &[Family::Sm90, Family::Sm80],
+        (Rank::Unserved, false) => &[Family::Sm80],
     }
 }
 

@@ -40,6 +40,15 @@ __device__ __forceinline__ void eight_to_fp16(uint32 four, uint32& first, uint32
     }
 }
 
+// Four numbers as two pairs of fp16 in their order, where the upper half needs no shift.
+__device__ __forceinline__ void eight_to_fp16_pairs(uint32 four, uint32& first, uint32& second) {
+    if constexpr (kKeyFormat == kE4m3 && kConvertsFp8) {
+        e4m3_to_fp16_pairs(four, first, second);
+    } else {
+        eight_to_fp16<false>(four, first, second);
+    }
+}
+
 // Four numbers as two pairs of q's type: the bytes 0 and 1, then 2 and 3.
 __device__ __forceinline__ void eight_to_elements(uint32 four, uint32& first, uint32& second) {
     if constexpr (kIsBf16 && kKeyFormat == kInt8) {
@@ -51,11 +60,7 @@ __device__ __forceinline__ void eight_to_elements(uint32 four, uint32& first, ui
         second = subtract_bf16_pairs(second & kLowBits, second & kSign);
         return;
     }
-    if constexpr (kKeyFormat == kE4m3 && kConvertsFp8) {
-        e4m3_to_fp16_pairs(four, first, second);
-    } else {
-        eight_to_fp16<false>(four, first, second);
-    }
+    eight_to_fp16_pairs(four, first, second);
     if constexpr (kIsBf16) {
         first = pack2(fp16_to_float(uint16(first)), fp16_to_float(uint16(first >> 16)));
         second = pack2(fp16_to_float(uint16(second)), fp16_to_float(uint16(second >> 16)));

@@ -130,8 +130,9 @@ fn e4m3_uses_tensor_cores_of_8_bits() {
     });
 }
 
-/// sm90's producer converts keys beside a 16-bit q on their way to shared memory, from 16 bytes a
-/// lane to two times 16 bytes. Nothing multiplies by mma.sync but the rows of a stale maximum.
+/// sm90's producer converts keys beside a 16-bit q to fp16 on their way to shared memory, from 16
+/// bytes a lane to two times 16 bytes. Nothing multiplies by mma.sync but the rows of a stale
+/// maximum.
 #[test]
 fn keys_of_eight_bits_use_wgmma_of_16_bits() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -154,13 +155,12 @@ fn keys_of_eight_bits_use_wgmma_of_16_bits() {
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
         let eight_bits = problem.features.eight_bits.unwrap();
         kernel.demand(true, &["HGMMA"], &["F32"]);
-        kernel.demand(problem.dtype == Dtype::Bf16, &["HGMMA"], &["BF16"]);
+        kernel.demand(false, &["HGMMA"], &["BF16"]);
         kernel.demand(false, &["HMMA"], &["16816"]);
         kernel.demand(config.get("stale_max") == Some(1), &["HMMA"], &["1688"]);
         kernel.demand(true, &["LDG"], &["128", "CONSTANT"]);
         kernel.demand(true, &["STS"], &["128"]);
         kernel.demand(eight_bits.keys == Eight::E4m3, &["F2FP"], &["E4M3"]);
-        kernel.demand(eight_bits.keys == Eight::Int8, &["HADD2"], &["BF16_V2"]);
         kernel.demand(true, &["FENCE"], &["ASYNC"]);
         // K and V come by no copy.
         kernel.demand(false, &["LDGSTS"], &[]);

@@ -111,14 +111,19 @@ fn quantising_costs_what_the_rule_says() {
 #[test]
 fn gpu_survives_adversarial_scores_over_eight_bits() {
     let Some(subject) = Subject::gpu() else { return };
-    let eight_bits = EightBits { keys: Eight::E5m2, queries: false, keys_per_scale: 0 };
+    let kinds = [(Dtype::Bf16, 0), (Dtype::Bf16, 1), (Dtype::Bf16, 128), (Dtype::Fp16, 0)];
+    kinds.into_iter().for_each(|(dtype, keys_per_scale)| survives_adversarial_scores(&subject, dtype, keys_per_scale));
+}
+
+fn survives_adversarial_scores(subject: &Subject, dtype: Dtype, keys_per_scale: i64) {
+    let eight_bits = EightBits { keys: Eight::E5m2, queries: false, keys_per_scale };
     let case = Case {
         num_heads_q: 2,
         num_heads_kv: 1,
         seqlen_k: scores::SEQLEN_K,
         causal: Causal::BottomRight,
         extras: Extras { eight: Some(eight_bits), ..Extras::default() },
-        ..Case::plain(Dtype::Bf16, 80, 64)
+        ..Case::plain(dtype, 80, 64)
     };
     for (name, case, mut data) in scores::profiled(&case) {
         quantised(case.element(Kind::K), &mut data.k, &case.row_scales(Kind::K), 64);
@@ -126,8 +131,35 @@ fn gpu_survives_adversarial_scores_over_eight_bits() {
         for config in subject.configs(&case, Pass::Forward, 0) {
             let got = subject.forward(&case, &prepared.data, &config);
             prepared
-                .judge_forward(prepared.loses_bits(&subject), &got)
+                .judge_forward(prepared.loses_bits(subject), &got)
                 .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
+        }
+    }
+}
+
+/// Rows of a bf16 q that fp16 does not hold, beside rows that it holds.
+#[test]
+fn gpu_is_right_with_rows_of_q_of_any_size_over_eight_bits() {
+    let Some(subject) = Subject::gpu() else { return };
+    for (keys_per_scale, sizes) in [(0, [1.0, 2f32.powi(20)]), (1, [1.0, 2f32.powi(20)]), (1, [0.0, 2f32.powi(-20)])] {
+        let plain = Case::plain(Dtype::Bf16, 80, 64);
+        let case = Case {
+            seqlen_k: 300,
+            causal: Causal::BottomRight,
+            softmax_scale: plain.softmax_scale / sizes[1],
+            extras: Extras {
+                eight: Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale }),
+                ..plain.extras
+            },
+            ..plain
+        };
+        let mut data = Data::random(&case);
+        for (row, q) in data.q.chunks_mut(64).enumerate() {
+            q.iter_mut().for_each(|q| *q *= sizes[row % 2]);
+        }
+        let prepared = Prepared::with(&case, data);
+        for config in subject.configs(&case, Pass::Forward, 1) {
+            prepared.forward(&subject, &config);
         }
     }
 }

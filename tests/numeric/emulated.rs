@@ -88,6 +88,11 @@ fn rows_of_a_stale_maximum_over_8_bits_are_right() {
 }
 
 #[test]
+fn rows_of_q_may_have_any_size_over_8_bits() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_rows_of_q_of_any_size_over_eight_bits");
+}
+
+#[test]
 fn scales_of_v_may_be_tiny_or_0() {
     is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_tiny_scales_of_v_and_with_0");
 }
@@ -251,8 +256,8 @@ const FAULTS: [Fault; 9] = [
 const CONVERTED: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
 
-/// Faults of a producer that converts keys.
-const FAULTS_OF_CONVERSION: [Fault; 5] = [
+/// Faults of a producer that converts keys and of consumers that convert Q.
+const FAULTS_OF_CONVERSION: [Fault; 6] = [
     Fault {
         arch: "sm_90",
         file: "sm90/forward/load_eight.cuh",
@@ -271,17 +276,25 @@ const FAULTS_OF_CONVERSION: [Fault; 5] = [
     Fault {
         arch: "sm_90",
         file: "sm90/forward/load_eight.cuh",
-        from: "exists ? seqlen_k : -kBlockN",
-        to: "exists ? seqlen_k + 8 : -kBlockN",
+        from: "key + chunk.group * 32 < keys.seqlen_k",
+        to: "key + chunk.group * 32 < keys.seqlen_k + 8",
         report: "reference",
     },
     // The wait until consumers have read V's slot.
     Fault {
         arch: "sm_90",
         file: "sm90/forward/load_eight.cuh",
-        from: "barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);",
+        from: "barrier_wait(shared.empty_v(ring.slot), ring.parity ^ 1);",
         to: "",
         report: "reference",
+    },
+    // Q is rewritten, and wgmma reads it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/multiply.cuh",
+        from: "fence_async_proxy();\n    warpgroup_barrier(barrier);  // Q is there",
+        to: "warpgroup_barrier(barrier);  // Q is there",
+        report: "without a fence",
     },
     // One warp releases K's slot before the others have read the scales beside it.
     Fault {

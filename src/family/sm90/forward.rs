@@ -29,7 +29,7 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "stale_max",
-            reason: "with a stale maximum, weights need the range of bf16, which is that of fp32; and the code that recomputes failed rows handles neither dropout nor modified scores",
+            reason: "with a stale maximum, weights need the range of bf16, which is that of fp32, unless the kernel bounds them as it does over 8-bit keys; and the code that recomputes failed rows handles neither dropout nor modified scores, nor scales of keys or blocks beside a q in fp16",
             holds: |p, k, _| k.stale_max == 0 || may_be_stale(p),
         },
         Constraint {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Family};
     use crate::family::knob::Knobs;
-    use crate::problem::{BlockMask, Dtype, Features, Pass, Varlen, Window};
+    use crate::problem::{BlockMask, Dtype, Eight, EightBits, Features, Pass, Varlen, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
@@ -255,6 +255,16 @@ mod tests {
         let breaks = |problem: &Problem, knob, value| broken(problem, &good.clone().with(knob, value)).unwrap();
         assert_eq!(breaks(&Problem { dtype: Dtype::Fp16, ..problem }, "stale_max", 1), "stale_max");
         assert_eq!(breaks(&Problem { dropout: true, ..problem }, "stale_max", 1), "stale_max");
+        let over_eight = |dtype, keys_per_scale| {
+            let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale });
+            let problem = Problem { dtype, features: Features { eight_bits, ..Features::NONE }, ..problem };
+            broken(&problem, &config(128, 64).with("stale_max", 1))
+        };
+        assert_eq!(
+            [over_eight(Dtype::Fp16, 0), over_eight(Dtype::Bf16, 1), over_eight(Dtype::Bf16, 128)],
+            [None, None, None]
+        );
+        assert_eq!(over_eight(Dtype::Fp16, 1).as_deref(), Some("stale_max"));
         let capped = Problem { features: Features { softcap: true, ..Features::NONE }, ..problem };
         assert_eq!(breaks(&capped, "stale_max", 1), "stale_max");
         let window = Features { window: Window { left: Some(9), ..Window::default() }, ..Features::NONE };

@@ -6,7 +6,7 @@ use super::warpgroup::{
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
-use crate::problem::Problem;
+use crate::problem::{Features, Problem};
 
 /// Tiles that a producer passes on at a time (`TileSlots` in device/schedule/tile_slots.cuh).
 const TILE_SLOTS: u32 = 4;
@@ -57,7 +57,8 @@ impl ForwardKnobs {
         let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {
             None => 0,
             Some(0) => TILE_SLOTS,
-            Some(1) => self.k_stages * self.block_n,
+            // Padded rows of four lanes, and two more for the largest of four warps.
+            Some(1) => self.k_stages * (self.block_n + 16 + 2),
             Some(_) => self.k_stages,
         };
         places * 8
@@ -87,11 +88,12 @@ impl ForwardKnobs {
 
     /// The shares of the launch's registers.
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
-        match problem.features.paged {
+        let Features { eight_bits, paged, .. } = problem.features;
+        match (eight_bits, paged) {
             _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
-            _ if problem.features.eight_bits.is_some() => registers_of_eight_bits(self.consumers()),
-            Some(_) => registers_of_pages(self.consumers()),
-            None => registers(self.consumers()),
+            (Some(eight), _) => registers_of_eight_bits(self.consumers(), eight.keys_per_scale),
+            (None, Some(_)) => registers_of_pages(self.consumers()),
+            (None, None) => registers(self.consumers()),
         }
     }
 

@@ -49,10 +49,13 @@ pub fn may_split(problem: &Problem) -> bool {
 
 pub fn may_be_stale(problem: &Problem) -> bool {
     let takes_scores_as_they_are = !problem.dropout && !problem.features.modifies_scores();
-    // The code that recomputes failed rows has one scale of a sequence's keys.
-    let has_one_scale = problem.features.eight_bits.is_none_or(|eight| eight.keys_per_scale == 0);
+    let has_range = match problem.features.eight_bits {
+        None => problem.dtype == Dtype::Bf16,
+        // The code that recomputes failed rows multiplies weights by scales in q's type.
+        Some(eight) => eight.keys_per_scale == 0 || problem.dtype == Dtype::Bf16,
+    };
     // A stale reference depends on the blocks that a tile walks first.
-    problem.dtype == Dtype::Bf16 && takes_scores_as_they_are && has_one_scale && !problem.batch_invariant
+    has_range && takes_scores_as_they_are && !problem.batch_invariant
 }
 
 /// Whether a warpgroup's O fits into the slot of its Q.
@@ -99,8 +102,8 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of 8-bit keys; other tiles are not timed. Tiles are as for problems that take more registers, with blocks
-/// of 64 or 96 keys.
+/// The same of 8-bit keys; other tiles are not timed. Tiles are as for problems that take more
+/// registers, with blocks of 64 or 96 keys.
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;
     match problem.head_dim.max(problem.head_dim_v) {

@@ -79,13 +79,6 @@ fn keys_of_8_bits_keep_to_the_kernels_that_take_them() {
     assert_eq!(families_of(plain), [Family::Sm90, Family::Sm80]);
     let few = Problem { seqlen_q: 1, num_heads_kv: 4, ..plain };
     assert_eq!(families_of(few), [Family::Decode, Family::Sm90, Family::Sm80]);
-    // Scales of single keys over pages: the one case where sm80 was faster.
-    for (head_dim, preferred) in [(64, Family::Sm90), (128, Family::Sm80)] {
-        let eight_bits = Some(EightBits { keys_per_scale: 1, ..plain.features.eight_bits.unwrap() });
-        let features = Features { eight_bits, paged: Some(16), varlen: Some(Varlen::default()), ..Features::NONE };
-        let paged = Problem { features, ..problem(Pass::Forward, head_dim, head_dim) };
-        assert_eq!(families_of(paged)[0], preferred, "{head_dim}");
-    }
     assert_eq!(families_of(Problem { layout: Layout::Vec4, head_dim: 72, head_dim_v: 72, ..plain }), [Family::Sm80]);
     let block_mask = Some(BlockMask { block_q: 128, block_k: 128 });
     let listed = Problem { features: Features { block_mask, ..plain.features }, ..plain };

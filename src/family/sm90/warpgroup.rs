@@ -38,9 +38,11 @@ pub fn registers_of_pages(consumers: u32) -> WarpgroupRegisters {
 }
 
 /// The same for a producer that converts keys of 8 bits, with eight accesses of 16 bytes in flight.
-pub fn registers_of_eight_bits(consumers: u32) -> WarpgroupRegisters {
+/// Beside two consumers that multiply by scales of keys it has four, since these take more.
+pub fn registers_of_eight_bits(consumers: u32, keys_per_scale: i64) -> WarpgroupRegisters {
     let (producer, consumer) = match consumers {
         ..=1 => (104, 240),
+        2 if keys_per_scale == 1 => (72, 216),
         2 => (88, 208),
         3 => (80, 144),
         _ => (64, 104),

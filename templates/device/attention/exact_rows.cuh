@@ -22,11 +22,16 @@ __device__ __forceinline__ uint32 converted_pair(uint16 pair) {
     return first;
 }
 
+// Keys whose scales are no factors of scores and weights.
+struct NoScales {
+    static constexpr bool kAreFactors = false;
+};
+
 // `row` is the lane's first row, absolute within the sequence. Returns O before normalisation, the
 // reference, and the sums of whole rows.
-template <int kTiles>
+template <int kTiles, class Scales>
 __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax& softmax, float (&total)[2], const Tile& tile, int row,
-                                           float scale_log2, const KernelParams& params, const Sequence& sequence) {
+                                           float scale_log2, const KernelParams& params, const Sequence& sequence, const Scales& scales) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int head_kv = tile.head / params.group_size;
     const uint16* gQ = static_cast<const uint16*>(params.q.data) + sequence.place_q(params, params.q, tile.head);
@@ -59,6 +64,10 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
         }
         #pragma unroll
         for (int i = 0; i < 4; ++i) s[0][i] *= sign;
+        if constexpr (Scales::kAreFactors) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) s[0][i] *= scales.of_k(min(key + 2 * t + i % 2, sequence.seqlen_k - 1));
+        }
         mask_scores(s, row, key + 2 * t, sequence);
         softmax.lazy(s, scale_log2);
         if (softmax.pending) {
@@ -67,6 +76,10 @@ __device__ __forceinline__ void exact_rows(float (&acc_o)[kTiles][4], RowSoftmax
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) acc_o[n][i] *= softmax.factor[i / 2];
             }
+        }
+        if constexpr (Scales::kAreFactors) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) s[0][i] *= scales.of_v(min(key + 2 * t + i % 2, sequence.seqlen_k - 1));
         }
         const uint32 p[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3])};
         const auto load_v = [&](int k, int col) {

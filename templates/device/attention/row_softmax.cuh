@@ -13,7 +13,9 @@
 //        the sum becomes its reference. P is bf16, with fp32's exponents, so weights are as
 //        accurate at any scale. A failure shows in the row's total, and exact_rows.cuh repeats the
 //        warp's rows. A sum past 2^90 stays infinite to the end. A row whose first searched scores
-//        were all -inf has an arbitrary reference, and so perhaps a sum near 0.
+//        were all -inf has an arbitrary reference, and so perhaps a sum near 0. Weights in fp16 are
+//        bounded: where the sum of a lane's weights in a block has passed 2^15, the block's largest
+//        sum becomes the reference before the weights are rounded (`stale_fp16`).
 
 #include "device/attention/row_weights.cuh"
 
@@ -24,6 +26,8 @@ struct RowSoftmax {
     bool pending;        // the same in all lanes of the warp
 
     static constexpr float kRenewedSum = 0x1p40f, kLargestSum = 0x1p90f;  // of a whole row
+    // Bounds a lane's weights of a block, times scales of up to 16 (sm90/forward/scales.cuh).
+    static constexpr float kLargestInFp16 = kKeyFormat != 0 && kKeysPerScale != 0 ? 0x1p11f : 0x1p15f;
 
     // The number subtracted from the row's scores. A row that has seen no key takes 0: infinity
     // minus infinity would be NaN.
@@ -42,17 +46,17 @@ struct RowSoftmax {
     }
 
     // The first block of a tile: O is empty, so nothing is rescaled.
-    template <int kTiles>
-    __device__ __forceinline__ void first(float (&s)[kTiles][4], float scale_log2) {
+    template <int kTiles, class Scale>
+    __device__ __forceinline__ void first(float (&s)[kTiles][4], const Scale& scale_log2) {
         #pragma unroll
-        for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * scale_log2, sum[r] = 0.f;
+        for (int r = 0; r < 2; ++r) reference[r] = row_maximum(s, r) * of_row(scale_log2, r), sum[r] = 0.f;
         weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
     // A later block that is searched for its maximum.
-    template <int kTiles>
-    __device__ __forceinline__ void lazy(float (&s)[kTiles][4], float scale_log2) {
-        const float found[2] = {row_maximum(s, 0) * scale_log2, row_maximum(s, 1) * scale_log2};
+    template <int kTiles, class Scale>
+    __device__ __forceinline__ void lazy(float (&s)[kTiles][4], const Scale& scale_log2) {
+        const float found[2] = {row_maximum(s, 0) * of_row(scale_log2, 0), row_maximum(s, 1) * of_row(scale_log2, 1)};
         pending = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
         if (pending) {
             #pragma unroll
@@ -82,6 +86,33 @@ struct RowSoftmax {
             }
         }
         weigh(s, sum, scale_log2, reference[0], reference[1]);
+    }
+
+    // The same of a block whose weights become fp16.
+    template <int kTiles, class Scale>
+    __device__ __forceinline__ void stale_fp16(float (&s)[kTiles][4], const Scale& scale_log2) {
+        float added[2] = {};
+        weigh(s, added, scale_log2, reference[0], reference[1]);
+        bound(s, added);
+    }
+    // Adds a block's sums. Where a weight may be larger than fp16 allows, the row's reference
+    // moves, and its weights are multiplied.
+    template <int kTiles>
+    __device__ __forceinline__ void bound(float (&s)[kTiles][4], float (&added)[2]) {
+        pending = __any_sync(0xffffffff, fmaxf(added[0], added[1]) > kLargestInFp16);
+        if (pending) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float most = quad_max(added[r]);
+                const bool was_spoiled = is_spoiled(r) || most > kLargestSum;
+                move_reference(r, reference[r] + fminf(127.f, fmaxf(0.f, log2_approx(most))));
+                #pragma unroll
+                for (int n = 0; n < kTiles; ++n) s[n][2 * r] *= factor[r], s[n][2 * r + 1] *= factor[r];
+                added[r] *= factor[r];
+                if (was_spoiled) sum[r] = added[r] = infinity();
+            }
+        }
+        sum[0] += added[0], sum[1] += added[1];
     }
 
     // Whether a stale reference failed the row. A reference taken from the row itself leaves a

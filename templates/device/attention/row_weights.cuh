@@ -5,6 +5,10 @@
 
 #include "device/numeric.cuh"
 
+// The factor of row r's scores: one for both rows of a lane, or one for each.
+__device__ __forceinline__ float of_row(float scale, int) { return scale; }
+__device__ __forceinline__ float of_row(const float (&scale)[2], int r) { return scale[r]; }
+
 // The largest score of row r. All lanes of a quad get the same value.
 template <int kTiles>
 __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
@@ -16,13 +20,13 @@ __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r)
 
 // Turns scores into weights in place, 2^(score * scale_log2 - lower), and adds them to the sums of
 // this lane's columns.
-template <int kTiles>
-__device__ __forceinline__ void weigh(float (&s)[kTiles][4], float (&sum)[2], float scale_log2, float lower0, float lower1) {
+template <int kTiles, class Scale>
+__device__ __forceinline__ void weigh(float (&s)[kTiles][4], float (&sum)[2], const Scale& scale_log2, float lower0, float lower1) {
     #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            s[n][i] = exp2_approx(fmaf(s[n][i], scale_log2, i < 2 ? -lower0 : -lower1));
+            s[n][i] = exp2_approx(fmaf(s[n][i], of_row(scale_log2, i / 2), i < 2 ? -lower0 : -lower1));
             sum[i / 2] += s[n][i];
         }
     }

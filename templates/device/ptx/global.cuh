@@ -36,6 +36,12 @@ __device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loa
     return x;
 }
 
+// The same, but `x` keeps what it holds unless `is_loaded`.
+__device__ __forceinline__ void load_read_only_into(uint4& x, const void* from, bool is_loaded) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w) : "l"(__cvta_generic_to_global(from)), "r"(int(is_loaded)));
+}
+
 // Loads a counter with acquire at GPU scope. Writes that another thread released by
 // count_up_release are visible after this load.
 __device__ __forceinline__ uint32 load_acquire(const uint32* from) {

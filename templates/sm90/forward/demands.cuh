@@ -6,7 +6,7 @@
 
 static_assert(kBlockM % 64 == 0 && kBlockN % 16 == 0 && kBlockN <= 256, "shapes of wgmma");
 static_assert(kHeadDim % 8 == 0 && kHeadDimV % 8 == 0 && kHeadDim <= 256 && kHeadDimV <= 256, "TMA's strides; O in registers");
-static_assert(!kStaleMax || kIsBf16, "weights without a bound need bf16's exponents");
+static_assert(!kStaleMax || kIsBf16 || kConverts, "weights without a bound need bf16's exponents");
 static_assert(!kStaleMax || !kHasDropout, "exact_rows.cuh draws no mask");
 static_assert(!kStaleMax || !kModifiesScores, "exact_rows.cuh takes scores as they are");
 static_assert(!kTmaStore || kQStages == 2, "the next tile's Q is needed before this one's slot is free");
@@ -17,4 +17,4 @@ static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit),
 static_assert(!kPagesByTma || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kLaunchBoxRows == (kPagesByThreads || kConverts ? 0 : kKeyBoxRows), "src/family computes the same");
 static_assert(!kConverts || !kHasBlockMask && !kIsBatchInvariant, "the walk of load_eight.cuh");
-static_assert(!kHasSlotScales || !kStaleMax, "exact_rows.cuh has one scale");
+static_assert(!kHasSlotScales || !kStaleMax || kIsBf16, "exact_rows.cuh has no unit for weights times scales in fp16");

@@ -6,88 +6,133 @@
 // keys multiply scores. Those of V of keys and blocks multiply weights after the softmax has summed
 // them.
 
+#include "device/attention/key_scales.cuh"
 #include "device/numeric.cuh"
 #include "sm90/forward/multiply.cuh"
 
-// Weights are 16 bits. Those of bf16 have fp32's range. Those of fp16 are divided by a power of two
-// near the largest scale of V so far, `unit`, and O is multiplied by it at the end.
-constexpr bool kHasUnit = kHasSlotScales && !kIsBf16;
+// Blocks without a mask are weighed with the scales of single keys as factors of the exponents.
+constexpr bool kWeighsByKey = kKeysPerScale == 1 && kStaleMax;
+
+// Weights become fp16. With scales of V in them they are divided by a power of two near the largest
+// scale so far, `unit`, and O is multiplied by it at the end.
 
 struct KeyFactors {
     float k = 1.f, v = 1.f;  // of the slot's block, or of the tile with kHasTileScales
-    float unit = 0.f;        // with kHasUnit; 0 before the first scale above 0
+    float unit = 0.f;        // with kHasSlotScales; 0 before the first scale above 0
 
-    // The softmax's factor of scores.
+    // The softmax's factor of scores of Q and K as they are in device memory, where that is one.
     __device__ __forceinline__ float scale_log2(const KernelParams& params) const {
-        return kModifiesScores ? 1.f : fabsf(params.softmax_scale_log2) * k;
+        return fabsf(params.softmax_scale_log2) * (kHasTileScales ? k : 1.f);
+    }
+    // The softmax's factors of the scores of the lane's two rows, which lack `of_q` (convert_q).
+    __device__ __forceinline__ void scale_rows(float (&to)[2], const float (&of_q)[2], const KernelParams& params) const {
+        const float of_k = kKeysPerScale == 1 ? 1.f : fabsf(params.softmax_scale_log2) * k;
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) to[r] = kModifiesScores ? 1.f : of_k * of_q[r];
     }
     // The factor of O.
-    __device__ __forceinline__ float of_output() const { return kHasTileScales ? v : kHasUnit ? unit : 1.f; }
+    __device__ __forceinline__ float of_output() const { return kHasTileScales ? v : unit; }
 
     // Reads the scales that all keys of a tile or of a block share.
     __device__ __forceinline__ void read(uint32 scales) {
         if constexpr (kKeysPerScale != 1) k = load_float(scales), v = load_float(scales + 4);
     }
-    // Multiplies scores by the scales of K where these are no factor of the softmax.
-    __device__ __forceinline__ void scale_scores(Scores& s, uint32 scales, int lane_key) const {
-        if constexpr (kKeysPerScale == 1) {
-            multiply_columns(s, scales + lane_key * 4);
-        } else if constexpr (kModifiesScores) {
-            multiply(s, k);
-        }
+    // Multiplies scores by what is no factor of the softmax: the scales of keys, and where scores
+    // are modified first, the scale of all keys and what the rows lack.
+    __device__ __forceinline__ void scale_scores(Scores& s, uint32 scales, int lane, const float (&of_q)[2]) const {
+        if constexpr (kKeysPerScale == 1) multiply_columns(s, scales + lane % 4 * kScaleRow * 4, 1.f);
+        if constexpr (kModifiesScores) multiply_rows(s, k * of_q[0], k * of_q[1]);
+    }
+
+    // RowSoftmax::stale_fp16 where each key has a scale, for scores that are not scaled. They lack
+    // `of_q` in some row of the warp if `is_lacking`.
+    __device__ __forceinline__ void weigh_stale(Scores& s, uint32 scales, int lane, const float (&of_q)[2], bool is_lacking, RowSoftmax& softmax) const {
+        if (is_lacking) multiply_rows(s, of_q[0], of_q[1]);
+        float added[2] = {};
+        each_pair(scales + lane % 4 * kScaleRow * 4, [&](int n, float even, float odd) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[n][i] = exp2_approx(fmaf(s[n][i], i % 2 ? odd : even, -softmax.reference[i / 2]));
+                added[i / 2] += s[n][i];
+            }
+        });
+        softmax.bound(s, added);
     }
 
     // Multiplies weights by the scales of V. If fp16's range needs a larger unit, `softmax` is left
     // pending, which lowers O before its next product.
-    __device__ __forceinline__ void scale_weights(Scores& p, uint32 scales, int lane_key, RowSoftmax& softmax) {
+    __device__ __forceinline__ void scale_weights(Scores& p, uint32 scales, int lane, RowSoftmax& softmax) {
         if constexpr (!kHasSlotScales) return;
-        const uint32 of_keys = scales + (kScalesOfSlot + lane_key) * 4;
-        if constexpr (kHasUnit) raise_unit(largest(of_keys), softmax);
-        const float inverse = kHasUnit && unit > 0.f ? 1.f / unit : 1.f;
+        raise_unit(largest(scales), softmax);
+        // The reciprocal of a power of two.
+        const float inverse = unit > 0.f ? __uint_as_float(0x7f000000 - __float_as_uint(unit)) : 1.f;
         if constexpr (kKeysPerScale == 1) {
-            multiply_columns(p, of_keys, inverse);
+            multiply_columns(p, scales + (kScalesOfSlot + lane % 4 * kScaleRow) * 4, inverse);
         } else {
-            multiply(p, v * inverse);
+            multiply_rows(p, v * inverse, v * inverse);
         }
     }
 
 private:
-    static __device__ __forceinline__ void multiply(Scores& s, float factor) {
+    // Calls with_pair(n, even, odd) with the scales of the lane's two keys of each eight.
+    template <class WithPair>
+    static __device__ __forceinline__ void each_pair(uint32 row, const WithPair& with_pair) {
         #pragma unroll
-        for (int n = 0; n < kSTiles; ++n) s[n][0] *= factor, s[n][1] *= factor, s[n][2] *= factor, s[n][3] *= factor;
-    }
-    static __device__ __forceinline__ void multiply_columns(Scores& s, uint32 scales, float factor = 1.f) {
-        #pragma unroll
-        for (int n = 0; n < kSTiles; ++n) {
-            float of[2];
-            load_floats(of, scales + n * 32);
-            if constexpr (kHasUnit) of[0] *= factor, of[1] *= factor;
-            s[n][0] *= of[0], s[n][1] *= of[1], s[n][2] *= of[0], s[n][3] *= of[1];
+        for (int n = 0; n < kSTiles; n += 2) {
+            const uint4 of = load_chunk(row + n * 8);
+            with_pair(n, __uint_as_float(of.x), __uint_as_float(of.y));
+            with_pair(n + 1, __uint_as_float(of.z), __uint_as_float(of.w));
         }
+    }
+    static __device__ __forceinline__ void multiply_rows(Scores& s, float first, float second) {
+        #pragma unroll
+        for (int n = 0; n < kSTiles; ++n) s[n][0] *= first, s[n][1] *= first, s[n][2] *= second, s[n][3] *= second;
+    }
+    static __device__ __forceinline__ void multiply_columns(Scores& s, uint32 row, float factor) {
+        each_pair(row, [&](int n, float even, float odd) {
+            even *= factor, odd *= factor;
+            s[n][0] *= even, s[n][1] *= odd, s[n][2] *= even, s[n][3] *= odd;
+        });
     }
 
-    // The largest scale of V of the block. The lanes of a quad hold all keys.
-    __device__ __forceinline__ float largest(uint32 of_keys) const {
+    // The largest scale of V of the block.
+    __device__ __forceinline__ float largest(uint32 scales) const {
         if constexpr (kKeysPerScale != 1) return v;
-        float most = 0.f;
-        #pragma unroll
-        for (int n = 0; n < kSTiles; ++n) {
-            float of[2];
-            load_floats(of, of_keys + n * 32);
-            most = fmaxf(most, fmaxf(of[0], of[1]));
-        }
-        return quad_max(most);
+        const uint4 of = load_chunk(scales + 2 * kScalesOfSlot * 4);
+        return __uint_as_float(max(max(of.x, of.y), max(of.z, of.w)));
     }
-    // Raises the unit where a scale of the block is more than 16 times as large. Weights are at
-    // most 2^8, so their products stay below 2^13.
+    // Raises the unit where a scale of the block is more than 16 times as large. So weights times
+    // scales are at most 16 times as large as weights.
     __device__ __forceinline__ void raise_unit(float most, RowSoftmax& softmax) {
         if (most <= 16.f * unit) return;
-        // A normal number, also for a subnormal scale: the first unit is 0.
-        const float raised = __uint_as_float(max(__float_as_uint(most) & 0x7f800000, 0x00800000u));
+        // A normal number, also for a subnormal scale, and so is its reciprocal: the first unit is
+        // 0.
+        const float raised = __uint_as_float(min(max(__float_as_uint(most) & 0x7f800000, 0x00800000u), 0x7e800000u));
         const float ratio = unit / raised;
         #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.factor[r] = softmax.pending ? softmax.factor[r] * ratio : ratio;
         softmax.pending = true;
         unit = raised;
+    }
+};
+
+// The scales of a head's keys in device memory, for rows that are computed again (exact_rows.cuh).
+struct ScalesOfKeys {
+    static constexpr bool kAreFactors = kHasSlotScales;
+    const KernelParams& params;
+    const Sequence& sequence;
+    const ScaleRow k_row, v_row;
+
+    __device__ __forceinline__ ScalesOfKeys(const KernelParams& params, const Sequence& sequence, int head_kv)
+        : params(params), sequence(sequence), k_row(params, scales_of_k(params), sequence, head_kv),
+          v_row(params, scales_of_v(params), sequence, head_kv) {}
+    __device__ __forceinline__ float of_k(int key) const { return k_row.of(key, page_of(key)); }
+    __device__ __forceinline__ float of_v(int key) const { return v_row.of(key, page_of(key)); }
+
+private:
+    __device__ __forceinline__ uint32 page_of(int key) const {
+        if constexpr (kPageSize == 0) return 0;
+        const int entry = params.block_table[sequence.batch * params.block_table_stride + uint32(key) / kPageKeys];
+        return min(uint32(entry), uint32(params.num_pages - 1));
     }
 };

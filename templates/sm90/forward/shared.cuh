@@ -21,14 +21,22 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 constexpr bool kConverts = kKeyFormat != 0;
 constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
 constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
+// Products over 8-bit keys are of fp16 for a q in bf16 too, since bf16 keys take four times as many
+// instructions. Consumers convert Q.
+constexpr bool kConvertsQuery = kConverts && kIsBf16;
 constexpr int kLoaderWarps = kConverts ? 4 : kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and
 // others beside the slot of K: of all of the block's keys, or of the block.
 constexpr bool kHasTileScales = kConverts && kKeysPerScale == 0, kHasSlotScales = kConverts && kKeysPerScale != 0;
-constexpr int kScalesOfSlot = kHasSlotScales ? (kKeysPerScale == 1 ? kBlockN : 1) : 0;  // of K, and as many of V
-constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages * kScalesOfSlot * 8;
+// Scales of single keys lie in the order in which the lanes of a quad hold keys: each lane has a
+// row of its own. Rows are four apart modulo the banks. Then come the largest scales of V of four
+// warps.
+constexpr int kScaleRow = kBlockN / 4 + 4;
+constexpr int kScalesOfSlot = kKeysPerScale == 1 ? 4 * kScaleRow : 1;  // of K, and as many of V
+constexpr int kSlotScaleBytes = kHasSlotScales ? kScalesOfSlot * 8 + (kKeysPerScale == 1 ? 16 : 0) : 0;
+constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages * kSlotScaleBytes;
 // Each warp of a consumer reads what lies beside the slot of K, and releases the slot itself.
 constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;
 
@@ -74,7 +82,7 @@ struct Shared {
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
 
     __device__ __forceinline__ uint32 tile_scales(uint32 nth) const { return scales + nth % TileSlots::kSlots * 8; }
-    __device__ __forceinline__ uint32 slot_scales(int slot) const { return scales + slot * kScalesOfSlot * 8; }
+    __device__ __forceinline__ uint32 slot_scales(int slot) const { return scales + slot * kSlotScaleBytes; }
 
     // full: the copy into the slot has arrived (kKeyArrivals and their bytes). empty: every
     // consumer has read the slot.

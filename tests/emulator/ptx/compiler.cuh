@@ -5,6 +5,9 @@
 __device__ __forceinline__ void make_opaque(int&) {}
 __device__ __forceinline__ void make_opaque(int&, int&, uint32&) {}
 __device__ __forceinline__ void make_opaque(int64&) {}
+__device__ __forceinline__ void make_opaque(const int*&) {}
 __device__ __forceinline__ void make_opaque(float*&) {}
+template <class T>
+__device__ __forceinline__ T& in_memory(T& object) { return object; }
 
 __device__ __forceinline__ void compiler_fence() {}

@@ -21,5 +21,9 @@ __device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loa
     return *static_cast<const uint4*>(from);
 }
 
+__device__ __forceinline__ void load_read_only_into(uint4& x, const void* from, bool is_loaded) {
+    if (is_loaded) x = load_read_only_if(from, true);
+}
+
 __device__ __forceinline__ uint32 load_acquire(const uint32* from) { return emulator::load_acquire(from); }
 __device__ __forceinline__ void count_up_release(uint32* counter) { __atomic_fetch_add(counter, 1, __ATOMIC_SEQ_CST); }
