@@ -184,6 +184,15 @@ impl Shape {
     }
 }
 
+/// What L2 reads at a time for a tensor's rows: 128 bytes where rows begin or end within a sector, 32
+/// bytes, else 256. With 256 an H100 took up to 1.1 times as long on such rows
+/// (docs/tuning/sm90-forward.md).
+fn fetch(address: u64, dim: i64, strides: &[u64]) -> Fetch {
+    const SECTOR: u64 = 32;
+    let cuts_sectors = strides.iter().fold(address | dim as u64 * 2, |bits, stride| bits | stride) % SECTOR != 0;
+    if cuts_sectors { Fetch::Bytes128 } else { Fetch::Bytes256 }
+}
+
 /// (dim, seqlen, head, batch)
 fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
     let row = shape.stride(shape.rows, view.stride_seqlen);
@@ -196,7 +205,7 @@ fn of_equal_lengths(element: Element, view: &TensorRef, shape: &Shape) -> Tensor
         extents: [shape.dim as u64, shape.rows as u64, shape.heads as u64, shape.batch_size as u64, 0],
         strides: [row, head, batch, 0],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 0],
-        fetch: Fetch::Bytes256,
+        fetch: fetch(view.data as u64, shape.dim, &[row, head, batch]),
     }
 }
 
@@ -208,14 +217,15 @@ fn of_varlen(element: Element, view: &TensorRef, shape: &Shape) -> Tensor {
     let rows_between = view.rows_between(shape.batch_size, shape.rows).unwrap_or(0);
     let rows = (shape.batch_size - 1) * rows_between + shape.rows;
     let row = shape.stride(rows, view.row_stride(shape.batch_size, shape.rows));
+    let head = shape.stride(shape.heads, view.stride_head);
     Tensor {
         element,
         address: view.data as u64,
         rank: MAX_RANK,
         extents: [shape.dim as u64, MAX_MAP_ROWS as u64, MAX_MAP_ROWS as u64 + 1, rows as u64 + 1, shape.heads as u64],
-        strides: [row, WHOLE_TURN - row, row, shape.stride(shape.heads, view.stride_head)],
+        strides: [row, WHOLE_TURN - row, row, head],
         box_extents: [BOX_COLS, shape.box_rows, 1, 1, 1],
-        fetch: Fetch::Bytes256,
+        fetch: fetch(view.data as u64, shape.dim, &[row, head]),
     }
 }
 
@@ -272,6 +282,26 @@ mod tests {
         let [.., dout] = tensors(&backward, &BOXES).unwrap();
         let [.., out] = tensors(&forward, &BOXES).unwrap();
         assert_eq!(out, Tensor { address: 0x40000, ..dout });
+    }
+
+    #[test]
+    fn rows_that_cut_sectors_are_fetched_128_bytes_at_a_time() {
+        let fetched = |call: &Call| tensors(call, &BOXES).unwrap().map(|tensor| tensor.fetch);
+        use Fetch::{Bytes128, Bytes256};
+        let mut call = call(3, 2, 400);
+        call.v = call.k;
+        call.problem.head_dim_v = 128;
+        call.dout = call.q;
+        for view in [&mut call.q, &mut call.k, &mut call.v, &mut call.dout] {
+            (view.stride_head, view.stride_seqlen, view.stride_batch) = (144, 8 * 144, 400 * 8 * 144);
+        }
+        assert_eq!(fetched(&call), [Bytes256; 4]);
+        call.q.data = call.q.data.wrapping_byte_add(16);
+        call.k.stride_seqlen += 8;
+        assert_eq!(fetched(&call), [Bytes128, Bytes128, Bytes256, Bytes256]);
+        call.problem.head_dim_v = 120;
+        call.problem.features.varlen = Some(Varlen::default());
+        assert_eq!(fetched(&call), [Bytes128; 4]);
     }
 
     #[test]
