@@ -13,6 +13,9 @@ use std::collections::BinaryHeap;
 const CYCLES_PER_US: f64 = 1650.0;
 /// The share of the memory rate that the passes reach.
 const MEMORY_RATE: f64 = 0.72;
+/// Tiles run while L2 loads others' operands: both together take the root of the sum of these
+/// powers.
+const LOAD_POWER: f64 = 4.0;
 /// Tiles for each slot up to which they are laid on the slots one by one.
 const FEW_TILES: f64 = 6.0;
 /// Tiles of one head that are looked at; others are as long as those beside them.
@@ -22,8 +25,10 @@ pub const MOST_KINDS: i64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiles {
     pub count: f64,
-    /// Cycles from a tile's start to the start of the next one on the same SM.
+    /// Cycles from a tile's start to the start of the next one in the same slot.
     pub cycles: f64,
+    /// The same of a tile that has an SM for itself. Slots that share an SM slow each other.
+    pub alone: f64,
 }
 
 /// The work of a pass with one config.
@@ -32,6 +37,10 @@ pub struct Work {
     pub tiles: Vec<Tiles>,
     /// Tiles that run at a time.
     pub slots: f64,
+    /// Slots that share an SM.
+    pub slots_per_sm: f64,
+    /// Cycles that L2 takes to load the tiles' operands into all SMs.
+    pub load_cycles: f64,
     /// Whether few tiles that differ are laid on the slots one by one, the longest first.
     pub lays_few_tiles: bool,
     /// Bytes that the main kernel moves while it computes.
@@ -46,7 +55,8 @@ impl Work {
     pub fn us(&self, device: &Device) -> f64 {
         let rate = MEMORY_RATE * device.memory_bytes_per_second as f64 / 1e6;
         let moved = |bytes: f64| if rate > 0.0 { bytes / rate } else { 0.0 };
-        let main = (self.span() / CYCLES_PER_US).hypot(moved(self.bytes_under));
+        let span = (self.span().powf(LOAD_POWER) + self.load_cycles.powf(LOAD_POWER)).powf(1.0 / LOAD_POWER);
+        let main = (span / CYCLES_PER_US).hypot(moved(self.bytes_under));
         self.launch_us + main + moved(self.bytes_beside)
     }
 
@@ -57,10 +67,20 @@ impl Work {
         let total: f64 = self.tiles.iter().map(|tiles| tiles.count * tiles.cycles).sum();
         let longest = self.tiles.iter().map(|tiles| tiles.cycles).fold(0.0, f64::max);
         let shortest = self.tiles.iter().map(|tiles| tiles.cycles).fold(longest, f64::min);
-        if count <= self.slots {
-            longest
+        let longest_alone = self.tiles.iter().map(|tiles| tiles.alone).fold(0.0, f64::max);
+        let sms = self.slots / self.slots_per_sm;
+        if count <= sms {
+            longest_alone
         } else if longest == shortest {
-            (count / self.slots).ceil() * longest
+            let waves = (count / self.slots).floor();
+            let last_wave = match count - waves * self.slots {
+                rest if rest < 0.5 => 0.0,
+                rest if rest <= sms => longest_alone,
+                _ => longest,
+            };
+            waves * longest + last_wave
+        } else if count <= self.slots {
+            self.span_of_shared(sms)
         } else if self.lays_few_tiles && count <= FEW_TILES * self.slots {
             self.span_of_drawn()
         } else {
@@ -68,14 +88,33 @@ impl Work {
         }
     }
 
+    fn longest_first(&self) -> Vec<Tiles> {
+        let mut tiles = self.tiles.clone();
+        tiles.sort_by(|a, b| b.cycles.total_cmp(&a.cycles));
+        tiles
+    }
+
+    /// The longest tile shares its SM with the first one that found no SM without a tile, and runs
+    /// alone after that.
+    fn span_of_shared(&self, sms: f64) -> f64 {
+        let tiles = self.longest_first();
+        let mut placed = 0.0;
+        let second = tiles.iter().find(|tiles| {
+            placed += tiles.count;
+            placed > sms
+        });
+        match (tiles.first(), second) {
+            (Some(first), Some(second)) => second.cycles + (first.alone - second.alone).max(0.0),
+            (first, _) => first.map_or(0.0, |first| first.alone),
+        }
+    }
+
     /// Two and a half causal tiles for each slot take a tenth longer than their share of the slots;
     /// twice as many as slots pair up.
     fn span_of_drawn(&self) -> f64 {
-        let mut tiles = self.tiles.clone();
-        tiles.sort_by(|a, b| b.cycles.total_cmp(&a.cycles));
         let mut ends: BinaryHeap<Reverse<u64>> = (0..self.slots as u64).map(|_| Reverse(0)).collect();
         let (mut last, mut due) = (0, 0.5);
-        for Tiles { count, cycles } in tiles {
+        for Tiles { count, cycles, .. } in self.longest_first() {
             due += count;
             while due >= 1.0 {
                 due -= 1.0;
@@ -95,12 +134,16 @@ impl Work {
 }
 
 /// The tiles of all heads, each of which has `of_one_head` of them; `cycles` tells how long the
-/// tile of an index takes.
-pub fn tiles_of_heads(heads: i64, of_one_head: i64, cycles: impl Fn(i64) -> f64) -> Vec<Tiles> {
+/// tile of an index takes: in its slot, and alone on an SM.
+pub fn tiles_of_heads(heads: i64, of_one_head: i64, cycles: impl Fn(i64) -> [f64; 2]) -> Vec<Tiles> {
     let kinds = of_one_head.clamp(1, MOST_KINDS);
     let index = |kind: i64| kind * (of_one_head - 1) / (kinds - 1).max(1);
     let count = heads as f64 * of_one_head as f64 / kinds as f64;
-    (0..kinds).map(|kind| Tiles { count, cycles: cycles(index(kind)) }).collect()
+    let tiles = |kind| {
+        let [cycles, alone] = cycles(index(kind));
+        Tiles { count, cycles, alone }
+    };
+    (0..kinds).map(tiles).collect()
 }
 
 /// Blocks of a length that `from..to` meets.
@@ -114,8 +157,17 @@ mod tests {
     use super::*;
 
     fn work(tiles: &[(f64, f64)]) -> Work {
-        let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles }).collect();
-        Work { tiles, slots: 100.0, lays_few_tiles: false, bytes_under: 0.0, bytes_beside: 0.0, launch_us: 0.0 }
+        let tiles = tiles.iter().map(|&(count, cycles)| Tiles { count, cycles, alone: cycles }).collect();
+        Work {
+            tiles,
+            slots: 100.0,
+            slots_per_sm: 1.0,
+            load_cycles: 0.0,
+            lays_few_tiles: false,
+            bytes_under: 0.0,
+            bytes_beside: 0.0,
+            launch_us: 0.0,
+        }
     }
 
     #[test]
@@ -144,8 +196,29 @@ mod tests {
     }
 
     #[test]
+    fn slots_that_share_an_sm_run_faster_alone() {
+        let shared = |tiles: &[(f64, f64, f64)]| {
+            let tiles = tiles.iter().map(|&(count, cycles, alone)| Tiles { count, cycles, alone }).collect();
+            Work { tiles, slots_per_sm: 2.0, ..work(&[]) }.span()
+        };
+        assert_eq!(shared(&[(50.0, 10.0, 6.0)]), 6.0, "a tile on each SM");
+        assert_eq!(shared(&[(51.0, 10.0, 6.0)]), 10.0);
+        assert_eq!(shared(&[(250.0, 10.0, 6.0)]), 26.0, "the last wave has one on each SM");
+        assert_eq!(shared(&[(251.0, 10.0, 6.0)]), 30.0);
+        assert_eq!(shared(&[(50.0, 30.0, 16.0), (50.0, 10.0, 6.0)]), 20.0, "a long one beside a short one");
+        assert_eq!(shared(&[(75.0, 30.0, 16.0), (25.0, 10.0, 6.0)]), 30.0, "two long ones");
+    }
+
+    #[test]
+    fn loads_of_all_sms_bound_the_time() {
+        let loaded = Work { load_cycles: 1650.0 * 20.0, ..work(&[(100.0, 1650.0)]) };
+        let (device, us) = (Device::typical(crate::device::Arch::Sm(9, 0)).unwrap(), 20.0);
+        assert!((loaded.us(&device) / us - 1.0).abs() < 0.001);
+    }
+
+    #[test]
     fn tiles_that_are_not_looked_at_are_counted() {
-        let tiles = tiles_of_heads(3, 1000, |index| index as f64);
+        let tiles = tiles_of_heads(3, 1000, |index| [index as f64; 2]);
         assert_eq!(tiles.len(), MOST_KINDS as usize);
         assert!((tiles.iter().map(|tiles| tiles.count).sum::<f64>() - 3000.0).abs() < 1e-6);
         let total: f64 = tiles.iter().map(|tiles| tiles.count * tiles.cycles).sum();

@@ -160,7 +160,9 @@ impl Space for BackwardKnobs {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
         let smaller = [112, 96, 80, 64, 48].into_iter().filter(|block_m| *block_m < config.block_m);
-        let lower = smaller.map(|block_m| BackwardKnobs { block_m, ..config });
+        // Blocks of 48 rows were 1.05 times as fast without V's steps in registers.
+        let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
+        let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config });
         let is_middle = BackwardKernel::of(problem) == BackwardKernel::Middle;
         let of_keys = |block_n| BackwardKnobs { block_n, num_stages: 2, ..config }.with_best_split(problem, device);
         let fewer_keys = [64].into_iter().filter(|block_n| is_middle && *block_n < config.block_n).map(of_keys);
@@ -246,7 +248,9 @@ impl BackwardKnobs {
         }
         let device = &*chosen_for(problem, device);
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
-        let share = if work.idle() > 0.5 { WORTH_SPLITTING_IF_IDLE } else { WORTH_SPLITTING };
+        let is_long_walk = problem.group_size() >= MANY_HEADS && tiles_differ(problem);
+        let is_unsure = work.idle() > 0.5 || is_long_walk;
+        let share = if is_unsure { WORTH_SPLITTING_IF_UNSURE } else { WORTH_SPLITTING };
         let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, ..self });
         let split = split.filter(|knobs| knobs.num_splits(problem, device) > 1);
         let timed = split.map(|knobs| (knobs.us(problem, device), knobs));
@@ -345,9 +349,11 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same where more than half of the SMs would have no tile: there the model is least sure of
-/// the time without.
-const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
+/// The same where the model is least sure of the time without: more than half of the SMs would have
+/// no tile, or causal tiles walk so many heads. Two to three such tiles for each SM took up to 1.15
+/// times the expected time on an H200 (docs/tuning/choice.md).
+const WORTH_SPLITTING_IF_UNSURE: f64 = 1.05;
+const MANY_HEADS: i64 = 7;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
 /// that run at a time read the same queries (docs/tuning/sm90-backward.md). Where tiles differ and

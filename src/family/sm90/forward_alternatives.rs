@@ -30,10 +30,20 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
             .extend(of_rows(problem, device, 64).into_iter().flat_map(|config| split_keys(&config, problem, device)));
         return configs;
     }
+    configs.extend(of_two_ctas(problem, device));
     let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
     configs.extend(split);
     configs.extend(of_few_rows(problem, device));
     configs
+}
+
+/// Tiles of 64 rows, two of which share an SM: where SMs have few tiles, smaller ones fill the last
+/// wave better. Past head dim 64 they were slower on an H100, since such tiles load twice the keys.
+fn of_two_ctas(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && !problem.dropout;
+    let config = Some(problem).filter(|_| is_narrow).and_then(|problem| of_rows(problem, device, 64))?;
+    let stages = ForwardKnobs { block_n: 128, k_stages: 2, v_stages: 2, q_stages: 2, ctas_per_sm: 2, ..config };
+    Some(ForwardKnobs { tma_store: stores_by_tma(2, problem), ..stages }).filter(|config| config.fits(problem, device))
 }
 
 /// The longest keys of `of_few_rows`, whose heads have one tile. On an H200 it lost on longer ones,
@@ -91,7 +101,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
     }
     // Past head dim 128 two blocks of 64 keys are in flight, which long keys feel.
     let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 if config.block_m == 192 => &[96],
+        // With a causal mask the consumers spill.
+        ..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
         _ if config.block_m > 128 => &[],
         ..=128 => &[80, 112, 128],
         129.. if config.block_m == 128 && problem.seqlen_k > FEW_KEYS => &[80],

@@ -21,9 +21,20 @@ const COMBINE_LAUNCH_US: f64 = 1.0;
 /// rate, where the model of time (`family::time`) has 0.72.
 const FORWARD_BYTES: f64 = 0.8;
 
-/// A forward tile's computation and its copies overlap: its time is the root of the sum of their
-/// powers.
-const TILE_POWER: f64 = 2.7;
+/// Cycles in which L2 serves a whole row of a box of 64 columns, for each SM; and one that is cut,
+/// where rows are whole sectors of 32 bytes and where they are not. Measured with loads alone
+/// (docs/tuning/choice.md).
+const WHOLE_BOX: f64 = 1.7;
+const CUT_BOX: f64 = 5.0;
+const BOX_ACROSS_SECTORS: f64 = 2.65;
+const CUT_ACROSS_SECTORS: f64 = 5.1;
+
+/// The share of memory's time that partial states cost: L2 holds many of them between kernels.
+const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
+
+/// Consumers that share an SM: a block takes the root of the sum of these powers of its time alone
+/// and of all consumers' turns.
+const SHARED_POWER: f64 = 3.3;
 
 /// What a forward kernel's tiles cost.
 struct ForwardCosts {
@@ -34,6 +45,9 @@ struct ForwardCosts {
     /// Cycles of an SM's exponentials for each key and consumer. 64 of them, 16 a cycle, take 4;
     /// the rest is fitted.
     exponentials: f64,
+    /// Further cycles of a block for a consumer alone, and for each of several.
+    block_alone: f64,
+    block: f64,
     /// Cycles between a tile's last block and the first of the next tile.
     end: f64,
     /// More of them for each column of O and consumer of an SM.
@@ -46,20 +60,22 @@ struct ForwardCosts {
     one_q_slot: f64,
     /// More cycles of a block of 64 keys and 128 columns but the first, where V has one slot.
     one_v_slot: f64,
-    /// Bytes that an SM moves into and out of shared memory in a cycle.
-    filled: f64,
+    /// Whether loads are known to bound a launch.
+    loads: bool,
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
     rate: 4096.0,
-    softmax_alone: 6.0,
-    exponentials: 4.9,
-    end: 1600.0,
-    column: 1.9,
-    split: 3700.0,
+    softmax_alone: 2.9,
+    exponentials: 4.2,
+    block_alone: 98.0,
+    block: 16.0,
+    end: 1420.0,
+    column: 1.7,
+    split: 3500.0,
     one_q_slot: 750.0,
     one_v_slot: 600.0,
-    filled: 67.0,
+    loads: true,
 };
 
 /// The costs of 8 bits are those before tile ends changed. They know no slots.
@@ -67,12 +83,14 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     rate: 8192.0,
     softmax_alone: 7.6,
     exponentials: 4.8,
+    block_alone: 0.0,
+    block: 0.0,
     end: 2000.0,
     column: 0.0,
     split: 7000.0,
     one_q_slot: 0.0,
     one_v_slot: 0.0,
-    filled: f64::INFINITY,
+    loads: false,
 };
 
 /// What sets the time of a forward tile.
@@ -110,25 +128,22 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let (consumers, splits) = (f64::from(tile.block_m / WARPGROUP_ROWS), f64::from(tile.num_splits));
     let (sm_count, costs) = (f64::from(device.sm_count), tile.costs);
     let tiles_of_head = div_ceil(sq, block_m);
-    let count = splits * (problem.batch_size * problem.num_heads_q * tiles_of_head) as f64;
-    // CTAs that share an SM, if there are so many.
-    let ctas = f64::from(tile.ctas_per_sm).min((count / sm_count).ceil().max(1.0));
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // A row and a key need two operations for each column.
     let products = block_n * columns * 2.0 * f64::from(WARPGROUP_ROWS) / costs.rate;
     // One consumer's products and softmax take turns; those of several, in one CTA or two, fill
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
-    let alone = products + costs.softmax_alone * block_n;
-    let shared = ctas * consumers * products.hypot(costs.exponentials * block_n);
-    let per_block = (alone.powi(6) + shared.powi(6)).powf(1.0 / 6.0);
+    let alone = products + costs.softmax_alone * block_n + costs.block_alone;
+    let each = products.hypot(costs.exponentials * block_n) + costs.block;
+    let per_block =
+        |ctas: f64| (alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER)).powf(1.0 / SHARED_POWER);
     let is_masked = tiles_differ(problem);
     let of_split = if splits > 1.0 { costs.split } else { 0.0 };
     let dim = problem.head_dim as f64;
-    let of_q_slot = if tile.has_one_q_slot { (costs.one_q_slot + dim) / ctas } else { 0.0 };
-    let tile_end = costs.end + costs.column * problem.head_dim_v as f64 * consumers * ctas + of_split + of_q_slot;
+    let of_q_slot = |ctas: f64| if tile.has_one_q_slot { (costs.one_q_slot + dim) / ctas } else { 0.0 };
+    let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
+    let tile_end = |ctas: f64| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas);
     let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };
-    let row_bytes = f64::from((boxes(problem.head_dim) + boxes(problem.head_dim_v)) * BOX_COLS) * 2.0;
-    let rows = f64::from(tile.block_m);
     let blocks_of_consumer = |first: i64| {
         let end = (first + i64::from(WARPGROUP_ROWS)).min(sq);
         let from = problem.left_shift().map_or(0, |shift| (first + shift).clamp(0, sk));
@@ -138,25 +153,47 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         let is_free = is_masked && first >= sq && sq > block_m;
         if is_free { 0.0 } else { (blocks(from, to, tile.block_n) / splits).ceil() }
     };
-    let cycles = |nth: i64| {
+    let blocks_of_tile = |nth: i64| {
         let firsts = (0..block_m / i64::from(WARPGROUP_ROWS)).map(|at| nth * block_m + at * i64::from(WARPGROUP_ROWS));
-        let (sum, most) = firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)));
-        let computed = tile_end + (alone * most).max(per_block * sum / consumers) + of_v_slot * (most - 1.0).max(0.0);
-        let moved = ctas * row_bytes * (rows + block_n * most) / costs.filled;
-        (computed.powf(TILE_POWER) + moved.powf(TILE_POWER)).powf(1.0 / TILE_POWER)
+        firsts.map(blocks_of_consumer).fold((0.0, 0.0f64), |(sum, most), n| (sum + n, most.max(n)))
     };
+    let cycles = |nth: i64| {
+        let (sum, most) = blocks_of_tile(nth);
+        let beside = |ctas: f64| {
+            let of_blocks = (alone * most).max(per_block(ctas) * sum / consumers);
+            tile_end(ctas) + of_blocks + of_v_slot * (most - 1.0).max(0.0)
+        };
+        [beside(f64::from(tile.ctas_per_sm)), beside(1.0)]
+    };
+    let heads = problem.batch_size * problem.num_heads_q;
+    let of_loads =
+        tiles_of_heads(heads, tiles_of_head, |nth| [f64::from(tile.block_m) + block_n * blocks_of_tile(nth).1; 2]);
+    let rows_loaded = splits * of_loads.iter().map(|tiles| tiles.count * tiles.cycles).sum::<f64>();
+    let row_cycles = cycles_of_row(problem.head_dim) + cycles_of_row(problem.head_dim_v);
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
-    let tiles = tiles_of_heads(problem.batch_size * problem.num_heads_q, tiles_of_head, cycles);
+    let tiles = tiles_of_heads(heads, tiles_of_head, cycles);
     // O and LSE in fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (problem.partial_cols() + 1) as f64 } else { 0.0 };
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(tile.ctas_per_sm) * sm_count,
-        lays_few_tiles: false,
+        slots_per_sm: f64::from(tile.ctas_per_sm),
+        load_cycles: if costs.loads { rows_loaded * row_cycles / sm_count } else { 0.0 },
+        lays_few_tiles: tile.ctas_per_sm == 1,
         bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
-        bytes_beside: partial_bytes * problem.query_rows() as f64,
+        bytes_beside: PARTIAL_STATES_FROM_MEMORY * partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
     })
+}
+
+/// Cycles in which L2 serves a row of so many columns, for each SM.
+fn cycles_of_row(columns: i64) -> f64 {
+    let (all, whole) = (f64::from(boxes(columns)), (columns / i64::from(BOX_COLS)) as f64);
+    if columns % 16 == 0 {
+        whole * WHOLE_BOX + (all - whole) * CUT_BOX
+    } else {
+        all * BOX_ACROSS_SECTORS + CUT_ACROSS_SECTORS
+    }
 }
 
 /// Cycles of a block's exponentials and of their packing, for each row and key.
@@ -166,8 +203,12 @@ const BACKWARD_TILE: f64 = 3700.0;
 /// Further cycles of a tile that shares its walk: first loads that no other tile of the SM covers,
 /// and stores in fp32.
 const SPLIT_BACKWARD_TILE: f64 = 2000.0;
-/// The share of memory's time that partial gradients cost: L2 holds many of them between kernels.
-const PARTIALS_FROM_MEMORY: f64 = 0.4;
+/// The same of a pair of CTAs, which stores 256 KB.
+const SPLIT_BACKWARD_PAIR: f64 = 8000.0;
+/// The share of memory's time that partial gradients of few splits cost: L2 holds many of them
+/// between kernels. So many splits cost twice as much a byte, since one is added after the other.
+const PARTIALS_FROM_MEMORY: f64 = 0.25;
+const MANY_SPLITS: f64 = 4.0;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
@@ -195,7 +236,12 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
     let splits = f64::from(knobs.num_splits(problem, device));
     let steps = problem.group_size() as f64 / splits;
-    let tile_end = if splits > 1.0 { BACKWARD_TILE + SPLIT_BACKWARD_TILE } else { BACKWARD_TILE };
+    let of_split = match (splits > 1.0, ctas) {
+        (false, _) => 0.0,
+        (true, 1) => SPLIT_BACKWARD_TILE,
+        (true, _) => SPLIT_BACKWARD_PAIR,
+    };
+    let tile_end = BACKWARD_TILE + of_split;
     let cycles = |tile: i64| {
         let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
         let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));
@@ -204,20 +250,23 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     };
     // fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
+    let partials_from_memory = PARTIALS_FROM_MEMORY * (1.0 + splits / MANY_SPLITS);
     let heads_kv = problem.batch_size * problem.num_heads_kv;
     let tiles = match knobs.direct_dq {
         2 => tiles_of_heads(heads_kv, 1, |_| {
-            cycles(0) + cycles(1) + SECOND_SUM * f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m)
+            [cycles(0) + cycles(1) + SECOND_SUM * f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m); 2]
         }),
-        _ => tiles_of_heads(heads_kv, div_ceil(sk, block_n), cycles),
+        _ => tiles_of_heads(heads_kv, div_ceil(sk, block_n), |tile| [cycles(tile); 2]),
     };
     let beside = if knobs.direct_dq > 0 { DIRECT_BESIDE_BYTES } else { BESIDE_BYTES };
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(device.sm_count / ctas),
+        slots_per_sm: 1.0,
+        load_cycles: 0.0,
         lays_few_tiles: true,
         bytes_under: 0.0,
-        bytes_beside: PARTIALS_FROM_MEMORY * partial_bytes * (heads_kv * sk) as f64
+        bytes_beside: partials_from_memory * partial_bytes * (heads_kv * sk) as f64
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
