@@ -184,7 +184,7 @@ impl Shape {
     }
 }
 
-/// What L2 reads at a time for a tensor's rows: 128 bytes where rows begin or end within a sector of
+/// What L2 reads at a time for a tensor's rows: 128 bytes where rows begin or end within a sector,
 /// 32 bytes, else 256. With 256 an H100 took up to 1.1 times as long on such rows
 /// (docs/tuning/sm90-forward.md).
 fn fetch(address: u64, dim: i64, strides: &[u64]) -> Fetch {
