@@ -41,8 +41,6 @@ pub struct Work {
     pub slots_per_sm: f64,
     /// Cycles that L2 takes to load the tiles' operands into all SMs.
     pub load_cycles: f64,
-    /// Whether few tiles that differ are laid on the slots one by one, the longest first.
-    pub lays_few_tiles: bool,
     /// Bytes that the main kernel moves while it computes.
     pub bytes_under: f64,
     /// Bytes that other kernels of the pass move.
@@ -81,7 +79,7 @@ impl Work {
             waves * longest + last_wave
         } else if count <= self.slots {
             self.span_of_shared(sms)
-        } else if self.lays_few_tiles && count <= FEW_TILES * self.slots {
+        } else if self.slots_per_sm == 1.0 && count <= FEW_TILES * self.slots {
             self.span_of_drawn()
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
@@ -163,7 +161,6 @@ mod tests {
             slots: 100.0,
             slots_per_sm: 1.0,
             load_cycles: 0.0,
-            lays_few_tiles: false,
             bytes_under: 0.0,
             bytes_beside: 0.0,
             launch_us: 0.0,
@@ -187,7 +184,7 @@ mod tests {
     fn few_drawn_tiles_end_unevenly() {
         let drawn = |kinds: &[f64], of_each| {
             let tiles = kinds.iter().map(|cycles| (of_each, *cycles)).collect::<Vec<_>>();
-            Work { lays_few_tiles: true, ..work(&tiles) }.span()
+            work(&tiles).span()
         };
         assert_eq!(drawn(&[40.0, 30.0, 20.0, 10.0], 50.0), 50.0, "the longest with the shortest");
         assert_eq!(drawn(&[50.0, 40.0, 30.0, 20.0, 10.0], 50.0), 80.0, "the share of the slots is 75");

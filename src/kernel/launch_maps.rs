@@ -189,7 +189,8 @@ impl Shape {
 /// (docs/tuning/sm90-forward.md).
 fn fetch(address: u64, dim: i64, strides: &[u64]) -> Fetch {
     const SECTOR: u64 = 32;
-    let cuts_sectors = strides.iter().fold(address | dim as u64 * 2, |bits, stride| bits | stride) % SECTOR != 0;
+    let row_bytes = dim as u64 * 2;
+    let cuts_sectors = strides.iter().fold(address | row_bytes, |bits, stride| bits | stride) % SECTOR != 0;
     if cuts_sectors { Fetch::Bytes128 } else { Fetch::Bytes256 }
 }
 

@@ -160,7 +160,8 @@ impl Space for BackwardKnobs {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
         let smaller = [112, 96, 80, 64, 48].into_iter().filter(|block_m| *block_m < config.block_m);
-        // Blocks of 48 rows were 1.05 times as fast without V's steps in registers.
+        // Blocks of 48 rows were 1.05 times as fast without V's steps in registers (H200, 64 x 3
+        // heads of 77 tokens, d128).
         let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
         let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config });
         let is_middle = BackwardKernel::of(problem) == BackwardKernel::Middle;
@@ -349,9 +350,9 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same where the model is least sure of the time without: more than half of the SMs would have
-/// no tile, or causal tiles walk so many heads. Two to three such tiles for each SM took up to 1.15
-/// times the expected time on an H200 (docs/tuning/choice.md).
+/// The same where the model is least sure of the time without splits: more than half of the SMs
+/// have no tile, or causal tiles walk at least `MANY_HEADS` heads. Unsplit such tiles took 1.10 to
+/// 1.16 times the laid-out time on an H200 (docs/tuning/choice.md).
 const WORTH_SPLITTING_IF_UNSURE: f64 = 1.05;
 const MANY_HEADS: i64 = 7;
 

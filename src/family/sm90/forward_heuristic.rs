@@ -102,8 +102,8 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of 8-bit keys; other tiles are not timed. Tiles are as for problems that take more
-/// registers, with blocks of 64 or 96 keys.
+/// The same of 8-bit keys: tiles as for problems that take more registers, with blocks of 64 or 96
+/// keys. docs/tuning/eight-bits.md has the others that were timed.
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;
     match problem.head_dim.max(problem.head_dim_v) {

@@ -21,13 +21,13 @@ const COMBINE_LAUNCH_US: f64 = 1.0;
 /// rate, where the model of time (`family::time`) has 0.72.
 const FORWARD_BYTES: f64 = 0.8;
 
-/// Cycles in which L2 serves a whole row of a box of 64 columns, for each SM; and one that is cut,
-/// where rows are whole sectors of 32 bytes and where they are not. Measured with loads alone
-/// (docs/tuning/choice.md).
+/// Cycles in which L2 serves a row of a box of 64 columns, for each SM, where rows are whole
+/// sectors of 32 bytes: of a whole box, and of a cut one (docs/tuning/choice.md).
 const WHOLE_BOX: f64 = 1.7;
 const CUT_BOX: f64 = 5.0;
+/// The same of any box where rows cut sectors, and what the row takes more.
 const BOX_ACROSS_SECTORS: f64 = 2.65;
-const CUT_ACROSS_SECTORS: f64 = 5.1;
+const ROW_ACROSS_SECTORS: f64 = 5.1;
 
 /// The share of memory's time that partial states cost: L2 holds many of them between kernels.
 const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
@@ -179,7 +179,6 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         slots: f64::from(tile.ctas_per_sm) * sm_count,
         slots_per_sm: f64::from(tile.ctas_per_sm),
         load_cycles: if costs.loads { rows_loaded * row_cycles / sm_count } else { 0.0 },
-        lays_few_tiles: tile.ctas_per_sm == 1,
         bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
         bytes_beside: PARTIAL_STATES_FROM_MEMORY * partial_bytes * problem.query_rows() as f64,
         launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
@@ -192,7 +191,7 @@ fn cycles_of_row(columns: i64) -> f64 {
     if columns % 16 == 0 {
         whole * WHOLE_BOX + (all - whole) * CUT_BOX
     } else {
-        all * BOX_ACROSS_SECTORS + CUT_ACROSS_SECTORS
+        all * BOX_ACROSS_SECTORS + ROW_ACROSS_SECTORS
     }
 }
 
@@ -264,7 +263,6 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         slots: f64::from(device.sm_count / ctas),
         slots_per_sm: 1.0,
         load_cycles: 0.0,
-        lays_few_tiles: true,
         bytes_under: 0.0,
         bytes_beside: partials_from_memory * partial_bytes * (heads_kv * sk) as f64
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),

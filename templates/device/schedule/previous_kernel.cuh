@@ -8,9 +8,10 @@
 //
 // Once every CTA of a kernel has called start_next_kernel, the next kernel's CTAs come to SMs that
 // have room for them, and wait there. Without the call they come when every CTA has ended. A kernel
-// that calls it waits for the kernel before it in every CTA, so that its own end follows that
-// one's. The sm90 kernel of a mixed batch needs nothing of the decode kernel before it, and waits
-// at its end.
+// that calls it also waits for the kernel before it in every CTA, so that its own end follows that
+// one's. There are two exceptions in a mixed batch. The decode kernel calls it without a wait,
+// since src/kernel/launch.rs does not let it overlap the kernel before it. sm90's kernel reads
+// nothing of the decode kernel, and waits only at its end.
 
 #include "device/ptx/sync.cuh"
 

@@ -78,9 +78,10 @@ __device__ __forceinline__ bool convert_q(uint32 q_tile, bool is_negated, float 
     largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     // The exponent of the power by which the row is multiplied, in fp32's field: 2^0 for zeros and
     // from 2^-3 to below 2^15, where the rounding of small elements is below 2^-22 of the largest.
-    // An infinity stays one.
+    // An infinity stays one. The power is at most 2^64, so that its inverse times a scale stays a
+    // factor of scores that is not 0: it would turn masked scores, which are -inf, to NaN.
     const bool is_in_range = largest == 0 || (largest >> 7) - 124 < 18;
-    const uint32 exponent = is_in_range ? 127 : min(253u, 268u - (largest >> 7));
+    const uint32 exponent = is_in_range ? 127 : min(191u, 268u - (largest >> 7));
     const float power = __uint_as_float(exponent << 23 | (is_negated ? 0x80000000u : 0));
     const auto converted = [&](uint32 pair) {
         return floats_to_fp16_pair(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xffff0000) * power);

@@ -21,9 +21,6 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 constexpr bool kConverts = kKeyFormat != 0;
 constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
 constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
-// Products over 8-bit keys are of fp16 for a q in bf16 too, since bf16 keys take four times as many
-// instructions. Consumers convert Q.
-constexpr bool kConvertsQuery = kConverts && kIsBf16;
 constexpr int kLoaderWarps = kConverts ? 4 : kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
 
