@@ -164,6 +164,28 @@ fn gpu_is_right_with_rows_of_q_of_any_size_over_eight_bits() {
     }
 }
 
+/// Rows of Q far below fp16, beside a small scale of K: the factor of their scores must not round
+/// to 0, which would turn the masked ones, -inf, to NaN.
+#[test]
+fn gpu_is_finite_with_tiny_rows_of_q_over_eight_bits() {
+    let Some(subject) = Subject::gpu() else { return };
+    let eight = EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 };
+    let case = Case {
+        seqlen_k: 300,
+        causal: Causal::BottomRight,
+        extras: Extras { eight: Some(eight), ..Extras::default() },
+        ..Case::plain(Dtype::Bf16, 80, 64)
+    };
+    let mut data = Data::random(&case);
+    data.q.iter_mut().for_each(|q| *q *= 2f32.powi(-115));
+    let scales = Array::input(&subject.backend, &[2f32.powi(-22)]);
+    let of_k = TensorRef { data: scales.address(), ..TensorRef::NULL };
+    for config in subject.configs(&case, Pass::Forward, 0) {
+        let result = subject.forward_with(&case, &data, |call: &mut Call| call.features.scales.k = of_k, &config);
+        assert!(result.out.iter().chain(&result.lse).all(|x| x.is_finite()), "{case} {config}");
+    }
+}
+
 /// A factor of all scales of v is a factor of out, however small, and 0 gives zeros: weights times
 /// scales keep their bits, and nothing is divided by a scale of 0.
 #[test]

@@ -93,6 +93,11 @@ fn rows_of_q_may_have_any_size_over_8_bits() {
 }
 
 #[test]
+fn tiny_rows_of_q_leave_no_nan_over_8_bits() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_finite_with_tiny_rows_of_q_over_eight_bits");
+}
+
+#[test]
 fn scales_of_v_may_be_tiny_or_0() {
     is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_tiny_scales_of_v_and_with_0");
 }
