@@ -64,9 +64,8 @@ pub fn families(problem: &Problem, device: &Device) -> &'static [Family] {
         return families;
     }
     let is_sm90 = device.arch == Arch::Sm(9, 0) && sm90::refusal(problem).is_none();
-    let has_eight_bits = problem.features.eight_bits.is_some();
     let rank = match decode::rank(problem) {
-        Rank::Preferred if is_sm90 && !has_eight_bits && sm90::serves_small_chunks(problem) => Rank::Last,
+        Rank::Preferred if is_sm90 && sm90::serves_small_chunks(problem) => Rank::Last,
         rank => rank,
     };
     match (rank, is_sm90) {

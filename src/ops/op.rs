@@ -31,16 +31,9 @@ pub unsafe trait Op {
     /// The kernel of this call's class.
     fn kernel(&self) -> FixedSpec;
 
-    fn kernel_params(&self) -> Self::KernelParams;
-
-    /// CTAs along x, y and z of a call that is not empty.
-    fn grid(&self, sm_count: u32) -> [u32; 3];
-
-    /// Calls `launch` with the grid and the argument of each launch, in order. Most operations have
-    /// one.
-    fn launches(&self, sm_count: u32, launch: &mut Launch<'_, Self::KernelParams>) -> Result<()> {
-        launch(self.grid(sm_count), &self.kernel_params())
-    }
+    /// Calls `launch` with the grid (CTAs along x, y and z) and the argument of each launch of a
+    /// call that is not empty, in order.
+    fn launches(&self, sm_count: u32, launch: &mut Launch<'_, Self::KernelParams>) -> Result<()>;
 
     /// Does the work on host memory and returns when it is done.
     fn run_on_cpu(&self, workers: &Workers) -> Result<()>;

@@ -41,14 +41,6 @@ unsafe impl Op for KvAppend {
         self.class.kernel()
     }
 
-    fn kernel_params(&self) -> kernel::KvAppendEightParams {
-        kernel::KvAppendEightParams::new(self)
-    }
-
-    fn grid(&self, sm_count: u32) -> [u32; 3] {
-        kernel::grid(self, sm_count)
-    }
-
     fn launches(&self, sm_count: u32, launch: &mut Launch<'_, kernel::KvAppendEightParams>) -> Result<()> {
         kernel::launches(self, sm_count, launch)
     }

@@ -10,7 +10,7 @@ pub use super::class::MergeClass;
 pub use call::Merge;
 
 use super::class::OpClass;
-use super::op::Op;
+use super::op::{Launch, Op};
 use crate::cpu::Workers;
 use crate::error::Result;
 use crate::kernel::FixedSpec;
@@ -34,12 +34,8 @@ unsafe impl Op for Merge {
         self.class.kernel()
     }
 
-    fn kernel_params(&self) -> kernel::MergeParams {
-        kernel::MergeParams::new(self)
-    }
-
-    fn grid(&self, _sm_count: u32) -> [u32; 3] {
-        kernel::grid(self)
+    fn launches(&self, _sm_count: u32, launch: &mut Launch<'_, kernel::MergeParams>) -> Result<()> {
+        launch(kernel::grid(self), &kernel::MergeParams::new(self))
     }
 
     fn run_on_cpu(&self, workers: &Workers) -> Result<()> {

@@ -156,11 +156,6 @@ fn grid(tiles: i64) -> [u32; 3] {
     [tiles.clamp(1, MAX_CTAS) as u32, 1, 1]
 }
 
-/// CTAs of the launch that quantises.
-pub fn last_grid(quantize: &Quantize) -> [u32; 3] {
-    grid(QuantizeParams::new(quantize).tiles)
-}
-
 /// The launches of a call. Scales of units that no CTA takes alone are cleared and raised by
 /// launches that go before.
 pub fn launches(quantize: &Quantize, launch: &mut Launch<'_, QuantizeParams>) -> Result<()> {

@@ -35,14 +35,6 @@ unsafe impl Op for Quantize {
         self.class.kernel()
     }
 
-    fn kernel_params(&self) -> kernel::QuantizeParams {
-        kernel::QuantizeParams::new(self)
-    }
-
-    fn grid(&self, _sm_count: u32) -> [u32; 3] {
-        kernel::last_grid(self)
-    }
-
     fn launches(&self, _sm_count: u32, launch: &mut Launch<'_, kernel::QuantizeParams>) -> Result<()> {
         kernel::launches(self, launch)
     }

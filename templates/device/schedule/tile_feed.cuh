@@ -29,8 +29,8 @@ struct TileFeed {
     const KernelParams& params;
     TileList<Tiles, kIsVarlen> tiles;
     uint32* const counter;
-    static constexpr bool kAdvancesFirst = Tiles::kMayStartLate;
-    uint32 index = blockIdx.x / kCtas - (kAdvancesFirst ? feeds() : 0), next = 0;
+    // One turn back where begin_tile() makes the first step, which without a counter ends here.
+    uint32 index = blockIdx.x / kCtas - (Tiles::kMayStartLate ? feeds() : 0), next = 0;
     bool has_next = false;
 
     static __device__ __forceinline__ uint32 feeds() { return gridDim.x / kCtas; }
@@ -46,7 +46,7 @@ struct TileFeed {
     }
     __device__ __forceinline__ uint32 draw() const {
         if (knows_second() && index < feeds()) return index + feeds();
-        const uint32 taken = kByTicket || kAdvancesFirst ? 0 : knows_second() ? 2 * feeds() : feeds();
+        const uint32 taken = kByTicket || Tiles::kMayStartLate ? 0 : knows_second() ? 2 * feeds() : feeds();
         return taken + atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ Tile tile() { return tiles.at(index, params); }
@@ -64,6 +64,13 @@ struct TileFeed {
         if (!counter) index += feeds();
         else index = has_next ? next : draw();
         has_next = false;
+    }
+    // advance() comes before each tile where CTAs may start late, and else after it.
+    __device__ __forceinline__ void begin_tile() {
+        if constexpr (Tiles::kMayStartLate) advance();
+    }
+    __device__ __forceinline__ void end_tile() {
+        if constexpr (!Tiles::kMayStartLate) advance();
     }
     __device__ __forceinline__ void finish() const {
         if (kByTicket || !counter) return;

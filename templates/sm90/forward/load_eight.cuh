@@ -248,7 +248,7 @@ __device__ __forceinline__ void load_eight(const KernelParams& params, const Sha
     Feed& feed = in_memory(of_stack);
     const bool draws_early = kKStages <= 2 || feed.knows_second();
     for (uint32 nth = 0;; ++nth) {
-        if (is_first && feed.kAdvancesFirst) feed.advance();
+        if (is_first) feed.begin_tile();
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
         const Tile tile = shared.tiles.get(nth);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void load_eight(const KernelParams& params, const Sha
             }
             loader.convert_v(keys, block, tile.begin);
         }
-        if (is_first && !feed.kAdvancesFirst) feed.advance();
+        if (is_first) feed.end_tile();
     }
     if (is_first) feed.finish();
 }

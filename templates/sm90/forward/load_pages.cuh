@@ -196,7 +196,7 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
     Ring<kQStages> ring_q;
     TileFeed<QueryTiles<kDecodeRows>> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
-        if (is_first && feed.kAdvancesFirst) feed.advance();
+        if (is_first) feed.begin_tile();
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
         const Tile tile = shared.tiles.get(nth);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
             pages.take(entries);
             loader.fetch(pages, entries, block - 2, tile.begin);
         }
-        if (is_first && !feed.kAdvancesFirst) feed.advance();
+        if (is_first) feed.end_tile();
     }
     if (is_first) feed.finish();
 }
