@@ -120,7 +120,7 @@ impl Space for BackwardKnobs {
         let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
         let group_mb = match self.group_mb {
             _ if is_grouped_in_vain => 0,
-            0 if overflows_l2(to, device) => 16,
+            0 if wants_groups(to, device) && overflows_l2(to, device) => GROUP_MB,
             group_mb => group_mb,
         };
         let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
@@ -249,10 +249,13 @@ impl BackwardKnobs {
         }
         let device = &*chosen_for(problem, device);
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
-        let is_long_walk = problem.group_size() >= MANY_HEADS && tiles_differ(problem);
-        let is_unsure = work.idle() > 0.5 || is_long_walk;
-        let share = if is_unsure { WORTH_SPLITTING_IF_UNSURE } else { WORTH_SPLITTING };
-        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, ..self });
+        let share = match tiles_differ(problem) {
+            _ if work.idle() > 0.5 => WORTH_SPLITTING_IF_IDLE,
+            true => WORTH_SPLITTING,
+            false => WORTH_SPLITTING_ALIKE,
+        };
+        let group_mb = if self.group_mb == 0 { GROUP_MB } else { self.group_mb };
+        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, group_mb, ..self });
         let split = split.filter(|knobs| knobs.num_splits(problem, device) > 1);
         let timed = split.map(|knobs| (knobs.us(problem, device), knobs));
         let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -316,7 +319,7 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
     };
     // Deterministic tiles wait least for their turn at dQ where few heads are walked together,
     // however long the heads are.
-    let group_mb = if problem.deterministic || wants_groups(problem, device) { 16 } else { 0 };
+    let group_mb = if problem.deterministic || wants_groups(problem, device) { GROUP_MB } else { 0 };
     let has_three_boxes_each = boxes(problem.head_dim.min(problem.head_dim_v)) == 3;
     let keys: &[u32] = match BackwardKernel::of(problem) {
         // Where dK and dV are of three boxes each, dropout or a bias takes more than 48 keys leave.
@@ -350,11 +353,11 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same where the model is least sure of the time without splits: more than half of the SMs
-/// have no tile, or causal tiles walk at least `MANY_HEADS` heads. Unsplit such tiles took 1.10 to
-/// 1.16 times the laid-out time on an H200 (docs/tuning/choice.md).
-const WORTH_SPLITTING_IF_UNSURE: f64 = 1.05;
-const MANY_HEADS: i64 = 7;
+/// The same of tiles that are alike. Memory's rate often bounds these, so that the others gain from
+/// the SMs that the last wave leaves idle.
+const WORTH_SPLITTING_ALIKE: f64 = 0.9;
+/// The same where more than half of the SMs have no tile: the model is least sure of their time.
+const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
 /// that run at a time read the same queries (docs/tuning/sm90-backward.md). Where tiles differ and
@@ -363,8 +366,11 @@ const MANY_HEADS: i64 = 7;
 /// 128).
 fn wants_groups(problem: &Problem, device: &Device) -> bool {
     let tiles = problem.batch_size * problem.num_heads_kv * ((problem.seqlen_k + 127) / 128);
-    let are_few = tiles <= FEW_WAVES * i64::from(device.sm_count);
-    if tiles_differ(problem) { !are_few } else { problem.seqlen_q < LONG }
+    let few = match BackwardKernel::of(problem) {
+        BackwardKernel::Narrow | BackwardKernel::Middle => FEW_WAVES * i64::from(device.sm_count),
+        BackwardKernel::Wide => FEW_WAVES_OF_PAIRS * i64::from(device.sm_count / 2),
+    };
+    if tiles_differ(problem) { tiles > few } else { problem.seqlen_q < LONG }
 }
 
 /// The device that the walk is chosen for. A deterministic pass chooses alike on all GPUs of an
@@ -374,17 +380,23 @@ fn chosen_for<'a>(problem: &Problem, device: &'a Device) -> Cow<'a, Device> {
     typical.map_or(Cow::Borrowed(device), Cow::Owned)
 }
 
-/// Whether a GQA pass walks its query heads together and L2 holds less than a quarter of what all
-/// heads use. On an H200, groups of 16 MB then took 0.95 to 1.01 of the time.
+/// Whether L2 holds less than what all heads use: Q, dO and the fp32 dQ. On an H100, one group of
+/// all heads then took 1.13 to 2.0 times as long as groups of 16 MB where tiles are alike or many.
 fn overflows_l2(problem: &Problem, device: &Device) -> bool {
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
     let bytes = problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes;
-    let are_walked_together = problem.group_size() > 1 && tiles_differ(problem) && wants_groups(problem, device);
-    are_walked_together && !problem.deterministic && bytes as u64 > 4 * device.l2_bytes
+    !problem.deterministic && bytes as u64 > device.l2_bytes
 }
 
-/// Tiles for each SM up to which the end of a group leaves SMs idle.
-const FEW_WAVES: i64 = 4;
+/// Groups of heads that L2 holds. Tiles that share a walk always take them: a split walks its heads
+/// one by one, so tiles of all heads at a time took up to 1.55 times as long on an H100.
+const GROUP_MB: u32 = 16;
+
+/// Tiles for each SM, or for each pair of SMs, up to which the end of a group costs more than L2
+/// gains. On an H100, groups took 1.17 of the time at 4.1 tiles for each SM and 0.88 at 5.8, and
+/// 0.93 at 3.9 tiles for each pair.
+const FEW_WAVES: i64 = 5;
+const FEW_WAVES_OF_PAIRS: i64 = 3;
 
 const LONG: i64 = 16384;
 

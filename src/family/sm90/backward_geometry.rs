@@ -8,7 +8,7 @@ use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes
 use crate::problem::{Problem, Window};
 
 /// The values of `split_waves`.
-pub const SPLIT_WAVES: [u32; 7] = [0, 1, 2, 3, 4, 6, 8];
+pub const SPLIT_WAVES: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 
 knobs! {
     pub struct BackwardKnobs of Sm90 {

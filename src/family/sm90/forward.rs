@@ -64,7 +64,7 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "ctas_per_sm",
-            reason: "two CTAs on an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA",
+            reason: "CTAs that share an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA",
             holds: |p, k, _| k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && k.box_rows(p) > 0,
         },
         Constraint {
@@ -101,10 +101,17 @@ impl Space for ForwardKnobs {
     }
 
     /// Splits are for the shape alone that they were measured on; `decode_rows` and `decode_splits`
-    /// follow from the problem.
+    /// follow from the problem. How O is stored and whether a row's maximum may be stale hardly
+    /// show where the SMs have tiles for many waves, but they do where a wave is all.
     fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
-        ForwardKnobs { decode_rows: decode_rows(to), decode_splits: decode_splits(to), ..unsplit }
+        ForwardKnobs {
+            tma_store: stores_by_tma(unsplit.q_stages, to),
+            stale_max: u32::from(may_be_stale(to)),
+            decode_rows: decode_rows(to),
+            decode_splits: decode_splits(to),
+            ..unsplit
+        }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each

@@ -30,20 +30,33 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
             .extend(of_rows(problem, device, 64).into_iter().flat_map(|config| split_keys(&config, problem, device)));
         return configs;
     }
-    configs.extend(of_two_ctas(problem, device));
+    configs.extend(of_sharing_ctas(problem, device));
     let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
     configs.extend(split);
     configs.extend(of_few_rows(problem, device));
     configs
 }
 
-/// Tiles of 64 rows, two of which share an SM: where SMs have few tiles, smaller ones fill the last
-/// wave better. Past head dim 64 they were slower on an H100, since such tiles load twice the keys.
-fn of_two_ctas(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+/// Tiles of 64 rows, two of which share an SM, or three where keys are short: where SMs have few
+/// tiles, smaller ones fill the last wave better. Past head dim 64 they were slower on an H100,
+/// since such tiles load twice the keys.
+fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && !problem.dropout;
-    let config = Some(problem).filter(|_| is_narrow).and_then(|problem| of_rows(problem, device, 64))?;
-    let stages = ForwardKnobs { block_n: 128, k_stages: 2, v_stages: 2, q_stages: 2, ctas_per_sm: 2, ..config };
-    Some(ForwardKnobs { tma_store: stores_by_tma(2, problem), ..stages }).filter(|config| config.fits(problem, device))
+    let Some(config) = Some(problem).filter(|_| is_narrow).and_then(|problem| of_rows(problem, device, 64)) else {
+        return Vec::new();
+    };
+    let tma_store = stores_by_tma(2, problem);
+    let of = |(block_n, ctas_per_sm)| ForwardKnobs {
+        block_n,
+        k_stages: 2,
+        v_stages: 2,
+        q_stages: 2,
+        ctas_per_sm,
+        tma_store,
+        ..config
+    };
+    let three = Some((64, 3)).filter(|_| problem.seqlen_k <= SHORT);
+    [(128, 2)].into_iter().chain(three).map(of).filter(|config| config.fits(problem, device)).collect()
 }
 
 /// The longest keys of `of_few_rows`, whose heads have one tile. On an H200 it lost on longer ones,
@@ -103,12 +116,14 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
     let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
         // With a causal mask the consumers spill.
         ..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
+        ..=64 if config.block_m == 256 => &[48],
         _ if config.block_m > 128 => &[],
         ..=128 => &[80, 112, 128],
         129.. if config.block_m == 128 && problem.seqlen_k > FEW_KEYS => &[80],
         129.. => &[64, 80],
     };
     let in_flight: &[[u32; 3]] = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 if config.block_m == 256 => &[[6, 6, 2]],
         ..=128 => &[[4, 4, 2], [3, 3, 2], [2, 2, 2], [2, 2, 1]],
         129..=192 => &[[3, 2, 2], [2, 2, 2]],
         _ => &[[2, 2, 2], [3, 2, 1], [2, 2, 1]],

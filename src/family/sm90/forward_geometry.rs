@@ -1,7 +1,7 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
 use super::warpgroup::{
-    BARRIER_BYTES, REGISTERS_OF_TWO, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages,
+    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages, registers_of_sharing,
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
@@ -29,7 +29,7 @@ knobs! {
         k_stages: "K blocks in flight" in [1, 2, 3, 4, 5, 6],
         v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
         q_stages: "Q tiles in flight" in [1, 2],
-        ctas_per_sm or 1: "CTAs that share an SM" in [1, 2],
+        ctas_per_sm or 1: "CTAs that share an SM" in [1, 2, 3],
         tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -90,7 +90,7 @@ impl ForwardKnobs {
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         let Features { eight_bits, paged, .. } = problem.features;
         match (eight_bits, paged) {
-            _ if self.ctas_per_sm > 1 => REGISTERS_OF_TWO,
+            _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm),
             (Some(eight), _) => registers_of_eight_bits(self.consumers(), eight.keys_per_scale),
             (None, Some(_)) => registers_of_pages(self.consumers()),
             (None, None) => registers(self.consumers()),

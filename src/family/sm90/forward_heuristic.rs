@@ -170,6 +170,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
             ..=80 => (80, [1, 1, 2]),
             _ => (48, [2, 2, 2]),
         },
+        161..=192 if block_m == 128 && is_plain && tiles_differ(problem) && problem.seqlen_k <= 512 => (64, [3, 2, 2]),
         _ if block_m == rows => (keys, stages),
         ..=128 => (64, [4, 4, 2]),
         129..=192 if !problem.dropout => (64, [3, 2, 2]),

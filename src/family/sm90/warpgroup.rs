@@ -23,8 +23,12 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters::alike(producer, consumer)
 }
 
-/// The same for two CTAs that share an SM, with one consumer warpgroup each (128 a thread).
-pub const REGISTERS_OF_TWO: WarpgroupRegisters = WarpgroupRegisters::alike(40, 216);
+/// The same for CTAs that share an SM, with one consumer warpgroup each (128 a thread of two CTAs,
+/// 80 of three).
+pub fn registers_of_sharing(ctas: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = if ctas == 2 { (40, 216) } else { (24, 136) };
+    WarpgroupRegisters::alike(producer, consumer)
+}
 
 /// The same for a producer of keys in pages. The addresses of its copies take more registers, and
 /// its loop must not spill: beside two consumers it hardly keeps up with them.

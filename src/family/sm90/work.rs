@@ -36,6 +36,13 @@ const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
 /// and of all consumers' turns.
 const SHARED_POWER: f64 = 3.3;
 
+/// Rows and keys of the tiles whose blocks take longer the more tiles a head has: on long heads they
+/// lost to 256 x 48 and 128 x 112. The cause is not known (docs/tuning/choice.md).
+const SLOW_ON_LONG_HEADS: [(u32, u32); 2] = [(256, 64), (128, 128)];
+/// The share of a block's time for each tile of a head, and the most.
+const LONG_HEAD: f64 = 0.0015;
+const MOST_LONG_HEAD: f64 = 0.15;
+
 /// What a forward kernel's tiles cost.
 struct ForwardCosts {
     /// Operations of the tensor cores in a cycle.
@@ -135,8 +142,12 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let per_block =
-        |ctas: f64| (alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER)).powf(1.0 / SHARED_POWER);
+    let is_slow = costs.loads && splits == 1.0 && SLOW_ON_LONG_HEADS.contains(&(tile.block_m, tile.block_n));
+    let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
+    let per_block = |ctas: f64| {
+        let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);
+        (1.0 + of_long_head) * turns.powf(1.0 / SHARED_POWER)
+    };
     let is_masked = tiles_differ(problem);
     let of_split = if splits > 1.0 { costs.split } else { 0.0 };
     let dim = problem.head_dim as f64;
@@ -214,6 +225,14 @@ const BACKWARD_LAUNCH_US: f64 = 19.0;
 const BESIDE_BYTES: f64 = 5.0;
 /// The same where the main kernel writes dQ: O and dO are read a second time.
 const DIRECT_BESIDE_BYTES: f64 = 2.0;
+/// Tiles that differ drift apart where they walk several heads: L2 then holds less of what they
+/// share. Where more tiles than run at a time are left, a block takes this share of its time more,
+/// times the square of the number of heads, up to a limit.
+const DRIFT: f64 = 0.006;
+const MOST_DRIFT: f64 = 0.4;
+/// The same of tiles that do not share their walk: they take all heads at one block of rows before
+/// the next block.
+const MOST_DRIFT_UNSPLIT: f64 = 0.25;
 /// Cycles of a row of dQ that the second tile of a head reads and adds to.
 const SECOND_SUM: f64 = 4.0;
 
@@ -232,9 +251,16 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 850.0, 2),
     };
     let keys = block_n as f64 / f64::from(ctas);
-    let per_block = block_m * keys * (columns / 2048.0 + WEIGHTS) + waits;
     let splits = f64::from(knobs.num_splits(problem, device));
     let steps = problem.group_size() as f64 / splits;
+    let heads_kv = problem.batch_size * problem.num_heads_kv;
+    let count = splits * (heads_kv * div_ceil(sk, block_n)) as f64;
+    let most_drift = if splits > 1.0 { MOST_DRIFT } else { MOST_DRIFT_UNSPLIT };
+    let drift = match tiles_differ(problem) && count > f64::from(device.sm_count / ctas) {
+        true => (DRIFT * (steps * steps - 1.0)).clamp(0.0, most_drift),
+        false => 0.0,
+    };
+    let per_block = (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits) * (1.0 + drift);
     let of_split = match (splits > 1.0, ctas) {
         (false, _) => 0.0,
         (true, 1) => SPLIT_BACKWARD_TILE,
@@ -250,7 +276,6 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     // fp32, once written and once read.
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
     let partials_from_memory = PARTIALS_FROM_MEMORY * (1.0 + splits / MANY_SPLITS);
-    let heads_kv = problem.batch_size * problem.num_heads_kv;
     let tiles = match knobs.direct_dq {
         2 => tiles_of_heads(heads_kv, 1, |_| {
             [cycles(0) + cycles(1) + SECOND_SUM * f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m); 2]

@@ -37,7 +37,8 @@ fn alternatives_compile_and_do_not_spill() {
     let wide = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
     let few_keys = wide.map(|problem| Problem { seqlen_k: 70, ..problem });
     let kernels = alternatives_of(full.chain(causal).chain(short).chain(few_keys));
-    assert!(kernels.keys().filter(|text| text.contains("kCtasPerSm = 2;")).count() >= 3);
+    let share_an_sm = |ctas: u32| kernels.keys().filter(|text| text.contains(&format!("kCtasPerSm = {ctas};"))).count();
+    assert!(share_an_sm(2) >= 3 && share_an_sm(3) >= 1);
     all_compile(&kernels, nvrtc, Arch::Sm(9, 0));
 }
 

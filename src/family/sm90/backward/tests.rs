@@ -173,7 +173,11 @@ fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
     let carried = |to: &Problem| measured.carried_over(&of(4096, 32, 8), to, &h200()).group_mb;
     assert_eq!(carried(&of(65536, 32, 8)), 16);
     assert_eq!(carried(&of(8192, 32, 8)), 0, "few tiles for each SM");
-    assert_eq!(carried(&of(65536, 32, 32)), 0, "heads that are not walked together");
+    assert_eq!(carried(&of(65536, 32, 32)), 16, "each tile walks one head");
+    let full = |seqlen| Problem { causal: Causal::None, ..of(seqlen, 32, 32) };
+    assert_eq!(carried(&full(4096)), 16);
+    assert_eq!(carried(&full(512)), 0, "L2 holds what all heads use");
+    assert_eq!(carried(&of(4096, 32, 2)), 16, "tiles share a walk");
 }
 
 #[test]
