@@ -64,21 +64,26 @@ fn run(backend: &Backend, op: &impl Op) {
 
 #[test]
 fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
-    let (batch, seqlen, heads) = (2, 150, 4);
+    let (batch, heads) = (2, 4);
     for subject in subjects() {
         for (index, to) in Eight::ALL.into_iter().enumerate() {
-            for (rows_per_scale, heads_per_scale, dim, computes, seed) in [
-                (1, 1, 64, true, None),
-                (128, 1, 40, true, None),
-                (150, 2, 30, true, None),
-                (1, 1, 128, false, None),
-                (128, 1, 9, false, None),
-                (1, 1, 96, true, Some(3)),
-                (128, 2, 40, true, Some(u64::MAX - 5)),
-                (150, 1, 256, false, Some(1 << 40)),
+            for (seqlen, rows_per_scale, heads_per_scale, dim, computes, seed) in [
+                (150, 1, 1, 64, true, None),
+                (150, 128, 1, 40, true, None),
+                (150, 150, 2, 30, true, None),
+                (150, 1, 1, 128, false, None),
+                (150, 128, 1, 9, false, None),
+                (150, 1, 1, 96, true, Some(3)),
+                (150, 128, 2, 40, true, Some(u64::MAX - 5)),
+                (150, 150, 1, 256, false, Some(1 << 40)),
                 // Units of several tiles.
-                (150, 4, 200, true, None),
-                (150, 1, 256, true, Some(8)),
+                (150, 150, 4, 200, true, None),
+                (150, 150, 1, 256, true, Some(8)),
+                // Units of one position, whose scales neighbouring lanes share.
+                (1, 1, 2, 64, true, None),
+                (1, 128, 4, 128, true, Some(5)),
+                (1, 128, 2, 40, false, None),
+                (70, 1, 2, 128, true, None),
             ] {
                 let dtype = [Dtype::Bf16, Dtype::Fp16][(index + dim as usize) % 2];
                 let count = (batch * seqlen * heads * dim) as usize;

@@ -10,6 +10,7 @@ use crate::ops::op::{Launch, Op};
 use crate::problem::Eight;
 
 const THREADS: u32 = 256;
+const LANES_OF_WARP: u64 = 32;
 /// Columns that a lane has of a row, at most: two chunks of 8.
 const COLS_OF_LANE: i64 = 16;
 /// Rows of a tile that a lane has a share of.
@@ -51,6 +52,8 @@ enum Pass {
     Clears = 2,
     /// Raises each scale to those of the largest magnitudes of its tiles.
     RaisesScales = 3,
+    /// Quantises rows whose scales are those of one position.
+    TakesPositions = 4,
 }
 
 /// From a row of a lane to its next one, in elements.
@@ -89,20 +92,27 @@ pub struct QuantizeParams {
     tile: i32,
     step_heads: i32,
     lane_bits: i32,
+    scale_bits: i32,
     pass: Pass,
     computes: i32,
     rotation_factor: f32,
     signs: [u32; SIGN_WORDS],
 }
 
-const _: () = assert!(size_of::<QuantizeParams>() == 3 * 32 + 3 * 16 + 2 * 8 + 12 * 4 + 16 * 4);
+const _: () = assert!(size_of::<QuantizeParams>() == 3 * 32 + 3 * 16 + 2 * 8 + 13 * 4 + 16 * 4 + 4);
 
 impl QuantizeParams {
     /// The argument of the last launch. Each size fits an i32, since `capi` bounds them.
     pub fn new(quantize: &Quantize) -> QuantizeParams {
         let rotation = quantize.rotation();
-        let of_rows = quantize.class.of_rows;
         let lane_bits = lane_bits(quantize.head_dim);
+        let heads_of_lanes = quantize.heads_per_scale.max(1) as u64;
+        // In a step of decoding a unit is one position, which neighbouring lanes may hold.
+        let takes_positions = !quantize.class.of_rows
+            && quantize.rows_per_scale.min(quantize.seqlen) <= 1
+            && heads_of_lanes.is_power_of_two()
+            && heads_of_lanes << lane_bits <= LANES_OF_WARP;
+        let of_rows = quantize.class.of_rows || takes_positions;
         // Where each row has its scale or none, a unit is a batch entry.
         let [block, group] = match of_rows {
             true => [quantize.seqlen, quantize.num_heads],
@@ -134,7 +144,12 @@ impl QuantizeParams {
             tile: tile as i32,
             step_heads: (rows_at_once % group) as i32,
             lane_bits,
-            pass: if keeps_rows { Pass::KeepsRows } else { Pass::ReadsScales },
+            scale_bits: lane_bits + heads_of_lanes.ilog2() as i32,
+            pass: match (takes_positions, keeps_rows) {
+                (true, _) => Pass::TakesPositions,
+                (false, true) => Pass::KeepsRows,
+                (false, false) => Pass::ReadsScales,
+            },
             computes: quantize.computes.into(),
             rotation_factor: rotation.map_or(0.0, |rotation| rotation.factor),
             signs: rotation.map_or([0; SIGN_WORDS], |rotation| rotation.signs),
@@ -212,6 +227,13 @@ mod tests {
         assert_eq!(launched(4096, 128, 1, true), [(tiles, ReadsScales)]);
         assert_eq!(launched(129, 512, 129, true).len(), 3);
         assert_eq!(launched(64, 512, 64, true), [(16 * 8, KeepsRows)]);
+    }
+
+    #[test]
+    fn lanes_of_a_warp_take_a_position_that_they_hold() {
+        assert_eq!(launched(1, 128, 1024, true), [(16, Pass::TakesPositions)]);
+        assert_eq!(launched(1, 128, 128, false), [(16, Pass::TakesPositions)]);
+        assert_eq!(launched(2, 128, 128, true), [(16 * 8, Pass::KeepsRows)]);
     }
 
     #[test]
