@@ -137,6 +137,40 @@ fn survives_adversarial_scores(subject: &Subject, dtype: Dtype, keys_per_scale: 
     }
 }
 
+/// Scores that outgrow a row's reference, by more than e4m3's weights and by more than fp32's.
+#[test]
+fn gpu_survives_adversarial_scores_of_e4m3() {
+    let Some(subject) = Subject::gpu() else { return };
+    for (causal, softmax_scale) in [(Causal::None, 30.0), (Causal::BottomRight, -30.0)] {
+        let eight_bits = EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 };
+        let case = Case {
+            num_heads_q: 2,
+            num_heads_kv: 1,
+            seqlen_k: scores::SEQLEN_K,
+            causal,
+            softmax_scale,
+            extras: Extras { eight: Some(eight_bits), ..Extras::default() },
+            ..Case::plain(Dtype::Bf16, 80, 64)
+        };
+        for (name, case, mut data) in scores::profiled(&case) {
+            // Random scores shall not hide the profile.
+            for (index, q) in data.q.iter_mut().enumerate().filter(|(index, _)| index % 64 != 0) {
+                *q /= if index % 3 == 0 { 128.0 } else { 1024.0 };
+            }
+            for (kind, values) in [(Kind::Q, &mut data.q), (Kind::K, &mut data.k), (Kind::V, &mut data.v)] {
+                quantised(case.element(kind), values, &case.row_scales(kind), 64);
+            }
+            let prepared = Prepared::with(&case, data);
+            for config in subject.configs(&case, Pass::Forward, 2) {
+                let got = subject.forward(&case, &prepared.data, &config);
+                prepared
+                    .judge_forward(prepared.loses_bits(&subject), &got)
+                    .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
+            }
+        }
+    }
+}
+
 /// Rows of a bf16 q that fp16 does not hold, beside rows that it holds.
 #[test]
 fn gpu_is_right_with_rows_of_q_of_any_size_over_eight_bits() {

@@ -88,6 +88,11 @@ fn rows_of_a_stale_maximum_over_8_bits_are_right() {
 }
 
 #[test]
+fn rows_of_e4m3_may_have_any_scores() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_survives_adversarial_scores_of_e4m3");
+}
+
+#[test]
 fn rows_of_q_may_have_any_size_over_8_bits() {
     is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_rows_of_q_of_any_size_over_eight_bits");
 }
