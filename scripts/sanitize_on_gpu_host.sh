@@ -15,7 +15,7 @@ failed=0
 # have met at named barriers, it also misses a later __syncthreads: it then reports reads before
 # against writes after it, although the machine code has BAR.SYNC 0x0 between them.
 for tool in "memcheck" "racecheck --check-bulk-copy no"; do
-    parts="plain features decode"
+    parts="plain features decode eight-bits e4m3"
     [ "$tool" = memcheck ] && parts="$parts decode-teams"
     for part in $parts; do
         # shellcheck disable=SC2086 # $tool holds a name and its options

@@ -3,7 +3,9 @@ scripts/sanitize_on_gpu_host.sh.
 
 Both passes: odd lengths and dims, GQA, masks, dropout, then each feature by itself. Forward only:
 the batch-invariant mode, decoding with and without pages (in fp32 without), writing into a K/V
-cache, and merging. The arguments name the parts to run; without arguments all parts run.
+cache, and merging. Tensors of 8 bits: k and v with scales of heads, blocks and keys beside a 16-bit
+q, prompts and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The
+arguments name the parts to run; without arguments all parts run.
 """
 
 import sys
@@ -30,6 +32,17 @@ FEATURED = {
     torch.bfloat16: (1, 2, 1, 150, 333, 128),
     torch.float32: (1, 2, 1, 131, 201, 72),
 }
+EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+# q, k and v in e4m3: batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, and
+# whether causal. Head dims have whole and partial boxes, and columns of V past a multiple of 32.
+E4M3_PROBLEMS = [
+    (1, 2, 1, 200, 333, 64, 64, False),
+    (2, 2, 2, 131, 2300, 128, 128, True),  # sums of P V move
+    (1, 2, 2, 129, 201, 256, 256, True),
+    (1, 1, 1, 70, 150, 192, 80, False),
+    (2, 72, 8, 200, 200, 64, 64, True),  # more tiles than CTAs
+    (1, 1, 1, 5, 4000, 128, 128, False),  # keys that may be split
+]
 
 
 def tensor(*shape, dtype=torch.float32):
@@ -127,6 +140,56 @@ def merge(dtype):
     assert out.isfinite().all() and lse.isfinite().all()
 
 
+def in_pages(tensors, page_size):
+    """(tensors in pages, block table) of tensors (batch, keys, …), the pages in random order."""
+    batch, keys = tensors[0].shape[:2]
+    pages = -(-keys // page_size)
+    order = torch.randperm(batch * pages, device="cuda")
+    made = []
+    for x in tensors:
+        rows = torch.zeros(batch, pages * page_size, *x.shape[2:], dtype=x.dtype, device="cuda")
+        # Indexing knows no tensors of 8 bits but those of integers.
+        rows.view(torch.uint8)[:, :keys] = x.view(torch.uint8)
+        pool = torch.empty_like(rows).view(batch * pages, page_size, *x.shape[2:])
+        pool.view(torch.uint8)[order] = rows.view_as(pool).view(torch.uint8)
+        made.append(pool)
+    return made, order.to(torch.int32).view(batch, pages)
+
+
+def quantised_caches(dtype, to, batch, heads, keys, head_dim, head_dim_v, keys_per_descale):
+    """(k, k_descale, v, v_descale); k is rotated."""
+    k, v = (tensor(batch, keys, heads, dim, dtype=dtype) for dim in (head_dim, head_dim_v))
+    options = dict(keys_per_descale=keys_per_descale)
+    return *flashtune.quantize(k, to, rotation_seed=1, **options), *flashtune.quantize(v, to, **options)
+
+
+def over_eight_bits(dtype, to, seqlen_q, seqlen_k, head_dim, keys_per_descale, page_size):
+    """A prompt or a decoding step of a 16-bit q over keys of 8 bits."""
+    q = tensor(2, seqlen_q, 4, head_dim, dtype=dtype)
+    k, ks, v, vs = quantised_caches(dtype, to, 2, 2, seqlen_k, head_dim, head_dim, keys_per_descale)
+    table = None
+    if page_size and keys_per_descale == 1:
+        (k, v, ks, vs), table = in_pages((k, v, ks, vs), page_size)
+    elif page_size:
+        (k, v), table = in_pages((k, v), page_size)
+    lengths = int32(seqlen_k, seqlen_k // 3)
+    out = flashtune.attention_kvcache(q, k, v, block_table=table, seqused_k=lengths, causal=True, k_descale=ks, v_descale=vs)
+    torch.cuda.synchronize()
+    assert out.isfinite().all(), (to, seqlen_q, head_dim, keys_per_descale, page_size)
+
+
+def all_of_e4m3(batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, causal, keys_per_descale, page_size=None, **options):
+    q = tensor(batch, seqlen_q, heads_q, head_dim, dtype=torch.bfloat16)
+    q, qs = flashtune.quantize(q, torch.float8_e4m3fn, heads_per_descale=heads_q // heads_kv, rotation_seed=1)
+    k, ks, v, vs = quantised_caches(torch.bfloat16, q.dtype, batch, heads_kv, seqlen_k, head_dim, head_dim_v, keys_per_descale)
+    if page_size:
+        (k, v), table = in_pages((k, v), page_size)
+        options |= dict(block_table=table, seqused_k=int32(*[seqlen_k, seqlen_k // 3][:batch]))
+    out = flashtune.attention_kvcache(q, k, v, causal=causal, q_descale=qs, k_descale=ks, v_descale=vs, **options)
+    torch.cuda.synchronize()
+    assert out.isfinite().all(), (seqlen_q, seqlen_k, head_dim, options)
+
+
 def kv_append(dtype, page_size, head_dim, head_dim_v, seqlen_new):
     """Appends at odd lengths: into sequences with room, without room, with a negative length
     and, with pages, without a page for the last key."""
@@ -175,7 +238,48 @@ def several_queries(dtype):
     decode(dtype, 5, 2000, None if dtype == torch.float32 else 64)
 
 
-PARTS = {"plain": plain, "features": featured, "decode": one_query, "decode-teams": several_queries}
+def eight_bits(dtype):
+    if dtype == torch.float32:
+        return
+    for to in EIGHT:
+        for keys_per_descale in (0, 128, 1):
+            over_eight_bits(dtype, to, 1, 700, 128, keys_per_descale, None)
+            over_eight_bits(dtype, to, 70, 200, 128, keys_per_descale, None)
+            over_eight_bits(dtype, to, 1, 700, 64, keys_per_descale, 16)
+            over_eight_bits(dtype, to, 70, 200, 64, keys_per_descale, 16)
+        for seqlen, head_dim in ((1, 128), (7, 128), (333, 40)):
+            for heads_per_descale in (1, 3):
+                flashtune.quantize(tensor(2, seqlen, 6, head_dim, dtype=dtype), to, heads_per_descale=heads_per_descale)
+        append_eight_bits(dtype, to)
+    torch.cuda.synchronize()
+
+
+def append_eight_bits(dtype, to):
+    """Appends 3 keys behind 40, and computes their scales."""
+    k, v = (tensor(2, 3, 2, dim, dtype=dtype) for dim in (64, 40))
+    k_cache, v_cache = (torch.zeros(2, 60, 2, dim, dtype=to, device="cuda") for dim in (64, 40))
+    ks, vs = (torch.ones(2, 60, 2, device="cuda") for _ in range(2))
+    used = flashtune.kv_append(k_cache, v_cache, k, v, int32(40, 0), k_descale=ks, v_descale=vs, computes_descale=True)
+    torch.cuda.synchronize()
+    assert used.tolist() == [43, 3] and (ks[0, 40:43] != 1).all()
+
+
+def e4m3(dtype):
+    """q, k and v in e4m3, whose output is bf16."""
+    if dtype != torch.bfloat16 or torch.cuda.get_device_capability() != (9, 0):
+        return
+    for problem in E4M3_PROBLEMS:
+        for keys_per_descale in (0, 128):
+            all_of_e4m3(*problem, keys_per_descale)
+    small = (2, 2, 1, 70, 200, 64, 64, True)
+    all_of_e4m3(*small, 0, page_size=16)
+    all_of_e4m3(*small, 128, page_size=64)
+    all_of_e4m3(*small, 0, window=(40, 0))
+    all_of_e4m3(*small, 0, softcap=15.0, sinks=tensor(2), alibi_slopes=torch.rand(2, 2, device="cuda"))
+    all_of_e4m3(*small, 0, seqused_k=int32(200, 3), seqused_q=int32(70, 1))
+
+
+PARTS = {"plain": plain, "features": featured, "decode": one_query, "decode-teams": several_queries, "eight-bits": eight_bits, "e4m3": e4m3}
 
 for part in sys.argv[1:] or PARTS:
     for dtype in FEATURED:
