@@ -7,7 +7,7 @@ use super::warpgroup::tiles_differ;
 use crate::device::Device;
 use crate::family::limits::divides_scale_blocks;
 use crate::family::space::Space;
-use crate::problem::Problem;
+use crate::problem::{Features, Problem};
 
 /// Whether the kernel may split the keys at all.
 pub fn may_split(problem: &Problem) -> bool {
@@ -48,6 +48,27 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
         ..=64 => 192,
         _ => 224,
     };
+    of_tile(problem, device, block_m, most_keys)
+}
+
+/// Tiles at head dim 64 among which the model of time chooses. 256 x 64 has the shortest ends, and
+/// 192 x 160 the fastest blocks (docs/tuning/eight-bits.md). Under a causal mask the latter keeps a
+/// word of a tile's output on the stack. Features take registers, so problems with any keep to the
+/// heuristic's tile.
+pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
+    let is_plain = Features { eight_bits: None, ..problem.features } == Features::NONE;
+    if !is_plain || problem.head_dim.max(problem.head_dim_v) > 64 {
+        return Vec::new();
+    }
+    let tiles = [(192, 160), (192, 128), (256, 64)];
+    let mut configs: Vec<_> =
+        tiles.into_iter().filter_map(|(block_m, most_keys)| of_tile(problem, device, block_m, most_keys)).collect();
+    configs.dedup();
+    configs
+}
+
+/// The config with so many rows, as many keys up to `most_keys` as fit, and then stages.
+fn of_tile(problem: &Problem, device: &Device, block_m: u32, most_keys: u32) -> Option<Fp8Knobs> {
     let divides = |block_n: i64| {
         let features = &problem.features;
         divides_scale_blocks(problem, block_n as u32)
