@@ -9,14 +9,18 @@
 __device__ __forceinline__ float of_row(float scale, int) { return scale; }
 __device__ __forceinline__ float of_row(const float (&scale)[2], int r) { return scale[r]; }
 
-// The largest score of row r. All lanes of a quad get the same value.
+// The largest of this lane's scores of row r.
 template <int kTiles>
-__device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) {
+__device__ __forceinline__ float lane_maximum(const float (&s)[kTiles][4], int r) {
     float maximum = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
     #pragma unroll
     for (int n = 1; n < kTiles; ++n) maximum = fmaxf(maximum, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    return quad_max(maximum);
+    return maximum;
 }
+
+// The largest score of row r. All lanes of a quad get the same value.
+template <int kTiles>
+__device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) { return quad_max(lane_maximum(s, r)); }
 
 // Turns scores into weights in place, 2^(score * scale_log2 - lower), and adds them to the sums of
 // this lane's columns.
