@@ -100,6 +100,20 @@ struct MergedRow {
     __device__ __forceinline__ float lowered() const { return SegmentRows::lowered(reference); }
 };
 
+__device__ __forceinline__ void add_rows(MergedRow (&rows)[2], const SegmentRows& segment) {
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) rows[r].add(segment.reference[r], quad_sum(segment.sum[r]));
+}
+// An element of the first segment's O, merged with nothing: its factor is 1, and -0 becomes 0.
+__device__ __forceinline__ float as_merged(float of_segment) { return of_segment + 0.f; }
+// Ends a tile of one segment.
+template <int kTiles>
+__device__ __forceinline__ void finish_only(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) {
+    add_rows(rows, segment);
+    #pragma unroll
+    for (int i = 0; i < kTiles * 4; ++i) o[i / 4][i % 4] = as_merged(o[i / 4][i % 4]);
+}
+
 // The merged O of a lane's two rows. kInMemory: it lies in the thread's local memory, where
 // registers have no room for it beside the segment's.
 template <int kTiles, bool kInMemory>
@@ -118,17 +132,30 @@ struct MergedOutput {
     }
     // Merges a segment's state into the lane's rows.
     __device__ __forceinline__ void add(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
-        #pragma unroll
-        for (int r = 0; r < 2; ++r) rows[r].add(segment.reference[r], quad_sum(segment.sum[r]));
+        add_rows(rows, segment);
         float* const at = place();
         #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) at[i] = rows[i % 4 / 2].added(at[i], of_segment[i / 4][i % 4]);
+    }
+    // The same of a tile's first segment, without reset().
+    __device__ __forceinline__ void begin(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        add_rows(rows, segment);
+        float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) at[i] = as_merged(of_segment[i / 4][i % 4]);
     }
     // Ends a tile: replaces O of the last segment by the merged one.
     __device__ __forceinline__ void take(float (&out)[kTiles][4]) {
         float* const at = place();
         #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) out[i / 4][i % 4] = at[i];
+    }
+    // The same after add() of the last segment, in one step.
+    __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) {
+        add_rows(rows, segment);
+        const float* const at = place();
+        #pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) o[i / 4][i % 4] = rows[i % 4 / 2].added(at[i], o[i / 4][i % 4]);
     }
 };
 
@@ -139,13 +166,8 @@ struct SharedMergedOutput {
     static constexpr uint32 kBytes = kTiles * kStride;     // of 128 threads
     uint32 at;
 
-    __device__ __forceinline__ void reset() const {
-        #pragma unroll
-        for (int n = 0; n < kTiles; ++n) store_zeros(at + n * kStride);
-    }
     __device__ __forceinline__ void add(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) const {
-        #pragma unroll
-        for (int r = 0; r < 2; ++r) rows[r].add(segment.reference[r], quad_sum(segment.sum[r]));
+        add_rows(rows, segment);
         // Some loads before the first store: each waits for the one before it.
         constexpr int kInFlight = 4;
         #pragma unroll
@@ -161,9 +183,25 @@ struct SharedMergedOutput {
             }
         }
     }
-    __device__ __forceinline__ void take(float (&out)[kTiles][4]) const {
+    __device__ __forceinline__ void begin(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) const {
+        add_rows(rows, segment);
         #pragma unroll
-        for (int n = 0; n < kTiles; ++n) load(out[n], n);
+        for (int n = 0; n < kTiles; ++n) {
+            float merged[4];
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) merged[i] = as_merged(of_segment[n][i]);
+            store_floats(at + n * kStride, merged);
+        }
+    }
+    __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) const {
+        add_rows(rows, segment);
+        #pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            float merged[4];
+            load(merged, n);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) o[n][i] = rows[i / 2].added(merged[i], o[n][i]);
+        }
     }
 
 private:
