@@ -65,9 +65,10 @@ impl ForwardKnobs {
     }
 
     /// Whether a batch-invariant kernel merges O of its segments in shared memory: three consumers
-    /// have no registers for it beside the segment's O of more than 64 columns.
+    /// have no registers for it beside the segment's O of more than 64 columns, and four have none.
     fn merges_in_shared(&self, problem: &Problem) -> bool {
-        problem.batch_invariant && self.consumers() == 3 && problem.head_dim_v > 64
+        let lacks_registers = self.consumers() == 4 || self.consumers() == 3 && problem.head_dim_v > 64;
+        problem.batch_invariant && lacks_registers
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a

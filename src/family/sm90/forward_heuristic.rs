@@ -118,12 +118,12 @@ fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of a batch-invariant problem. Up to head dim 64, and beyond with modified scores, a
-/// segment's O and the merged one are in registers. Otherwise up to 128 the merged one is in shared
-/// memory (docs/tuning/batch-invariant.md).
+/// The same of a batch-invariant problem. Where features take registers up to head dim 64, and
+/// with modified scores up to 128, a segment's O and the merged one are in registers. Otherwise up
+/// to 128 the merged one is in shared memory (docs/tuning/batch-invariant.md).
 fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
     match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 if !takes_more => (192, 64, [4, 4, 2]),
+        ..=64 if !takes_more => (256, 64, [4, 4, 2]),
         65..=128 if !problem.features.modifies_scores() => (192, 64, [3, 2, 1]),
         ..=128 => (128, 64, [4, 4, 2]),
         129..=192 => (128, 64, [3, 3, 1]),

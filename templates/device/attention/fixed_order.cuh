@@ -27,6 +27,12 @@ __device__ __forceinline__ int segment_of(int key) {
     // The doubling's first key is 2^(15 + doubling), and its segments have 2^(10 + doubling).
     return kEqualSegments + (doubling - 1) * (1 << kSegmentsOfDoublingLog2) + (key >> segment_log2(key)) - (1 << kSegmentsOfDoublingLog2);
 }
+// The first block of a block's segment, which begins at a multiple of its length. A walk from the
+// last block down compares with it.
+__device__ __forceinline__ int first_block_of_segment(int block) {
+    const int keys_log2 = segment_log2(block * kBlockN);
+    return (block * kBlockN >> keys_log2 << keys_log2) / kBlockN;
+}
 // The first key of a segment. Unsigned: the segment behind the last one would begin at 2^31.
 __device__ __forceinline__ uint32 segment_begin(int segment) {
     if (segment < kEqualSegments) return uint32(segment) << kSegmentKeysLog2;

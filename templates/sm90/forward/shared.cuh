@@ -41,8 +41,8 @@ constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
 // The merged O of a batch-invariant tile (device/attention/fixed_order.cuh). Three consumers have
-// no registers for it beside the segment's O of more than 64 columns.
-constexpr bool kMergesInShared = kIsBatchInvariant && kConsumers == 3 && kHeadDimV > 64;
+// no registers for it beside the segment's O of more than 64 columns, and four have none.
+constexpr bool kMergesInShared = kIsBatchInvariant && (kConsumers == 4 || kConsumers == 3 && kHeadDimV > 64);
 constexpr int kBytesMerged = kMergesInShared ? 64 * ((kHeadDimV + 7) / 8) * 8 * 4 : 0;  // of one warpgroup
 constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged + kBytesScales;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
