@@ -1,15 +1,15 @@
 //! Configs of the sm90 forward pass beside the heuristic's, among which the model of times chooses.
 
-use super::forward_geometry::{ForwardKnobs, SPLITS};
+use super::forward_geometry::{ForwardKnobs, SPLITS, common_box_rows};
 use super::forward_heuristic::{of_rows, stores_by_tma, tile_of_full_device};
 use super::warpgroup::WARPGROUP_ROWS;
 use crate::device::Device;
 use crate::family::space::Space;
 use crate::problem::{Features, Problem};
 
-/// The heuristic's config with every number of rows and, without pages, blocks of other numbers of
-/// keys, each of these with its keys split, and tiles of 64 rows for short sequences. Over pages,
-/// tiles of 64 rows alone are split.
+/// The heuristic's config with every number of rows and with blocks of other numbers of keys and,
+/// without pages, each of these with its keys split, and tiles of 64 rows for short sequences. Over
+/// pages, blocks of 128 keys are the only others, and tiles of 64 rows alone are split.
 /// Other features than pages take registers, so problems with any keep to the tiles of the
 /// heuristic and of records.
 pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
@@ -109,15 +109,19 @@ const FEW_KEYS: i64 = 512;
 /// The config with blocks of other numbers of keys, where consumer warpgroups have registers to
 /// spare: fewer keys are padded where there are few, and three warpgroups share fewer blocks.
 fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    if problem.dropout || problem.features.paged.is_some() {
+    if problem.dropout {
         return Vec::new();
     }
+    let is_paged = problem.features.paged.is_some();
     // Past head dim 128 two blocks of 64 keys are in flight, which long keys feel.
     let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
         // With a causal mask the consumers spill.
         ..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
         ..=64 if config.block_m == 256 => &[48],
         _ if config.block_m > 128 => &[],
+        // TMA copies such blocks out of pages.
+        65..=128 if is_paged && common_box_rows(128, problem) % 16 == 0 => &[128],
+        _ if is_paged => &[],
         ..=128 => &[80, 112, 128],
         129.. if config.block_m == 128 && problem.seqlen_k > FEW_KEYS => &[80],
         129.. => &[64, 80],

@@ -1,11 +1,10 @@
 // The producer of the sm90 forward kernel if keys lie in pages (device/attention/key_pages.cuh).
 // load.cuh has the copies of Q, and of keys without pages.
 //
-// Where pages hold boxes of whole eights of rows, TMA copies keys. Four warps share the boxes of a
-// block if there are as many, since a thread takes 200 cycles to start one. Else the four warps
-// copy keys by cp.async, 16 bytes at a time, into the same swizzled boxes. Either way rows behind
-// the sequence's end arrive as zeros, except in a box that a page holds whole. The consumers clear
-// those rows of V.
+// Where pages hold boxes of whole eights of rows, TMA copies keys. Up to four warps share the boxes
+// of a block, since a thread takes 200 cycles to start one. Else four warps copy keys by cp.async,
+// 16 bytes at a time, into the same swizzled boxes. Either way rows behind the sequence's end
+// arrive as zeros, except in a box that a page holds whole. The consumers clear those rows of V.
 
 #include "device/attention/key_boxes.cuh"
 #include "device/ptx/cp_async.cuh"
@@ -21,8 +20,9 @@ using BoxedV = BoxedTile<kBlockN, kHeadDimV>;
 template <bool kByTma>
 struct PageLoader;
 
-// By TMA: a barrier counts the bytes of its slot. Box i of a block belongs to loader warp i mod
-// kLoaderWarps, whose lane 0 starts it. Each warp arrives with the bytes of its own boxes.
+// By TMA: a barrier counts the bytes of its slot. Part i of a block, a row of boxes or one of its
+// boxes, belongs to loader warp i mod kLoaderWarps, whose lane 0 starts it. Each warp arrives with
+// the bytes of its own parts.
 template <>
 struct PageLoader<true> {
     const KernelParams& params;
@@ -33,11 +33,10 @@ struct PageLoader<true> {
     Ring<kVStages> ring_v;
 
     static constexpr int kWarps = kPagesByTma ? kLoaderWarps : 1;  // NVRTC compiles this without pages too
-    static constexpr int kBoxes = kBlockN / kKeyBoxRows;  // of 64 columns
-    static constexpr int kMostBoxes = (kBoxes + kWarps - 1) / kWarps;  // of a warp
-    static_assert(!kPagesByTma || kMostBoxes <= 32, "a lane has the page of one box");
+    static constexpr int kMostParts = (kBoxParts + kWarps - 1) / kWarps;  // of a warp
+    static_assert(!kPagesByTma || kMostParts <= 32, "a lane has the page of one part");
 
-    // Lane i looks up the page of the warp's box i.
+    // Lane i looks up the page of the warp's part i.
     struct Pages {
         using Entries = int;
         const int* table;
@@ -53,11 +52,13 @@ struct PageLoader<true> {
     const int warp = kWarps == 1 ? 0 : uniform(threadIdx.x / 32);
     int head_kv = 0;
 
-    // The row of a block at which the warp's box `nth` begins, past the block where there is none.
-    __device__ __forceinline__ int box_row(int nth) const { return (nth * kWarps + warp) * kKeyBoxRows; }
+    // The row of a block at which the warp's part `nth` begins, past the block where there is none.
+    __device__ __forceinline__ int part_row(int nth) const { return (nth * kWarps + warp) / kBoxShares * kKeyBoxRows; }
+    // The box of that row with which it begins.
+    __device__ __forceinline__ int part_box(int nth) const { return (nth * kWarps + warp) % kBoxShares; }
     __device__ __forceinline__ void begin_tile(int head) { head_kv = head; }
     __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entry, int block, int begin) const {
-        const int row = box_row(lane);
+        const int row = part_row(lane);
         const uint32 key = uint32(block) * kBlockN + row;
         entry = block >= begin && row < kBlockN && key < uint32(pages.seqlen_k) ? __ldg(pages.table + key / kPageKeys) : 0;
     }
@@ -75,21 +76,23 @@ struct PageLoader<true> {
 private:
     template <class Boxed>
     __device__ __forceinline__ void load(uint32 tile, const TensorMap& map, uint32 barrier, const Pages& pages, int block) const {
-        constexpr uint32 kBytes = Boxed::kBoxes * kKeyBoxRows * kBoxRowBytes;
-        // Warps that have a box less than the first one.
-        constexpr bool kIsEven = kBoxes % kWarps == 0;
-        const bool has_last = kIsEven || box_row(kMostBoxes - 1) < kBlockN;
-        if (lane == 0) barrier_expect(barrier, kMostBoxes * kBytes - (has_last ? 0 : kBytes));
+        constexpr int kBoxes = Boxed::kBoxes / kBoxShares;  // of a part
+        constexpr uint32 kBytes = kBoxes * kKeyBoxRows * kBoxRowBytes;
+        // Warps that have a part less than the first one.
+        constexpr bool kIsEven = kBoxParts % kWarps == 0;
+        const bool has_last = kIsEven || part_row(kMostParts - 1) < kBlockN;
+        if (lane == 0) barrier_expect(barrier, kMostParts * kBytes - (has_last ? 0 : kBytes));
         #pragma unroll
-        for (int nth = 0; nth < kMostBoxes; ++nth) {
-            const int page = kMostBoxes == 1 && kPageKeys % kBlockN == 0 ? pages.page : __shfl_sync(0xffffffff, pages.page, nth);
-            const int row = box_row(nth);
-            if (lane != 0 || nth == kMostBoxes - 1 && !has_last) continue;
+        for (int nth = 0; nth < kMostParts; ++nth) {
+            const int page = kMostParts == 1 && kPageKeys % kBlockN == 0 ? pages.page : __shfl_sync(0xffffffff, pages.page, nth);
+            const int row = part_row(nth);
+            if (lane != 0 || nth == kMostParts - 1 && !has_last) continue;
             const uint32 key = uint32(block) * kBlockN + row;
             // A box of keys that do not exist begins behind the page's last row: no row is read.
             const int first = key < uint32(pages.seqlen_k) ? key % kPageKeys : kPageSize;
             #pragma unroll
-            for (int box = 0; box < Boxed::kBoxes; ++box) {
+            for (int i = 0; i < kBoxes; ++i) {
+                const int box = part_box(nth) + i;
                 tma_load_4d(tile + box * Boxed::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head_kv, page);
             }
         }

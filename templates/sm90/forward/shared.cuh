@@ -16,12 +16,15 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
 // Keys of 8 bits (load_eight.cuh): four warps convert them. Keys in pages (load_pages.cuh): whether
 // TMA or threads copy them, the producer's warps that load, and the arrivals that fill a slot of K
-// or V. One thread starts a box in 200 cycles, whatever its size, so four warps share the boxes of
-// a block (docs/tuning/pages.md).
+// or V. One thread starts a box in 200 cycles, whatever its size, so up to four warps share the
+// boxes of a block (docs/tuning/pages.md): by rows or, where these are few, by columns too.
 constexpr bool kConverts = kKeyFormat != 0;
 constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
 constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
-constexpr int kLoaderWarps = kConverts ? 4 : kPageSize == 0 ? 0 : kPagesByTma && kBlockN / kKeyBoxRows < 4 ? 1 : 4;
+constexpr int kRowsOfBoxes = kBlockN / kKeyBoxRows;
+constexpr int kBoxShares = kPagesByTma && kRowsOfBoxes < 4 && kBoxesQK == kBoxesV ? kBoxesQK : 1;  // of a row of boxes
+constexpr int kBoxParts = kRowsOfBoxes * kBoxShares;  // of a block
+constexpr int kLoaderWarps = kPageSize == 0 && !kConverts ? 0 : kPagesByTma && kBoxParts < 4 ? kBoxParts : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and

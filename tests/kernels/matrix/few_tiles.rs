@@ -7,6 +7,10 @@ use flashtune::family::alternatives;
 /// More bytes of consumers at a tile's ends, where keys are split and weights are dropped.
 const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 
+/// Bytes of consumers at a tile's ends, over pages with blocks of 128 keys. On an H100 such tiles
+/// were faster than those of 64 keys, which spill none (docs/tuning/pages.md).
+const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
+
 /// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
 /// records.
 fn alternatives_of(problems: impl Iterator<Item = Problem>) -> BTreeMap<String, Kernel> {
@@ -36,7 +40,13 @@ fn alternatives_compile_and_do_not_spill() {
     let short = short.map(|problem| Problem { seqlen_q: 60, seqlen_k: 100, ..problem });
     let wide = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
     let few_keys = wide.map(|problem| Problem { seqlen_k: 70, ..problem });
-    let kernels = alternatives_of(full.chain(causal).chain(short).chain(few_keys));
+    let paged = with_switches(&[128], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
+    let of_pages = Features { paged: Some(64), varlen: Some(Varlen::default()), ..Features::NONE };
+    let chunk = paged.map(|problem| Problem { seqlen_q: 512, seqlen_k: 8192, features: of_pages, ..problem });
+    let mut kernels = alternatives_of(full.chain(causal).chain(short).chain(few_keys).chain(chunk));
+    let has_large_blocks = |text: &str| text.contains("kPageSize = 64;") && text.contains("kBlockN = 128;");
+    let large = kernels.iter_mut().filter(|(text, _)| has_large_blocks(text)).map(|(_, kernel)| kernel);
+    assert_eq!(large.map(|kernel| kernel.may_spill = BLOCKS_OF_PAGES_MAY_SPILL).count(), 1);
     let share_an_sm = |ctas: u32| kernels.keys().filter(|text| text.contains(&format!("kCtasPerSm = {ctas};"))).count();
     assert!(share_an_sm(2) >= 3 && share_an_sm(3) >= 1);
     all_compile(&kernels, nvrtc, Arch::Sm(9, 0));

@@ -77,8 +77,8 @@ pub fn tiny_decode() -> Vec<Case> {
     ])
 }
 
-/// Forward: many queries in pages that TMA copies by boxes of 16, 32 and 64 rows, and in pages that
-/// threads copy; alone, and in batches with single tokens.
+/// Forward: many queries in pages that TMA copies by boxes of 8, 16, 32 and 64 rows, and in pages
+/// that threads copy; alone, and in batches with single tokens.
 pub fn tiny_pages() -> Vec<Case> {
     use Causal::{BottomRight, None as Full, TopLeft};
     let paged =
@@ -93,11 +93,12 @@ pub fn tiny_pages() -> Vec<Case> {
     unless_one_is_given(vec![
         of(Dtype::Bf16, 16, NONE, 64, BottomRight),
         of(Dtype::Fp16, 96, window, 128, BottomRight),
-        Case { batch_size: 6, strides: Strides::Gaps, ..of(Dtype::Bf16, 64, varlen, 128, Full) },
+        Case { batch_size: 6, num_heads_kv: 2, strides: Strides::Gaps, ..of(Dtype::Bf16, 64, varlen, 128, Full) },
         Case { batch_size: 6, strides: Strides::PackedQkv, ..of(Dtype::Bf16, 3, varlen, 64, BottomRight) },
         of(Dtype::Fp16, 12, Extras { softcap: 9.0, ..NONE }, 256, TopLeft),
         of(Dtype::Fp32, 16, NONE, 40, BottomRight),
-        Case { seqlen_k: 1100, ..of(Dtype::Bf16, 16, varlen, 128, BottomRight) },
+        Case { seqlen_k: 1100, num_heads_kv: 2, ..of(Dtype::Bf16, 16, varlen, 128, BottomRight) },
+        Case { strides: Strides::Bhsd, ..of(Dtype::Fp16, 8, NONE, 192, BottomRight) },
     ])
 }
 
