@@ -221,6 +221,7 @@ impl KernelSpec {
         };
         let most = match self.most_rows {
             0 => problem.max_splits(),
+            _ if problem.leaves_short_whole() => 1,
             rows => problem.max_short_splits(rows.into()),
         };
         wanted.clamp(1, most as u64) as u32

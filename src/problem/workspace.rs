@@ -122,6 +122,18 @@ impl Problem {
         (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(of_heads).clamp(1, MAX_SPLITS)
     }
 
+    /// Whether short sequences are better not split, since tiles of long chunks come to the SMs
+    /// that they leave idle. The whole batch then takes at least twice as long as one CTA walks the
+    /// longest keys, if all sequences have as many. The host does not know that, so that the
+    /// longest chunk must be a quarter of these keys itself.
+    pub fn leaves_short_whole(&self) -> bool {
+        let total_q = self.features.varlen.and_then(|varlen| varlen.total_q).unwrap_or(0);
+        let rows_of_chunks = (total_q - self.batch_size).max(0);
+        let of_short = (ROWS_OF_SHORT * self.batch_size).saturating_mul(self.num_heads_kv);
+        let all = of_short.saturating_add(rows_of_chunks.saturating_mul(self.num_heads_q));
+        rows_of_chunks > 0 && self.seqlen_k <= 4 * self.seqlen_q && all >= 2 * ROWS_OF_UNSPLIT
+    }
+
     /// The most splits that the workspace holds if each short sequence has `rows` rows. A config
     /// that was chosen for a larger GQA group has more rows than `short_rows`, and so fewer splits.
     pub fn max_short_splits(&self, rows: i64) -> i64 {
@@ -260,6 +272,11 @@ const SHORT_ROWS: [i64; 3] = [16, 32, 64];
 /// sequences of a mixed batch: two CTAs for each of an H200's SMs. Those of long sequences end at
 /// once.
 const SPLITS_OF_ALL_SHORT: i64 = 264;
+/// Rows of chunks, over all query heads, that take an H100 as long as a short sequence takes for a
+/// K/V head of as many keys: as its share of a batch that reads 3 TB/s, and alone on one CTA, which
+/// reads 32 GB/s. Chunks multiply at 600 TFLOP/s.
+const ROWS_OF_SHORT: i64 = 200;
+const ROWS_OF_UNSPLIT: i64 = 18_750;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
@@ -348,6 +365,21 @@ mod tests {
         ];
         assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 5]);
         assert_eq!((few.max_short_splits(32), few.max_short_splits(64)), (2, 1), "rows of larger groups");
+    }
+
+    #[test]
+    fn short_sequences_stay_whole_beside_long_chunks() {
+        let of = |total_q, seqlen_k| {
+            let varlen = Some(Varlen { total_q, ..Varlen::default() });
+            let features = Features { varlen, paged: Some(16), ..Features::NONE };
+            let heads = Problem { batch_size: 7, num_heads_q: 32, num_heads_kv: 8, ..of_heads(1, 855, seqlen_k) };
+            Problem { features, ..heads }.leaves_short_whole()
+        };
+        assert_eq!(
+            [Some(861), Some(300), Some(7), Some(0), None].map(|total_q| of(total_q, 1917)),
+            [true, false, false, false, false]
+        );
+        assert!(!of(Some(861), 4000), "one token may have all of these keys, and the chunk its own alone");
     }
 
     fn backward(batch_size: i64, heads: (i64, i64), seqlen: i64, head_dim: i64) -> Problem {

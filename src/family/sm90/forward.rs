@@ -376,6 +376,20 @@ mod tests {
     }
 
     #[test]
+    fn a_launch_leaves_short_sequences_whole_beside_long_chunks() {
+        let launched = |total_q| {
+            let varlen = Some(Varlen { total_q: Some(total_q), ..Varlen::default() });
+            let features = Features { varlen, paged: Some(64), ..Features::NONE };
+            let lengths = Problem { batch_size: 7, seqlen_q: 855, seqlen_k: 1917, ..problem(128, 128) };
+            let problem = Problem { num_heads_q: 32, num_heads_kv: 8, features, ..lengths };
+            let kernels = ForwardKnobs::heuristic(&problem, &h200()).unwrap().kernels(&problem);
+            kernels.iter().map(|spec| (spec.template, spec.num_splits(&problem, 132))).collect::<Vec<_>>()
+        };
+        assert_eq!(launched(7), [("decode", 4), ("sm90_forward", 1), ("combine", 4)], "tokens alone");
+        assert_eq!(launched(861), [("decode", 1), ("sm90_forward", 1), ("combine", 1)]);
+    }
+
+    #[test]
     fn splits_are_expected_to_pay_where_tiles_are_few() {
         let faster = |problem: &Problem, num_splits| {
             let unsplit = ForwardKnobs { tma_store: 0, ..ForwardKnobs::heuristic(problem, &h200()).unwrap() };
