@@ -84,6 +84,8 @@ fn quantize_divides_by_scales_of_rows_blocks_and_sequences() {
                 (1, 128, 4, 128, true, Some(5)),
                 (1, 128, 2, 40, false, None),
                 (70, 1, 2, 128, true, None),
+                // One position that more than 32 lanes hold: a CTA takes it.
+                (1, 1, 4, 256, true, None),
             ] {
                 let dtype = [Dtype::Bf16, Dtype::Fp16][(index + dim as usize) % 2];
                 let count = (batch * seqlen * heads * dim) as usize;

@@ -106,22 +106,17 @@ impl QuantizeParams {
     pub fn new(quantize: &Quantize) -> QuantizeParams {
         let rotation = quantize.rotation();
         let lane_bits = lane_bits(quantize.head_dim);
-        let heads_of_lanes = quantize.heads_per_scale.max(1) as u64;
-        // In a step of decoding a unit is one position, which neighbouring lanes may hold.
-        let takes_positions = !quantize.class.of_rows
-            && quantize.rows_per_scale.min(quantize.seqlen) <= 1
-            && heads_of_lanes.is_power_of_two()
-            && heads_of_lanes << lane_bits <= LANES_OF_WARP;
-        let of_rows = quantize.class.of_rows || takes_positions;
-        // Where each row has its scale or none, a unit is a batch entry.
-        let [block, group] = match of_rows {
+        let takes_positions = takes_positions(quantize);
+        // A unit is then a batch entry, which only serves addresses.
+        let is_unit_an_entry = quantize.class.of_rows || takes_positions;
+        let [block, group] = match is_unit_an_entry {
             true => [quantize.seqlen, quantize.num_heads],
-            false => [quantize.rows_per_scale, quantize.heads_per_scale],
+            false => [quantize.rows_per_scale.min(quantize.seqlen.max(1)), quantize.heads_per_scale],
         };
-        let units = if of_rows { quantize.batch_size } else { quantize.units() };
+        let units = if is_unit_an_entry { quantize.batch_size } else { quantize.units() };
         let rows_at_once = i64::from(THREADS >> lane_bits);
         let mut tile = rows_at_once * ROWS_OF_LANE;
-        let keeps_rows = !of_rows && quantize.computes && block * group <= tile * TILES_OF_CTA;
+        let keeps_rows = !is_unit_an_entry && quantize.computes && block * group <= tile * TILES_OF_CTA;
         if keeps_rows {
             tile *= TILES_OF_CTA;
         }
@@ -144,7 +139,7 @@ impl QuantizeParams {
             tile: tile as i32,
             step_heads: (rows_at_once % group) as i32,
             lane_bits,
-            scale_bits: lane_bits + heads_of_lanes.ilog2() as i32,
+            scale_bits: lane_bits + (quantize.heads_per_scale.max(1) as u64).ilog2() as i32,
             pass: match (takes_positions, keeps_rows) {
                 (true, _) => Pass::TakesPositions,
                 (false, true) => Pass::KeepsRows,
@@ -155,6 +150,16 @@ impl QuantizeParams {
             signs: rotation.map_or([0; SIGN_WORDS], |rotation| rotation.signs),
         }
     }
+}
+
+/// Whether neighbouring lanes hold what shares a scale: some heads of one position, as in a step of
+/// decoding.
+fn takes_positions(quantize: &Quantize) -> bool {
+    let heads = quantize.heads_per_scale.max(1) as u64;
+    !quantize.class.of_rows
+        && quantize.rows_per_scale.min(quantize.seqlen) <= 1
+        && heads.is_power_of_two()
+        && heads << lane_bits(quantize.head_dim) <= LANES_OF_WARP
 }
 
 /// Neighbouring lanes that share a row, as a power of 2: the fewest that hold its columns.
@@ -192,6 +197,17 @@ mod tests {
 
     /// The CTAs and the pass of each launch of x (16, seqlen, 8, head_dim) in e4m3.
     fn launched(seqlen: i64, head_dim: i64, rows_per_scale: i64, computes: bool) -> Vec<(u32, Pass)> {
+        launched_of_heads(1, seqlen, head_dim, rows_per_scale, computes)
+    }
+
+    /// The same where so many heads share a scale.
+    fn launched_of_heads(
+        heads_per_scale: i64,
+        seqlen: i64,
+        head_dim: i64,
+        rows_per_scale: i64,
+        computes: bool,
+    ) -> Vec<(u32, Pass)> {
         let (to, of_rows) = (Some(Eight::E4m3), rows_per_scale == 1);
         let quantize = Quantize {
             class: QuantizeClass { dtype: Dtype::Bf16, to, layout: Layout::Vec8, of_rows, rotates: false },
@@ -200,7 +216,7 @@ mod tests {
             num_heads: 8,
             head_dim,
             rows_per_scale,
-            heads_per_scale: 1,
+            heads_per_scale,
             computes,
             rotation_seed: 0,
             x: TensorRef::NULL,
@@ -234,6 +250,8 @@ mod tests {
         assert_eq!(launched(1, 128, 1024, true), [(16, Pass::TakesPositions)]);
         assert_eq!(launched(1, 128, 128, false), [(16, Pass::TakesPositions)]);
         assert_eq!(launched(2, 128, 128, true), [(16 * 8, Pass::KeepsRows)]);
+        assert_eq!(launched_of_heads(2, 1, 128, 128, true), [(16, Pass::TakesPositions)]);
+        assert_eq!(launched_of_heads(4, 1, 256, 128, true), [(16 * 2, Pass::KeepsRows)], "128 lanes");
     }
 
     #[test]
