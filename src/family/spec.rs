@@ -209,6 +209,7 @@ impl KernelSpec {
 
     /// Into how many splits a launch cuts the keys or, backward, the walk of a tile's keys through
     /// the queries: the config's number, as far as the problem's workspace has room for them.
+    /// Short sequences beside long chunks are not split (`Problem::leaves_short_whole`).
     /// Problems that differ a little share a config, so the two may differ.
     pub fn num_splits(&self, problem: &Problem, sm_count: u32) -> u32 {
         let wanted = match self.split_waves {

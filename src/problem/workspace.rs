@@ -122,16 +122,16 @@ impl Problem {
         (self.seqlen_k / SPLIT_KEYS_OF_TILE).min(of_heads).clamp(1, MAX_SPLITS)
     }
 
-    /// Whether short sequences are better not split, since tiles of long chunks come to the SMs
-    /// that they leave idle. The whole batch then takes at least twice as long as one CTA walks the
-    /// longest keys, if all sequences have as many. The host does not know that, so that the
-    /// longest chunk must be a quarter of these keys itself.
+    /// Whether short sequences stay unsplit, so that their CTAs leave SMs to the tiles of long
+    /// chunks. They do where the batch takes at least twice the time in which one CTA walks the
+    /// longest keys. The estimate gives every sequence these keys. One token may have them alone,
+    /// so the longest chunk must also have a quarter as many queries.
     pub fn leaves_short_whole(&self) -> bool {
         let total_q = self.features.varlen.and_then(|varlen| varlen.total_q).unwrap_or(0);
         let rows_of_chunks = (total_q - self.batch_size).max(0);
-        let of_short = (ROWS_OF_SHORT * self.batch_size).saturating_mul(self.num_heads_kv);
+        let of_short = (CHUNK_ROWS_FOR_SHORT * self.batch_size).saturating_mul(self.num_heads_kv);
         let all = of_short.saturating_add(rows_of_chunks.saturating_mul(self.num_heads_q));
-        rows_of_chunks > 0 && self.seqlen_k <= 4 * self.seqlen_q && all >= 2 * ROWS_OF_UNSPLIT
+        rows_of_chunks > 0 && self.seqlen_k <= 4 * self.seqlen_q && all >= 2 * CHUNK_ROWS_FOR_LONE_SHORT
     }
 
     /// The most splits that the workspace holds if each short sequence has `rows` rows. A config
@@ -272,11 +272,12 @@ const SHORT_ROWS: [i64; 3] = [16, 32, 64];
 /// sequences of a mixed batch: two CTAs for each of an H200's SMs. Those of long sequences end at
 /// once.
 const SPLITS_OF_ALL_SHORT: i64 = 264;
-/// Rows of chunks, over all query heads, that take an H100 as long as a short sequence takes for a
-/// K/V head of as many keys: as its share of a batch that reads 3 TB/s, and alone on one CTA, which
-/// reads 32 GB/s. Chunks multiply at 600 TFLOP/s.
-const ROWS_OF_SHORT: i64 = 200;
-const ROWS_OF_UNSPLIT: i64 = 18_750;
+/// Rows of chunks, over all query heads, that an H100 multiplies in the time in which a short
+/// sequence reads the same keys of one K/V head. For each column a key has 4 bytes, and takes 4
+/// operations a row. So this is 600 TFLOP/s over 3 TB/s, the rate of a batch that fills the GPU.
+const CHUNK_ROWS_FOR_SHORT: i64 = 200;
+/// The same over 32 GB/s, the rate of one CTA alone.
+const CHUNK_ROWS_FOR_LONE_SHORT: i64 = 18_750;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;

@@ -120,7 +120,7 @@ impl Space for BackwardKnobs {
         let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
         let group_mb = match self.group_mb {
             _ if is_grouped_in_vain => 0,
-            0 if wants_groups(to, device) && overflows_l2(to, device) => GROUP_MB,
+            0 if !to.deterministic && wants_groups(to, device) && overflows_l2(to, device) => GROUP_MB,
             group_mb => group_mb,
         };
         let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
@@ -353,8 +353,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike. Memory's rate often bounds these, so that the others gain from
-/// the SMs that the last wave leaves idle.
+/// The same of tiles that are alike. On an H100, 4 x 20 heads of 9,216 queries over 512 keys took
+/// 1.21 times as long in three splits (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
@@ -381,20 +381,19 @@ fn chosen_for<'a>(problem: &Problem, device: &'a Device) -> Cow<'a, Device> {
 }
 
 /// Whether L2 holds less than what all heads use: Q, dO and the fp32 dQ. On an H100, one group of
-/// all heads then took 1.13 to 2.0 times as long as groups of 16 MB where tiles are alike or many.
+/// all heads then took 1.07 to 2.03 times as long as groups of 16 MB where tiles are alike or many.
 fn overflows_l2(problem: &Problem, device: &Device) -> bool {
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
-    let bytes = problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes;
-    !problem.deterministic && bytes as u64 > device.l2_bytes
+    (problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes) as u64 > device.l2_bytes
 }
 
-/// Groups of heads that L2 holds. Tiles that share a walk always take them: a split walks its heads
-/// one by one, so tiles of all heads at a time took up to 1.55 times as long on an H100.
+/// MB of Q, dO and fp32 dQ in a group of heads that L2 holds. Tiles that share a walk always take
+/// such groups: in one group of all heads they took up to 1.53 times as long on an H100.
 const GROUP_MB: u32 = 16;
 
 /// Tiles for each SM, or for each pair of SMs, up to which the end of a group costs more than L2
 /// gains. On an H100, groups took 1.17 of the time at 4.1 tiles for each SM and 0.88 at 5.8, and
-/// 0.93 at 3.9 tiles for each pair.
+/// 0.94 at 3.9 tiles for each pair.
 const FEW_WAVES: i64 = 5;
 const FEW_WAVES_OF_PAIRS: i64 = 3;
 

@@ -100,9 +100,9 @@ impl Space for ForwardKnobs {
         }
     }
 
-    /// Splits are for the shape alone that they were measured on; `decode_rows` and `decode_splits`
-    /// follow from the problem. How O is stored and whether a row's maximum may be stale hardly
-    /// show where the SMs have tiles for many waves, but they do where a wave is all.
+    /// Splits are for the shape alone that they were measured on. `decode_rows` and `decode_splits`
+    /// follow from the problem. So do `tma_store` and `stale_max`: a measurement over many waves
+    /// hardly tells their values apart, and a launch of one wave feels them.
     fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
         ForwardKnobs {

@@ -1,7 +1,7 @@
 //! Configs of the sm90 forward pass beside the heuristic's, among which the model of times chooses.
 
 use super::forward_geometry::{ForwardKnobs, SPLITS, common_box_rows};
-use super::forward_heuristic::{of_rows, stores_by_tma, tile_of_full_device};
+use super::forward_heuristic::{FEW_KEYS, of_rows, stores_by_tma, tile_of_full_device};
 use super::warpgroup::WARPGROUP_ROWS;
 use crate::device::Device;
 use crate::family::space::Space;
@@ -41,26 +41,27 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
 /// tiles, smaller ones fill the last wave better. Past head dim 64 they were slower on an H100,
 /// since such tiles load twice the keys.
 fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
-    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64 && !problem.dropout;
-    let Some(config) = Some(problem).filter(|_| is_narrow).and_then(|problem| of_rows(problem, device, 64)) else {
+    if problem.dropout || problem.head_dim.max(problem.head_dim_v) > 64 {
         return Vec::new();
-    };
-    let tma_store = stores_by_tma(2, problem);
-    let of = |(block_n, ctas_per_sm)| ForwardKnobs {
-        block_n,
-        k_stages: 2,
-        v_stages: 2,
-        q_stages: 2,
+    }
+    let Some(config) = of_rows(problem, device, 64) else { return Vec::new() };
+    let tiles: &[(u32, u32)] = if problem.seqlen_k <= SHORT { &[(128, 2), (64, 3)] } else { &[(128, 2)] };
+    let of = |&(block_n, ctas_per_sm): &(u32, u32)| ForwardKnobs {
         ctas_per_sm,
-        tma_store,
-        ..config
+        ..with_blocks(&config, block_n, [2; 3], problem)
     };
-    let three = Some((64, 3)).filter(|_| problem.seqlen_k <= SHORT);
-    [(128, 2)].into_iter().chain(three).map(of).filter(|config| config.fits(problem, device)).collect()
+    tiles.iter().map(of).filter(|config| config.fits(problem, device)).collect()
 }
 
-/// The longest keys of `of_few_rows`, whose heads have one tile. On an H200 it lost on longer ones,
-/// and heads of two tiles were at most 1.03 times as fast.
+/// The config with blocks of so many keys, and these stages of K, V and Q.
+fn with_blocks(config: &ForwardKnobs, block_n: u32, stages: [u32; 3], problem: &Problem) -> ForwardKnobs {
+    let [k_stages, v_stages, q_stages] = stages;
+    ForwardKnobs { block_n, k_stages, v_stages, q_stages, tma_store: stores_by_tma(q_stages, problem), ..*config }
+}
+
+/// The longest keys of `of_few_rows`, whose heads have one tile, and of three CTAs on an SM. The
+/// former lost on longer keys on an H200, and heads of two tiles were at most 1.03 times as fast.
+/// The latter took 1.03 to 1.12 times the best one's time on an H100 (docs/tuning/choice.md).
 const SHORT: i64 = 128;
 
 /// Tiles of 64 rows for short sequences: two CTAs on an SM, or two Q slots in one, load a tile
@@ -77,14 +78,9 @@ fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         129..=192 => &[(64, [2, 1, 1], 2), (64, [2, 2, 2], 1)],
         _ => &[],
     };
-    let of_tile = |&(block_n, [k_stages, v_stages, q_stages], ctas_per_sm): &(u32, [u32; 3], u32)| ForwardKnobs {
-        block_n,
-        k_stages,
-        v_stages,
-        q_stages,
+    let of_tile = |&(block_n, stages, ctas_per_sm): &(u32, [u32; 3], u32)| ForwardKnobs {
         ctas_per_sm,
-        tma_store: stores_by_tma(q_stages, problem),
-        ..config
+        ..with_blocks(&config, block_n, stages, problem)
     };
     tiles.iter().map(of_tile).filter(|config| config.fits(problem, device)).collect()
 }
@@ -102,10 +98,6 @@ fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<
 
 const MOST_WAVES: i64 = 3;
 
-/// The longest keys for which blocks of 64 were as fast as blocks of 80 on an H200, past head dim
-/// 128.
-const FEW_KEYS: i64 = 512;
-
 /// The config with blocks of other numbers of keys, where consumer warpgroups have registers to
 /// spare: fewer keys are padded where there are few, and three warpgroups share fewer blocks.
 fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
@@ -115,13 +107,13 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
     let is_paged = problem.features.paged.is_some();
     // Past head dim 128 two blocks of 64 keys are in flight, which long keys feel.
     let blocks: &[u32] = match problem.head_dim.max(problem.head_dim_v) {
+        // In boxes of at least 16 rows, as blocks of 96 keys are (`of_rows`).
+        65..=128 if is_paged && config.block_m == 128 && common_box_rows(128, problem) % 16 == 0 => &[128],
+        _ if is_paged => &[],
         // With a causal mask the consumers spill.
         ..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
         ..=64 if config.block_m == 256 => &[48],
         _ if config.block_m > 128 => &[],
-        // TMA copies such blocks out of pages.
-        65..=128 if is_paged && common_box_rows(128, problem) % 16 == 0 => &[128],
-        _ if is_paged => &[],
         ..=128 => &[80, 112, 128],
         129.. if config.block_m == 128 && problem.seqlen_k > FEW_KEYS => &[80],
         129.. => &[64, 80],
@@ -133,15 +125,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
         _ => &[[2, 2, 2], [3, 2, 1], [2, 2, 1]],
     };
     let of_keys = |block_n: u32| {
-        let of_stages = |&[k_stages, v_stages, q_stages]: &[u32; 3]| ForwardKnobs {
-            block_n,
-            k_stages,
-            v_stages,
-            q_stages,
-            tma_store: stores_by_tma(q_stages, problem),
-            ..*config
-        };
-        in_flight.iter().map(of_stages).find(|config| config.fits(problem, device))
+        let of_stages = in_flight.iter().map(|stages| with_blocks(config, block_n, *stages, problem));
+        of_stages.into_iter().find(|config| config.fits(problem, device))
     };
     blocks.iter().copied().filter_map(of_keys).collect()
 }

@@ -51,10 +51,10 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
     of_tile(problem, device, block_m, most_keys)
 }
 
-/// Tiles at head dim 64 among which the model of time chooses. 256 x 64 has the shortest ends, and
-/// 192 x 160 the fastest blocks (docs/tuning/eight-bits.md). Under a causal mask the latter keeps a
-/// word of a tile's output on the stack. Features take registers, so problems with any keep to the
-/// heuristic's tile.
+/// Tiles up to head dim 64 among which the model of time chooses. 256 x 64 has the shortest ends,
+/// and 192 x 160 the fastest blocks (docs/tuning/eight-bits.md). Under a causal mask the latter
+/// keeps a word of a tile's output on the stack. Features take registers, so problems with any keep
+/// to the heuristic's tile.
 pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     let is_plain = Features { eight_bits: None, ..problem.features } == Features::NONE;
     if !is_plain || problem.head_dim.max(problem.head_dim_v) > 64 {

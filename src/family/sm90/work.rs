@@ -36,10 +36,10 @@ const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
 /// and of all consumers' turns.
 const SHARED_POWER: f64 = 3.3;
 
-/// Rows and keys of the tiles whose blocks take longer the more tiles a head has: on long heads they
-/// lost to 256 x 48 and 128 x 112. The cause is not known (docs/tuning/choice.md).
+/// Rows and keys of 16-bit tiles that slow down on long heads: on an H100 they lost to 256 x 48,
+/// 128 x 80 and 128 x 112 there. The cause is not known (docs/tuning/choice.md).
 const SLOW_ON_LONG_HEADS: [(u32, u32); 2] = [(256, 64), (128, 128)];
-/// The share of a block's time for each tile of a head, and the most.
+/// What a block takes more for each tile of a head, as a share of its time, and at most.
 const LONG_HEAD: f64 = 0.0015;
 const MOST_LONG_HEAD: f64 = 0.15;
 
@@ -69,6 +69,8 @@ struct ForwardCosts {
     one_v_slot: f64,
     /// Whether loads are known to bound a launch.
     loads: bool,
+    /// Rows and keys of tiles that slow down on long heads.
+    slow_on_long_heads: &'static [(u32, u32)],
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
@@ -83,6 +85,7 @@ const COSTS: ForwardCosts = ForwardCosts {
     one_q_slot: 750.0,
     one_v_slot: 600.0,
     loads: true,
+    slow_on_long_heads: &SLOW_ON_LONG_HEADS,
 };
 
 /// The costs of 8 bits were fitted to an H100 (docs/tuning/eight-bits.md). They know no slots.
@@ -98,6 +101,7 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     one_q_slot: 0.0,
     one_v_slot: 0.0,
     loads: false,
+    slow_on_long_heads: &[],
 };
 
 /// What sets the time of a forward tile.
@@ -138,11 +142,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let columns = padded(problem.head_dim, 16) + padded(problem.head_dim_v, 16);
     // A row and a key need two operations for each column.
     let products = block_n * columns * 2.0 * f64::from(WARPGROUP_ROWS) / costs.rate;
-    // One consumer's products and softmax take turns; those of several, in one CTA or two, fill
+    // One consumer's products and softmax take turns; those of several, in one CTA or more, fill
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let is_slow = costs.loads && splits == 1.0 && SLOW_ON_LONG_HEADS.contains(&(tile.block_m, tile.block_n));
+    let is_slow = splits == 1.0 && costs.slow_on_long_heads.contains(&(tile.block_m, tile.block_n));
     let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
     let per_block = |ctas: f64| {
         let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);
@@ -225,13 +229,12 @@ const BACKWARD_LAUNCH_US: f64 = 19.0;
 const BESIDE_BYTES: f64 = 5.0;
 /// The same where the main kernel writes dQ: O and dO are read a second time.
 const DIRECT_BESIDE_BYTES: f64 = 2.0;
-/// Tiles that differ drift apart where they walk several heads: L2 then holds less of what they
-/// share. Where more tiles than run at a time are left, a block takes this share of its time more,
-/// times the square of the number of heads, up to a limit.
+/// Causal tiles that walk several heads drift apart, and L2 then holds less of what they share.
+/// Where more tiles than run at a time walk h heads each, a block takes (h² - 1) times this share
+/// of its time more, up to a limit (docs/tuning/choice.md).
 const DRIFT: f64 = 0.006;
 const MOST_DRIFT: f64 = 0.4;
-/// The same of tiles that do not share their walk: they take all heads at one block of rows before
-/// the next block.
+/// The limit of unsplit tiles, which take all heads at one block of rows before the next block.
 const MOST_DRIFT_UNSPLIT: f64 = 0.25;
 /// Cycles of a row of dQ that the second tile of a head reads and adds to.
 const SECOND_SUM: f64 = 4.0;
@@ -255,12 +258,9 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let steps = problem.group_size() as f64 / splits;
     let heads_kv = problem.batch_size * problem.num_heads_kv;
     let count = splits * (heads_kv * div_ceil(sk, block_n)) as f64;
-    let most_drift = if splits > 1.0 { MOST_DRIFT } else { MOST_DRIFT_UNSPLIT };
-    let drift = match tiles_differ(problem) && count > f64::from(device.sm_count / ctas) {
-        true => (DRIFT * (steps * steps - 1.0)).clamp(0.0, most_drift),
-        false => 0.0,
-    };
-    let per_block = (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits) * (1.0 + drift);
+    let drifts = tiles_differ(problem) && count > f64::from(device.sm_count / ctas);
+    let drift = if drifts { 1.0 + drift(steps, splits > 1.0) } else { 1.0 };
+    let per_block = drift * (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits);
     let of_split = match (splits > 1.0, ctas) {
         (false, _) => 0.0,
         (true, 1) => SPLIT_BACKWARD_TILE,
@@ -293,6 +293,12 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
             + beside * (problem.batch_size * problem.num_heads_q * sq) as f64 * in_bytes(problem),
         launch_us: BACKWARD_LAUNCH_US,
     })
+}
+
+/// The share of its time that a block takes more where tiles walk so many heads each.
+fn drift(heads: f64, is_split: bool) -> f64 {
+    let most = if is_split { MOST_DRIFT } else { MOST_DRIFT_UNSPLIT };
+    (DRIFT * (heads * heads - 1.0)).clamp(0.0, most)
 }
 
 fn times(splits: f64, tiles: Vec<Tiles>) -> Vec<Tiles> {

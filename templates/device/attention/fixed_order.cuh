@@ -27,8 +27,8 @@ __device__ __forceinline__ int segment_of(int key) {
     // The doubling's first key is 2^(15 + doubling), and its segments have 2^(10 + doubling).
     return kEqualSegments + (doubling - 1) * (1 << kSegmentsOfDoublingLog2) + (key >> segment_log2(key)) - (1 << kSegmentsOfDoublingLog2);
 }
-// The first block of a block's segment, which begins at a multiple of its length. A walk from the
-// last block down compares with it.
+// The first block of the segment that holds a block. A segment begins at a multiple of its own
+// length. A walk from the last block down compares with it.
 __device__ __forceinline__ int first_block_of_segment(int block) {
     const int keys_log2 = segment_log2(block * kBlockN);
     return (block * kBlockN >> keys_log2 << keys_log2) / kBlockN;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void add_rows(MergedRow (&rows)[2], const SegmentRows
 }
 // An element of the first segment's O, merged with nothing: its factor is 1, and -0 becomes 0.
 __device__ __forceinline__ float as_merged(float of_segment) { return of_segment + 0.f; }
-// Ends a tile of one segment.
+// Ends a tile of one segment: its O becomes the merged O.
 template <int kTiles>
 __device__ __forceinline__ void finish_only(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) {
     add_rows(rows, segment);
@@ -143,7 +143,7 @@ struct MergedOutput {
         #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) at[i] = rows[i % 4 / 2].added(at[i], of_segment[i / 4][i % 4]);
     }
-    // The same of a tile's first segment, without reset().
+    // Takes the first segment of a tile in place of reset() and add().
     __device__ __forceinline__ void begin(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
         add_rows(rows, segment);
         float* const at = place();
@@ -156,7 +156,7 @@ struct MergedOutput {
         #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) out[i / 4][i % 4] = at[i];
     }
-    // The same after add() of the last segment, in one step.
+    // Merges a tile's last segment: o becomes the merged O.
     __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) {
         add_rows(rows, segment);
         const float* const at = place();

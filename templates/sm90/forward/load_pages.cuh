@@ -33,7 +33,7 @@ struct PageLoader<true> {
     Ring<kVStages> ring_v;
 
     static constexpr int kWarps = kPagesByTma ? kLoaderWarps : 1;  // NVRTC compiles this without pages too
-    static constexpr int kMostParts = (kBoxParts + kWarps - 1) / kWarps;  // of a warp
+    static constexpr int kMostParts = (kParts + kWarps - 1) / kWarps;  // of a warp
     static_assert(!kPagesByTma || kMostParts <= 32, "a lane has the page of one part");
 
     // Lane i looks up the page of the warp's part i.
@@ -53,9 +53,9 @@ struct PageLoader<true> {
     int head_kv = 0;
 
     // The row of a block at which the warp's part `nth` begins, past the block where there is none.
-    __device__ __forceinline__ int part_row(int nth) const { return (nth * kWarps + warp) / kBoxShares * kKeyBoxRows; }
+    __device__ __forceinline__ int part_row(int nth) const { return (nth * kWarps + warp) / kPartsOfRow * kKeyBoxRows; }
     // The box of that row with which it begins.
-    __device__ __forceinline__ int part_box(int nth) const { return (nth * kWarps + warp) % kBoxShares; }
+    __device__ __forceinline__ int part_box(int nth) const { return (nth * kWarps + warp) % kPartsOfRow; }
     __device__ __forceinline__ void begin_tile(int head) { head_kv = head; }
     __device__ __forceinline__ void fetch(const Pages& pages, Pages::Entries& entry, int block, int begin) const {
         const int row = part_row(lane);
@@ -76,10 +76,10 @@ struct PageLoader<true> {
 private:
     template <class Boxed>
     __device__ __forceinline__ void load(uint32 tile, const TensorMap& map, uint32 barrier, const Pages& pages, int block) const {
-        constexpr int kBoxes = Boxed::kBoxes / kBoxShares;  // of a part
+        constexpr int kBoxes = Boxed::kBoxes / kPartsOfRow;  // of a part
         constexpr uint32 kBytes = kBoxes * kKeyBoxRows * kBoxRowBytes;
         // Warps that have a part less than the first one.
-        constexpr bool kIsEven = kBoxParts % kWarps == 0;
+        constexpr bool kIsEven = kParts % kWarps == 0;
         const bool has_last = kIsEven || part_row(kMostParts - 1) < kBlockN;
         if (lane == 0) barrier_expect(barrier, kMostParts * kBytes - (has_last ? 0 : kBytes));
         #pragma unroll

@@ -22,9 +22,10 @@ constexpr bool kConverts = kKeyFormat != 0;
 constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
 constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
 constexpr int kRowsOfBoxes = kBlockN / kKeyBoxRows;
-constexpr int kBoxShares = kPagesByTma && kRowsOfBoxes < 4 && kBoxesQK == kBoxesV ? kBoxesQK : 1;  // of a row of boxes
-constexpr int kBoxParts = kRowsOfBoxes * kBoxShares;  // of a block
-constexpr int kLoaderWarps = kPageSize == 0 && !kConverts ? 0 : kPagesByTma && kBoxParts < 4 ? kBoxParts : 4;
+// Parts that a warp starts: a row of boxes or, where a block has fewer than four rows, one box.
+constexpr int kPartsOfRow = kPagesByTma && kRowsOfBoxes < 4 && kBoxesQK == kBoxesV ? kBoxesQK : 1;
+constexpr int kParts = kRowsOfBoxes * kPartsOfRow;  // of a block
+constexpr int kLoaderWarps = kPageSize == 0 && !kConverts ? 0 : kPagesByTma && kParts < 4 ? kParts : 4;
 constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and

@@ -7,8 +7,9 @@ use flashtune::family::alternatives;
 /// More bytes of consumers at a tile's ends, where keys are split and weights are dropped.
 const SPLIT_WITH_DROPOUT_MAY_SPILL: u32 = 64;
 
-/// Bytes of consumers at a tile's ends, over pages with blocks of 128 keys. On an H100 such tiles
-/// were faster than those of 64 keys, which spill none (docs/tuning/pages.md).
+/// Bytes of consumers at a tile's ends, over pages with blocks of 128 keys: 124 now, and a margin
+/// of 16. On an H100 such tiles were faster than those of 64 keys, which spill none
+/// (docs/tuning/pages.md).
 const BLOCKS_OF_PAGES_MAY_SPILL: u32 = 140;
 
 /// The configs that a lookup may choose by predicted time, beside the heuristic's and those of
@@ -32,7 +33,7 @@ fn with_switches<'a>(dims: &'a [i64], switches: &'a [(Causal, bool)]) -> impl It
 }
 
 #[test]
-fn alternatives_compile_and_do_not_spill() {
+fn alternatives_compile_and_spill_no_more_than_allowed() {
     let Some(nvrtc) = nvrtc() else { return };
     let full = with_switches(&[128], &[(Causal::None, false)]);
     let causal = with_switches(&[64], &[(Causal::BottomRight, false)]);
