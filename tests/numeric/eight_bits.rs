@@ -12,7 +12,8 @@ use crate::support::scores;
 use crate::support::shapes;
 use crate::support::subject::Subject;
 use flashtune::call::{Call, TensorRef};
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass};
+use flashtune::config::Config;
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass, Problem};
 use rayon::prelude::*;
 
 fn is_right(subject: &Subject, cases: &[Case]) {
@@ -41,12 +42,20 @@ fn gpu_is_right_over_eight_bits() {
     let served: Vec<Case> =
         cases.filter(|case| flashtune::family::supported(&case.problem(Pass::Forward), device).is_ok()).collect();
     assert!(served.len() > 40, "{}", served.len());
-    for case in &served {
+    // Nearly every case has kernels of its own, three on average.
+    let with_configs: Vec<(&Case, Vec<Config>)> =
+        served.par_iter().map(|case| (case, subject.configs(case, Pass::Forward, 1))).collect();
+    let needed: Vec<(Problem, Config)> = with_configs
+        .iter()
+        .flat_map(|(case, configs)| configs.iter().map(|config| (case.problem(Pass::Forward), config.clone())))
+        .collect();
+    subject.build_all(&needed);
+    with_configs.par_iter().for_each(|(case, configs)| {
         let prepared = Prepared::new(case);
-        for config in subject.configs(case, Pass::Forward, 1) {
-            prepared.forward(&subject, &config);
+        for config in configs {
+            prepared.forward(&subject, config);
         }
-    }
+    });
 }
 
 /// With scales that are powers of two, numbers times scales are 16-bit numbers, and the 16-bit
