@@ -130,8 +130,8 @@ fn e4m3_uses_tensor_cores_of_8_bits() {
     });
 }
 
-/// sm90's producer converts keys beside a 16-bit q to fp16 on their way to shared memory, from 16
-/// bytes a lane to two times 16 bytes. Nothing multiplies by mma.sync but the rows of a stale
+/// sm90's producer converts keys beside a 16-bit q to fp16. At head dim 128 TMA brings bytes to
+/// shared memory, except from pages. Nothing multiplies by mma.sync but the rows of a stale
 /// maximum.
 #[test]
 fn keys_of_eight_bits_use_wgmma_of_16_bits() {
@@ -158,12 +158,14 @@ fn keys_of_eight_bits_use_wgmma_of_16_bits() {
         kernel.demand(false, &["HGMMA"], &["BF16"]);
         kernel.demand(false, &["HMMA"], &["16816"]);
         kernel.demand(config.get("stale_max") == Some(1), &["HMMA"], &["1688"]);
-        kernel.demand(true, &["LDG"], &["128", "CONSTANT"]);
+        let by_tma = problem.features.paged.is_none();
+        kernel.demand(!by_tma, &["LDG"], &["128", "CONSTANT"]);
         kernel.demand(true, &["STS"], &["128"]);
         kernel.demand(eight_bits.keys == Eight::E4m3, &["F2FP"], &["E4M3"]);
         kernel.demand(true, &["FENCE"], &["ASYNC"]);
-        // K and V come by no copy.
-        kernel.demand(false, &["LDGSTS"], &[]);
+        // Scales alone come by cp.async.
+        kernel.demand(by_tma, &["LDGSTS"], &[]);
+        kernel.demand(false, &["LDGSTS"], &["128"]);
     });
 }
 

@@ -16,7 +16,7 @@ use crate::nvrtc::{compile, nvrtc};
 use flashtune::config::{Config, Family};
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::device::{Arch, Device};
-use flashtune::family::spec::KernelSpec;
+use flashtune::family::spec::{Arguments, Boxes, KernelSpec};
 use flashtune::family::{check, heuristic, heuristics};
 use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass, sources};
@@ -225,6 +225,16 @@ fn is_taken(arch: usize, head_dims: usize, feature: usize, dtype: usize, family:
     has_head_dims && has_feature && has_dtype
 }
 
+/// Whether the kernel is sm90's of 8-bit keys that its producer converts in registers.
+fn converts_in_registers(problem: &Problem, spec: &KernelSpec) -> bool {
+    let of_threads = Boxes { query_rows: 64, key_rows: 0 };
+    let boxes = match spec.arguments {
+        Arguments::ParamsMapsCounter { boxes, .. } => Some(boxes),
+        _ => None,
+    };
+    problem.features.eight_bits.is_some() && boxes == Some(of_threads)
+}
+
 /// The demands on one text to compile.
 struct Kernel {
     family: Family,
@@ -250,7 +260,7 @@ impl Kernel {
             shared_memory: device.smem_per_block - spec.smem_bytes,
             may_spill: if spec.is_main { may_spill.max(of_split) } else { 0 },
             // The source of tiles (sm90/forward/load_eight.cuh).
-            stack: if config.family == Family::Sm90 && problem.features.eight_bits.is_some() { 64 } else { 0 },
+            stack: if converts_in_registers(problem, &spec) { 64 } else { 0 },
             spec,
         };
         let rendered = rendered.unwrap_or_else(|error| panic!("{problem:?} {config}: {error}"));

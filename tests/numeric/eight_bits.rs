@@ -268,6 +268,40 @@ fn gpu_is_right_with_tiny_scales_of_v_and_with_0() {
     }
 }
 
+/// Scales of single keys of v that grow or shrink by 2^37 over a sequence, on the way from its last
+/// key to its first: what weights lack changes with them.
+#[test]
+fn gpu_is_right_with_scales_of_v_that_grow_and_shrink() {
+    let Some(subject) = Subject::gpu() else { return };
+    for (dtype, keys, step) in
+        [(Dtype::Bf16, Eight::E4m3, -0.125), (Dtype::Fp16, Eight::E5m2, -0.04), (Dtype::Bf16, Eight::Int8, 0.125)]
+    {
+        let eight = EightBits { keys, queries: false, keys_per_scale: 1 };
+        let case = Case {
+            seqlen_k: 300,
+            causal: Causal::BottomRight,
+            extras: Extras { eight: Some(eight), ..Extras::default() },
+            ..Case::plain(dtype, 80, 128)
+        };
+        let (data, rows) = (Data::random(&case), case.row_scales(Kind::V));
+        let scales: Vec<f32> = (0..rows.len()).map(|row| (step * (row as f32 - 150.0)).exp2()).collect();
+        // Buffers hold numbers divided by the case's scales.
+        let mut scaled = data.clone();
+        for ((row, scale), given) in scaled.v.chunks_mut(128).zip(&scales).zip(&rows) {
+            row.iter_mut().for_each(|x| *x *= scale / given);
+        }
+        let prepared = Prepared::with(&case, scaled);
+        let given = Array::input(&subject.backend, &scales);
+        let of_v = TensorRef { data: given.address(), stride_seqlen: 1, ..TensorRef::NULL };
+        for config in subject.configs(&case, Pass::Forward, 1) {
+            let got = subject.forward_with(&case, &data, |call: &mut Call| call.features.scales.v = of_v, &config);
+            prepared
+                .judge_forward(prepared.loses_bits(&subject), &got)
+                .unwrap_or_else(|reason| panic!("{reason}\n  {case}\n  {config}"));
+        }
+    }
+}
+
 /// The CPU backend looks at scales; the GPU cannot.
 #[test]
 fn the_cpu_refuses_scales_that_are_not_positive_and_finite() {

@@ -107,6 +107,11 @@ fn scales_of_v_may_be_tiny_or_0() {
     is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_tiny_scales_of_v_and_with_0");
 }
 
+#[test]
+fn scales_of_v_may_grow_and_shrink() {
+    is_right(&["--arch", "sm_90"], "eight_bits::gpu_is_right_with_scales_of_v_that_grow_and_shrink");
+}
+
 /// Two SMs: a CTA does more tiles than there are slots for them.
 #[test]
 fn sm_90_kernels_of_e4m3_are_right() {
@@ -262,12 +267,14 @@ const FAULTS: [Fault; 9] = [
     },
 ];
 
-/// The case of the faults below: a scale of each key, so that consumers read the scales beside K.
-const CONVERTED: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
+/// The cases of the faults below. With a scale of each key consumers read scales beside K.
+const IN_REGISTERS: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=0";
+const IN_PLACE: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
 
-/// Faults of a producer that converts keys and of consumers that convert Q.
-const FAULTS_OF_CONVERSION: [Fault; 6] = [
+/// Faults of a producer that converts keys in registers and of consumers that convert Q.
+const FAULTS_IN_REGISTERS: [Fault; 5] = [
     Fault {
         arch: "sm_90",
         file: "sm90/forward/load_eight.cuh",
@@ -296,7 +303,7 @@ const FAULTS_OF_CONVERSION: [Fault; 6] = [
         file: "sm90/forward/load_eight.cuh",
         from: "barrier_wait(shared.empty_v(ring.slot), ring.parity ^ 1);",
         to: "",
-        report: "reference",
+        report: "DEADLOCK",
     },
     // Q is rewritten, and wgmma reads it.
     Fault {
@@ -306,13 +313,56 @@ const FAULTS_OF_CONVERSION: [Fault; 6] = [
         to: "warpgroup_barrier(barrier);  // Q is there",
         report: "without a fence",
     },
+];
+
+/// Faults of a producer that converts keys in shared memory.
+const FAULTS_IN_PLACE: [Fault; 6] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "        fence_async_proxy();\n",
+        to: "",
+        report: "without a fence",
+    },
+    // The lane's bytes lie in another chunk of the row.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "swizzled(lane % kLanes, row % 8)",
+        to: "swizzled(lane % kLanes, 0)",
+        report: "reference",
+    },
+    // A lane overwrites bytes that another has not read.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "            __syncwarp();  // bytes are read",
+        to: "            // bytes are read",
+        report: "reference",
+    },
+    // The wait for the bytes of V.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "barrier_wait(shared.bytes_v(ring_v.slot), ring_v.parity);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The wait until consumers have read K's slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);",
+        to: "",
+        report: "DEADLOCK",
+    },
     // One warp releases K's slot before the others have read the scales beside it.
     Fault {
         arch: "sm_90",
         file: "sm90/forward/shared.cuh",
         from: "constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;",
         to: "constexpr bool kWarpsReleaseK = kHasBlockMask;",
-        report: "reference",
+        report: "used (right)",
     },
 ];
 
@@ -331,7 +381,8 @@ fn planted_faults_are_reported() {
 
 #[test]
 fn planted_faults_of_converted_keys_are_reported() {
-    are_reported(&FAULTS_OF_CONVERSION, Some(CONVERTED));
+    are_reported(&FAULTS_IN_REGISTERS, Some(IN_REGISTERS));
+    are_reported(&FAULTS_IN_PLACE, Some(IN_PLACE));
 }
 
 fn are_reported(faults: &[Fault], case: Option<&str>) {

@@ -17,7 +17,7 @@ use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
 use crate::family::time::Work;
 use crate::problem::{MAX_SPLITS, Problem};
 
-/// Keys of 8 bits that a producer's four warps convert at a time, eight each.
+/// Keys of 8 bits that a producer's four warps convert in registers at a time, eight each.
 const CONVERTED_ROWS: u32 = 32;
 
 impl Space for ForwardKnobs {
@@ -64,14 +64,18 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "ctas_per_sm",
-            reason: "CTAs that share an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA",
-            holds: |p, k, _| k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && k.box_rows(p) > 0,
+            reason: "CTAs that share an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA and converts nothing",
+            holds: |p, k, _| {
+                let copies_by_tma = k.box_rows(p) > 0 && !k.converts_in_place(p);
+                k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && copies_by_tma
+            },
         },
         Constraint {
             name: "eight_bits",
-            reason: "each of four warps converts the same number of groups of eight keys, so block_n is a multiple of 32; with scales of 128 keys, block_n divides 128",
+            reason: "where four warps convert keys in registers, they have equally many groups of eight, so block_n is a multiple of 32; with scales of 128 keys, block_n divides 128",
             holds: |p, k, _| {
-                p.features.eight_bits.is_none() || k.block_n % CONVERTED_ROWS == 0 && divides_scale_blocks(p, k.block_n)
+                p.features.eight_bits.is_none()
+                    || (k.converts_in_place(p) || k.block_n % CONVERTED_ROWS == 0) && divides_scale_blocks(p, k.block_n)
             },
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),

@@ -1,7 +1,8 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
 use super::warpgroup::{
-    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages, registers_of_sharing,
+    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_bytes, registers_of_eight_bits, registers_of_pages,
+    registers_of_sharing,
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
@@ -57,6 +58,8 @@ impl ForwardKnobs {
         let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {
             None => 0,
             Some(0) => TILE_SLOTS,
+            // Padded rows of K for four lanes, 16 bytes for a unit, and V's in the order of keys.
+            Some(1) if self.converts_in_place(problem) => self.k_stages * (self.block_n + 8 + 2),
             // Padded rows of four lanes, and two more for the largest of four warps.
             Some(1) => self.k_stages * (self.block_n + 16 + 2),
             Some(_) => self.k_stages,
@@ -72,10 +75,10 @@ impl ForwardKnobs {
     }
 
     /// Keys of a box of K or V: all keys of a block or, if keys lie in pages, as many as divide a
-    /// block and a page. 0 if these are no whole eights or keys have 8 bits: threads copy the keys
-    /// then.
+    /// block and a page. 0 if these are no whole eights, or if a producer converts keys in
+    /// registers: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
-        if problem.features.eight_bits.is_some() {
+        if problem.features.eight_bits.is_some() && !may_convert_in_place(problem) {
             return 0;
         }
         if problem.features.paged.is_none() {
@@ -87,11 +90,17 @@ impl ForwardKnobs {
         }
     }
 
+    /// Whether TMA brings 8-bit keys to the slots in which they become fp16.
+    pub fn converts_in_place(&self, problem: &Problem) -> bool {
+        problem.features.eight_bits.is_some() && self.box_rows(problem) != 0
+    }
+
     /// The shares of the launch's registers.
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         let Features { eight_bits, paged, .. } = problem.features;
         match (eight_bits, paged) {
             _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm),
+            (Some(_), _) if self.converts_in_place(problem) => registers_of_bytes(self.consumers()),
             (Some(eight), _) => registers_of_eight_bits(self.consumers(), eight.keys_per_scale),
             (None, Some(_)) => registers_of_pages(self.consumers()),
             (None, None) => registers(self.consumers()),
@@ -106,6 +115,22 @@ impl ForwardKnobs {
         let holds_merged = problem.batch_invariant && dim_v <= 128 && !self.merges_in_shared(problem);
         let merged = if holds_merged { dim_v / 2 + 8 } else { 0 };
         merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
+    }
+}
+
+/// Where a producer that converts 8-bit keys in shared memory was faster on an H100 than one that
+/// does so in registers (docs/tuning/eight-bits.md#prompts-on-hopper). One warp starts all copies,
+/// which takes too long for small boxes beside three consumers.
+pub fn may_convert_in_place(problem: &Problem) -> bool {
+    let Features { eight_bits, paged, varlen, .. } = problem.features;
+    let Some(eight) = eight_bits else { return false };
+    let takes_more = problem.features.modifies_scores() || varlen.is_some() || problem.left_shift().is_some();
+    match (problem.head_dim.max(problem.head_dim_v), eight.keys_per_scale) {
+        (129.., _) => true,
+        _ if paged.is_some() => false,
+        (_, 1) => true,
+        (65.., 0) => !takes_more && !problem.dropout,
+        _ => false,
     }
 }
 

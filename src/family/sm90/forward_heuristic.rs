@@ -1,7 +1,7 @@
 //! The config that the sm90 forward pass begins with: a tile by head dim and features, and what
 //! follows from it.
 
-use super::forward_geometry::{ForwardKnobs, common_box_rows};
+use super::forward_geometry::{ForwardKnobs, common_box_rows, may_convert_in_place};
 use super::warpgroup::tiles_differ;
 use crate::device::{Arch, Device};
 use crate::family::decode;
@@ -102,18 +102,24 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
     }
 }
 
-/// The same of 8-bit keys: tiles as for problems that take more registers, with blocks of 64 or 96
-/// keys. docs/tuning/eight-bits.md has the others that were timed.
+/// The same of 8-bit keys: tiles as for problems that take more registers, and larger blocks where
+/// keys are converted in shared memory. docs/tuning/eight-bits.md has the others that were timed.
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;
+    let modifies = features.modifies_scores() || problem.dropout;
+    let (in_place, keys_per_scale) =
+        (may_convert_in_place(problem), features.eight_bits.map(|eight| eight.keys_per_scale));
     match problem.head_dim.max(problem.head_dim_v) {
-        ..=64 if features.modifies_scores() || problem.dropout => (192, 64, [4, 4, 2]),
+        ..=64 if modifies => (192, 64, [4, 4, 2]),
         ..=64 => (192, 96, [4, 4, 2]),
         65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
+        65..=128 if in_place && keys_per_scale == Some(1) => (128, 96, [3, 3, 1]),
         // Scales of keys take the place of two slots.
-        65..=128 if features.eight_bits.is_some_and(|eight| eight.keys_per_scale == 1) => (192, 64, [3, 3, 2]),
+        65..=128 if keys_per_scale == Some(1) => (192, 64, [3, 3, 2]),
+        65..=128 if in_place => (192, 80, [4, 4, 1]),
         65..=128 => (192, 64, [4, 4, 2]),
         129..=192 => (128, 64, [3, 3, 1]),
+        _ if keys_per_scale == Some(0) && features.paged.is_none() && !modifies => (128, 80, [2, 2, 1]),
         _ => (128, 64, [3, 2, 1]),
     }
 }

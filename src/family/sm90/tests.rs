@@ -84,12 +84,43 @@ fn keys_of_8_bits_keep_to_the_kernels_that_take_them() {
     let listed = Problem { features: Features { block_mask, ..plain.features }, ..plain };
     assert_eq!(families_of(listed), [Family::Sm80]);
     assert_eq!(families_of(Problem { batch_invariant: true, ..plain }), []);
-    // Four warps have the same number of keys each, and blocks divide those of the scales.
+    // Four warps that convert in registers have the same number of keys each, and blocks divide
+    // those of the scales.
     let good = of_sm90(&plain);
     assert_eq!(broken(&plain, &good), None);
     for keys in [80, 96] {
         let few_stages = good.clone().with("k_stages", 2).with("v_stages", 2).with("block_n", keys);
         assert_eq!(broken(&plain, &few_stages).as_deref(), Some("eight_bits"), "{keys}");
+    }
+}
+
+/// The choice of the producer (docs/tuning/eight-bits.md). Blocks of any size for wgmma are fit for
+/// conversions in shared memory.
+#[test]
+fn keys_of_8_bits_are_converted_where_that_was_faster() {
+    let of = |dim, keys_per_scale, paged| {
+        let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale });
+        Problem { features: Features { eight_bits, paged, ..Features::NONE }, ..problem(Pass::Forward, dim, dim) }
+    };
+    let in_place = |problem: Problem| {
+        let knobs = ForwardKnobs::of(&of_sm90(&problem)).unwrap();
+        assert_eq!(knobs.box_rows(&problem) != 0, knobs.converts_in_place(&problem), "{problem:?}");
+        knobs.converts_in_place(&problem)
+    };
+    let by_scales = |dim, paged| [0, 1, 128].map(|keys_per_scale| in_place(of(dim, keys_per_scale, paged)));
+    assert_eq!([64, 128, 256].map(|dim| by_scales(dim, None)), [[false, true, false], [true, true, false], [true; 3]]);
+    assert_eq!([64, 128, 256].map(|dim| by_scales(dim, Some(16))), [[false; 3], [false; 3], [true; 3]]);
+    // No box fits pages of 12 keys.
+    assert_eq!(by_scales(256, Some(12)), [false; 3]);
+    let capped = Features { softcap: true, ..of(128, 0, None).features };
+    assert!(!in_place(Problem { features: capped, ..of(128, 0, None) }));
+    // Two CTAs on an SM leave a producer 40 registers.
+    let shared =
+        of_sm90(&of(128, 1, None)).with("block_m", 64).with("ctas_per_sm", 2).with("k_stages", 2).with("v_stages", 2);
+    assert_eq!(broken(&of(128, 1, None), &shared).as_deref(), Some("ctas_per_sm"));
+    for (problem, block_n) in [(of(128, 0, None), 80), (of(256, 0, None), 80), (of(128, 1, None), 96)] {
+        let config = of_sm90(&problem);
+        assert_eq!((config.get("block_n"), broken(&problem, &config)), (Some(block_n), None), "{problem:?}");
     }
 }
 

@@ -54,6 +54,17 @@ pub fn registers_of_eight_bits(consumers: u32, keys_per_scale: i64) -> Warpgroup
     WarpgroupRegisters::alike(producer, consumer)
 }
 
+/// The same for a producer that converts keys of 8 bits in shared memory.
+pub fn registers_of_bytes(consumers: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match consumers {
+        ..=1 => (56, 240),
+        2 => (56, 224),
+        3 => (56, 152),
+        _ => (64, 104),
+    };
+    WarpgroupRegisters::alike(producer, consumer)
+}
+
 /// The length that whole blocks cover over the length itself.
 pub fn padded(length: i64, block: f64) -> f64 {
     let length = (length as f64).max(1.0);

@@ -28,13 +28,14 @@ struct ScaleRow {
         }
     }
 
-    // The scale of a key, given its page.
-    __device__ __forceinline__ float of(int key, uint32 page) const {
-        if constexpr (kKeysPerScale == 0) return __ldg(data);
-        if constexpr (kKeysPerScale == 128) return __ldg(data + key / 128 * view.stride_seqlen);
-        if constexpr (kPageSize > 0) return __ldg(data + page * view.stride_batch + int64(uint32(key) % kPageKeys) * view.stride_seqlen);
-        return __ldg(data + key * view.stride_seqlen);
+    // Where the scale of a key lies, given its page, and the scale.
+    __device__ __forceinline__ const float* place(int key, uint32 page) const {
+        if constexpr (kKeysPerScale == 0) return data;
+        if constexpr (kKeysPerScale == 128) return data + key / 128 * view.stride_seqlen;
+        if constexpr (kPageSize > 0) return data + page * view.stride_batch + int64(uint32(key) % kPageKeys) * view.stride_seqlen;
+        return data + key * view.stride_seqlen;
     }
+    __device__ __forceinline__ float of(int key, uint32 page) const { return __ldg(place(key, page)); }
 };
 
 // The scales of a block of kKeys keys, as one warp takes its blocks. Scales are read one block

@@ -15,7 +15,8 @@ static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which its Q slot d
 static_assert(!kMaySplit || !kHasBlockMask, "splits are ranges of keys, and a list is none");
 static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit), "device/attention/fixed_order.cuh");
 static_assert(!kPagesByTma || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
-static_assert(kLaunchBoxRows == (kPagesByThreads || kConverts ? 0 : kKeyBoxRows), "src/family computes the same");
+static_assert(kConverts && kLaunchBoxRows == 0 || kLaunchBoxRows == (kPagesByThreads ? 0 : kKeyBoxRows), "src/family computes the same");
+static_assert(!kConvertsInPlace || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kDecodeRows == 0 || kPageSize > 0, "load_pages.cuh alone draws the first tile");
-static_assert(!kConverts || !kHasBlockMask && !kIsBatchInvariant, "the walk of load_eight.cuh");
+static_assert(!kConverts || !kHasBlockMask && !kIsBatchInvariant, "the walks of load_eight.cuh and convert_in_place.cuh");
 static_assert(!kHasSlotScales || !kStaleMax || kIsBf16, "exact_rows.cuh has no unit for weights times scales in fp16");

@@ -1,6 +1,6 @@
-// The producer of the sm90 forward kernel for keys of 8 bits: wgmma reads K and V from shared
-// memory, so four warps convert them to fp16 on the way there. load.cuh has the copies of Q,
-// and scales.cuh what consumers do with the scales.
+// A producer of the sm90 forward kernel for keys of 8 bits: wgmma reads K and V from shared memory,
+// so four warps convert them to fp16 on the way there, in registers. convert_in_place.cuh has the
+// other producer, load.cuh the copies of Q, and scales.cuh what consumers do with the scales.
 //
 // A block is chunks of eight rows of 64 columns, and a chunk 16 bytes a lane. A warp has every
 // fourth group of eight rows. Chunks come in the order of a block's K, its V, and the next block. A

@@ -1,10 +1,10 @@
 // What a consumer of the sm90 forward kernel does with the scales of 8-bit keys, which the producer
-// puts into shared memory (load_eight.cuh).
+// puts into shared memory (load_eight.cuh, convert_in_place.cuh).
 //
 // A scale of K that all keys of a sequence or of a block share is a factor of the softmax, unless
 // scores are modified before it; a scale of V of a sequence is a factor of O. Scales of K of single
 // keys multiply scores. Those of V of keys and blocks multiply weights after the softmax has summed
-// them.
+// them, unless the producer multiplies V by those of keys (kFoldsScalesOfV).
 
 #include "device/attention/key_scales.cuh"
 #include "device/numeric.cuh"
@@ -17,8 +17,10 @@ constexpr bool kWeighsByKey = kKeysPerScale == 1 && kStaleMax;
 // scale so far, `unit`, and O is multiplied by it at the end.
 
 struct KeyFactors {
-    float k = 1.f, v = 1.f;  // of the slot's block, or of the tile with kHasTileScales
-    float unit = 0.f;        // with kHasSlotScales; 0 before the first scale above 0
+    // The scales of the slot's block, or of the tile with kHasTileScales. With kFoldsScalesOfV
+    // `v` is the unit of the block's scales.
+    float k = 1.f, v = 1.f;
+    float unit = 0.f;  // with kHasSlotScales; 0 before the first scale above 0
 
     // The softmax's factor of scores of Q and K as they are in device memory, where that is one.
     __device__ __forceinline__ float scale_log2(const KernelParams& params) const {
@@ -36,6 +38,7 @@ struct KeyFactors {
     // Reads the scales that all keys of a tile or of a block share.
     __device__ __forceinline__ void read(uint32 scales) {
         if constexpr (kKeysPerScale != 1) k = load_float(scales), v = load_float(scales + 4);
+        if constexpr (kFoldsScalesOfV) v = load_float(scales + kSlotUnit);
     }
     // Multiplies scores by what is no factor of the softmax: the scales of keys, and where scores
     // are modified first, the scale of all keys and what the rows lack.
@@ -59,10 +62,14 @@ struct KeyFactors {
         softmax.bound(s, added);
     }
 
-    // Multiplies weights by the scales of V. If fp16's range needs a larger unit, `softmax` is left
-    // pending, which lowers O before its next product.
+    // Multiplies weights by the scales of V, unless V is. If fp16's range needs a larger unit,
+    // `softmax` is left pending, which lowers O before its next product.
     __device__ __forceinline__ void scale_weights(Scores& p, uint32 scales, int lane, RowSoftmax& softmax) {
         if constexpr (!kHasSlotScales) return;
+        if constexpr (kFoldsScalesOfV) {
+            if (v != unit) set_unit(v, softmax);
+            return;
+        }
         raise_unit(largest(scales), softmax);
         // The reciprocal of a power of two.
         const float inverse = unit > 0.f ? __uint_as_float(0x7f000000 - __float_as_uint(unit)) : 1.f;
@@ -108,6 +115,9 @@ private:
         // A normal number, also for a subnormal scale, and so is its reciprocal: the first unit is
         // 0.
         const float raised = __uint_as_float(min(max(__float_as_uint(most) & 0x7f800000, 0x00800000u), 0x7e800000u));
+        set_unit(raised, softmax);
+    }
+    __device__ __forceinline__ void set_unit(float raised, RowSoftmax& softmax) {
         const float ratio = unit / raised;
         #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.factor[r] = softmax.pending ? softmax.factor[r] * ratio : ratio;

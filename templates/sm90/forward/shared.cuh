@@ -14,11 +14,13 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
-// Keys of 8 bits (load_eight.cuh): four warps convert them. Keys in pages (load_pages.cuh): whether
-// TMA or threads copy them, the producer's warps that load, and the arrivals that fill a slot of K
-// or V. One thread starts a box in 200 cycles, whatever its size, so up to four warps share the
-// boxes of a block (docs/tuning/pages.md): by rows or, where these are few, by columns too.
-constexpr bool kConverts = kKeyFormat != 0;
+// Keys of 8 bits: four warps convert them in registers (load_eight.cuh), or three in the slots to
+// which TMA brings their bytes (convert_in_place.cuh). Keys in pages (load_pages.cuh): whether TMA
+// or threads copy them, the producer's warps that load, and the arrivals that fill a slot of K or
+// V. One thread starts a box in 200 cycles, whatever its size, so up to four warps share the boxes
+// of a block (docs/tuning/pages.md): by rows or, where these are few, by columns too.
+constexpr bool kConverts = kKeyFormat != 0, kConvertsInPlace = kConverts && kLaunchBoxRows != 0;
+constexpr int kConverterWarps = kConvertsInPlace ? 3 : 4;
 constexpr bool kPagesByTma = kPageSize > 0 && !kConverts && kKeyBoxRows % 8 == 0;
 constexpr bool kPagesByThreads = kPageSize > 0 && !kConverts && !kPagesByTma;
 constexpr int kRowsOfBoxes = kBlockN / kKeyBoxRows;
@@ -26,17 +28,20 @@ constexpr int kRowsOfBoxes = kBlockN / kKeyBoxRows;
 constexpr int kPartsOfRow = kPagesByTma && kRowsOfBoxes < 4 && kBoxesQK == kBoxesV ? kBoxesQK : 1;
 constexpr int kParts = kRowsOfBoxes * kPartsOfRow;  // of a block
 constexpr int kLoaderWarps = kPageSize == 0 && !kConverts ? 0 : kPagesByTma && kParts < 4 ? kParts : 4;
-constexpr int kKeyArrivals = kPagesByThreads ? 128 : kPagesByTma || kConverts ? kLoaderWarps : 1;
+constexpr int kKeyArrivals = kPagesByThreads ? 128 : kConverts ? kConverterWarps : kPagesByTma ? kLoaderWarps : 1;
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and
 // others beside the slot of K: of all of the block's keys, or of the block.
 constexpr bool kHasTileScales = kConverts && kKeysPerScale == 0, kHasSlotScales = kConverts && kKeysPerScale != 0;
 // Scales of single keys lie in the order in which the lanes of a quad hold keys: each lane has a
 // row of its own. Rows are four apart modulo the banks. Then come the largest scales of V of four
-// warps.
+// warps. Converters in place multiply V by its scales, which lie there for them in the order of
+// keys, behind the scales of K and 16 bytes for the unit of those of V (units.cuh).
+constexpr bool kFoldsScalesOfV = kConvertsInPlace && kKeysPerScale == 1;
 constexpr int kScaleRow = kBlockN / 4 + 4;
 constexpr int kScalesOfSlot = kKeysPerScale == 1 ? 4 * kScaleRow : 1;  // of K, and as many of V
-constexpr int kSlotScaleBytes = kHasSlotScales ? kScalesOfSlot * 8 + (kKeysPerScale == 1 ? 16 : 0) : 0;
+constexpr int kSlotUnit = kScalesOfSlot * 4, kSlotScalesOfV = kSlotUnit + 16;
+constexpr int kSlotScaleBytes = !kHasSlotScales ? 0 : kFoldsScalesOfV ? kSlotScalesOfV + kBlockN * 4 : kScalesOfSlot * 8 + (kKeysPerScale == 1 ? 16 : 0);
 constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages * kSlotScaleBytes;
 // Each warp of a consumer reads what lies beside the slot of K, and releases the slot itself.
 constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;
@@ -50,10 +55,11 @@ constexpr bool kMergesInShared = kIsBatchInvariant && (kConsumers == 4 || kConsu
 constexpr int kBytesMerged = kMergesInShared ? 64 * ((kHeadDimV + 7) / 8) * 8 * 4 : 0;  // of one warpgroup
 constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged + kBytesScales;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
+constexpr int kBarriersBytes = kConvertsInPlace ? kKStages + kVStages : 0;
 constexpr int kBarrierBytes = 1024;
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
               "src/family computes the same");
-static_assert((kBarriersKV + kBarriersQ) * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
+static_assert((kBarriersKV + kBarriersQ + kBarriersBytes) * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
               "barriers and slots");
 
 struct Shared {
@@ -62,7 +68,7 @@ struct Shared {
     uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
     uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInShared
     uint32 scales;    // [nth tile or slot of K][K, V]: the scales of 8-bit keys
-    uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`
+    uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`; then `bytes` of K and V
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
 
@@ -75,7 +81,7 @@ struct Shared {
         merged = v + kVStages * kBytesV;
         scales = merged + kConsumers * kBytesMerged;
         barriers = scales + kBytesScales;
-        tiles = {(barriers + (kBarriersKV + kBarriersQ) * 8 + 15) & ~15u};
+        tiles = {(barriers + (kBarriersKV + kBarriersQ + kBarriersBytes) * 8 + 15) & ~15u};
         listed_slots = {tiles.base + TileSlots::kBytes};
     }
     __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
@@ -98,15 +104,25 @@ struct Shared {
         return barriers + (kBarriersKV + (kQStages + slot) * kConsumers + consumer) * 8;
     }
 
+    // With kConvertsInPlace: the slot's bytes have arrived, and the scales that come with K.
+    __device__ __forceinline__ uint32 bytes_k(int slot) const { return barriers + (kBarriersKV + kBarriersQ + slot) * 8; }
+    __device__ __forceinline__ uint32 bytes_v(int slot) const { return barriers + (kBarriersKV + kBarriersQ + kKStages + slot) * 8; }
+
     // By one thread, before any other thread uses a barrier.
     __device__ __forceinline__ void init_barriers() const {
-        const int releases_k = kWarpsReleaseK ? kConsumers * 4 : kConsumers;
+        // Converters read V's scales beside K's slot after they have handed K over.
+        const int releases_k = (kWarpsReleaseK ? kConsumers * 4 : kConsumers) + (kFoldsScalesOfV ? kConverterWarps : 0);
         for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), kKeyArrivals), barrier_init(empty_k(slot), releases_k);
         for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), kKeyArrivals), barrier_init(empty_v(slot), kConsumers);
         for (int slot = 0; slot < kQStages; ++slot) {
             for (int consumer = 0; consumer < kConsumers; ++consumer) {
                 barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
             }
+        }
+        if constexpr (kConvertsInPlace) {
+            // The thread that starts the copies of boxes, and a warp that copies scales.
+            for (int slot = 0; slot < kKStages; ++slot) barrier_init(bytes_k(slot), 1 + 32);
+            for (int slot = 0; slot < kVStages; ++slot) barrier_init(bytes_v(slot), 1);
         }
         tiles.init(kConsumers * 4 + kLoaderWarps);
         barrier_init_done();

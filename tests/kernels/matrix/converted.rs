@@ -8,10 +8,10 @@ use flashtune::problem::{Eight, EightBits};
 /// the stack that a tile's ends and rows of a stale maximum read. Between two blocks without a mask
 /// they read at most two numbers, at head dim 256.
 const CONVERTED: &MaySpill = &[
-    (Arch::Sm(9, 0), Pass::Forward, (16, 160), 20),
+    (Arch::Sm(9, 0), Pass::Forward, (16, 160), 56),
     (Arch::Sm(9, 0), Pass::Forward, (64, 64), 12),
     (Arch::Sm(9, 0), Pass::Forward, (80, 80), 8),
-    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 240),
+    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 252),
     (Arch::Sm(9, 0), Pass::Forward, (256, 256), 600),
 ];
 
