@@ -165,6 +165,11 @@ fn chunks_and_tokens_have_the_same_bits_on_sm_90() {
 }
 
 #[test]
+fn listed_keys_have_the_same_bits_in_both_families() {
+    is_right(&["--arch", "sm_90"], "same_bits::listed_keys_have_the_same_bits_in_both_families_on_a_gpu");
+}
+
+#[test]
 fn chunks_and_tokens_have_the_same_bits_on_sm_80() {
     is_right(&["--arch", "sm_80"], "same_bits::a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu");
 }

@@ -2,6 +2,7 @@
 //! that computes them. Schedules of chunks are random but seeded. Each chunk runs in a random form:
 //! its keys contiguous or in pages, alone or beside other sequences. Some tokens run one by one.
 
+use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Data, Kind, Random};
 use crate::support::extras::{Extras, Sides, Spread};
 use crate::support::reference;
@@ -260,6 +261,26 @@ fn a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu() {
         let of_prefill = if device.arch == Arch::Sm(9, 0) { Family::Sm90 } else { Family::Sm80 };
         assert_eq!(families[0], of_prefill);
     }
+}
+
+/// Lists of a block mask lead both families through the same keys in the same order, up and down.
+#[test]
+fn listed_keys_have_the_same_bits_in_both_families_on_a_gpu() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    if device.arch != Arch::Sm(9, 0) {
+        return;
+    }
+    let extras = Extras { block_mask: Some(Blocks::new(64, 64)), batch_invariant: true, ..Extras::default() };
+    let case = Case { seqlen_k: 2200, seed: 41, extras, ..Case::plain(Dtype::Fp16, 64, 64) };
+    let data = Data::random(&case);
+    let results: Vec<_> = family::heuristics(&canonical(&case.problem(Pass::Forward)), device)
+        .into_iter()
+        .map(|config| if config.family == Family::Sm80 { config.with("block_n", 64) } else { config })
+        .map(|config| (config.family, bits(&case, &subject.forward(&case, &data, &config), 64)))
+        .collect();
+    assert_eq!(results.iter().map(|(family, _)| *family).collect::<Vec<_>>(), [Family::Sm90, Family::Sm80]);
+    assert!(results[0].1 == results[1].1);
 }
 
 /// Shows that the tests above can fail: with other blocks of keys the sums have another order.
