@@ -154,8 +154,8 @@ fn sm_90_kernels_that_write_dq_are_right() {
 }
 
 #[test]
-fn two_ctas_of_an_sm_are_right() {
-    is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_on_tiny_problems_of_which_two_ctas_share_an_sm");
+fn ctas_that_share_an_sm_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_on_tiny_problems_whose_ctas_share_an_sm");
 }
 
 /// Few SMs: a persistent CTA takes many tiles.

@@ -129,18 +129,21 @@ fn gpu_is_right_on_tiny_problems_with_split_keys() {
 }
 
 #[test]
-fn gpu_is_right_on_tiny_problems_of_which_two_ctas_share_an_sm() {
+fn gpu_is_right_on_tiny_problems_whose_ctas_share_an_sm() {
     let Some(subject) = Subject::gpu() else { return };
     let device = subject.backend.device();
+    let mut most = 0;
     for case in shapes::tiny_short() {
         let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Forward));
         let alternatives = family::alternatives(&problem, device);
-        let shared: Vec<_> = alternatives.iter().filter(|config| config.get("ctas_per_sm") == Some(2)).collect();
+        let shared: Vec<_> = alternatives.iter().filter(|config| config.get("ctas_per_sm") > Some(1)).collect();
         assert!(!shared.is_empty() || device.arch != Arch::Sm(9, 0));
         for config in shared {
             prepared.forward(&subject, config);
+            most = most.max(config.get("ctas_per_sm").unwrap());
         }
     }
+    assert!(most == 3 || device.arch != Arch::Sm(9, 0));
 }
 
 #[test]
