@@ -103,16 +103,21 @@ fn boxes_of_pages_divide_a_block_and_a_page() {
             let [q, k, v, _] = launch(page_size, num_pages);
             assert!(k == q && v == q, "{page_size}");
         }
-        // Threads convert keys of 8 bits, with pages and without.
-        for paged in [None, Some(64)] {
+        // Threads convert keys of 8 bits in pages and small blocks. Boxes of others have pairs of
+        // bytes for columns.
+        for (paged, block_n, has_boxes) in [(Some(64), 64, false), (None, 64, false), (None, 80, true)] {
             let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 });
             let varlen = paged.map(|_| Varlen::default());
             let problem = Problem { features: Features { eight_bits, paged, varlen, ..Features::NONE }, ..PROBLEM };
-            let (_gpu, executable) = build_from_cache(&problem, &config(256).with("block_n", 64));
-            let mut call = Call { problem, k: of_pages(0x20000, 64), v: of_pages(0x30000, 64), ..call() };
+            let (_gpu, executable) = build_from_cache(&problem, &config(256).with("block_n", block_n));
+            let of_keys = |address: usize| TensorRef::packed(address as *mut c_void, 400, 2, 128);
+            let mut call = Call { problem, k: of_keys(0x20000), v: of_keys(0x30000), ..call() };
             call.features.num_pages = 9;
             let [q, k, v, _] = crate::sm90::launch(fake, &executable.unwrap(), &call, 0).maps;
-            assert!(q[0] == 0x10000 && k == q && v == q, "{paged:?}");
+            assert_eq!((q[0], k == q, v == q), (0x10000, !has_boxes, !has_boxes), "{paged:?} {block_n}");
+            if has_boxes {
+                assert_eq!(k[..11], [0x20000, 9, 64, 400, 2, 2, 256, 128, 400 * 256, 64, 80]);
+            }
         }
     });
 }

@@ -78,7 +78,7 @@ impl ForwardKnobs {
     /// block and a page. 0 if these are no whole eights, or if a producer converts keys in
     /// registers: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
-        if problem.features.eight_bits.is_some() && !may_convert_in_place(problem) {
+        if problem.features.eight_bits.is_some() && !may_convert_in_place(problem, self.block_n) {
             return 0;
         }
         if problem.features.paged.is_none() {
@@ -119,9 +119,9 @@ impl ForwardKnobs {
 }
 
 /// Where a producer that converts 8-bit keys in shared memory was faster on an H100 than one that
-/// does so in registers (docs/tuning/eight-bits.md#prompts-on-hopper). One warp starts all copies,
-/// which takes too long for small boxes beside three consumers.
-pub fn may_convert_in_place(problem: &Problem) -> bool {
+/// does so in registers, or was taken to be (docs/tuning/eight-bits.md#prompts-on-hopper). One warp
+/// starts all copies, which takes too long for small boxes beside three consumers.
+pub fn may_convert_in_place(problem: &Problem, block_n: u32) -> bool {
     let Features { eight_bits, paged, varlen, .. } = problem.features;
     let Some(eight) = eight_bits else { return false };
     let takes_more = problem.features.modifies_scores() || varlen.is_some() || problem.left_shift().is_some();
@@ -129,7 +129,7 @@ pub fn may_convert_in_place(problem: &Problem) -> bool {
         (129.., _) => true,
         _ if paged.is_some() => false,
         (_, 1) => true,
-        (65.., 0) => !takes_more && !problem.dropout,
+        (65.., 0) => block_n > 64 && !takes_more && !problem.dropout,
         _ => false,
     }
 }

@@ -107,16 +107,16 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
 fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
     let features = &problem.features;
     let modifies = features.modifies_scores() || problem.dropout;
-    let (in_place, keys_per_scale) =
-        (may_convert_in_place(problem), features.eight_bits.map(|eight| eight.keys_per_scale));
+    let keys_per_scale = features.eight_bits.map(|eight| eight.keys_per_scale);
+    let in_place = |block_n| may_convert_in_place(problem, block_n);
     match problem.head_dim.max(problem.head_dim_v) {
         ..=64 if modifies => (192, 64, [4, 4, 2]),
         ..=64 => (192, 96, [4, 4, 2]),
         65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
-        65..=128 if in_place && keys_per_scale == Some(1) => (128, 96, [3, 3, 1]),
+        65..=128 if in_place(96) && keys_per_scale == Some(1) => (128, 96, [3, 3, 1]),
         // Scales of keys take the place of two slots.
         65..=128 if keys_per_scale == Some(1) => (192, 64, [3, 3, 2]),
-        65..=128 if in_place => (192, 80, [4, 4, 1]),
+        65..=128 if in_place(80) => (192, 80, [4, 4, 1]),
         65..=128 => (192, 64, [4, 4, 2]),
         129..=192 => (128, 64, [3, 3, 1]),
         _ if keys_per_scale == Some(0) && features.paged.is_none() && !modifies => (128, 80, [2, 2, 1]),

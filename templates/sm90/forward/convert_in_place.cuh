@@ -20,16 +20,16 @@
 #include "sm90/forward/load.cuh"
 #include "sm90/forward/units.cuh"
 
-constexpr uint32 kBoxBytes = kBlockN * kBoxRowBytes;
+constexpr uint32 kSlotBoxBytes = kBlockN * kBoxRowBytes;
 
 // The boxes of bytes in a slot of kBoxes_ boxes of fp16, for load_boxes: one for each pair of
 // boxes, in the second of them, and one for a single last box, in its place.
 template <int kBoxes_>
 struct ByteTile {
     static constexpr int kBoxes = (kBoxes_ + 1) / 2;
-    static constexpr uint32 kFirst = kBoxes_ > 1 ? ::kBoxBytes : 0;
-    static constexpr int kBoxBytes = (kBoxes_ == 3 ? 1 : 2) * ::kBoxBytes;
-    static constexpr uint32 kBytes = kBoxes * ::kBoxBytes;  // that arrive
+    static constexpr uint32 kFirst = kBoxes_ > 1 ? kSlotBoxBytes : 0;
+    static constexpr int kBoxBytes = (kBoxes_ == 3 ? 1 : 2) * kSlotBoxBytes;  // from one box of bytes to the next
+    static constexpr uint32 kBytes = kBoxes * kSlotBoxBytes;  // that arrive
 };
 using BytesOfK = ByteTile<kBoxesQK>;
 using BytesOfV = ByteTile<kBoxesV>;
@@ -143,7 +143,7 @@ struct RowConverter {
         : first_group(warp), row(warp * kGroupRows + lane / 8 + (kLanes == 4 ? lane / 4 % 2 * 4 : 0)) {
         const int is_upper = (lane / 4 ^ lane / 8) & 1;
         from = row * kBoxRowBytes + swizzled(lane % kLanes, row % 8) + is_upper * 8;
-        to = lane % kLanes / 4 * kBoxBytes + row * kBoxRowBytes + swizzled(lane % 4 * 2 + is_upper, row % 8);
+        to = lane % kLanes / 4 * kSlotBoxBytes + row * kBoxRowBytes + swizzled(lane % 4 * 2 + is_upper, row % 8);
     }
 
     // Converts the bytes of kTimes boxes, the first at `bytes_tile`, to the boxes from `tile` on.
@@ -157,7 +157,7 @@ struct RowConverter {
         const uint32 low = bytes_tile + from, high = low ^ 8, first = tile + to, second = first ^ 16;
         const auto moved = [&](uint32 at, int nth) {
             const int group = nth / kTimes;
-            return (kFlips && group % 2 ? at ^ 64 : at) + group * kStep * kBoxRowBytes + nth % kTimes * (2 * kBoxBytes);
+            return (kFlips && group % 2 ? at ^ 64 : at) + group * kStep * kBoxRowBytes + nth % kTimes * (2 * kSlotBoxBytes);
         };
         const auto exists = [&](int group) {
             return kGroups % kConverterWarps == 0 || group < kMostGroups - 1 || first_group + group * kConverterWarps < kGroups;
@@ -212,8 +212,8 @@ struct SlotConverter {
 private:
     template <int kBoxes, bool kIsWhole, bool kIsScaled>
     __device__ __forceinline__ void convert_rows(uint32 tile, int rows_left, uint32 scales, float factor) const {
-        constexpr uint32 kLast = (kBoxes - 1) * kBoxBytes;
-        if constexpr (kBoxes > 1) pairs.convert<kBoxes / 2, kIsWhole, kIsScaled>(tile + kBoxBytes, tile, rows_left, scales, factor);
+        constexpr uint32 kLast = (kBoxes - 1) * kSlotBoxBytes;
+        if constexpr (kBoxes > 1) pairs.convert<kBoxes / 2, kIsWhole, kIsScaled>(tile + kSlotBoxBytes, tile, rows_left, scales, factor);
         if constexpr (kBoxes % 2) single.convert<1, kIsWhole, kIsScaled>(tile + kLast, tile + kLast, rows_left, scales, factor);
     }
 };

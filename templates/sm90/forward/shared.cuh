@@ -34,9 +34,9 @@ constexpr int kKeyArrivals = kPagesByThreads ? 128 : kConverts ? kConverterWarps
 // others beside the slot of K: of all of the block's keys, or of the block.
 constexpr bool kHasTileScales = kConverts && kKeysPerScale == 0, kHasSlotScales = kConverts && kKeysPerScale != 0;
 // Scales of single keys lie in the order in which the lanes of a quad hold keys: each lane has a
-// row of its own. Rows are four apart modulo the banks. Then come the largest scales of V of four
-// warps. Converters in place multiply V by its scales, which lie there for them in the order of
-// keys, behind the scales of K and 16 bytes for the unit of those of V (units.cuh).
+// row of its own. Rows are four apart modulo the banks. Behind the scales of K and V lie the
+// largest scales of V of four warps. With kFoldsScalesOfV a slot has the scales of K, 16 bytes for
+// the unit of V's scales (units.cuh), and the scales of V in the order of keys.
 constexpr bool kFoldsScalesOfV = kConvertsInPlace && kKeysPerScale == 1;
 constexpr int kScaleRow = kBlockN / 4 + 4;
 constexpr int kScalesOfSlot = kKeysPerScale == 1 ? 4 * kScaleRow : 1;  // of K, and as many of V

@@ -13,8 +13,9 @@
 // A scale over its unit is at most this power of two, so that a product is below 2^16.
 constexpr int kMostOverUnitLog2 = kKeyFormat == kE5m2 ? 0 : 6;
 // The largest scale of the block for which the unit rises is lower by this power of two. So the
-// unit rises again only for scales that are 16 times as large.
-constexpr int kUnitRoomLog2 = 4;
+// unit rises again only for scales that are 16 times as large. Numbers of e5m2 need the range that
+// this takes.
+constexpr int kUnitRoomLog2 = kKeyFormat == kE5m2 ? 0 : 4;
 
 // The scale of K of a block's row, in floats from the slot's scales on. A lane of the quad that
 // holds the row's scores reads its own scales in order.

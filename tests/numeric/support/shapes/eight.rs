@@ -181,6 +181,8 @@ pub fn tiny_converted_keys() -> Vec<Case> {
         Case { softmax_scale: -0.1, strides: Strides::Gaps, ..of(Fp16, Eight::Int8, 0, 64, Full, none) },
         of(Bf16, Eight::E5m2, 128, 64, Full, Extras { key_starts: true, seqused: keys, ..none }),
         Case { softmax_scale: -0.1, ..of(Bf16, Eight::Int8, 1, 96, BottomRight, paged(16, none)) },
+        of(Bf16, Eight::E4m3, 1, 256, BottomRight, paged(16, none)),
+        of(Fp16, Eight::Int8, 1, 256, Full, none),
     ])
 }
 
