@@ -27,8 +27,8 @@ pub const FLASHTUNE_OPTIONAL_DROPOUT: u64 = 8;
 /// least sizes, of one pass or of both.
 ///
 /// Each field of a problem belongs to the class, is rounded, or is free. A class has kernels of its
-/// own. Rounded sizes decide which of them a launch takes. Free fields decide at most
-/// how many splits a launch makes.
+/// own. Rounded sizes decide which of them a launch takes. Free fields decide at most how many
+/// splits a launch makes.
 ///
 /// - Class: pass, dtype, head_dim, head_dim_v, causal or not, deterministic, batch_invariant,
 ///   dropout or not, softcap or not, and the features, of which cache_batch_idx and leftpad_k count

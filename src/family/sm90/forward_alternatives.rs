@@ -125,8 +125,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
         _ => &[[2, 2, 2], [3, 2, 1], [2, 2, 1]],
     };
     let of_keys = |block_n: u32| {
-        let of_stages = in_flight.iter().map(|stages| with_blocks(config, block_n, *stages, problem));
-        of_stages.into_iter().find(|config| config.fits(problem, device))
+        let mut of_stages = in_flight.iter().map(|stages| with_blocks(config, block_n, *stages, problem));
+        of_stages.find(|config| config.fits(problem, device))
     };
     blocks.iter().copied().filter_map(of_keys).collect()
 }

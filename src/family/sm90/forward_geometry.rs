@@ -1,8 +1,7 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
 use super::warpgroup::{
-    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_bytes, registers_of_eight_bits, registers_of_pages,
-    registers_of_sharing,
+    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages, registers_of_sharing,
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
@@ -100,10 +99,11 @@ impl ForwardKnobs {
         let Features { eight_bits, paged, .. } = problem.features;
         match (eight_bits, paged) {
             _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm),
-            (Some(_), _) if self.converts_in_place(problem) => registers_of_bytes(self.consumers()),
-            (Some(eight), _) => registers_of_eight_bits(self.consumers(), eight.keys_per_scale),
-            (None, Some(_)) => registers_of_pages(self.consumers()),
+            (Some(eight), _) if !self.converts_in_place(problem) => {
+                registers_of_eight_bits(self.consumers(), eight.keys_per_scale)
+            }
             (None, None) => registers(self.consumers()),
+            _ => registers_of_pages(self.consumers()),
         }
     }
 

@@ -30,8 +30,9 @@ pub fn registers_of_sharing(ctas: u32) -> WarpgroupRegisters {
     WarpgroupRegisters::alike(producer, consumer)
 }
 
-/// The same for a producer of keys in pages. The addresses of its copies take more registers, and
-/// its loop must not spill: beside two consumers it hardly keeps up with them.
+/// The same for a producer of keys in pages, and for one that converts keys of 8 bits in shared
+/// memory. The addresses of its copies take more registers, and its loop must not spill: beside two
+/// consumers it hardly keeps up with them.
 pub fn registers_of_pages(consumers: u32) -> WarpgroupRegisters {
     match consumers {
         ..=1 => registers(consumers),
@@ -49,17 +50,6 @@ pub fn registers_of_eight_bits(consumers: u32, keys_per_scale: i64) -> Warpgroup
         2 if keys_per_scale == 1 => (72, 216),
         2 => (88, 208),
         3 => (80, 144),
-        _ => (64, 104),
-    };
-    WarpgroupRegisters::alike(producer, consumer)
-}
-
-/// The same for a producer that converts keys of 8 bits in shared memory.
-pub fn registers_of_bytes(consumers: u32) -> WarpgroupRegisters {
-    let (producer, consumer) = match consumers {
-        ..=1 => (56, 240),
-        2 => (56, 224),
-        3 => (56, 152),
         _ => (64, 104),
     };
     WarpgroupRegisters::alike(producer, consumer)

@@ -16,8 +16,8 @@
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/shared.cuh"
 #include "device/ptx/sync.cuh"
-#include "device/schedule/tile_feed.cuh"
 #include "sm90/forward/load.cuh"
+#include "sm90/forward/loader_tiles.cuh"
 #include "sm90/forward/units.cuh"
 
 constexpr uint32 kSlotBoxBytes = kBlockN * kBoxRowBytes;
@@ -75,16 +75,9 @@ __device__ __forceinline__ void load_bytes(const KernelParams& params, const Sha
     Ring<kKStages> ring_k;
     Ring<kVStages> ring_v;
     Ring<kQStages> ring_q;
-    // Keys without pages have the feed of load.cuh's caller.
-    using Tiles = QueryTiles<kDecodeRows>;
-    using Feed = Either<kPageSize == 0, DrawingFeed<Tiles>, TileFeed<Tiles>>::Type;
-    Feed feed(params, tile_counter);
+    EightFeed feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
-        if (is_first) feed.begin_tile();
-        if (is_first) shared.tiles.put(nth, feed.tile());
-        __syncwarp();  // no lane waits for the tile before the first one has put it there
-        const Tile tile = shared.tiles.get(nth);
-        shared.tiles.release(nth, lane);
+        const Tile tile = take_tile(shared.tiles, feed, nth, is_first, lane);
         if (tile.first < 0) break;
         const int head_kv = tile.head / params.group_size, last = tile.begin + tile.blocks - 1;
         const Sequence sequence(params, tile.batch);

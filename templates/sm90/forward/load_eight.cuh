@@ -16,8 +16,8 @@
 #include "device/ptx/compiler.cuh"
 #include "device/ptx/global.cuh"
 #include "device/ptx/sync.cuh"
-#include "device/schedule/tile_feed.cuh"
 #include "sm90/forward/load.cuh"
+#include "sm90/forward/loader_tiles.cuh"
 
 constexpr int kRowGroups = kBlockN / 32;  // of eight rows, for each warp
 constexpr int kChunksOfK = kRowGroups * kBoxesQK, kChunksOfV = kRowGroups * kBoxesV, kChunks = kChunksOfK + kChunksOfV;
@@ -240,19 +240,12 @@ __device__ __forceinline__ void load_eight(const KernelParams& params, const Sha
     const bool is_first = thread == 0;
     EightLoader loader{shared, lane};
     Ring<kQStages> ring_q;
-    // Keys without pages have the feed of load.cuh's caller.
-    using Tiles = QueryTiles<kDecodeRows>;
-    using Feed = Either<kPageSize == 0, DrawingFeed<Tiles>, TileFeed<Tiles>>::Type;
     // The loop over blocks has no registers for it.
-    Feed of_stack(params, tile_counter);
-    Feed& feed = in_memory(of_stack);
+    EightFeed of_stack(params, tile_counter);
+    EightFeed& feed = in_memory(of_stack);
     const bool draws_early = kKStages <= 2 || feed.knows_second();
     for (uint32 nth = 0;; ++nth) {
-        if (is_first) feed.begin_tile();
-        if (is_first) shared.tiles.put(nth, feed.tile());
-        __syncwarp();  // no lane waits for the tile before the first one has put it there
-        const Tile tile = shared.tiles.get(nth);
-        shared.tiles.release(nth, lane);
+        const Tile tile = take_tile(shared.tiles, feed, nth, is_first, lane);
         if (tile.first < 0) break;
         const int last = tile.begin + tile.blocks - 1;
         const Sequence sequence(params, tile.batch);

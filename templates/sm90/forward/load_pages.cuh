@@ -9,8 +9,8 @@
 #include "device/attention/key_boxes.cuh"
 #include "device/ptx/cp_async.cuh"
 #include "device/ptx/sync.cuh"
-#include "device/schedule/tile_feed.cuh"
 #include "sm90/forward/load.cuh"
+#include "sm90/forward/loader_tiles.cuh"
 
 using BoxedK = BoxedTile<kBlockN, kHeadDim>;
 using BoxedV = BoxedTile<kBlockN, kHeadDimV>;
@@ -199,11 +199,7 @@ __device__ __forceinline__ void load_from_pages(const KernelParams& params, cons
     Ring<kQStages> ring_q;
     TileFeed<QueryTiles<kDecodeRows>> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
-        if (is_first) feed.begin_tile();
-        if (is_first) shared.tiles.put(nth, feed.tile());
-        __syncwarp();  // no lane waits for the tile before the first one has put it there
-        const Tile tile = shared.tiles.get(nth);
-        shared.tiles.release(nth, lane);
+        const Tile tile = take_tile(shared.tiles, feed, nth, is_first, lane);
         if (tile.first < 0) break;
         const int head_kv = tile.head / params.group_size, end = tile.begin + tile.blocks;
         const Sequence sequence(params, tile.batch);
