@@ -45,11 +45,11 @@ struct NarrowSoftmax {
     // A later block.
     template <int kTiles>
     __device__ __forceinline__ void next(float (&s)[kTiles][4], float scale_log2) {
-        const float found[2] = {row_maximum(s, 0) * scale_log2 - kWeightLog2, row_maximum(s, 1) * scale_log2 - kWeightLog2};
-        pending = __any_sync(0xffffffff, found[0] > reference[0] + kLagLog2 || found[1] > reference[1] + kLagLog2);
+        float found[2];
+        pending = find_outgrown<kHeadDimV <= 192>(s, found, [&](int r, float score) { return score * scale_log2 > reference[r] + (kWeightLog2 + kLagLog2); });
         if (pending) {
             #pragma unroll
-            for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r]));
+            for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r] * scale_log2 - kWeightLog2));
         }
         weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }

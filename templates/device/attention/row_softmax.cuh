@@ -56,17 +56,18 @@ struct RowSoftmax {
     // A later block that is searched for its maximum.
     template <int kTiles, class Scale>
     __device__ __forceinline__ void lazy(float (&s)[kTiles][4], const Scale& scale_log2) {
-        float found[2] = {lane_maximum(s, 0) * of_row(scale_log2, 0), lane_maximum(s, 1) * of_row(scale_log2, 1)};
-        // The vote is the same with the maxima of whole rows, which few blocks need.
-        pending = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
+        // Where few blocks are searched, integers save less than their code costs. With dropout
+        // they spill.
+        constexpr bool kByIntegers = !kStaleMax && !kHasDropout;
+        float found[2];
+        pending = find_outgrown<kByIntegers>(s, found, [&](int r, float score) { return score * of_row(scale_log2, r) > reference[r] + 8.f; });
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                found[r] = quad_max(found[r]);
                 // Under a window or a block mask, searched blocks may follow blocks that are not
                 // searched.
                 const bool was_spoiled = kStaleMax && (kHasWindow || kHasBlockMask) && is_spoiled(r);
-                move_reference(r, fmaxf(reference[r], found[r]));
+                move_reference(r, fmaxf(reference[r], found[r] * of_row(scale_log2, r)));
                 if (was_spoiled) sum[r] = infinity();
             }
         }

@@ -18,9 +18,42 @@ __device__ __forceinline__ float lane_maximum(const float (&s)[kTiles][4], int r
     return maximum;
 }
 
+// The same, or 0 where all are negative. Numbers from 0 on are in the order of their bits as
+// integers, and Hopper finds the largest of three integers by one instruction (VIMNMX3).
+template <int kTiles>
+__device__ __forceinline__ float lane_maximum_from_0(const float (&s)[kTiles][4], int r) {
+    int found[2] = {};  // two chains, for latency
+    #pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        found[n % 2] = max(found[n % 2], max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
+    }
+    return __int_as_float(max(found[0], found[1]));
+}
+
 // The largest score of row r. All lanes of a quad get the same value.
 template <int kTiles>
 __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) { return quad_max(lane_maximum(s, r)); }
+
+// Whether a score of some row of the warp outgrows that row's limit. `outgrows` tells it of this
+// lane's two rows, from their maxima. If so, `found` has the maxima of whole rows.
+template <bool kByIntegers, int kTiles, class Outgrows>
+__device__ __forceinline__ bool find_outgrown(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
+    const auto some_lane_outgrows = [&] { return __any_sync(0xffffffff, outgrows(0, found[0]) || outgrows(1, found[1])); };
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) found[r] = kByIntegers ? lane_maximum_from_0(s, r) : lane_maximum(s, r);
+    if (!some_lane_outgrows()) return false;
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) found[r] = quad_max(found[r]);
+    if constexpr (kByIntegers) {
+        // A row of negative scores has only a bound so far.
+        if (__any_sync(0xffffffff, found[0] == 0.f || found[1] == 0.f)) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) found[r] = row_maximum(s, r);
+            return some_lane_outgrows();
+        }
+    }
+    return true;
+}
 
 // Turns scores into weights in place, 2^(score * scale_log2 - lower), and adds them to the sums of
 // this lane's columns.
