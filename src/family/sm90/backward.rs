@@ -249,10 +249,10 @@ impl BackwardKnobs {
         }
         let device = &*chosen_for(problem, device);
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
-        let share = match tiles_differ(problem) {
-            _ if work.idle() > 0.5 => WORTH_SPLITTING_IF_IDLE,
-            true => WORTH_SPLITTING,
-            false => WORTH_SPLITTING_ALIKE,
+        let share = match work.idle() {
+            0.5.. => WORTH_SPLITTING_IF_IDLE,
+            ..0.25 if !tiles_differ(problem) => WORTH_SPLITTING_ALIKE,
+            _ => WORTH_SPLITTING,
         };
         let group_mb = if self.group_mb == 0 { GROUP_MB } else { self.group_mb };
         let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, group_mb, ..self });
@@ -353,8 +353,9 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike. On an H100, 4 x 20 heads of 9,216 queries over 512 keys took
-/// 1.21 times as long in three splits (docs/tuning/choice.md).
+/// The same of tiles that are alike, where three quarters of the SMs have one. On an H100, 4 x 20
+/// heads of 9,216 queries over 512 keys took 1.21 times as long in three splits
+/// (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
