@@ -3,8 +3,8 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    decode_rows, decode_splits, fits_q_slot, heuristic, may_be_stale, may_split, short_sequences, stores_by_tma,
-    wants_groups,
+    SHORT_HEADS, decode_rows, decode_splits, fits_q_slot, group_mb, heuristic, may_be_stale, may_split,
+    short_sequences, stores_by_tma,
 };
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
@@ -64,10 +64,15 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "ctas_per_sm",
-            reason: "CTAs that share an SM have registers for one consumer warpgroup each, for an O of 192 columns, and for a producer that copies by TMA and converts nothing",
+            reason: "CTAs that share an SM have registers for one consumer warpgroup and an O of 192 columns each, or two CTAs for two and an O of 64; and for a producer that copies by TMA and converts nothing",
             holds: |p, k, _| {
                 let copies_by_tma = k.box_rows(p) > 0 && !k.converts_in_place(p);
-                k.ctas_per_sm == 1 || k.consumers() == 1 && p.head_dim_v <= 192 && copies_by_tma
+                let widest_o = match (k.ctas_per_sm, k.consumers()) {
+                    (_, 1) => 192,
+                    (2, 2) => 64,
+                    _ => 0,
+                };
+                k.ctas_per_sm == 1 || p.head_dim_v <= widest_o && copies_by_tma
             },
         },
         Constraint {
@@ -107,13 +112,15 @@ impl Space for ForwardKnobs {
     /// Splits are for the shape alone that they were measured on. `decode_rows` and `decode_splits`
     /// follow from the problem. So do `tma_store` and `stale_max`: a measurement over many waves
     /// hardly tells their values apart, and a launch of one wave feels them.
-    fn carried_over(self, _from: &Problem, to: &Problem, _device: &Device) -> Self {
+    fn carried_over(self, from: &Problem, to: &Problem, _device: &Device) -> Self {
+        let is_short = from.seqlen_k.min(to.seqlen_k) <= SHORT_HEADS;
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
         ForwardKnobs {
             tma_store: stores_by_tma(unsplit.q_stages, to),
             stale_max: u32::from(may_be_stale(to)),
             decode_rows: decode_rows(to),
             decode_splits: decode_splits(to),
+            group_mb: if is_short { group_mb(to) } else { unsplit.group_mb },
             ..unsplit
         }
     }
@@ -128,11 +135,11 @@ impl Space for ForwardKnobs {
         let tiles = heads * (problem.seqlen_q as f64 / block_m).ceil();
         // Each block costs one search for the maximum, one vote and one pass of the barriers.
         let per_block = if self.stale_max == 1 { 4.0 } else { 17.0 } / block_n;
-        let few_consumers = [0.2, 0.08, 0.01, 0.0][(self.consumers() * self.ctas_per_sm) as usize - 1];
+        let few_consumers = [0.2, 0.08, 0.01, 0.0][(self.consumers() * self.ctas_per_sm).min(4) as usize - 1];
         let in_flight = 5.0 / (k_stages * block_n) + 5.0 / (v_stages * block_n);
-        let order = match (self.group_mb, wants_groups(problem)) {
-            (32, true) | (0, false) => 0.0,
-            (0, true) => 0.1,
+        let order = match (self.group_mb, group_mb(problem)) {
+            (mine, best) if mine == best => 0.0,
+            (0, _) => 0.1,
             _ => 0.02,
         };
         let prologue = 60.0 / q_stages / seqlen_k;
@@ -303,6 +310,11 @@ mod tests {
         assert_eq!(broken(&problem, &shared), None);
         assert_eq!(broken(&problem, &shared.clone().with("k_stages", 4).with("v_stages", 4)).unwrap(), "shared_memory");
         assert_eq!(broken(&Problem { head_dim_v: 200, ..problem }, &shared).unwrap(), "ctas_per_sm");
+        let narrow = Problem { head_dim: 64, head_dim_v: 64, ..problem };
+        let pair = config(128, 48).with("ctas_per_sm", 2);
+        assert_eq!(broken(&narrow, &pair), None);
+        assert_eq!(broken(&narrow, &pair.clone().with("block_n", 64)).unwrap(), "registers");
+        assert_eq!(broken(&Problem { head_dim_v: 72, ..narrow }, &pair).unwrap(), "ctas_per_sm");
         assert_eq!(breaks(&problem, "tma_store", 1), "tma_store");
         let stored = good.clone().with("block_n", 64).with("q_stages", 2).with("tma_store", 1);
         assert_eq!(broken(&problem, &stored), None);

@@ -2,7 +2,7 @@
 
 use super::forward_geometry::{ForwardKnobs, SPLITS, common_box_rows};
 use super::forward_heuristic::{FEW_KEYS, of_rows, stores_by_tma, tile_of_full_device};
-use super::warpgroup::WARPGROUP_ROWS;
+use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::space::Space;
 use crate::problem::{Features, Problem};
@@ -34,23 +34,32 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
     configs.extend(split);
     configs.extend(of_few_rows(problem, device));
+    configs.extend(of_long_heads(problem, device));
     configs
 }
 
 /// Tiles of 64 rows, two of which share an SM, or three where keys are short: where SMs have few
 /// tiles, smaller ones fill the last wave better. Past head dim 64 they were slower on an H100,
-/// since such tiles load twice the keys.
+/// since such tiles load twice the keys. A short sequence of 65 to 128 queries is one tile of two
+/// CTAs with 128 rows, which replace those three where an SM has more than five such tiles.
 fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.dropout || problem.head_dim.max(problem.head_dim_v) > 64 {
         return Vec::new();
     }
-    let Some(config) = of_rows(problem, device, 64) else { return Vec::new() };
-    let tiles: &[(u32, u32)] = if problem.seqlen_k <= SHORT { &[(128, 2), (64, 3)] } else { &[(128, 2)] };
-    let of = |&(block_n, ctas_per_sm): &(u32, u32)| ForwardKnobs {
-        ctas_per_sm,
-        ..with_blocks(&config, block_n, [2; 3], problem)
+    let of = |(block_m, block_n, ctas_per_sm): (u32, u32, u32)| {
+        let config = with_blocks(&of_rows(problem, device, block_m)?, block_n, [2; 3], problem);
+        Some(ForwardKnobs { ctas_per_sm, ..config }).filter(|config| config.fits(problem, device))
     };
-    tiles.iter().map(of).filter(|config| config.fits(problem, device)).collect()
+    let of_two_ctas = of((64, 128, 2));
+    if problem.seqlen_k > SHORT {
+        return of_two_ctas.into_iter().collect();
+    }
+    let rows = i64::from(WARPGROUP_ROWS);
+    let of_one_tile = of((128, 48, 2)).filter(|_| (rows + 1..=2 * rows).contains(&problem.seqlen_q));
+    let heads = problem.batch_size * problem.num_heads_q;
+    let are_many = heads > 5 * i64::from(device.sm_count) && !tiles_differ(problem);
+    let of_three_ctas = of((64, 64, 3)).filter(|_| of_one_tile.is_none() || !are_many);
+    [of_two_ctas, of_three_ctas, of_one_tile].into_iter().flatten().collect()
 }
 
 /// The config with blocks of so many keys, and these stages of K, V and Q.
@@ -85,6 +94,15 @@ fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     tiles.iter().map(of_tile).filter(|config| config.fits(problem, device)).collect()
 }
 
+/// Tiles of 256 rows with one Q slot: an H200's tuner preferred them for long heads without a
+/// mask, where two Q slots took 1.12 to 1.2 times as long (docs/tuning/choice.md). The cause is not
+/// known.
+fn of_long_heads(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+    let config = of_rows(problem, device, 256).filter(|_| is_narrow && !problem.dropout && !tiles_differ(problem))?;
+    Some(with_blocks(&config, 64, [5, 5, 1], problem)).filter(|config| config.fits(problem, device))
+}
+
 /// The config with its keys split, while the tiles of all splits fill the SMs at most `MOST_WAVES`
 /// times.
 fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
@@ -111,7 +129,8 @@ fn other_blocks(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Ve
         65..=128 if is_paged && config.block_m == 128 && common_box_rows(128, problem) % 16 == 0 => &[128],
         _ if is_paged => &[],
         // With a causal mask the consumers spill.
-        ..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
+        ..=48 if config.block_m == 192 && problem.right_shift().is_none() => &[96],
+        49..=64 if config.block_m == 192 && problem.right_shift().is_none() => &[80],
         ..=64 if config.block_m == 256 => &[48],
         _ if config.block_m > 128 => &[],
         ..=128 => &[80, 112, 128],

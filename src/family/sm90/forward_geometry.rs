@@ -98,7 +98,7 @@ impl ForwardKnobs {
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
         let Features { eight_bits, paged, .. } = problem.features;
         match (eight_bits, paged) {
-            _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm),
+            _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm, self.consumers()),
             (Some(eight), _) if !self.converts_in_place(problem) => {
                 registers_of_eight_bits(self.consumers(), eight.keys_per_scale)
             }

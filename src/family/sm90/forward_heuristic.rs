@@ -190,7 +190,6 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         _ if block_m == 64 && !problem.dropout => (64, [2, 2, 2]),
         _ => (64, [3, 2, 1]),
     };
-    let tiles_differ = tiles_differ(problem);
     let config = |(block_n, [k_stages, v_stages, q_stages]): (u32, [u32; 3])| ForwardKnobs {
         block_m,
         block_n,
@@ -200,7 +199,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         ctas_per_sm: 1,
         tma_store: stores_by_tma(q_stages, problem),
         stale_max: u32::from(may_be_stale(problem)),
-        group_mb: if !tiles_differ { 1 } else { 32 * u32::from(wants_groups(problem)) },
+        group_mb: group_mb(problem),
         num_splits: 1,
         decode_rows: decode_rows(problem),
         decode_splits: decode_splits(problem),
@@ -217,10 +216,24 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     flows.map(config).find(|config| config.fits(problem, device))
 }
 
+/// MB of K and V in a group of heads, 0 for one group of all. L2 holds fewer heads of short
+/// sequences, whose Q and O pass through it in as many bytes.
+pub fn group_mb(problem: &Problem) -> u32 {
+    match problem.seqlen_k {
+        _ if !tiles_differ(problem) => 1,
+        _ if !wants_groups(problem) => 0,
+        ..=SHORT_HEADS => 16,
+        _ => 32,
+    }
+}
+
+/// The most keys of heads that L2 holds fewer of (docs/tuning/sm90-forward.md, "Tile order").
+pub const SHORT_HEADS: i64 = 512;
+
 /// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
 /// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same
 /// keys anyway (docs/tuning/sm90-forward.md). Under a block mask they do not, so groups still help.
-pub fn wants_groups(problem: &Problem) -> bool {
+fn wants_groups(problem: &Problem) -> bool {
     let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
     problem.seqlen_k < LONG || !is_narrow || problem.features.block_mask.is_some()
 }

@@ -23,10 +23,14 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters::alike(producer, consumer)
 }
 
-/// The same for CTAs that share an SM, with one consumer warpgroup each (128 a thread of two CTAs,
-/// 80 of three).
-pub fn registers_of_sharing(ctas: u32) -> WarpgroupRegisters {
-    let (producer, consumer) = if ctas == 2 { (40, 216) } else { (24, 136) };
+/// The same for CTAs that share an SM: two or three with one consumer warpgroup each (128 and 80 a
+/// thread), or two with two (80).
+pub fn registers_of_sharing(ctas: u32, consumers: u32) -> WarpgroupRegisters {
+    let (producer, consumer) = match (ctas, consumers) {
+        (2, ..=1) => (40, 216),
+        (2, _) => (24, 104),
+        _ => (24, 136),
+    };
     WarpgroupRegisters::alike(producer, consumer)
 }
 

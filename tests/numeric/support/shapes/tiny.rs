@@ -173,6 +173,7 @@ pub fn tiny_short() -> Vec<Case> {
     let of = |lengths, head_dim, causal| Case { batch_size: 3, ..of(Dtype::Bf16, lengths, head_dim, causal) };
     unless_one_is_given(vec![
         of((60, 100), 64, Causal::BottomRight),
+        of((70, 100), 40, Causal::None),
         Case { strides: Strides::Gaps, ..of((50, 110), 192, Causal::None) },
     ])
 }
