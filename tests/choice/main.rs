@@ -12,8 +12,8 @@ use flashtune::problem::{Causal, Dtype, Pass, Problem};
 use std::sync::Arc;
 
 /// Shapes that people run, each with the config that is chosen: the project's examples of slow
-/// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), and five
-/// that random shapes on an H100 asked for.
+/// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), and
+/// eleven that random shapes on an H100 and an H200 asked for.
 const SHAPES: &str = include_str!("shapes.txt");
 
 fn h200() -> Device {

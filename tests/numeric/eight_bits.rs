@@ -162,8 +162,9 @@ fn gpu_survives_adversarial_scores_of_e4m3() {
             ..Case::plain(Dtype::Bf16, 80, 64)
         };
         for (name, case, mut data) in scores::profiled(&case) {
-            // Random scores shall not hide the profile. `wgmma` cuts each product behind the
-            // largest one of a step, so the rule allows for one such product and not for more.
+            // Random scores shall not hide the profile. `wgmma` drops the bits of a product that
+            // lie 13 below the largest one of its step. The rule for LSE allows for one such
+            // product.
             for (index, q) in data.q.iter_mut().enumerate().filter(|(index, _)| index % 64 != 0) {
                 *q *= if index % 64 == 1 { 1.0 / 128.0 } else { 0.0 };
             }

@@ -144,7 +144,8 @@ fn gpu_is_right_on_tiny_problems_whose_ctas_share_an_sm() {
         }
     }
     let all = BTreeSet::from([[2, 64], [2, 128], [3, 64]]);
-    assert!(reached == all || device.arch != Arch::Sm(9, 0), "{reached:?}");
+    let is_one_given = std::env::var_os("FLASHTUNE_TEST_CASE").is_some();
+    assert!(reached == all || is_one_given || device.arch != Arch::Sm(9, 0), "{reached:?}");
 }
 
 #[test]

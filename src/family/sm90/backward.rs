@@ -250,8 +250,8 @@ impl BackwardKnobs {
         let device = &*chosen_for(problem, device);
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
         let share = match work.idle() {
-            0.5.. => WORTH_SPLITTING_IF_IDLE,
-            ..0.25 if !tiles_differ(problem) => WORTH_SPLITTING_ALIKE,
+            idle if idle > 0.5 => WORTH_SPLITTING_IF_IDLE,
+            idle if idle <= 0.25 && !tiles_differ(problem) => WORTH_SPLITTING_ALIKE,
             _ => WORTH_SPLITTING,
         };
         let group_mb = if self.group_mb == 0 { GROUP_MB } else { self.group_mb };

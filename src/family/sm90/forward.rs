@@ -3,7 +3,7 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    SHORT_HEADS, decode_rows, decode_splits, fits_q_slot, group_mb, heuristic, may_be_stale, may_split,
+    FEW_GROUPED_KEYS, decode_rows, decode_splits, fits_q_slot, group_mb, heuristic, may_be_stale, may_split,
     short_sequences, stores_by_tma,
 };
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
@@ -111,16 +111,17 @@ impl Space for ForwardKnobs {
 
     /// Splits are for the shape alone that they were measured on. `decode_rows` and `decode_splits`
     /// follow from the problem. So do `tma_store` and `stale_max`: a measurement over many waves
-    /// hardly tells their values apart, and a launch of one wave feels them.
+    /// hardly tells their values apart, and a launch of one wave feels them. So does `group_mb`
+    /// where either problem has few keys, since those have another best value.
     fn carried_over(self, from: &Problem, to: &Problem, _device: &Device) -> Self {
-        let is_short = from.seqlen_k.min(to.seqlen_k) <= SHORT_HEADS;
+        let has_few_keys = from.seqlen_k.min(to.seqlen_k) <= FEW_GROUPED_KEYS;
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
         ForwardKnobs {
             tma_store: stores_by_tma(unsplit.q_stages, to),
             stale_max: u32::from(may_be_stale(to)),
             decode_rows: decode_rows(to),
             decode_splits: decode_splits(to),
-            group_mb: if is_short { group_mb(to) } else { unsplit.group_mb },
+            group_mb: if has_few_keys { group_mb(to) } else { unsplit.group_mb },
             ..unsplit
         }
     }
@@ -135,7 +136,7 @@ impl Space for ForwardKnobs {
         let tiles = heads * (problem.seqlen_q as f64 / block_m).ceil();
         // Each block costs one search for the maximum, one vote and one pass of the barriers.
         let per_block = if self.stale_max == 1 { 4.0 } else { 17.0 } / block_n;
-        let few_consumers = [0.2, 0.08, 0.01, 0.0][(self.consumers() * self.ctas_per_sm).min(4) as usize - 1];
+        let few_consumers = [0.2, 0.08, 0.01, 0.0][(self.consumers() * self.ctas_per_sm) as usize - 1];
         let in_flight = 5.0 / (k_stages * block_n) + 5.0 / (v_stages * block_n);
         let order = match (self.group_mb, group_mb(problem)) {
             (mine, best) if mine == best => 0.0,
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Family};
     use crate::family::knob::Knobs;
-    use crate::problem::{BlockMask, Dtype, Eight, EightBits, Features, Pass, Varlen, Window};
+    use crate::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Pass, Varlen, Window};
 
     fn problem(head_dim: i64, head_dim_v: i64) -> Problem {
         of_pass(Pass::Forward, head_dim, head_dim_v)
@@ -322,6 +323,20 @@ mod tests {
         assert_eq!(broken(&Problem { head_dim: 72, ..problem }, &stored), None, "both take two boxes");
         let endless = Problem { batch_size: 1 << 16, num_heads_q: 1 << 14, num_heads_kv: 1 << 14, ..problem };
         assert_eq!(broken(&endless, &good).unwrap(), "grid");
+    }
+
+    #[test]
+    fn carried_groups_are_smaller_for_few_keys() {
+        let of = |seqlen| Problem {
+            causal: Causal::BottomRight,
+            ..Problem::dense(Pass::Forward, Dtype::Bf16, 8, 16, seqlen, 128)
+        };
+        let carried = |from: i64, to: i64, group_mb: u32| {
+            let measured = ForwardKnobs { group_mb, ..heuristic(&of(from), &h200()).unwrap() };
+            measured.carried_over(&of(from), &of(to), &h200()).group_mb
+        };
+        assert_eq!([carried(4096, 256, 32), carried(256, 4096, 16), carried(512, 300, 32)], [16, 32, 16]);
+        assert_eq!(carried(8192, 4096, 0), 0, "as it was measured");
     }
 
     /// One head, whose tiles are a fifth of an H200's SMs.

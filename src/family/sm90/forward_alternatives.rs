@@ -34,14 +34,15 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
     configs.extend(split);
     configs.extend(of_few_rows(problem, device));
-    configs.extend(of_long_heads(problem, device));
+    configs.extend(of_one_q_slot(problem, device));
     configs
 }
 
 /// Tiles of 64 rows, two of which share an SM, or three where keys are short: where SMs have few
 /// tiles, smaller ones fill the last wave better. Past head dim 64 they were slower on an H100,
 /// since such tiles load twice the keys. A short sequence of 65 to 128 queries is one tile of two
-/// CTAs with 128 rows, which replace those three where an SM has more than five such tiles.
+/// CTAs with 128 rows. Without a mask they replace those three where SMs have more than
+/// `FEW_HEADS` heads each: there the model expects about the same of both, and they were faster.
 fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.dropout || problem.head_dim.max(problem.head_dim_v) > 64 {
         return Vec::new();
@@ -55,12 +56,15 @@ fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         return of_two_ctas.into_iter().collect();
     }
     let rows = i64::from(WARPGROUP_ROWS);
-    let of_one_tile = of((128, 48, 2)).filter(|_| (rows + 1..=2 * rows).contains(&problem.seqlen_q));
+    let of_two_tall_ctas = of((128, 48, 2)).filter(|_| (rows + 1..=2 * rows).contains(&problem.seqlen_q));
     let heads = problem.batch_size * problem.num_heads_q;
-    let are_many = heads > 5 * i64::from(device.sm_count) && !tiles_differ(problem);
-    let of_three_ctas = of((64, 64, 3)).filter(|_| of_one_tile.is_none() || !are_many);
-    [of_two_ctas, of_three_ctas, of_one_tile].into_iter().flatten().collect()
+    let are_many = heads > FEW_HEADS * i64::from(device.sm_count) && !tiles_differ(problem);
+    let of_three_ctas = of((64, 64, 3)).filter(|_| of_two_tall_ctas.is_none() || !are_many);
+    [of_two_ctas, of_three_ctas, of_two_tall_ctas].into_iter().flatten().collect()
 }
+
+/// Heads of an SM, each one tile of two CTAs of 128 rows.
+const FEW_HEADS: i64 = 5;
 
 /// The config with blocks of so many keys, and these stages of K, V and Q.
 fn with_blocks(config: &ForwardKnobs, block_n: u32, stages: [u32; 3], problem: &Problem) -> ForwardKnobs {
@@ -94,12 +98,13 @@ fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     tiles.iter().map(of_tile).filter(|config| config.fits(problem, device)).collect()
 }
 
-/// Tiles of 256 rows with one Q slot: an H200's tuner preferred them for long heads without a
-/// mask, where two Q slots took 1.12 to 1.2 times as long (docs/tuning/choice.md). The cause is not
-/// known.
-fn of_long_heads(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
-    let is_narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-    let config = of_rows(problem, device, 256).filter(|_| is_narrow && !problem.dropout && !tiles_differ(problem))?;
+/// Tiles of 256 rows with one Q slot. The model prefers them for long heads, as an H200's tuner
+/// did: two Q slots took 1.12 to 1.2 times as long there (docs/tuning/choice.md).
+fn of_one_q_slot(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    if problem.dropout || tiles_differ(problem) || problem.head_dim.max(problem.head_dim_v) > 64 {
+        return None;
+    }
+    let config = of_rows(problem, device, 256)?;
     Some(with_blocks(&config, 64, [5, 5, 1], problem)).filter(|config| config.fits(problem, device))
 }
 

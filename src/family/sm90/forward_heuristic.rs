@@ -216,19 +216,19 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     flows.map(config).find(|config| config.fits(problem, device))
 }
 
-/// MB of K and V in a group of heads, 0 for one group of all. L2 holds fewer heads of short
-/// sequences, whose Q and O pass through it in as many bytes.
+/// MB of K and V in a group of heads, 0 for one group of all. Where keys are few, fewer MB were
+/// faster on an H200 (docs/tuning/sm90-forward.md, "Tile order"). The cause was not measured.
 pub fn group_mb(problem: &Problem) -> u32 {
     match problem.seqlen_k {
         _ if !tiles_differ(problem) => 1,
         _ if !wants_groups(problem) => 0,
-        ..=SHORT_HEADS => 16,
+        ..=FEW_GROUPED_KEYS => 16,
         _ => 32,
     }
 }
 
-/// The most keys of heads that L2 holds fewer of (docs/tuning/sm90-forward.md, "Tile order").
-pub const SHORT_HEADS: i64 = 512;
+/// The most keys of a head in groups of 16 MB.
+pub const FEW_GROUPED_KEYS: i64 = 512;
 
 /// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
 /// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same

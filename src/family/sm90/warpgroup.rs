@@ -28,7 +28,7 @@ pub fn registers(consumers: u32) -> WarpgroupRegisters {
 pub fn registers_of_sharing(ctas: u32, consumers: u32) -> WarpgroupRegisters {
     let (producer, consumer) = match (ctas, consumers) {
         (2, ..=1) => (40, 216),
-        (2, _) => (24, 104),
+        (2, _) => (32, 104),
         _ => (24, 136),
     };
     WarpgroupRegisters::alike(producer, consumer)

@@ -36,9 +36,10 @@ const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
 /// and of all consumers' turns.
 const SHARED_POWER: f64 = 3.3;
 
-/// Rows and keys of 16-bit tiles with two Q slots that slow down on long heads: on an H100 they
-/// lost to 256 x 48, 128 x 80 and 128 x 112 there. The cause is not known (docs/tuning/choice.md).
-const SLOW_ON_LONG_HEADS: [(u32, u32); 2] = [(256, 64), (128, 128)];
+/// Rows and keys of 16-bit tiles that slow down on long heads, and whether Q has one slot: on an
+/// H100 they lost to 256 x 48, 128 x 80 and 128 x 112 there. 256 x 64 with one slot did not on an
+/// H200. The cause is not known (docs/tuning/choice.md).
+const SLOW_ON_LONG_HEADS: [(u32, u32, bool); 3] = [(256, 64, false), (128, 128, false), (128, 128, true)];
 /// What a block takes more for each tile of a head, as a share of its time, and at most.
 const LONG_HEAD: f64 = 0.0015;
 const MOST_LONG_HEAD: f64 = 0.15;
@@ -69,8 +70,8 @@ struct ForwardCosts {
     one_v_slot: f64,
     /// Whether loads are known to bound a launch.
     loads: bool,
-    /// Rows and keys of tiles that slow down on long heads.
-    slow_on_long_heads: &'static [(u32, u32)],
+    /// Rows and keys of tiles that slow down on long heads, and whether Q has one slot.
+    slow_on_long_heads: &'static [(u32, u32, bool)],
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
@@ -146,8 +147,8 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let is_slow =
-        splits == 1.0 && !tile.has_one_q_slot && costs.slow_on_long_heads.contains(&(tile.block_m, tile.block_n));
+    let of_tile = (tile.block_m, tile.block_n, tile.has_one_q_slot);
+    let is_slow = splits == 1.0 && costs.slow_on_long_heads.contains(&of_tile);
     let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
     let per_block = |ctas: f64| {
         let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);

@@ -45,8 +45,10 @@ struct NarrowSoftmax {
     // A later block.
     template <int kTiles>
     __device__ __forceinline__ void next(float (&s)[kTiles][4], float scale_log2) {
+        constexpr bool kByIntegers = kHeadDimV <= 192;  // past that registers are short
+        const auto outgrows = [&](int r, float score) { return score * scale_log2 > reference[r] + (kWeightLog2 + kLagLog2); };
         float found[2];
-        pending = find_outgrown<kHeadDimV <= 192>(s, found, [&](int r, float score) { return score * scale_log2 > reference[r] + (kWeightLog2 + kLagLog2); });
+        pending = find_outgrown<kByIntegers>(s, found, outgrows);
         if (pending) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) move_reference(r, fmaxf(reference[r], found[r] * scale_log2 - kWeightLog2));

@@ -18,8 +18,9 @@ __device__ __forceinline__ float lane_maximum(const float (&s)[kTiles][4], int r
     return maximum;
 }
 
-// The same, or 0 where all are negative. Numbers from 0 on are in the order of their bits as
-// integers, and Hopper finds the largest of three integers by one instruction (VIMNMX3).
+// The largest of 0 and this lane's scores of row r. Numbers from 0 on are in the order of their
+// bits as integers, and Hopper finds the largest of three integers by one instruction (VIMNMX3). A
+// NaN passes all numbers; its row is NaN anyway.
 template <int kTiles>
 __device__ __forceinline__ float lane_maximum_from_0(const float (&s)[kTiles][4], int r) {
     int found[2] = {};  // two chains, for latency
@@ -30,12 +31,25 @@ __device__ __forceinline__ float lane_maximum_from_0(const float (&s)[kTiles][4]
     return __int_as_float(max(found[0], found[1]));
 }
 
+// The largest of this lane's scores of row r if none is above 0: the least of their bits, since
+// negative numbers are in the reverse order.
+template <int kTiles>
+__device__ __forceinline__ float lane_maximum_to_0(const float (&s)[kTiles][4], int r) {
+    uint32 found[2] = {~0u, ~0u};
+    #pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        found[n % 2] = min(found[n % 2], min(__float_as_uint(s[n][2 * r]), __float_as_uint(s[n][2 * r + 1])));
+    }
+    return __uint_as_float(min(found[0], found[1]));
+}
+
 // The largest score of row r. All lanes of a quad get the same value.
 template <int kTiles>
 __device__ __forceinline__ float row_maximum(const float (&s)[kTiles][4], int r) { return quad_max(lane_maximum(s, r)); }
 
-// Whether a score of some row of the warp outgrows that row's limit. `outgrows` tells it of this
-// lane's two rows, from their maxima. If so, `found` has the maxima of whole rows.
+// Whether a score of some row of the warp is past that row's limit, as outgrows(r, score) says.
+// Each lane asks for its own columns: the vote is the same as with the maxima of whole rows, which
+// few blocks need. If so, `found` has those.
 template <bool kByIntegers, int kTiles, class Outgrows>
 __device__ __forceinline__ bool find_outgrown(const float (&s)[kTiles][4], float (&found)[2], const Outgrows& outgrows) {
     const auto some_lane_outgrows = [&] { return __any_sync(0xffffffff, outgrows(0, found[0]) || outgrows(1, found[1])); };
@@ -45,10 +59,13 @@ __device__ __forceinline__ bool find_outgrown(const float (&s)[kTiles][4], float
     #pragma unroll
     for (int r = 0; r < 2; ++r) found[r] = quad_max(found[r]);
     if constexpr (kByIntegers) {
-        // A row of negative scores has only a bound so far.
+        // A row without a score above 0 has only a bound so far.
         if (__any_sync(0xffffffff, found[0] == 0.f || found[1] == 0.f)) {
             #pragma unroll
-            for (int r = 0; r < 2; ++r) found[r] = row_maximum(s, r);
+            for (int r = 0; r < 2; ++r) {
+                const float to_0 = quad_max(lane_maximum_to_0(s, r));
+                if (found[r] == 0.f) found[r] = to_0;
+            }
             return some_lane_outgrows();
         }
     }

@@ -9,6 +9,7 @@ static_assert(kHeadDim % 8 == 0 && kHeadDimV % 8 == 0 && kHeadDim <= 256 && kHea
 static_assert(!kStaleMax || kIsBf16 || kConverts, "weights without a bound need bf16's exponents");
 static_assert(!kStaleMax || !kHasDropout, "exact_rows.cuh draws no mask");
 static_assert(!kStaleMax || !kModifiesScores, "exact_rows.cuh takes scores as they are");
+static_assert(kCtasPerSm == 1 || kConsumers == 1 || kCtasPerSm == 2 && kConsumers == 2 && kHeadDimV <= 64, "registers of CTAs that share an SM");
 static_assert(!kTmaStore || kQStages == 2, "the next tile's Q is needed before this one's slot is free");
 static_assert(!kTmaStore || kBoxesV <= kBoxesQK, "O lies in Q's slot");
 static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which its Q slot does not hold");

@@ -39,17 +39,22 @@ fn alternatives_compile_and_spill_no_more_than_allowed() {
     let causal = with_switches(&[64], &[(Causal::BottomRight, false)]);
     let short = with_switches(&[64, 192], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
     let short = short.map(|problem| Problem { seqlen_q: 60, seqlen_k: 100, ..problem });
+    let narrow = with_switches(&[64], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
+    let narrow = narrow.flat_map(|p| [p, Problem { seqlen_q: 100, seqlen_k: 128, ..p }]);
+    let narrow = narrow.flat_map(|p| [Dtype::Bf16, Dtype::Fp16].map(|dtype| Problem { dtype, ..p }));
     let wide = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Forward);
     let few_keys = wide.map(|problem| Problem { seqlen_k: 70, ..problem });
     let paged = with_switches(&[128], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
     let of_pages = Features { paged: Some(64), varlen: Some(Varlen::default()), ..Features::NONE };
     let chunk = paged.map(|problem| Problem { seqlen_q: 512, seqlen_k: 8192, features: of_pages, ..problem });
-    let mut kernels = alternatives_of(full.chain(causal).chain(short).chain(few_keys).chain(chunk));
+    let mut kernels = alternatives_of(full.chain(causal).chain(short).chain(narrow).chain(few_keys).chain(chunk));
     let has_large_blocks = |text: &str| text.contains("kPageSize = 64;") && text.contains("kBlockN = 128;");
     let large = kernels.iter_mut().filter(|(text, _)| has_large_blocks(text)).map(|(_, kernel)| kernel);
     assert_eq!(large.map(|kernel| kernel.may_spill = BLOCKS_OF_PAGES_MAY_SPILL).count(), 1);
     let share_an_sm = |ctas: u32| kernels.keys().filter(|text| text.contains(&format!("kCtasPerSm = {ctas};"))).count();
     assert!(share_an_sm(2) >= 3 && share_an_sm(3) >= 1);
+    let are_tall = |text: &&String| text.contains("kCtasPerSm = 2;") && text.contains("kBlockM = 128;");
+    assert_eq!(kernels.keys().filter(are_tall).count(), 2);
     all_compile(&kernels, nvrtc, Arch::Sm(9, 0));
 }
 
