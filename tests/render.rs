@@ -12,7 +12,9 @@ use flashtune::kernel::constants;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::render_pass;
 use flashtune::kernel::sources::{Sources, embedded, overridden};
-use flashtune::problem::{BlockMask, Causal, Dtype, Feature, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{
+    BlockMask, Causal, Dtype, Eight, EightBits, Feature, Features, Pass, Problem, Varlen, Window,
+};
 
 const SM90: Arch = Arch::Sm(9, 0);
 
@@ -460,13 +462,17 @@ fn every_kernel_after_the_first_waits_for_its_predecessor() {
         ..Features::NONE
     };
     let mixed = Problem { features, ..problem() };
-    let problems = [few_queries, mixed, backward(64), backward(256), backward(300)];
-    for problem in problems {
-        let kernels = render_pass(&problem, &heuristic(&problem, &h200), SM90).unwrap();
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+    let e4m3 = Problem { features: Features { eight_bits, ..Features::NONE }, ..problem() };
+    let default = |problem: Problem| (problem, heuristic(&problem, &h200));
+    let transposed = (e4m3, heuristic(&e4m3, &h200).with("v_stages", 0));
+    let passes = [few_queries, mixed, backward(64), backward(256), backward(300)].map(default);
+    for (problem, config) in passes.into_iter().chain([transposed]) {
+        let kernels = render_pass(&problem, &config, SM90).unwrap();
         assert!(kernels.len() > 1, "{problem:?}");
         for (spec, text) in &kernels[1..] {
-            let (_, kernel) = text.split_once("extern \"C\"").unwrap();
-            assert!(kernel.contains("wait_for_previous_kernel();"), "{}", spec.template);
+            let (_, definition) = text.split_once("void wait_for_previous_kernel()").unwrap();
+            assert!(definition.contains("wait_for_previous_kernel();"), "{}", spec.template);
         }
     }
 }

@@ -48,8 +48,8 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 /// params, whatever plan it uses. The size is a pure function of the params and the context's
 /// backend.
 ///
-/// The workspace holds partial results over parts of the keys. The size is 0 on a CPU context. On a
-/// CUDA context it can be above 0 only in these cases:
+/// The workspace holds partial results over parts of the keys, and V transposed. The size is 0 on a
+/// CPU context. On a CUDA context it can be above 0 only in these cases:
 ///
 /// - Few queries: seqlen_q * num_heads_q / num_heads_kv is at most 96, or at most 192 with seqlen_q
 ///   up to 19. In addition, seqlen_k is at least 128, or batch_invariant is 1.
@@ -59,6 +59,9 @@ pub unsafe extern "C" fn flashtune_forward_supported(
 ///   most 132, num_heads_q / num_heads_kv at most 64, and seqlen_k at least 512. With up to 16
 ///   query heads for each K/V head, the size is then at most 16896 * (head_dim_v + 5) bytes. With
 ///   up to 32 it is at most twice as much, and with up to 64 four times.
+/// - q, k and v in e4m3 with a head dim above 64, seqlen_q at least 128 and seqlen_k at least 256,
+///   without pages and a block mask, and with cu_seqlens_k where lengths vary. The size grows by
+///   (rows of v + 256 * batch_size) * num_heads_kv * head_dim_v bytes.
 ///
 /// Data pointers may be NULL. May be called from any thread, also during stream capture.
 ///

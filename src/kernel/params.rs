@@ -14,6 +14,8 @@ pub struct KernelParams {
     pub k: TensorRef,
     pub v: TensorRef,
     pub out: TensorRef,
+    /// Forward, V transposed in the workspace (sm90/forward_fp8/images.cuh), where there is room
+    /// for it.
     pub dout: TensorRef,
     /// Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
     /// own would move the tensor maps, which follow this struct in the parameters of every kernel.
@@ -138,6 +140,14 @@ impl KernelParams {
         let heads_rows = (p.num_heads_q * p.workspace_rows_of_head()) as usize;
         let features = &call.features;
         let [map_rows_q, map_rows_k, map_rows_v, map_rows_o] = launch_maps::rows_between(call);
+        let dout = match p.keeps_transposed_v() {
+            true => TensorRef {
+                data: call.workspace.wrapping_byte_add(p.transposed_v_offset()).cast(),
+                stride_head: p.transposed_v_stride() as i64,
+                ..call.dout
+            },
+            false => call.dout,
+        };
         let workspace = call.workspace.cast::<f32>();
         let at = |index: usize| if workspace.is_null() { workspace } else { workspace.wrapping_add(index) };
         KernelParams {
@@ -145,7 +155,7 @@ impl KernelParams {
             k: call.k,
             v: call.v,
             out: call.out,
-            dout: call.dout,
+            dout,
             dq,
             dk,
             dv,

@@ -139,7 +139,8 @@ impl Range {
             let ends = (1..=MOST_SPLIT_TILES).map(move |tiles| tiles * tile).take_while(move |end| *end <= high);
             ends.filter(move |end| *end >= low).chain([high])
         };
-        // Partial results of queries grow with the keys, and those of keys with the queries.
+        // Partial results of queries grow with the keys, and those of keys with the queries. V
+        // transposed grows with the keys and the batch.
         let lengths: Vec<(i64, i64)> = match largest.pass {
             Pass::Forward => {
                 let few = from_least(least.seqlen_q, largest.seqlen_q, MOST_SPLIT_QUERIES);
@@ -154,9 +155,11 @@ impl Range {
         let sizes = batch_sizes.flat_map(|batch_size| lengths.iter().map(move |(q, k)| (batch_size, *q, *k)));
         let needed = sizes.map(|(batch_size, seqlen_q, seqlen_k)| {
             let mut problem = Problem { batch_size, seqlen_q, seqlen_k, ..*largest };
-            if let Some(total) = problem.features.varlen.as_mut().and_then(|varlen| varlen.total_q.as_mut()) {
+            if let Some(varlen) = &mut problem.features.varlen {
                 // More than the sequences hold only if the range itself says so.
-                *total = (batch_size * seqlen_q).min(MAX_SEQLEN).max(*total);
+                let most = |rows: i64, total: i64| rows.min(MAX_SEQLEN).max(total);
+                varlen.total_q = varlen.total_q.map(|total| most(batch_size * seqlen_q, total));
+                varlen.total_k = varlen.total_k.map(|total| most(batch_size * seqlen_k, total));
             }
             bytes(&problem)
         });

@@ -17,7 +17,9 @@ pub use eight_bits::{EightBits, ElementType, SCALE_BLOCK};
 pub use features::{BlockMask, Feature, Features, Varlen, Window};
 use serde::{Deserialize, Serialize};
 pub use validate::check_range;
-pub use workspace::{MAX_SEGMENTS, MAX_SPLITS, WORKSPACE_COLS, WORKSPACE_ROWS};
+pub use workspace::{
+    MAX_SEGMENTS, MAX_SPLITS, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

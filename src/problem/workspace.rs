@@ -4,18 +4,21 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
-use super::{Dtype, Pass, Problem, Varlen};
+use super::{Dtype, Features, Pass, Problem, Varlen};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
     /// the fp32 dQ accumulator with `workspace_rows` rows, if deterministic the turn counters, and
     /// the partial dK and dV of at most `max_splits` splits. The forward pass keeps the partial
     /// states of at most `max_splits` splits, or of at most `max_short_splits` splits of the short
-    /// sequences of a mixed batch: no config splits both. The size depends on the problem alone, so
-    /// callers may compute it once and keep it.
+    /// sequences of a mixed batch: no config splits both. V transposed follows them. The size
+    /// depends on the problem alone, so callers may compute it once and keep it.
     pub fn workspace_bytes(&self) -> usize {
         match self.pass {
             _ if self.is_empty() => 0,
+            Pass::Forward if self.keeps_transposed_v() => {
+                self.transposed_v_offset() + self.num_heads_kv as usize * self.transposed_v_stride()
+            }
             Pass::Forward => self.partial_bytes(),
             Pass::Backward => self.partials_offset() + self.partial_bytes(),
         }
@@ -72,6 +75,31 @@ impl Problem {
             Pass::Forward => 0,
             Pass::Backward => self.delta_bytes() + self.dq_accum_bytes() + self.turn_bytes(),
         }
+    }
+
+    /// Whether the workspace has room for V transposed: e4m3 that `wgmma` multiplies, of tensors
+    /// whose rows the host knows, and past head dim 64, up to which no kernel was faster with it. A
+    /// config may transpose V from one and a half times these lengths on, since it serves shorter
+    /// problems that share its record.
+    pub fn keeps_transposed_v(&self) -> bool {
+        let Features { eight_bits, varlen, paged, key_starts, block_mask, .. } = self.features;
+        let has_rows = paged.is_none() && !key_starts && varlen.is_none_or(|varlen| varlen.total_k.is_some());
+        let is_served = eight_bits.is_some_and(|eight| eight.queries) && block_mask.is_none() && !self.batch_invariant;
+        let is_long = self.seqlen_q >= TRANSPOSED_V_QUERIES && self.seqlen_k >= TRANSPOSED_V_KEYS;
+        let is_wide = self.head_dim.max(self.head_dim_v) > 64;
+        self.pass == Pass::Forward && has_rows && is_served && is_long && is_wide
+    }
+
+    /// Where V transposed begins, in bytes.
+    pub fn transposed_v_offset(&self) -> usize {
+        self.partial_bytes().next_multiple_of(16)
+    }
+
+    /// Bytes of a head of V transposed: the rows of all sequences, and a block more for each
+    /// (sm90/forward_fp8/images.cuh).
+    pub fn transposed_v_stride(&self) -> usize {
+        let rows = self.features.varlen.and_then(|varlen| varlen.total_k).unwrap_or(self.batch_size * self.seqlen_k);
+        ((rows + self.batch_size * MAX_KEY_BLOCK) * self.head_dim_v) as usize
     }
 
     /// The most splits, each for its own CTA; 1 means no split. Backward a walk through the
@@ -279,6 +307,12 @@ const CHUNK_ROWS_FOR_SHORT: i64 = 200;
 /// The same over 32 GB/s, the rate of one CTA alone.
 const CHUNK_ROWS_FOR_LONE_SHORT: i64 = 18_750;
 
+/// The shortest problems whose workspace has room for V transposed.
+pub const TRANSPOSED_V_QUERIES: i64 = 128;
+pub const TRANSPOSED_V_KEYS: i64 = 256;
+/// Keys of the largest block of V that is transposed.
+const MAX_KEY_BLOCK: i64 = 256;
+
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;
 /// The most tiles that share a walk through the queries.
@@ -292,7 +326,7 @@ pub const WORKSPACE_COLS: i64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{BlockMask, Features};
+    use crate::problem::{BlockMask, Eight, EightBits};
 
     /// Many queries, so that the decode family does not serve them.
     fn of_heads(num_heads: i64, seqlen_q: i64, seqlen_k: i64) -> Problem {
@@ -329,6 +363,42 @@ mod tests {
         assert_eq!(others.map(|problem| problem.workspace_bytes()), [0; 4]);
         let paged = Problem { features: Features { paged: Some(64), ..Features::NONE }, ..few };
         assert_eq!(paged.workspace_bytes(), few.workspace_bytes());
+    }
+
+    #[test]
+    fn v_transposed_has_room_for_the_images_of_any_block() {
+        let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+        let dense =
+            Problem { batch_size: 3, features: Features { eight_bits, ..Features::NONE }, ..of_heads(2, 300, 500) };
+        let packed = Some(Varlen { total_k: Some(777), ..Varlen::default() });
+        let packed = Problem { features: Features { varlen: packed, ..dense.features }, ..dense };
+        // As images_of in sm90/forward_fp8/images.cuh: the image behind the last of a sequence that
+        // begins at `first`.
+        let end = |batch: i64, first: i64, keys: i64, block: i64| {
+            (first / block + batch + (keys + block - 1) / block) * block
+        };
+        for block in (32..=256).step_by(32) {
+            let of_dense = end(2, 1000, 500, block) * dense.head_dim_v;
+            assert!(of_dense as usize <= dense.transposed_v_stride(), "{block}");
+            for first in 277..=777 {
+                let of_packed = end(2, first, 777 - first, block) * packed.head_dim_v;
+                assert!(of_packed as usize <= packed.transposed_v_stride(), "{first} {block}");
+                assert!(end(1, 0, first, block) <= end(2, first, 0, block), "{first} {block}: images overlap");
+            }
+        }
+        let (heads, states) = (dense.num_heads_kv as usize, dense.partial_bytes());
+        assert_eq!(dense.workspace_bytes(), states.next_multiple_of(16) + heads * dense.transposed_v_stride());
+        let padded = Some(Varlen::default());
+        let others = [
+            Features { eight_bits: None, ..dense.features },
+            Features { varlen: padded, ..dense.features },
+            Features { paged: Some(64), varlen: padded, ..dense.features },
+            Features { block_mask: Some(BlockMask { block_q: 64, block_k: 64 }), ..dense.features },
+        ];
+        assert!(others.iter().all(|features| !Problem { features: *features, ..dense }.keeps_transposed_v()));
+        assert!(!Problem { head_dim: 64, head_dim_v: 64, ..dense }.keeps_transposed_v());
+        assert!(!Problem { seqlen_q: TRANSPOSED_V_QUERIES - 1, ..dense }.keeps_transposed_v());
+        assert!(!Problem { seqlen_k: TRANSPOSED_V_KEYS - 1, ..dense }.keeps_transposed_v());
     }
 
     #[test]

@@ -51,6 +51,8 @@ struct KernelParams {
     TensorView k;
     TensorView v;
     TensorView out;
+    // Forward, V transposed in the workspace (sm90/forward_fp8/images.cuh), where there is room
+    // for it.
     TensorView dout;
     // Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
     // own would move the tensor maps, which follow this struct in the parameters of every kernel.

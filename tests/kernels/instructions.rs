@@ -130,6 +130,27 @@ fn e4m3_uses_tensor_cores_of_8_bits() {
     });
 }
 
+/// A kernel of its own transposes V in registers, and the main kernel copies it whole.
+#[test]
+fn e4m3_may_read_v_transposed() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let arch = Arch::Sm(9, 0);
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+    let features = Features { eight_bits, ..Features::NONE };
+    let problem = Problem { head_dim: 256, head_dim_v: 256, features, ..PLAIN };
+    let config = heuristic(&problem, &Device::typical(arch).unwrap()).with("v_stages", 0);
+    let kernel = Kernel::new(nvrtc, &nvdisasm, &problem, &config, arch);
+    kernel.demand(true, &["UBLKCP"], &[]);
+    kernel.demand(false, &["LDSM", "STSM"], &[]);
+    assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
+    let (spec, text) = render_pass(&problem, &config, arch).unwrap().swap_remove(0);
+    let compiled = compile(nvrtc, spec.template, &text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
+    let instructions: BTreeSet<String> = instructions(&nvdisasm, &compiled.cubin).into_iter().collect();
+    let has = |opcode: &str| instructions.iter().any(|name| name.split('.').next() == Some(opcode));
+    assert!(has("PRMT") && has("STG") && !has("LDS") && !has("STL"), "{instructions:?}");
+}
+
 /// sm90's producer converts keys beside a 16-bit q to fp16. At head dim 128 TMA brings bytes to
 /// shared memory, except from pages. Nothing multiplies by mma.sync but the rows of a stale
 /// maximum.

@@ -521,6 +521,7 @@ fn matrix_covers_every_template_feature_and_dtype() {
         "merge",
         "quantize",
         "sm90_forward_fp8",
+        "sm90_transpose_v",
         "sm_clock",
     ];
     let elsewhere = elsewhere.map(|template| format!("{template}.cu.tera"));

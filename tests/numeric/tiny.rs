@@ -73,6 +73,36 @@ fn gpu_is_right_on_tiny_problems_of_e4m3() {
     forward_of_each_family(&subject, &served, &[2]);
 }
 
+/// Blocks whose images have each kind of box: 128 keys, 64 or 32, and all of them.
+#[test]
+fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    let blocks: [&[u32]; 5] = [&[96, 224], &[128], &[160], &[64], &[96]];
+    for (case, blocks) in shapes::tiny_transposed_v().into_iter().zip(blocks) {
+        let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Forward));
+        let heuristics = family::heuristics(&problem, device);
+        let served: Vec<_> = heuristics.into_iter().filter(|config| config.get("vt_stages").is_some()).collect();
+        // Two consumers take turns.
+        let block_m = if case.head_dim > 128 { 128 } else { 64 };
+        assert!(!served.is_empty() || device.arch != Arch::Sm(9, 0));
+        for (config, block_n) in served.iter().flat_map(|config| blocks.iter().map(move |block_n| (config, *block_n))) {
+            let knobs = [
+                ("block_m", block_m),
+                ("block_n", block_n),
+                ("k_stages", 2),
+                ("v_stages", 0),
+                ("vt_stages", 2),
+                ("q_stages", 1),
+            ];
+            prepared.forward(
+                &subject,
+                &knobs.iter().fold(config.clone(), |config, (knob, value)| config.with(knob, *value)),
+            );
+        }
+    }
+}
+
 #[test]
 fn gpu_is_right_on_tiny_problems_over_pages() {
     let Some(subject) = Subject::gpu() else { return };

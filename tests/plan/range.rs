@@ -12,8 +12,12 @@ use flashtune::plan::{
     Covering, EngineOptions, Known, Optional, Range, Sizes, choices, covering, predicted_us, shipped,
 };
 use flashtune::problem::features::bits;
-use flashtune::problem::{Causal, Dtype, Features, Pass, Problem, Varlen, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Pass, Problem, Varlen, Window};
 use std::sync::Arc;
+
+/// q, k and v in e4m3, whose V may be transposed in the workspace.
+const E4M3: Features =
+    Features { eight_bits: Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 }), ..Features::NONE };
 
 fn known(arch: Arch) -> Known {
     Known { shipped: shipped::records(arch).into_iter().map(Arc::new).collect(), ..Known::default() }
@@ -226,8 +230,29 @@ fn the_largest_workspace_is_enough_for_any_number_of_packed_queries() {
 }
 
 #[test]
+fn the_largest_workspace_has_room_for_any_number_of_packed_keys() {
+    let packed = |total_k| Features {
+        varlen: Some(Varlen { total_q: Some(4096), total_k: Some(total_k), padded_q: false }),
+        ..E4M3
+    };
+    let square = Problem::dense(Pass::Forward, Dtype::Bf16, 16, 8, 4096, 128);
+    let largest = Problem { features: packed(4096), ..square };
+    let range = Range { largest, least: Sizes::ONE };
+    let most = range.largest_workspace(Problem::workspace_bytes);
+    for total in [0, 4096, 32768, 16 * 4096] {
+        let problem = Problem { features: packed(total), ..largest };
+        assert!(range.contains(&problem));
+        assert!(problem.workspace_bytes() <= most, "{total}: {} of {most}", problem.workspace_bytes());
+    }
+    let full = Problem { features: packed(16 * 4096), ..largest }.workspace_bytes();
+    assert!(2 * full >= most, "{most} is far from what a full batch needs: {full}");
+}
+
+#[test]
 fn the_largest_workspace_is_enough_for_every_problem_inside() {
     let dense = Problem { features: Features::NONE, batch_size: 40, ..LLAMA };
+    let e4m3 = Problem { features: E4M3, seqlen_q: 3000, seqlen_k: 5000, ..dense };
+    let few_heads = Problem { num_heads_q: 2, num_heads_kv: 1, ..e4m3 };
     let backward = Problem { pass: Pass::Backward, seqlen_q: 700, seqlen_k: 5000, ..dense };
     let single = Problem { num_heads_q: 1, num_heads_kv: 1, ..dense };
     for (largest, least) in [
@@ -235,6 +260,8 @@ fn the_largest_workspace_is_enough_for_every_problem_inside() {
         (Problem { batch_invariant: true, ..LLAMA }, Sizes::ONE),
         (dense, Sizes { seqlen_q: 30, ..Sizes::ONE }),
         (single, Sizes { batch_size: 3, ..Sizes::ONE }),
+        (e4m3, Sizes::ONE),
+        (few_heads, Sizes::ONE),
         (backward, Sizes::ONE),
         (Problem { deterministic: true, ..backward }, Sizes { seqlen_k: 129, ..Sizes::ONE }),
     ] {

@@ -1,8 +1,9 @@
 //! The forward pass for Q, K and V in e4m3: each consumer warpgroup computes 64 query rows.
 //!
 //! The tiles are those of `forward`, with two differences. wgmma takes 8-bit operands with the
-//! inner dimension contiguous alone, so the producer warpgroup transposes V into slots of its own.
-//! And its products take half the time of 16-bit ones, so the exponentials weigh twice as much.
+//! inner dimension contiguous alone, so the producer warpgroup transposes V into slots of its own,
+//! or a kernel of its own writes V^T to the workspace. And its products take half the time of
+//! 16-bit ones, so the exponentials weigh twice as much.
 
 use super::forward_geometry::usable_splits;
 use super::fp8_geometry::Fp8Knobs;
@@ -14,9 +15,9 @@ use crate::family::combine;
 use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
-use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
+use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
 use crate::family::time::Work;
-use crate::problem::{Layout, Problem, SCALE_BLOCK};
+use crate::problem::{Layout, Problem, SCALE_BLOCK, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES};
 
 /// Why the family does not do a problem with e4m3 queries, whatever the config; None where it does.
 pub fn refusal(problem: &Problem) -> Option<&'static str> {
@@ -39,6 +40,14 @@ pub fn refusal(problem: &Problem) -> Option<&'static str> {
 /// Keys of a split, on average: twice those after which an unsplit tile moves its sums
 /// (docs/tuning/eight-bits.md).
 const MOST_SPLIT_KEYS: i64 = 4096;
+
+/// Whether the workspace has room for V^T, and also that of problems in the same record, whose
+/// lengths are up to one and a half times shorter.
+fn keeps_transposed_v_nearby(problem: &Problem) -> bool {
+    2 * problem.seqlen_q >= 3 * TRANSPOSED_V_QUERIES
+        && 2 * problem.seqlen_k >= 3 * TRANSPOSED_V_KEYS
+        && problem.keeps_transposed_v()
+}
 
 /// Keys that a page must have a multiple of.
 const LEAST_PAGE_ROWS: i64 = 16;
@@ -64,6 +73,11 @@ impl Space for Fp8Knobs {
             name: "stages",
             reason: "consumers use K one block ahead of V, so K needs as many stages as transposed V or one more; and V is transposed a block late",
             holds: |_, k, _| matches!(k.k_stages.checked_sub(k.vt_stages), Some(0 | 1)) && k.v_stages <= k.vt_stages,
+        },
+        Constraint {
+            name: "transposed_v",
+            reason: "a kernel of its own transposes V where the workspace has room for V^T, also for shorter problems that share a record",
+            holds: |p, k, _| !k.transposes_before() || keeps_transposed_v_nearby(p),
         },
         Constraint {
             name: "group_mb",
@@ -132,8 +146,9 @@ impl Space for Fp8Knobs {
             most_splits: self.num_splits,
             ..KernelSpec::MAIN
         };
+        let transpose = self.transposes_before().then(|| self.transpose(problem));
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
-        [main].into_iter().chain(combine).collect()
+        transpose.into_iter().chain([main]).chain(combine).collect()
     }
 
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
@@ -146,6 +161,20 @@ impl Space for Fp8Knobs {
 }
 
 impl Fp8Knobs {
+    /// The kernel that writes V^T: a thread for each 16 keys and 16 columns of a block.
+    fn transpose(&self, problem: &Problem) -> KernelSpec {
+        let tiles = self.block_n / 16 * (problem.head_dim_v as u32).div_ceil(16);
+        KernelSpec {
+            template: "sm90_transpose_v",
+            entry: "flashtune_sm90_transpose_v",
+            threads: tiles.next_multiple_of(32),
+            rows: self.block_n,
+            axis: Axis::Keys,
+            is_main: false,
+            ..KernelSpec::MAIN
+        }
+    }
+
     /// The expected time, where every sequence counts as the longest.
     fn us(&self, problem: &Problem, device: &Device) -> f64 {
         self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
@@ -251,6 +280,30 @@ mod tests {
         assert_eq!(tiles(&Problem { features: features(128), ..plain }), [(192, 128), (256, 64)]);
         assert!(tiles(&Problem { features: Features { softcap: true, ..features(0) }, ..plain }).is_empty());
         assert!(tiles(&problem(128, 128)).is_empty());
+    }
+
+    #[test]
+    fn a_kernel_of_its_own_transposes_v_where_there_is_room_for_it() {
+        let plain = problem(256, 256);
+        let before = Fp8Knobs { v_stages: 0, ..<Fp8Knobs as Space>::heuristic(&plain, &h200()).unwrap() };
+        assert!(before.fits(&plain, &h200()));
+        let kernels = before.kernels(&plain);
+        assert_eq!(kernels.iter().map(|kernel| kernel.is_main).collect::<Vec<_>>(), [false, true]);
+        // 128 x 256 numbers of a block, 256 for each thread.
+        assert_eq!((kernels[0].template, kernels[0].threads, kernels[0].rows), ("sm90_transpose_v", 128, 128));
+        assert_eq!(kernels[0].grid(&plain, 132)[0], 4 * 16 * 4096 / 128);
+        let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..plain };
+        let split = Fp8Knobs { num_splits: 2, ..before };
+        assert!(split.fits(&few, &h200()));
+        assert_eq!(split.kernels(&few).len(), 3);
+        // Problems in the same record have at least 128 queries and 256 keys.
+        let of = |seqlen_q, seqlen_k| Problem { seqlen_q, seqlen_k, ..plain };
+        assert!(before.fits(&of(192, 384), &h200()));
+        let broken = |problem: &Problem| before.broken(problem, &h200()).map(|constraint| constraint.name);
+        let paged = Features { paged: Some(64), varlen: Some(Varlen::default()), ..plain.features };
+        for problem in [of(191, 384), of(192, 383), Problem { features: paged, ..plain }] {
+            assert_eq!(broken(&problem), Some("transposed_v"), "{problem:?}");
+        }
     }
 
     #[test]

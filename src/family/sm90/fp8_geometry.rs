@@ -13,7 +13,7 @@ knobs! {
         block_m: "query rows of a tile, 64 for each consumer warpgroup" in [64, 128, 192, 256],
         block_n: "keys of a K or V block" in [64, 96, 128, 160, 192, 224],
         k_stages: "K blocks in flight" in [2, 3, 4],
-        v_stages: "V blocks in flight before they are transposed" in [1, 2],
+        v_stages: "V blocks in flight before they are transposed, 0: a kernel of its own transposes V" in [0, 1, 2],
         vt_stages: "V blocks that are transposed and not multiplied yet" in [2, 3],
         q_stages: "Q tiles in flight" in [1, 2],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 8, 32],
@@ -31,13 +31,22 @@ impl Fp8Knobs {
         self.block_m / WARPGROUP_ROWS
     }
 
+    /// Whether a kernel of its own writes V^T to the workspace.
+    pub fn transposes_before(&self) -> bool {
+        self.v_stages == 0
+    }
+
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {
         let (dim, dim_v) = (pairs(problem.head_dim), pairs(problem.head_dim_v));
         let q = self.q_stages * boxed_tile_bytes(self.block_m, dim);
         let k = self.k_stages * boxed_tile_bytes(self.block_n, dim);
         let v = self.v_stages * boxed_tile_bytes(self.block_n, dim_v);
         let rows_of_transposed = (problem.head_dim_v as u32).next_multiple_of(16);
-        let vt = self.vt_stages * boxed_tile_bytes(rows_of_transposed, pairs(self.block_n.into()));
+        let vt = self.vt_stages
+            * match self.transposes_before() {
+                true => (rows_of_transposed * self.block_n).next_multiple_of(TMA_ALIGNMENT_BYTES),
+                false => boxed_tile_bytes(rows_of_transposed, pairs(self.block_n.into())),
+            };
         TMA_ALIGNMENT_BYTES + q + k + v + vt + BARRIER_BYTES
     }
 

@@ -1,8 +1,10 @@
 // The producer warpgroup of the sm90 forward kernel for e4m3. One warp starts copies by TMA. The
 // three others transpose the V blocks that have arrived. The two roles meet at barriers alone, so a
-// copy waits for nothing but its slot.
+// copy waits for nothing but its slot. Where V^T lies in the workspace, the three have nothing to
+// do.
 
 #include "device/attention/key_boxes.cuh"
+#include "device/schedule/previous_kernel.cuh"
 #include "device/schedule/tile_feed.cuh"
 #include "sm90/forward_fp8/shared.cuh"
 #include "sm90/forward_fp8/transpose.cuh"
@@ -21,8 +23,9 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
                                            const TensorMap& map_k, const TensorMap& map_v, uint32* tile_counter) {
     const int lane = threadIdx.x % 32;
     const bool is_first = lane == 0;
+    if constexpr (kReadsImages) wait_for_previous_kernel();
     Ring<kKStages> ring_k;
-    Ring<kVStages> ring_v;
+    Ring<kReadsImages ? kVtStages : kVStages> ring_v;
     Ring<kQStages> ring_q;
     TileFeed<QueryTiles<0>> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
@@ -35,6 +38,8 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
         const Sequence sequence(params, tile.batch);
         const MapRows rows_k = map_rows_k(params, sequence, params.map_rows_k);
         const MapRows rows_v = map_rows_k(params, sequence, params.map_rows_v);
+        // The image of the block before. Blocks follow each other downwards.
+        const uint8* image = images_of(params, sequence, head_kv) + int64(end) * kImageBytes;
         const KeyList list(params, sequence, tile.head, tile.first);
         KeyPages<kBlockN> pages(params, sequence);
         KeyPages<kBlockN>::Entries entries;
@@ -59,9 +64,18 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
             load_boxes<BoxedK>(shared.k_slot(ring_k.slot), map_k, shared.full_k(ring_k.slot), pages, block, head_kv, rows_k, is_first);
             ring_k.advance();
             if (is_first && position == end - 1) load_q(ring_q, shared, map_q, tile, map_rows_q(params, sequence, params.map_rows_q));
-            barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
-            if (is_first) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
-            load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
+            if constexpr (kReadsImages) {
+                barrier_wait(shared.empty_vt(ring_v.slot), ring_v.parity ^ 1);
+                image -= kImageBytes;
+                if (is_first) {
+                    barrier_expect(shared.full_vt(ring_v.slot), kImageBytes);
+                    bulk_load(shared.vt_slot(ring_v.slot), image, kImageBytes, shared.full_vt(ring_v.slot));
+                }
+            } else {
+                barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+                if (is_first) barrier_expect(shared.full_v(ring_v.slot), kBytesV);
+                load_boxes<BoxedV>(shared.v_slot(ring_v.slot), map_v, shared.full_v(ring_v.slot), pages, block, head_kv, rows_v, is_first);
+            }
             ring_v.advance();
             if constexpr (kPageSize > 0) {
                 pages.take(entries);

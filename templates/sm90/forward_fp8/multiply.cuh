@@ -29,7 +29,8 @@ __device__ __forceinline__ void multiply_pv(Output& o, const Weights& p, uint32 
     const uint32 low = descriptor_low(vt_tile, 0);
     #pragma unroll
     for (int step = 0; step < kPVSteps; ++step) {
-        wgmma_pv(o, p[step], descriptor(low + byte_step<kVtRows>(step)), step == 0 ? accumulate : 1);
+        const uint64 of_step = kReadsImages ? image_descriptor(low, step) : descriptor(low + byte_step<kVtRows>(step));
+        wgmma_pv(o, p[step], of_step, step == 0 ? accumulate : 1);
     }
     wgmma_commit();
 }

@@ -4,7 +4,8 @@
 // All tiles are boxes of 128 bytes, in the 128-byte swizzle (device/layout/swizzle.cuh). A box of
 // Q, K or V has 128 columns of the head dim for each row. wgmma takes both operands of 8 bits with
 // the inner dimension contiguous, which for P V is the keys. So each V block is transposed into a
-// slot of V^T, whose boxes have 128 keys for each column of V (transpose.cuh).
+// slot of V^T, whose boxes have 128 keys for each column of V (transpose.cuh). Without V slots the
+// slots of V^T take images of V^T (images.cuh).
 //
 // The producer warpgroup fills slots and the consumers empty them. The two roles share nothing
 // else.
@@ -14,6 +15,7 @@
 #include "device/ptx/mbarrier.cuh"
 #include "device/schedule/listed_slots.cuh"
 #include "device/schedule/tile_slots.cuh"
+#include "sm90/forward_fp8/images.cuh"
 
 constexpr int kNarrowBoxCols = 128;  // of 8 bits in a row of a box
 
@@ -27,13 +29,15 @@ constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
 constexpr int kVtRows = round_up(kHeadDimV, 16);
-constexpr int kBytesVt = kBoxesVt * kVtRows * kBoxRowBytes;
+constexpr bool kReadsImages = kVStages == 0;
+constexpr int kBytesVt = kReadsImages ? round_up(kImageBytes, 1024) : kBoxesVt * kVtRows * kBoxRowBytes;
 constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kVtStages * kBytesVt;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kAllBarriers = kBarriersKV + kBarriersQ + kConsumers;
 constexpr int kBarrierBytes = 1024;
 constexpr bool kTmaStore = false;  // no Q slot takes a tile's O
 constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
+constexpr int kProducers = kReadsImages ? 1 : kTransposers + 1;  // warps that take tiles
 
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
               "src/family computes the same");
@@ -88,14 +92,14 @@ struct Shared {
         const int releases_k = kHasBlockMask ? kConsumers * 4 : kConsumers;
         for (int slot = 0; slot < kKStages; ++slot) barrier_init(full_k(slot), 1), barrier_init(empty_k(slot), releases_k);
         for (int slot = 0; slot < kVStages; ++slot) barrier_init(full_v(slot), 1), barrier_init(empty_v(slot), kTransposers);
-        for (int slot = 0; slot < kVtStages; ++slot) barrier_init(full_vt(slot), kTransposers), barrier_init(empty_vt(slot), kConsumers);
+        for (int slot = 0; slot < kVtStages; ++slot) barrier_init(full_vt(slot), kReadsImages ? 1 : kTransposers), barrier_init(empty_vt(slot), kConsumers);
         for (int slot = 0; slot < kQStages; ++slot) {
             for (int consumer = 0; consumer < kConsumers; ++consumer) {
                 barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
             }
         }
         for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(turn_done(consumer), 4);
-        tiles.init(kConsumers * 4 + kTransposers + 1);  // the loading warp reads tiles too
+        tiles.init(kConsumers * 4 + kProducers);  // the loading warp reads tiles too
         barrier_init_done();
     }
 };

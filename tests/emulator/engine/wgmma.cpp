@@ -16,23 +16,28 @@ namespace {
 Warpgroup& my_warpgroup() { return my_cta()->warpgroups[self->thread_index.x / 128]; }
 unsigned my_thread() { return self->thread_index.x % 128; }
 
-constexpr uint64_t kSwizzle128 = 1;
+// The bytes of a row in a descriptor's swizzle: 1 to 3 are of 128, 64 and 32 bytes.
+unsigned row_bytes_of(uint64_t descriptor, bool transposed, const char* operand) {
+    const int swizzle = int(descriptor >> 62);
+    if (swizzle == 0 || (transposed && swizzle != 1)) fail("a wgmma whose descriptor of %s has swizzle %d: the emulator knows 1, 128 bytes, and 2 and 3 where the inner index is contiguous", operand, swizzle);
+    return 256u >> swizzle;
+}
 
 // The matrix that a descriptor names (PTX ISA, "matrix descriptor"), as [outer][16 words]. A word
 // is one inner index of a 16-bit element, or two of an 8-bit element, which is never transposed.
 // Transposed, the outer index is contiguous in memory: boxes of 64 lie leading_bytes apart.
-// Otherwise the inner index is contiguous. In both cases 8 rows of 128 bytes are a group, and
-// groups are stride_bytes apart.
+// Otherwise the inner index is contiguous. In both cases 8 rows of the swizzle's bytes are a group,
+// and groups are stride_bytes apart.
 void gather(std::vector<uint16_t>& words, uint64_t descriptor, int outer, bool transposed, const char* operand) {
     const unsigned start = (descriptor & 0x3fff) << 4, leading_bytes = (descriptor >> 16 & 0x3fff) << 4,
                    stride_bytes = (descriptor >> 32 & 0x3fff) << 4;
-    if (descriptor >> 62 != kSwizzle128) fail("a wgmma whose descriptor of %s has swizzle %d: the emulator knows 1, 128 bytes", operand, int(descriptor >> 62));
+    const unsigned row_bytes = row_bytes_of(descriptor, transposed, operand), chunk_bits = row_bytes - 16;
     if (descriptor >> 49 & 7) fail("a wgmma whose descriptor of %s has a base offset", operand);
     words.resize(size_t(outer) * 16);
     Cta* cta = my_cta();
     const auto chunk_at = [&](unsigned row, unsigned bytes) {
-        const unsigned linear = start + row / 8 * stride_bytes + row % 8 * 128 + bytes;
-        const unsigned offset = (linear ^ (linear >> 3 & 0x70)) - kSharedBase;
+        const unsigned linear = start + row / 8 * stride_bytes + row % 8 * row_bytes + bytes;
+        const unsigned offset = (linear ^ (linear >> 3 & chunk_bits)) - kSharedBase;
         if (offset >= self->shared_bytes || self->shared_bytes - offset < 16) fail_shared(offset + kSharedBase, 16);
         check_fenced(cta, offset, 16, "wgmma");
         return reinterpret_cast<const uint16_t*>(cta->shared + offset);
