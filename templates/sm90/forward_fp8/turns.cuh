@@ -12,9 +12,9 @@
 #include "device/ptx/mbarrier.cuh"
 #include "sm90/forward_fp8/shared.cuh"
 
-// It pays at wide head dims, whose products take longest, where the producer transposes V
+// It pays at the widest head dims, whose products take longest, where the producer transposes V
 // (docs/tuning/eight-bits.md).
-constexpr bool kTakesTurns = kConsumers == 2 && kHeadDim > 128 && !kReadsImages;
+constexpr bool kTakesTurns = kConsumers == 2 && kHeadDim > 224 && !kReadsImages;
 
 struct Turns {
     const uint32 before, own;  // barriers of the consumer whose turn precedes, and of this one
