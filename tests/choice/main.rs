@@ -8,12 +8,12 @@ use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::family;
 use flashtune::plan::{Choice, Known, Record, Source, choices, predicted_us, shipped};
-use flashtune::problem::{Causal, Dtype, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Pass, Problem};
 use std::sync::Arc;
 
 /// Shapes that people run, each with the config that is chosen: the project's examples of slow
-/// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), and
-/// eleven that random shapes on an H100 and an H200 asked for.
+/// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), eleven
+/// that random shapes on an H100 and an H200 asked for, and eight with q, k and v in e4m3.
 const SHAPES: &str = include_str!("shapes.txt");
 
 fn h200() -> Device {
@@ -25,10 +25,15 @@ fn known() -> Known {
     Known { shipped, ..Known::default() }
 }
 
-/// Reads `forward b4 hq8 hkv8 sq2304 sk154 d64 full`.
+/// Reads `forward b4 hq8 hkv8 sq2304 sk154 d64 full`, perhaps with `e4m3` behind it.
 fn problem(shape: &str) -> Problem {
     let words: Vec<&str> = shape.split(' ').collect();
-    let [pass, b, hq, hkv, sq, sk, d, mask] = words[..] else { panic!("{shape}") };
+    let [pass, b, hq, hkv, sq, sk, d, mask, ref rest @ ..] = words[..] else { panic!("{shape}") };
+    let eight_bits = match rest {
+        [] => None,
+        ["e4m3"] => Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 }),
+        _ => panic!("{shape}"),
+    };
     let number = |word: &str, name: &str| word.strip_prefix(name).unwrap().parse::<i64>().unwrap();
     let pass = if pass == "forward" { Pass::Forward } else { Pass::Backward };
     let sizes = (number(b, "b"), number(hq, "hq"), number(sq, "sq"), number(d, "d"));
@@ -36,6 +41,7 @@ fn problem(shape: &str) -> Problem {
         num_heads_kv: number(hkv, "hkv"),
         seqlen_k: number(sk, "sk"),
         causal: if mask == "causal" { Causal::BottomRight } else { Causal::None },
+        features: Features { eight_bits, ..Features::NONE },
         ..Problem::dense(pass, Dtype::Bf16, sizes.0, sizes.1, sizes.2, sizes.3)
     }
 }

@@ -280,6 +280,47 @@ mod tests {
         assert_eq!(tiles(&Problem { features: features(128), ..plain }), [(192, 128), (256, 64)]);
         assert!(tiles(&Problem { features: Features { softcap: true, ..features(0) }, ..plain }).is_empty());
         assert!(tiles(&problem(128, 128)).is_empty());
+        let wide = problem(256, 256);
+        let before = Fp8Knobs::alternatives(&wide, &h200());
+        assert_eq!(
+            before.iter().map(|config| (config.block_m, config.block_n, config.v_stages)).collect::<Vec<_>>(),
+            [(128, 128, 0)]
+        );
+        assert!(before[0].fits(&wide, &h200()));
+        let softcap = Features { softcap: true, ..features(0) };
+        assert!(tiles(&Problem { features: softcap, ..wide }).is_empty());
+        assert!(tiles(&Problem { seqlen_q: 64, ..wide }).is_empty(), "the workspace has no room");
+    }
+
+    #[test]
+    fn the_model_of_time_transposes_v_before_where_that_was_faster() {
+        // (head dim, keys, causal), and whether it was by 3 % or more on an H200.
+        let measured = [
+            (160, 16384, Causal::None, true),
+            (192, 16384, Causal::None, true),
+            (192, 16384, Causal::BottomRight, true),
+            (192, 8192, Causal::None, true),
+            (192, 8192, Causal::BottomRight, false),
+            (192, 4096, Causal::None, false),
+            (192, 4096, Causal::BottomRight, false),
+            (224, 16384, Causal::None, true),
+            (224, 4096, Causal::None, false),
+            (256, 16384, Causal::None, true),
+            (256, 8192, Causal::BottomRight, true),
+            (256, 4096, Causal::None, true),
+            (256, 4096, Causal::BottomRight, false),
+            (256, 2048, Causal::None, false),
+            (256, 1024, Causal::None, false),
+        ];
+        for (dim, keys, causal, is_faster) in measured {
+            let (batch_size, heads) = (16384 / keys, 2048 / dim);
+            let sizes = Problem { batch_size, num_heads_q: heads, num_heads_kv: heads, causal, ..problem(dim, dim) };
+            let problem = Problem { seqlen_q: keys, seqlen_k: keys, ..sizes };
+            let [heuristic, before] =
+                [<Fp8Knobs as Space>::heuristic(&problem, &h200()), Fp8Knobs::alternatives(&problem, &h200()).pop()]
+                    .map(|config| config.unwrap().us(&problem, &h200()));
+            assert_eq!(before < 0.97 * heuristic, is_faster, "{problem:?}: {before} {heuristic}");
+        }
     }
 
     #[test]

@@ -51,15 +51,34 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
     of_tile(problem, device, block_m, most_keys)
 }
 
-/// Tiles up to head dim 64 among which the model of time chooses. 256 x 64 has the shortest ends,
-/// and 192 x 160 the fastest blocks (docs/tuning/eight-bits.md). Under a causal mask the latter
-/// keeps a word of a tile's output on the stack. Features take registers, so problems with any keep
-/// to the heuristic's tile.
+/// Configs among which the model of time chooses: tiles up to head dim 64, and past 128 one that
+/// reads V^T. Features take registers, so problems with any keep to the heuristic's config.
 pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     let is_plain = Features { eight_bits: None, ..problem.features } == Features::NONE;
-    if !is_plain || problem.head_dim.max(problem.head_dim_v) > 64 {
-        return Vec::new();
+    match problem.head_dim.max(problem.head_dim_v) {
+        _ if !is_plain => Vec::new(),
+        ..=64 => tiles_of_narrow_heads(problem, device),
+        65..=128 => Vec::new(),
+        _ => heuristic(problem, device)
+            .and_then(|config| reading_transposed_v(config, problem, device))
+            .into_iter()
+            .collect(),
     }
+}
+
+/// The config where a kernel before transposes V. The room of V's slots goes to others: up to head
+/// dim 160 a second tile of Q was faster on an H200 than third stages of K and V^T, and past it was
+/// not.
+fn reading_transposed_v(config: Fp8Knobs, problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
+    let [k_stages, vt_stages, q_stages] =
+        if problem.head_dim.max(problem.head_dim_v) <= 160 { [2, 2, 2] } else { [3, 3, 1] };
+    let config = Fp8Knobs { k_stages, v_stages: 0, vt_stages, q_stages, ..config };
+    config.fits(problem, device).then_some(config)
+}
+
+/// 256 x 64 has the shortest ends, and 192 x 160 the fastest blocks (docs/tuning/eight-bits.md).
+/// Under a causal mask the latter keeps a word of a tile's output on the stack.
+fn tiles_of_narrow_heads(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     let tiles = [(192, 160), (192, 128), (256, 64)];
     let mut configs: Vec<_> =
         tiles.into_iter().filter_map(|(block_m, most_keys)| of_tile(problem, device, block_m, most_keys)).collect();

@@ -44,6 +44,13 @@ const SLOW_ON_LONG_HEADS: [(u32, u32, bool); 3] = [(256, 64, false), (128, 128, 
 const LONG_HEAD: f64 = 0.0015;
 const MOST_LONG_HEAD: f64 = 0.15;
 
+/// The share of a tile's time that is left where the producer reads V^T, past head dim 128 and past
+/// 224, and microseconds of the kernel that writes V^T beside those of its bytes
+/// (docs/tuning/eight-bits.md).
+const READS_TRANSPOSED: f64 = 0.94;
+const READS_WIDE_TRANSPOSED: f64 = 0.91;
+const TRANSPOSE_LAUNCH_US: f64 = 1.0;
+
 /// What a forward kernel's tiles cost.
 struct ForwardCosts {
     /// Operations of the tensor cores in a cycle.
@@ -127,7 +134,31 @@ pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Opti
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
     let (ctas_per_sm, has_one_q_slot, has_one_v_slot, costs) = (1, false, false, &FP8_COSTS);
     let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
-    of_forward(&tile, problem, device)
+    let work = of_forward(&tile, problem, device)?;
+    Some(if knobs.transposes_before() { with_transposed_v(work, problem) } else { work })
+}
+
+/// The work where a kernel before has transposed V.
+fn with_transposed_v(work: Work, problem: &Problem) -> Work {
+    let share = match problem.head_dim_v {
+        ..=128 => 1.0,
+        129..=224 => READS_TRANSPOSED,
+        _ => READS_WIDE_TRANSPOSED,
+    };
+    let of_reads = |cycles| cycles * share;
+    let tiles = work.tiles.into_iter().map(|tiles| Tiles {
+        cycles: of_reads(tiles.cycles),
+        alone: of_reads(tiles.alone),
+        ..tiles
+    });
+    // V is once read and V^T once written.
+    let v_bytes = (2 * problem.batch_size * problem.num_heads_kv * problem.seqlen_k * problem.head_dim_v) as f64;
+    Work {
+        tiles: tiles.collect(),
+        bytes_beside: work.bytes_beside + v_bytes,
+        launch_us: work.launch_us + TRANSPOSE_LAUNCH_US,
+        ..work
+    }
 }
 
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
