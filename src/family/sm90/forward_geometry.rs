@@ -1,7 +1,8 @@
 //! The knobs of sm90's forward pass, and its shared memory and registers by arithmetic alone.
 
 use super::warpgroup::{
-    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_eight_bits, registers_of_pages, registers_of_sharing,
+    BARRIER_BYTES, WARPGROUP_ROWS, registers, registers_of_conversion_in_place, registers_of_eight_bits,
+    registers_of_pages, registers_of_sharing,
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
@@ -101,6 +102,9 @@ impl ForwardKnobs {
             _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm, self.consumers()),
             (Some(eight), _) if !self.converts_in_place(problem) => {
                 registers_of_eight_bits(self.consumers(), eight.keys_per_scale)
+            }
+            (Some(eight), None) => {
+                registers_of_conversion_in_place(self.consumers(), problem.head_dim_v, eight.keys_per_scale)
             }
             (None, None) => registers(self.consumers()),
             _ => registers_of_pages(self.consumers()),

@@ -113,10 +113,9 @@ fn of_eight_bits(problem: &Problem) -> (u32, u32, [u32; 3]) {
         ..=64 if modifies => (192, 64, [4, 4, 2]),
         ..=64 => (192, 96, [4, 4, 2]),
         65..=128 if features.bias || features.mask => (128, 64, [4, 4, 2]),
-        65..=128 if in_place(96) && keys_per_scale == Some(1) => (128, 96, [3, 3, 1]),
+        65..=128 if in_place(96) => (128, 96, [3, 3, 1]),
         // Scales of keys take the place of two slots.
         65..=128 if keys_per_scale == Some(1) => (192, 64, [3, 3, 2]),
-        65..=128 if in_place(80) => (192, 80, [4, 4, 1]),
         65..=128 => (192, 64, [4, 4, 2]),
         129..=192 => (128, 64, [3, 3, 1]),
         _ if keys_per_scale == Some(0) && features.paged.is_none() && !modifies => (128, 80, [2, 2, 1]),

@@ -34,15 +34,25 @@ pub fn registers_of_sharing(ctas: u32, consumers: u32) -> WarpgroupRegisters {
     WarpgroupRegisters::alike(producer, consumer)
 }
 
-/// The same for a producer of keys in pages, and for one that converts keys of 8 bits in shared
-/// memory. The addresses of its copies take more registers, and its loop must not spill: beside two
-/// consumers it hardly keeps up with them.
+/// The same for a producer of keys in pages, and for one that converts keys of 8 bits in pages in
+/// shared memory. The addresses of its copies take more registers, and its loop must not spill:
+/// beside two consumers it hardly keeps up with them.
 pub fn registers_of_pages(consumers: u32) -> WarpgroupRegisters {
     match consumers {
         ..=1 => registers(consumers),
         2 => WarpgroupRegisters::alike(56, 224),
         3 => WarpgroupRegisters::alike(56, 152),
         _ => WarpgroupRegisters::alike(64, 104),
+    }
+}
+
+/// The same for a producer that converts keys of 8 bits without pages in shared memory: as many as
+/// two consumers do not need (docs/tuning/eight-bits.md).
+pub fn registers_of_conversion_in_place(consumers: u32, head_dim_v: i64, keys_per_scale: i64) -> WarpgroupRegisters {
+    match (consumers, head_dim_v, keys_per_scale) {
+        (2, ..=128, _) => WarpgroupRegisters::alike(88, 208),
+        (2, _, 1) => WarpgroupRegisters::alike(72, 216),
+        _ => registers_of_pages(consumers),
     }
 }
 

@@ -11,7 +11,7 @@ const CONVERTED: &MaySpill = &[
     (Arch::Sm(9, 0), Pass::Forward, (16, 160), 56),
     (Arch::Sm(9, 0), Pass::Forward, (64, 64), 12),
     (Arch::Sm(9, 0), Pass::Forward, (80, 80), 8),
-    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 252),
+    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 240),
     (Arch::Sm(9, 0), Pass::Forward, (256, 256), 600),
 ];
 
