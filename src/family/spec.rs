@@ -29,6 +29,8 @@ pub struct KernelSpec {
     /// Splits of the keys at most, 1 where they are not split. A launch makes as many as the
     /// workspace has room for.
     pub most_splits: u32,
+    /// Whether the kernel's text has splits although `most_splits` is 1.
+    pub may_split: bool,
     /// Backward: waves of tiles up to which tiles share the walk of their keys through the queries;
     /// 0 where they never do.
     pub split_waves: u32,
@@ -61,7 +63,7 @@ pub struct Lent {
 
 impl Lent {
     /// Knobs of a decode kernel, the only one that is lent.
-    pub const KNOBS: usize = 9;
+    pub const KNOBS: usize = 10;
 }
 
 /// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that
@@ -158,6 +160,7 @@ impl KernelSpec {
         axis: Axis::Queries,
         slices: 1,
         most_splits: 1,
+        may_split: false,
         split_waves: 0,
         direct_dq: false,
         dq_transposed: false,

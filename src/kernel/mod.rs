@@ -48,7 +48,7 @@ use render::Renderer;
 
 /// Knobs whose numbers only a launch uses. A text says whether the kernel may split (`may_split`),
 /// so that configs of any number of splits share it.
-const LAUNCH_KNOBS: [&str; 3] = ["num_splits", "split_waves", "decode_splits"];
+const LAUNCH_KNOBS: [&str; 4] = ["num_splits", "split_waves", "decode_splits", "splittable"];
 
 /// Renders all kernels of a pass, in launch order. At least one of them must read each knob of the
 /// config. A knob that no kernel reads is misspelt, or the templates no longer match the family.

@@ -189,7 +189,7 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
     values.insert("has_dq_accum".to_owned(), Value::Flag(!spec.direct_dq));
     let adds_splits = matches!(spec.axis, Axis::KeySlices | Axis::QueriesAndKeys);
-    let may_split = adds_splits || spec.most_splits > 1 || spec.split_waves > 0;
+    let may_split = spec.may_split || adds_splits || spec.most_splits > 1 || spec.split_waves > 0;
     values.insert("may_split".to_owned(), Value::Flag(may_split));
     // Values of the launch. A template uses them, or asserts that they equal what its tiles need.
     for (name, value) in

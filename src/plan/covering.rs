@@ -45,7 +45,7 @@ impl Kernel {
 }
 
 /// What a prepared config may take over the time of a shape's first choice, as it is expected.
-const TOLERANCE: f64 = 0.1;
+const TOLERANCE: f64 = 0.05;
 
 /// Covers the ranges with configs that `choices` names for a problem, best first, and that
 /// `may_use` lets pass. The same input gives the same configs.
@@ -70,11 +70,16 @@ pub fn covering(
     let mut covering = Covering::default();
     for shapes in classes.into_values() {
         let may_split_short = shapes.all.iter().any(|problem| problem.short_splits() > 1);
+        let may_split = shapes.all.iter().any(|problem| problem.max_splits() > 1);
         let choose = |problem: &Canonical| {
             let is_wanted = |config: &Config| !splits_tiles_over_pages(problem, config) && may_use(problem, config);
             let forms = |Choice { config, .. }| {
-                let split = may_split_short.then(|| with_splits_of_short_sequences(&config));
-                split.into_iter().chain([config])
+                let splittable = match config.family {
+                    Family::Decode if may_split => Some(with_a_kernel_that_splits(&config)),
+                    Family::Sm90 if may_split_short => Some(with_splits_of_short_sequences(&config)),
+                    _ => None,
+                };
+                splittable.into_iter().chain([config])
             };
             choices(problem).into_iter().flat_map(forms).find(is_wanted)
         };
@@ -100,6 +105,15 @@ fn splits_tiles_over_pages(problem: &Problem, config: &Config) -> bool {
 fn with_splits_of_short_sequences(config: &Config) -> Config {
     match config.get("decode_rows") {
         Some(1..) => config.clone().with("decode_splits", 1),
+        _ => config.clone(),
+    }
+}
+
+/// The config of unsplit decoding with the kernel of split decoding, if it is one. So a tile has
+/// one kernel in a range, for batches that split keys and for those that do not.
+fn with_a_kernel_that_splits(config: &Config) -> Config {
+    match config.get("num_splits") {
+        Some(1) => config.clone().with("splittable", 1),
         _ => config.clone(),
     }
 }

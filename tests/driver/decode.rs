@@ -82,6 +82,17 @@ fn one_split_is_one_kernel_without_a_workspace() {
 }
 
 #[test]
+fn a_kernel_that_may_split_is_launched_alone_with_one_split() {
+    with_fake("a_kernel_that_may_split_is_launched_alone_with_one_split", |fake| {
+        let (_gpu, executable) = build(&config(1).with("splittable", 1));
+        executable.launch(&call(DECODE), std::ptr::null_mut()).unwrap();
+        let main = fake.state().launch[0];
+        assert_eq!((fake.state().launches, main.grid), (1, [4, 1, 1]));
+        assert_eq!(word(&main.params, offset_of!(KernelParams, num_splits)), 1);
+    });
+}
+
+#[test]
 fn the_callers_limit_of_splits_holds_whatever_the_config_says() {
     with_fake("the_callers_limit_of_splits_holds_whatever_the_config_says", |fake| {
         let (_gpu, executable) = build(&config(5));

@@ -63,6 +63,11 @@ fn sm_90_decode_kernels_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems");
 }
 
+#[test]
+fn decode_kernels_that_may_split_have_the_bits_of_those_that_do_not() {
+    is_right(&["--arch", "sm_90"], "tiny::gpu_has_the_same_bits_unsplit_with_a_kernel_that_may_split");
+}
+
 /// By instructions for fp8 and TMA, and by integer operations and cp.async.
 #[test]
 fn decode_kernels_of_eight_bits_are_right() {

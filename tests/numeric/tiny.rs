@@ -3,7 +3,7 @@
 
 use crate::gpu::run;
 use crate::support::buffer::Array;
-use crate::support::case::Case;
+use crate::support::case::{Case, Data};
 use crate::support::check::Prepared;
 use crate::support::lengths::Side;
 use crate::support::shapes;
@@ -42,6 +42,24 @@ fn forward_of_each_family(subject: &Subject, cases: &[Case], splits: &[u32]) {
 fn gpu_is_right_on_tiny_decoding_problems() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_decode(), &[1, 3]);
+}
+
+/// A range decodes unsplit with the kernel that it has for splits.
+#[test]
+fn gpu_has_the_same_bits_unsplit_with_a_kernel_that_may_split() {
+    let Some(subject) = Subject::gpu() else { return };
+    let mut compared = 0;
+    for case in shapes::tiny_decode().iter().chain(&shapes::tiny_eight_bits()) {
+        let config = subject.heuristic(case, Pass::Forward).with("num_splits", 1);
+        if config.get("splittable").is_none() || case.extras.batch_invariant {
+            continue;
+        }
+        let (data, splittable) = (Data::random(case), config.clone().with("splittable", 1));
+        let [unsplit, shared] = [&config, &splittable].map(|config| subject.forward(case, &data, config));
+        assert!(unsplit == shared, "{case}, {config}");
+        compared += 1;
+    }
+    assert!(compared > 5, "{compared}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ knobs! {
         ctas_per_sm: "CTAs that share an SM" in [1, 2, 3],
         tma: "whether TMA copies the keys" in [0, 1],
         num_splits: "splits of the keys, each for its own CTAs" in SPLITS,
+        splittable or 0: "1: where num_splits is 1, the kernel is one that may split keys; 0: it is one that does not" in [0, 1],
     }
 }
 

@@ -54,6 +54,7 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
         ctas_per_sm,
         tma,
         num_splits: MAX_SPLITS as u32,
+        splittable: 0,
     };
     let widths: &[u32] = if block_m == 16 && wide || problem.head_dim_v > 256 { &[2, 1] } else { &[1, 2] };
     let of_width = |tma| widths.iter().flat_map(move |warps_v| flows.map(|flow| (*warps_v, tma, flow)));
@@ -100,6 +101,7 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
         ctas_per_sm,
         tma,
         num_splits: 1,
+        splittable: 0,
     };
     let is_lean = tma != 0 && problem.packed_rows() <= LEAN_ROWS;
     let flows = if is_lean { LEAN_FLOWS } else { FLOWS };
@@ -134,7 +136,8 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let off = |splits: u32| (f64::from(splits) / wanted).ln().abs();
     let splits = SPLITS.into_iter().filter(|splits| f64::from(*splits) <= most);
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
-    DecodeKnobs { num_splits: nearest.unwrap_or(1), ..knobs }
+    let num_splits = nearest.unwrap_or(1);
+    DecodeKnobs { num_splits, splittable: if num_splits == 1 { knobs.splittable } else { 0 }, ..knobs }
 }
 
 /// The most packed rows of a tile whose products are short beside the copies.

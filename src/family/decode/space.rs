@@ -4,7 +4,7 @@ use super::geometry::DecodeKnobs;
 use super::heuristic;
 use crate::device::Device;
 use crate::family::combine;
-use crate::family::knob::{Constraint, Knobs};
+use crate::family::knob::{Constraint, Knob, Knobs};
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
 use crate::family::spec::{Arguments, Axis, KernelSpec, Lent};
@@ -31,6 +31,11 @@ impl Space for DecodeKnobs {
             name: "splits_in_use",
             reason: "a launch makes no more splits than the workspace has room for; a batch-invariant one makes one for each segment",
             holds: |p, k, _| i64::from(k.num_splits) <= p.max_splits() || p.batch_invariant,
+        },
+        Constraint {
+            name: "splittable",
+            reason: "a config that splits keys has a kernel that may split them in any case",
+            holds: |_, k, _| k.splittable == 0 || k.num_splits == 1,
         },
         Constraint {
             name: "fixed_order",
@@ -63,6 +68,15 @@ impl Space for DecodeKnobs {
         heuristic::cost(self, problem, device)
     }
 
+    /// `splittable` is for ranges, whose problems share kernels (`plan::covering`). A kernel that may
+    /// split is no faster than one that does not, so no search looks at it.
+    fn usable(knob: &Knob, _problem: &Problem) -> &'static [u32] {
+        match knob.name {
+            "splittable" => &knob.values[..1],
+            _ => knob.values,
+        }
+    }
+
     fn carried_over(self, from: &Problem, to: &Problem, device: &Device) -> Self {
         heuristic::carried_over(self, from, to, device)
     }
@@ -75,7 +89,7 @@ impl Space for DecodeKnobs {
         }
         [self.main(problem)]
             .into_iter()
-            .chain((self.num_splits > 1).then(|| match problem.batch_invariant {
+            .chain((self.num_splits > 1 || self.splittable == 1).then(|| match problem.batch_invariant {
                 false => combine::few_rows(self.num_splits),
                 true => combine::segments(),
             }))
@@ -94,6 +108,7 @@ impl DecodeKnobs {
             axis: Axis::PackedRows,
             // A launch makes as many splits as the longest sequence has segments.
             most_splits: if problem.batch_invariant { MAX_SEGMENTS as u32 } else { self.num_splits },
+            may_split: self.splittable == 1,
             ctas_per_sm: self.ctas_per_sm,
             arguments: match self.tma {
                 0 => Arguments::Params,
@@ -117,7 +132,7 @@ pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) ->
         seqlen_k: TYPICAL_KEYS,
         ..*problem
     };
-    let knobs = DecodeKnobs { num_splits: 1, ..heuristic::heuristic(&typical, device) };
+    let knobs = DecodeKnobs { num_splits: 1, splittable: 0, ..heuristic::heuristic(&typical, device) };
     if knobs.block_m < most_rows || !knobs.fits(&typical, device) {
         return None;
     }
