@@ -339,6 +339,23 @@ mod tests {
         assert_eq!(carried(8192, 4096, 0), 0, "as it was measured");
     }
 
+    /// Bytes of the merged O: 2 KB for 8 columns of a consumer.
+    #[test]
+    fn a_batch_invariant_tile_merges_in_the_shared_memory_that_its_slots_leave() {
+        let merged = |head_dim, block_m, k_stages, v_stages, q_stages| {
+            let stages = [("k_stages", k_stages), ("v_stages", v_stages), ("q_stages", q_stages)];
+            let config = stages.iter().fold(config(block_m, 64), |config, (knob, value)| config.with(knob, *value));
+            let knobs = ForwardKnobs::of(&config).unwrap();
+            let plain = problem(head_dim, head_dim);
+            knobs.smem_bytes(&Problem { batch_invariant: true, ..plain }) - knobs.smem_bytes(&plain)
+        };
+        assert_eq!(merged(128, 192, 3, 2, 1), 16 * 3 * 2048, "all of 16 pieces");
+        assert_eq!(merged(128, 192, 3, 3, 1), 13 * 3 * 2048);
+        assert_eq!(merged(128, 192, 4, 4, 2), 0);
+        assert_eq!(merged(64, 256, 4, 4, 2), 8 * 4 * 2048);
+        assert_eq!([(128, 128), (64, 192)].map(|(dim, rows)| merged(dim, rows, 2, 2, 1)), [0; 2], "in registers");
+    }
+
     /// One head, whose tiles are a fifth of an H200's SMs.
     fn few_tiles() -> Problem {
         Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, seqlen_q: 3249, seqlen_k: 3249, ..problem(128, 128) }

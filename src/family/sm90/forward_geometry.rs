@@ -15,6 +15,10 @@ const TILE_SLOTS: u32 = 4;
 /// Rows after which the pattern of the 128-byte swizzle repeats: a box begins at such a row.
 const SWIZZLE_ROWS: i64 = 8;
 
+/// Shared memory of a CTA on sm_90 (CUDA Programming Guide, "Compute Capabilities").
+const MOST_SHARED_BYTES: u32 = 227 << 10;
+const WARPGROUP_THREADS: u32 = 128;
+
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
 
 /// The numbers of splits that the workspace of a problem has room for.
@@ -49,8 +53,16 @@ impl ForwardKnobs {
         let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
         let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
         let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
-        let merged = if self.merges_in_shared(problem) { self.block_m * columns_of_merged(problem) * 4 } else { 0 };
-        TMA_ALIGNMENT_BYTES + q + k + v + merged + self.scale_bytes(problem) + BARRIER_BYTES
+        let slots = TMA_ALIGNMENT_BYTES + q + k + v + self.scale_bytes(problem) + BARRIER_BYTES;
+        slots + self.merged_bytes(problem, MOST_SHARED_BYTES.saturating_sub(slots))
+    }
+
+    /// Shared memory of a batch-invariant tile's merged O: as many pieces of 16 bytes of each
+    /// thread as there is room for. The others are in local memory.
+    fn merged_bytes(&self, problem: &Problem, room: u32) -> u32 {
+        let pieces = if self.merges_in_pieces(problem) { (problem.head_dim_v as u32).div_ceil(8) } else { 0 };
+        let piece = 16 * WARPGROUP_THREADS * self.consumers();
+        piece * pieces.min(room / piece)
     }
 
     /// Bytes of the fp32 scales of K and V: for each tile slot, or for each slot of K.
@@ -67,10 +79,15 @@ impl ForwardKnobs {
         places * 8
     }
 
-    /// Whether a batch-invariant kernel merges O of its segments in shared memory: three consumers
-    /// have no registers for it beside the segment's O of more than 64 columns, and four have none.
-    fn merges_in_shared(&self, problem: &Problem) -> bool {
-        let lacks_registers = self.consumers() == 4 || self.consumers() == 3 && problem.head_dim_v > 64;
+    /// Whether a batch-invariant kernel merges O of its segments in memory, in pieces of 16 bytes
+    /// of each thread: four consumers have no registers for it, three of more than 64 columns and
+    /// two of more than 128.
+    fn merges_in_pieces(&self, problem: &Problem) -> bool {
+        let lacks_registers = match self.consumers() {
+            4 => true,
+            3 => problem.head_dim_v > 64,
+            _ => problem.head_dim_v > 128,
+        };
         problem.batch_invariant && lacks_registers
     }
 
@@ -113,10 +130,10 @@ impl ForwardKnobs {
 
     /// The least number of registers that a consumer thread needs: O and S in fp32, P in 16 bits,
     /// and 28 registers for addresses and row statistics. A batch-invariant kernel holds a second O
-    /// up to head dim 128 unless it is in shared memory, and beyond in local memory.
+    /// unless that is in pieces in memory.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
-        let holds_merged = problem.batch_invariant && dim_v <= 128 && !self.merges_in_shared(problem);
+        let holds_merged = problem.batch_invariant && !self.merges_in_pieces(problem);
         let merged = if holds_merged { dim_v / 2 + 8 } else { 0 };
         merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
@@ -136,10 +153,6 @@ pub fn may_convert_in_place(problem: &Problem, block_n: u32) -> bool {
         (65.., 0) => block_n > 64 && !takes_more && !problem.dropout,
         _ => false,
     }
-}
-
-fn columns_of_merged(problem: &Problem) -> u32 {
-    (problem.head_dim_v as u32).next_multiple_of(8)
 }
 
 /// The most keys of a box that divide a block and, if keys lie in pages, a page.

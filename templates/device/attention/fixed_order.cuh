@@ -165,12 +165,14 @@ struct MergedOutput {
     }
 };
 
-// The same in shared memory. `at` is the first of a thread's pieces of 16 bytes.
-template <int kTiles>
-struct SharedMergedOutput {
-    static constexpr uint32 kStride = 128 * 16;            // from a thread's piece to its next one
-    static constexpr uint32 kBytes = kTiles * kStride;     // of 128 threads
+// The same in pieces of 16 bytes. The last kLocal of a thread's pieces are in local memory and the
+// others in shared memory, where `at` is the first one.
+template <int kTiles, int kLocal>
+struct PiecesOfMergedOutput {
+    static constexpr int kShared = kTiles - kLocal;
+    static constexpr uint32 kStride = 128 * 16;  // from a thread's piece to its next one
     uint32 at;
+    float4 (&local)[kLocal > 0 ? kLocal : 1];
 
     __device__ __forceinline__ void add(MergedRow (&rows)[2], const float (&of_segment)[kTiles][4], const SegmentRows& segment) const {
         add_rows(rows, segment);
@@ -185,7 +187,7 @@ struct SharedMergedOutput {
             for (int n = 0; n < kInFlight && first + n < kTiles; ++n) {
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) merged[n][i] = rows[i / 2].added(merged[n][i], of_segment[first + n][i]);
-                store_floats(at + (first + n) * kStride, merged[n]);
+                store(merged[n], first + n);
             }
         }
     }
@@ -196,7 +198,7 @@ struct SharedMergedOutput {
             float merged[4];
             #pragma unroll
             for (int i = 0; i < 4; ++i) merged[i] = as_merged(of_segment[n][i]);
-            store_floats(at + n * kStride, merged);
+            store(merged, n);
         }
     }
     __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&o)[kTiles][4], const SegmentRows& segment) const {
@@ -212,16 +214,68 @@ struct SharedMergedOutput {
 
 private:
     __device__ __forceinline__ void load(float (&piece)[4], int n) const {
-        const uint4 words = load_four_words(at + n * kStride);
-        piece[0] = __uint_as_float(words.x), piece[1] = __uint_as_float(words.y);
-        piece[2] = __uint_as_float(words.z), piece[3] = __uint_as_float(words.w);
+        if (n < kShared) {
+            const uint4 words = load_four_words(at + n * kStride);
+            piece[0] = __uint_as_float(words.x), piece[1] = __uint_as_float(words.y);
+            piece[2] = __uint_as_float(words.z), piece[3] = __uint_as_float(words.w);
+        } else {
+            const float4 floats = in_memory(local)[n - kShared];
+            piece[0] = floats.x, piece[1] = floats.y, piece[2] = floats.z, piece[3] = floats.w;
+        }
+    }
+    __device__ __forceinline__ void store(const float (&piece)[4], int n) const {
+        if (n < kShared) store_floats(at + n * kStride, piece);
+        else in_memory(local)[n - kShared] = make_float4(piece[0], piece[1], piece[2], piece[3]);
     }
 };
 
-// A merged O of 128 threads: in shared memory, where `at` is this thread's first piece, or in
-// registers or local memory.
-template <int kTiles, bool kInShared, bool kInMemory>
-__device__ __forceinline__ auto merged_output(uint32 at) {
-    if constexpr (kInShared) return SharedMergedOutput<kTiles>{at};
-    else return MergedOutput<kTiles, kInMemory>{};
+// The merge of a tile's segments. Only the ends of segments need the rows' state, so it lies in
+// local memory, where it takes no registers of the loop over blocks.
+template <class MergedO>
+struct SegmentMerge {
+    MergedO& o;
+    float4& kept;   // of both rows: reference and sum
+    bool is_first;  // no segment has been merged
+
+    __device__ __forceinline__ SegmentMerge(MergedO& o, float4& kept) : o(o), kept(kept) {}
+
+    template <int kTiles>
+    __device__ __forceinline__ void add(const float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        MergedRow rows[2];
+        load(rows);
+        if (is_first) o.begin(rows, of_segment, segment);
+        else o.add(rows, of_segment, segment);
+        is_first = false;
+        in_memory(kept) = make_float4(rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum);
+    }
+    // Merges a tile's last segment: its O becomes the merged O.
+    template <int kTiles>
+    __device__ __forceinline__ void finish(MergedRow (&rows)[2], float (&of_segment)[kTiles][4], const SegmentRows& segment) {
+        load(rows);
+        if (is_first) finish_only(rows, of_segment, segment);
+        else o.finish(rows, of_segment, segment);
+    }
+
+private:
+    __device__ __forceinline__ void load(MergedRow (&rows)[2]) {
+        if (is_first) return;
+        const float4 state = in_memory(kept);
+        rows[0].reference = state.x, rows[0].sum = state.y, rows[1].reference = state.z, rows[1].sum = state.w;
+    }
+};
+
+// The merged O of 128 threads: in pieces, of which kLocal are in `local`, or in registers.
+template <int kTiles, bool kInPieces, int kLocal>
+__device__ __forceinline__ auto merged_output(uint32 at, float4 (&local)[kLocal > 0 ? kLocal : 1]) {
+    if constexpr (kInPieces) return PiecesOfMergedOutput<kTiles, kLocal>{at, local};
+    else return MergedOutput<kTiles, false>{};
+}
+
+// ---- whether a block begins a segment, in a walk from the last block down
+struct MayBegin {};  // the walk does not know
+__device__ __forceinline__ bool begins_segment(Bool<false>, int, int) { return false; }
+__device__ __forceinline__ bool begins_segment(Bool<true>, int, int) { return true; }
+// Lists of blocks go up and down.
+__device__ __forceinline__ bool begins_segment(MayBegin, int block, int first_of_segment) {
+    return kHasBlockMask ? first_block_of_segment(block) != first_of_segment : block < first_of_segment;
 }

@@ -49,14 +49,19 @@ constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
-// The merged O of a batch-invariant tile (device/attention/fixed_order.cuh). Three consumers have
-// no registers for it beside the segment's O of more than 64 columns, and four have none.
-constexpr bool kMergesInShared = kIsBatchInvariant && (kConsumers == 4 || kConsumers == 3 && kHeadDimV > 64);
-constexpr int kBytesMerged = kMergesInShared ? 64 * ((kHeadDimV + 7) / 8) * 8 * 4 : 0;  // of one warpgroup
-constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesMerged + kBytesScales;
+constexpr int kSlotBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV;
+constexpr int kBarrierBytes = 1024;
+// The merged O of a batch-invariant tile (device/attention/fixed_order.cuh). Four consumers have no
+// registers for it, three of more than 64 columns and two of more than 128. It then is in pieces of
+// 16 bytes of each thread: in shared memory where the launch has room, or else in local memory.
+constexpr bool kMergesInPieces = kIsBatchInvariant && (kConsumers == 4 || kConsumers == 3 && kHeadDimV > 64 || kHeadDimV > 128);
+constexpr int kPieces = (kHeadDimV + 7) / 8, kBytesPiece = 128 * 16;  // of one warpgroup
+constexpr int kSharedPieces = kMergesInPieces ? (kLaunchBytes - 1024 - kBarrierBytes - kSlotBytes) / (kConsumers * kBytesPiece) : 0;
+constexpr int kLocalPieces = kMergesInPieces ? kPieces - kSharedPieces : 0, kBytesMerged = kSharedPieces * kBytesPiece;
+static_assert(kLocalPieces >= 0, "src/family computes the same");
+constexpr int kTileBytes = kSlotBytes + kConsumers * kBytesMerged + kBytesScales;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kBarriersBytes = kConvertsInPlace ? kKStages + kVStages : 0;
-constexpr int kBarrierBytes = 1024;
 static_assert(1024 + kTileBytes + kBarrierBytes == kLaunchBytes && kThreads == kLaunchThreads,
               "src/family computes the same");
 static_assert((kBarriersKV + kBarriersQ + kBarriersBytes) * 8 + 16 + TileSlots::kBytes + kKStages * ListedSlots::kSlotBytes <= kBarrierBytes,
@@ -66,7 +71,7 @@ struct Shared {
     uint32 q;         // [kQStages][kConsumers][box][64 rows]: Q of a tile; with kTmaStore then its O
     uint32 k;         // [kKStages][box][kBlockN keys]: one K block, read by all consumers
     uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
-    uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInShared
+    uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInPieces
     uint32 scales;    // [nth tile or slot of K][K, V]: the scales of 8-bit keys
     uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`; then `bytes` of K and V
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
