@@ -11,6 +11,7 @@
 // A stage's tiles: padded rows, without a swizzle.
 using TileK = Tile<kBlockN, kHeadDim / kKeyUnit>;
 using TileV = Tile<kBlockN, kWarpCols * kWarpsV / kKeyUnit>;
+constexpr bool kSharesBoxes = false;
 constexpr int kRingAlignment = 16;    // bytes
 constexpr int kRingBarrierBytes = 0;  // groups of cp.async need no barriers
 

@@ -14,7 +14,9 @@ using TileV = BoxedTile<kBlockN, kWarpCols * kWarpsV / kKeyUnit>;
 constexpr int kRingAlignment = 1024;               // bytes: where the swizzle's pattern begins
 constexpr int kRingBarrierBytes = kNumStages * 8;  // of a team
 
-static_assert(kWarpsV == 1 || kWarpCols % (kBoxCols * kKeyUnit) == 0, "a warp's columns of V are whole boxes");
+// Whether several warps' columns of V lie in one box.
+constexpr bool kSharesBoxes = kSharesScores && kWarpCols < kBoxCols;
+static_assert(kWarpsV == 1 || kWarpCols % (kBoxCols * kKeyUnit) == 0 || kSharesBoxes && kBoxCols % kWarpCols == 0, "a warp's columns of V are whole boxes, or a part of one");
 static_assert(kKeyBoxRows == kLaunchBoxRows, "src/family computes the same");
 static_assert(kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kVec == 8, "what TMA demands of addresses and strides");

@@ -23,8 +23,9 @@ struct QueryOperand {
     }
 };
 
-// S = Q K^T, without scales of K.
-__device__ __forceinline__ void multiply_qk(Scores& s, const QueryOperand& q, uint32 tile_k, int lane) {
+// S = Q K^T, without scales of K, for the keys that S has columns for.
+template <int kTiles>
+__device__ __forceinline__ void multiply_qk(float (&s)[kMTiles][kTiles][4], const QueryOperand& q, uint32 tile_k, int lane) {
     if constexpr (kQInRegs) {
         multiply_query<TileK>(s, q.fragments, tile_k, lane);
     } else {
@@ -40,6 +41,10 @@ __device__ __forceinline__ void multiply_pv(Output& o, const Scores& p, uint32 t
         uint32 operand[kMTiles][4];
         #pragma unroll
         for (int m = 0; m < kMTiles; ++m) pack_weights(operand[m], p[m][2 * k], p[m][2 * k + 1]);
-        multiply_weights<TileV>(o, operand, TileV::part(tile_v, k * 16, place.warp_v * kWarpCols / kKeyUnit), place.lane);
+        if constexpr (kSharesBoxes) {
+            multiply_weights<TileV>(o, operand, TileV::part(tile_v, k * 16, 0), place.lane, place.warp_v * kWarpCols);
+        } else {
+            multiply_weights<TileV>(o, operand, TileV::part(tile_v, k * 16, place.warp_v * kWarpCols / kKeyUnit), place.lane);
+        }
     }
 }

@@ -2,6 +2,7 @@
 //
 //   main loop   Q (kBlockM, kHeadDim) in padded rows; each team's ring of kNumStages tiles of K and
 //               of V, in the layout of keys_cp_async.cuh or keys_tma.cuh
+//               with kSharesScores each team's scores of a block in fp32 (shared_scores.cuh)
 //   epilogue    in their place, each team's O, references and sums in fp32 (merge.cuh)
 //   throughout  the barriers of TMA's copies, where nothing else ever lies
 
@@ -15,7 +16,8 @@ constexpr bool kAlignsRings = kRingAlignment > 128;
 // A row of a team's O. The stride of 8 banks past a multiple of 32 keeps pairs of rows apart.
 constexpr int kMergeStride = round_up(kWarpCols * kWarpsV, 32) + 8;
 constexpr int kMergeBytes = kTeams * kBlockM * (kMergeStride + 2) * 4;
-constexpr int kLoopBytes = TileQ::kBytes + kTeams * kRingBytes + (kAlignsRings ? kRingAlignment : 0);
+constexpr int kScoresBytes = kSharesScores ? kBlockM * kBlockN * 4 : 0;  // of a team
+constexpr int kLoopBytes = TileQ::kBytes + kTeams * (kRingBytes + kScoresBytes) + (kAlignsRings ? kRingAlignment : 0);
 constexpr int kTilesBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
 constexpr int kSharedBytes = kTilesBytes + kTeams * kRingBarrierBytes;
 static_assert(kSharedBytes == kLaunchBytes, "src/family computes the same");
@@ -24,6 +26,7 @@ static_assert(kSharedBytes == kLaunchBytes, "src/family computes the same");
 struct LoopMemory {
     uint32 q;
     TeamRing ring;
+    uint32 scores;  // [kBlockM / 16][kNTiles][lane] of 16 bytes, with kSharesScores
 
     __device__ __forceinline__ LoopMemory(const uint8* shared, int team) {
         const uint32 start = shared_address(shared);
@@ -31,9 +34,11 @@ struct LoopMemory {
             const uint32 rings = (start + kRingAlignment - 1) & ~uint32(kRingAlignment - 1);
             q = rings + kTeams * kRingBytes;
             ring.k = rings + team * kRingBytes;
+            scores = q + TileQ::kBytes + team * kScoresBytes;
         } else {
             q = start;
             ring.k = q + TileQ::kBytes + team * kRingBytes;
+            scores = q + TileQ::kBytes + kTeams * kRingBytes + team * kScoresBytes;
         }
         ring.barriers = start + kTilesBytes + team * kRingBarrierBytes;
         ring.v = ring.k + kNumStages * TileK::kBytes;

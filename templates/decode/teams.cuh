@@ -2,7 +2,8 @@
 // warp multiplies.
 //
 // Each team takes key blocks of its own. Within a team kWarpsM warps share the rows and kWarpsV
-// warps share V's columns; warps with the same rows and other columns repeat Q K^T.
+// warps share V's columns. Warps with the same rows and other columns repeat Q K^T or, with
+// kIsBatchInvariant, share it (shared_scores.cuh).
 
 #include "device/layout/key_unit.cuh"
 #include "device/layout/padded_tile.cuh"
@@ -14,6 +15,7 @@ constexpr int kMTiles = kBlockM / (kWarpsM * 16);  // 16-row tiles of a warp
 constexpr int kNTiles = kBlockN / 8;
 constexpr int kWarpCols = round_up((kHeadDimV + kWarpsV - 1) / kWarpsV, 8 * kKeyUnit);  // a warp's columns of V
 constexpr int kOTiles = kWarpCols / 8;
+constexpr bool kSharesScores = kIsBatchInvariant && kWarpsV > 1;
 
 static_assert(kBlockM % (16 * kWarpsM) == 0 && kMTiles >= 1, "a warp owns whole 16-row tiles");
 static_assert(kBlockN % 16 == 0, "P is consumed 16 keys at a time");

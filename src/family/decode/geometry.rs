@@ -14,7 +14,7 @@ knobs! {
         block_n: "keys of a team's block" in [16, 32, 64],
         num_warps: "warps of a CTA" in [1, 2, 4, 8],
         warps_m: "a team's warps along its rows" in [1, 2, 4],
-        warps_v: "a team's warps along V's columns" in [1, 2],
+        warps_v: "a team's warps along V's columns" in [1, 2, 4],
         num_stages: "key blocks of a team's ring" in [2, 3, 4, 6, 8],
         ctas_per_sm: "CTAs that share an SM" in [1, 2, 3],
         tma: "whether TMA copies the keys" in [0, 1],
@@ -56,6 +56,8 @@ impl DecodeKnobs {
         let teams = self.num_warps / self.team();
         let slots = teams * self.num_stages;
         let rings = slots * self.stage_bytes(problem);
+        // A team's scores of a block in fp32.
+        let scores = if self.shares_scores(problem) { teams * self.block_m * self.block_n * 4 } else { 0 };
         // A barrier for each slot lies behind all else.
         let (alignment, barriers) = if self.tma == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * 8) };
         // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
@@ -64,7 +66,12 @@ impl DecodeKnobs {
         // Q has whole k-steps of 16 beside keys of 8 bits.
         let step = 8 * i64::from(key_unit(problem));
         let cols_of_q = (problem.head_dim + step - 1) / step * step;
-        (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q)).max(merged) + barriers
+        (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q) + scores).max(merged) + barriers
+    }
+
+    /// Whether warps with other columns of V share Q K^T (decode/shared_scores.cuh).
+    fn shares_scores(&self, problem: &Problem) -> bool {
+        problem.batch_invariant && self.warps_v > 1
     }
 
     pub fn takes_tma(&self, problem: &Problem, device: &Device) -> bool {
@@ -74,8 +81,10 @@ impl DecodeKnobs {
             .features
             .paged
             .is_none_or(|page_size| box_rows % 8 == 0 && divides(page_size) && divides(self.block_n.into()));
-        let boxes =
-            self.warps_v == 1 || (self.cols(problem) / self.warps_v).is_multiple_of(BOX_COLS * key_unit(problem));
+        let cols = self.cols(problem) / self.warps_v;
+        let boxes = self.warps_v == 1
+            || cols.is_multiple_of(BOX_COLS * key_unit(problem))
+            || self.shares_scores(problem) && BOX_COLS.is_multiple_of(cols);
         matches!(device.arch, Arch::Sm(9.., _)) && problem.layout == Layout::Vec8 && pages && boxes
     }
 

@@ -42,7 +42,6 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
         17..=32 => 32,
         _ => 64,
     };
-    let wide = problem.head_dim.max(problem.head_dim_v) > 64;
     let flows = [(4, 3, 2), (2, 3, 2), (1, 3, 2), (2, 2, 2), (1, 2, 2), (2, 3, 1), (1, 3, 1), (2, 2, 1), (1, 2, 1)];
     let config = |warps_v, tma, (teams, num_stages, ctas_per_sm)| DecodeKnobs {
         block_m,
@@ -56,7 +55,11 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
         num_splits: MAX_SPLITS as u32,
         splittable: 0,
     };
-    let widths: &[u32] = if block_m == 16 && wide || problem.head_dim_v > 256 { &[2, 1] } else { &[1, 2] };
+    let widths: &[u32] = match problem.head_dim_v {
+        257.. => &[2, 1],
+        65.. if block_m == 16 => &[4, 2, 1],
+        _ => &[1, 2],
+    };
     let of_width = |tma| widths.iter().flat_map(move |warps_v| flows.map(|flow| (*warps_v, tma, flow)));
     let mut configs = [1, 0].into_iter().flat_map(of_width).map(|(warps_v, tma, flow)| config(warps_v, tma, flow));
     configs.find(|config| config.fits(problem, device))

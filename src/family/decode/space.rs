@@ -68,11 +68,13 @@ impl Space for DecodeKnobs {
         heuristic::cost(self, problem, device)
     }
 
-    /// `splittable` is for ranges, whose problems share kernels (`plan::covering`). A kernel that may
-    /// split is no faster than one that does not, so no search looks at it.
-    fn usable(knob: &Knob, _problem: &Problem) -> &'static [u32] {
+    /// `splittable` is for ranges, whose problems share kernels (`plan::covering`). A kernel that
+    /// may split is no faster than one that does not, so no search looks at it. Four warps along
+    /// V's columns pay where they share Q K^T.
+    fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "splittable" => &knob.values[..1],
+            "warps_v" if !problem.batch_invariant => &knob.values[..2],
             _ => knob.values,
         }
     }

@@ -91,10 +91,10 @@ __device__ __forceinline__ void gemm_regs(float (&c)[kM][kN][4], const uint32 (&
 }
 
 // C += A B for one k16 step: A in registers, B stored [k][n], its address moved to the step's 16
-// rows.
+// rows. `first_col` is the first of B's columns that C has.
 template <class TileB, int kM, int kN>
-__device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uint32 (&a)[kM][4], uint32 tile_b, int lane) {
-    const uint32 at = lane_rows_first<TileB>(tile_b, lane);
+__device__ __forceinline__ void gemm_step_trans(float (&c)[kM][kN][4], const uint32 (&a)[kM][4], uint32 tile_b, int lane, int first_col = 0) {
+    const uint32 at = TileB::moved(lane_rows_first<TileB>(tile_b, lane), 0, first_col);
     #pragma unroll
     for (int n = 0; n + 1 < kN; n += 2) {
         uint32 b[4];

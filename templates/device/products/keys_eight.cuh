@@ -146,9 +146,9 @@ __device__ __forceinline__ void multiply_query(float (&s)[kM][kN][4], uint32 til
     }
 }
 
-// O += P V for one k16 step. `tile_v` is moved to its rows.
+// O += P V for one k16 step. `tile_v` is moved to its rows. O begins with the tile's first column.
 template <class TileB, int kM, int kN>
-__device__ __forceinline__ void multiply_weights(float (&c)[kM][kN][4], const uint32 (&a)[kM][4], uint32 tile_b, int lane) {
+__device__ __forceinline__ void multiply_weights(float (&c)[kM][kN][4], const uint32 (&a)[kM][4], uint32 tile_b, int lane, int = 0) {
     static_assert(kN % 2 == 0, "16 columns are two accumulators");
     const uint32 at = lane_rows_first<TileB>(tile_b, lane);
     #pragma unroll

@@ -32,6 +32,9 @@ __device__ __forceinline__ void multiply_query(Scores& s, uint32 tile_q, uint32 
 // O += P V for one k16 step. `tile_v` is moved to its rows.
 template <class TileV, class Output, class Weights>
 __device__ __forceinline__ void multiply_weights(Output& o, const Weights& p, uint32 tile_v, int lane) { gemm_step_trans<TileV>(o, p, tile_v, lane); }
+// The same for V's columns from `first_col` on, in 16 bits.
+template <class TileV, class Output, class Weights>
+__device__ __forceinline__ void multiply_weights(Output& o, const Weights& p, uint32 tile_v, int lane, int first_col) { gemm_step_trans<TileV>(o, p, tile_v, lane, first_col); }
 
 // A lane's first column of O.
 __device__ __forceinline__ int first_col(int lane) { return lane % 4 * 2; }
