@@ -256,11 +256,11 @@ impl Problem {
 pub const MAX_SPLITS: i64 = 128;
 /// Keys of a segment of a batch-invariant problem, up to `EQUAL_SEGMENTS` segments. Beyond, each
 /// doubling of the keys has `SEGMENTS_OF_DOUBLING` (device/attention/fixed_order.cuh).
-const SEGMENT_KEYS: i64 = 512;
+const SEGMENT_KEYS: i64 = 1024;
 const EQUAL_SEGMENTS: i64 = 64;
 const SEGMENTS_OF_DOUBLING: i64 = 32;
 /// The most segments, with which sequences of 2^31 keys are done.
-pub const MAX_SEGMENTS: i64 = EQUAL_SEGMENTS + 16 * SEGMENTS_OF_DOUBLING;
+pub const MAX_SEGMENTS: i64 = EQUAL_SEGMENTS + 15 * SEGMENTS_OF_DOUBLING;
 
 /// Segments of so many keys, whose places in the sequence alone decide.
 fn segments(keys: i64) -> i64 {

@@ -179,10 +179,10 @@ fn batch_invariant_launch_splits_for_the_longest_sequence_and_always_merges() {
         let config = heuristic(&canonical(&invariant), &Device::typical(Arch::Sm(9, 0)).unwrap());
         assert_eq!(config.get("num_splits"), Some(128));
         let (_gpu, executable) = build_for(&invariant, &config);
-        // Segments for every batch size: of 512 keys up to 2^15, and longer ones beyond.
+        // Segments for every batch size: of 1,024 keys up to 2^16, and longer ones beyond.
         let of = |batch_size, seqlen_k| Problem { batch_size, seqlen_k, ..invariant };
         for (index, (problem, splits)) in
-            [(of(2, 4096), 8), (of(200, 4096), 8), (of(2, 1535), 3), (of(2, 5), 2), (of(1, 1 << 20), 224)]
+            [(of(2, 8192), 8), (of(200, 8192), 8), (of(2, 3071), 3), (of(2, 5), 2), (of(1, 1 << 20), 192)]
                 .into_iter()
                 .enumerate()
         {

@@ -175,6 +175,14 @@ fn chunks_and_tokens_have_the_same_bits_on_sm_90() {
 }
 
 #[test]
+fn many_segments_have_the_same_bits_in_both_families() {
+    is_right(
+        &["--arch", "sm_90", "--sms", "2"],
+        "same_bits::many_segments_have_the_same_bits_in_both_families_on_a_gpu",
+    );
+}
+
+#[test]
 fn listed_keys_have_the_same_bits_in_both_families() {
     is_right(&["--arch", "sm_90"], "same_bits::listed_keys_have_the_same_bits_in_both_families_on_a_gpu");
 }

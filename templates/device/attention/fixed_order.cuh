@@ -1,7 +1,7 @@
 // The order of a row's arithmetic with kIsBatchInvariant, which all families keep. The result of a
 // row then follows from its query and its keys alone. Other rows, splits and kernels do not matter.
 //
-// Keys form blocks of kBlockN (64 in 16 bits) and segments of at least 512 keys, both at absolute
+// Keys form blocks of kBlockN (64 in 16 bits) and segments of at least 1,024 keys, both at absolute
 // places of the sequence. A segment is walked from its last block to its first, and begins with an
 // empty state. Segments are merged from the last to the first. A row that sees no key of a block or
 // of a segment keeps its state to the bit, so it does not matter whether a kernel walks it.
@@ -13,9 +13,10 @@
 #include "device/ptx/compiler.cuh"
 #include "device/ptx/shared.cuh"
 
-// ---- segments. Up to key 2^15 they have 512 keys. From there on, each doubling of the keys has 32
-// segments, so that a long sequence has few.
-constexpr int kSegmentKeysLog2 = 9, kSegmentsOfDoublingLog2 = 5, kFirstDoublingLog2 = 15;
+// ---- segments. Up to key 2^16 they have 1,024 keys. From there on, each doubling of the keys has
+// 32 segments, so that a long sequence has few. With fewer keys the merges of prompts cost more,
+// and with more a short sequence is decoded by too few CTAs (docs/tuning/batch-invariant.md).
+constexpr int kSegmentKeysLog2 = 10, kSegmentsOfDoublingLog2 = 5, kFirstDoublingLog2 = 16;
 constexpr int kEqualSegments = 1 << (kFirstDoublingLog2 - kSegmentKeysLog2);
 static_assert(kHasBlockMask || (1 << kSegmentKeysLog2) % kBlockN == 0, "segments are whole blocks");
 
@@ -24,7 +25,7 @@ __device__ __forceinline__ int segment_log2(int key) { return max(kSegmentKeysLo
 __device__ __forceinline__ int segment_of(int key) {
     const int doubling = segment_log2(key) - kSegmentKeysLog2;
     if (key < 1 << kFirstDoublingLog2) return key >> kSegmentKeysLog2;
-    // The doubling's first key is 2^(15 + doubling), and its segments have 2^(10 + doubling).
+    // The doubling's first key is 2^(16 + doubling), and its segments have 2^(11 + doubling).
     return kEqualSegments + (doubling - 1) * (1 << kSegmentsOfDoublingLog2) + (key >> segment_log2(key)) - (1 << kSegmentsOfDoublingLog2);
 }
 // The first block of the segment that holds a block. A segment begins at a multiple of its own
