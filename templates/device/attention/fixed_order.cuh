@@ -58,15 +58,14 @@ struct SegmentRows {
     template <int kTiles>
     __device__ __forceinline__ bool step(float (&s)[kTiles][4], float scale_log2) {
         float found[2];
-        #pragma unroll
-        for (int r = 0; r < 2; ++r) found[r] = lane_maximum(s, r) * scale_log2;
-        // The vote is the same with the maxima of whole rows, which few blocks need.
-        const bool moves = __any_sync(0xffffffff, found[0] > reference[0] + 8.f || found[1] > reference[1] + 8.f);
+        const auto outgrows = [&](int r, float score) { return score * scale_log2 > reference[r] + 8.f; };
+        // At head dim 128 integers were slower on an H200 (docs/tuning/batch-invariant.md).
+        const bool moves = find_outgrown<kHeadDimV <= 64>(s, found, outgrows);
         if (moves) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                found[r] = quad_max(found[r]);
-                const bool row_moves = found[r] > reference[r] + 8.f;
+                const bool row_moves = outgrows(r, found[r]);
+                found[r] *= scale_log2;
                 factor[r] = row_moves ? exp2_approx(reference[r] - found[r]) : 1.f;
                 if (row_moves) reference[r] = found[r];
                 sum[r] *= factor[r];
