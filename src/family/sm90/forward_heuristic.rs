@@ -132,7 +132,8 @@ fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
         65..=128 if !problem.features.modifies_scores() => (192, 64, [3, 3, 1]),
         ..=128 => (128, 64, [4, 4, 2]),
         129..=192 => (128, 64, [3, 3, 1]),
-        _ => (128, 64, [3, 2, 1]),
+        // Fewer slots leave room for a part of the merged O.
+        _ => (128, 64, [2, 2, 1]),
     }
 }
 
