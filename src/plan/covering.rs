@@ -289,6 +289,7 @@ fn kernels(problem: &Canonical, config: &Config, device: &Device) -> Result<Vec<
 mod tests {
     use super::*;
     use crate::device::Arch;
+    use crate::plan::canonical::canonical;
     use crate::plan::{Sizes, lookup};
     use crate::problem::{Causal, Dtype, Features, Pass, Problem, Varlen};
 
@@ -314,5 +315,23 @@ mod tests {
         assert!(!split.is_empty() && split.iter().all(|splits| *splits == 1), "{split:?}");
         let unsplit = decode_splits(&|_, config| config.get("decode_splits") != Some(1));
         assert!(!unsplit.is_empty() && unsplit.iter().all(|splits| *splits == 0), "{unsplit:?}");
+    }
+
+    /// A cost tells two and eight splits of few CTAs hardly apart.
+    #[test]
+    fn the_prepared_config_with_the_splits_of_the_choice_is_taken() {
+        let (known, device) = (Known::default(), Device::typical(Arch::Sm(9, 0)).unwrap());
+        let decode =
+            Problem { seqlen_q: 1, seqlen_k: 2048, ..Problem::dense(Pass::Forward, Dtype::Bf16, 4, 16, 1, 64) };
+        let features = Features { varlen: Some(Varlen::default()), paged: Some(16), ..Features::NONE };
+        let problem = canonical(&Problem { features, ..decode });
+        let first = family::heuristic(&problem, &device);
+        let tile = first.clone().with("block_n", 32).with("ctas_per_sm", 2).with("num_stages", 3);
+        let splits = [2, 4, 8].map(|splits| tile.clone().with("num_splits", splits));
+        let configs: Vec<&Config> = splits.iter().collect();
+        for (index, splits) in [2, 4, 8].into_iter().enumerate() {
+            let first = first.clone().with("num_splits", splits);
+            assert_eq!(lookup::substitute(&known, &problem, &first, &configs, &device), Some(index));
+        }
     }
 }

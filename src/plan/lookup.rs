@@ -272,8 +272,13 @@ pub fn slowdowns(
     configs.iter().map(slowdown).collect()
 }
 
+/// Expected times that differ by less are equal: the terms of splits in a family's cost are that
+/// coarse.
+const EQUAL: f64 = 0.02;
+
 /// Which of these configs serves a problem in place of `first`: the one with the least expected
-/// time, and where none compares, one of the family that is preferred most. None if none fits.
+/// time and, among equal ones, the one whose splits are nearest to those of `first`. Where none
+/// compares, one of the family that is preferred most. None if none fits.
 pub fn substitute(
     known: &Known,
     problem: &Canonical,
@@ -282,9 +287,13 @@ pub fn substitute(
     device: &Device,
 ) -> Option<usize> {
     let slowdowns = slowdowns(known, problem, first, configs, device);
+    let least = slowdowns.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+    let splits = |config: &Config| f64::from(config.get("num_splits").unwrap_or(1)).ln();
+    let from_first = |index: usize| (splits(configs[index]) - splits(first)).abs();
     let compared = slowdowns.iter().enumerate().filter_map(|(index, slowdown)| Some((index, (*slowdown)?)));
-    let least = compared.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index);
-    least.or_else(|| {
+    let equal = compared.filter(|(_, slowdown)| *slowdown <= (1.0 + EQUAL) * least);
+    let chosen = equal.min_by(|(i, a), (j, b)| from_first(*i).total_cmp(&from_first(*j)).then(a.total_cmp(b)));
+    chosen.map(|(index, _)| index).or_else(|| {
         let families = family::families(problem, device);
         let rank = |config: &Config| {
             let cost = family::cost(problem, config, device)?;
