@@ -29,8 +29,9 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
     // chosen.
     let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
-    let mut chosen = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
-    DecodeKnobs { num_splits: chosen.next().unwrap_or(1), ..tile }
+    let near = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
+    let spreads = |splits: &u32| problem.features.varlen.is_none() || tile.spreads(problem, *splits, device);
+    DecodeKnobs { num_splits: near.clone().find(spreads).or(near.min()).unwrap_or(1), ..tile }
 }
 
 /// The first of a list of tiles with blocks of 64 keys that passes every constraint; None for the
@@ -127,7 +128,9 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
 /// Adapts a config that was measured on `from` to `to`. The number of splits changes so that the
 /// launch has about as many CTAs as it had. Batch and heads decide how many splits fill the device,
 /// and the two problems differ in them. The heuristic's config is returned instead if the memory
-/// decides the time, and the CTAs ran in even waves on `from` but would not on `to`.
+/// decides the time, and the CTAs ran in even waves on `from` but would not on `to`. It is, too,
+/// where lengths are on the device and the CTAs would be few (`spreads`): sequences of equal
+/// lengths were measured.
 pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
     let is_even = |problem: &Problem| knobs.runs_evenly(problem, device);
     if knobs.waits_for_memory(to) && is_even(from) && !is_even(to) {
@@ -140,8 +143,15 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let splits = SPLITS.into_iter().filter(|splits| f64::from(*splits) <= most);
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
     let num_splits = nearest.unwrap_or(1);
+    if to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
+        return heuristic(to, device);
+    }
     DecodeKnobs { num_splits, splittable: if num_splits == 1 { knobs.splittable } else { 0 }, ..knobs }
 }
+
+/// CTAs for each SM where lengths are on the device. On an H200, 4 to 7 sequences of random lengths
+/// took 1.2 to 1.3 times as long with one CTA for each SM as with two (docs/tuning/pages.md).
+const CTAS_OF_SM: f64 = 1.5;
 
 /// The most packed rows of a tile whose products are short beside the copies.
 const LEAN_ROWS: i64 = 16;
@@ -152,6 +162,11 @@ impl DecodeKnobs {
         // A CTA of less than one team is for a constraint to refuse.
         let teams = (self.num_warps / self.team()).max(1);
         (problem.seqlen_k / i64::from(2 * teams * self.block_n)).clamp(1, problem.max_splits())
+    }
+
+    /// Whether the CTAs are so many that those of a short sequence leave their SMs to others.
+    fn spreads(&self, problem: &Problem, num_splits: u32, device: &Device) -> bool {
+        self.unsplit_ctas(problem) * f64::from(num_splits) >= CTAS_OF_SM * f64::from(device.sm_count)
     }
 
     fn unsplit_ctas(&self, problem: &Problem) -> f64 {

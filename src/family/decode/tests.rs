@@ -236,3 +236,18 @@ fn kernels_of_an_unlisted_value_are_an_error_that_names_the_knob() {
         assert!(error.message.starts_with(&format!("{knob} is 0; it must be one of [1, 2")), "{error}");
     }
 }
+
+#[test]
+fn lengths_on_the_device_get_more_ctas_than_sms() {
+    let dense = problem(8, 4, 1, 8192, 128);
+    let varlen = Some(Varlen::default());
+    let paged = Problem { features: Features { varlen, paged: Some(64), ..Features::NONE }, ..dense };
+    let device = Device::typical(Arch::Sm(9, 0)).unwrap();
+    let [equal, unknown] = [dense, paged].map(|problem| heuristic(&problem, &device));
+    assert_eq!((equal.num_splits, unknown.num_splits), (2, 4), "64 K/V heads on 132 SMs");
+    // A record of few CTAs is of sequences of equal lengths.
+    let few = DecodeKnobs { num_splits: 1, ctas_per_sm: 1, ..unknown };
+    let shorter = |problem: Problem| Problem { seqlen_k: 4096, ..problem };
+    assert_eq!(carried_over(few, &shorter(paged), &paged, &device), unknown);
+    assert_eq!(carried_over(few, &shorter(dense), &dense, &device).num_splits, 1);
+}
