@@ -1992,8 +1992,8 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  *   query heads for each K/V head, the size is then at most 16896 * (head_dim_v + 5) bytes. With
  *   up to 32 it is at most twice as much, and with up to 64 four times.
  * - q, k and v in e4m3 with a head dim above 64, seqlen_q at least 128 and seqlen_k at least 256,
- *   without pages and a block mask, and with cu_seqlens_k where lengths vary. The size grows by
- *   (rows of v + 256 * batch_size) * num_heads_kv * head_dim_v bytes.
+ *   of sequences of one length without pages and a block mask. The size grows by at most
+ *   batch_size * (seqlen_k + 256) * num_heads_kv * head_dim_v + 12 bytes.
  *
  * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *
@@ -2213,7 +2213,7 @@ int32_t flashtune_quantize(struct flashtune_context *context,
 /**
  * Prepares every problem of a range, so that no later launch of such a problem compiles. A call
  * chooses a few configs for each class, such that each shape has one that is expected to take at
- * most 10 % longer than its own choice. It compiles their kernels on all cores and measures
+ * most 5 % longer than its own choice. It compiles their kernels on all cores and measures
  * nothing, whatever the tuning policy.
  *
  * Afterwards a problem inside counts as prepared, also in a sealed context and on a capturing

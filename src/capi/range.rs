@@ -110,7 +110,7 @@ const _: () = assert!(size_of::<flashtune_range_info>() == 64);
 
 /// Prepares every problem of a range, so that no later launch of such a problem compiles. A call
 /// chooses a few configs for each class, such that each shape has one that is expected to take at
-/// most 10 % longer than its own choice. It compiles their kernels on all cores and measures
+/// most 5 % longer than its own choice. It compiles their kernels on all cores and measures
 /// nothing, whatever the tuning policy.
 ///
 /// Afterwards a problem inside counts as prepared, also in a sealed context and on a capturing

@@ -155,11 +155,9 @@ impl Range {
         let sizes = batch_sizes.flat_map(|batch_size| lengths.iter().map(move |(q, k)| (batch_size, *q, *k)));
         let needed = sizes.map(|(batch_size, seqlen_q, seqlen_k)| {
             let mut problem = Problem { batch_size, seqlen_q, seqlen_k, ..*largest };
-            if let Some(varlen) = &mut problem.features.varlen {
+            if let Some(total) = problem.features.varlen.as_mut().and_then(|varlen| varlen.total_q.as_mut()) {
                 // More than the sequences hold only if the range itself says so.
-                let most = |rows: i64, total: i64| rows.min(MAX_SEQLEN).max(total);
-                varlen.total_q = varlen.total_q.map(|total| most(batch_size * seqlen_q, total));
-                varlen.total_k = varlen.total_k.map(|total| most(batch_size * seqlen_k, total));
+                *total = (batch_size * seqlen_q).min(MAX_SEQLEN).max(*total);
             }
             bytes(&problem)
         });

@@ -77,13 +77,13 @@ impl Problem {
         }
     }
 
-    /// Whether the workspace has room for V transposed: e4m3 that `wgmma` multiplies, of tensors
-    /// whose rows the host knows, and past head dim 64, up to which no kernel was faster with it. A
+    /// Whether the workspace has room for V transposed: e4m3 that `wgmma` multiplies, of sequences
+    /// of one length, and past head dim 64, up to which no kernel was faster with it. A
     /// config may transpose V from one and a half times these lengths on, since it serves shorter
     /// problems that share its record.
     pub fn keeps_transposed_v(&self) -> bool {
         let Features { eight_bits, varlen, paged, key_starts, block_mask, .. } = self.features;
-        let has_rows = paged.is_none() && !key_starts && varlen.is_none_or(|varlen| varlen.total_k.is_some());
+        let has_rows = paged.is_none() && !key_starts && varlen.is_none();
         let is_served = eight_bits.is_some_and(|eight| eight.queries) && block_mask.is_none() && !self.batch_invariant;
         let is_long = self.seqlen_q >= TRANSPOSED_V_QUERIES && self.seqlen_k >= TRANSPOSED_V_KEYS;
         let is_wide = self.head_dim.max(self.head_dim_v) > 64;
@@ -98,8 +98,7 @@ impl Problem {
     /// Bytes of a head of V transposed: the rows of all sequences, and a block more for each
     /// (sm90/forward_fp8/images.cuh).
     pub fn transposed_v_stride(&self) -> usize {
-        let rows = self.features.varlen.and_then(|varlen| varlen.total_k).unwrap_or(self.batch_size * self.seqlen_k);
-        ((rows + self.batch_size * MAX_KEY_BLOCK) * self.head_dim_v) as usize
+        (self.batch_size * (self.seqlen_k + MAX_KEY_BLOCK) * self.head_dim_v) as usize
     }
 
     /// The most splits, each for its own CTA; 1 means no split. Backward a walk through the

@@ -143,7 +143,9 @@ fn e4m3_may_read_v_transposed() {
     let problems = [(160, Causal::None), (192, Causal::BottomRight), (256, Causal::BottomRight)].map(of);
     problems.par_iter().for_each(|problem| {
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config(problem), arch);
+        // One copy brings an image, and nothing reads before the first kernel has ended.
         kernel.demand(true, &["UBLKCP"], &[]);
+        kernel.demand(true, &["ACQBULK"], &[]);
         kernel.demand(false, &["LDSM", "STSM"], &[]);
         assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
     });

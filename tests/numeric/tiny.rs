@@ -101,7 +101,7 @@ fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
         let (prepared, problem) = (Prepared::new(&case), case.problem(Pass::Forward));
         let heuristics = family::heuristics(&problem, device);
         let served: Vec<_> = heuristics.into_iter().filter(|config| config.get("vt_stages").is_some()).collect();
-        // Two consumers take turns.
+        // A consumer holds O past 128 columns beside a second one.
         let block_m = if case.head_dim > 128 { 128 } else { 64 };
         assert!(!served.is_empty() || device.arch != Arch::Sm(9, 0));
         for (config, block_n) in served.iter().flat_map(|config| blocks.iter().map(move |block_n| (config, *block_n))) {

@@ -233,25 +233,6 @@ fn the_largest_workspace_is_enough_for_any_number_of_packed_queries() {
 }
 
 #[test]
-fn the_largest_workspace_has_room_for_any_number_of_packed_keys() {
-    let packed = |total_k| Features {
-        varlen: Some(Varlen { total_q: Some(4096), total_k: Some(total_k), padded_q: false }),
-        ..E4M3
-    };
-    let square = Problem::dense(Pass::Forward, Dtype::Bf16, 16, 8, 4096, 128);
-    let largest = Problem { features: packed(4096), ..square };
-    let range = Range { largest, least: Sizes::ONE };
-    let most = range.largest_workspace(Problem::workspace_bytes);
-    for total in [0, 4096, 32768, 16 * 4096] {
-        let problem = Problem { features: packed(total), ..largest };
-        assert!(range.contains(&problem));
-        assert!(problem.workspace_bytes() <= most, "{total}: {} of {most}", problem.workspace_bytes());
-    }
-    let full = Problem { features: packed(16 * 4096), ..largest }.workspace_bytes();
-    assert!(2 * full >= most, "{most} is far from what a full batch needs: {full}");
-}
-
-#[test]
 fn the_largest_workspace_is_enough_for_every_problem_inside() {
     let dense = Problem { features: Features::NONE, batch_size: 40, ..LLAMA };
     let e4m3 = Problem { features: E4M3, seqlen_q: 3000, seqlen_k: 5000, ..dense };

@@ -6,9 +6,8 @@
 // for each column of V, in the swizzle of the row's bytes. So an image has no padding. The keys of
 // each 16 have the order of transpose.cuh.
 //
-// A sequence of packed tensors begins with an image of its own. The rows before a sequence have at
-// most so many whole blocks, and each of the sequences before it has at most one more. The host
-// gives each head that much room (src/problem/workspace.rs).
+// All sequences have equally many images. The host gives each head room for them
+// (src/problem/workspace.rs).
 
 #include "device/attention/sequence.cuh"
 #include "device/layout/swizzle.cuh"
@@ -50,7 +49,7 @@ __device__ __forceinline__ const TensorView& images_of_v(const KernelParams& par
 
 // The first image of a sequence and head.
 __device__ __forceinline__ uint8* images_of(const KernelParams& params, const Sequence& sequence, int head_kv) {
-    const int64 first = kIsVarlen && params.cu_seqlens_k ? sequence.offset_k : int64(sequence.batch) * params.seqlen_k;
+    const int blocks = (params.seqlen_k + kBlockN - 1) / kBlockN;
     const TensorView& images = images_of_v(params);
-    return static_cast<uint8*>(images.data) + head_kv * images.stride_head + (first / kBlockN + sequence.batch) * kImageBytes;
+    return static_cast<uint8*>(images.data) + head_kv * images.stride_head + int64(sequence.batch) * blocks * kImageBytes;
 }
