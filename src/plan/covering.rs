@@ -45,7 +45,7 @@ impl Kernel {
 }
 
 /// What a prepared config may take over the time of a shape's first choice, as it is expected.
-const TOLERANCE: f64 = 0.05;
+pub const TOLERANCE: f64 = 0.05;
 
 /// Covers the ranges with configs that `choices` names for a problem, best first, and that
 /// `may_use` lets pass. The same input gives the same configs.

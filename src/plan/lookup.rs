@@ -291,7 +291,9 @@ pub fn substitute(
     let splits = |config: &Config| f64::from(config.get("num_splits").unwrap_or(1)).ln();
     let from_first = |index: usize| (splits(configs[index]) - splits(first)).abs();
     let compared = slowdowns.iter().enumerate().filter_map(|(index, slowdown)| Some((index, (*slowdown)?)));
-    let equal = compared.filter(|(_, slowdown)| *slowdown <= (1.0 + EQUAL) * least);
+    // Equal ones keep the promise of a range, unless none does.
+    let limit = ((1.0 + EQUAL) * least).min(1.0 + super::covering::TOLERANCE).max(least);
+    let equal = compared.filter(|(_, slowdown)| *slowdown <= limit);
     let chosen = equal.min_by(|(i, a), (j, b)| from_first(*i).total_cmp(&from_first(*j)).then(a.total_cmp(b)));
     chosen.map(|(index, _)| index).or_else(|| {
         let families = family::families(problem, device);

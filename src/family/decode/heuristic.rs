@@ -27,7 +27,7 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
-    // chosen.
+    // chosen, and with lengths on the device the fewest of these that spread.
     let best = splits.clone().map(|splits| tile.balance(problem, splits, device)).fold(0.0, f64::max);
     let near = splits.filter(|splits| tile.balance(problem, *splits, device) >= 0.95 * best);
     let spreads = |splits: &u32| problem.features.varlen.is_none() || tile.spreads(problem, *splits, device);
@@ -35,8 +35,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
 }
 
 /// The first of a list of tiles with blocks of 64 keys that passes every constraint; None for the
-/// widest head dims, where none does. Two warps share V's columns where one would compute for
-/// longer than its keys take to arrive. The splits stand for one of each segment.
+/// widest head dims, where none does. Warps that share V's columns share Q K^T too, so that a block
+/// takes less time. The splits stand for one of each segment.
 pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs> {
     let block_m = match problem.packed_rows() {
         ..=16 => 16,
@@ -129,8 +129,8 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
 /// launch has about as many CTAs as it had. Batch and heads decide how many splits fill the device,
 /// and the two problems differ in them. The heuristic's config is returned instead if the memory
 /// decides the time, and the CTAs ran in even waves on `from` but would not on `to`. It is, too,
-/// where lengths are on the device and the CTAs would be few (`spreads`): sequences of equal
-/// lengths were measured.
+/// where lengths are on the device and its CTAs spread (`spreads`) and these would not: sequences
+/// of equal lengths were measured.
 pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
     let is_even = |problem: &Problem| knobs.runs_evenly(problem, device);
     if knobs.waits_for_memory(to) && is_even(from) && !is_even(to) {
@@ -144,13 +144,17 @@ pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &D
     let nearest = splits.min_by(|a, b| off(*a).total_cmp(&off(*b)));
     let num_splits = nearest.unwrap_or(1);
     if to.features.varlen.is_some() && !knobs.spreads(to, num_splits, device) {
-        return heuristic(to, device);
+        let fresh = heuristic(to, device);
+        if fresh.spreads(to, fresh.num_splits, device) {
+            return fresh;
+        }
     }
     DecodeKnobs { num_splits, splittable: if num_splits == 1 { knobs.splittable } else { 0 }, ..knobs }
 }
 
 /// CTAs for each SM where lengths are on the device. On an H200, 4 to 7 sequences of random lengths
-/// took 1.2 to 1.3 times as long with one CTA for each SM as with two (docs/tuning/pages.md).
+/// took 1.2 to 1.3 times as long with one CTA for each SM as with two (docs/tuning/pages.md). The
+/// number between was not timed.
 const CTAS_OF_SM: f64 = 1.5;
 
 /// The most packed rows of a tile whose products are short beside the copies.
