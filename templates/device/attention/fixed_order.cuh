@@ -65,7 +65,8 @@ struct SegmentRows {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const bool row_moves = outgrows(r, found[r]);
-                found[r] *= scale_log2;
+                // Rounded in all families: the compiler may fuse it with the subtraction.
+                found[r] = __fmul_rn(found[r], scale_log2);
                 factor[r] = row_moves ? exp2_approx(reference[r] - found[r]) : 1.f;
                 if (row_moves) reference[r] = found[r];
                 sum[r] *= factor[r];
