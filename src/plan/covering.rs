@@ -44,9 +44,6 @@ impl Kernel {
     }
 }
 
-/// What a prepared config may take over the time of a shape's first choice, as it is expected.
-pub const TOLERANCE: f64 = 0.05;
-
 /// Covers the ranges with configs that `choices` names for a problem, best first, and that
 /// `may_use` lets pass. The same input gives the same configs.
 pub fn covering(
@@ -182,7 +179,8 @@ fn few_configs(
         .zip(&chosen)
         .map(|(problem, first)| {
             let slowdowns = lookup::slowdowns(known, problem, first, &configs, device);
-            let is_fast = |candidate: &usize| slowdowns[*candidate].is_some_and(|factor| factor <= 1.0 + TOLERANCE);
+            let is_fast =
+                |candidate: &usize| slowdowns[*candidate].is_some_and(|factor| factor <= 1.0 + lookup::TOLERANCE);
             (0..sets.len()).filter(|set| sets[*set].1.iter().any(is_fast)).collect()
         })
         .collect();

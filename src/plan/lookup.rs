@@ -272,6 +272,9 @@ pub fn slowdowns(
     configs.iter().map(slowdown).collect()
 }
 
+/// What a prepared config may take over the time of a shape's first choice, as it is expected.
+pub const TOLERANCE: f64 = 0.05;
+
 /// Expected times that differ by less are equal: the terms of splits in a family's cost are that
 /// coarse.
 const EQUAL: f64 = 0.02;
@@ -292,7 +295,7 @@ pub fn substitute(
     let from_first = |index: usize| (splits(configs[index]) - splits(first)).abs();
     let compared = slowdowns.iter().enumerate().filter_map(|(index, slowdown)| Some((index, (*slowdown)?)));
     // Equal ones keep the promise of a range, unless none does.
-    let limit = ((1.0 + EQUAL) * least).min(1.0 + super::covering::TOLERANCE).max(least);
+    let limit = ((1.0 + EQUAL) * least).min(1.0 + TOLERANCE).max(least);
     let equal = compared.filter(|(_, slowdown)| *slowdown <= limit);
     let chosen = equal.min_by(|(i, a), (j, b)| from_first(*i).total_cmp(&from_first(*j)).then(a.total_cmp(b)));
     chosen.map(|(index, _)| index).or_else(|| {
