@@ -101,20 +101,20 @@ fn bf16_uses_tensor_cores_and_asynchronous_copies() {
     });
 }
 
+/// Q, K and V in e4m3, with scales of heads.
+fn of_e4m3((dim, causal): (i64, Causal)) -> Problem {
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+    let features = Features { eight_bits, ..Features::NONE };
+    Problem { head_dim: dim, head_dim_v: dim, causal, features, ..PLAIN }
+}
+
 /// V is transposed in shared memory, and nothing else is moved for the products.
 #[test]
 fn e4m3_uses_tensor_cores_of_8_bits() {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
     let arch = Arch::Sm(9, 0);
-    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
-    let problems = [(64, Causal::None), (128, Causal::BottomRight), (256, Causal::None)].map(|(dim, causal)| Problem {
-        head_dim: dim,
-        head_dim_v: dim,
-        causal,
-        features: Features { eight_bits, ..Features::NONE },
-        ..PLAIN
-    });
+    let problems = [(64, Causal::None), (128, Causal::BottomRight), (256, Causal::None)].map(of_e4m3);
     problems.par_iter().for_each(|problem| {
         let config = heuristic(problem, &Device::typical(arch).unwrap());
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
@@ -136,11 +136,8 @@ fn e4m3_may_read_v_transposed() {
     let Some(nvrtc) = nvrtc() else { return };
     let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
     let arch = Arch::Sm(9, 0);
-    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
-    let features = Features { eight_bits, ..Features::NONE };
-    let of = |(dim, causal)| Problem { head_dim: dim, head_dim_v: dim, causal, features, ..PLAIN };
     let config = |problem: &Problem| alternatives(problem, &Device::typical(arch).unwrap()).swap_remove(0);
-    let problems = [(160, Causal::None), (192, Causal::BottomRight), (256, Causal::BottomRight)].map(of);
+    let problems = [(160, Causal::None), (192, Causal::BottomRight), (256, Causal::BottomRight)].map(of_e4m3);
     problems.par_iter().for_each(|problem| {
         let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config(problem), arch);
         // One copy brings an image, and nothing reads before the first kernel has ended.
@@ -149,7 +146,7 @@ fn e4m3_may_read_v_transposed() {
         kernel.demand(false, &["LDSM", "STSM"], &[]);
         assert_eq!(kernel.consumer_spills, 0, "{}", kernel.name);
     });
-    let problem = of((256, Causal::None));
+    let problem = of_e4m3((256, Causal::None));
     let config = config(&problem);
     let (spec, text) = render_pass(&problem, &config, arch).unwrap().swap_remove(0);
     let compiled = compile(nvrtc, spec.template, &text, &target(arch, config.family, nvrtc).unwrap()).unwrap();

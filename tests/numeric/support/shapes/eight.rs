@@ -186,19 +186,33 @@ pub fn tiny_converted_keys() -> Vec<Case> {
     ])
 }
 
-/// The same where a kernel of its own transposes V: lengths that are no multiples of a block, both
-/// kinds of scales, several sequences, sums that move, and columns of V past a multiple of 32.
-pub fn tiny_transposed_v() -> Vec<Case> {
-    let of = |dtype, keys_per_scale, [seqlen_q, seqlen_k]: [i64; 2], head_dim, causal| Case {
+/// Two sequences of e4m3, whose query heads share K/V heads in pairs.
+fn of_e4m3(
+    num_heads_q: i64,
+    dtype: Dtype,
+    keys_per_scale: i64,
+    lengths: [i64; 2],
+    head_dim: i64,
+    causal: Causal,
+) -> Case {
+    let [seqlen_q, seqlen_k] = lengths;
+    Case {
         batch_size: 2,
-        num_heads_q: 2,
-        num_heads_kv: 1,
+        num_heads_q,
+        num_heads_kv: num_heads_q / 2,
         seqlen_k,
         causal,
-        seed: 12,
+        seed: 11,
         extras: Extras { eight: FP8_Q(keys_per_scale), ..Extras::default() },
         ..Case::plain(dtype, seqlen_q, head_dim)
-    };
+    }
+}
+
+/// E4m3 where a kernel of its own transposes V: lengths that are no multiples of a block, both
+/// kinds of scales, several sequences, sums that move, and columns of V past a multiple of 32.
+pub fn tiny_transposed_v() -> Vec<Case> {
+    let of =
+        |dtype, keys_per_scale, lengths, head_dim, causal| of_e4m3(2, dtype, keys_per_scale, lengths, head_dim, causal);
     let long = of(Dtype::Bf16, 0, [192, 2500], 80, Causal::None);
     unless_one_is_given(vec![
         of(Dtype::Bf16, 0, [200, 430], 128, Causal::BottomRight),
@@ -212,16 +226,8 @@ pub fn tiny_transposed_v() -> Vec<Case> {
 /// Queries, keys and values in e4m3 for the emulator: both kinds of scales, rows and pages, tiles
 /// without keys, more keys than two sums of products take, and head dims with half a k-step.
 pub fn tiny_e4m3() -> Vec<Case> {
-    let of = |dtype, keys_per_scale, [seqlen_q, seqlen_k]: [i64; 2], head_dim, causal| Case {
-        batch_size: 2,
-        num_heads_q: 4,
-        num_heads_kv: 2,
-        seqlen_k,
-        causal,
-        seed: 11,
-        extras: Extras { eight: FP8_Q(keys_per_scale), ..Extras::default() },
-        ..Case::plain(dtype, seqlen_q, head_dim)
-    };
+    let of =
+        |dtype, keys_per_scale, lengths, head_dim, causal| of_e4m3(4, dtype, keys_per_scale, lengths, head_dim, causal);
     let with = |case: Case, change: fn(&mut Extras)| {
         let mut extras = case.extras;
         change(&mut extras);
