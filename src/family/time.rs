@@ -73,8 +73,11 @@ impl Work {
             let waves = (count / self.slots).floor();
             let last_wave = match count - waves * self.slots {
                 rest if rest < 0.5 => 0.0,
-                rest if rest <= sms => longest_alone,
-                _ => longest,
+                // Between a tile alone and one among as many as share an SM.
+                rest => {
+                    let others = (rest / sms).ceil() - 1.0;
+                    longest_alone + (longest - longest_alone) * others / (self.slots_per_sm - 1.0).max(1.0)
+                }
             };
             waves * longest + last_wave
         } else if count <= self.slots {

@@ -2,9 +2,10 @@
 //! and waves (`family::work`) and the records nearest to the shape.
 //!
 //! A record corrects the model three ways. Its winner and runner-up have a measured time there. Any
-//! other config was not faster there than the winner, so its correction is at least what makes it
-//! as slow. Several near records weigh by nearness. Without a record of the class the model stands
-//! alone. Nothing here decides; `lookup` does.
+//! other config that fits the record's shape was not faster there than the winner, so its
+//! correction is at least what makes it as slow. A config that does not fit has the winner's.
+//! Several near records weigh by nearness. Without a record of the class the model stands alone.
+//! Nothing here decides; `lookup` does.
 
 use super::key;
 use super::record::Record;
@@ -71,7 +72,7 @@ impl Measured<'_> {
     /// The logarithm of the factor by which the model errs for a config at the record's shape.
     fn correction(&self, config: &Config) -> Option<f64> {
         let record = self.record;
-        if *config == record.config {
+        if *config == record.config || family::check(&record.problem, config, &self.device).is_err() {
             return Some(self.winner);
         }
         let modelled_us = modelled(config, &record.problem, &self.device)?;

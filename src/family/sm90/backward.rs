@@ -32,11 +32,8 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "wgmma_m",
-            reason: "wgmma's M is 64. It counts keys up to head dim 128 and, past 192, in each of two CTAs, so that a tile has 128 keys. It counts queries from 136 to 192, with fewer keys a tile, and past 192 in tiles of 64 keys that write dQ",
+            reason: "wgmma's M is 64. It counts keys up to head dim 128 and, past 192, in each of two CTAs, so that a tile has 128 keys. It counts queries from 136 to 192, with fewer keys a tile, and past 192 in tiles of 64 keys",
             holds: |p, k, _| match k.kernel(p) {
-                BackwardKernel::Middle if BackwardKernel::of(p) == BackwardKernel::Wide => {
-                    k.block_m == 64 && k.direct_dq > 0
-                }
                 BackwardKernel::Middle => k.block_m == 64 && k.block_n < 128,
                 BackwardKernel::Narrow | BackwardKernel::Wide => k.block_n == 128,
             },
@@ -129,7 +126,7 @@ impl Space for BackwardKnobs {
             return fresh;
         }
         let carried = BackwardKnobs { group_mb, ..self }.with_best_walk(to, device);
-        // Past head dim 192 tiles of 64 keys write dQ, which more keys do not allow.
+        // A tile that writes dQ does so for few keys alone.
         if carried.fits(to, device) { carried } else { heuristic(to, device).unwrap_or(carried) }
     }
 
@@ -154,8 +151,9 @@ impl Space for BackwardKnobs {
         work::backward(self, problem, device)
     }
 
-    /// The heuristic's config with blocks of fewer rows, which need fewer registers, and from head
-    /// dim 136 to 192 with tiles of fewer keys, where no feature takes more.
+    /// The heuristic's config, the same with blocks of fewer rows, which need fewer registers, one
+    /// whose tiles add to dQ and, past head dim 128, one with tiles of few keys, where no feature
+    /// takes more.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
@@ -164,10 +162,19 @@ impl Space for BackwardKnobs {
         // heads of 77 tokens, d128).
         let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
         let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config });
-        let is_middle = BackwardKernel::of(problem) == BackwardKernel::Middle;
-        let of_keys = |block_n| BackwardKnobs { block_n, num_stages: 2, ..config }.with_best_split(problem, device);
-        let fewer_keys = [64].into_iter().filter(|block_n| is_middle && *block_n < config.block_n).map(of_keys);
-        [config].into_iter().chain(lower).chain(fewer_keys).filter(|config| config.fits(problem, device)).collect()
+        let lower = lower.map(|knobs| if knobs.direct_dq > 0 { knobs } else { knobs.with_best_split(problem, device) });
+        let summed = BackwardKnobs { direct_dq: 0, ..config }.with_best_split(problem, device);
+        let of_few_keys = |num_stages| {
+            let few = BackwardKnobs { block_m: 64, block_n: FEW_KEYS, num_stages, direct_dq: 0, ..config };
+            few.with_best_split(problem, device)
+        };
+        let few_keys = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => None,
+            BackwardKernel::Middle => Some(of_few_keys(2)),
+            BackwardKernel::Wide => Some(of_few_keys(1)),
+        };
+        let all = [config].into_iter().chain(lower).chain([summed]).chain(few_keys);
+        all.filter(|config| config.fits(problem, device)).collect()
     }
 }
 
@@ -251,7 +258,7 @@ impl BackwardKnobs {
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
         let share = match work.idle() {
             idle if idle > 0.5 => WORTH_SPLITTING_IF_IDLE,
-            idle if idle <= 0.25 && !tiles_differ(problem) => WORTH_SPLITTING_ALIKE,
+            idle if idle <= 0.25 && !tiles_differ(problem) && problem.group_size() == 1 => WORTH_SPLITTING_ALIKE,
             _ => WORTH_SPLITTING,
         };
         let group_mb = if self.group_mb == 0 { GROUP_MB } else { self.group_mb };
@@ -353,7 +360,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike, where three quarters of the SMs have one. On an H100, 4 x 20
+/// The same of tiles that are alike, each of one query head, where three quarters of the SMs have
+/// one. On an H100, 4 x 20
 /// heads of 9,216 queries over 512 keys took 1.21 times as long in three splits
 /// (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;

@@ -15,7 +15,7 @@ use crate::problem::{Features, Problem};
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
 /// Microseconds of the kernel that combines the partial states of splits, as part of a graph.
-const COMBINE_LAUNCH_US: f64 = 1.0;
+const COMBINE_LAUNCH_US: f64 = 2.5;
 
 /// The share of the bytes of Q, K, V and O that counts: the forward pass reaches 0.9 of the memory
 /// rate, where the model of time (`family::time`) has 0.72.
@@ -30,16 +30,25 @@ const BOX_ACROSS_SECTORS: f64 = 2.65;
 const ROW_ACROSS_SECTORS: f64 = 5.1;
 
 /// The share of memory's time that partial states cost: L2 holds many of them between kernels.
-const PARTIAL_STATES_FROM_MEMORY: f64 = 0.45;
+const PARTIAL_STATES_FROM_MEMORY: f64 = 0.7;
 
 /// Consumers that share an SM: a block takes the root of the sum of these powers of its time alone
 /// and of all consumers' turns.
 const SHARED_POWER: f64 = 3.3;
 
-/// Rows and keys of 16-bit tiles that slow down on long heads, and whether Q has one slot: on an
-/// H100 they lost to 256 x 48, 128 x 80 and 128 x 112 there. 256 x 64 with one slot did not on an
-/// H200. The cause is not known (docs/tuning/choice.md).
-const SLOW_ON_LONG_HEADS: [(u32, u32, bool); 3] = [(256, 64, false), (128, 128, false), (128, 128, true)];
+/// Whether a 16-bit tile slows down on long heads: 128 x 128 lost to 128 x 80 and 128 x 112 there,
+/// and up to head dim 64 256 x 64 lost to 256 x 48, unless Q has one slot. From head dim 56 on, up
+/// to 64, several consumers with more than 64 keys lost to those with 64. The cause is not known
+/// (docs/tuning/choice.md).
+fn slows_on_long_heads(tile: &ForwardTile, head_dim: i64) -> bool {
+    match (tile.block_m, tile.block_n) {
+        (128, 128) => true,
+        (256, 64) => !tile.has_one_q_slot,
+        (128.., 65..) => (56..=64).contains(&head_dim),
+        _ => false,
+    }
+}
+
 /// What a block takes more for each tile of a head, as a share of its time, and at most.
 const LONG_HEAD: f64 = 0.0015;
 const MOST_LONG_HEAD: f64 = 0.15;
@@ -77,13 +86,13 @@ struct ForwardCosts {
     one_v_slot: f64,
     /// Whether loads are known to bound a launch.
     loads: bool,
-    /// Rows and keys of tiles that slow down on long heads, and whether Q has one slot.
-    slow_on_long_heads: &'static [(u32, u32, bool)],
+    /// Whether a tile slows down on long heads of a head dim.
+    slows_on_long_heads: fn(&ForwardTile, i64) -> bool,
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
     rate: 4096.0,
-    softmax_alone: 2.9,
+    softmax_alone: 3.4,
     exponentials: 4.2,
     block_alone: 98.0,
     block: 16.0,
@@ -93,7 +102,7 @@ const COSTS: ForwardCosts = ForwardCosts {
     one_q_slot: 750.0,
     one_v_slot: 600.0,
     loads: true,
-    slow_on_long_heads: &SLOW_ON_LONG_HEADS,
+    slows_on_long_heads,
 };
 
 /// The costs of 8 bits were fitted to an H100 (docs/tuning/eight-bits.md). They know no slots.
@@ -109,7 +118,7 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     one_q_slot: 0.0,
     one_v_slot: 0.0,
     loads: false,
-    slow_on_long_heads: &[],
+    slows_on_long_heads: |_, _| false,
 };
 
 /// What sets the time of a forward tile.
@@ -178,8 +187,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let of_tile = (tile.block_m, tile.block_n, tile.has_one_q_slot);
-    let is_slow = splits == 1.0 && costs.slow_on_long_heads.contains(&of_tile);
+    let is_slow = splits == 1.0 && (costs.slows_on_long_heads)(tile, problem.head_dim);
     let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
     let per_block = |ctas: f64| {
         let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);
@@ -255,7 +263,7 @@ const SPLIT_BACKWARD_PAIR: f64 = 8000.0;
 /// The share of memory's time that partial gradients of few splits cost: L2 holds many of them
 /// between kernels. So many splits cost twice as much a byte, since one is added after the other.
 const PARTIALS_FROM_MEMORY: f64 = 0.25;
-const MANY_SPLITS: f64 = 4.0;
+const MANY_SPLITS: f64 = 7.0;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
@@ -269,6 +277,11 @@ const DRIFT: f64 = 0.006;
 const MOST_DRIFT: f64 = 0.4;
 /// The limit of unsplit tiles, which take all heads at one block of rows before the next block.
 const MOST_DRIFT_UNSPLIT: f64 = 0.25;
+/// What a block takes more, as a share of its time, where a CTA does two tiles of a head.
+const OF_TWO_TILES: f64 = 0.08;
+/// The same of blocks of 128 rows, in tiles that are alike (docs/tuning/choice.md).
+const OF_TALL_ALIKE: f64 = 0.06;
+const TALL_ROWS: u32 = 128;
 /// Cycles of a row of dQ that the second tile of a head reads and adds to.
 const SECOND_SUM: f64 = 4.0;
 
@@ -282,7 +295,9 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 760.0, 1),
         BackwardKernel::Middle => {
             let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);
-            (f64::from(of_boxes * BOX_COLS), 2300.0, 1)
+            // Past head dim 192 a consumer has 32 keys.
+            let waits = if boxes(dim.max(dim_v)) > 3 { 3600.0 } else { 2300.0 };
+            (f64::from(of_boxes * BOX_COLS), waits, 1)
         }
         BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 850.0, 2),
     };
@@ -293,7 +308,11 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let count = splits * (heads_kv * div_ceil(sk, block_n)) as f64;
     let drifts = tiles_differ(problem) && count > f64::from(device.sm_count / ctas);
     let drift = if drifts { 1.0 + drift(steps, splits > 1.0) } else { 1.0 };
-    let per_block = drift * (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits);
+    let of_two_tiles = if knobs.direct_dq == 2 { OF_TWO_TILES } else { 0.0 };
+    let is_tall = knobs.block_m == TALL_ROWS && !tiles_differ(problem);
+    let of_tall = if is_tall { OF_TALL_ALIKE } else { 0.0 };
+    let slowdown = drift + of_two_tiles + of_tall;
+    let per_block = slowdown * (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits);
     let of_split = match (splits > 1.0, ctas) {
         (false, _) => 0.0,
         (true, 1) => SPLIT_BACKWARD_TILE,

@@ -47,7 +47,12 @@ fn alternatives_compile_and_spill_no_more_than_allowed() {
     let paged = with_switches(&[128], &[(Causal::BottomRight, false)]).filter(|p| p.pass == Pass::Forward);
     let of_pages = Features { paged: Some(64), varlen: Some(Varlen::default()), ..Features::NONE };
     let chunk = paged.map(|problem| Problem { seqlen_q: 512, seqlen_k: 8192, features: of_pages, ..problem });
-    let mut kernels = alternatives_of(full.chain(causal).chain(short).chain(narrow).chain(few_keys).chain(chunk));
+    let added = with_switches(&[256], &[(Causal::None, false)]).filter(|p| p.pass == Pass::Backward);
+    let added = added.map(|problem| Problem { seqlen_q: 300, seqlen_k: 154, ..problem });
+    let all = full.chain(causal).chain(short).chain(narrow).chain(few_keys).chain(added).chain(chunk);
+    let mut kernels = alternatives_of(all);
+    let adds_tiles_of_few_keys = |text: &&String| text.contains("kBlockN = 64;") && text.contains("kDirectTiles = 0;");
+    assert_eq!(kernels.keys().filter(adds_tiles_of_few_keys).count(), 1);
     let has_large_blocks = |text: &str| text.contains("kPageSize = 64;") && text.contains("kBlockN = 128;");
     let large = kernels.iter_mut().filter(|(text, _)| has_large_blocks(text)).map(|(_, kernel)| kernel);
     assert_eq!(large.map(|kernel| kernel.may_spill = BLOCKS_OF_PAGES_MAY_SPILL).count(), 1);

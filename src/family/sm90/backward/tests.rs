@@ -154,10 +154,24 @@ fn few_keys_past_head_dim_192_are_tiles_of_64() {
     let few = |direct_dq: u32| config(64).with("block_n", 64).with("direct_dq", direct_dq);
     assert_eq!(broken(&of(64), &few(1)), None);
     assert_eq!(broken(&of(128), &few(2)), None);
-    for (keys, direct_dq, by) in [(64, 0, "wgmma_m"), (128, 0, "wgmma_m"), (128, 1, "direct_dq"), (129, 2, "direct_dq")]
-    {
-        assert_eq!(broken(&of(keys), &few(direct_dq)).as_deref(), Some(by), "{keys} {direct_dq}");
+    for (keys, direct_dq) in [(128, 1), (129, 2)] {
+        assert_eq!(broken(&of(keys), &few(direct_dq)).as_deref(), Some("direct_dq"), "{keys} {direct_dq}");
     }
+}
+
+#[test]
+fn three_tiles_of_few_keys_are_an_alternative_to_two_pairs() {
+    let problem = Problem { batch_size: 4, num_heads_q: 10, num_heads_kv: 10, seqlen_q: 300, ..problem(256, 256) };
+    let problem = Problem { seqlen_k: 154, ..problem };
+    let few = |knobs: &BackwardKnobs| (knobs.block_n, knobs.direct_dq) == (64, 0);
+    let offered = <BackwardKnobs as Space>::alternatives(&problem, &h200());
+    let few = *offered.iter().find(|knobs| few(knobs)).unwrap();
+    let pairs = heuristic(&problem, &h200()).unwrap();
+    assert_eq!(few.kernel(&problem), BackwardKernel::Middle);
+    // 120 tiles run at once, and 80 of pairs in two waves. Longer heads have neither in one wave.
+    assert!(few.us(&problem, &h200()) < 0.97 * pairs.us(&problem, &h200()));
+    let long = Problem { batch_size: 2, seqlen_q: 1024, ..problem };
+    assert!(few.us(&long, &h200()) > pairs.us(&long, &h200()));
 }
 
 #[test]

@@ -142,7 +142,7 @@ pub fn tiny_splits() -> Vec<Case> {
     ])
 }
 
-/// Backward: one or two tiles of keys a head, whose last one writes dQ.
+/// Backward: few tiles of keys a head. The last of one or two writes dQ.
 pub fn tiny_few_keys() -> Vec<Case> {
     use Causal::{BottomRight, None as Full, TopLeft};
     use Dtype::{Bf16, Fp16};
@@ -165,6 +165,9 @@ pub fn tiny_few_keys() -> Vec<Case> {
         Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
         of(Bf16, (150, 60), 256, Full),
         Case { strides: Strides::Gaps, ..of(Fp16, (100, 100), 200, BottomRight) },
+        // Three tiles of 64 keys add to dQ.
+        of(Bf16, (150, 154), 256, Full),
+        Case { deterministic: true, ..of(Fp16, (130, 180), 216, BottomRight) },
     ])
 }
 
