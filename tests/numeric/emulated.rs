@@ -225,8 +225,8 @@ const FAULTS: [Fault; 9] = [
     Fault {
         arch: "sm_90",
         file: "sm90/forward/load.cuh",
-        from: "barrier_expect(shared.full_v(ring.slot), kBytesV)",
-        to: "barrier_expect(shared.full_v(ring.slot), kBytesV + 16)",
+        from: "barrier_expect(shared.full_v(ring_v.slot), kBytesV)",
+        to: "barrier_expect(shared.full_v(ring_v.slot), kBytesV + 16)",
         report: "DEADLOCK",
     },
     Fault {

@@ -30,4 +30,9 @@ struct ListedSlots {
         const int word = uniform(entry.x), head = uniform(entry.y);
         return {word >> 1, head, (word & 1) != 0};
     }
+    // As get, without the head.
+    __device__ __forceinline__ ListedTile listed(uint32 slot) const {
+        const Entry entry = get(slot);
+        return {entry.tile, entry.is_full};
+    }
 };

@@ -67,7 +67,8 @@ struct ScaleCopies {
     }
 };
 
-// The loader's loop over tiles and their blocks, in the order of load.cuh's caller, by one warp.
+// The loader's loop over tiles and their blocks, in the order of TileLoader (load.cuh), by one
+// warp.
 __device__ __forceinline__ void load_bytes(const KernelParams& params, const Shared& shared, const TensorMap& map_q,
                                            const TensorMap& map_k, const TensorMap& map_v, uint32* tile_counter) {
     const int lane = threadIdx.x;

@@ -1,36 +1,71 @@
-// The producer's copies in the sm90 forward kernel: one box after the other of K and V, by TMA.
+// The producer of the sm90 forward kernel over keys of 16 bits without pages: one thread starts the
+// copies of Q, K and V, by TMA, one box after the other.
 //
-// One thread of the producer warpgroup calls these functions. Each waits for an empty slot, starts
-// the copy into it and moves the ring on. Barriers of shared.cuh tell the consumers of arrivals.
+// Each copy waits for an empty slot, starts, and moves the ring on. Barriers of shared.cuh tell the
+// consumers of arrivals. load_pages.cuh, load_eight.cuh and convert_in_place.cuh have the other
+// producers.
 
+#include "device/attention/block_list.cuh"
+#include "device/attention/sequence.cuh"
 #include "device/schedule/ring.cuh"
 #include "device/schedule/tile_order.cuh"
 #include "sm90/forward/shared.cuh"
 #include "sm90/load_q.cuh"
 
-// Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside the
-// slot.
-__device__ __forceinline__ void load_k(Ring<kKStages>& ring, const Shared& shared, const TensorMap& map, int block,
-                                       int head_kv, const MapRows& rows, const ListedTile& listed, int head) {
-    barrier_wait(shared.empty_k(ring.slot), ring.parity ^ 1);
-    if constexpr (kHasBlockMask) shared.listed_slots.put(ring.slot, listed, head);
-    barrier_expect(shared.full_k(ring.slot), kBytesK);
-    #pragma unroll
-    for (int box = 0; box < kBoxesQK; ++box) {
-        tma_load(shared.k_slot(ring.slot) + box * kBlockN * kBoxRowBytes, map, shared.full_k(ring.slot),
-                 box * kBoxCols, block * kBlockN, head_kv, rows);
-    }
-    ring.advance();
-}
+struct TileLoader {
+    const KernelParams& params;
+    const Shared& shared;
+    const TensorMap &map_q, &map_k, &map_v;
+    Ring<kQStages> ring_q;
+    Ring<kVStages> ring_v;
+    Ring<kKStages> ring_k;
 
-__device__ __forceinline__ void load_v(Ring<kVStages>& ring, const Shared& shared, const TensorMap& map, int block,
-                                       int head_kv, const MapRows& rows) {
-    barrier_wait(shared.empty_v(ring.slot), ring.parity ^ 1);
-    barrier_expect(shared.full_v(ring.slot), kBytesV);
-    #pragma unroll
-    for (int box = 0; box < kBoxesV; ++box) {
-        tma_load(shared.v_slot(ring.slot) + box * kBlockN * kBoxRowBytes, map, shared.full_v(ring.slot),
-                 box * kBoxCols, block * kBlockN, head_kv, rows);
+    // Loads K of the tile's first block, Q and V of this block, then K and V of each further block.
+    // `feed` draws the next tile before the last blocks.
+    template <class Feed>
+    __device__ __forceinline__ void load(const Tile& tile, Feed& feed) {
+        const int head_kv = tile.head / params.group_size, last_block = tile.begin + tile.blocks - 1;
+        const Sequence sequence(params, tile.batch);
+        const MapRows rows_q = map_rows_q(params, sequence, params.map_rows_q);
+        const MapRows rows_k = map_rows_k(params, sequence, params.map_rows_k);
+        const MapRows rows_v = map_rows_k(params, sequence, params.map_rows_v);
+        const KeyList list(params, sequence, tile.head, tile.first);
+        // With two K slots the next tile's first K is due one block after this tile's last.
+        const bool draws_early = kKStages <= 2 || feed.knows_second();
+        for (int position = last_block; position >= tile.begin; --position) {
+            if (position == min(last_block, tile.begin + draws_early)) feed.draw_next();
+            ListedTile listed;
+            if constexpr (kHasBlockMask) listed = list.at(position);
+            const int block = kHasBlockMask ? listed.tile : position;
+            load_k(block, head_kv, rows_k, listed, tile.head);
+            if (position == last_block) load_q(ring_q, shared, map_q, tile, rows_q);
+            load_v(block, head_kv, rows_v);
+        }
     }
-    ring.advance();
-}
+
+private:
+    // Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside
+    // the slot.
+    __device__ __forceinline__ void load_k(int block, int head_kv, const MapRows& rows, const ListedTile& listed, int head) {
+        barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
+        if constexpr (kHasBlockMask) shared.listed_slots.put(ring_k.slot, listed, head);
+        barrier_expect(shared.full_k(ring_k.slot), kBytesK);
+        #pragma unroll
+        for (int box = 0; box < kBoxesQK; ++box) {
+            tma_load(shared.k_slot(ring_k.slot) + box * kBlockN * kBoxRowBytes, map_k, shared.full_k(ring_k.slot),
+                     box * kBoxCols, block * kBlockN, head_kv, rows);
+        }
+        ring_k.advance();
+    }
+
+    __device__ __forceinline__ void load_v(int block, int head_kv, const MapRows& rows) {
+        barrier_wait(shared.empty_v(ring_v.slot), ring_v.parity ^ 1);
+        barrier_expect(shared.full_v(ring_v.slot), kBytesV);
+        #pragma unroll
+        for (int box = 0; box < kBoxesV; ++box) {
+            tma_load(shared.v_slot(ring_v.slot) + box * kBlockN * kBoxRowBytes, map_v, shared.full_v(ring_v.slot),
+                     box * kBoxCols, block * kBlockN, head_kv, rows);
+        }
+        ring_v.advance();
+    }
+};

@@ -233,7 +233,7 @@ private:
     }
 };
 
-// The producer's loop over tiles and their blocks, in the order of load.cuh's caller. The first
+// The producer's loop over tiles and their blocks, in the order of TileLoader (load.cuh). The first
 // thread feeds tiles and loads Q. Every warp takes a tile from its slot, as consumers do.
 __device__ __forceinline__ void load_eight(const KernelParams& params, const Shared& shared, const TensorMap& map_q, uint32* tile_counter) {
     const int thread = threadIdx.x, lane = thread % 32;

@@ -17,6 +17,16 @@ using Scores = float[kSTiles][4];         // S of one block, then its weights P
 using Output = float[kOTiles][4];         // O, not normalised
 using Weights = uint32[kBlockN / 16][4];  // P as the A operand of k16 steps, in 16 bits
 
+// Issues S = Q K^T as one wgmma group. The operands are the lower words of descriptors.
+__device__ __forceinline__ void multiply_qk(Scores& s, uint32 q_low, uint32 k_low) {
+    wgmma_qk_first(s, descriptor(q_low), descriptor(k_low));
+    #pragma unroll
+    for (int step = 1; step < kKSteps; ++step) {
+        wgmma_qk(s, descriptor(q_low + column_step<64>(step)), descriptor(k_low + column_step<kBlockN>(step)));
+    }
+    wgmma_commit();
+}
+
 // Issues O = P V (`accumulate` 0, a tile's first product) or O += P V as one wgmma group.
 __device__ __forceinline__ void multiply_pv(Output& o, const Weights& p, uint32 v_tile, int accumulate) {
     const uint32 v_low = descriptor_low(v_tile, kBlockN * kBoxRowBytes);
@@ -25,6 +35,14 @@ __device__ __forceinline__ void multiply_pv(Output& o, const Weights& p, uint32 
         wgmma_pv(o, p[step], descriptor(v_low + row_step(step)), step == 0 ? accumulate : 1);
     }
     wgmma_commit();
+}
+
+// Makes weights of the scores of a block behind a tile's first. Blocks without a mask are not
+// searched for a maximum with kStaleMax.
+template <bool kIsMasked, class Scale>
+__device__ __forceinline__ void weigh(Scores& s, RowSoftmax& softmax, const Scale& scale_log2) {
+    if constexpr (kStaleMax && !kIsMasked) softmax.stale(s, scale_log2);
+    else softmax.lazy(s, scale_log2);
 }
 
 // Rounds the weights to the 16 bits of V's tile. S is free afterwards.
@@ -46,6 +64,12 @@ __device__ __forceinline__ void rescale(Output& o, const RowSoftmax& softmax) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) o[n][i] *= softmax.factor[i / 2];
     }
+}
+
+// Scales one of the lane's two rows of O.
+__device__ __forceinline__ void scale_row(Output& o, int r, float factor) {
+    #pragma unroll
+    for (int n = 0; n < kOTiles; ++n) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
 }
 
 // Flips the signs of one warpgroup's Q in shared memory. All threads of the warpgroup take part;

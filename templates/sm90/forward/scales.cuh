@@ -62,6 +62,14 @@ struct KeyFactors {
         softmax.bound(s, added);
     }
 
+    // weigh (multiply.cuh) over keys of 8 bits.
+    template <bool kIsMasked>
+    __device__ __forceinline__ void weigh(Scores& s, RowSoftmax& softmax, const float (&scale_log2)[2], uint32 scales, const int& lane, const float (&of_q)[2], const bool& is_lacking) const {
+        if constexpr (!kStaleMax || kIsMasked) softmax.lazy(s, scale_log2);
+        else if constexpr (kWeighsByKey) weigh_stale(s, scales, lane, of_q, is_lacking, softmax);
+        else softmax.stale_fp16(s, scale_log2);
+    }
+
     // Multiplies weights by the scales of V, unless V is. If fp16's range needs a larger unit,
     // `softmax` is left pending, which lowers O before its next product.
     __device__ __forceinline__ void scale_weights(Scores& p, uint32 scales, int lane, RowSoftmax& softmax) {

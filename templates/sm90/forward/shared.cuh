@@ -133,12 +133,3 @@ struct Shared {
         barrier_init_done();
     }
 };
-
-// Releases a block that other warpgroups need and this one does not. One thread releases the slot
-// for four warps, so all four must have seen the block arrive. Elsewhere they wait for the same
-// wgmma first. `barrier` is the warpgroup's.
-__device__ __forceinline__ void skip_slot(uint32 full, uint32 parity, uint32 empty, bool arrives, int barrier) {
-    barrier_wait(full, parity);
-    warpgroup_barrier(barrier);
-    if (arrives) barrier_arrive(empty);
-}

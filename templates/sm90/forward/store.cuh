@@ -1,13 +1,24 @@
-// One of the three stores of O in the sm90 forward kernel. With kTmaStore O goes from a consumer
-// warpgroup's registers to a Q slot (shared.cuh) and from there to device memory by TMA. The other
-// two are store_partial (store_partial.cuh) and store_rows (device/layout/store_rows.cuh). The
-// kernel normalises the rows before it stores them.
+// What becomes of O at the end of a tile in the sm90 forward kernel: the factors of its rows, and
+// one of three stores. With kTmaStore O goes from a consumer warpgroup's registers to a Q slot
+// (shared.cuh) and from there to device memory by TMA. The other stores are store_partial
+// (store_partial.cuh) and store_rows (device/layout/store_rows.cuh).
 
+#include "device/attention/row_softmax.cuh"
+#include "device/attention/sink.cuh"
 #include "device/layout/write_boxes.cuh"
 #include "device/ptx/sync.cuh"
 #include "sm90/forward/multiply.cuh"
 #include "sm90/forward/store_partial.cuh"
 #include "sm90/forward/tile_rows.cuh"
+
+// The end of one of the lane's two rows, whose weights have the sum `total`. The combine kernel
+// adds the sink and the dropout scale, once for all splits of a row.
+__device__ __forceinline__ RowEnd end_of_row(int r, const float& total, const RowSoftmax& softmax, const bool& is_partial, const int& head, const KernelParams& params) {
+    if (is_partial) return RowEnd{total == 0.f ? 0.f : 1.f / total, softmax.lse(r, total)};
+    if constexpr (kHasSinks || kIsBatchInvariant) return end_row(total, softmax.lowered_by(r), head, params);
+    const float keep_scale = kHasDropout ? params.dropout_keep_scale : 1.f;
+    return RowEnd{total == 0.f ? 0.f : keep_scale / total, softmax.lse(r, total)};
+}
 
 // Writes O to the Q slot at the shared-memory address `boxes` and starts its copy to device memory.
 // The copy still runs while the next tile is computed. Before the call all four warps have
