@@ -80,6 +80,7 @@ bool barrier_test_wait(unsigned barrier, unsigned parity);
 // ---- device memory
 
 unsigned load_acquire(const unsigned* from);
+void wait_for_previous_grid();
 
 // ---- copies
 

@@ -3,7 +3,8 @@
 // report; the report also goes to stderr.
 //
 // FLASHTUNE_EMULATOR_ARCH names the GPU (sm_80, sm_86, sm_90, sm_100, sm_120), sm_90 if unset.
-// FLASHTUNE_EMULATOR_SMS sets the number of its SMs.
+// FLASHTUNE_EMULATOR_SMS sets the number of its SMs. FLASHTUNE_EMULATOR_OVERLAPS=1 hides a kernel's
+// writes from a kernel that may overlap it (memory.cpp).
 
 #include "engine.h"
 #include "fault.h"
@@ -80,6 +81,33 @@ int registers_of(const Kernel& kernel) {
     return registers > 255 ? 255 : registers;
 }
 
+bool shows_overlaps() { return getenv("FLASHTUNE_EMULATOR_OVERLAPS") != nullptr; }
+
+// Held by launches and by the host's accesses to device memory if overlaps are shown.
+std::unique_lock<std::mutex> device_memory() {
+    static std::mutex one;
+    return shows_overlaps() ? std::unique_lock(one) : std::unique_lock<std::mutex>();
+}
+
+// A launch that may overlap the one before it on its stream, as far as the emulator shows it.
+class Overlap {
+  public:
+    Overlap(void* stream, bool may_overlap) {
+        if (!shows_overlaps()) return;
+        keep_memory();
+        if (may_overlap && stream == last_stream) hide_writes();
+        last_stream = stream;
+    }
+    ~Overlap() {
+        if (!shows_overlaps()) return;
+        wait_for_previous_grid();
+        find_writes();
+    }
+
+  private:
+    static inline void* last_stream;
+};
+
 // The bytes of an ELF file, whose section table comes last.
 size_t elf_bytes(const unsigned char* image) {
     uint64_t sections;
@@ -147,6 +175,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, captu
 
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     NEED_CONTEXT;
+    const auto alone = device_memory();
     if (!bytes) return INVALID_VALUE;
     if (bytes > size_t(4) << 30) return OUT_OF_MEMORY;
     *address = reinterpret_cast<uint64_t>(allocate(bytes));
@@ -154,18 +183,22 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 int cuMemFree_v2(uint64_t address) {
     NEED_CONTEXT;
+    const auto alone = device_memory();
     return release(reinterpret_cast<void*>(address)) ? SUCCESS : INVALID_VALUE;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
     NEED_CONTEXT;
+    const auto alone = device_memory();
     return memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
     NEED_CONTEXT;
+    const auto alone = device_memory();
     return memcpy(to, reinterpret_cast<void*>(from), bytes), SUCCESS;
 }
 int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void*) {
     NEED_CONTEXT;
+    const auto alone = device_memory();
     return memset(reinterpret_cast<void*>(address), value, bytes), SUCCESS;
 }
 
@@ -251,10 +284,15 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
 }
 
 // Laid out as in cuda.h.
+constexpr unsigned kProgrammaticStreamSerialization = 6;
+struct launch_attribute {
+    unsigned id, padding;
+    int value, others[15];
+};
 struct launch_config {
     unsigned gx, gy, gz, bx, by, bz, shared_bytes;
     void* stream;
-    void* attributes;
+    const launch_attribute* attributes;
     unsigned count;
 };
 int cuLaunchKernelEx(const launch_config* config, void* function, void** params, void** extra) {
@@ -273,6 +311,9 @@ int cuLaunchKernelEx(const launch_config* config, void* function, void** params,
     std::string report;
     {
         std::lock_guard in_order(lock_of(config->stream));
+        const auto alone = device_memory();
+        const launch_attribute* const first = config->attributes;
+        Overlap overlap(config->stream, config->count == 1 && first->id == kProgrammaticStreamSerialization && first->value);
         FaultsAreReported faults;
         unsigned long long begin, end, ns;
         read_clocks(begin, ns);

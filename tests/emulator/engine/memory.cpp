@@ -1,6 +1,9 @@
 // Device memory: host pages of their own for each allocation. Pages without access lie on both
 // sides, so a far access out of bounds is a fault. The bytes between an allocation's end and the
 // page behind hold a pattern, which is checked after each launch. Fresh memory holds NaN.
+//
+// With FLASHTUNE_EMULATOR_OVERLAPS a kernel that may start before the end of the one before it does
+// not see what that one wrote until one of its threads has waited for that.
 
 #include "engine.h"
 
@@ -24,6 +27,32 @@ std::mutex mutex;
 std::map<char*, Allocation> allocations;
 
 char* end_of(const Allocation& allocation) { return allocation.mapping + allocation.mapped - kPage; }
+
+// A run of bytes that the last launch changed.
+struct Write {
+    char* at;
+    std::vector<char> before, after;
+};
+std::vector<std::pair<char*, std::vector<char>>> kept;  // allocations before a launch
+std::vector<Write> writes;
+bool are_hidden = false;
+
+void add_writes(char* start, const std::vector<char>& before) {
+    constexpr size_t kStep = 64;
+    const size_t bytes = before.size();
+    for (size_t at = 0; at < bytes;) {
+        if (at % kStep == 0 && at + kStep <= bytes && !memcmp(start + at, before.data() + at, kStep)) {
+            at += kStep;
+        } else if (start[at] == before[at]) {
+            ++at;
+        } else {
+            size_t end = at;
+            while (end < bytes && start[end] != before[end]) ++end;
+            writes.push_back({start + at, {before.begin() + at, before.begin() + end}, {start + at, start + end}});
+            at = end;
+        }
+    }
+}
 
 bool is_untouched(char* start, const Allocation& allocation) {
     for (const char* at = allocation.mapping + kPage; at < start; ++at) if ((unsigned char)*at != kSurroundings) return false;
@@ -52,9 +81,37 @@ bool release(void* memory) {
     const auto found = allocations.find(static_cast<char*>(memory));
     if (found == allocations.end()) return false;
     const bool ok = is_untouched(found->first, found->second);
+    writes.clear();  // some may lie in the allocation
     munmap(found->second.mapping, found->second.mapped);
     allocations.erase(found);
     return ok;
+}
+
+void keep_memory() {
+    std::lock_guard lock(mutex);
+    kept.clear();
+    for (const auto& [start, allocation] : allocations) kept.push_back({start, {start, start + allocation.bytes}});
+}
+
+void find_writes() {
+    std::lock_guard lock(mutex);
+    writes.clear();
+    for (const auto& [start, before] : kept) add_writes(start, before);
+    kept.clear();
+}
+
+void hide_writes() {
+    std::lock_guard lock(mutex);
+    // The host may have written since.
+    std::erase_if(writes, [](const Write& write) { return memcmp(write.at, write.after.data(), write.after.size()); });
+    for (const Write& write : writes) memcpy(write.at, write.before.data(), write.before.size());
+    are_hidden = true;
+}
+
+void wait_for_previous_grid() {
+    if (!are_hidden) return;
+    for (const Write& write : writes) memcpy(write.at, write.after.data(), write.after.size());
+    are_hidden = false;
 }
 
 const void* overwritten() {

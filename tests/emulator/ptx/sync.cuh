@@ -1,6 +1,6 @@
-// Stands in for device/ptx/sync.cuh. Kernels of a stream run one after the other, so the
-// previous grid has ended. The engine checks the fence of the asynchronous proxy: wgmma and TMA may
-// read only stores that their thread has fenced.
+// Stands in for device/ptx/sync.cuh. Kernels of a stream run one after the other. The wait for the
+// previous grid may show what that grid wrote (engine/memory.cpp). The engine checks the fence of
+// the asynchronous proxy: wgmma and TMA may read only stores that their thread has fenced.
 
 #include "device/types.cuh"
 
@@ -12,5 +12,5 @@ __device__ __forceinline__ bool warpgroup_all(int id, bool vote) { return emulat
 __device__ __forceinline__ void fence_async_proxy() { emulator::fence_async_proxy(); }
 __device__ __forceinline__ void fence_async_proxy_of_all() { emulator::fence_async_proxy(); }
 
-__device__ __forceinline__ void wait_for_previous_grid() {}
+__device__ __forceinline__ void wait_for_previous_grid() { emulator::wait_for_previous_grid(); }
 __device__ __forceinline__ void start_next_grid() {}
