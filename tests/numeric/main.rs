@@ -23,6 +23,7 @@ mod kv_append_slots;
 mod laws;
 mod merge;
 mod paged;
+mod planted_faults;
 mod prefill_splits;
 mod quantize;
 mod same_bits;

@@ -91,7 +91,8 @@ fn gpu_is_right_on_tiny_problems_of_e4m3() {
     forward_of_each_family(&subject, &served, &[2]);
 }
 
-/// Blocks whose images have each kind of box: 128 keys, 64 or 32, and all of them.
+/// Blocks whose images have each kind of box: 128 keys, 64 or 32, and all of them. The second of
+/// two splits begins behind the first image.
 #[test]
 fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
     let Some(subject) = Subject::gpu() else { return };
@@ -113,10 +114,10 @@ fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
                 ("vt_stages", 2),
                 ("q_stages", 1),
             ];
-            prepared.forward(
-                &subject,
-                &knobs.iter().fold(config.clone(), |config, (knob, value)| config.with(knob, *value)),
-            );
+            let config = knobs.iter().fold(config.clone(), |config, (knob, value)| config.with(knob, *value));
+            for splits in [1, 2] {
+                prepared.forward(&subject, &config.clone().with("num_splits", splits));
+            }
         }
     }
 }

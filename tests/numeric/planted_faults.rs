@@ -1,0 +1,392 @@
+//! Faults that the emulator must report: each is planted in a copy of a template, and a test that
+//! passes without it must fail with a certain report.
+//!
+//! The emulator cannot show faults of memory order. It runs one thread at a time, so fences, the
+//! scopes of arrivals, and acquire and release have no effect: a fence of the asynchronous proxy
+//! alone is checked. A kernel has ended before the next one runs. So the emulator shows a missing
+//! wait for the kernel before, but none that only some threads leave out, and no
+//! `start_next_kernel` that comes too early. A barrier that is missing where the random order of
+//! warps, or another barrier, happens to order the accesses goes unnoticed, too.
+
+use crate::emulated::{Emulated, shown};
+use crate::source_tree::root;
+use std::path::{Path, PathBuf};
+
+/// A change of a template, and a word of the report that it must lead to.
+struct Fault {
+    arch: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    report: &'static str,
+}
+
+/// Each fault is one that a kernel's author makes.
+const FAULTS: [Fault; 9] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load.cuh",
+        from: "barrier_expect(shared.full_v(ring_v.slot), kBytesV)",
+        to: "barrier_expect(shared.full_v(ring_v.slot), kBytesV + 16)",
+        report: "DEADLOCK",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "release(shared.empty_v(ring_v.slot));\n                    ring_v.advance();\n                    pack_weights",
+        to: "ring_v.advance();\n                    pack_weights",
+        report: "DEADLOCK",
+    },
+    // The wait for V.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "issue_qk();\n                    wait_full(shared.full_v(ring_v.slot), ring_v.parity);",
+        to: "issue_qk();",
+        report: "reference",
+    },
+    // V's slot is free before the product has read it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "wgmma_wait<0>();\n                    pin(acc_o);\n                    release",
+        to: "pin(acc_o);\n                    release",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/store.cuh",
+        from: "fence_async_proxy();",
+        to: "",
+        report: "without a fence",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "device/layout/write_boxes.cuh",
+        from: "swizzled(lane / 16, lane % 8)",
+        to: "swizzled(lane / 16, 0)",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "device/schedule/tile_slots.cuh",
+        from: "return base + nth % kSlots * kTileBytes;",
+        to: "return base + nth % kSlots * kTileBytes + (1 << 18);",
+        report: "outside of the launch's",
+    },
+    // The barrier between a block's arrival and its use.
+    Fault {
+        arch: "sm_80",
+        file: "sm80_forward.cu.tera",
+        from: "cp_async_wait<kNumStages - 2>();\n            __syncthreads();",
+        to: "cp_async_wait<kNumStages - 2>();",
+        report: "reference",
+    },
+    Fault {
+        arch: "sm_80",
+        file: "sm80_forward.cu.tera",
+        from: "cp_async_wait<kNumStages - 2>();",
+        to: "",
+        report: "reference",
+    },
+];
+
+/// The cases of the faults below. With a scale of each key consumers read scales beside K.
+const IN_REGISTERS: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=0";
+const IN_PLACE: &str = "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=230 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
+
+/// Faults of a producer that converts keys in registers and of consumers that convert Q.
+const FAULTS_IN_REGISTERS: [Fault; 5] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "        fence_async_proxy();\n",
+        to: "",
+        report: "without a fence",
+    },
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "swizzled(lane % 4 * 2, lane / 4)",
+        to: "swizzled(lane % 4 * 2, 0)",
+        report: "reference",
+    },
+    // Rows behind the last key hold NaN.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "key + chunk.group * 32 < keys.seqlen_k",
+        to: "key + chunk.group * 32 < keys.seqlen_k + 8",
+        report: "reference",
+    },
+    // The wait until consumers have read V's slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load_eight.cuh",
+        from: "barrier_wait(shared.empty_v(ring.slot), ring.parity ^ 1);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // Q is rewritten, and wgmma reads it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/multiply.cuh",
+        from: "fence_async_proxy();\n    warpgroup_barrier(barrier);  // Q is there",
+        to: "warpgroup_barrier(barrier);  // Q is there",
+        report: "without a fence",
+    },
+];
+
+/// Faults of a producer that converts keys in shared memory.
+const FAULTS_IN_PLACE: [Fault; 6] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "        fence_async_proxy();\n",
+        to: "",
+        report: "without a fence",
+    },
+    // The lane's bytes lie in another chunk of the row.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "swizzled(lane % kLanes, row % 8)",
+        to: "swizzled(lane % kLanes, 0)",
+        report: "reference",
+    },
+    // A lane overwrites bytes that another has not read.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "            __syncwarp();  // bytes are read",
+        to: "            // bytes are read",
+        report: "reference",
+    },
+    // The wait for the bytes of V.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "barrier_wait(shared.bytes_v(ring_v.slot), ring_v.parity);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The wait until consumers have read K's slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/convert_in_place.cuh",
+        from: "barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // One warp releases K's slot before the others have read the scales beside it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/shared.cuh",
+        from: "constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;",
+        to: "constexpr bool kWarpsReleaseK = kHasBlockMask;",
+        report: "used (right)",
+    },
+];
+
+/// Queries, keys and values in e4m3. The test takes a config whose V is transposed before.
+const IN_IMAGES: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=130 seqlen_k=700 head_dim=128 head_dim_v=128 \
+     causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=0 fp8_q=true";
+
+/// Faults between the kernel that transposes V, the loads of its images and the products.
+const FAULTS_OF_IMAGES: [Fault; 6] = [
+    // The wait for the kernel that writes the images.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/load.cuh",
+        from: "if constexpr (kReadsImages) wait_for_previous_kernel();",
+        to: "",
+        report: "is NaN, the reference",
+    },
+    // A copy brings fewer bytes than its barrier expects.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/load.cuh",
+        from: "image, kImageBytes, shared.full_vt",
+        to: "image, kImageBytes - 16, shared.full_vt",
+        report: "16 bytes missing",
+    },
+    // The arrivals of warps that transpose.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/shared.cuh",
+        from: "kReadsImages ? 1 : kTransposers",
+        to: "kTransposers",
+        report: "DEADLOCK",
+    },
+    // The wait until consumers have read the slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/load.cuh",
+        from: "barrier_wait(shared.empty_vt(ring_v.slot), ring_v.parity ^ 1);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The wait for an image.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward_fp8.cu.tera",
+        from: "barrier_wait(shared.full_vt(ring_v.slot), ring_v.parity);",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // A split's images begin at its own first block.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/load.cuh",
+        from: "int64(end) * kImageBytes",
+        to: "int64(tile.blocks) * kImageBytes",
+        report: "num_splits=2",
+    },
+];
+
+/// A team of four warps shares V's columns and Q K^T. The keys have two segments.
+const SHARED_SCORES: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=1 seqlen_k=1300 head_dim=128 head_dim_v=128 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 batch_invariant=true";
+
+/// Faults of the exchange of scores between a team's warps.
+const FAULTS_OF_SHARED_SCORES: [Fault; 4] = [
+    // The team meets between its writes and reads of scores.
+    Fault {
+        arch: "sm_90",
+        file: "decode/shared_scores.cuh",
+        from: "sync_team<kTeamWarps>(place.team);",
+        to: "",
+        report: "used (right)",
+    },
+    // The team meets before the tiles and scores of the block before are overwritten.
+    Fault {
+        arch: "sm_90",
+        file: "decode/keys_tma.cuh",
+        from: "sync_team<kTeamWarps>(place.team);\n        load",
+        to: "load",
+        report: "the reference",
+    },
+    // Warps write to one place.
+    Fault {
+        arch: "sm_90",
+        file: "decode/shared_scores.cuh",
+        from: "store_floats(at(m, first + n), own[m][n])",
+        to: "store_floats(at(m, n), own[m][n])",
+        report: "used (right)",
+    },
+    // Each warp multiplies by the first keys.
+    Fault {
+        arch: "sm_90",
+        file: "decode/shared_scores.cuh",
+        from: "TileK::part(tile_k, first * 8, 0)",
+        to: "tile_k",
+        report: "the reference",
+    },
+];
+
+/// Two consumers, each of whose merged O is in pieces. The keys have two segments.
+const PIECES: &str = "dtype=bf16 batch=1 heads_q=1 heads_kv=1 seqlen_q=70 seqlen_k=1200 head_dim=192 head_dim_v=192 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 batch_invariant=true";
+
+/// Faults of the merged O of a batch-invariant tile.
+const FAULTS_OF_PIECES: [Fault; 5] = [
+    // Consumers share one place.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "shared.merged + consumer * kBytesMerged",
+        to: "shared.merged",
+        report: "the reference",
+    },
+    // A thread's piece is another thread's, too.
+    Fault {
+        arch: "sm_90",
+        file: "device/attention/fixed_order.cuh",
+        from: "kStride = 128 * 16",
+        to: "kStride = 64 * 16",
+        report: "the reference",
+    },
+    // The pieces reach into the barriers.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/shared.cuh",
+        from: "scales = merged + kConsumers * kBytesMerged",
+        to: "scales = merged + kBytesMerged",
+        report: "has been overwritten",
+    },
+    // A piece is loaded from another memory than it was stored to.
+    Fault {
+        arch: "sm_90",
+        file: "device/attention/fixed_order.cuh",
+        from: "if (n < kShared) {",
+        to: "if (n <= kShared) {",
+        report: "is NaN, the reference",
+    },
+    // The first segment is forgotten.
+    Fault {
+        arch: "sm_90",
+        file: "device/attention/fixed_order.cuh",
+        from: "is_first = false;",
+        to: "",
+        report: "the reference",
+    },
+];
+
+const ONE_PROBLEM: &str = "tiny::gpu_is_right_forward_on_one_tiny_problem";
+
+#[test]
+fn planted_faults_are_reported() {
+    are_reported(&FAULTS, ONE_PROBLEM, None);
+}
+
+#[test]
+fn planted_faults_of_converted_keys_are_reported() {
+    are_reported(&FAULTS_IN_REGISTERS, ONE_PROBLEM, Some(IN_REGISTERS));
+    are_reported(&FAULTS_IN_PLACE, ONE_PROBLEM, Some(IN_PLACE));
+}
+
+#[test]
+fn planted_faults_of_images_of_v_are_reported() {
+    const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_v_is_transposed_before";
+    are_reported(&FAULTS_OF_IMAGES, TEST, Some(IN_IMAGES));
+}
+
+#[test]
+fn planted_faults_of_shared_scores_are_reported() {
+    are_reported(&FAULTS_OF_SHARED_SCORES, ONE_PROBLEM, Some(SHARED_SCORES));
+}
+
+#[test]
+fn planted_faults_of_a_merged_o_are_reported() {
+    are_reported(&FAULTS_OF_PIECES, ONE_PROBLEM, Some(PIECES));
+}
+
+fn are_reported(faults: &[Fault], test: &str, case: Option<&str>) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arch: &str| {
+        let options = ["--arch", arch, "--sms", "1", "--templates", folder.path().to_str().unwrap()];
+        Emulated { options: &options, test, case }.output()
+    };
+    let Some(output) = run(faults[0].arch) else { return };
+    assert!(output.status.success(), "without a fault: {}", shown(&output));
+    for fault in faults {
+        let file = plant(fault, folder.path());
+        let output = run(fault.arch).expect("the run before had an emulator");
+        let text = shown(&output);
+        let is_reported = !output.status.success() && text.contains(fault.report);
+        assert!(is_reported, "{}, {:?} without {:?}: {text}", fault.file, fault.from, fault.report);
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+/// Writes the file with the fault into `folder`.
+fn plant(fault: &Fault, folder: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(root().join("templates").join(fault.file)).expect("a template");
+    assert!(text.contains(fault.from), "{} has no {:?}", fault.file, fault.from);
+    let file = folder.join(fault.file);
+    std::fs::create_dir_all(file.parent().expect("a folder")).unwrap();
+    std::fs::write(&file, text.replacen(fault.from, fault.to, 1)).unwrap();
+    file
+}
