@@ -145,7 +145,7 @@ fn own_configs(
     Ok(configs)
 }
 
-/// Few sets of kernels of one class.
+/// Few sets of kernels of one class, with all their configs.
 fn few_configs(
     known: &Known,
     shapes: &Shapes,
@@ -164,12 +164,7 @@ fn few_configs(
     }
     let candidates: Vec<(Canonical, Config)> =
         problem_of.iter().map(|(config, problem)| (*problem, (*config).clone())).collect();
-    let kernels = texts.of_configs(&candidates, device)?;
-    let mut sets: BTreeMap<&[usize], Vec<usize>> = BTreeMap::new();
-    for (candidate, kernels) in kernels.iter().enumerate() {
-        sets.entry(kernels).or_default().push(candidate);
-    }
-    let sets: Vec<(&[usize], Vec<usize>)> = sets.into_iter().collect();
+    let sets = KernelSet::of(texts.of_configs(&candidates, device)?);
 
     // For each sample the sets that serve it about as fast as its first choice.
     let configs: Vec<&Config> = candidates.iter().map(|(_, config)| config).collect();
@@ -181,26 +176,11 @@ fn few_configs(
             let slowdowns = lookup::slowdowns(known, problem, first, &configs, device);
             let is_fast =
                 |candidate: &usize| slowdowns[*candidate].is_some_and(|factor| factor <= 1.0 + lookup::TOLERANCE);
-            (0..sets.len()).filter(|set| sets[*set].1.iter().any(is_fast)).collect()
+            (0..sets.len()).filter(|set| sets[*set].candidates.iter().any(is_fast)).collect()
         })
         .collect();
-
-    let new_kernels = |texts: &Texts, set: usize| sets[set].0.iter().filter(|text| !texts.is_taken(**text)).count();
-    let mut taken: Vec<usize> = Vec::new();
-    let mut uncovered: Vec<&BTreeSet<usize>> = serving.iter().collect();
-    while !uncovered.is_empty() {
-        // Most samples for each new kernel; the first of those that are equal.
-        let worth = |set: &usize| {
-            let served = uncovered.iter().filter(|serving| serving.contains(set)).count();
-            served as f64 / (new_kernels(texts, *set) as f64).max(0.01)
-        };
-        let best = (0..sets.len()).rev().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("a sample has its choice");
-        taken.push(best);
-        sets[best].0.iter().for_each(|text| texts.take(*text));
-        uncovered.retain(|serving| !serving.contains(&best));
-    }
-    let mut configs: Vec<(Canonical, Config)> =
-        taken.iter().flat_map(|set| &sets[*set].1).map(|candidate| candidates[*candidate].clone()).collect();
+    let taken = take_sets(&sets, &serving, texts).into_iter().flat_map(|set| &sets[set].candidates);
+    let mut configs: Vec<(Canonical, Config)> = taken.map(|candidate| candidates[*candidate].clone()).collect();
 
     // Every shape has a config that fits.
     let fits = |problem: &Canonical, config: &Config| family::check(problem, config, device).is_ok();
@@ -216,6 +196,42 @@ fn few_configs(
         configs.extend(own);
     }
     Ok(configs)
+}
+
+/// Kernels by their numbers, and the candidates that need exactly these.
+struct KernelSet {
+    kernels: Vec<usize>,
+    candidates: Vec<usize>,
+}
+
+impl KernelSet {
+    /// The sets of candidates, for each of which its kernels are given.
+    fn of(kernels: Vec<Vec<usize>>) -> Vec<KernelSet> {
+        let mut sets: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
+        for (candidate, kernels) in kernels.into_iter().enumerate() {
+            sets.entry(kernels).or_default().push(candidate);
+        }
+        sets.into_iter().map(|(kernels, candidates)| KernelSet { kernels, candidates }).collect()
+    }
+}
+
+/// Takes sets until each sample has one that serves it. Each is the one that serves most of the
+/// other samples for each new kernel, and the first of those that are equal.
+fn take_sets(sets: &[KernelSet], serving: &[BTreeSet<usize>], texts: &mut Texts) -> Vec<usize> {
+    let mut taken = Vec::new();
+    let mut uncovered: Vec<&BTreeSet<usize>> = serving.iter().collect();
+    while !uncovered.is_empty() {
+        let worth = |set: &usize| {
+            let served = uncovered.iter().filter(|serving| serving.contains(set)).count();
+            let new_kernels = sets[*set].kernels.iter().filter(|text| !texts.is_taken(**text)).count();
+            served as f64 / (new_kernels as f64).max(0.01)
+        };
+        let best = (0..sets.len()).rev().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("a sample has its choice");
+        taken.push(best);
+        sets[best].kernels.iter().for_each(|text| texts.take(*text));
+        uncovered.retain(|serving| !serving.contains(&best));
+    }
+    taken
 }
 
 fn nothing_builds(problem: &Canonical) -> Error {
@@ -236,7 +252,7 @@ impl Texts {
     fn of_configs(&mut self, configs: &[(Canonical, Config)], device: &Device) -> Result<Vec<Vec<usize>>> {
         let rendered: Vec<Vec<Kernel>> =
             configs.par_iter().map(|(problem, config)| kernels(problem, config, device)).collect::<Result<_>>()?;
-        let number = |kernel: Kernel| match self.numbers.get(&kernel) {
+        let mut number = |kernel: Kernel| match self.numbers.get(&kernel) {
             Some(number) => *number,
             None => {
                 self.numbers.insert(kernel.clone(), self.kernels.len());
@@ -244,7 +260,6 @@ impl Texts {
                 self.kernels.len() - 1
             }
         };
-        let mut number = number;
         Ok(rendered
             .into_iter()
             .map(|kernels| {
