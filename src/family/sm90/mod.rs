@@ -1,10 +1,11 @@
-//! The sm90 family: `wgmma` kernels in which one warpgroup loads by TMA and each of the others
-//! computes, on compute capability 9.0.
+//! The sm90 and sm90fp8 families: `wgmma` kernels in which one warpgroup loads by TMA and each of
+//! the others computes, on compute capability 9.0.
 //!
 //! A consumer warpgroup computes 64 rows, of queries forward and of keys backward; backward past
-//! head dim 128 it computes fewer keys, or a half of the columns. Each pass has a file; which
-//! problems the family does is here. Whatever would make a kernel wrong is asserted once more in
-//! the templates `sm90_forward.cu.tera` and `sm90_backward*.cu.tera`.
+//! head dim 128 it computes fewer keys, or a half of the columns. `forward*`, `fp8*` and
+//! `backward*` have the knobs, constraints and heuristics of one template each, or of three for the
+//! backward pass; `work` predicts the times of all. Which problems sm90 does is here, and `fp8` has
+//! the same of sm90fp8. Whatever would make a kernel wrong is asserted once more in the templates.
 
 mod backward;
 mod backward_geometry;

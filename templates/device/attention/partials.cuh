@@ -1,6 +1,6 @@
 // Partial states: each split of the keys leaves the normalised fp32 O of a row and the LSE of its
-// keys. Split decode kernels write them, and the combine kernel reads them. This file knows their
-// place in the workspace and no arithmetic.
+// keys. The decode and sm90 forward kernels that split keys write them, and the combine kernels
+// read them. This file knows their place in the workspace and no arithmetic.
 //
 // O is (splits, batch, heads_q, seqlen_q, kPartialCols), and LSE is (splits, batch, heads_q,
 // seqlen_q). A split that shows a row no key writes LSE = -inf and leaves O unwritten.
