@@ -468,8 +468,7 @@ fn crashing_candidate_is_recorded_with_its_signal() {
 fn candidate_that_crashes_the_compiler_is_identified_in_its_batch() {
     let report = run(&mut shell_worker("exit 9"), &[64, 32, 17]);
     assert_eq!(report.winner(), 32);
-    let reason = report.failure(17).unwrap();
-    assert!(reason.contains("ended with 9"), "{reason}");
+    assert!(report.failure(17).unwrap().contains("ended with 9"), "{:?}", report.failure(17));
     assert!(!report.failed_here(17), "the compiler does not see the problem's size");
     assert_eq!(report.failure(32), None);
 }

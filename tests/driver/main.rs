@@ -15,3 +15,4 @@ mod launch;
 mod pack;
 mod serving;
 mod sm90;
+mod sm90_backward;
