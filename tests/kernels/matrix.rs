@@ -3,13 +3,14 @@
 //!
 //! Configs come from the heuristic, for a typical GPU of the architecture and every family that
 //! serves there, and from the shipped records. In sm90 kernels only the producer may spill,
-//! except in those of `CONSUMERS`. The matrix is thinned (`is_taken`) to what two cores compile in
+//! except in those of `spills`. The matrix is thinned (`is_taken`) to what two cores compile in
 //! three minutes; `cargo test --test kernels -- --ignored matrix` runs all of it. Without NVRTC a
 //! test says so and passes; `FLASHTUNE_REQUIRE_NVRTC=1` makes that a failure.
 
 mod converted;
 mod few_tiles;
 mod pages;
+mod spills;
 
 use crate::ARCHS;
 use crate::nvrtc::{compile, nvrtc};
@@ -24,6 +25,7 @@ use flashtune::plan::key::Class;
 use flashtune::plan::{Record, record, shipped};
 use flashtune::problem::{BlockMask, Causal, Dtype, Features, Layout, Pass, Problem, Varlen, Window};
 use rayon::prelude::*;
+use spills::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Causal, dropout and deterministic: the switches of a template. A forward pass ignores
@@ -125,75 +127,6 @@ const HEAD_DIMS: [((i64, i64), Layout); 15] = [
     ((256, 256), Layout::Vec8),
     ((512, 512), Layout::Vec8),
 ];
-
-/// Bytes that the kernels of each listed head dim may spill; kernels that are not listed may spill
-/// none.
-type MaySpill = [(Arch, Pass, (i64, i64), u32)];
-
-fn may_spill(listed: &MaySpill, arch: Arch, problem: &Problem) -> u32 {
-    let of = (arch, problem.pass, (problem.head_dim, problem.head_dim_v));
-    listed.iter().find(|(arch, pass, dims, _)| (*arch, *pass, *dims) == of).map_or(0, |(.., bytes)| *bytes)
-}
-
-/// Spills of the heuristic's mma.sync kernels, with any feature.
-///
-/// These tiles fill all 255 registers and leave loop-invariant addresses and bounds on the stack.
-/// That costs a few 4-byte loads beside the 256 to 640 products of an iteration, less than the next
-/// smaller tile would. Tuning picks kernels that spill only if every other kernel is wrong.
-const MMA_SYNC: &MaySpill = &[
-    (Arch::Sm(8, 0), Pass::Backward, (128, 128), 8),
-    (Arch::Sm(8, 0), Pass::Backward, (256, 256), 116),
-    (Arch::Sm(8, 0), Pass::Backward, (512, 512), 64),
-    (Arch::Sm(8, 6), Pass::Backward, (256, 256), 72),
-    (Arch::Sm(8, 9), Pass::Backward, (256, 256), 72),
-    (Arch::Sm(9, 0), Pass::Backward, (192, 192), 8),
-    (Arch::Sm(10, 0), Pass::Forward, (96, 96), 68),
-    (Arch::Sm(10, 0), Pass::Forward, (128, 128), 24),
-    (Arch::Sm(10, 0), Pass::Forward, (192, 128), 16),
-    (Arch::Sm(10, 0), Pass::Backward, (72, 72), 12),
-    (Arch::Sm(10, 0), Pass::Backward, (192, 192), 72),
-    (Arch::Sm(12, 0), Pass::Backward, (256, 256), 16),
-];
-
-/// More bytes for a deterministic pass: the ordered addition to dQ takes two registers that those
-/// tiles do not have. A few loads take no time beside the wait.
-const ORDERED_DQ_MAY_SPILL: u32 = 160;
-
-/// The mma.sync kernels of `combined_features`.
-const COMBINED: &MaySpill = &[
-    (Arch::Sm(8, 0), Pass::Backward, (256, 256), 96),
-    (Arch::Sm(8, 9), Pass::Forward, (128, 128), 12),
-    (Arch::Sm(9, 0), Pass::Forward, (128, 128), 72),
-    (Arch::Sm(9, 0), Pass::Backward, (128, 128), 80),
-];
-
-/// The fp32 kernels spill load addresses, of which they have twice as many. At head dim 512 a CTA
-/// is one warp, because 99 KB hold no more, and each thread loads 64 chunks of a tile.
-const FP32: &MaySpill = &[
-    (Arch::Sm(8, 6), Pass::Forward, (512, 512), 1304),
-    (Arch::Sm(9, 0), Pass::Forward, (33, 33), 56),
-    (Arch::Sm(9, 0), Pass::Forward, (64, 64), 8),
-];
-
-/// Consumers of sm90's heuristic. Forward they spill what a tile's ends alone read, since each of
-/// the two ways to end has its own last product; at head dim 40 with dropout also a number that
-/// blocks under a mask read. At head dim 160 that reached 580 TFLOP/s on an H200, causal, 4096
-/// keys; the best tile without spills reached 541.
-///
-/// Past head dim 192 backward, three consumers share the registers. The two of scores keep
-/// addresses and bounds on the stack, of which a block reads about eight. Two consumers without
-/// spills took 1.08 to 1.22 times as long (H200, head dims 200 and 256).
-const CONSUMERS: &MaySpill = &[
-    (Arch::Sm(9, 0), Pass::Forward, (40, 40), 12),
-    (Arch::Sm(9, 0), Pass::Forward, (64, 64), 8),
-    (Arch::Sm(9, 0), Pass::Forward, (96, 96), 36),
-    (Arch::Sm(9, 0), Pass::Forward, (160, 160), 52),
-    (Arch::Sm(9, 0), Pass::Backward, (256, 256), 288),
-];
-
-/// Consumers whose tiles may share a walk. Up to head dim 128 they keep two numbers on the stack
-/// that a tile's end needs.
-const SHARED_WALK_MAY_SPILL: u32 = 48;
 
 /// Lengths of many tiles and of few; for few, sm90's heuristic chooses fewer rows a tile.
 const MANY: i64 = 4000;
