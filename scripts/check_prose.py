@@ -3,9 +3,9 @@
 
     python3 scripts/check_prose.py [--only NAME] [--skip NAME]
 
-The checks are: README's length, relative links and anchors in Markdown, paths and commands that
-Markdown names, C and Python examples in Markdown, documents that comments name, and the width and
-some phrases of comments. Whether a sentence reads well is for a person to judge.
+The checks are: README's length, relative links, anchors and lists of sections in Markdown, paths
+and commands that Markdown names, C and Python examples in Markdown, documents that comments name,
+and the width and some phrases of comments. Whether a sentence reads well is for a person to judge.
 `scripts/test.py --ci` runs this script after the build, since examples need the library.
 """
 
@@ -82,6 +82,15 @@ def links(repository):
                 yield f"{repository.place(path, line)}: {target} is no file"
             elif anchor and anchor not in markdown.anchors(found.read_text()):
                 yield f"{repository.place(path, line)}: {target} is no heading"
+
+
+def contents(repository):
+    """A list of a document's sections names all of them."""
+    for path, text in repository.documents():
+        listed = markdown.contents(text)
+        for line, title in markdown.sections(text) if listed else ():
+            if title not in listed:
+                yield f"{repository.place(path, line)}: the list of sections lacks {title}"
 
 
 def paths(repository):
@@ -277,6 +286,7 @@ def source_comments(repository):
 CHECKS = {
     "README's length": readme_length,
     "links": links,
+    "lists of sections": contents,
     "paths": paths,
     "commands": commands,
     "C examples": c_examples,

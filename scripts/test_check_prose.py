@@ -37,6 +37,14 @@ class Tree(unittest.TestCase):
         self.write("a.md", "line\n[x](docs/c.md)\n[y](docs/b.md#two)\n```\n[z](nowhere.md)\n```\n")
         self.assertEqual([place.split()[0] for place in self.found(check_prose.links)], ["a.md:2:", "a.md:3:"])
 
+    def test_sections_that_a_list_lacks_are_found(self):
+        self.write("a.md", "## One\n\n- [x](#one), which is no list\n\n## Two\n")
+        self.write("b.md", "- [One](#one)\n- [K/V `two`](#kv-two)\n\n## One\n\n## K/V `two`\n\n```\n## Three\n```\n")
+        self.assertEqual(self.found(check_prose.contents), [])
+        self.write("b.md", "- [One](#one)\n\n## One\n\n## Two\n")
+        (place,) = self.found(check_prose.contents)
+        self.assertIn("b.md:5", place)
+
     def test_paths_that_are_no_files_are_found(self):
         self.write("src/plan/key.rs", "")
         self.write("a.md", "`src/plan/key.rs` `src/{plan}/` `src/*/key.rs` `src/<arch>/x` `target/debug/x`\n")

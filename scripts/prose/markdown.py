@@ -79,6 +79,19 @@ def anchors(text):
             yield f"{name}-{seen[name]}" if seen[name] else name
 
 
+def sections(text):
+    """(line, title) of the headings of the second level."""
+    for number, line in _outside_fences(text):
+        if line.startswith("## "):
+            yield number, line[3:].strip()
+
+
+def contents(text):
+    """The titles in the list of sections, or none where a document has no such list."""
+    entry = re.compile(r"- \[(.*)\]\(#[^)]*\)$")
+    return [found[1] for _, line in _outside_fences(text) if (found := entry.match(line))]
+
+
 def commands(text):
     """(line, words) of each shell command, in blocks marked sh, indented code and code spans."""
     for begin, language, code in blocks(text):
