@@ -2,11 +2,12 @@
 //! passes without it must fail with a certain report.
 //!
 //! The emulator cannot show faults of memory order. It runs one thread at a time, so fences, the
-//! scopes of arrivals, and acquire and release have no effect: a fence of the asynchronous proxy
-//! alone is checked. A kernel has ended before the next one runs. So the emulator shows a missing
-//! wait for the kernel before, but none that only some threads leave out, and no
-//! `start_next_kernel` that comes too early. A barrier that is missing where the random order of
-//! warps, or another barrier, happens to order the accesses goes unnoticed, too.
+//! scopes of arrivals, and acquire and release have no effect: it checks fences of the asynchronous
+//! proxy alone. Kernels of a stream do not run at the same time. The emulator shows that no thread
+//! waits for the kernel before, or that one reads what that wrote before any thread has waited. It
+//! shows neither a wait that some threads leave out and others make, nor a `start_next_kernel` that
+//! comes too early. It also overlooks a missing barrier where the random order of warps, or another
+//! barrier, happens to order the accesses.
 
 use crate::emulated::{Emulated, shown};
 use crate::source_tree::root;
@@ -202,7 +203,7 @@ const FAULTS_OF_IMAGES: [Fault; 6] = [
         file: "sm90/forward_fp8/load.cuh",
         from: "if constexpr (kReadsImages) wait_for_previous_kernel();",
         to: "",
-        report: "is NaN, the reference",
+        report: "no thread has waited for the kernel before",
     },
     // A copy brings fewer bytes than its barrier expects.
     Fault {
@@ -247,11 +248,11 @@ const FAULTS_OF_IMAGES: [Fault; 6] = [
 ];
 
 /// A team of four warps shares V's columns and Q K^T. The keys have two segments.
-const SHARED_SCORES: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=1 seqlen_k=1300 head_dim=128 head_dim_v=128 \
+const DECODED_SEGMENTS: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=1 seqlen_k=1300 head_dim=128 head_dim_v=128 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 batch_invariant=true";
 
-/// Faults of the exchange of scores between a team's warps.
-const FAULTS_OF_SHARED_SCORES: [Fault; 4] = [
+/// Faults of the exchange of scores between a team's warps, and of the merge of segments.
+const FAULTS_OF_DECODED_SEGMENTS: [Fault; 5] = [
     // The team meets between its writes and reads of scores.
     Fault {
         arch: "sm_90",
@@ -283,6 +284,14 @@ const FAULTS_OF_SHARED_SCORES: [Fault; 4] = [
         from: "TileK::part(tile_k, first * 8, 0)",
         to: "tile_k",
         report: "the reference",
+    },
+    // One lane alone waits for the states of segments.
+    Fault {
+        arch: "sm_90",
+        file: "combine_segments.cu.tera",
+        from: "    wait_for_previous_kernel();",
+        to: "    if (threadIdx.x == 31) wait_for_previous_kernel();",
+        report: "used (right)",
     },
 ];
 
@@ -354,8 +363,8 @@ fn planted_faults_of_images_of_v_are_reported() {
 }
 
 #[test]
-fn planted_faults_of_shared_scores_are_reported() {
-    are_reported(&FAULTS_OF_SHARED_SCORES, ONE_PROBLEM, Some(SHARED_SCORES));
+fn planted_faults_of_decoded_segments_are_reported() {
+    are_reported(&FAULTS_OF_DECODED_SEGMENTS, ONE_PROBLEM, Some(DECODED_SEGMENTS));
 }
 
 #[test]

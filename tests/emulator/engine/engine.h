@@ -226,7 +226,8 @@ bool release(void* memory);
 // The writes of a launch to device memory: all of it is kept before, and compared after. They may
 // be hidden from the next launch until it waits for them. One launch runs at a time.
 void keep_memory();
-void find_writes();
+// Returns whether a thread of the launch has waited.
+bool find_writes();
 void hide_writes();
 // Returns the address of an allocation whose surroundings were written, or null.
 const void* overwritten();

@@ -3,13 +3,14 @@
 // page behind hold a pattern, which is checked after each launch. Fresh memory holds NaN.
 //
 // With FLASHTUNE_EMULATOR_OVERLAPS a kernel that may start before the end of the one before it does
-// not see what that one wrote until one of its threads has waited for that.
+// not see what that one wrote until one of its threads has waited for that. One has to.
 
 #include "engine.h"
 
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
+#include <utility>
 
 namespace emulator {
 
@@ -35,7 +36,7 @@ struct Write {
 };
 std::vector<std::pair<char*, std::vector<char>>> kept;  // allocations before a launch
 std::vector<Write> writes;
-bool are_hidden = false;
+bool are_hidden = false, has_waited = false;
 
 void add_writes(char* start, const std::vector<char>& before) {
     constexpr size_t kStep = 64;
@@ -52,6 +53,12 @@ void add_writes(char* start, const std::vector<char>& before) {
             at = end;
         }
     }
+}
+
+void show_writes() {
+    if (!are_hidden) return;
+    for (const Write& write : writes) memcpy(write.at, write.after.data(), write.after.size());
+    are_hidden = false;
 }
 
 bool is_untouched(char* start, const Allocation& allocation) {
@@ -93,11 +100,13 @@ void keep_memory() {
     for (const auto& [start, allocation] : allocations) kept.push_back({start, {start, start + allocation.bytes}});
 }
 
-void find_writes() {
+bool find_writes() {
     std::lock_guard lock(mutex);
+    show_writes();
     writes.clear();
     for (const auto& [start, before] : kept) add_writes(start, before);
     kept.clear();
+    return std::exchange(has_waited, false);
 }
 
 void hide_writes() {
@@ -109,9 +118,8 @@ void hide_writes() {
 }
 
 void wait_for_previous_grid() {
-    if (!are_hidden) return;
-    for (const Write& write : writes) memcpy(write.at, write.after.data(), write.after.size());
-    are_hidden = false;
+    has_waited = true;
+    show_writes();
 }
 
 const void* overwritten() {
