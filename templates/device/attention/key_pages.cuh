@@ -18,12 +18,20 @@ __device__ __forceinline__ int64 place_of_keys(const KernelParams& params, const
     return sequence.place_k(params, view, head_kv);
 }
 
-// Elements from the head's row 0 to a key of the sequence. Copies of blocks use KeyPages instead.
-__device__ __forceinline__ int64 place_of_key(const KernelParams& params, const TensorView& view, const Sequence& sequence, int key) {
-    if constexpr (kPageSize == 0) return key * view.stride_seqlen;
+// The page of a key; 0 without pages.
+__device__ __forceinline__ uint32 page_of_key(const KernelParams& params, const Sequence& sequence, int key) {
+    if constexpr (kPageSize == 0) return 0;
     const int entry = params.block_table[sequence.batch * params.block_table_stride + uint32(key) / kPageKeys];
     // An entry that names no page stands for the last page.
-    return min(uint32(entry), uint32(params.num_pages - 1)) * view.stride_batch + uint32(key) % kPageKeys * view.stride_seqlen;
+    return min(uint32(entry), uint32(params.num_pages - 1));
+}
+// Elements from the head's row 0 to a key of the sequence. Copies of blocks use KeyPages instead.
+__device__ __forceinline__ int64 place_in_page(const TensorView& view, int key, uint32 page) {
+    if constexpr (kPageSize == 0) return key * view.stride_seqlen;
+    return page * view.stride_batch + uint32(key) % kPageKeys * view.stride_seqlen;
+}
+__device__ __forceinline__ int64 place_of_key(const KernelParams& params, const TensorView& view, const Sequence& sequence, int key) {
+    return place_in_page(view, key, page_of_key(params, sequence, key));
 }
 
 // The part of the table that the copy of one block of kKeys keys needs. It is fetched one block

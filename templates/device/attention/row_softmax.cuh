@@ -74,9 +74,8 @@ struct RowSoftmax {
         weigh(s, sum, scale_log2, lowered_by(0), lowered_by(1));
     }
 
-    // A later block that is not searched.
-    template <int kTiles>
-    __device__ __forceinline__ void stale(float (&s)[kTiles][4], float scale_log2) {
+    // Moves references whose sums have grown large.
+    __device__ __forceinline__ void renew() {
         pending = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > kRenewedSum);
         if (pending) {
             #pragma unroll
@@ -88,6 +87,12 @@ struct RowSoftmax {
                 if (was_spoiled) sum[r] = infinity();
             }
         }
+    }
+
+    // A later block that is not searched.
+    template <int kTiles>
+    __device__ __forceinline__ void stale(float (&s)[kTiles][4], float scale_log2) {
+        renew();
         weigh(s, sum, scale_log2, reference[0], reference[1]);
     }
 
