@@ -65,6 +65,7 @@ def forward_configs(case):
                     ctas_per_sm=ctas, stale_max=1,
                     group_mb=group if case["causal"] else 1, tma_store=int(splits == 1 and q_stages == 2), num_splits=splits, decode_rows=0,
                     decode_splits=0,
+                    widens=0,
                 )  # fmt: skip
 
 

@@ -269,6 +269,37 @@ impl Call {
         Call { q: self.q.in_units(q), k: self.k.in_units(k), v: self.v.in_units(k), ..*self }
     }
 
+    /// The call of the kernel that reads K and V widened in the workspace. There the kernel that
+    /// writes them puts the lengths of varlen sequences, and the scales of single keys.
+    pub fn widened(&self) -> Call {
+        let (p, places) = (&self.problem, self.problem.places_of_widened());
+        let rows = p.widened_rows();
+        let at = |begin: usize, columns: i64| TensorRef {
+            data: self.workspace.wrapping_byte_add(begin),
+            stride_batch: rows * columns,
+            stride_seqlen: columns,
+            stride_head: p.batch_size * rows * columns,
+        };
+        let given = &self.features;
+        let scales = match p.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0) {
+            true => Scales { k: at(places.k_scales, 1), ..Scales::NULL },
+            false => given.scales,
+        };
+        let lengths = self.workspace.wrapping_byte_add(places.lengths).cast_const().cast();
+        let features = FeatureArgs {
+            cu_seqlens_k: std::ptr::null(),
+            seqused_k: if p.features.varlen.is_some() { lengths } else { std::ptr::null() },
+            block_table: std::ptr::null(),
+            num_pages: 0,
+            cache_batch_idx: std::ptr::null(),
+            leftpad_k: std::ptr::null(),
+            scales,
+            ..*given
+        };
+        let (k, v) = (at(places.k, p.head_dim), at(places.v, p.head_dim_v));
+        Call { problem: p.widened(), k, v, features, ..*self }
+    }
+
     /// A call with its three inputs; all else is NULL.
     pub const fn of_inputs(problem: Problem, softmax_scale: f32, dropout: Dropout, [q, k, v]: [TensorRef; 3]) -> Call {
         const NONE: TensorRef = TensorRef::NULL;

@@ -466,8 +466,11 @@ fn every_kernel_after_the_first_waits_for_its_predecessor() {
     let e4m3 = Problem { features: Features { eight_bits, ..Features::NONE }, ..problem() };
     let default = |problem: Problem| (problem, heuristic(&problem, &h200));
     let transposed = (e4m3, heuristic(&e4m3, &h200).with("v_stages", 0));
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 1 });
+    let converted = Problem { features: Features { eight_bits, ..Features::NONE }, ..problem() };
+    let widened = (converted, heuristic(&converted, &h200).with("widens", 1));
     let passes = [few_queries, mixed, backward(64), backward(256), backward(300)].map(default);
-    for (problem, config) in passes.into_iter().chain([transposed]) {
+    for (problem, config) in passes.into_iter().chain([transposed, widened]) {
         let kernels = render_pass(&problem, &config, SM90).unwrap();
         assert!(kernels.len() > 1, "{problem:?}");
         for (spec, text) in &kernels[1..] {

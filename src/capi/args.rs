@@ -179,10 +179,10 @@ fn check(
     problem.layout = match memory {
         Memory::Host | Memory::Fallback => Layout::widest(problem.dtype, [problem.head_dim, problem.head_dim_v]),
         // A tensor that no TMA map can describe counts as narrower than TMA's access.
-        Memory::Device if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
+        Memory::Device { .. } if problem.features.varlen.is_some() && !operands.iter().all(Operand::counts_by_rows) => {
             widest().max(Layout::Vec4)
         }
-        Memory::Device => widest(),
+        Memory::Device { .. } => widest(),
     };
     let call = Call::of_inputs(problem, softmax_scale, dropout, [TensorRef::NULL; 3]);
     Ok((Call { features: inputs.features.args(), ..call }, accesses))
@@ -271,6 +271,8 @@ mod tests {
         }
     }
 
+    const DEVICE: Memory = Memory::Device { widens: true };
+
     fn call(params: &flashtune_forward_params, memory: Memory) -> Call {
         forward(params, Data::Optional, memory).map(|checked| checked.call).unwrap()
     }
@@ -280,7 +282,7 @@ mod tests {
         let layout = |change: &dyn Fn(&mut flashtune_forward_params)| {
             let mut changed = params();
             change(&mut changed);
-            call(&changed, Memory::Device).problem.layout
+            call(&changed, DEVICE).problem.layout
         };
         assert_eq!(layout(&|_| ()), Layout::Vec8);
         // With one batch entry, the batch stride is only multiplied by 0.
@@ -309,20 +311,20 @@ mod tests {
             out: output(0x40000, [1, 128, 64]),
             ..params()
         };
-        let call = call(&packed, Memory::Device);
+        let call = call(&packed, DEVICE);
         assert_eq!((call.q.stride_batch, call.q.stride_seqlen), (40 * 128, 128));
         assert_eq!(call.problem.layout, Layout::Vec8);
         assert_eq!(call.problem.lse_elements(), 2 * 40);
         assert_eq!(call.problem.features.varlen, Some(Varlen { total_q: Some(40), ..Varlen::default() }));
         let none = flashtune_forward_params { total_q: 0, ..packed };
-        assert!(self::call(&none, Memory::Device).problem.is_empty());
+        assert!(self::call(&none, DEVICE).problem.is_empty());
     }
 
     #[test]
     fn a_window_keeps_only_the_sides_that_hide_something_beyond_causal() {
         let of = |causal, window, window_left, window_right| {
             let params = flashtune_forward_params { causal, window, window_left, window_right, ..params() };
-            call(&params, Memory::Device).problem.features.window
+            call(&params, DEVICE).problem.features.window
         };
         let (bottom_right, top_left) = (FLASHTUNE_WINDOW_BOTTOM_RIGHT, FLASHTUNE_WINDOW_TOP_LEFT);
         assert_eq!(of(0, 0, 0, -1), Window::default());
@@ -342,8 +344,8 @@ mod tests {
             *tensor = self::tensor(0, [0, 0, 0]);
         }
         shapes.out = output(0, [0, 0, 0]);
-        let call = call(&shapes, Memory::Device);
-        assert_eq!(call.problem, self::call(&params(), Memory::Device).problem);
+        let call = call(&shapes, DEVICE);
+        assert_eq!(call.problem, self::call(&params(), DEVICE).problem);
         assert_eq!((call.out.stride_batch, call.out.stride_seqlen, call.out.stride_head), (2048, 128, 64));
     }
 
@@ -351,7 +353,7 @@ mod tests {
     fn few_queries_over_many_keys_need_a_workspace_on_a_gpu_alone() {
         let decode = flashtune_forward_params { seqlen_q: 1, seqlen_k: 256, ..params() };
         let checked = |memory| forward(&decode, Data::Optional, memory).unwrap();
-        let mut checked_call = checked(Memory::Device);
+        let mut checked_call = checked(DEVICE);
         let needed = checked_call.workspace_bytes() as u64;
         assert!(needed > 0);
         let workspace = std::ptr::without_provenance_mut(0x90000);
@@ -383,7 +385,7 @@ mod tests {
             total_q: 40,
             ..zeros
         };
-        let mut checked = backward(&none, Data::Required, Memory::Device).unwrap();
+        let mut checked = backward(&none, Data::Required, DEVICE).unwrap();
         assert!(checked.call.problem.is_empty());
         assert_eq!((checked.call.problem.lse_elements(), checked.workspace_bytes()), (0, 0));
         checked.set_workspace(std::ptr::null_mut(), 0).unwrap();

@@ -127,7 +127,7 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     accesses.check(data, memory)?;
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,
-        Memory::Device => {
+        Memory::Device { .. } => {
             let quantities = operands.iter().flat_map(Operand::layout_quantities);
             Layout::widest(dtype, quantities.chain(tables.layout_quantities))
         }

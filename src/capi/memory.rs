@@ -8,14 +8,15 @@
 use super::overlap::Footprint;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::family;
 use crate::problem::Problem;
 
 /// The memory that holds a context's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Kernels load vectors, so strides and addresses decide the layout class. Only kernels read
-    /// lengths.
-    Device,
+    /// lengths. `widens`: kernels may write 8-bit keys to the workspace in 16 bits.
+    Device { widens: bool },
     /// The head dims alone decide the layout class. The CPU loads unaligned data, and a class that
     /// followed malloc would change from call to call. A launch checks lengths.
     Host,
@@ -28,7 +29,7 @@ impl Memory {
     /// `is_auto`: the caller left the choice of the backend to the library.
     pub fn of(backend: &Backend, is_auto: bool) -> Memory {
         match backend {
-            Backend::Cuda(_) => Memory::Device,
+            Backend::Cuda(gpu) => Memory::Device { widens: family::may_widen_kv(gpu.device()) },
             Backend::Cpu(_) if is_auto => Memory::Fallback,
             Backend::Cpu(_) => Memory::Host,
         }
@@ -39,7 +40,8 @@ impl Memory {
     pub fn workspace_bytes(self, problem: &Problem) -> usize {
         match self {
             Memory::Host | Memory::Fallback => problem.partials_offset(),
-            Memory::Device => problem.workspace_bytes(),
+            Memory::Device { widens: true } => problem.workspace_bytes(),
+            Memory::Device { widens: false } => problem.workspace_bytes_unwidened(),
         }
     }
 }
@@ -90,6 +92,21 @@ fn readable(addresses: impl Iterator<Item = usize>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Arch, Device};
+    use crate::problem::{Dtype, Eight, EightBits, Features, Pass};
+
+    #[test]
+    fn room_for_widened_keys_is_taken_where_a_kernel_may_widen_them() {
+        let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 0 });
+        let features = Features { eight_bits, ..Features::NONE };
+        let prompt = Problem { features, ..Problem::dense(Pass::Forward, Dtype::Bf16, 4, 128, 1024, 64) };
+        let bytes = [Memory::Device { widens: true }, Memory::Device { widens: false }, Memory::Host]
+            .map(|memory| memory.workspace_bytes(&prompt));
+        assert_eq!(bytes, [prompt.places_of_widened().end, 0, 0]);
+        assert!([(9, 0, true), (8, 0, false), (10, 0, false)].into_iter().all(|(major, minor, widens)| {
+            family::may_widen_kv(&Device::typical(Arch::Sm(major, minor)).unwrap()) == widens
+        }));
+    }
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -152,7 +152,7 @@ fn check(params: &flashtune_merge_params, data: Data, memory: Memory) -> Result<
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,
         // A lane loads at most four elements, 16 bytes of an fp32 partial.
-        Memory::Device => {
+        Memory::Device { .. } => {
             Layout::widest(dtype, partial_out.layout_quantities().chain(out.layout_quantities())).max(Layout::Vec4)
         }
     };

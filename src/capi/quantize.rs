@@ -163,7 +163,7 @@ fn check(params: &flashtune_quantize_params, data: Data, memory: Memory) -> Resu
     accesses.check(data, memory)?;
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,
-        Memory::Device => Layout::widest(dtype, x.layout_quantities().chain(out.layout_quantities())),
+        Memory::Device { .. } => Layout::widest(dtype, x.layout_quantities().chain(out.layout_quantities())),
     };
     Ok(Quantize {
         class: QuantizeClass { dtype, to, layout, of_rows: keys == 1 && heads == 1, rotates },

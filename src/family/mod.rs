@@ -87,6 +87,11 @@ pub fn passed_over(problem: &Problem, device: &Device) -> Option<String> {
     }
 }
 
+/// Whether some family of a device may widen 8-bit K and V in the workspace.
+pub fn may_widen_kv(device: &Device) -> bool {
+    device.arch == Arch::Sm(9, 0)
+}
+
 /// Whether a family's kernels take tensors of a dtype.
 pub fn takes(family: Family, dtype: Dtype) -> bool {
     match family {

@@ -52,6 +52,10 @@ pub struct KernelSpec {
     /// read nor write what these do. If the config's own kernel splits keys, its combine kernel may
     /// write the decode kernel's rows, so that the decode kernel comes after it.
     pub lent: Option<Lent>,
+    /// The kernel reads K and V widened to 16 bits in the workspace, not those of the call.
+    pub reads_widened: bool,
+    /// The next kernel starts when this one has ended, although it might start while it runs.
+    pub ends_alone: bool,
 }
 
 /// The family and the knobs of a kernel in a pass of another family.
@@ -170,7 +174,14 @@ impl KernelSpec {
         registers: None,
         most_rows: 0,
         lent: None,
+        reads_widened: false,
+        ends_alone: false,
     };
+
+    /// The problem as the kernel sees it.
+    pub fn problem(&self, problem: &Problem) -> Problem {
+        if self.reads_widened { problem.widened() } else { *problem }
+    }
 
     /// The config that the kernel is rendered with in a pass of `config`.
     pub fn config(&self, config: &Config) -> Config {

@@ -90,7 +90,12 @@ impl Executable {
         });
         // Kernels that split keys and those that combine them agree in both. Others do not split.
         let (num_splits, short_rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
-        let params = KernelParams::new(call).with_splits(call, num_splits, short_rows);
+        let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, short_rows);
+        let own_params = of_call(call);
+        let widened = self.kernels.iter().any(|kernel| kernel.spec.reads_widened).then(|| {
+            let call = call.widened();
+            (call, of_call(&call))
+        });
         let current = self.context.enter()?;
         let mut overlaps = false;
         for kernel in &self.kernels {
@@ -122,18 +127,22 @@ impl Executable {
             // Whether the kernel may start before the end of the one before it, whose results it
             // then waits for. A decode kernel that is lent waits for none.
             let follows = overlaps && (spec.lent.is_none() || spec.template == COMBINE);
+            let (call, params) = match &widened {
+                Some((widened, params)) if spec.reads_widened => (widened, params),
+                _ => (call, &own_params),
+            };
             let enqueued = match spec.arguments {
-                Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(&params)]),
+                Arguments::Params => kernel.enqueue(&current, grid, stream, follows, &mut [pointer(params)]),
                 Arguments::ParamsKeyMaps { box_rows } => {
                     let KeyMaps { k, v } = KeyMaps::encode(current.driver(), call, box_rows)?;
-                    let mut arguments = [pointer(&params), pointer(&k), pointer(&v)];
+                    let mut arguments = [pointer(params), pointer(&k), pointer(&v)];
                     kernel.enqueue(&current, grid, stream, follows, &mut arguments)
                 }
                 Arguments::ParamsMapsCounter { boxes, is_dynamic } => {
                     let maps = LaunchMaps::encode(current.driver(), call, &boxes)?;
                     let counter = self.tile_counter(&current, is_dynamic, stream)?;
                     let [q, k, v, o] = [&maps.q, &maps.k, &maps.v, &maps.o].map(pointer);
-                    let mut arguments = [pointer(&params), q, k, v, o, pointer(&counter)];
+                    let mut arguments = [pointer(params), q, k, v, o, pointer(&counter)];
                     kernel.enqueue(&current, grid, stream, follows, &mut arguments)
                 }
             };
@@ -143,7 +152,7 @@ impl Executable {
                     spec.entry, spec.threads, spec.smem_bytes
                 ))
             })?;
-            overlaps = self.overlaps;
+            overlaps = self.overlaps && !spec.ends_alone;
         }
         Ok(())
     }

@@ -14,8 +14,8 @@ pub struct KernelParams {
     pub k: TensorRef,
     pub v: TensorRef,
     pub out: TensorRef,
-    /// Forward, V transposed in the workspace (sm90/forward_fp8/images.cuh), where there is room
-    /// for it.
+    /// Forward, where there is room in the workspace for them: V transposed
+    /// (sm90/forward_fp8/images.cuh), or K and V widened (sm90_widen_kv.cu.tera).
     pub dout: TensorRef,
     /// Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
     /// own would move the tensor maps, which follow this struct in the parameters of every kernel.
@@ -140,13 +140,17 @@ impl KernelParams {
         let heads_rows = (p.num_heads_q * p.workspace_rows_of_head()) as usize;
         let features = &call.features;
         let [map_rows_q, map_rows_k, map_rows_v, map_rows_o] = launch_maps::rows_between(call);
-        let dout = match p.keeps_transposed_v() {
-            true => TensorRef {
+        let dout = if p.keeps_transposed_v() {
+            TensorRef {
                 data: call.workspace.wrapping_byte_add(p.transposed_v_offset()).cast(),
                 stride_head: p.transposed_v_stride() as i64,
                 ..call.dout
-            },
-            false => call.dout,
+            }
+        } else if p.keeps_widened_kv() {
+            let data = call.workspace.wrapping_byte_add(p.places_of_widened().k);
+            TensorRef { data, stride_batch: p.widened_rows(), ..TensorRef::NULL }
+        } else {
+            call.dout
         };
         let workspace = call.workspace.cast::<f32>();
         let at = |index: usize| if workspace.is_null() { workspace } else { workspace.wrapping_add(index) };

@@ -80,8 +80,10 @@ impl Renderer {
     pub fn render(&self, problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> Result<String> {
         let config = &spec.config(config);
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
-        let values = values(problem, config, spec, arch)?;
-        self.fill(spec.template, &values, config.family, &knobs, arch, Some(problem))
+        let mut values = values(&spec.problem(problem), config, spec, arch)?;
+        let has_key_scales = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
+        values.insert("has_widened_key_scales".to_owned(), Value::Flag(spec.reads_widened && has_key_scales));
+        self.fill(spec.template, &values, config.family, &knobs, arch, Some(&spec.problem(problem)))
     }
 
     /// Renders `templates/<template>.cu.tera` with these values. The comment on top of the text

@@ -153,7 +153,8 @@ impl Range {
         };
         let batch_sizes = from_least(least.batch_size, largest.batch_size, MOST_SPLIT_TILES / largest.num_heads_kv);
         let sizes = batch_sizes.flat_map(|batch_size| lengths.iter().map(move |(q, k)| (batch_size, *q, *k)));
-        let needed = sizes.map(|(batch_size, seqlen_q, seqlen_k)| {
+        let sizes: Vec<(i64, i64, i64)> = sizes.chain(self.sizes_at_most_widened(&lengths)).collect();
+        let needed = sizes.into_iter().map(|(batch_size, seqlen_q, seqlen_k)| {
             let mut problem = Problem { batch_size, seqlen_q, seqlen_k, ..*largest };
             if let Some(total) = problem.features.varlen.as_mut().and_then(|varlen| varlen.total_q.as_mut()) {
                 // More than the sequences hold only if the range itself says so.
@@ -162,6 +163,26 @@ impl Range {
             bytes(&problem)
         });
         needed.max().unwrap_or(0)
+    }
+
+    /// Sizes at which K and V widened to 16 bits are as large as they become. Larger problems than
+    /// that keep none. A batch size from which on nothing is split is looked at with the most
+    /// queries alone.
+    fn sizes_at_most_widened(&self, lengths: &[(i64, i64)]) -> Vec<(i64, i64, i64)> {
+        let Range { largest, least } = self;
+        let most_split = MOST_SPLIT_TILES / largest.num_heads_kv;
+        let of_batch = |batch_size: i64| {
+            let most = Problem { batch_size, ..*largest }.most_widened_keys().min(largest.seqlen_k);
+            let looked_at = if batch_size <= most_split { lengths } else { &lengths[lengths.len() - 1..] };
+            let keeps = |(seqlen_q, _): &&(i64, i64)| {
+                let problem = Problem { batch_size, seqlen_q: *seqlen_q, seqlen_k: most, ..*largest };
+                most >= least.seqlen_k && problem.keeps_widened_kv()
+            };
+            looked_at.iter().filter(keeps).map(move |(seqlen_q, _)| (batch_size, *seqlen_q, most)).collect::<Vec<_>>()
+        };
+        // With more sequences none has keys enough.
+        let fits = |batch_size: &i64| Problem { batch_size: *batch_size, ..*largest }.most_widened_keys() > 0;
+        (least.batch_size..=largest.batch_size).take_while(fits).flat_map(of_batch).collect()
     }
 
     /// Canonical problems to choose configs for. They have every shape at which a choice may change

@@ -10,6 +10,7 @@ mod feature_sizes;
 pub mod features;
 mod of_bits;
 mod validate;
+mod widened;
 mod workspace;
 
 pub use crate::eight::Eight;
@@ -17,6 +18,7 @@ pub use eight_bits::{EightBits, ElementType, SCALE_BLOCK};
 pub use features::{BlockMask, Feature, Features, Varlen, Window};
 use serde::{Deserialize, Serialize};
 pub use validate::check_range;
+pub use widened::WidenedPlaces;
 pub use workspace::{
     MAX_SEGMENTS, MAX_SPLITS, TRANSPOSED_V_KEYS, TRANSPOSED_V_QUERIES, WORKSPACE_COLS, WORKSPACE_ROWS,
 };

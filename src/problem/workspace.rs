@@ -4,16 +4,25 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
-use super::{Dtype, Features, Pass, Problem, Varlen};
+use super::{Dtype, Features, Pass, Problem, Varlen, WidenedPlaces};
 
 impl Problem {
     /// Bytes of workspace that any config of any backend may use. The backward pass keeps delta,
     /// the fp32 dQ accumulator with `workspace_rows` rows, if deterministic the turn counters, and
     /// the partial dK and dV of at most `max_splits` splits. The forward pass keeps the partial
     /// states of at most `max_splits` splits, or of at most `max_short_splits` splits of the short
-    /// sequences of a mixed batch: no config splits both. V transposed follows them. The size
-    /// depends on the problem alone, so callers may compute it once and keep it.
+    /// sequences of a mixed batch: no config splits both. V transposed or 8-bit K and V widened to
+    /// 16 bits follow them. The size depends on the problem alone, so callers may compute it once
+    /// and keep it.
     pub fn workspace_bytes(&self) -> usize {
+        match self.keeps_widened_kv() && !self.is_empty() {
+            true => self.places_of_widened().end,
+            false => self.workspace_bytes_unwidened(),
+        }
+    }
+
+    /// The same where no kernel of the backend widens 8-bit K and V.
+    pub fn workspace_bytes_unwidened(&self) -> usize {
         match self.pass {
             _ if self.is_empty() => 0,
             Pass::Forward if self.keeps_transposed_v() => {
@@ -99,6 +108,11 @@ impl Problem {
     /// (sm90/forward_fp8/images.cuh).
     pub fn transposed_v_stride(&self) -> usize {
         (self.batch_size * (self.seqlen_k + MAX_KEY_BLOCK) * self.head_dim_v) as usize
+    }
+
+    /// The parts of K and V widened to 16 bits.
+    pub fn places_of_widened(&self) -> WidenedPlaces {
+        self.widened_places(self.partial_bytes())
     }
 
     /// The most splits, each for its own CTA; 1 means no split. Backward a walk through the

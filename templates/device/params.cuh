@@ -51,8 +51,8 @@ struct KernelParams {
     TensorView k;
     TensorView v;
     TensorView out;
-    // Forward, V transposed in the workspace (sm90/forward_fp8/images.cuh), where there is room
-    // for it.
+    // Forward, where there is room in the workspace for them: V transposed
+    // (sm90/forward_fp8/images.cuh), or K and V widened (sm90_widen_kv.cu.tera).
     TensorView dout;
     // Forward, dq, dk and dv are the fp32 scales of q, k and v (device/eight.cuh). Fields of their
     // own would move the tensor maps, which follow this struct in the parameters of every kernel.

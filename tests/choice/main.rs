@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 /// Shapes that people run, each with the config that is chosen: the project's examples of slow
 /// choices, 50 random ones (many heads, few heads, GQA, cross-attention, short sequences), eleven
-/// that random shapes on an H100 and an H200 asked for, and eight with q, k and v in e4m3.
+/// that random shapes on an H100 and an H200 asked for, eight with q, k and v in e4m3, and prompts
+/// over k and v in e4m3.
 const SHAPES: &str = include_str!("shapes.txt");
 
 fn h200() -> Device {
@@ -25,13 +26,17 @@ fn known() -> Known {
     Known { shipped, ..Known::default() }
 }
 
-/// Reads `forward b4 hq8 hkv8 sq2304 sk154 d64 full`, perhaps with `e4m3` behind it.
+/// Reads `forward b4 hq8 hkv8 sq2304 sk154 d64 full`, perhaps with `e4m3`, `kve4m3` or `kve4m3s1`
+/// behind it.
 fn problem(shape: &str) -> Problem {
     let words: Vec<&str> = shape.split(' ').collect();
     let [pass, b, hq, hkv, sq, sk, d, mask, ref rest @ ..] = words[..] else { panic!("{shape}") };
+    let e4m3 = |queries, keys_per_scale| Some(EightBits { keys: Eight::E4m3, queries, keys_per_scale });
     let eight_bits = match rest {
         [] => None,
-        ["e4m3"] => Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 }),
+        ["e4m3"] => e4m3(true, 0),
+        ["kve4m3"] => e4m3(false, 0),
+        ["kve4m3s1"] => e4m3(false, 1),
         _ => panic!("{shape}"),
     };
     let number = |word: &str, name: &str| word.strip_prefix(name).unwrap().parse::<i64>().unwrap();

@@ -20,7 +20,7 @@ const CAPTURING: usize = 0xca7;
 fn config(block_m: u32) -> Config {
     let tile = [("block_m", block_m), ("block_n", 80), ("k_stages", 2), ("v_stages", 2), ("q_stages", 1)];
     let others = [("stale_max", 0), ("group_mb", 16), ("tma_store", 0), ("num_splits", 1), ("decode_rows", 0)];
-    let more = [("decode_splits", 0), ("ctas_per_sm", 1)];
+    let more = [("decode_splits", 0), ("ctas_per_sm", 1), ("widens", 0)];
     Config::new(Family::Sm90, tile.into_iter().chain(others).chain(more))
 }
 
@@ -198,6 +198,75 @@ fn the_decode_kernel_of_few_sequences_splits_keys_and_its_states_have_rows_of_it
         assert_eq!(launch(&of_larger_group.unwrap(), few, 0).1, 4);
         let (_gpu, of_one_split) = build_from_cache(&few, &splitting.with("decode_splits", 0));
         assert_eq!(launch(&of_one_split.unwrap(), few, 0), unsplit);
+    });
+}
+
+/// A field of the params that a kernel got.
+fn word(launch: &FakeLaunch, offset: usize) -> u64 {
+    u64::from_le_bytes(launch.params[offset..offset + 8].try_into().unwrap())
+}
+
+fn launches(fake: &Fake, executable: &Executable, call: &Call) -> Vec<FakeLaunch> {
+    let before = fake.state().launches as usize;
+    executable.launch(call, std::ptr::null_mut()).unwrap();
+    let state = fake.state();
+    (before..state.launches as usize).map(|launch| state.launch[launch % state.launch.len()]).collect()
+}
+
+const EIGHT_BITS: Features =
+    Features { eight_bits: Some(EightBits { keys: Eight::Int8, queries: false, keys_per_scale: 0 }), ..Features::NONE };
+
+#[test]
+fn the_main_kernel_reads_the_keys_that_a_kernel_before_has_widened() {
+    with_fake("the_main_kernel_reads_the_keys_that_a_kernel_before_has_widened", |fake| {
+        let problem = Problem { features: EIGHT_BITS, causal: FULL, ..PROBLEM };
+        let (_gpu, executable) = build_from_cache(&problem, &config(256).with("widens", 1));
+        let call = Call { problem, workspace: 0xa00000 as *mut c_void, ..call() };
+        let launched = launches(fake, &executable.unwrap(), &call);
+        let [widen, main] = launched[..] else { panic!("{} launches", launched.len()) };
+        // Four tiles of 128 keys for each of four heads, of K and of V.
+        assert_eq!((widen.grid, widen.block, widen.overlaps, main.overlaps), ([16, 2, 1], [256, 1, 1], 0, 1));
+        // 400 rows for each of two sequences in each of two heads.
+        let (head, sequence) = (2 * 400 * 256, 400 * 256);
+        let [q, k, v, _] = main.maps;
+        assert_eq!((q[0], k[..9].to_vec()), (0x10000, vec![0xa00000, 9, 128, 400, 2, 2, 256, head, sequence]));
+        assert_eq!((v[0], &v[1..]), (0xa00000 + 2 * head, &k[1..]));
+        assert_eq!(problem.workspace_bytes() as u64, 4 * head + 2 * 4, "K, V and two lengths");
+        let places = [offset_of!(KernelParams, k), offset_of!(KernelParams, dout)];
+        assert_eq!(places.map(|offset| word(&widen, offset)), [0x20000, 0xa00000]);
+        assert_eq!(word(&main, places[0]), 0xa00000);
+    });
+}
+
+/// The decode kernel reads pages, and the main kernel neither them nor the caller's lengths of
+/// keys.
+#[test]
+fn a_mixed_batch_starts_when_its_keys_are_widened() {
+    with_fake("a_mixed_batch_starts_when_its_keys_are_widened", |fake| {
+        let varlen = Some(Varlen { total_q: Some(2100), ..Varlen::default() });
+        let features = Features { varlen, paged: Some(16), ..EIGHT_BITS };
+        let mixed = Problem { batch_size: 7, seqlen_q: 2048, seqlen_k: 4096, features, ..PROBLEM };
+        let (_gpu, executable) = build_from_cache(&mixed, &config(256).with("widens", 1).with("decode_rows", 16));
+        let executable = executable.unwrap();
+        let of_pages = |address: usize| TensorRef::packed(address as *mut c_void, 16, 2, 128);
+        let (k, v, workspace) = (of_pages(0x20000), of_pages(0x30000), 0xa00000 as *mut c_void);
+        let mut call = Call { problem: mixed, k, v, workspace, ..call() };
+        (call.features.num_pages, call.features.block_table) = (9, 0x5000 as *const i32);
+        call.features.seqused_k = 0x6000 as *const i32;
+        let launched = launches(fake, &executable, &call);
+        // The decode kernel starts at the end of the first, so that tiles find widened keys when
+        // they start beside it.
+        assert_eq!(launched.iter().map(|launch| launch.overlaps).collect::<Vec<_>>(), [0, 0, 1]);
+        let fields = [offset_of!(KernelParams, block_table), offset_of!(KernelParams, seqused_k)];
+        let of = |launch: &FakeLaunch| fields.map(|offset| word(launch, offset));
+        let lengths = 0xa00000 + mixed.places_of_widened().lengths as u64;
+        assert_eq!(
+            [0, 1, 2].map(|index: usize| of(&launched[index])),
+            [[0x5000, 0x6000], [0x5000, 0x6000], [0, lengths]]
+        );
+        call.problem.features.varlen = Some(Varlen::default());
+        let overlaps: Vec<_> = launches(fake, &executable, &call).iter().map(|launch| launch.overlaps).collect();
+        assert_eq!(overlaps, [0, 0], "no sequence is short, so the main kernel comes second");
     });
 }
 

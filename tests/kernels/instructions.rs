@@ -14,7 +14,7 @@ use flashtune::family::{alternatives, heuristic, heuristics};
 use flashtune::kernel::compile::target;
 use flashtune::kernel::{render_pass, sass};
 use flashtune::plan::key::Class;
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -155,6 +155,45 @@ fn e4m3_may_read_v_transposed() {
     assert!(has("PRMT") && has("STG") && !has("LDS") && !has("STL"), "{instructions:?}");
 }
 
+/// A kernel of its own widens keys in registers. The main kernel waits for it, and copies and
+/// multiplies as over keys of 16 bits. Factors of keys come by a bulk copy.
+#[test]
+fn keys_of_eight_bits_may_be_widened_before() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvdisasm) = nvdisasm(nvrtc) else { return };
+    let arch = Arch::Sm(9, 0);
+    let of = |(keys, head_dim, keys_per_scale, paged): (Eight, i64, i64, Option<i64>)| {
+        let eight_bits = Some(EightBits { keys, queries: false, keys_per_scale });
+        let varlen = paged.map(|_| Varlen::default());
+        let features = Features { eight_bits, paged, varlen, ..Features::NONE };
+        let prompt = Problem { num_heads_q: 16, num_heads_kv: 4, seqlen_q: 2048, seqlen_k: 16_384, ..PLAIN };
+        Problem { batch_size: 1, features, head_dim, head_dim_v: head_dim, causal: Causal::BottomRight, ..prompt }
+    };
+    let problems = [
+        (Eight::E4m3, 128, 0, Some(16)),
+        (Eight::Int8, 128, 1, None),
+        (Eight::E5m2, 64, 128, Some(1)),
+        (Eight::E4m3, 256, 0, None),
+    ];
+    problems.map(of).par_iter().for_each(|problem| {
+        let config = heuristic(problem, &Device::typical(arch).unwrap());
+        assert_eq!(config.get("widens"), Some(1), "{problem:?}");
+        let has_factors = problem.features.eight_bits.unwrap().keys_per_scale != 0;
+        let kernel = Kernel::new(nvrtc, &nvdisasm, problem, &config, arch);
+        kernel.demand(true, &["HGMMA"], &["F32", "BF16"]);
+        kernel.demand(true, &["UTMALDG"], &[if problem.features.varlen.is_some() { "5D" } else { "4D" }]);
+        kernel.demand(has_factors, &["UBLKCP"], &[]);
+        kernel.demand(true, &["ACQBULK"], &[]);
+        assert!(kernel.consumer_spills <= 8, "{}: {}", kernel.name, kernel.consumer_spills);
+        let (spec, text) = render_pass(problem, &config, arch).unwrap().swap_remove(0);
+        let compiled = compile(nvrtc, spec.template, &text, &target(arch, config.family, nvrtc).unwrap()).unwrap();
+        let instructions: BTreeSet<String> = instructions(&nvdisasm, &compiled.cubin).into_iter().collect();
+        let has = |opcode: &str| instructions.iter().any(|name| name.split('.').next() == Some(opcode));
+        assert!(has("STG") && has("PREEXIT") && !has("LDS") && !has("STL"), "{instructions:?}");
+        assert!(instructions.contains("STG.E.128"), "{instructions:?}");
+    });
+}
+
 /// sm90's producer converts keys beside a 16-bit q to fp16. At head dim 128 TMA brings bytes to
 /// shared memory, except from pages. Nothing multiplies by mma.sync but the rows of a stale
 /// maximum.
@@ -166,7 +205,8 @@ fn keys_of_eight_bits_use_wgmma_of_16_bits() {
     let of = |(keys, dtype, keys_per_scale, paged): (Eight, Dtype, i64, Option<i64>)| {
         let eight_bits = Some(EightBits { keys, queries: false, keys_per_scale });
         let features = Features { eight_bits, paged, ..Features::NONE };
-        Problem { dtype, features, head_dim: 128, head_dim_v: 128, ..PLAIN }
+        // More keys than a workspace holds in 16 bits.
+        Problem { batch_size: 10_000, dtype, features, head_dim: 128, head_dim_v: 128, ..PLAIN }
     };
     let problems = [
         (Eight::E4m3, Dtype::Bf16, 0, None),

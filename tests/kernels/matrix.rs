@@ -455,6 +455,7 @@ fn matrix_covers_every_template_feature_and_dtype() {
         "quantize",
         "sm90_forward_fp8",
         "sm90_transpose_v",
+        "sm90_widen_kv",
         "sm_clock",
     ];
     let elsewhere = elsewhere.map(|template| format!("{template}.cu.tera"));

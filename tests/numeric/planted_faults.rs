@@ -185,7 +185,7 @@ const FAULTS_IN_PLACE: [Fault; 6] = [
     Fault {
         arch: "sm_90",
         file: "sm90/forward/shared.cuh",
-        from: "constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;",
+        from: "constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales || kHasKeyFactors;",
         to: "constexpr bool kWarpsReleaseK = kHasBlockMask;",
         report: "used (right)",
     },

@@ -9,6 +9,7 @@ use crate::support::lengths::Side;
 use crate::support::shapes;
 use crate::support::subject::Subject;
 use flashtune::call::Call;
+use flashtune::config::Config;
 use flashtune::device::Arch;
 use flashtune::family;
 use flashtune::problem::Pass;
@@ -120,6 +121,34 @@ fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
             }
         }
     }
+}
+
+/// Each kind of scales and each way in which keys lie, with the tile for which the producer
+/// converts.
+#[test]
+fn gpu_is_right_on_tiny_problems_whose_keys_are_widened_before() {
+    let Some(subject) = Subject::gpu() else { return };
+    let device = subject.backend.device();
+    let mut split_seen = false;
+    for case in &shapes::tiny_widened_keys() {
+        let problem = case.problem(Pass::Forward);
+        let widening = subject.heuristic(case, Pass::Forward).with("widens", 1);
+        let fits = |config: &Config| family::check(&problem, config, device).is_ok();
+        // fp16 has no range for a stale maximum.
+        let unsplit = [widening.clone(), widening.clone().with("stale_max", 0)].into_iter().find(fits);
+        let split = unsplit.clone().map(|config| config.with("num_splits", 2).with("tma_store", 0)).filter(fits);
+        assert!(
+            unsplit.is_some() || device.arch != Arch::Sm(9, 0),
+            "{case}: {:?}",
+            family::check(&problem, &widening, device)
+        );
+        split_seen |= split.is_some();
+        let prepared = Prepared::new(case);
+        for config in unsplit.iter().chain(&split) {
+            prepared.forward(&subject, config);
+        }
+    }
+    assert!(split_seen || device.arch != Arch::Sm(9, 0));
 }
 
 #[test]

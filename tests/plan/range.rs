@@ -236,6 +236,8 @@ fn the_largest_workspace_is_enough_for_any_number_of_packed_queries() {
 fn the_largest_workspace_is_enough_for_every_problem_inside() {
     let dense = Problem { features: Features::NONE, batch_size: 40, ..LLAMA };
     let e4m3 = Problem { features: E4M3, seqlen_q: 3000, seqlen_k: 5000, ..dense };
+    let eight_bits = Some(EightBits { queries: false, ..E4M3.eight_bits.unwrap() });
+    let widened = Problem { features: Features { eight_bits, ..Features::NONE }, ..e4m3 };
     let few_heads = Problem { num_heads_q: 2, num_heads_kv: 1, ..e4m3 };
     let backward = Problem { pass: Pass::Backward, seqlen_q: 700, seqlen_k: 5000, ..dense };
     let single = Problem { num_heads_q: 1, num_heads_kv: 1, ..dense };
@@ -246,6 +248,8 @@ fn the_largest_workspace_is_enough_for_every_problem_inside() {
         (single, Sizes { batch_size: 3, ..Sizes::ONE }),
         (e4m3, Sizes::ONE),
         (few_heads, Sizes::ONE),
+        (widened, Sizes::ONE),
+        (Problem { batch_size: 400, seqlen_k: 70_000, ..widened }, Sizes { batch_size: 2, ..Sizes::ONE }),
         (backward, Sizes::ONE),
         (Problem { deterministic: true, ..backward }, Sizes { seqlen_k: 129, ..Sizes::ONE }),
     ] {

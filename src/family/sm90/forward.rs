@@ -3,9 +3,10 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    FEW_GROUPED_KEYS, decode_rows, decode_splits, fits_q_slot, group_mb, heuristic, may_be_stale, may_split,
-    short_sequences, stores_by_tma,
+    FEW_GROUPED_KEYS, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, short_sequences,
+    stores_by_tma,
 };
+use super::forward_widening::{heuristic, us};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
@@ -13,7 +14,7 @@ use crate::family::combine;
 use crate::family::knob::{Constraint, Knob};
 use crate::family::limits::{divides_mask_blocks, divides_scale_blocks, grid, mask_blocks, shared_memory};
 use crate::family::space::Space;
-use crate::family::spec::{Arguments, Boxes, KernelSpec, Schedule};
+use crate::family::spec::{Arguments, Axis, Boxes, KernelSpec, Schedule};
 use crate::family::time::Work;
 use crate::problem::{MAX_SPLITS, Problem};
 
@@ -30,7 +31,7 @@ impl Space for ForwardKnobs {
         Constraint {
             name: "stale_max",
             reason: "with a stale maximum, weights need the range of bf16, which is that of fp32, unless the kernel bounds them as it does over 8-bit keys; and the code that recomputes failed rows handles neither dropout nor modified scores, nor scales of keys or blocks beside a q in fp16",
-            holds: |p, k, _| k.stale_max == 0 || may_be_stale(p),
+            holds: |p, k, _| k.stale_max == 0 || may_be_stale(&k.main_problem(p)),
         },
         Constraint {
             name: "fixed_order",
@@ -79,9 +80,14 @@ impl Space for ForwardKnobs {
             name: "eight_bits",
             reason: "where four warps convert keys in registers, they have equally many groups of eight, so block_n is a multiple of 32; with scales of 128 keys, block_n divides 128",
             holds: |p, k, _| {
-                p.features.eight_bits.is_none()
+                k.main_problem(p).features.eight_bits.is_none()
                     || (k.converts_in_place(p) || k.block_n % CONVERTED_ROWS == 0) && divides_scale_blocks(p, k.block_n)
             },
+        },
+        Constraint {
+            name: "widens",
+            reason: "a kernel of its own widens 8-bit K and V where the workspace has room for them, also for other problems that share a record",
+            holds: |p, k, _| k.widens == 0 || p.keeps_widened_kv_nearby(),
         },
         mask_blocks(|p, k, _| divides_mask_blocks(p, k.block_m, k.block_n)),
         shared_memory(),
@@ -93,9 +99,8 @@ impl Space for ForwardKnobs {
         grid(),
     ];
 
-    /// The tile of `tile_of_full_device`. A tile has fewer rows if there would be too few tiles for
-    /// all SMs, and fewer keys and stages if it would not fit. No keys are split: `alternatives`
-    /// has split configs, for the model to choose.
+    /// The config that reads keys as they are, or of a kernel before that widens 8-bit ones. No
+    /// keys are split in the first: `alternatives` has split configs, for the model to choose.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
     }
@@ -105,6 +110,7 @@ impl Space for ForwardKnobs {
             "num_splits" => usable_splits(problem),
             "decode_rows" => only(knob, decode_rows(problem)),
             "decode_splits" => only(knob, decode_splits(problem)),
+            "widens" if !problem.keeps_widened_kv_nearby() => only(knob, 0),
             _ => knob.values,
         }
     }
@@ -118,7 +124,7 @@ impl Space for ForwardKnobs {
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
         ForwardKnobs {
             tma_store: stores_by_tma(unsplit.q_stages, to),
-            stale_max: u32::from(may_be_stale(to)),
+            stale_max: u32::from(may_be_stale(&self.main_problem(to))),
             decode_rows: decode_rows(to),
             decode_splits: decode_splits(to),
             group_mb: if has_few_keys { group_mb(to) } else { unsplit.group_mb },
@@ -150,7 +156,7 @@ impl Space for ForwardKnobs {
         let last_wave = last_wave(tiles, device.sm_count * self.ctas_per_sm, tiles_differ);
         let split = match self.num_splits {
             1 => 1.0,
-            _ => self.us(problem, device) / self.unsplit(problem).us(problem, device),
+            _ => us(self, problem, device) / us(&self.unsplit(problem), problem, device),
         };
         work * split * last_wave * (1.0 + per_block + few_consumers + in_flight + order + prologue + epilogue)
     }
@@ -166,20 +172,23 @@ impl Space for ForwardKnobs {
             ctas_per_sm: self.ctas_per_sm,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
-                is_dynamic: tiles_differ(problem) || problem.features.paged.is_none(),
+                is_dynamic: tiles_differ(problem) || self.main_problem(problem).features.paged.is_none(),
             },
             registers: Some(self.warpgroup_registers(problem)),
             most_splits: self.num_splits,
+            reads_widened: self.widens == 1,
             ..KernelSpec::MAIN
         };
+        let widen = (self.widens == 1).then(|| self.widen());
         let combine = (self.num_splits > 1).then(|| combine::many_rows(problem, self.num_splits));
         let mut of_short = self.of_short_sequences(problem).into_iter();
-        match combine {
+        let attend: Vec<KernelSpec> = match combine {
             // It writes the rows of short sequences too, so their kernel comes last.
             Some(combine) => [main, combine].into_iter().chain(of_short).collect(),
             // This family's CTAs come to the SMs that the decode kernel leaves idle.
             None => of_short.next().into_iter().chain([main]).chain(of_short).collect(),
-        }
+        };
+        widen.into_iter().chain(attend).collect()
     }
 
     fn work(&self, problem: &Problem, device: &Device) -> Option<Work> {
@@ -209,14 +218,26 @@ impl ForwardKnobs {
         }
     }
 
+    /// The kernel that writes K and V in 16 bits: two CTAs for each head's `WIDENED_KEYS` keys. A
+    /// main kernel that leaves short sequences to a decode kernel waits for no kernel before it
+    /// starts, so this one ends first.
+    fn widen(&self) -> KernelSpec {
+        KernelSpec {
+            template: "sm90_widen_kv",
+            entry: "flashtune_sm90_widen_kv",
+            threads: 256,
+            rows: 128,
+            axis: Axis::Keys,
+            slices: 2,
+            is_main: false,
+            ends_alone: self.decode_rows > 0,
+            ..KernelSpec::MAIN
+        }
+    }
+
     /// The config without splits. It stores O by TMA where it may, which a split does not.
     fn unsplit(self, problem: &Problem) -> Self {
         ForwardKnobs { tma_store: stores_by_tma(self.q_stages, problem), num_splits: 1, ..self }
-    }
-
-    /// The expected time, where every sequence counts as the longest.
-    fn us(&self, problem: &Problem, device: &Device) -> f64 {
-        self.work(&work::of_longest(problem), device).map_or(f64::INFINITY, |work| work.us(device))
     }
 }
 
@@ -242,7 +263,7 @@ mod tests {
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("stale_max", 0), ("ctas_per_sm", 1)];
         let order = [("k_stages", 2), ("v_stages", 2), ("group_mb", 1), ("tma_store", 0)];
-        let launch = [("num_splits", 1), ("decode_rows", 0), ("decode_splits", 0)];
+        let launch = [("num_splits", 1), ("decode_rows", 0), ("decode_splits", 0), ("widens", 0)];
         Config::new(Family::Sm90, tile.into_iter().chain(order).chain(launch))
     }
 

@@ -40,6 +40,7 @@ knobs! {
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
+        widens or 0: "1: a kernel before writes 8-bit K and V in q's type to the workspace, 0: the producer converts them" in [0, 1],
         decode_splits or 0: "1: that decode kernel may split keys, where num_splits is 1; 0: it does not" in [0, 1],
     }
 }
@@ -47,6 +48,17 @@ knobs! {
 impl ForwardKnobs {
     pub fn consumers(&self) -> u32 {
         self.block_m / WARPGROUP_ROWS
+    }
+
+    /// The problem as the main kernel sees it.
+    pub fn main_problem(&self, problem: &Problem) -> Problem {
+        if self.widens == 1 { problem.widened() } else { *problem }
+    }
+
+    /// Whether the main kernel multiplies scores by factors of single keys that lie beside K and V
+    /// in the workspace.
+    fn has_widened_key_scales(&self, problem: &Problem) -> bool {
+        self.widens == 1 && problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0)
     }
 
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {
@@ -67,6 +79,13 @@ impl ForwardKnobs {
 
     /// Bytes of the fp32 scales of K and V: for each tile slot, or for each slot of K.
     fn scale_bytes(&self, problem: &Problem) -> u32 {
+        if self.widens == 1 {
+            return if self.has_widened_key_scales(problem) {
+                self.k_stages * self.block_n * 4
+            } else {
+                TILE_SLOTS * 8
+            };
+        }
         let places = match problem.features.eight_bits.map(|eight| eight.keys_per_scale) {
             None => 0,
             Some(0) => TILE_SLOTS,
@@ -95,6 +114,7 @@ impl ForwardKnobs {
     /// block and a page. 0 if these are no whole eights, or if a producer converts keys in
     /// registers: threads copy the keys then.
     pub fn box_rows(&self, problem: &Problem) -> u32 {
+        let problem = &self.main_problem(problem);
         if problem.features.eight_bits.is_some() && !may_convert_in_place(problem, self.block_n) {
             return 0;
         }
@@ -109,12 +129,12 @@ impl ForwardKnobs {
 
     /// Whether TMA brings 8-bit keys to the slots in which they become fp16.
     pub fn converts_in_place(&self, problem: &Problem) -> bool {
-        problem.features.eight_bits.is_some() && self.box_rows(problem) != 0
+        self.main_problem(problem).features.eight_bits.is_some() && self.box_rows(problem) != 0
     }
 
     /// The shares of the launch's registers.
     pub fn warpgroup_registers(&self, problem: &Problem) -> WarpgroupRegisters {
-        let Features { eight_bits, paged, .. } = problem.features;
+        let Features { eight_bits, paged, .. } = self.main_problem(problem).features;
         match (eight_bits, paged) {
             _ if self.ctas_per_sm > 1 => registers_of_sharing(self.ctas_per_sm, self.consumers()),
             (Some(eight), _) if !self.converts_in_place(problem) => {
@@ -135,7 +155,8 @@ impl ForwardKnobs {
         let dim_v = (problem.head_dim_v as u32).next_multiple_of(16);
         let holds_merged = problem.batch_invariant && !self.merges_in_pieces(problem);
         let merged = if holds_merged { dim_v / 2 + 8 } else { 0 };
-        merged + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
+        let scales = if self.has_widened_key_scales(problem) { self.block_n / 4 } else { 0 };
+        merged + scales + dim_v / 2 + self.block_n / 2 + self.block_n / 4 + 28
     }
 }
 

@@ -137,7 +137,10 @@ fn of_fixed_order(problem: &Problem, takes_more: bool) -> (u32, u32, [u32; 3]) {
     }
 }
 
-pub fn heuristic(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+/// The config whose main kernel reads the keys as they are: the tile of `tile_of_full_device`. A
+/// tile has fewer rows if there would be too few tiles for all SMs, and fewer keys and stages if it
+/// would not fit.
+pub fn reading_keys(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     let (rows, ..) = tile_of_full_device(problem);
     // A producer that copies keys itself takes registers that the consumers of 256 rows need.
     rows_by_preference(problem, device, rows).find_map(|block_m| of_rows(problem, device, block_m))
@@ -203,6 +206,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         num_splits: 1,
         decode_rows: decode_rows(problem),
         decode_splits: decode_splits(problem),
+        widens: 0,
     };
     let smaller = |block_n| [[2, 2, 1], [2, 1, 1], [1, 1, 1]].map(|stages| (block_n, stages));
     // A block of 64 keys holds whole pages of 8, 16 or 32 keys, and divides larger powers of two,

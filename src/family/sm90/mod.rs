@@ -13,6 +13,7 @@ mod forward;
 mod forward_alternatives;
 mod forward_geometry;
 mod forward_heuristic;
+mod forward_widening;
 mod fp8;
 mod fp8_geometry;
 mod fp8_heuristic;

@@ -1,9 +1,12 @@
 //! Which problems the family does, and that the heuristic has a config for each of them.
 
 use super::ForwardKnobs;
+use super::forward_heuristic::reading_keys;
+use super::forward_widening::widening;
 use crate::config::{Config, Family};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs as _;
+use crate::family::space::Space as _;
 use crate::family::{check, families, heuristic, heuristics, work};
 use crate::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
 
@@ -71,6 +74,11 @@ fn of_sm90(problem: &Problem) -> Config {
     configs.find(|config| config.family == Family::Sm90).unwrap_or_else(|| panic!("sm90 does not serve {problem:?}"))
 }
 
+/// The config whose producer converts keys of 8 bits.
+fn converting(problem: &Problem) -> Config {
+    reading_keys(problem, &h200()).unwrap_or_else(|| panic!("sm90 does not serve {problem:?}")).to_config()
+}
+
 #[test]
 fn keys_of_8_bits_keep_to_the_kernels_that_take_them() {
     let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale: 128 });
@@ -86,7 +94,7 @@ fn keys_of_8_bits_keep_to_the_kernels_that_take_them() {
     assert_eq!(families_of(Problem { batch_invariant: true, ..plain }), []);
     // Four warps that convert in registers have the same number of keys each, and blocks divide
     // those of the scales.
-    let good = of_sm90(&plain);
+    let good = converting(&plain);
     assert_eq!(broken(&plain, &good), None);
     for keys in [80, 96] {
         let few_stages = good.clone().with("k_stages", 2).with("v_stages", 2).with("block_n", keys);
@@ -103,7 +111,7 @@ fn keys_of_8_bits_are_converted_where_that_was_faster() {
         Problem { features: Features { eight_bits, paged, ..Features::NONE }, ..problem(Pass::Forward, dim, dim) }
     };
     let in_place = |problem: Problem| {
-        let knobs = ForwardKnobs::of(&of_sm90(&problem)).unwrap();
+        let knobs = ForwardKnobs::of(&converting(&problem)).unwrap();
         assert_eq!(knobs.box_rows(&problem) != 0, knobs.converts_in_place(&problem), "{problem:?}");
         knobs.converts_in_place(&problem)
     };
@@ -115,12 +123,88 @@ fn keys_of_8_bits_are_converted_where_that_was_faster() {
     let capped = Features { softcap: true, ..of(128, 0, None).features };
     assert!(!in_place(Problem { features: capped, ..of(128, 0, None) }));
     // Two CTAs on an SM leave a producer 40 registers.
-    let shared =
-        of_sm90(&of(128, 1, None)).with("block_m", 64).with("ctas_per_sm", 2).with("k_stages", 2).with("v_stages", 2);
+    let shared = converting(&of(128, 1, None))
+        .with("block_m", 64)
+        .with("ctas_per_sm", 2)
+        .with("k_stages", 2)
+        .with("v_stages", 2);
     assert_eq!(broken(&of(128, 1, None), &shared).as_deref(), Some("ctas_per_sm"));
     for (problem, block_n) in [(of(128, 0, None), 96), (of(256, 0, None), 80), (of(128, 1, None), 96)] {
-        let config = of_sm90(&problem);
+        let config = converting(&problem);
         assert_eq!((config.get("block_n"), broken(&problem, &config)), (Some(block_n), None), "{problem:?}");
+    }
+}
+
+/// A prompt over keys of 8 bits, 32 heads on 8.
+fn prompt(keys_per_scale: i64, head_dim: i64, [batch_size, seqlen_q, seqlen_k]: [i64; 3]) -> Problem {
+    let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: false, keys_per_scale });
+    Problem {
+        batch_size,
+        num_heads_q: 32,
+        num_heads_kv: 8,
+        seqlen_q,
+        seqlen_k,
+        causal: Causal::BottomRight,
+        features: Features { eight_bits, ..Features::NONE },
+        ..problem(Pass::Forward, head_dim, head_dim)
+    }
+}
+
+#[test]
+fn a_kernel_of_its_own_widens_keys_of_8_bits_before_the_main_kernel() {
+    let varlen = Some(Varlen::default());
+    for (features, keys_per_scale, templates) in [
+        (Features::NONE, 0, &["sm90_widen_kv", "sm90_forward"][..]),
+        (Features { varlen, key_starts: true, ..Features::NONE }, 128, &["sm90_widen_kv", "sm90_forward"]),
+        (Features { varlen, paged: Some(3), ..Features::NONE }, 1, &["sm90_widen_kv", "decode", "sm90_forward"]),
+    ] {
+        let own = prompt(keys_per_scale, 128, [2, 2048, 16_384]);
+        let own = Problem { features: Features { eight_bits: own.features.eight_bits, ..features }, ..own };
+        let knobs = widening(&own, &h200()).unwrap();
+        let kernels = knobs.kernels(&own);
+        assert_eq!(kernels.iter().map(|spec| spec.template).collect::<Vec<_>>(), templates);
+        assert_eq!((kernels[0].rows, kernels[0].slices, kernels[0].ends_alone), (128, 2, kernels.len() > 2));
+        let main = kernels.last().unwrap();
+        assert!(main.reads_widened && main.problem(&own) == own.widened());
+        assert_eq!(knobs.box_rows(&own), knobs.block_n, "pages of any size are rows");
+        let factors = if keys_per_scale == 0 { 4 * 8 } else { knobs.k_stages * knobs.block_n * 4 };
+        assert_eq!(knobs.smem_bytes(&own), ForwardKnobs { widens: 0, ..knobs }.smem_bytes(&own.widened()) + factors);
+        let undivided = ForwardKnobs { decode_rows: 0, ..knobs };
+        assert_eq!(broken(&own.widened(), &undivided.to_config()).unwrap(), "widens", "keys have 16 bits");
+        let few = Problem { seqlen_q: 64, ..own };
+        assert_eq!(broken(&few, &knobs.to_config()).unwrap(), "widens", "not in all problems of the record");
+    }
+    let of_fp16 = Problem { dtype: Dtype::Fp16, ..prompt(0, 128, [2, 2048, 16_384]) };
+    assert_eq!(widening(&of_fp16, &h200()).map(|knobs| knobs.stale_max), Some(0));
+    assert!(widening(&Problem { dtype: Dtype::Fp16, ..prompt(1, 128, [2, 2048, 16_384]) }, &h200()).is_none());
+    assert!(widening(&prompt(0, 128, [64, 2048, 16_384]), &h200()).is_none(), "too large");
+}
+
+#[test]
+fn keys_of_8_bits_are_widened_before_where_that_was_faster() {
+    // (head dim, heads, [batch, queries, keys], pages), and whether it was by 3 % or more on an H200
+    // with scales of heads, and with scales of keys.
+    let pages = |rows| Features { varlen: Some(Varlen::default()), paged: Some(rows), ..Features::NONE };
+    let measured = [
+        (128, (32, 8), [1, 2048, 16_384], Features::NONE, [true, true]),
+        (128, (32, 8), [1, 2048, 16_384], pages(16), [true, true]),
+        (128, (32, 8), [4, 512, 16_384], pages(64), [true, true]),
+        (128, (32, 8), [1, 512, 16_384], Features::NONE, [true, true]),
+        (128, (32, 8), [4, 256, 16_384], pages(64), [false, true]),
+        (128, (32, 8), [4, 256, 4096], Features::NONE, [false, true]),
+        (128, (32, 8), [8, 1024, 1024], Features::NONE, [true, true]),
+        (128, (16, 16), [1, 2048, 16_384], Features::NONE, [true, true]),
+        (256, (32, 8), [1, 2048, 8192], Features::NONE, [true, true]),
+        (256, (32, 8), [1, 2048, 8192], pages(16), [true, true]),
+        (64, (32, 8), [1, 4096, 4096], Features::NONE, [false, true]),
+    ];
+    for (head_dim, (num_heads_q, num_heads_kv), sizes, features, expected) in measured {
+        let widens = [0, 1].map(|keys_per_scale| {
+            let own = prompt(keys_per_scale, head_dim, sizes);
+            let features = Features { eight_bits: own.features.eight_bits, ..features };
+            heuristic(&Problem { num_heads_q, num_heads_kv, features, ..own }, &h200()).get("widens") == Some(1)
+        });
+        assert_eq!(widens, expected, "{head_dim} {num_heads_kv} {sizes:?}");
     }
 }
 

@@ -60,6 +60,17 @@ const READS_TRANSPOSED: f64 = 0.94;
 const READS_WIDE_TRANSPOSED: f64 = 0.91;
 const TRANSPOSE_LAUNCH_US: f64 = 1.0;
 
+/// What tiles take whose producer converts 8-bit keys, over the time of 16-bit ones, with scales of
+/// sequences and with scales of keys or blocks: up to head dim 64, up to 128, and past it
+/// (docs/tuning/eight-bits.md#prompts-on-hopper).
+const CONVERTING_NARROW: [f64; 2] = [1.08, 1.36];
+const CONVERTING: [f64; 2] = [1.24, 1.65];
+const CONVERTING_WIDE: [f64; 2] = [1.34, 1.67];
+/// The same where a kernel before has widened the keys and each has a scale, and microseconds of
+/// that kernel beside those of its bytes.
+const WIDENED_KEY_SCALES: f64 = 1.05;
+const WIDEN_LAUNCH_US: f64 = 1.5;
+
 /// What a forward kernel's tiles cost.
 struct ForwardCosts {
     /// Operations of the tensor cores in a cycle.
@@ -136,7 +147,39 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
     let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
     let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
-    of_forward(&tile, problem, device)
+    let work = of_forward(&tile, problem, device)?;
+    let Some(eight) = problem.features.eight_bits else { return Some(work) };
+    Some(if knobs.widens == 1 {
+        with_widened_kv(work, problem)
+    } else {
+        converting(work, problem, eight.keys_per_scale)
+    })
+}
+
+/// The work where the producer converts 8-bit keys.
+fn converting(work: Work, problem: &Problem, keys_per_scale: i64) -> Work {
+    let of = |shares: [f64; 2]| shares[usize::from(keys_per_scale != 0)];
+    let share = match problem.head_dim.max(problem.head_dim_v) {
+        ..=64 => of(CONVERTING_NARROW),
+        65..=128 => of(CONVERTING),
+        _ => of(CONVERTING_WIDE),
+    };
+    with_cycles(work, share)
+}
+
+/// The work where a kernel before has widened 8-bit keys.
+fn with_widened_kv(work: Work, problem: &Problem) -> Work {
+    let numbers =
+        problem.batch_size * problem.num_heads_kv * problem.seqlen_k * (problem.head_dim + problem.head_dim_v);
+    let has_key_scales = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
+    let work = if has_key_scales { with_cycles(work, WIDENED_KEY_SCALES) } else { work };
+    // Once read in 8 bits, and once written in 16.
+    Work { bytes_beside: work.bytes_beside + 3.0 * numbers as f64, launch_us: work.launch_us + WIDEN_LAUNCH_US, ..work }
+}
+
+fn with_cycles(work: Work, share: f64) -> Work {
+    let of = |tiles: Tiles| Tiles { cycles: share * tiles.cycles, alone: share * tiles.alone, ..tiles };
+    Work { tiles: work.tiles.into_iter().map(of).collect(), ..work }
 }
 
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {

@@ -28,6 +28,12 @@ __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], 
                  :: "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(__cvta_generic_to_global(to)), "r"(int(is_stored)) : "memory");
 }
 
+// Sixteen bytes, aligned to as many. NVRTC splits some such stores of a uint4.
+__device__ __forceinline__ void store_four_words(void* to, const uint32 (&x)[4]) {
+    asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};"
+                 :: "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(__cvta_generic_to_global(to)) : "memory");
+}
+
 // Sixteen bytes that no thread writes while the kernel runs; zeros unless `is_loaded`.
 __device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loaded) {
     uint4 x = make_uint4(0, 0, 0, 0);

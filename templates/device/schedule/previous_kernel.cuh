@@ -9,9 +9,10 @@
 // Once every CTA of a kernel has called start_next_kernel, the next kernel's CTAs come to SMs that
 // have room for them, and wait there. Without the call they come when every CTA has ended. A kernel
 // that calls it also waits for the kernel before it in every CTA, so that its own end follows that
-// one's. There are two exceptions in a mixed batch. The decode kernel calls it without a wait,
-// since src/kernel/launch.rs does not let it overlap the kernel before it. sm90's kernel reads
-// nothing of the decode kernel, and waits only at its end.
+// one's. The first kernel of a pass has none before it. There are two exceptions in a mixed batch.
+// The decode kernel calls it without a wait, since src/kernel/launch.rs does not let it overlap the
+// kernel before it. sm90's kernel reads nothing of the decode kernel, and waits only at its end. A
+// kernel that widens keys for it comes before both and ends alone (src/family/spec.rs).
 
 #include "device/ptx/sync.cuh"
 

@@ -18,6 +18,8 @@ static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit),
 static_assert(!kPagesByTma || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
 static_assert(kConverts && kLaunchBoxRows == 0 || kLaunchBoxRows == (kPagesByThreads ? 0 : kKeyBoxRows), "src/family computes the same");
 static_assert(!kConvertsInPlace || kKeyBoxRows % 8 == 0, "a box begins where the swizzle's pattern does");
-static_assert(kDecodeRows == 0 || kPageSize > 0, "load_pages.cuh alone draws the first tile");
+static_assert(kDecodeRows == 0 || kPageSize > 0 || kReadsWidened, "the source of tiles draws the first one");
+static_assert(!kReadsWidened || kKeyFormat == 0 && kPageSize == 0 && !kHasKeyStarts && !kHasBlockMask, "rows of the workspace");
+static_assert(!kHasKeyFactors || kIsBf16, "V times scales needs bf16's range");
 static_assert(!kConverts || !kHasBlockMask && !kIsBatchInvariant, "the walks of load_eight.cuh and convert_in_place.cuh");
 static_assert(!kHasSlotScales || !kStaleMax || kIsBf16, "exact_rows.cuh has no unit for weights times scales in fp16");

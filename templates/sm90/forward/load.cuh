@@ -21,9 +21,10 @@ struct TileLoader {
     Ring<kKStages> ring_k;
 
     // Loads K of the tile's first block, Q and V of this block, then K and V of each further block.
-    // `feed` draws the next tile before the last blocks.
+    // `feed` draws the next tile before the last blocks. `factors`: the sequence's row of them, with
+    // kHasKeyFactors.
     template <class Feed>
-    __device__ __forceinline__ void load(const Tile& tile, Feed& feed) {
+    __device__ __forceinline__ void load(const Tile& tile, Feed& feed, const float* factors = nullptr) {
         const int head_kv = tile.head / params.group_size, last_block = tile.begin + tile.blocks - 1;
         const Sequence sequence(params, tile.batch);
         const MapRows rows_q = map_rows_q(params, sequence, params.map_rows_q);
@@ -37,7 +38,7 @@ struct TileLoader {
             ListedTile listed;
             if constexpr (kHasBlockMask) listed = list.at(position);
             const int block = kHasBlockMask ? listed.tile : position;
-            load_k(block, head_kv, rows_k, listed, tile.head);
+            load_k(block, head_kv, rows_k, listed, tile.head, factors);
             if (position == last_block) load_q(ring_q, shared, map_q, tile, rows_q);
             load_v(block, head_kv, rows_v);
         }
@@ -45,11 +46,12 @@ struct TileLoader {
 
 private:
     // Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside
-    // the slot.
-    __device__ __forceinline__ void load_k(int block, int head_kv, const MapRows& rows, const ListedTile& listed, int head) {
+    // the slot, and with kHasKeyFactors the block's part of `factors`.
+    __device__ __forceinline__ void load_k(int block, int head_kv, const MapRows& rows, const ListedTile& listed, int head, const float* factors) {
         barrier_wait(shared.empty_k(ring_k.slot), ring_k.parity ^ 1);
         if constexpr (kHasBlockMask) shared.listed_slots.put(ring_k.slot, listed, head);
-        barrier_expect(shared.full_k(ring_k.slot), kBytesK);
+        barrier_expect(shared.full_k(ring_k.slot), kBytesK + (kHasKeyFactors ? kSlotScaleBytes : 0));
+        if constexpr (kHasKeyFactors) bulk_load(shared.slot_scales(ring_k.slot), factors + block * kBlockN, kSlotScaleBytes, shared.full_k(ring_k.slot));
         #pragma unroll
         for (int box = 0; box < kBoxesQK; ++box) {
             tma_load(shared.k_slot(ring_k.slot) + box * kBlockN * kBoxRowBytes, map_k, shared.full_k(ring_k.slot),

@@ -32,7 +32,8 @@ constexpr int kKeyArrivals = kPagesByThreads ? 128 : kConverts ? kConverterWarps
 
 // The scales of 8-bit keys (scales.cuh). Those of a whole sequence lie beside the tile's slot, and
 // others beside the slot of K: of all of the block's keys, or of the block.
-constexpr bool kHasTileScales = kConverts && kKeysPerScale == 0, kHasSlotScales = kConverts && kKeysPerScale != 0;
+constexpr bool kHasTileScales = (kConverts && kKeysPerScale == 0) || (kReadsWidened && !kHasKeyFactors);
+constexpr bool kHasSlotScales = kConverts && kKeysPerScale != 0;
 // Scales of single keys lie in the order in which the lanes of a quad hold keys: each lane has a
 // row of its own. Rows are four apart modulo the banks. Behind the scales of K and V lie the
 // largest scales of V of four warps. With kFoldsScalesOfV a slot has the scales of K, 16 bytes for
@@ -41,10 +42,13 @@ constexpr bool kFoldsScalesOfV = kConvertsInPlace && kKeysPerScale == 1;
 constexpr int kScaleRow = kBlockN / 4 + 4;
 constexpr int kScalesOfSlot = kKeysPerScale == 1 ? 4 * kScaleRow : 1;  // of K, and as many of V
 constexpr int kSlotUnit = kScalesOfSlot * 4, kSlotScalesOfV = kSlotUnit + 16;
-constexpr int kSlotScaleBytes = !kHasSlotScales ? 0 : kFoldsScalesOfV ? kSlotScalesOfV + kBlockN * 4 : kScalesOfSlot * 8 + (kKeysPerScale == 1 ? 16 : 0);
+constexpr int kSlotScaleBytes = kHasKeyFactors ? kBlockN * 4 : !kHasSlotScales ? 0 : kFoldsScalesOfV ? kSlotScalesOfV + kBlockN * 4 : kScalesOfSlot * 8 + (kKeysPerScale == 1 ? 16 : 0);
 constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages * kSlotScaleBytes;
-// Each warp of a consumer reads what lies beside the slot of K, and releases the slot itself.
-constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales;
+// Each warp of a consumer reads what lies beside the slot of K, and releases the slot itself. With
+// kKeepsFirstK it keeps the slot of a tile's first block until the block's softmax, which reads
+// that.
+constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales || kHasKeyFactors;
+constexpr bool kKeepsFirstK = kHasSlotScales || kHasKeyFactors;
 
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;

@@ -162,7 +162,7 @@ int cuEventElapsedTime(float *milliseconds, void *start, void *stop) { NEED(star
 
 int cuModuleLoadData(void **module, const void *image) { NEED_NO_CAPTURE; if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_VALUE; *module = handle(); count(&fake_state.modules, 1); return SUCCESS; }
 int cuModuleUnload(void *module) { REFUSE_CAPTURE; if (is_foreign(module)) return INVALID_HANDLE; RELEASE(count(&fake_state.modules, -1)); }
-int cuModuleGetFunction(void **function, void *module, const char *name) { NEED(module); *function = (char *)module + (strstr(name, "sm90") ? SM90 : strstr(name, "decode") && setting("FAKE_KEY_MAPS", 0) ? KEY_MAPS : 0); return SUCCESS; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { NEED(module); *function = (char *)module + (strstr(name, "sm90") && !strstr(name, "widen") ? SM90 : strstr(name, "decode") && setting("FAKE_KEY_MAPS", 0) ? KEY_MAPS : 0); return SUCCESS; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { NEED(function); *value = attribute == 4 ? setting("FAKE_REGISTERS", 96) : attribute == 8 ? 49152 : 0; return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { NEED(function); return attribute == 8 && value <= 232448 ? SUCCESS : INVALID_VALUE; }
 

@@ -15,6 +15,11 @@ __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], 
     for (int i = 0; is_stored && i < 4; ++i) to[i] = x[i];
 }
 
+__device__ __forceinline__ void store_four_words(void* to, const uint32 (&x)[4]) {
+    if (uint64(to) % 16 != 0) emulator::fail("store_four_words at %p, which is not aligned to 16 bytes", to);
+    for (int i = 0; i < 4; ++i) static_cast<uint32*>(to)[i] = x[i];
+}
+
 __device__ __forceinline__ uint4 load_read_only_if(const void* from, bool is_loaded) {
     if (!is_loaded) return {0, 0, 0, 0};
     if (uint64(from) % 16 != 0) emulator::fail("load_read_only_if at %p, which is not aligned to 16 bytes", from);

@@ -15,6 +15,10 @@ const CONVERTED: &MaySpill = &[
     (Arch::Sm(9, 0), Pass::Forward, (256, 256), 600),
 ];
 
+/// Whether the next tile's scores are there, which consumers read once a tile.
+const WIDENED: &MaySpill =
+    &[(Arch::Sm(9, 0), Pass::Forward, (64, 64), 8), (Arch::Sm(9, 0), Pass::Forward, (128, 128), 8)];
+
 fn converted(index: usize, dims: (i64, i64)) -> Problem {
     let keys_per_scale = [0, 1, 128][index % 3];
     let eight_bits = Some(EightBits { keys: Eight::ALL[index / 2 % 3], queries: false, keys_per_scale });
@@ -30,8 +34,12 @@ fn converted(index: usize, dims: (i64, i64)) -> Problem {
     };
     let causal = if index.is_multiple_of(2) { Causal::BottomRight } else { Causal::None };
     let seqlen_q = if index % 7 == 6 { FEW } else { MANY };
-    Problem { causal, features, seqlen_q, ..problem(Pass::Forward, DTYPES[index / 3 % 2], dims, Layout::Vec8) }
+    let own = problem(Pass::Forward, DTYPES[index / 3 % 2], dims, Layout::Vec8);
+    Problem { batch_size: SEQUENCES, causal, features, seqlen_q, ..own }
 }
+
+/// More keys than a workspace holds in 16 bits.
+const SEQUENCES: i64 = 100_000;
 
 /// Caches in e4m3 with scales of the tensor or of heads, as serving engines have them.
 fn commonest() -> impl Iterator<Item = Problem> {
@@ -41,6 +49,7 @@ fn commonest() -> impl Iterator<Item = Problem> {
     let forms = [(Causal::None, none), (Causal::BottomRight, none), (Causal::BottomRight, pages)];
     [64, 128, 256].into_iter().flat_map(move |dim| {
         forms.map(|(causal, features)| Problem {
+            batch_size: SEQUENCES,
             causal,
             features,
             ..problem(Pass::Forward, Dtype::Bf16, (dim, dim), Layout::Vec8)
@@ -58,6 +67,35 @@ fn split(problem: Problem, device: &Device) -> (Problem, Config) {
 fn of_sm90(problem: &Problem, device: &Device) -> Config {
     let config = heuristics(problem, device).into_iter().find(|config| config.family == Family::Sm90);
     config.unwrap_or_else(|| panic!("sm90 does not serve {problem:?}"))
+}
+
+/// The config with which a kernel before widens the keys of fewer sequences, if it may.
+fn widened(problem: Problem, device: &Device) -> Option<(Problem, Config)> {
+    let eight_bits = problem.features.eight_bits;
+    let fewer = Problem { batch_size: 2, num_heads_q: 8, num_heads_kv: 2, seqlen_q: MANY, seqlen_k: MANY, ..problem };
+    let plain = Problem { features: Features { eight_bits: None, paged: None, ..fewer.features }, ..fewer };
+    let own = [("decode_rows", 0), ("decode_splits", 0), ("widens", 1)];
+    let config = own.into_iter().fold(heuristic(&plain, device), |config, (knob, value)| config.with(knob, value));
+    let fits = |config: &Config| check(&fewer, config, device).is_ok();
+    let slots = [("k_stages", 2), ("v_stages", 2), ("block_n", 64)];
+    let smaller = slots.into_iter().fold(config.clone(), |config, (knob, value)| config.with(knob, value));
+    eight_bits.and([config, smaller].into_iter().find(fits)).map(|config| (fewer, config))
+}
+
+#[test]
+fn kernels_that_widen_keys_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = Arch::Sm(9, 0);
+    let device = typical(arch);
+    let dims = [(64, 64), (128, 128), (128, 128), (256, 256), (80, 80), (192, 128), (16, 160)];
+    let mixed = dims.into_iter().flat_map(|dims| [dims; 3]).enumerate().map(|(index, dims)| converted(index, dims));
+    let chosen: Vec<_> = mixed.chain(commonest()).filter_map(|problem| widened(problem, &device)).collect();
+    assert!(chosen.len() > 20, "{}", chosen.len());
+    let of = |(problem, config): (Problem, Config)| {
+        let may_spill = may_spill(WIDENED, arch, &problem);
+        Kernel::of(&problem, &config, &device, may_spill).into_iter()
+    };
+    all_compile(&chosen.into_iter().flat_map(of).collect(), nvrtc, arch);
 }
 
 #[test]

@@ -186,6 +186,26 @@ pub fn tiny_converted_keys() -> Vec<Case> {
     ])
 }
 
+/// The same with twice the query heads, so that a kernel may widen the keys before. Products of V
+/// and scales of keys need bf16 there. Some pages have one key, and one batch has keys enough for
+/// splits.
+pub fn tiny_widened_keys() -> Vec<Case> {
+    let of = |case: Case| {
+        let has_key_scales = case.extras.eight.is_some_and(|eight| eight.keys_per_scale != 0);
+        let page_size = case.extras.page_size.map(|rows| if rows == 12 { 1 } else { rows });
+        Case {
+            dtype: if has_key_scales { Dtype::Bf16 } else { case.dtype },
+            num_heads_q: 2 * case.num_heads_q,
+            strides: if case.strides == Strides::Gaps { Strides::Bhsd } else { case.strides },
+            extras: Extras { page_size, ..case.extras },
+            ..case
+        }
+    };
+    let cases: Vec<Case> = tiny_converted_keys().into_iter().map(of).collect();
+    let long = Case { batch_size: 1, seqlen_k: 1100, ..cases[4] };
+    unless_one_is_given(cases.into_iter().chain([long]).collect())
+}
+
 /// Two sequences of e4m3, whose query heads share K/V heads in pairs.
 fn of_e4m3(
     num_heads_q: i64,

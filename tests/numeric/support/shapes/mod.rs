@@ -12,7 +12,7 @@ use super::case::{ALL_STRIDES, Case, Random, Strides};
 use super::extras::{Extras, Sides, Spread};
 pub use eight::{
     eight_bits, random_eight_bits, tiny_converted_keys, tiny_e4m3, tiny_eight_bits, tiny_eight_bits_prefill,
-    tiny_transposed_v,
+    tiny_transposed_v, tiny_widened_keys,
 };
 use flashtune::problem::{Causal, Dtype, Window};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
