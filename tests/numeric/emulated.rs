@@ -177,10 +177,21 @@ fn ctas_that_share_an_sm_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_on_tiny_problems_whose_ctas_share_an_sm");
 }
 
-/// Few SMs: a persistent CTA takes many tiles.
+/// Few SMs: a persistent CTA takes many tiles. With 2 a tile whose rows are repeated comes before
+/// another tile of the CTA.
 #[test]
 fn chunks_and_tokens_have_the_same_bits_on_sm_90() {
-    is_right(&["--arch", "sm_90", "--sms", "4"], "same_bits::a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu");
+    for sms in ["2", "4"] {
+        is_right(&["--arch", "sm_90", "--sms", sms], "same_bits::a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu");
+    }
+}
+
+#[test]
+fn adversarial_scores_have_the_same_bits_in_each_family() {
+    is_right(
+        &["--arch", "sm_90", "--sms", "4"],
+        "same_bits::adversarial_scores_have_the_same_bits_in_each_family_on_a_gpu",
+    );
 }
 
 #[test]

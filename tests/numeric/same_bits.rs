@@ -4,10 +4,12 @@
 
 use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Data, Kind, Random};
+use crate::support::check::Prepared;
 use crate::support::extras::{Extras, Sides, Spread};
 use crate::support::reference;
+use crate::support::scores;
 use crate::support::subject::{Forward, Subject};
-use flashtune::config::Family;
+use flashtune::config::{Config, Family};
 use flashtune::device::Arch;
 use flashtune::family;
 use flashtune::plan::key::canonical;
@@ -239,6 +241,7 @@ fn a_few_chunks_have_the_bits_of_one_prefill_on_a_gpu() {
     let forms = [
         (Dtype::Bf16, 64, Extras::default(), false),
         (Dtype::Bf16, 64, Extras::default(), true),
+        (Dtype::Bf16, 128, Extras::default(), true),
         (Dtype::Fp16, 128, Extras { sinks: true, ..Extras::default() }, true),
     ];
     for (dtype, head_dim, extras, rises) in forms {
@@ -278,12 +281,56 @@ fn many_segments_have_the_same_bits_in_both_families_on_a_gpu() {
     }
 }
 
+/// Scores that rise, fall and jump by more than a reference can follow, and keys of -inf: rows are
+/// right, and each family moves their references alike.
+#[test]
+fn adversarial_scores_have_the_same_bits_in_each_family_on_a_gpu() {
+    let Some(subject) = Subject::gpu() else { return };
+    let extras = Extras { batch_invariant: true, ..Extras::default() };
+    let of = |dtype, head_dim| Case {
+        num_heads_q: 2,
+        num_heads_kv: 1,
+        seqlen_k: 1100,
+        causal: Causal::BottomRight,
+        extras,
+        ..Case::plain(dtype, 80, head_dim)
+    };
+    let cases: Vec<_> = [of(Dtype::Bf16, 64), of(Dtype::Fp16, 72)].iter().flat_map(scores::profiled).collect();
+    for (name, case, data) in cases {
+        let last = Case { seqlen_q: 1, ..case.clone() };
+        let row = (case.num_heads_q * case.head_dim) as usize;
+        let token =
+            Data { q: data.q[79 * row..].to_vec(), k: data.k.clone(), v: data.v.clone(), ..Data::random(&last) };
+        let prepared = Prepared::with(&case, data);
+        let mut results: Vec<_> = configs_of_each_family(&subject, &case)
+            .iter()
+            .map(|config| {
+                let got = subject.forward(&case, &prepared.data, config);
+                prepared
+                    .judge_forward(prepared.loses_bits(&subject), &got)
+                    .unwrap_or_else(|reason| panic!("{name}: {reason}\n  {case}\n  {config}"));
+                bits(&case, &got, 80).pop()
+            })
+            .collect();
+        let (family, decoded) = run(&subject, &last, &token);
+        assert_eq!(family, Family::Decode);
+        results.push(bits(&last, &decoded, 1).pop());
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{name}: {case}");
+    }
+}
+
 /// The bits of each family that serves a case.
 fn of_each_family(subject: &Subject, case: &Case, data: &Data) -> Vec<Vec<Vec<u32>>> {
+    configs_of_each_family(subject, case)
+        .iter()
+        .map(|config| bits(case, &subject.forward(case, data, config), case.seqlen_q as usize))
+        .collect()
+}
+
+fn configs_of_each_family(subject: &Subject, case: &Case) -> Vec<Config> {
     family::heuristics(&canonical(&case.problem(Pass::Forward)), subject.backend.device())
         .into_iter()
         .map(|config| if config.family == Family::Sm80 { config.with("block_n", 64) } else { config })
-        .map(|config| bits(case, &subject.forward(case, data, &config), case.seqlen_q as usize))
         .collect()
 }
 

@@ -6,8 +6,7 @@
 // empty state. Segments are merged from the last to the first. A row that sees no key of a block or
 // of a segment keeps its state to the bit, so it does not matter whether a kernel walks it.
 //
-// Nothing here depends on another row: a reference moves for its own row alone, by the rule of
-// row_softmax.cuh's `lazy`.
+// Nothing here depends on another row: a reference moves for its own row alone.
 
 #include "device/attention/row_weights.cuh"
 #include "device/ptx/compiler.cuh"
@@ -42,6 +41,15 @@ __device__ __forceinline__ uint32 segment_begin(int segment) {
     return (1u << (kFirstDoublingLog2 + doubling)) + (uint32(past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
 }
 
+// ---- when a row's reference moves to the block's maximum. With 16-bit weights in fp16: where that
+// outgrows the reference by 2^8, which bounds weights. bf16 has the exponents of fp32, so a row's
+// reference moves at the first block with a finite score, and where a lane's weights of a block add
+// up to more than 2^40. Few blocks do, and no search is needed to see it.
+constexpr bool kMovesBySums = kIsBf16;
+constexpr float kMostAdded = 0x1p40f;
+// The 16 weights of a lane's row add up to less if no score outgrows the reference by 2^35.
+constexpr float kLeastGrowthLog2 = kMovesBySums ? 35.f : 8.f;
+
 // ---- a segment's softmax, of a lane's two rows in 16 (device/attention/softmax.cuh)
 struct SegmentRows {
     float reference[2];  // in log2 units; -inf for a row that has seen no key
@@ -53,27 +61,63 @@ struct SegmentRows {
         for (int r = 0; r < 2; ++r) reference[r] = -infinity(), sum[r] = 0.f;
     }
 
-    // Turns a block's scores into weights in place. Returns whether some row's reference moved, the
-    // same in all lanes of the warp.
+    // Turns a block's scores into weights in place. Returns whether some row's reference may have
+    // moved, the same in all lanes of the warp.
     template <int kTiles>
     __device__ __forceinline__ bool step(float (&s)[kTiles][4], float scale_log2) {
-        float found[2];
-        const auto outgrows = [&](int r, float score) { return score * scale_log2 > reference[r] + 8.f; };
+        float found[2], added[2];
         // At head dim 128 integers were slower on an H200 (docs/tuning/batch-invariant.md).
-        const bool moves = find_outgrown<kHeadDimV <= 64>(s, found, outgrows);
-        if (moves) {
+        const bool may_move = find_outgrown<kHeadDimV <= 64>(s, found, [&](int r, float score) { return may_outgrow(r, score, scale_log2); });
+        if (may_move) move(s, found, scale_log2);
+        weigh_block(s, added, scale_log2);
+        add(added);
+        return may_move;
+    }
+
+    // The same with kMovesBySums, for a caller that can repeat the rows: it searches rows without a
+    // reference alone. If another row's reference has to move, it sets `misses` in a lane.
+    template <int kTiles>
+    __device__ __forceinline__ void step_or_miss(float (&s)[kTiles][4], float scale_log2, bool& misses) {
+        if (__any_sync(0xffffffff, fminf(reference[0], reference[1]) == -infinity())) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const bool row_moves = outgrows(r, found[r]);
-                // Rounded in all families: the compiler may fuse it with the subtraction.
-                found[r] = __fmul_rn(found[r], scale_log2);
-                factor[r] = row_moves ? exp2_approx(reference[r] - found[r]) : 1.f;
-                if (row_moves) reference[r] = found[r];
-                sum[r] *= factor[r];
+                const float found = __fmul_rn(row_maximum(s, r), scale_log2);
+                if (reference[r] == -infinity() && found > -infinity()) reference[r] = found;
             }
         }
-        weigh(s, sum, scale_log2, lowered(reference[0]), lowered(reference[1]));
-        return moves;
+        float added[2];
+        weigh_block(s, added, scale_log2);
+        misses |= fmaxf(added[0], added[1]) > kMostAdded;
+        add(added);
+    }
+
+    // ---- parts of a step
+    __device__ __forceinline__ bool may_outgrow(int r, float score, float scale_log2) const { return score * scale_log2 > reference[r] + kLeastGrowthLog2; }
+
+    // Moves the references that have to, where `found` has the rows' largest scores.
+    template <int kTiles>
+    __device__ __forceinline__ void move(const float (&s)[kTiles][4], float (&found)[2], float scale_log2) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            bool row_moves = may_outgrow(r, found[r], scale_log2);
+            if constexpr (kMovesBySums) row_moves &= quad_max(weights_of_row(s, r, scale_log2)) > kMostAdded || reference[r] == -infinity();
+            // Rounded in all families: the compiler may fuse it with the subtraction.
+            found[r] = __fmul_rn(found[r], scale_log2);
+            factor[r] = row_moves ? exp2_approx(reference[r] - found[r]) : 1.f;
+            if (row_moves) reference[r] = found[r];
+            sum[r] = __fmul_rn(sum[r], factor[r]);
+        }
+    }
+
+    // Turns scores into weights, and returns this lane's sums of the block.
+    template <int kTiles>
+    __device__ __forceinline__ void weigh_block(float (&s)[kTiles][4], float (&added)[2], float scale_log2) const {
+        added[0] = added[1] = 0.f;
+        weigh(s, added, scale_log2, lowered(reference[0]), lowered(reference[1]));
+    }
+    __device__ __forceinline__ void add(const float (&added)[2]) {
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) sum[r] = __fadd_rn(sum[r], added[r]);
     }
 
     // Scales O to references that have moved.
@@ -89,6 +133,16 @@ struct SegmentRows {
     // The number that is subtracted from a row's scores. A row that has seen no key takes 0:
     // infinity minus infinity would be NaN.
     static __device__ __forceinline__ float lowered(float reference) { return reference == -infinity() ? 0.f : reference; }
+
+private:
+    // What weigh_block() would return for row r.
+    template <int kTiles>
+    __device__ __forceinline__ float weights_of_row(const float (&s)[kTiles][4], int r, float scale_log2) const {
+        float added = 0.f;
+        #pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) added += exp2_approx(fmaf(s[i / 2][2 * r + i % 2], scale_log2, -reference[r]));
+        return added;
+    }
 };
 
 // ---- the merge of a segment's row into the row's state of later segments

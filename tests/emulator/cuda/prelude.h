@@ -40,6 +40,7 @@ inline To bits_as(From from) {
     return to;
 }
 inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __float_as_int(float x) { return bits_as<int>(x); }
