@@ -26,6 +26,7 @@ pub struct KernelSpec {
     pub axis: Axis,
     /// CTAs that share a tile's rows, each with a slice of V's columns.
     pub slices: u32,
+    pub turn: Turn,
     /// Splits of the keys at most, 1 where they are not split. A launch makes as many as the
     /// workspace has room for.
     pub most_splits: u32,
@@ -67,7 +68,7 @@ pub struct Lent {
 
 impl Lent {
     /// Knobs of a decode kernel, the only one that is lent.
-    pub const KNOBS: usize = 10;
+    pub const KNOBS: usize = 13;
 }
 
 /// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that
@@ -118,6 +119,16 @@ pub const TYPICAL_SMS: u32 = 132;
 /// Columns of a slice of dK or dV, where partial ones are added up.
 pub const KEY_COLS: i64 = 32;
 
+/// The launches that a kernel takes, where another kernel takes the others. The number counts the
+/// CTAs of a tile and split in the one for few CTAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Always,
+    /// Those whose CTAs have an SM each.
+    FewCtas(u32),
+    MoreCtas(u32),
+}
+
 /// Which CTA does which tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
@@ -163,6 +174,7 @@ impl KernelSpec {
         rows: 1,
         axis: Axis::Queries,
         slices: 1,
+        turn: Turn::Always,
         most_splits: 1,
         may_split: false,
         split_waves: 0,
@@ -195,6 +207,9 @@ impl KernelSpec {
     /// The launch grid on a GPU of so many SMs; a dimension is 0 where there is nothing to launch.
     pub fn grid(&self, problem: &Problem, sm_count: u32) -> [u32; 3] {
         let num_splits = self.num_splits(problem, sm_count);
+        if !self.has_turn(problem, num_splits, sm_count) {
+            return [0, 0, 0];
+        }
         let tiles = match self.schedule {
             Schedule::OneTile => self.tiles(problem),
             // Each tile once for each split.
@@ -213,6 +228,18 @@ impl KernelSpec {
         };
         // A grid holds 2^31 - 1 CTAs in x; a launch refuses more, so this does not truncate.
         [ctas.min(i32::MAX as u64) as u32, second, 1]
+    }
+
+    fn has_turn(&self, problem: &Problem, num_splits: u32, sm_count: u32) -> bool {
+        let is_few = |ctas: u32| {
+            let tiles = self.tiles(problem) / u64::from(self.slices);
+            tiles * u64::from(ctas) * u64::from(num_splits) <= u64::from(sm_count)
+        };
+        match self.turn {
+            Turn::Always => true,
+            Turn::FewCtas(ctas) => is_few(ctas),
+            Turn::MoreCtas(ctas) => !is_few(ctas),
+        }
     }
 
     /// Whether the tiles fit a launch (2^31 - 1 CTAs in x) and the integers that kernels count them
@@ -266,7 +293,7 @@ impl KernelSpec {
             }
             Axis::PackedRows => {
                 let rows = if self.most_rows > 0 { i64::from(self.most_rows) } else { problem.packed_rows() };
-                (rows, problem.batch_size * problem.num_heads_kv)
+                (rows, problem.batch_size * problem.num_heads_kv * i64::from(self.slices))
             }
             Axis::ShortRows => (self.most_rows.into(), problem.batch_size * problem.num_heads_kv),
         };

@@ -1,6 +1,5 @@
 // The rows of Q in the decode kernel: their copy into shared memory.
 
-#include "decode/shared.cuh"
 #include "decode/work.cuh"
 #include "device/layout/copy_elements.cuh"
 

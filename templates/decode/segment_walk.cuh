@@ -2,7 +2,6 @@
 // split is a run of segments (device/attention/fixed_order.cuh), of which the teams take one in
 // turn. A segment is walked from its last block to its first. walk.cuh has the same interface.
 
-#include "decode/teams.cuh"
 #include "decode/work.cuh"
 #include "device/attention/fixed_order.cuh"
 

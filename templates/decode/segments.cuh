@@ -17,11 +17,11 @@ __device__ __forceinline__ void store_segment(Output& o, SegmentRows (&segments)
             if (row < tile.rows) {
                 const PackedRow at(row, tile.head_kv, params);
                 const int64 partial = partial_row(params, segment, tile.batch, at.head, at.position);
-                if (place.lane % 4 == 0 && place.warp_v == 0) segment_states(params)[partial] = make_float2(segments[m].reference[r], sum);
+                if (place.lane % 4 == 0 && place.first_col() == 0) segment_states(params)[partial] = make_float2(segments[m].reference[r], sum);
                 float* const to = params.partial_o + partial * kPartialCols;
                 #pragma unroll
                 for (int n = 0; n < kOTiles; ++n) {
-                    const int col = place.warp_v * kWarpCols + n * 8 + place.lane % 4 * 2;
+                    const int col = place.first_col() + n * 8 + place.lane % 4 * 2;
                     if (col < kPartialCols) *reinterpret_cast<float2*>(to + col) = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
                 }
             }

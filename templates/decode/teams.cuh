@@ -34,6 +34,8 @@ struct ThreadPlace {
 
     // The first of the warp's rows of the tile.
     __device__ __forceinline__ int first_row() const { return warp_m * (kMTiles * 16); }
+    // The first of its columns of V.
+    __device__ __forceinline__ int first_col() const { return warp_v * kWarpCols; }
     // The thread's number in its team.
     __device__ __forceinline__ int in_team() const { return thread % kTeamThreads; }
 };

@@ -2,7 +2,6 @@
 // the blocks that the tile sees. Its teams take one block in turn. segment_walk.cuh has the same
 // interface.
 
-#include "decode/teams.cuh"
 #include "decode/work.cuh"
 
 // A split's share of the key blocks [begin, end).

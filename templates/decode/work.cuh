@@ -23,6 +23,6 @@ struct QueryTile {
 
 private:
     __device__ __forceinline__ QueryTile(const KernelParams& params, int num_tiles)
-        : batch_head(int(blockIdx.x) / num_tiles), row0(int(blockIdx.x) % num_tiles * kBlockM), batch(batch_head / params.num_heads_kv),
+        : batch_head(int(blockIdx.x) / kTileCtas / num_tiles), row0(int(blockIdx.x) / kTileCtas % num_tiles * kBlockM), batch(batch_head / params.num_heads_kv),
           head_kv(batch_head % params.num_heads_kv), first_head(head_kv * params.group_size), sequence(params, batch), rows(sequence.seqlen_q * params.group_size) {}
 };

@@ -84,10 +84,12 @@ fn eight_bits_compile_in_both_dtypes() {
 
 #[test]
 fn batch_invariant_kernels_compile_for_few_queries() {
-    let of = |features: Features, seqlen_q| {
-        *canonical(&Problem { batch_invariant: true, seqlen_q, ..problem(128, 4, features) })
+    let of = |head_dim, features: Features, seqlen_q| {
+        *canonical(&Problem { batch_invariant: true, seqlen_q, ..problem(head_dim, 4, features) })
     };
-    all_compile(vec![of(Features::NONE, 1), of(PAGED, 16)]);
+    let narrow = [of(64, Features::NONE, 1), of(72, PAGED, 1)];
+    let wide = [of(128, Features::NONE, 1), of(128, PAGED, 16), of(256, Features::NONE, 1)];
+    all_compile(narrow.into_iter().chain(wide).collect());
 }
 
 #[test]

@@ -448,6 +448,7 @@ fn matrix_covers_every_template_feature_and_dtype() {
         "combine_rows",
         "combine_segments",
         "decode",
+        "decode_ahead",
         "kv_append",
         "kv_append_eight",
         "kv_append_slots",

@@ -8,6 +8,9 @@ use crate::problem::{Layout, Problem};
 
 pub const SPLITS: [u32; 18] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
 
+/// Warps that share V's columns in the kernel that computes weights ahead.
+const MULTIPLYING_WARPS: u32 = 4;
+
 knobs! {
     pub struct DecodeKnobs of Decode {
         block_m: "packed query rows of a tile" in [16, 32, 64],
@@ -19,6 +22,9 @@ knobs! {
         ctas_per_sm: "CTAs that share an SM" in [1, 2, 3],
         tma: "whether TMA copies the keys" in [0, 1],
         num_splits: "splits of the keys, each for its own CTAs" in SPLITS,
+        scoring_warps or 0: "warps that compute weights ahead in a kernel for few CTAs, 0: there is no such kernel" in [0, 3, 4, 6, 8],
+        scoring_stages or 1: "key blocks of each of these warps in that kernel's rings" in [1, 2, 3],
+        tile_ctas or 1: "CTAs that share a tile by V's columns in that kernel" in [1, 2, 4],
         splittable or 0: "1: where num_splits is 1, the kernel is one that may split keys; 0: it is one that does not" in [0, 1],
     }
 }
@@ -67,6 +73,45 @@ impl DecodeKnobs {
         let step = 8 * i64::from(key_unit(problem));
         let cols_of_q = (problem.head_dim + step - 1) / step * step;
         (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q) + scores).max(merged) + barriers
+    }
+
+    /// Whether a second kernel computes weights ahead of P V (decode_ahead.cu.tera): where few CTAs
+    /// walk a batch-invariant problem's segments, the time is that of one walk.
+    pub fn has_kernel_ahead(&self) -> bool {
+        self.scoring_warps > 0
+    }
+
+    /// That kernel's threads: a warp copies keys, and others weigh and multiply them.
+    pub fn threads_ahead(&self) -> u32 {
+        32 * (1 + self.scoring_warps + MULTIPLYING_WARPS)
+    }
+
+    /// Columns of V of a CTA of that kernel: whole boxes.
+    fn cols_ahead(&self, problem: &Problem) -> u32 {
+        (problem.head_dim_v as u32).div_ceil(self.tile_ctas).next_multiple_of(BOX_COLS)
+    }
+
+    /// Whether each multiplying warp has whole boxes of V's columns, or a power of two below.
+    pub fn divides_boxes_ahead(&self, problem: &Problem) -> bool {
+        let cols = self.cols_ahead(problem) / MULTIPLYING_WARPS;
+        cols.is_multiple_of(BOX_COLS) || BOX_COLS.is_multiple_of(cols)
+    }
+
+    /// Shared memory of a CTA of that kernel: Q, and for each slot tiles of K and V, weights,
+    /// references and barriers (decode/ahead/shared.cuh).
+    pub fn smem_bytes_ahead(&self, problem: &Problem) -> u32 {
+        let tiles = boxed_tile_bytes(self.block_n, problem.head_dim)
+            + boxed_tile_bytes(self.block_n, self.cols_ahead(problem).into());
+        let weights = self.block_m * self.block_n * 2 + 32 * (16 + 8);
+        let slot = tiles + weights + self.block_m * 4 + 7 * 8;
+        let q = tile_bytes(problem.dtype, self.block_m, problem.head_dim);
+        TMA_ALIGNMENT_BYTES + q + self.scoring_stages * self.scoring_warps * slot
+    }
+
+    /// Registers of a thread of that kernel, as `registers`.
+    pub fn registers_ahead(&self, problem: &Problem) -> u32 {
+        let (q, o) = ((problem.head_dim as u32).div_ceil(16) * 4, self.cols_ahead(problem) / MULTIPLYING_WARPS / 2);
+        q.max(o) + self.block_n / 2 + 60
     }
 
     /// Whether warps with other columns of V share Q K^T (decode/shared_scores.cuh).

@@ -36,7 +36,8 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
 
 /// The first of a list of tiles with blocks of 64 keys that passes every constraint; None for the
 /// widest head dims, where none does. Warps that share V's columns share Q K^T too, so that a block
-/// takes less time. The splits stand for one of each segment.
+/// takes less time. The splits stand for one of each segment. Tiles of 16 rows whose keys TMA
+/// copies have a second kernel.
 pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs> {
     let block_m = match problem.packed_rows() {
         ..=16 => 16,
@@ -54,6 +55,9 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
         ctas_per_sm,
         tma,
         num_splits: MAX_SPLITS as u32,
+        scoring_warps: 0,
+        scoring_stages: 1,
+        tile_ctas: 1,
         splittable: 0,
     };
     let widths: &[u32] = match problem.head_dim_v {
@@ -63,7 +67,22 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
     };
     let of_width = |tma| widths.iter().flat_map(move |warps_v| flows.map(|flow| (*warps_v, tma, flow)));
     let mut configs = [1, 0].into_iter().flat_map(of_width).map(|(warps_v, tma, flow)| config(warps_v, tma, flow));
-    configs.find(|config| config.fits(problem, device))
+    let config = configs.find(|config| config.fits(problem, device))?;
+    let mut ahead = of_weights_ahead(problem).into_iter().map(|(scoring_warps, scoring_stages, tile_ctas)| {
+        DecodeKnobs { scoring_warps, scoring_stages, tile_ctas, ..config }
+    });
+    Some(ahead.find(|config| config.fits(problem, device)).unwrap_or(config))
+}
+
+/// The second kernel of `in_fixed_order`: its warps that compute weights, blocks of each, and CTAs
+/// of a tile (docs/tuning/batch-invariant.md#weights-ahead). With two CTAs of a tile this kernel
+/// takes fewer launches, since each CTA has an SM.
+fn of_weights_ahead(problem: &Problem) -> [(u32, u32, u32); 2] {
+    match problem.head_dim_v {
+        ..=64 => [(4, 1, 1), (3, 1, 1)],
+        65..=128 => [(3, 2, 2), (3, 1, 2)],
+        _ => [(4, 1, 2), (3, 1, 2)],
+    }
 }
 
 /// The last ones of `tiles`, which fit wherever any does.
@@ -105,6 +124,9 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
         ctas_per_sm,
         tma,
         num_splits: 1,
+        scoring_warps: 0,
+        scoring_stages: 1,
+        tile_ctas: 1,
         splittable: 0,
     };
     let is_lean = tma != 0 && problem.packed_rows() <= LEAN_ROWS;

@@ -7,7 +7,7 @@ use crate::family::combine;
 use crate::family::knob::{Constraint, Knob, Knobs};
 use crate::family::limits::{grid, register_budget, shared_memory, threads};
 use crate::family::space::Space;
-use crate::family::spec::{Arguments, Axis, KernelSpec, Lent};
+use crate::family::spec::{Arguments, Axis, KernelSpec, Lent, Turn};
 use crate::problem::{MAX_SEGMENTS, MAX_SPLITS, Pass, Problem};
 
 impl Space for DecodeKnobs {
@@ -43,6 +43,15 @@ impl Space for DecodeKnobs {
             holds: |p, k, _| !p.batch_invariant || k.block_n == 64 && k.num_splits == MAX_SPLITS as u32,
         },
         Constraint {
+            name: "ahead",
+            reason: "weights are computed ahead for tiles of 16 rows of a batch-invariant problem, whose keys TMA copies; a warp's columns of V are whole boxes of 64, or a power of two below",
+            holds: |p, k, d| {
+                let fits = k.registers_ahead(p) <= register_budget(k.threads_ahead() / 32, 1, d);
+                let is_whole = k.block_m == 16 && k.tma == 1 && k.divides_boxes_ahead(p);
+                !k.has_kernel_ahead() || p.batch_invariant && is_whole && fits
+            },
+        },
+        Constraint {
             name: "tma",
             reason: "GPUs have TMA from sm_90 on; it takes addresses, strides and rows of multiples of 16 bytes, and boxes of 64 columns by whole eights of keys of one page",
             holds: |p, k, d| k.tma == 0 || k.takes_tma(p, d),
@@ -73,7 +82,7 @@ impl Space for DecodeKnobs {
     /// V's columns pay where they share Q K^T.
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
-            "splittable" => &knob.values[..1],
+            "splittable" | "scoring_warps" | "scoring_stages" | "tile_ctas" => &knob.values[..1],
             "warps_v" if !problem.batch_invariant => &knob.values[..2],
             _ => knob.values,
         }
@@ -89,8 +98,12 @@ impl Space for DecodeKnobs {
         if problem.pass == Pass::Backward {
             return Vec::new();
         }
-        [self.main(problem)]
+        let main = self.main(problem);
+        let ahead = self.has_kernel_ahead().then(|| self.ahead(problem));
+        let turn = ahead.map_or(Turn::Always, |_| Turn::MoreCtas(self.tile_ctas));
+        [KernelSpec { turn, ..main }]
             .into_iter()
+            .chain(ahead)
             .chain((self.num_splits > 1 || self.splittable == 1).then(|| match problem.batch_invariant {
                 false => combine::few_rows(self.num_splits),
                 true => combine::segments(),
@@ -100,6 +113,21 @@ impl Space for DecodeKnobs {
 }
 
 impl DecodeKnobs {
+    /// The kernel for few CTAs.
+    fn ahead(&self, problem: &Problem) -> KernelSpec {
+        KernelSpec {
+            template: "decode_ahead",
+            entry: "flashtune_decode_ahead",
+            threads: self.threads_ahead(),
+            smem_bytes: self.smem_bytes_ahead(problem),
+            is_main: false,
+            slices: self.tile_ctas,
+            turn: Turn::FewCtas(self.tile_ctas),
+            ctas_per_sm: 1,
+            ..self.main(problem)
+        }
+    }
+
     fn main(&self, problem: &Problem) -> KernelSpec {
         KernelSpec {
             template: "decode",

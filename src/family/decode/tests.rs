@@ -2,10 +2,11 @@
 //! what.
 
 use super::geometry::{DecodeKnobs, SPLITS};
-use super::heuristic::{carried_over, heuristic};
+use super::heuristic::{carried_over, heuristic, in_fixed_order};
 use crate::config::Family::{self, Decode, Sm80, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
+use crate::family::space::Space;
 use crate::family::{check, families, kernels};
 use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem, Varlen};
 
@@ -250,4 +251,39 @@ fn lengths_on_the_device_get_more_ctas_than_sms() {
     let shorter = |problem: Problem| Problem { seqlen_k: 4096, ..problem };
     assert_eq!(carried_over(few, &shorter(paged), &paged, &device), unknown);
     assert_eq!(carried_over(few, &shorter(dense), &dense, &device).num_splits, 1);
+}
+
+#[test]
+fn weights_are_computed_ahead_where_the_ctas_of_a_fixed_order_have_an_sm_each() {
+    for device in devices() {
+        let of = |head_dim, group_size| {
+            let problem = Problem { batch_invariant: true, ..problem(1, group_size, 1, 8192, head_dim) };
+            let config = in_fixed_order(&problem, &device)?;
+            assert_eq!(checked(&problem, config, &device), Ok(()));
+            Some((problem, config))
+        };
+        let has_tma = matches!(device.arch, Arch::Sm(9.., _));
+        for head_dim in [64, 96, 128, 256] {
+            let Some((problem, config)) = of(head_dim, 4) else { continue };
+            let kernels = config.kernels(&problem);
+            assert_eq!(kernels.iter().any(|kernel| kernel.template == "decode_ahead"), has_tma, "{}", device.name);
+            // In any launch one of the two runs.
+            for batch_size in [1, 2, 3, 8, 100] {
+                let problem = Problem { batch_size, ..problem };
+                let launched: Vec<_> =
+                    kernels.iter().filter(|k| !k.grid(&problem, device.sm_count).contains(&0)).collect();
+                assert_eq!(launched.len(), 2, "{batch_size} sequences: {launched:?}");
+                let [x, y, _] = launched[0].grid(&problem, device.sm_count);
+                let is_ahead = launched[0].template == "decode_ahead";
+                assert_eq!(launched[1].template, "combine_segments");
+                assert!(!is_ahead || x * y <= device.sm_count);
+                assert_eq!(is_ahead, has_tma && config.tile_ctas * 8 * batch_size as u32 * y <= device.sm_count);
+            }
+        }
+        // Tiles of more rows have no such kernel.
+        let (problem, config) = of(128, 32).unwrap();
+        assert!(!config.has_kernel_ahead());
+        let ahead = DecodeKnobs { scoring_warps: 4, ..config };
+        assert!(checked(&problem, ahead, &device).unwrap_err().contains("breaks ahead:"));
+    }
 }

@@ -14,15 +14,16 @@ __device__ __forceinline__ constexpr int greatest_common_divisor(int a, int b) {
 constexpr int kKeyBoxRows = kPageSize == 0 ? kBlockN : greatest_common_divisor(kBlockN, kPageSize);
 
 // A block of keys into a tile. A whole warp calls it, and the thread with `issues` starts the
-// copies. Keys past the sequence's end arrive as zeros, except that a box in a page arrives whole.
+// copies. `first_col` is the tile's. Keys past the sequence's end arrive as zeros, except that a
+// box in a page arrives whole.
 template <class Tile>
 __device__ __forceinline__ void load_boxes(uint32 tile, const TensorMap& map, uint32 barrier, const KeyPages<kBlockN>& pages,
-                                           int block, int head, const MapRows& rows, bool issues) {
+                                           int block, int head, const MapRows& rows, bool issues, int first_col = 0) {
     if constexpr (kPageSize == 0) {
         if (!issues) return;
         #pragma unroll
         for (int box = 0; box < Tile::kBoxes; ++box) {
-            tma_load(tile + box * Tile::kBoxBytes, map, barrier, box * kBoxCols, block * kBlockN, head, rows);
+            tma_load(tile + box * Tile::kBoxBytes, map, barrier, first_col + box * kBoxCols, block * kBlockN, head, rows);
         }
     } else {
         #pragma unroll
@@ -34,7 +35,7 @@ __device__ __forceinline__ void load_boxes(uint32 tile, const TensorMap& map, ui
                 // A box of keys that do not exist begins behind the page's last row: no row is
                 // read.
                 const int first = block * kBlockN + row < pages.seqlen_k ? pages.row_in_page(block, row) : kPageSize;
-                tma_load_4d(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, box * kBoxCols, first, head, page);
+                tma_load_4d(tile + box * Tile::kBoxBytes + row * kBoxRowBytes, map, barrier, first_col + box * kBoxCols, first, head, page);
             }
         }
     }
