@@ -115,7 +115,7 @@ def matrix():
         for arch, head_dim in targets[pass_]:
             for feature in features[pass_]:
                 add(arch, pass_, ["--head-dim", head_dim], heads, feature)
-    problems += decode_problems() + shipped_configs() + combinations(features)
+    problems += decode_problems() + prompt_problems() + shipped_configs() + combinations(features)
     problems += [["render-merge", "--arch", arch, "--dtype", dtype, "--layout", layout, *more]
                  for arch in ("sm_80", "sm_90") for dtype in ("bf16", "fp16", "fp32")
                  for layout, more in (("vec4", ["--partials-are-fp32"]), ("vec1", []))]
@@ -150,6 +150,33 @@ def decode_problems():
     add("sm_90", "128", "--batch-invariant")
     add("sm_90", "128", "--batch-invariant", "--page-size", "64")
     add("sm_80", "128", "--page-size", "64", "--softcap", "--sinks", queries=4)
+    return problems
+
+
+def prompt_problems():
+    """Many queries in sm90's forward kernel: one order of sums, keys of 8 bits, pages, splits."""
+    problems = []
+
+    def add(head_dim, *words, heads="8", queries="2048", keys="2048"):
+        shape = ["--num-heads-q", heads, "--num-heads-kv", "2", "--batch-size", "2", "--seqlen-q", queries, "--seqlen-k", keys]
+        problems.append(["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", head_dim, *shape, *words])
+
+    for head_dim in ("64", "128", "256"):
+        add(head_dim, "--batch-invariant", "--causal")
+        add(head_dim, "--batch-invariant", "--varlen", "--page-size", "64")
+        for size in ("1", "16", "48", "256"):
+            add(head_dim, "--causal", "--varlen", "--page-size", size)
+        for kv_dtype, keys_per_scale in (("e4m3", "0"), ("e5m2", "1"), ("int8", "128")):
+            add(head_dim, "--kv-dtype", kv_dtype, "--keys-per-scale", keys_per_scale, "--causal")
+    for feature in (["--window-left", "100"], ["--block-mask", "128"], ["--sinks", "--softcap"]):
+        add("128", "--batch-invariant", *feature)
+    for feature in (["--softcap"], ["--alibi", "--bias"], ["--varlen"], ["--varlen", "--page-size", "16"]):
+        for keys_per_scale in ("0", "1"):
+            add("128", "--kv-dtype", "e4m3", "--keys-per-scale", keys_per_scale, *feature)
+    add("256", "--fp8-q", "--kv-dtype", "e4m3", keys="16384", queries="16384")
+    few = {"heads": "2", "queries": "256", "keys": "4096"}
+    add("256", "--fp8-q", "--kv-dtype", "e4m3", "--config", "v_stages=0", "num_splits=2", **few)
+    add("128", "--config", "num_splits=4", "tma_store=0", **few)
     return problems
 
 
