@@ -182,8 +182,8 @@ fn a_kernel_of_its_own_widens_keys_of_8_bits_before_the_main_kernel() {
 
 #[test]
 fn keys_of_8_bits_are_widened_before_where_that_was_faster() {
-    // (head dim, heads, [batch, queries, keys], pages), and whether it was by 3 % or more on an H200
-    // with scales of heads, and with scales of keys.
+    // (head dim, heads, [batch, queries, keys], pages), and whether it was by 3 % or more on an
+    // H200 with scales of heads, and with scales of keys.
     let pages = |rows| Features { varlen: Some(Varlen::default()), paged: Some(rows), ..Features::NONE };
     let measured = [
         (128, (32, 8), [1, 2048, 16_384], Features::NONE, [true, true]),

@@ -21,8 +21,8 @@ struct TileLoader {
     Ring<kKStages> ring_k;
 
     // Loads K of the tile's first block, Q and V of this block, then K and V of each further block.
-    // `feed` draws the next tile before the last blocks. `factors`: the sequence's row of them, with
-    // kHasKeyFactors.
+    // `feed` draws the next tile before the last blocks. `factors`: the sequence's row of them,
+    // with kHasKeyFactors.
     template <class Feed>
     __device__ __forceinline__ void load(const Tile& tile, Feed& feed, const float* factors = nullptr) {
         const int head_kv = tile.head / params.group_size, last_block = tile.begin + tile.blocks - 1;
