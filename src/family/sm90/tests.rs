@@ -182,11 +182,13 @@ fn a_kernel_of_its_own_widens_keys_of_8_bits_before_the_main_kernel() {
 
 #[test]
 fn keys_of_8_bits_are_widened_before_where_that_was_faster() {
-    // (head dim, heads, [batch, queries, keys], pages), and whether it was by 3 % or more on an
-    // H200 with scales of heads, and with scales of keys.
-    let pages = |rows| Features { varlen: Some(Varlen::default()), paged: Some(rows), ..Features::NONE };
+    // (head dim, heads, [batch, queries, keys], lengths and pages), and whether it was by 3 % or
+    // more on an H200, with scales of heads and with scales of keys.
+    let lengths = Features { varlen: Some(Varlen::default()), ..Features::NONE };
+    let pages = |rows| Features { paged: Some(rows), ..lengths };
     let measured = [
         (128, (32, 8), [1, 2048, 16_384], Features::NONE, [true, true]),
+        (128, (32, 8), [1, 2048, 16_384], lengths, [true, true]),
         (128, (32, 8), [1, 2048, 16_384], pages(16), [true, true]),
         (128, (32, 8), [4, 512, 16_384], pages(64), [true, true]),
         (128, (32, 8), [1, 512, 16_384], Features::NONE, [true, true]),
@@ -196,7 +198,7 @@ fn keys_of_8_bits_are_widened_before_where_that_was_faster() {
         (128, (16, 16), [1, 2048, 16_384], Features::NONE, [true, true]),
         (256, (32, 8), [1, 2048, 8192], Features::NONE, [true, true]),
         (256, (32, 8), [1, 2048, 8192], pages(16), [true, true]),
-        (64, (32, 8), [1, 4096, 4096], Features::NONE, [false, true]),
+        (64, (32, 8), [1, 4096, 4096], lengths, [false, true]),
     ];
     for (head_dim, (num_heads_q, num_heads_kv), sizes, features, expected) in measured {
         let widens = [0, 1].map(|keys_per_scale| {

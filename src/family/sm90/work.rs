@@ -69,7 +69,7 @@ const CONVERTING_WIDE: [f64; 2] = [1.34, 1.67];
 /// The same where a kernel before has widened the keys and each has a scale, and microseconds of
 /// that kernel beside those of its bytes.
 const WIDENED_KEY_SCALES: f64 = 1.05;
-const WIDEN_LAUNCH_US: f64 = 1.5;
+const WIDEN_LAUNCH_US: f64 = 3.0;
 
 /// What a forward kernel's tiles cost.
 struct ForwardCosts {
