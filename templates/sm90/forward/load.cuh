@@ -36,8 +36,8 @@ struct TileLoader {
         for (int position = last_block; position >= tile.begin; --position) {
             if (position == min(last_block, tile.begin + draws_early)) feed.draw_next();
             ListedTile listed;
-            if constexpr (kHasBlockMask) listed = list.at(position);
-            const int block = kHasBlockMask ? listed.tile : position;
+            int block = position;
+            if constexpr (kHasBlockMask) listed = list.at(position), block = listed.tile;
             load_k(block, head_kv, rows_k, listed, tile.head, factors);
             if (position == last_block) load_q(ring_q, shared, map_q, tile, rows_q);
             load_v(block, head_kv, rows_v);
