@@ -389,12 +389,17 @@ fn chosen_for<'a>(problem: &Problem, device: &'a Device) -> Cow<'a, Device> {
     typical.map_or(Cow::Borrowed(device), Cow::Owned)
 }
 
-/// Whether L2 holds less than what all heads use: Q, dO and the fp32 dQ. On an H100, one group of
-/// all heads then took 1.07 to 2.03 times as long as groups of 16 MB where tiles are alike or many.
+/// Whether Q, dO and the fp32 dQ of all heads take most of L2. On an H100, one group of all heads
+/// then took 1.07 to 2.03 times as long as groups of 16 MB where tiles are alike or many.
 fn overflows_l2(problem: &Problem, device: &Device) -> bool {
     let row_bytes = 6 * problem.head_dim + 2 * problem.head_dim_v;
-    (problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes) as u64 > device.l2_bytes
+    let bytes = problem.batch_size * problem.num_heads_q * problem.seqlen_q * row_bytes;
+    bytes as f64 > MOST_OF_L2 * device.l2_bytes as f64
 }
+
+/// K, V and their gradients take L2 too. On an H100, groups took 0.92 of the time at 0.64 of L2, and
+/// 1.02 to 1.03 at 0.5 and less.
+const MOST_OF_L2: f64 = 0.6;
 
 /// MB of Q, dO and fp32 dQ in a group of heads that L2 holds. Tiles that share a walk always take
 /// such groups: in one group of all heads they took up to 1.53 times as long on an H100.
