@@ -397,8 +397,8 @@ fn overflows_l2(problem: &Problem, device: &Device) -> bool {
     bytes as f64 > MOST_OF_L2 * device.l2_bytes as f64
 }
 
-/// K, V and their gradients take L2 too. On an H100, groups took 0.92 of the time at 0.64 of L2, and
-/// 1.02 to 1.03 at 0.5 and less.
+/// K, V and their gradients take L2 too. On an H100, groups took 0.92 of the time at 0.64 of L2,
+/// and 1.03 to 1.04 below 0.5.
 const MOST_OF_L2: f64 = 0.6;
 
 /// MB of Q, dO and fp32 dQ in a group of heads that L2 holds. Tiles that share a walk always take
