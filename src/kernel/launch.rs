@@ -92,7 +92,12 @@ impl Executable {
         let (num_splits, short_rows) = splits.max_by_key(|(num_splits, _)| *num_splits).unwrap_or((1, 0));
         let of_call = |call: &Call| KernelParams::new(call).with_splits(call, num_splits, short_rows);
         let own_params = of_call(call);
-        let widened = self.kernels.iter().any(|kernel| kernel.spec.reads_widened).then(|| {
+        let reads_widened = self.kernels.iter().any(|kernel| kernel.spec.reads_widened);
+        if reads_widened && !call.problem.keeps_widened_kv() {
+            let why = "the config widens K and V, for which this problem's workspace has no room";
+            return Err(Error::new(Status::Internal, why.to_owned()));
+        }
+        let widened = reads_widened.then(|| {
             let call = call.widened();
             (call, of_call(&call))
         });

@@ -41,9 +41,19 @@ impl Problem {
 
     /// Whether every problem that shares a record with this one keeps a widened K and V.
     pub fn keeps_widened_kv_nearby(&self) -> bool {
-        let bytes = WIDENED_BYTES_NEARBY * self.widened_bytes() as f64;
         let is_long = 2 * self.packed_rows() >= 3 * WIDENED_ROWS && 2 * self.seqlen_k >= 3 * WIDENED_KEYS;
-        self.keeps_widened_kv() && is_long && bytes <= MOST_WIDENED_BYTES as f64
+        self.keeps_widened_kv() && is_long && self.largest_nearby().widened_bytes() <= MOST_WIDENED_BYTES
+    }
+
+    /// At least as large as every problem that shares a record with this one.
+    fn largest_nearby(&self) -> Problem {
+        let times = |size: i64, factor: f64| (size as f64 * factor).ceil() as i64;
+        Problem {
+            batch_size: times(self.batch_size, MOST_OF_BUCKET),
+            num_heads_kv: times(self.num_heads_kv, MOST_HEADS_OF_BUCKET),
+            seqlen_k: times(self.seqlen_k, MOST_OF_BUCKET),
+            ..*self
+        }
     }
 
     /// The problem of the kernel that reads the widened K and V.
@@ -90,12 +100,13 @@ const WIDENED_ROWS: i64 = 256;
 const WIDENED_KEYS: i64 = 64;
 
 /// The most bytes of a widened K and V: with bounds of lengths far above the lengths, they would be
-/// far more than the keys. Up to 131,072 keys of 8 heads of 128 columns are widened.
+/// far more than the keys. A config widens up to about 520 MiB (`largest_nearby`).
 const MOST_WIDENED_BYTES: usize = 1200 << 20;
 
-/// How many times the bytes of the problem in its record another problem's may be: batch size and
-/// keys are up to sqrt(3/2) times as many, and key-value heads up to 3/2 times.
-const WIDENED_BYTES_NEARBY: f64 = 2.25;
+/// How many times as large as its bucket (`plan::canonical`) a batch size or a number of keys may
+/// be, and key-value heads, which follow from two buckets.
+const MOST_OF_BUCKET: f64 = 1.225;
+const MOST_HEADS_OF_BUCKET: f64 = 1.5;
 
 /// The keys of the largest block of the forward pass.
 const MOST_BLOCK_KEYS: usize = 256;
@@ -154,6 +165,24 @@ mod tests {
             assert!(other.keeps_widened_kv(), "{other:?}");
         }
         assert!(!Problem { seqlen_k: 40_000, ..largest }.keeps_widened_kv_nearby());
+        // (batch size, key-value heads, keys) of a bucket, and the largest in it: keys are rounded
+        // up to 16 rows.
+        for (bucket, far) in
+            [((256, 10, 512), (313, 15, 626)), ((1024, 10, 128), (1253, 15, 156)), ((4096, 2, 96), (5015, 3, 117))]
+        {
+            let of = |(batch_size, num_heads_kv, seqlen_k), dim| Problem {
+                batch_size,
+                num_heads_q: 8 * num_heads_kv,
+                num_heads_kv,
+                seqlen_k,
+                head_dim: dim,
+                head_dim_v: dim,
+                ..problem(1)
+            };
+            for dim in (16..=256).step_by(16) {
+                assert!(!of(bucket, dim).keeps_widened_kv_nearby() || of(far, dim).keeps_widened_kv(), "{far:?} {dim}");
+            }
+        }
         let few = Problem { seqlen_q: 64, ..problem(1) };
         assert!(few.keeps_widened_kv() && !few.keeps_widened_kv_nearby());
     }
