@@ -11,6 +11,7 @@
 
 use crate::emulated::{Emulated, shown};
 use crate::source_tree::root;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A change of a template, and a word of the report that it must lead to.
@@ -343,6 +344,57 @@ const FAULTS_OF_PIECES: [Fault; 5] = [
     },
 ];
 
+/// Faults of the kernel whose warps compute weights ahead of P V.
+const FAULTS_OF_WEIGHTS_AHEAD: [Fault; 3] = [
+    // The multiplying warps do not release a slot.
+    Fault {
+        arch: "sm_90",
+        file: "decode/ahead/weights.cuh",
+        from: "if (lane == 0) barrier_arrive(memory.empty_weights(ring.slot));",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // References do not pass from block to block.
+    Fault {
+        arch: "sm_90",
+        file: "decode_ahead.cu.tera",
+        from: "if (!is_first) take_references(rows.reference, memory, before, place.lane);",
+        to: "",
+        report: "reference",
+    },
+    // The wait for a block's weights.
+    Fault {
+        arch: "sm_90",
+        file: "decode/ahead/weights.cuh",
+        from: "barrier_wait(memory.full_weights(ring.slot), ring.parity);",
+        to: "",
+        report: "DEADLOCK",
+    },
+];
+
+/// Keys of 8 bits with scales of their own, which a kernel widens.
+const WIDENED: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=200 seqlen_k=1100 head_dim=64 head_dim_v=64 \
+     causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=1";
+
+/// Faults between the widening kernel and sm90's.
+const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward.cu.tera",
+        from: "if constexpr (kReadsWidened && kDecodeRows == 0) wait_for_previous_kernel();",
+        to: "",
+        report: "no thread has waited for the kernel before",
+    },
+    // Consumers read the factors of another block.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward/load.cuh",
+        from: "factors + block * kBlockN",
+        to: "factors",
+        report: "the reference",
+    },
+];
+
 const ONE_PROBLEM: &str = "tiny::gpu_is_right_forward_on_one_tiny_problem";
 
 #[test]
@@ -368,18 +420,36 @@ fn planted_faults_of_decoded_segments_are_reported() {
 }
 
 #[test]
+fn planted_faults_of_weights_ahead_are_reported() {
+    // Each CTA has an SM, so the launch takes that kernel.
+    are_reported_with("8", &FAULTS_OF_WEIGHTS_AHEAD, ONE_PROBLEM, Some(DECODED_SEGMENTS));
+}
+
+#[test]
+fn planted_faults_of_widened_keys_are_reported() {
+    const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_keys_are_widened_before";
+    are_reported(&FAULTS_OF_WIDENED_KEYS, TEST, Some(WIDENED));
+}
+
+#[test]
 fn planted_faults_of_a_merged_o_are_reported() {
     are_reported(&FAULTS_OF_PIECES, ONE_PROBLEM, Some(PIECES));
 }
 
 fn are_reported(faults: &[Fault], test: &str, case: Option<&str>) {
+    are_reported_with("1", faults, test, case);
+}
+
+fn are_reported_with(sms: &str, faults: &[Fault], test: &str, case: Option<&str>) {
     let folder = tempfile::tempdir().unwrap();
     let run = |arch: &str| {
-        let options = ["--arch", arch, "--sms", "1", "--templates", folder.path().to_str().unwrap()];
+        let options = ["--arch", arch, "--sms", sms, "--templates", folder.path().to_str().unwrap()];
         Emulated { options: &options, test, case }.output()
     };
-    let Some(output) = run(faults[0].arch) else { return };
-    assert!(output.status.success(), "without a fault: {}", shown(&output));
+    for arch in faults.iter().map(|fault| fault.arch).collect::<BTreeSet<_>>() {
+        let Some(output) = run(arch) else { return };
+        assert!(output.status.success(), "{arch} without a fault: {}", shown(&output));
+    }
     for fault in faults {
         let file = plant(fault, folder.path());
         let output = run(fault.arch).expect("the run before had an emulator");

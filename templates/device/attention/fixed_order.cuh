@@ -41,10 +41,9 @@ __device__ __forceinline__ uint32 segment_begin(int segment) {
     return (1u << (kFirstDoublingLog2 + doubling)) + (uint32(past & ((1 << kSegmentsOfDoublingLog2) - 1)) << keys_log2);
 }
 
-// ---- when a row's reference moves to the block's maximum. With 16-bit weights in fp16: where that
-// outgrows the reference by 2^8, which bounds weights. bf16 has the exponents of fp32, so a row's
-// reference moves at the first block with a finite score, and where a lane's weights of a block add
-// up to more than 2^40. Few blocks do, and no search is needed to see it.
+// ---- when a row's reference moves to the block's maximum. fp16: when a weight would pass 2^8.
+// bf16 has the exponents of fp32. There it moves at the first block with a finite score, and when a
+// lane's weights of a block sum to more than 2^40. Few blocks do, and it takes no search to see.
 constexpr bool kMovesBySums = kIsBf16;
 constexpr float kMostAdded = 0x1p40f;
 // The 16 weights of a lane's row add up to less if no score outgrows the reference by 2^35.
