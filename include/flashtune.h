@@ -1998,10 +1998,10 @@ int32_t flashtune_forward_supported(struct flashtune_context *context,
  * - k and v of 8 bits beside a q of 16 bits, on a GPU of compute capability 9.0. Head dims are
  *   multiples of 16 up to 256, seqlen_q * num_heads_q / num_heads_kv is at least 256 and seqlen_k
  *   at least 64. There is no block mask, and batch_invariant is 0. If keys_per_descale is not 0,
- *   dtype is bf16. Let n be batch_size * num_heads_kv times seqlen_k rounded up to 16. K and V
- *   take n * 2 * (head_dim + head_dim_v) bytes and batch_size * 4 bytes, and n * 4 + 1024 more if
- *   keys_per_descale is not 0. The size grows by these and at most 255, or by nothing if they are
- *   more than 1200 MiB.
+ *   dtype is bf16. Let n be batch_size * num_heads_kv times seqlen_k rounded up to 16. The
+ *   copies take n * 2 * (head_dim + head_dim_v) bytes, the lengths batch_size * 4, and the factors
+ *   n * 4 + 1024 more if keys_per_descale is not 0. The size grows by these and at most 255, or by
+ *   nothing if they are more than 1200 MiB.
  *
  * Data pointers may be NULL. May be called from any thread, also during stream capture.
  *

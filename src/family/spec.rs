@@ -55,7 +55,7 @@ pub struct KernelSpec {
     pub lent: Option<Lent>,
     /// The kernel reads K and V widened to 16 bits in the workspace, not those of the call.
     pub reads_widened: bool,
-    /// The next kernel starts when this one has ended, although it might start while it runs.
+    /// The next kernel may not overlap this one.
     pub ends_alone: bool,
 }
 

@@ -44,7 +44,7 @@ impl Space for DecodeKnobs {
         },
         Constraint {
             name: "ahead",
-            reason: "weights are computed ahead for tiles of 16 rows of a batch-invariant problem, whose keys TMA copies; a warp's columns of V are whole boxes of 64, or a power of two below",
+            reason: "weights are computed ahead for tiles of 16 rows of a batch-invariant problem, whose keys TMA copies; a warp's columns of V are whole boxes of 64, or a power of two below; and a thread's Q, O and scores fit the registers of one CTA an SM",
             holds: |p, k, d| {
                 let fits = k.registers_ahead(p) <= register_budget(k.threads_ahead() / 32, 1, d);
                 let is_whole = k.block_m == 16 && k.tma == 1 && k.divides_boxes_ahead(p);

@@ -361,9 +361,8 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
 /// The same of tiles that are alike, each of one query head, where three quarters of the SMs have
-/// one. On an H100, 4 x 20
-/// heads of 9,216 queries over 512 keys took 1.21 times as long in three splits
-/// (docs/tuning/choice.md).
+/// one. On an H100, 4 x 20 heads of 9,216 queries over 512 keys took 1.21 times as long in three
+/// splits (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
@@ -397,8 +396,8 @@ fn overflows_l2(problem: &Problem, device: &Device) -> bool {
     bytes as f64 > MOST_OF_L2 * device.l2_bytes as f64
 }
 
-/// K, V and their gradients take L2 too. On an H100, groups took 0.92 of the time at 0.64 of L2,
-/// and 1.03 to 1.04 below 0.5.
+/// K, V and their gradients take L2 too. On an H100, groups took 1.02 to 1.04 of the time below 0.5
+/// of L2, 0.96 at 0.56, 0.91 at 0.63 and less beyond (docs/tuning/choice.md).
 const MOST_OF_L2: f64 = 0.6;
 
 /// MB of Q, dO and fp32 dQ in a group of heads that L2 holds. Tiles that share a walk always take

@@ -218,9 +218,9 @@ impl ForwardKnobs {
         }
     }
 
-    /// The kernel that writes K and V in 16 bits: two CTAs for each head's `WIDENED_KEYS` keys. A
-    /// main kernel that leaves short sequences to a decode kernel waits for no kernel before it
-    /// starts, so this one ends first.
+    /// The kernel that writes K and V in 16 bits: two CTAs, of K and of V, for each 128 keys of a
+    /// head. A main kernel that leaves short sequences to a decode kernel waits for no kernel
+    /// before it starts, so this one ends first.
     fn widen(&self) -> KernelSpec {
         KernelSpec {
             template: "sm90_widen_kv",

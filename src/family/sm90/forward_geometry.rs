@@ -40,7 +40,7 @@ knobs! {
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
-        widens or 0: "1: a kernel before writes 8-bit K and V in q's type to the workspace, 0: the producer converts them" in [0, 1],
+        widens or 0: "1: a widening kernel first copies 8-bit K and V to the workspace in q's type" in [0, 1],
         decode_splits or 0: "1: that decode kernel may split keys, where num_splits is 1; 0: it does not" in [0, 1],
     }
 }

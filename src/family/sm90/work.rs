@@ -36,10 +36,10 @@ const PARTIAL_STATES_FROM_MEMORY: f64 = 0.7;
 /// and of all consumers' turns.
 const SHARED_POWER: f64 = 3.3;
 
-/// Whether a 16-bit tile slows down on long heads: 128 x 128 lost to 128 x 80 and 128 x 112 there,
-/// and up to head dim 64 256 x 64 lost to 256 x 48, unless Q has one slot. From head dim 56 on, up
-/// to 64, several consumers with more than 64 keys lost to those with 64. The cause is not known
-/// (docs/tuning/choice.md).
+/// Whether a 16-bit tile slows down on long heads. 128 x 128 was slower there than 128 x 80 and
+/// 128 x 112, and 256 x 64 with two Q slots slower than 256 x 48 (H100). From head dim 56 to 64,
+/// several consumers with more than 64 keys were slower than those with 64 (H200). The cause is not
+/// known (docs/tuning/choice.md).
 fn slows_on_long_heads(tile: &ForwardTile, head_dim: i64) -> bool {
     match (tile.block_m, tile.block_n) {
         (128, 128) => true,
