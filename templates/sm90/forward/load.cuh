@@ -10,6 +10,7 @@
 #include "device/schedule/ring.cuh"
 #include "device/schedule/tile_order.cuh"
 #include "sm90/forward/shared.cuh"
+#include "sm90/forward/widened_load.cuh"
 #include "sm90/load_q.cuh"
 
 struct TileLoader {
@@ -20,11 +21,26 @@ struct TileLoader {
     Ring<kVStages> ring_v;
     Ring<kKStages> ring_k;
 
-    // Loads K of the tile's first block, Q and V of this block, then K and V of each further block.
-    // `feed` draws the next tile before the last blocks. `factors`: the sequence's row of them,
-    // with kHasKeyFactors.
+    // Loads a tile, the CTA's nth, with the scales of a widened K and V. `feed` draws the next tile
+    // before the last blocks.
     template <class Feed>
-    __device__ __forceinline__ void load(const Tile& tile, Feed& feed, const float* factors = nullptr) {
+    __device__ __forceinline__ void load(const Tile& tile, uint32 nth, Feed& feed) {
+        const int head_kv = tile.head / params.group_size;
+        if constexpr (kHasKeyFactors) {
+            load_blocks(tile, feed, factors_of_keys(params, Sequence(params, tile.batch), head_kv));
+        } else {
+            if constexpr (kReadsWidened) {
+                if (tile.blocks > 0) put_tile_scales(shared.tile_scales(nth), params, Sequence(params, tile.batch), head_kv);
+            }
+            load_blocks(tile, feed);
+        }
+    }
+
+private:
+    // Loads K of the tile's first block, Q and V of this block, then K and V of each further block.
+    // `factors`: the sequence's row of them, with kHasKeyFactors.
+    template <class Feed>
+    __device__ __forceinline__ void load_blocks(const Tile& tile, Feed& feed, const float* factors = nullptr) {
         const int head_kv = tile.head / params.group_size, last_block = tile.begin + tile.blocks - 1;
         const Sequence sequence(params, tile.batch);
         const MapRows rows_q = map_rows_q(params, sequence, params.map_rows_q);
@@ -44,7 +60,6 @@ struct TileLoader {
         }
     }
 
-private:
     // Loads K of the sequence's block `block`. Under a block mask consumers read `listed` beside
     // the slot, and with kHasKeyFactors the block's part of `factors`.
     __device__ __forceinline__ void load_k(int block, int head_kv, const MapRows& rows, const ListedTile& listed, int head, const float* factors) {

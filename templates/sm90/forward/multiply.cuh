@@ -57,6 +57,11 @@ __device__ __forceinline__ void pack_weights(Weights& p, const Scores& s) {
     }
 }
 
+__device__ __forceinline__ void clear_output(Output& o) {
+    #pragma unroll
+    for (int n = 0; n < kOTiles; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
+}
+
 // Scales O to the references that `softmax` has moved to.
 __device__ __forceinline__ void rescale(Output& o, const RowSoftmax& softmax) {
     #pragma unroll

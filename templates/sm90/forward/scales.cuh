@@ -22,6 +22,15 @@ struct KeyFactors {
     float k = 1.f, v = 1.f;
     float unit = 0.f;  // with kHasSlotScales; 0 before the first scale above 0
 
+    // Takes the scales of a tile's first block, and of the tile, into its scores and the softmax's
+    // factors.
+    __device__ __forceinline__ void begin_tile(Scores& s, float (&scale_log2)[2], uint32 of_tile, uint32 of_slot, const int& lane, const float (&of_q)[2], const KernelParams& params) {
+        *this = KeyFactors();
+        read(kHasTileScales ? of_tile : of_slot);
+        scale_scores(s, of_slot, lane, of_q);
+        scale_rows(scale_log2, of_q, params);
+    }
+
     // The softmax's factor of scores of Q and K as they are in device memory, where that is one.
     __device__ __forceinline__ float scale_log2(const KernelParams& params) const {
         return fabsf(params.softmax_scale_log2) * (kHasTileScales ? k : 1.f);

@@ -5,6 +5,7 @@
 
 #include "device/attention/row_softmax.cuh"
 #include "device/attention/sink.cuh"
+#include "device/layout/store_rows.cuh"
 #include "device/layout/write_boxes.cuh"
 #include "device/ptx/sync.cuh"
 #include "sm90/forward/multiply.cuh"
@@ -18,6 +19,12 @@ __device__ __forceinline__ RowEnd end_of_row(int r, const float& total, const Ro
     if constexpr (kHasSinks || kIsBatchInvariant) return end_row(total, softmax.lowered_by(r), head, params);
     const float keep_scale = kHasDropout ? params.dropout_keep_scale : 1.f;
     return RowEnd{total == 0.f ? 0.f : keep_scale / total, softmax.lse(r, total)};
+}
+
+// Writes the lane's elements of two rows of O to device memory.
+__device__ __forceinline__ void store_rows_of_tile(const Output& o, const int& row, const KernelParams& params, const Tile& tile, const Sequence& sequence, const int& lane) {
+    uint16* to = static_cast<uint16*>(params.out.data) + sequence.place_q(params, params.out, tile.head) + row * params.out.stride_seqlen;
+    store_rows(to, params.out.stride_seqlen, o, sequence.seqlen_q - row, lane);
 }
 
 // Writes O to the Q slot at the shared-memory address `boxes` and starts its copy to device memory.

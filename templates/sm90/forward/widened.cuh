@@ -5,28 +5,43 @@
 // modified before it; a scale of V is a factor of O. The producer puts both beside the tile's slot.
 // Where keys or blocks have scales, V was multiplied by them. Those of K are factors of the
 // exponents, or of scores that are searched for a maximum. The producer copies a block's factors
-// beside K's slot.
+// beside K's slot (widened_load.cuh). TileFactor and BlockFactors have the two ways under the same
+// names.
 
-#include "device/attention/scale_row.cuh"
+#include "device/attention/exact_rows.cuh"
 #include "sm90/forward/key_factors.cuh"
 #include "sm90/forward/multiply.cuh"
+#include "sm90/forward/widened_load.cuh"
 
-// Puts the scales that all keys of a tile share beside the tile's slot. The copy of the tile's
-// first K publishes them.
-__device__ __forceinline__ void put_tile_scales(uint32 to, const KernelParams& params, const Sequence& sequence, int head_kv) {
-    const auto of = [&](const TensorView& view) { return __float_as_uint(ScaleRow(params, view, sequence, head_kv).of(0, 0)); };
-    const uint32 k = of(scales_of_k(params)), v = of(scales_of_v(params));
-    store_word(to, k), store_word(to + 4, v);
-}
-__device__ __forceinline__ void multiply_scores(Scores& s, float factor) {
-    #pragma unroll
-    for (int n = 0; n < kSTiles; ++n) s[n][0] *= factor, s[n][1] *= factor, s[n][2] *= factor, s[n][3] *= factor;
-}
+// One scale of K for all keys of a tile. Over keys of 16 bits nothing is scaled.
+struct TileFactor {
+    float k;
 
-// The row of factors of a sequence and head.
-__device__ __forceinline__ const float* factors_of_keys(const KernelParams& params, const Sequence& sequence, int head_kv) {
-    return ScaleRow(params, scales_of_k(params), sequence, head_kv).data;
-}
+    __device__ __forceinline__ void read(uint32, int) {}
+    // Takes a tile's scale to the scores of the tile's first block, or to the softmax's factor.
+    __device__ __forceinline__ void begin_tile(Scores& s, float& scale_log2, uint32 of_tile, const KernelParams& params) {
+        if constexpr (!kReadsWidened) return;
+        k = load_float(of_tile);
+        if constexpr (kModifiesScores) multiply(s);
+        else scale_log2 = fabsf(params.softmax_scale_log2) * k;
+    }
+    // Multiplies scores of a later block by the scale, where that is no factor of the softmax.
+    template <bool kIsMasked>
+    __device__ __forceinline__ void scale_scores(Scores& s) const {
+        if constexpr (kReadsWidened && kModifiesScores) multiply(s);
+    }
+    // weigh of multiply.cuh.
+    template <bool kIsMasked, class Scale>
+    __device__ __forceinline__ void weigh(Scores& s, RowSoftmax& softmax, const Scale& scale_log2) const {
+        ::weigh<kIsMasked>(s, softmax, scale_log2);
+    }
+
+private:
+    __device__ __forceinline__ void multiply(Scores& s) const {
+        #pragma unroll
+        for (int n = 0; n < kSTiles; ++n) s[n][0] *= k, s[n][1] *= k, s[n][2] *= k, s[n][3] *= k;
+    }
+};
 
 // The factors of the keys whose scores a lane holds.
 struct BlockFactors {
@@ -37,8 +52,12 @@ struct BlockFactors {
         #pragma unroll
         for (int i = 0; i < kSTiles / 2; ++i) of[i] = load_chunk(slot + i * 64 + lane % 4 * 16);
     }
-    __device__ __forceinline__ void multiply(Scores& s) const {
-        each_pair([&](int n, float even, float odd) { s[n][0] *= even, s[n][1] *= odd, s[n][2] *= even, s[n][3] *= odd; });
+    // Multiplies the scores of a tile's first block by the factors.
+    __device__ __forceinline__ void begin_tile(Scores& s, float&, uint32, const KernelParams&) const { multiply(s); }
+    // The same for a later block, where `weigh` does not.
+    template <bool kIsMasked>
+    __device__ __forceinline__ void scale_scores(Scores& s) const {
+        if constexpr (!kStaleMax || kIsMasked) multiply(s);
     }
     // weigh (multiply.cuh), where scores of blocks without a mask are not multiplied by factors.
     template <bool kIsMasked, class Scale>
@@ -48,6 +67,9 @@ struct BlockFactors {
     }
 
 private:
+    __device__ __forceinline__ void multiply(Scores& s) const {
+        each_pair([&](int n, float even, float odd) { s[n][0] *= even, s[n][1] *= odd, s[n][2] *= even, s[n][3] *= odd; });
+    }
     // RowSoftmax::stale for such scores.
     __device__ __forceinline__ void weigh_stale(Scores& s, RowSoftmax& softmax) const {
         softmax.renew();
@@ -70,6 +92,8 @@ private:
     }
 };
 
+using WidenedFactors = Either<kHasKeyFactors, BlockFactors, TileFactor>::Type;
+
 // The factors in device memory, for rows that are computed again (exact_rows.cuh).
 struct FactorsOfKeys {
     static constexpr bool kAreFactors = true;
@@ -77,3 +101,8 @@ struct FactorsOfKeys {
     __device__ __forceinline__ float of_k(int key) const { return row[place_of_factor(key)]; }
     __device__ __forceinline__ float of_v(int) const { return 1.f; }
 };
+// The scales of a head's keys for those rows.
+__device__ __forceinline__ auto scales_of_rows(const KernelParams& params, const Sequence& sequence, int head_kv) {
+    if constexpr (kHasKeyFactors) return FactorsOfKeys{factors_of_keys(params, sequence, head_kv)};
+    else return NoScales();
+}
