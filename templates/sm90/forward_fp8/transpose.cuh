@@ -6,8 +6,8 @@
 // permutations turn the words of two such matrices into four keys of either column. In a slot of
 // V^T a column therefore has the keys of each 16 in the order 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12,
 // 13, 6, 7, 14, 15. A consumer's lane holds the scores of keys 2t, 2t + 1, 8 + 2t and 9 + 2t of
-// each 16, which in this order are its four weights in a word of the A operand. No other code knows
-// the order.
+// each 16, which in this order are its four weights in a word of the A operand.
+// sm90_transpose_v.cu.tera writes V^T in the same order. No other code knows it.
 
 #include "device/ptx/matrix.cuh"
 #include "device/ptx/sync.cuh"
