@@ -21,7 +21,7 @@
 
 constexpr int kRowGroups = kBlockN / 32;  // of eight rows, for each warp
 constexpr int kChunksOfK = kRowGroups * kBoxesQK, kChunksOfV = kRowGroups * kBoxesV, kChunks = kChunksOfK + kChunksOfV;
-static_assert(!kConverts || kBlockN % 32 == 0, "four warps have equally many rows");
+static_assert(!kConverts || kLaunchBoxRows > 0 || kBlockN % 32 == 0, "four warps have equally many rows");
 static_assert(!kConverts || kHeadDim % 16 == 0 && kHeadDimV % 16 == 0, "a row is whole accesses of 16 bytes");
 
 // The most chunks up to eight that divide a block's, so that the registers of a chunk are the same
