@@ -281,7 +281,7 @@ impl Call {
             stride_head: p.batch_size * rows * columns,
         };
         let given = &self.features;
-        let scales = match p.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0) {
+        let scales = match p.features.has_key_scales() {
             true => Scales { k: at(places.k_scales, 1), ..Scales::NULL },
             false => given.scales,
         };

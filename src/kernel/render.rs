@@ -81,7 +81,7 @@ impl Renderer {
         let config = &spec.config(config);
         let knobs: Vec<&str> = config.knobs.keys().map(String::as_str).collect();
         let mut values = values(&spec.problem(problem), config, spec, arch)?;
-        let has_key_scales = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
+        let has_key_scales = problem.features.has_key_scales();
         values.insert("has_widened_key_scales".to_owned(), Value::Flag(spec.reads_widened && has_key_scales));
         self.fill(spec.template, &values, config.family, &knobs, arch, Some(&spec.problem(problem)))
     }

@@ -73,6 +73,11 @@ impl Features {
         *self == Features::NONE
     }
 
+    /// Whether single keys or blocks of keys of 8 bits have scales.
+    pub fn has_key_scales(&self) -> bool {
+        self.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0)
+    }
+
     /// Whether a feature changes scores before the softmax. The softmax scale alone is no such
     /// change.
     pub const fn modifies_scores(&self) -> bool {

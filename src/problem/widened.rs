@@ -84,12 +84,12 @@ impl Problem {
     /// The parts, from the first multiple of 256 from `begin` on.
     pub fn widened_places(&self, begin: usize) -> WidenedPlaces {
         let rows = (self.batch_size * self.num_heads_kv * self.widened_rows()) as usize;
-        let has_scales = self.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
+        let has_scales = self.features.has_key_scales();
         let k = begin.next_multiple_of(256);
         let v = k + rows * self.head_dim as usize * 2;
         let k_scales = v + rows * self.head_dim_v as usize * 2;
         // The last block of keys may begin at the last row.
-        let lengths = k_scales + if has_scales { (rows + MOST_BLOCK_KEYS) * 4 } else { 0 };
+        let lengths = k_scales + if has_scales { (rows + MAX_KEY_BLOCK as usize) * 4 } else { 0 };
         WidenedPlaces { k, v, k_scales, lengths, end: lengths + self.batch_size as usize * 4 }
     }
 }
@@ -108,8 +108,8 @@ const MOST_WIDENED_BYTES: usize = 1200 << 20;
 const MOST_OF_BUCKET: f64 = 1.225;
 const MOST_HEADS_OF_BUCKET: f64 = 1.5;
 
-/// The keys of the largest block of the forward pass.
-const MOST_BLOCK_KEYS: usize = 256;
+/// Keys of the largest block of a forward kernel.
+pub(super) const MAX_KEY_BLOCK: i64 = 256;
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //! The size does not depend on the config, so a caller may allocate once. The backends decide where
 //! a row lies in the arrays.
 
+use super::widened::MAX_KEY_BLOCK;
 use super::{Dtype, Features, Pass, Problem, Varlen, WidenedPlaces};
 
 impl Problem {
@@ -323,8 +324,6 @@ const CHUNK_ROWS_FOR_LONE_SHORT: i64 = 18_750;
 /// The shortest problems whose workspace has room for V transposed.
 pub const TRANSPOSED_V_QUERIES: i64 = 128;
 pub const TRANSPOSED_V_KEYS: i64 = 256;
-/// Keys of the largest block of V that is transposed.
-const MAX_KEY_BLOCK: i64 = 256;
 
 /// The limit of splits times tiles of 128 keys in the backward pass: eight waves on 132 SMs.
 const SPLIT_TILES: i64 = 1056;

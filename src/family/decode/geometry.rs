@@ -22,9 +22,9 @@ knobs! {
         ctas_per_sm: "CTAs that share an SM" in [1, 2, 3],
         tma: "whether TMA copies the keys" in [0, 1],
         num_splits: "splits of the keys, each for its own CTAs" in SPLITS,
-        scoring_warps or 0: "warps that compute weights ahead in a kernel for few CTAs, 0: there is no such kernel" in [0, 3, 4, 6, 8],
-        scoring_stages or 1: "decode_ahead: slots of each of these warps in the ring of keys" in [1, 2, 3],
-        tile_ctas or 1: "decode_ahead: CTAs that share a tile by V's columns" in [1, 2, 4],
+        scoring_warps or 0: "decode_ahead: warps that compute weights, 0: there is no such kernel" in [0, 3, 4],
+        scoring_stages or 1: "decode_ahead: slots of each of these warps in the ring of keys" in [1, 2],
+        tile_ctas or 1: "decode_ahead: CTAs that share a tile by V's columns" in [1, 2],
         splittable or 0: "1: where num_splits is 1, the kernel is one that may split keys; 0: it is one that does not" in [0, 1],
     }
 }

@@ -161,19 +161,22 @@ impl Space for BackwardKnobs {
         // Blocks of 48 rows were 1.05 times as fast without V's steps in registers (H200, 64 x 3
         // heads of 77 tokens, d128).
         let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
-        let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config });
-        let lower = lower.map(|knobs| if knobs.direct_dq > 0 { knobs } else { knobs.with_best_split(problem, device) });
-        let summed = BackwardKnobs { direct_dq: 0, ..config }.with_best_split(problem, device);
-        let of_few_keys = |num_stages| {
+        let lower = smaller.map(|block_m| {
+            let knobs = BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config };
+            if knobs.direct_dq > 0 { knobs } else { knobs.with_best_split(problem, device) }
+        });
+        let summed =
+            (config.direct_dq > 0).then(|| BackwardKnobs { direct_dq: 0, ..config }.with_best_split(problem, device));
+        let stages_of_few_keys = match BackwardKernel::of(problem) {
+            BackwardKernel::Narrow => None,
+            BackwardKernel::Middle => Some(2),
+            BackwardKernel::Wide => Some(1),
+        };
+        let few_keys = stages_of_few_keys.map(|num_stages| {
             let few = BackwardKnobs { block_m: 64, block_n: FEW_KEYS, num_stages, direct_dq: 0, ..config };
             few.with_best_split(problem, device)
-        };
-        let few_keys = match BackwardKernel::of(problem) {
-            BackwardKernel::Narrow => None,
-            BackwardKernel::Middle => Some(of_few_keys(2)),
-            BackwardKernel::Wide => Some(of_few_keys(1)),
-        };
-        let all = [config].into_iter().chain(lower).chain([summed]).chain(few_keys);
+        });
+        let all = [config].into_iter().chain(lower).chain(summed).chain(few_keys);
         all.filter(|config| config.fits(problem, device)).collect()
     }
 }

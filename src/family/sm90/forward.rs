@@ -99,8 +99,9 @@ impl Space for ForwardKnobs {
         grid(),
     ];
 
-    /// The config that reads keys as they are, or of a kernel before that widens 8-bit ones. No
-    /// keys are split in the first: `alternatives` has split configs, for the model to choose.
+    /// The config whose main kernel reads the caller's K and V or, where that is expected to be
+    /// faster, one that widens them first. The former splits no keys: `alternatives` has split
+    /// configs, for the model to choose.
     fn heuristic(problem: &Problem, device: &Device) -> Option<Self> {
         heuristic(problem, device)
     }

@@ -41,7 +41,7 @@ knobs! {
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
         decode_rows or 0: "packed query rows of the sequences of a varlen batch that a decode kernel takes at most, 0: none" in [0, 16, 32, 64],
         widens or 0: "1: a widening kernel first copies 8-bit K and V to the workspace in q's type" in [0, 1],
-        decode_splits or 0: "1: that decode kernel may split keys, where num_splits is 1; 0: it does not" in [0, 1],
+        decode_splits or 0: "1: the decode kernel of decode_rows may split keys, where num_splits is 1; 0: it does not" in [0, 1],
     }
 }
 
@@ -58,7 +58,7 @@ impl ForwardKnobs {
     /// Whether the main kernel multiplies scores by factors of single keys that lie beside K and V
     /// in the workspace.
     fn has_widened_key_scales(&self, problem: &Problem) -> bool {
-        self.widens == 1 && problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0)
+        self.widens == 1 && problem.features.has_key_scales()
     }
 
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {

@@ -1,5 +1,5 @@
-//! Where a kernel before the sm90 forward pass widens 8-bit K and V: the config for it, and whether
-//! it is expected to be faster than their conversion in the main kernel.
+//! Configs whose widening kernel copies 8-bit K and V in 16 bits before sm90's forward kernel, and
+//! whether they are expected to be faster than a conversion in that kernel.
 
 use super::forward_alternatives;
 use super::forward_geometry::ForwardKnobs;
@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::family::space::Space;
 use crate::problem::Problem;
 
-/// What a config must gain over another that is preferred to it, as expected.
+/// What a config must be expected to gain over one that is preferred to it.
 const GAIN: f64 = 0.03;
 
 /// The config to begin with.
@@ -39,7 +39,7 @@ fn of_long_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Op
     Some(tile).filter(|tile| is_served && tile.fits(problem, device))
 }
 
-/// The config where a kernel before widens 8-bit K and V: the heuristic's for the 16-bit problem
+/// The config that widens 8-bit K and V first: the heuristic's for the 16-bit problem
 /// or, of its alternatives, the one that is expected to be fastest. None where the workspace has no
 /// room for them.
 pub fn widening(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
@@ -63,7 +63,7 @@ pub fn widening(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
 /// The config and, where factors of keys take shared memory and registers, others with fewer slots
 /// and keys.
 fn beside_factors(config: ForwardKnobs, problem: &Problem) -> Vec<ForwardKnobs> {
-    let has_factors = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
+    let has_factors = problem.features.has_key_scales();
     let of = |block_n| [3, 2].map(|stages| ForwardKnobs { block_n, k_stages: stages, v_stages: stages, ..config });
     let fewer = [config.block_n, 64, 48].into_iter().flat_map(of);
     [config].into_iter().chain(fewer.filter(|_| has_factors)).collect()

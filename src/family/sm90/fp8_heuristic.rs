@@ -66,9 +66,9 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     }
 }
 
-/// The config where a kernel before transposes V. The room of V's slots goes to others: up to head
-/// dim 160 a second tile of Q was faster on an H200 than third stages of K and V^T, and past it was
-/// not.
+/// The config whose transposing kernel writes V^T first. The room of V's slots goes to others: up
+/// to head dim 160 a second tile of Q was faster on an H200 than third stages of K and V^T, and
+/// past it was not.
 fn reading_transposed_v(config: Fp8Knobs, problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
     let [k_stages, vt_stages, q_stages] =
         if problem.head_dim.max(problem.head_dim_v) <= 160 { [2, 2, 2] } else { [3, 3, 1] };

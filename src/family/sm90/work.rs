@@ -66,8 +66,8 @@ const TRANSPOSE_LAUNCH_US: f64 = 1.0;
 const CONVERTING_NARROW: [f64; 2] = [1.08, 1.36];
 const CONVERTING: [f64; 2] = [1.24, 1.65];
 const CONVERTING_WIDE: [f64; 2] = [1.34, 1.67];
-/// The same where a kernel before has widened the keys and each has a scale, and microseconds of
-/// that kernel beside those of its bytes.
+/// The same of tiles that read widened keys, each with a scale, and microseconds of the widening
+/// kernel beside those of its bytes.
 const WIDENED_KEY_SCALES: f64 = 1.05;
 const WIDEN_LAUNCH_US: f64 = 3.0;
 
@@ -148,17 +148,16 @@ pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Opti
     let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
     let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
     let work = of_forward(&tile, problem, device)?;
-    let Some(eight) = problem.features.eight_bits else { return Some(work) };
-    Some(if knobs.widens == 1 {
-        with_widened_kv(work, problem)
-    } else {
-        converting(work, problem, eight.keys_per_scale)
+    Some(match problem.features.eight_bits {
+        None => work,
+        Some(_) if knobs.widens == 1 => with_widened_kv(work, problem),
+        Some(_) => converting(work, problem),
     })
 }
 
 /// The work where the producer converts 8-bit keys.
-fn converting(work: Work, problem: &Problem, keys_per_scale: i64) -> Work {
-    let of = |shares: [f64; 2]| shares[usize::from(keys_per_scale != 0)];
+fn converting(work: Work, problem: &Problem) -> Work {
+    let of = |shares: [f64; 2]| shares[usize::from(problem.features.has_key_scales())];
     let share = match problem.head_dim.max(problem.head_dim_v) {
         ..=64 => of(CONVERTING_NARROW),
         65..=128 => of(CONVERTING),
@@ -167,12 +166,11 @@ fn converting(work: Work, problem: &Problem, keys_per_scale: i64) -> Work {
     with_cycles(work, share)
 }
 
-/// The work where a kernel before has widened 8-bit keys.
+/// The work where a widening kernel copies 8-bit K and V first.
 fn with_widened_kv(work: Work, problem: &Problem) -> Work {
     let numbers =
         problem.batch_size * problem.num_heads_kv * problem.seqlen_k * (problem.head_dim + problem.head_dim_v);
-    let has_key_scales = problem.features.eight_bits.is_some_and(|eight| eight.keys_per_scale != 0);
-    let work = if has_key_scales { with_cycles(work, WIDENED_KEY_SCALES) } else { work };
+    let work = if problem.features.has_key_scales() { with_cycles(work, WIDENED_KEY_SCALES) } else { work };
     // Once read in 8 bits, and once written in 16.
     Work { bytes_beside: work.bytes_beside + 3.0 * numbers as f64, launch_us: work.launch_us + WIDEN_LAUNCH_US, ..work }
 }
@@ -190,27 +188,17 @@ pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Opti
     Some(if knobs.transposes_before() { with_transposed_v(work, problem) } else { work })
 }
 
-/// The work where a kernel before has transposed V.
+/// The work where a transposing kernel writes V^T first.
 fn with_transposed_v(work: Work, problem: &Problem) -> Work {
     let share = match problem.head_dim_v {
         ..=128 => 1.0,
         129..=224 => READS_TRANSPOSED,
         _ => READS_WIDE_TRANSPOSED,
     };
-    let of_reads = |cycles| cycles * share;
-    let tiles = work.tiles.into_iter().map(|tiles| Tiles {
-        cycles: of_reads(tiles.cycles),
-        alone: of_reads(tiles.alone),
-        ..tiles
-    });
     // V is once read and V^T once written.
     let v_bytes = (2 * problem.batch_size * problem.num_heads_kv * problem.seqlen_k * problem.head_dim_v) as f64;
-    Work {
-        tiles: tiles.collect(),
-        bytes_beside: work.bytes_beside + v_bytes,
-        launch_us: work.launch_us + TRANSPOSE_LAUNCH_US,
-        ..work
-    }
+    let work = with_cycles(work, share);
+    Work { bytes_beside: work.bytes_beside + v_bytes, launch_us: work.launch_us + TRANSPOSE_LAUNCH_US, ..work }
 }
 
 /// The tiles of a forward pass, as many times as the keys have splits. None where lengths or lists
