@@ -51,11 +51,14 @@ pub struct Contest {
     /// Right, but too slow to be measured to the end.
     dropped: Vec<Contender>,
     floor: Option<Floor>,
+    /// The bytes that the default spills, which were found to cost little. 0 where it does not
+    /// build.
+    pub tolerated_spills: u32,
 }
 
 impl Contest {
     pub fn new(floor: Option<Floor>) -> Contest {
-        Contest { contenders: Vec::new(), dropped: Vec::new(), floor }
+        Contest { contenders: Vec::new(), dropped: Vec::new(), floor, tolerated_spills: 0 }
     }
 
     pub fn trial(&self, contender: &Contender) -> Trial {
@@ -139,10 +142,11 @@ impl Contest {
         })
     }
 
-    /// A candidate may win unless its kernel spills, or if every measured one does. The rule holds
-    /// for the default too, which stays as the measure of the others.
+    /// A candidate may win if its kernel spills no more than is tolerated, or if every measured one
+    /// spills more.
     fn may_win(&self) -> impl Fn(&Contender) -> bool + use<> {
-        let is_clean = |contender: &Contender| contender.spill_bytes == 0;
+        let tolerated = self.tolerated_spills;
+        let is_clean = move |contender: &Contender| contender.spill_bytes <= tolerated;
         let must_be_clean = self.contenders.iter().any(|other| is_clean(other) && other.samples.count() > 0);
         move |contender| contender.samples.count() > 0 && (is_clean(contender) || !must_be_clean)
     }

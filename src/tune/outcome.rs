@@ -14,11 +14,11 @@ pub struct Trial {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does not compile, does not agree with the reference, or spills. No shape of the class
-    /// tries it again.
+    /// It does not compile, or does not agree with the reference. No shape of the class tries it
+    /// again.
     Failed { reason: String },
-    /// It hung, crashed or did not launch on this problem, which may be too large for it. Other
-    /// shapes still try it.
+    /// It hung, crashed or did not launch on this problem, which may be too large for it, or spills
+    /// more than the default. Other shapes still try it.
     FailedHere { reason: String },
     /// It is right, and was measured until it was dropped or the run ended.
     Measured {

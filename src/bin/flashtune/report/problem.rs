@@ -299,9 +299,9 @@ fn choice(record: &Record, timed: &[Timed]) -> String {
             format!("The default stays: compared lap by lap, no other gains over {margin} and over twice the noise.")
         }
         None => "The fastest of those that work. The default failed.".to_owned(),
-        Some(_) => format!(
-            "The fastest: compared lap by lap, it gains over {margin} and over twice the noise on the default, or the default spills registers."
-        ),
+        Some(_) => {
+            format!("The fastest: compared lap by lap, it gains over {margin} and over twice the noise on the default.")
+        }
     }
 }
 
