@@ -200,6 +200,16 @@ pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Devi
     }
 }
 
+/// Adapts a config that was measured for the problem's shape on another GPU to this device. One
+/// that the family cannot read stays as it is.
+pub fn on_another_gpu(config: &Config, problem: &Problem, device: &Device) -> Config {
+    match families(problem, device).contains(&config.family) {
+        true => (room(config.family, problem.pass).on_another_gpu)(config, problem, device)
+            .unwrap_or_else(|_| config.clone()),
+        false => config.clone(),
+    }
+}
+
 /// The kernels of a pass in launch order; none on the CPU. An error names a knob that is missing,
 /// unknown or at a value that is not listed.
 pub fn kernels(problem: &Problem, config: &Config) -> Result<Vec<KernelSpec>> {

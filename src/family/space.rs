@@ -50,6 +50,11 @@ pub trait Space: Knobs {
         self
     }
 
+    /// Adapts a config that was measured for this shape on another GPU: its memory and L2 differ.
+    fn on_another_gpu(self, _problem: &Problem, _device: &Device) -> Self {
+        self
+    }
+
     /// The first constraint that does not hold.
     fn broken(&self, problem: &Problem, device: &Device) -> Option<&'static Constraint<Self>> {
         Self::CONSTRAINTS.iter().find(|constraint| !(constraint.holds)(problem, self, device))
@@ -75,6 +80,7 @@ pub struct Room {
     pub alternatives: fn(&Problem, &Device) -> Vec<Config>,
     /// Takes a config, the problem that it was measured on, and the problem to adapt it to.
     pub carried_over: fn(&Config, &Problem, &Problem, &Device) -> Result<Config, String>,
+    pub on_another_gpu: fn(&Config, &Problem, &Device) -> Result<Config, String>,
 }
 
 impl Room {
@@ -98,6 +104,10 @@ impl Room {
             carried_over: |config, from, to, device| {
                 check_knobs(config, K::LIST)?;
                 Ok(K::of(config)?.carried_over(from, to, device).to_config())
+            },
+            on_another_gpu: |config, problem, device| {
+                check_knobs(config, K::LIST)?;
+                Ok(K::of(config)?.on_another_gpu(problem, device).to_config())
             },
         }
     }

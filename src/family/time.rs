@@ -45,7 +45,7 @@ pub struct Work {
     pub bytes_under: f64,
     /// Bytes that other kernels of the pass move.
     pub bytes_beside: f64,
-    /// Launches, and what a measurement adds.
+    /// Launches, the combining of splits, and what a measurement adds.
     pub launch_us: f64,
 }
 

@@ -87,7 +87,7 @@ pub struct Known {
 const NEAR: f64 = 2.0;
 
 /// The share of the time that a predicted config must gain over the config it replaces.
-const GAIN: f64 = 0.03;
+const GAIN: f64 = 0.02;
 
 /// All choices for a problem, no config twice: a predicted config, records, the heuristic, then
 /// configs for the case that neither builds. A problem that follows no record has one choice:
@@ -174,18 +174,21 @@ fn of_the_class(known: &Known, problem: &Canonical, device: &Device, passes: &dy
     ]
 }
 
-/// Those of the records of a class that correct predictions: of this device, or else of the nearest
-/// GPU.
-fn calibrating(records: BySource) -> Vec<Arc<Record>> {
-    let [process, machine, pack, shipped, nearest_gpu] = records.map(|(_, records)| records);
-    let mut here: Vec<Arc<Record>> = Vec::new();
-    for record in process.into_iter().chain(machine).chain(pack).chain(shipped) {
-        // The earlier source knows better.
-        if here.iter().all(|other| other.key != record.key) {
-            here.push(record);
+/// Those of the records of a class that correct predictions: this device's and, for shapes that it
+/// has none of, near ones of the nearest GPUs; or all of the nearest GPUs where it has none at all.
+fn calibrating(records: BySource, problem: &Canonical) -> Vec<Arc<Record>> {
+    let [process, machine, pack, shipped, nearest_gpus] = records.map(|(_, records)| records);
+    let own: Vec<_> = process.into_iter().chain(machine).chain(pack).chain(shipped).collect();
+    let has_own = !own.is_empty();
+    let is_of_use = |record: &Arc<Record>| !has_own || key::distance(&record.problem, problem) <= NEAR;
+    let mut known: Vec<Arc<Record>> = Vec::new();
+    // The earlier source knows better.
+    for record in own.into_iter().chain(nearest_gpus.into_iter().filter(is_of_use)) {
+        if known.iter().all(|other| other.key != record.key) {
+            known.push(record);
         }
     }
-    if here.is_empty() { nearest_gpu } else { here }
+    known
 }
 
 /// The config with the least predicted time, if that is well below the time of the first choice.
@@ -202,7 +205,7 @@ fn predicted(
         return None;
     }
     family::work(problem, &first.config, device)?;
-    let records = calibrating(tried);
+    let records = calibrating(tried, problem);
     let model = Model::of(&records, problem, device);
     let first_us = model.us(&first.config)?;
     let mut candidates: Vec<Config> = Vec::new();
@@ -231,7 +234,7 @@ fn predicted(
 pub fn predicted_us(known: &Known, problem: &Canonical, config: &Config, device: &Device) -> Option<f64> {
     let preferred = family::heuristic(problem, device).family;
     let tried = of_the_class(known, problem, device, &|record| record.has_tried(preferred));
-    Model::of(&calibrating(tried), problem, device).us(config)
+    Model::of(&calibrating(tried, problem), problem, device).us(config)
 }
 
 /// What each of these configs is expected to take over the time of `first`: by the model, or by the
@@ -246,7 +249,7 @@ pub fn slowdowns(
 ) -> Vec<Option<f64>> {
     let records = family::work(problem, first, device).map(|_| {
         let preferred = family::heuristic(problem, device).family;
-        calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)))
+        calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)), problem)
     });
     let model = records.as_ref().map(|records| Model::of(records, problem, device));
     let us = |config: &Config| model.as_ref()?.us(config);
@@ -341,12 +344,14 @@ pub fn proven(known: &Known, problem: &Canonical, device: &Device) -> Vec<Config
     configs
 }
 
-/// The config that a record gives a problem: its own, or for another shape the carried-over one.
+/// The config that a record gives a problem: its own, or the one adapted to this GPU or carried
+/// over to another shape.
 fn config_of(record: &Record, problem: &Canonical, device: &Device) -> Config {
     // Problems of one key may differ in what a config needs: 128 keys are one tile, 150 are two.
     let fits = || family::check(problem, &record.config, device).is_ok();
     match record.key == key::record_key(problem) && fits() {
-        true => record.config.clone(),
+        true if record.device_key() == key::device_key(device) => record.config.clone(),
+        true => family::on_another_gpu(&record.config, problem, device),
         false => family::carried_over(&record.config, &record.problem, problem, device),
     }
 }
@@ -392,13 +397,13 @@ fn nearest_shape(records: Vec<Arc<Record>>, problem: &Canonical) -> Option<(f64,
     records.into_iter().map(|record| (distance(&record), record)).min_by(order)
 }
 
-/// Keeps the records of the GPU whose number of SMs is nearest.
+/// Keeps the records of the GPUs whose number of SMs is nearest, one of each key: the first by the
+/// GPU's name.
 fn only_nearest_gpu(mut records: Vec<Arc<Record>>, device: &Device) -> Vec<Arc<Record>> {
     let apart = |record: &Record| (f64::from(record.sm_count.max(1)) / f64::from(device.sm_count.max(1))).ln().abs();
-    let nearest = records
-        .iter()
-        .min_by(|a, b| apart(a).total_cmp(&apart(b)).then_with(|| a.device_key().cmp(&b.device_key())))
-        .map(|record| record.device_key());
-    records.retain(|record| Some(record.device_key()) == nearest);
+    let nearest = records.iter().map(|record| apart(record)).min_by(f64::total_cmp);
+    records.retain(|record| Some(apart(record)) == nearest);
+    records.sort_by_cached_key(|record| (record.key.clone(), record.device_key()));
+    records.dedup_by(|later, first| later.key == first.key);
     records
 }

@@ -51,8 +51,8 @@ pub enum Fault {
 /// What to search.
 pub struct Request<'a> {
     pub problem: &'a Problem,
-    /// The first is the heuristic's config, the default. It stays to the end, and wins unless another
-    /// is clearly faster.
+    /// The first is the heuristic's config, the default. It stays to the end, and wins unless
+    /// another is clearly faster.
     pub candidates: &'a [Config],
     /// The configs to try next after this one was the fastest.
     pub neighbours: &'a dyn Fn(&Config) -> Vec<Config>,

@@ -100,13 +100,27 @@ fn no_choice_leaves_half_of_the_sms_idle_where_another_config_would_not() {
 
 /// A model that prefers its own configs to measured ones would show here.
 #[test]
-fn shape_of_a_record_keeps_the_records_config() {
-    let device = h200();
-    let is_current = |record: &Arc<Record>| record.has_tried(family::heuristic(&record.problem, &device).family);
-    for record in known().shipped.into_iter().filter(is_current) {
-        let choice = first(&record.problem);
-        assert_eq!(choice.config, record.config, "{}: {}", record.key, choice.reason);
+fn shape_of_a_record_keeps_the_records_config_on_its_gpu() {
+    let known = known();
+    let is_current = |record: &&Arc<Record>| record.has_tried(family::heuristic(&record.problem, &h200()).family);
+    for record in known.shipped.iter().filter(is_current) {
+        let device = Device { name: record.device.clone(), sm_count: record.sm_count, ..h200() };
+        let choice = choices(&known, &record.problem, &device).swap_remove(0);
+        assert_eq!(choice.config, record.config, "{} on {}: {}", record.key, record.device, choice.reason);
     }
+}
+
+/// Few rows want smaller groups than the H200's record has, which an H100's memory shows more.
+#[test]
+fn record_of_another_gpu_gets_the_groups_of_this_one() {
+    let mut known = known();
+    known.shipped.retain(|record| record.device == h200().name);
+    let problem = problem("backward b32 hq32 hkv32 sq512 sk512 d64 full");
+    let group_mb = |name: &str| {
+        let device = Device { name: name.to_owned(), ..h200() };
+        choices(&known, &problem, &device).swap_remove(0).config.get("group_mb")
+    };
+    assert_eq!([group_mb(&h200().name), group_mb("NVIDIA H100 80GB HBM3")], [Some(16), Some(4)]);
 }
 
 /// A record of the same key was measured at another length, so the model is asked; the reason says

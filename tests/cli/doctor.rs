@@ -3,8 +3,6 @@
 //! The machines are stand-ins for libcuda and libnvrtc, so no GPU is needed, and none is used.
 
 use crate::{fake_cuda, flashtune, stderr, write};
-use flashtune::device::Arch;
-use flashtune::plan::shipped;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -88,7 +86,7 @@ fn a_machine_that_runs_kernels_has_nothing_wrong() {
 #[test]
 fn records_of_the_gpu_are_counted() {
     let machine = Machine::new();
-    let record = shipped::records(Arch::Sm(9, 0)).swap_remove(0);
+    let record = crate::h200_records().swap_remove(0);
     let own = record.to_line().unwrap().replace("NVIDIA H200", "Fake GPU");
     std::fs::create_dir_all(machine.path().join("db/sm_90")).unwrap();
     write(&machine.path().join("db/sm_90"), "fake.jsonl", &format!("{own}\n{}\n", record.to_line().unwrap()));

@@ -19,6 +19,8 @@ mod usage;
 mod verify;
 mod worker;
 
+use flashtune::device::Arch;
+use flashtune::plan::{Record, shipped};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -33,6 +35,11 @@ fn flashtune(cache: &Path) -> Command {
 
 fn run(cache: &Path, args: &[&str]) -> Output {
     flashtune(cache).args(args).output().unwrap()
+}
+
+/// The shipped records of an H200.
+fn h200_records() -> Vec<Record> {
+    shipped::records(Arch::Sm(9, 0)).into_iter().filter(|record| record.device == "NVIDIA H200").collect()
 }
 
 fn stdout(output: &Output) -> String {

@@ -6,7 +6,7 @@ use flashtune::device::Arch;
 use flashtune::kernel::cubin_cache::TextDigest;
 use flashtune::kernel::pack::Pack;
 use flashtune::kernel::render_pass;
-use flashtune::plan::{key, shipped};
+use flashtune::plan::key;
 use std::path::{Path, PathBuf};
 
 const PROBLEM: &str =
@@ -34,7 +34,7 @@ fn packed(folder: &Path, problem: &str, more: &[&str]) -> Option<PathBuf> {
 fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
     let folder = tempfile::tempdir().unwrap();
     // A record that ships for another problem goes in as one of a tuned GPU would.
-    let record = shipped::records(Arch::Sm(9, 0)).swap_remove(0).to_line().unwrap();
+    let record = crate::h200_records().swap_remove(0).to_line().unwrap();
     let records = write(folder.path(), "records.jsonl", &format!("{record}\n"));
     let Some(pack) = packed(folder.path(), PROBLEM, &["--records", records.to_str().unwrap()]) else { return };
     let opened = Pack::open(&pack).unwrap();

@@ -94,9 +94,9 @@ impl Space for BackwardKnobs {
         // Nothing is multiplied during a tile's first loads and last stores; it walks the queries
         // of all heads of its group.
         let tile_end = 250.0 / kv_stages / (problem.seqlen_q * problem.group_size()).max(1) as f64;
-        let order = match (self.group_mb, wants_groups(problem, device)) {
-            (16, true) | (0, false) => 0.0,
-            (0, true) => 0.2,
+        let order = match (self.group_mb, unsplit_group_mb(problem, device)) {
+            (mine, best) if mine == best => 0.0,
+            (0, _) => 0.2,
             _ => 0.03,
         };
         let fragments = match (problem.head_dim_v, self.v_regs) {
@@ -111,13 +111,14 @@ impl Space for BackwardKnobs {
         work * split * last_wave * (1.0 + per_block + per_tile + in_flight + tile_end + order + fragments)
     }
 
-    /// Another shape has other waves and groups. A config that was measured with tiles that add to
-    /// dQ says little of those that write it.
-    fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
+    /// Another shape has other waves and groups. Heads of few alike rows have their own best group,
+    /// which says nothing of other shapes. A config that was measured with tiles that add to dQ
+    /// says little of those that write it.
+    fn carried_over(self, from: &Problem, to: &Problem, device: &Device) -> Self {
         let is_grouped_in_vain = tiles_differ(to) && !to.deterministic && !wants_groups(to, device);
-        let group_mb = match self.group_mb {
+        let group_mb = match self.on_another_gpu(to, device).group_mb {
             _ if is_grouped_in_vain => 0,
-            0 if !to.deterministic && wants_groups(to, device) && overflows_l2(to, device) => GROUP_MB,
+            1.. if has_few_alike_rows(from) => group_mb(to),
             group_mb => group_mb,
         };
         let writes_dq = |fresh: &BackwardKnobs| fresh.direct_dq > 0 && fresh.direct_dq != self.direct_dq;
@@ -128,6 +129,16 @@ impl Space for BackwardKnobs {
         let carried = BackwardKnobs { group_mb, ..self }.with_best_walk(to, device);
         // A tile that writes dQ does so for few keys alone.
         if carried.fits(to, device) { carried } else { heuristic(to, device).unwrap_or(carried) }
+    }
+
+    fn on_another_gpu(self, problem: &Problem, device: &Device) -> Self {
+        let overflows = || !problem.deterministic && wants_groups(problem, device) && overflows_l2(problem, device);
+        let group_mb = match self.group_mb {
+            0 if !overflows() => 0,
+            1.. if !has_few_alike_rows(problem) => self.group_mb,
+            _ => group_mb(problem),
+        };
+        BackwardKnobs { group_mb, ..self }
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
@@ -153,7 +164,7 @@ impl Space for BackwardKnobs {
 
     /// The heuristic's config, the same with blocks of fewer rows, which need fewer registers, one
     /// whose tiles add to dQ and, past head dim 128, one with tiles of few keys, where no feature
-    /// takes more.
+    /// takes more; and each of these that adds to dQ with its walk split, unless `is_busy_alike`.
     fn alternatives(problem: &Problem, device: &Device) -> Vec<Self> {
         let plain = Some(problem).filter(|problem| problem.features == Features::NONE);
         let Some(config) = plain.and_then(|problem| heuristic(problem, device)) else { return Vec::new() };
@@ -161,22 +172,25 @@ impl Space for BackwardKnobs {
         // Blocks of 48 rows were 1.05 times as fast without V's steps in registers (H200, 64 x 3
         // heads of 77 tokens, d128).
         let v_regs = |block_m| if block_m < 64 { 0 } else { config.v_regs };
-        let lower = smaller.map(|block_m| {
-            let knobs = BackwardKnobs { block_m, v_regs: v_regs(block_m), ..config };
-            if knobs.direct_dq > 0 { knobs } else { knobs.with_best_split(problem, device) }
-        });
-        let summed =
-            (config.direct_dq > 0).then(|| BackwardKnobs { direct_dq: 0, ..config }.with_best_split(problem, device));
+        let unsplit = BackwardKnobs { split_waves: 0, group_mb: unsplit_group_mb(problem, device), ..config };
+        let lower = smaller.map(|block_m| BackwardKnobs { block_m, v_regs: v_regs(block_m), ..unsplit });
+        let summed = (config.direct_dq > 0).then_some(BackwardKnobs { direct_dq: 0, ..unsplit });
         let stages_of_few_keys = match BackwardKernel::of(problem) {
             BackwardKernel::Narrow => None,
             BackwardKernel::Middle => Some(2),
             BackwardKernel::Wide => Some(1),
         };
-        let few_keys = stages_of_few_keys.map(|num_stages| {
-            let few = BackwardKnobs { block_m: 64, block_n: FEW_KEYS, num_stages, direct_dq: 0, ..config };
-            few.with_best_split(problem, device)
+        let few_keys = stages_of_few_keys.map(|num_stages| BackwardKnobs {
+            block_m: 64,
+            block_n: FEW_KEYS,
+            num_stages,
+            direct_dq: 0,
+            ..unsplit
         });
-        let all = [config].into_iter().chain(lower).chain(summed).chain(few_keys);
+        let walks: Vec<_> = [unsplit].into_iter().chain(lower).chain(summed).chain(few_keys).collect();
+        let may_split = |config: &&Self| config.direct_dq == 0 && !config.is_busy_alike(problem, device);
+        let split = walks.iter().filter(may_split).flat_map(|config| config.with_splits(problem, device));
+        let all = [config].into_iter().chain(walks.iter().copied()).chain(split);
         all.filter(|config| config.fits(problem, device)).collect()
     }
 }
@@ -249,6 +263,21 @@ impl BackwardKnobs {
         best.filter(|(us, _)| *us < summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
     }
 
+    /// Whether its tiles are alike, each of one query head, and three quarters of the SMs have one.
+    fn is_busy_alike(&self, problem: &Problem, device: &Device) -> bool {
+        let is_busy = || self.largest_work(problem, device).is_some_and(|work| work.idle() <= 0.25);
+        !tiles_differ(problem) && problem.group_size() == 1 && is_busy()
+    }
+
+    /// The config with each number of splits that the problem has, in groups of heads.
+    fn with_splits(self, problem: &Problem, device: &Device) -> Vec<Self> {
+        let group_mb = if self.group_mb == 0 { group_mb(problem) } else { self.group_mb };
+        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, group_mb, ..self });
+        let mut split: Vec<_> = split.filter(|knobs| knobs.num_splits(problem, device) > 1).collect();
+        split.dedup_by_key(|knobs| knobs.num_splits(problem, device));
+        split
+    }
+
     /// Splits where they are expected to pay.
     fn with_best_split(self, problem: &Problem, device: &Device) -> Self {
         let unsplit = BackwardKnobs { split_waves: 0, ..self };
@@ -261,12 +290,10 @@ impl BackwardKnobs {
         let Some(work) = unsplit.largest_work(problem, device) else { return unsplit };
         let share = match work.idle() {
             idle if idle > 0.5 => WORTH_SPLITTING_IF_IDLE,
-            idle if idle <= 0.25 && !tiles_differ(problem) && problem.group_size() == 1 => WORTH_SPLITTING_ALIKE,
+            _ if unsplit.is_busy_alike(problem, device) => WORTH_SPLITTING_ALIKE,
             _ => WORTH_SPLITTING,
         };
-        let group_mb = if self.group_mb == 0 { GROUP_MB } else { self.group_mb };
-        let split = SPLIT_WAVES.iter().map(|waves| BackwardKnobs { split_waves: *waves, group_mb, ..self });
-        let split = split.filter(|knobs| knobs.num_splits(problem, device) > 1);
+        let split = unsplit.with_splits(problem, device).into_iter();
         let timed = split.map(|knobs| (knobs.us(problem, device), knobs));
         let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
         best.filter(|(us, _)| *us < share * work.us(device)).map_or(unsplit, |(_, knobs)| knobs)
@@ -327,9 +354,7 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
         (_, false) if !problem.deterministic => (64, [1, 1, 0]),
         _ => (48, [1, 1, 0]),
     };
-    // Deterministic tiles wait least for their turn at dQ where few heads are walked together,
-    // however long the heads are.
-    let group_mb = if problem.deterministic || wants_groups(problem, device) { GROUP_MB } else { 0 };
+    let group_mb = unsplit_group_mb(problem, device);
     let has_three_boxes_each = boxes(problem.head_dim.min(problem.head_dim_v)) == 3;
     let keys: &[u32] = match BackwardKernel::of(problem) {
         // Where dK and dV are of three boxes each, dropout or a bias takes more than 48 keys leave.
@@ -363,12 +388,11 @@ fn heuristic(problem: &Problem, device: &Device) -> Option<BackwardKnobs> {
 
 /// Splits are expected to take less than this share of the time without.
 const WORTH_SPLITTING: f64 = 0.95;
-/// The same of tiles that are alike, each of one query head, where three quarters of the SMs have
-/// one. On an H100, 4 x 20 heads of 9,216 queries over 512 keys took 1.21 times as long in three
-/// splits (docs/tuning/choice.md).
+/// The same of tiles that are alike and busy (`is_busy_alike`). On an H100, 4 x 20 heads of 9,216
+/// queries over 512 keys took 1.21 times as long in three splits (docs/tuning/choice.md).
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
-const WORTH_SPLITTING_IF_IDLE: f64 = 1.05;
+const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
 /// that run at a time read the same queries (docs/tuning/sm90-backward.md). Where tiles differ and
@@ -403,9 +427,27 @@ fn overflows_l2(problem: &Problem, device: &Device) -> bool {
 /// of L2, 0.96 at 0.56, 0.91 at 0.63 and less beyond (docs/tuning/choice.md).
 const MOST_OF_L2: f64 = 0.6;
 
+/// MB of a group of heads where tiles share no walk, 0 for one group. Deterministic tiles wait
+/// least for their turn at dQ where few heads are walked together, however long the heads are.
+fn unsplit_group_mb(problem: &Problem, device: &Device) -> u32 {
+    if problem.deterministic || wants_groups(problem, device) { group_mb(problem) } else { 0 }
+}
+
 /// MB of Q, dO and fp32 dQ in a group of heads that L2 holds. Tiles that share a walk always take
 /// such groups: in one group of all heads they took up to 1.53 times as long on an H100.
-const GROUP_MB: u32 = 16;
+fn group_mb(problem: &Problem) -> u32 {
+    if has_few_alike_rows(problem) { 4 } else { 16 }
+}
+
+/// Whether tiles are alike, each of one query head with few rows. On an H100, 32 x 32 heads of 512
+/// tokens took 1.17 times as long in groups of 16 MB as in those of 4, 16 x 32 of 1,024 tokens 1.03
+/// times, and smaller batches 1.00 to 1.03 times (docs/tuning/choice.md).
+fn has_few_alike_rows(problem: &Problem) -> bool {
+    !problem.deterministic && !tiles_differ(problem) && problem.group_size() == 1 && problem.seqlen_q <= FEW_ROWS
+}
+
+/// The most queries of a head in groups of 4 MB.
+const FEW_ROWS: i64 = 1024;
 
 /// Tiles for each SM, or for each pair of SMs, up to which the end of a group costs more than L2
 /// gains. On an H100, groups took 1.17 of the time at 4.1 tiles for each SM and 0.88 at 5.8, and

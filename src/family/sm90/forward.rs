@@ -3,7 +3,7 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    FEW_GROUPED_KEYS, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, short_sequences,
+    MOST_KEYS_OF_8_MB, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, short_sequences,
     stores_by_tma,
 };
 use super::forward_widening::{heuristic, us};
@@ -121,7 +121,7 @@ impl Space for ForwardKnobs {
     /// hardly tells their values apart, and a launch of one wave feels them. So does `group_mb`
     /// where either problem has few keys, since those have another best value.
     fn carried_over(self, from: &Problem, to: &Problem, _device: &Device) -> Self {
-        let has_few_keys = from.seqlen_k.min(to.seqlen_k) <= FEW_GROUPED_KEYS;
+        let has_few_keys = from.seqlen_k.min(to.seqlen_k) <= MOST_KEYS_OF_8_MB;
         let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
         ForwardKnobs {
             tma_store: stores_by_tma(unsplit.q_stages, to),
@@ -131,6 +131,11 @@ impl Space for ForwardKnobs {
             group_mb: if has_few_keys { group_mb(to) } else { unsplit.group_mb },
             ..unsplit
         }
+    }
+
+    fn on_another_gpu(self, problem: &Problem, _device: &Device) -> Self {
+        let group_mb = if problem.seqlen_k <= MOST_KEYS_OF_8_MB { group_mb(problem) } else { self.group_mb };
+        ForwardKnobs { group_mb, ..self }
     }
 
     /// The expected time over that of a perfect config. Sweeps on an H200 gave the share of each

@@ -33,6 +33,7 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     configs.extend(of_sharing_ctas(problem, device));
     let split: Vec<_> = configs.iter().flat_map(|config| split_keys(config, problem, device)).collect();
     configs.extend(split);
+    configs.extend(of_two_small_ctas(problem, device));
     configs.extend(of_few_rows(problem, device));
     configs.extend(of_one_q_slot(problem, device));
     configs
@@ -62,6 +63,24 @@ fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let of_three_ctas = of((64, 64, 3)).filter(|_| of_two_tall_ctas.is_none() || !are_many);
     [of_two_ctas, of_three_ctas, of_two_tall_ctas].into_iter().flatten().collect()
 }
+
+/// Two CTAs of 64 rows and blocks of 64 keys on an SM, also with their keys split: tiles of few
+/// short causal heads have many lengths, and small parts fill the SMs best. On an H100, 2 heads of
+/// 1,691 tokens at d128 took 14.5 us, and 15.7 by the next tile (docs/tuning/choice.md).
+fn of_two_small_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    if problem.dropout || !tiles_differ(problem) || dim > 128 || problem.seqlen_k > MOST_KEYS_OF_TWO_SMALL_CTAS {
+        return Vec::new();
+    }
+    let stages = if dim <= 64 { [4, 4, 2] } else { [2; 3] };
+    let pair = of_rows(problem, device, 64)
+        .map(|config| ForwardKnobs { ctas_per_sm: 2, ..with_blocks(&config, 64, stages, problem) })
+        .filter(|config| config.fits(problem, device));
+    pair.iter().flat_map(|config| [*config].into_iter().chain(split_keys(config, problem, device))).collect()
+}
+
+/// The most keys of a head with them.
+const MOST_KEYS_OF_TWO_SMALL_CTAS: i64 = 4096;
 
 /// Heads of an SM, each one tile of two CTAs of 128 rows.
 const FEW_HEADS: i64 = 5;

@@ -221,18 +221,22 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
 }
 
 /// MB of K and V in a group of heads, 0 for one group of all. Where keys are few, fewer MB were
-/// faster on an H200 (docs/tuning/sm90-forward.md, "Tile order"). The cause was not measured.
+/// faster on an H200 and an H100 (docs/tuning/sm90-forward.md, "Tile order", and
+/// docs/tuning/choice.md, "A fit to choices"). The cause was not measured.
 pub fn group_mb(problem: &Problem) -> u32 {
     match problem.seqlen_k {
         _ if !tiles_differ(problem) => 1,
         _ if !wants_groups(problem) => 0,
-        ..=FEW_GROUPED_KEYS => 16,
+        keys if keys <= MOST_KEYS_OF_16_MB => 16,
+        keys if keys <= MOST_KEYS_OF_8_MB => 8,
         _ => 32,
     }
 }
 
-/// The most keys of a head in groups of 16 MB.
-pub const FEW_GROUPED_KEYS: i64 = 512;
+/// The most keys of a head in groups of 16 MB. Up to it, 8 MB took 0.99 to 1.02 of their time.
+const MOST_KEYS_OF_16_MB: i64 = 512;
+/// The most keys of a head in groups of 8 MB.
+pub const MOST_KEYS_OF_8_MB: i64 = 1024;
 
 /// Whether heads are walked in groups whose K and V fit into L2. At head dims up to 64 and long
 /// sequences, groups lose more at their ends than they gain, because concurrent tiles read the same

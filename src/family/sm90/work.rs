@@ -1,7 +1,8 @@
 //! The tiles of the sm90 kernels, with the cycles that each is expected to take.
 //!
 //! A change of what a CTA does (split keys, split queries) belongs here: more tiles, each with less
-//! work. The constants were fitted to the shipped H200 records (docs/tuning/choice.md).
+//! work. The constants were fitted to records and to timed configs of an H200 and an H100
+//! (docs/tuning/choice.md).
 
 use super::backward_geometry::{BackwardKernel, BackwardKnobs, half_cols};
 use super::forward_geometry::ForwardKnobs;
@@ -15,7 +16,7 @@ use crate::problem::{Features, Problem};
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
 /// Microseconds of the kernel that combines the partial states of splits, as part of a graph.
-const COMBINE_LAUNCH_US: f64 = 2.5;
+const COMBINE_LAUNCH_US: f64 = 1.4;
 
 /// The share of the bytes of Q, K, V and O that counts: the forward pass reaches 0.9 of the memory
 /// rate, where the model of time (`family::time`) has 0.72.
@@ -29,8 +30,9 @@ const CUT_BOX: f64 = 5.0;
 const BOX_ACROSS_SECTORS: f64 = 2.65;
 const ROW_ACROSS_SECTORS: f64 = 5.1;
 
-/// The share of memory's time that partial states cost: L2 holds many of them between kernels.
-const PARTIAL_STATES_FROM_MEMORY: f64 = 0.7;
+/// Bytes of partial states that an SM writes or reads in a microsecond, fitted to an H200 and an
+/// H100. L2 holds many of them between kernels, so memory's rate does not decide.
+const PARTIAL_STATE_BYTES_PER_US: f64 = 33_000.0;
 
 /// Consumers that share an SM: a block takes the root of the sum of these powers of its time alone
 /// and of all consumers' turns.
@@ -51,7 +53,7 @@ fn slows_on_long_heads(tile: &ForwardTile, head_dim: i64) -> bool {
 
 /// What a block takes more for each tile of a head, as a share of its time, and at most.
 const LONG_HEAD: f64 = 0.0015;
-const MOST_LONG_HEAD: f64 = 0.15;
+const MOST_LONG_HEAD: f64 = 0.105;
 
 /// The share of a tile's time that is left where the producer reads V^T, past head dim 128 and past
 /// 224, and microseconds of the kernel that writes V^T beside those of its bytes
@@ -63,7 +65,7 @@ const TRANSPOSE_LAUNCH_US: f64 = 1.0;
 /// What tiles take whose producer converts 8-bit keys, over the time of 16-bit ones, with scales of
 /// sequences and with scales of keys or blocks: up to head dim 64, up to 128, and past it
 /// (docs/tuning/eight-bits.md#prompts-on-hopper).
-const CONVERTING_NARROW: [f64; 2] = [1.08, 1.36];
+const CONVERTING_NARROW: [f64; 2] = [1.07, 1.36];
 const CONVERTING: [f64; 2] = [1.24, 1.65];
 const CONVERTING_WIDE: [f64; 2] = [1.34, 1.67];
 /// The same of tiles that read widened keys, each with a scale, and microseconds of the widening
@@ -103,14 +105,14 @@ struct ForwardCosts {
 
 const COSTS: ForwardCosts = ForwardCosts {
     rate: 4096.0,
-    softmax_alone: 3.4,
-    exponentials: 4.2,
-    block_alone: 98.0,
+    softmax_alone: 3.7,
+    exponentials: 5.1,
+    block_alone: 110.0,
     block: 16.0,
-    end: 1420.0,
+    end: 1800.0,
     column: 1.7,
     split: 3500.0,
-    one_q_slot: 750.0,
+    one_q_slot: 425.0,
     one_v_slot: 600.0,
     loads: true,
     slows_on_long_heads,
@@ -218,7 +220,7 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let is_slow = splits == 1.0 && (costs.slows_on_long_heads)(tile, problem.head_dim);
+    let is_slow = (costs.slows_on_long_heads)(tile, problem.head_dim);
     let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
     let per_block = |ctas: f64| {
         let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);
@@ -260,15 +262,19 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let elements = problem.num_heads_q * sq + problem.num_heads_kv * sk;
     let tiles = tiles_of_heads(heads, tiles_of_head, cycles);
     // O and LSE in fp32, once written and once read.
-    let partial_bytes = if splits > 1.0 { splits * 8.0 * (problem.partial_cols() + 1) as f64 } else { 0.0 };
+    let partial_bytes = splits * 8.0 * ((problem.partial_cols() + 1) * problem.query_rows()) as f64;
+    let combine_us = match tile.num_splits {
+        1 => 0.0,
+        _ => COMBINE_LAUNCH_US + partial_bytes / (PARTIAL_STATE_BYTES_PER_US * sm_count),
+    };
     Some(Work {
         tiles: times(splits, tiles),
         slots: f64::from(tile.ctas_per_sm) * sm_count,
         slots_per_sm: f64::from(tile.ctas_per_sm),
         load_cycles: if costs.loads { rows_loaded * row_cycles / sm_count } else { 0.0 },
         bytes_under: FORWARD_BYTES * problem.batch_size as f64 * elements as f64 * in_bytes(problem),
-        bytes_beside: PARTIAL_STATES_FROM_MEMORY * partial_bytes * problem.query_rows() as f64,
-        launch_us: FORWARD_LAUNCH_US + if splits > 1.0 { COMBINE_LAUNCH_US } else { 0.0 },
+        bytes_beside: 0.0,
+        launch_us: FORWARD_LAUNCH_US + combine_us,
     })
 }
 
@@ -285,16 +291,16 @@ fn cycles_of_row(columns: i64) -> f64 {
 /// Cycles of a block's exponentials and of their packing, for each row and key.
 const WEIGHTS: f64 = 0.028;
 /// Cycles of a backward tile's first loads and last stores.
-const BACKWARD_TILE: f64 = 3700.0;
+const BACKWARD_TILE: f64 = 8000.0;
 /// Further cycles of a tile that shares its walk: first loads that no other tile of the SM covers,
 /// and stores in fp32.
 const SPLIT_BACKWARD_TILE: f64 = 2000.0;
 /// The same of a pair of CTAs, which stores 256 KB.
-const SPLIT_BACKWARD_PAIR: f64 = 8000.0;
+const SPLIT_BACKWARD_PAIR: f64 = 9300.0;
 /// The share of memory's time that partial gradients of few splits cost: L2 holds many of them
 /// between kernels. So many splits cost twice as much a byte, since one is added after the other.
-const PARTIALS_FROM_MEMORY: f64 = 0.25;
-const MANY_SPLITS: f64 = 7.0;
+const PARTIALS_FROM_MEMORY: f64 = 0.33;
+const MANY_SPLITS: f64 = 4.3;
 /// Microseconds of the three launches under the tuner's clock.
 const BACKWARD_LAUNCH_US: f64 = 19.0;
 /// Bytes of dQ's fp32 sum, cleared, added to and read, for each byte of Q; and O, dO and dQ.
@@ -311,7 +317,7 @@ const MOST_DRIFT_UNSPLIT: f64 = 0.25;
 /// What a block takes more, as a share of its time, where a CTA does two tiles of a head.
 const OF_TWO_TILES: f64 = 0.08;
 /// The same of blocks of 128 rows, in tiles that are alike (docs/tuning/choice.md).
-const OF_TALL_ALIKE: f64 = 0.06;
+const OF_TALL_ALIKE: f64 = 0.05;
 const TALL_ROWS: u32 = 128;
 /// Cycles of a row of dQ that the second tile of a head reads and adds to.
 const SECOND_SUM: f64 = 4.0;
@@ -323,14 +329,14 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let (block_m, block_n) = (f64::from(knobs.block_m), i64::from(knobs.block_n));
     // Columns as padded, cycles of barriers and waits in a block, and CTAs that share a tile.
     let (columns, waits, ctas) = match knobs.kernel(problem) {
-        BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 760.0, 1),
+        BackwardKernel::Narrow => (3.0 * padded(dim, 16) + 2.0 * padded(dim_v, 16), 750.0, 1),
         BackwardKernel::Middle => {
             let of_boxes = 3 * boxes(dim) + 2 * boxes(dim_v);
             // Past head dim 192 a consumer has 32 keys.
-            let waits = if boxes(dim.max(dim_v)) > 3 { 3600.0 } else { 2300.0 };
+            let waits = if boxes(dim.max(dim_v)) > 3 { 3600.0 } else { 2600.0 };
             (f64::from(of_boxes * BOX_COLS), waits, 1)
         }
-        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 850.0, 2),
+        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 600.0, 2),
     };
     let keys = block_n as f64 / f64::from(ctas);
     let splits = f64::from(knobs.num_splits(problem, device));

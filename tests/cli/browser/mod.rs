@@ -152,7 +152,7 @@ fn pictures() {
         assert!((20_000..200_000).contains(&png.len()), "{} bytes", png.len());
         std::fs::write(source_tree::root().join("docs").join(name), png).unwrap();
     };
-    let lines = shipped::records(Arch::Sm(9, 0)).into_iter().filter(|record| PICTURED.contains(&record.key.as_str()));
+    let lines = crate::h200_records().into_iter().filter(|record| PICTURED.contains(&record.key.as_str()));
     let records =
         write(folder.path(), "records.jsonl", &flashtune::plan::record::write_lines(lines.collect()).unwrap());
     picture("report.png", &[records.to_str().unwrap()], "h1", "#d1p1");
