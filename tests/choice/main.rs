@@ -110,7 +110,8 @@ fn shape_of_a_record_keeps_the_records_config_on_its_gpu() {
     }
 }
 
-/// Few rows want smaller groups than the H200's record has, which an H100's memory shows more.
+/// The H200 keeps its record's groups of 16 MB. Another GPU, where the record was not measured,
+/// gets those of its few rows.
 #[test]
 fn record_of_another_gpu_gets_the_groups_of_this_one() {
     let mut known = known();
@@ -121,6 +122,19 @@ fn record_of_another_gpu_gets_the_groups_of_this_one() {
         choices(&known, &problem, &device).swap_remove(0).config.get("group_mb")
     };
     assert_eq!([group_mb(&h200().name), group_mb("NVIDIA H100 80GB HBM3")], [Some(16), Some(4)]);
+}
+
+/// Both GPUs that have records count for a third one with as many SMs.
+#[test]
+fn third_gpu_takes_the_records_of_each_shape() {
+    let gh200 = Device { name: "NVIDIA GH200 480GB".to_owned(), ..h200() };
+    let measured_on = |shape: &str| {
+        let choice = choices(&known(), &problem(shape), &gh200).swap_remove(0);
+        assert_eq!(choice.source, Source::NearestGpu, "{shape}");
+        choice.record.unwrap().device.clone()
+    };
+    assert_eq!(measured_on("backward b1 hq64 hkv8 sq8192 sk8192 d128 causal"), h200().name);
+    assert_eq!(measured_on("backward b2 hq16 hkv16 sq8192 sk8192 d128 causal"), "NVIDIA H100 80GB HBM3");
 }
 
 /// A record of the same key was measured at another length, so the model is asked; the reason says
