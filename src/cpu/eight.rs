@@ -4,6 +4,7 @@
 //! fp32 tiles as ever.
 
 use super::element::{Element, Head, Tensor};
+use super::product::Matrix;
 use super::read_only::ReadOnly;
 use super::sequence::{Pages, Place, Sequence, Sequences};
 use super::simd::Level;
@@ -162,7 +163,7 @@ impl<E: Element> InputHead<E> {
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes meanwhile.
-    pub unsafe fn load(&self, first: usize, rows: usize, tile: &mut [f32], pitch: usize) {
+    unsafe fn load(&self, first: usize, rows: usize, tile: &mut [f32], pitch: usize) {
         // SAFETY: the caller's promise, in each of the arms.
         unsafe {
             match &self.elements {
@@ -176,6 +177,23 @@ impl<E: Element> InputHead<E> {
             for (key, row) in (first..first + rows).zip(tile.chunks_exact_mut(pitch)) {
                 let scale = scales.at(sequence, *head, key);
                 row.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+    }
+
+    /// As `Head::rows`, times the scales.
+    ///
+    /// # Safety
+    /// The rows must lie in a live tensor that nobody writes during `'a`.
+    pub unsafe fn rows<'a>(&self, first: usize, rows: usize, tile: &'a mut [f32], pitch: usize) -> Matrix<'a> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.elements {
+                HeadElements::Plain(head) if self.scales.is_none() => head.rows(first, rows, tile, pitch),
+                _ => {
+                    self.load(first, rows, tile, pitch);
+                    Matrix::rows(tile, pitch)
+                }
             }
         }
     }

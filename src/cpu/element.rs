@@ -2,10 +2,11 @@
 //!
 //! Everything inside a tile is fp32. Only this file turns the caller's addresses into slices.
 
+use super::product::Matrix;
 use super::sequence::{Pages, Place, Sequence};
-use super::simd::Level;
+use super::simd::{Level, prefetch};
 use super::transpose;
-use super::vector::vectorized;
+use super::vector::{scale, scale_into, vectorized};
 use crate::call::TensorRef;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -14,8 +15,17 @@ pub trait Element: Copy + Send + Sync + 'static {
     const ZERO: Self;
     /// Both slices have the same length.
     fn widen(level: Level, row: &[Self], wide: &mut [f32]);
+    /// The row itself, if it is fp32.
+    fn as_floats(_row: &[Self]) -> Option<&[f32]> {
+        None
+    }
     /// Rounds to nearest, ties to even. Both slices have the same length.
     fn narrow(level: Level, wide: &[f32], row: &mut [Self]);
+    /// Rounds `factor * wide`, which may be left in `wide`. Both slices have the same length.
+    fn narrow_scaled(level: Level, factor: f32, wide: &mut [f32], row: &mut [Self]) {
+        scale(level, wide, factor);
+        Self::narrow(level, wide, row);
+    }
 }
 
 impl Element for f32 {
@@ -23,8 +33,14 @@ impl Element for f32 {
     fn widen(_level: Level, row: &[f32], wide: &mut [f32]) {
         wide.copy_from_slice(row);
     }
+    fn as_floats(row: &[f32]) -> Option<&[f32]> {
+        Some(row)
+    }
     fn narrow(_level: Level, wide: &[f32], row: &mut [f32]) {
         row.copy_from_slice(wide);
+    }
+    fn narrow_scaled(level: Level, factor: f32, wide: &mut [f32], row: &mut [f32]) {
+        scale_into(level, wide, factor, row);
     }
 }
 
@@ -157,6 +173,14 @@ impl<E: Element> Head<E> {
         unsafe { std::slice::from_raw_parts(self.address(position), self.dim) }
     }
 
+    /// # Safety
+    /// The row must lie in a live tensor that nobody else reads or writes meanwhile.
+    #[allow(clippy::mut_from_ref)] // the slice is the tensor's memory, not part of `self`
+    unsafe fn row_mut(&self, position: usize) -> &mut [E] {
+        // SAFETY: the caller's promise; the last dim is contiguous.
+        unsafe { std::slice::from_raw_parts_mut(self.address(position), self.dim) }
+    }
+
     /// Rows `first..first + rows` as fp32 into `tile`, element (row, c) at `row * pitch + c`.
     /// Columns from `dim` to `pitch` become 0.
     ///
@@ -168,6 +192,27 @@ impl<E: Element> Head<E> {
             E::widen(self.level, unsafe { self.row(position) }, &mut wide[..self.dim]);
             if pitch > self.dim {
                 wide[self.dim..].fill(0.0);
+            }
+        }
+    }
+
+    /// Rows `first..first + rows` as fp32: the caller's own, if they are fp32 and have `pitch`
+    /// columns, or else a copy in `tile`, made as by `load`.
+    ///
+    /// # Safety
+    /// The rows must lie in a live tensor that nobody writes during `'a`.
+    pub unsafe fn rows<'a>(&self, first: usize, rows: usize, tile: &'a mut [f32], pitch: usize) -> Matrix<'a> {
+        let are_fp32 = E::as_floats(&[]).is_some();
+        // SAFETY: the caller's promise; the last dim is contiguous.
+        unsafe {
+            match usize::try_from(self.stride) {
+                Ok(stride) if are_fp32 && self.dim == pitch && self.pages.is_none() => {
+                    Matrix::in_place(self.address(first).cast(), [rows, self.dim], stride)
+                }
+                _ => {
+                    self.load(first, rows, tile, pitch);
+                    Matrix::rows(tile, pitch)
+                }
             }
         }
     }
@@ -186,20 +231,27 @@ impl<E: Element> Head<E> {
         pitch: usize,
     ) {
         const COLUMNS: usize = 64;
-        let mut wide = [[0.0f32; COLUMNS]; 4];
+        const ZEROS: [f32; COLUMNS] = [0.0; COLUMNS];
+        let mut copies = [ZEROS; 4];
         for column in (0..self.dim).step_by(COLUMNS) {
             let columns = column..self.dim.min(column + COLUMNS);
             let tile = &mut tile[column * pitch..];
             for four in (0..padded_rows).step_by(4) {
-                for (row, wide) in (four..).zip(&mut wide) {
-                    let wide = &mut wide[..columns.len()];
-                    match row < rows {
-                        // SAFETY: the caller's promise.
-                        true => E::widen(self.level, unsafe { &self.row(first + row)[columns.clone()] }, wide),
-                        false => wide.fill(0.0),
-                    }
+                for row in four + 4..rows.min(four + 8) {
+                    // SAFETY: the caller's promise.
+                    prefetch(unsafe { &self.row(first + row)[columns.clone()] });
                 }
-                transpose::from_rows(wide.each_ref().map(|row| &row[..columns.len()]), &mut tile[four..], pitch);
+                let mut of_four = [&ZEROS[..columns.len()]; 4];
+                for ((row, of_row), copy) in (four..rows).zip(&mut of_four).zip(&mut copies) {
+                    // SAFETY: the caller's promise.
+                    let row = unsafe { &self.row(first + row)[columns.clone()] };
+                    *of_row = E::as_floats(row).unwrap_or_else(|| {
+                        let copy = &mut copy[..columns.len()];
+                        E::widen(self.level, row, copy);
+                        copy
+                    });
+                }
+                transpose::from_rows(of_four, &mut tile[four..], pitch);
             }
         }
     }
@@ -209,32 +261,24 @@ impl<E: Element> Head<E> {
     /// # Safety
     /// The row must lie in a live tensor that nobody else reads or writes meanwhile.
     pub unsafe fn store(&self, position: usize, wide: &[f32]) {
-        let row = self.address(position);
-        // SAFETY: the caller's promise; the last dim is contiguous.
-        E::narrow(self.level, wide, unsafe { std::slice::from_raw_parts_mut(row, self.dim) });
+        // SAFETY: the caller's promise.
+        E::narrow(self.level, wide, unsafe { self.row_mut(position) });
     }
 
-    /// Rounds `factor * tile` into rows `first..first + rows`, element (row, c) at `c * pitch +
-    /// row` of `tile`.
+    /// Rounds `factor * wide`, which may be left in `wide`, into the row at `position`.
     ///
     /// # Safety
-    /// The rows must lie in a live tensor that nobody else reads or writes meanwhile.
-    pub unsafe fn store_transposed(&self, first: usize, rows: usize, tile: &[f32], pitch: usize, factor: f32) {
-        let mut wide = [[0.0; crate::problem::MAX_HEAD_DIM as usize]; 4];
-        // A tile has room for rows up to the next multiple of four.
-        for four in (0..rows).step_by(4) {
-            transpose::into_rows(&tile[four..], pitch, factor, wide.each_mut().map(|row| &mut row[..self.dim]));
-            for (row, wide) in (four..rows).zip(&wide) {
-                // SAFETY: the caller's promise.
-                unsafe { self.store(first + row, &wide[..self.dim]) };
-            }
-        }
+    /// The row must lie in a live tensor that nobody else reads or writes meanwhile.
+    pub unsafe fn store_scaled(&self, position: usize, factor: f32, wide: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        E::narrow_scaled(self.level, factor, wide, unsafe { self.row_mut(position) });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::c_void;
 
     #[test]
     fn every_16_bit_number_widens_exactly_and_comes_back() {
@@ -271,6 +315,26 @@ mod tests {
                 let same = narrow.to_bits() == expected.to_bits();
                 assert!(same || narrow.is_nan() && expected.is_nan(), "{level:?} {wide:e}: {narrow:?}");
             }
+        }
+    }
+
+    #[test]
+    fn rows_of_fp32_are_read_where_they_lie_and_others_are_copied() {
+        let data: Vec<f32> = (0..3 * 24).map(|x| x as f32).collect();
+        let brains: Vec<bf16> = data.iter().map(|x| bf16::from_f32(*x)).collect();
+        let view = |data: *const c_void| TensorRef::packed(data.cast_mut(), 3, 1, 24);
+        let mut tile = [f32::NAN; 2 * 32];
+        for (dim, pitch) in [(16, 16), (16, 32), (10, 16)] {
+            let head = Tensor::<f32>::new(&view(data.as_ptr().cast()), dim).head(Place::Entry(0), 0);
+            // SAFETY: rows of `data`.
+            let rows = unsafe { head.rows(1, 2, &mut tile, pitch) };
+            assert_eq!(rows.row(0, dim).as_ptr() == data[24..].as_ptr(), dim == pitch);
+            let expected = |row: usize| [&data[24 * row..][..dim], &vec![0.0; pitch - dim]].concat();
+            assert_eq!([rows.row(0, pitch), rows.row(1, pitch)], [expected(1), expected(2)]);
+            let head = Tensor::<bf16>::new(&view(brains.as_ptr().cast()), dim).head(Place::Entry(0), 0);
+            // SAFETY: rows of `brains`.
+            let rows = unsafe { head.rows(1, 2, &mut tile, pitch) };
+            assert_eq!([rows.row(0, pitch), rows.row(1, pitch)], [expected(1), expected(2)]);
         }
     }
 }

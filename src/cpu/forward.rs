@@ -5,9 +5,9 @@
 //! in the caches near the core from the first product through the softmax to the second. Strips of
 //! a block share the loaded keys, and each skips the keys that none of its rows sees.
 //!
-//! Tiles have the queries contiguous (element (row, key) at `key * pitch + row`), and so has the
-//! output accumulator: maxima, sums and rescaling run along the vector registers without a
-//! horizontal step, and the products read the queries and the weights in place. Scores are base 2,
+//! Tiles have the queries contiguous (element (row, key) at `key * pitch + row`): maxima and sums
+//! run along the vector registers without a horizontal step, and the products read the queries and
+//! the weights in place. The output accumulator has rows like the output's. Scores are base 2,
 //! scaled by the product that makes them.
 //!
 //! Hidden scores are overwritten, so a NaN in a hidden key's K never spreads. A hidden key's V
@@ -25,7 +25,7 @@ use super::sequence::{Sequence, Sequences};
 use super::simd::Level;
 use super::softmax::softmax_step;
 use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, MAX_BLOCK, TileSize};
-use super::vector::{multiply_in_place, scale_rows};
+use super::vector::multiply_in_place;
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
@@ -47,6 +47,7 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
         group_size: problem.group_size() as usize,
         dim: problem.head_dim as usize,
         dim_v: problem.head_dim_v as usize,
+        padded_dim_v: (problem.head_dim_v as usize).next_multiple_of(LANES),
         q: Input::q(call),
         k: Input::k(call),
         v: Input::v(call),
@@ -92,8 +93,9 @@ struct Strip<'a> {
     seen_by_all: Range<usize>,
     /// Whether `acc_o` holds anything.
     is_begun: bool,
-    /// (row, c) at `c * padded_rows + row`, and so in `acc_o`.
+    /// (row, c) at `c * padded_rows + row`
     q: &'a mut [f32],
+    /// (row, c) at `row * padded_dim_v + c`
     acc_o: &'a mut [f32],
     row_max: &'a mut [f32],
     row_sum: &'a mut [f32],
@@ -128,6 +130,8 @@ struct Forward<E> {
     group_size: usize,
     dim: usize,
     dim_v: usize,
+    /// `dim_v` rounded up to whole registers: the pitch of V and of the output accumulator.
+    padded_dim_v: usize,
     q: Input<E>,
     k: Input<E>,
     v: Input<E>,
@@ -148,7 +152,7 @@ impl<E: Element> Forward<E> {
         }
         let rows = m.min(sequence.seqlen_q - first_row);
         let k = take(&mut scratch, n * self.dim);
-        let v = take(&mut scratch, n * self.dim_v);
+        let v = take(&mut scratch, n * self.padded_dim_v);
         let scores = take(&mut scratch, n * STRIP);
         let keep = take(&mut scratch, if self.masks.is_some() { n * STRIP } else { 0 });
         let kv_head = head / self.group_size;
@@ -169,18 +173,18 @@ impl<E: Element> Forward<E> {
             }
             // SAFETY: the sequence has these keys, in tensors that the caller keeps alive and
             // unwritten during a launch.
-            unsafe {
-                keys_k.load(of_tile.start, of_tile.len(), k, self.dim);
-                keys_v.load(of_tile.start, of_tile.len(), v, self.dim_v);
-            }
+            let (k, v) = unsafe {
+                let k = keys_k.rows(of_tile.start, of_tile.len(), k, self.dim);
+                (k, keys_v.rows(of_tile.start, of_tile.len(), v, self.padded_dim_v))
+            };
             for strip in strips.iter_mut().map_while(Option::as_mut) {
                 let keys = of_tile.start.max(strip.keys.start)..of_tile.end.min(strip.keys.end);
                 if keys.is_empty() {
                     continue;
                 }
                 let skipped = keys.start - of_tile.start;
-                let (k, v) = (&k[skipped * self.dim..], &v[skipped * self.dim_v..]);
-                self.attend(sequence, head, strip, keys, &blocks, [k, v], scores, keep);
+                let of_strip = [k.skip_rows(skipped), v.skip_rows(skipped)];
+                self.attend(sequence, head, strip, keys, &blocks, of_strip, scores, keep);
             }
         }
         let out = self.out.head(sequence.place_q, head);
@@ -212,7 +216,7 @@ impl<E: Element> Forward<E> {
             seen_by_all: sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end,
             is_begun: false,
             q: of_q,
-            acc_o: take(scratch, self.dim_v * padded_rows),
+            acc_o: take(scratch, rows * self.padded_dim_v),
             row_max: take(scratch, padded_rows),
             row_sum: take(scratch, padded_rows),
             rescale: take(scratch, padded_rows),
@@ -231,7 +235,7 @@ impl<E: Element> Forward<E> {
         strip: &mut Strip,
         keys: Range<usize>,
         blocks: &TileBlocks,
-        [k, v]: [&[f32]; 2],
+        [k, v]: [Matrix; 2],
         scores: &mut [f32],
         keep: &mut [f32],
     ) {
@@ -239,7 +243,7 @@ impl<E: Element> Forward<E> {
         let scores = &mut scores[..keys.len() * pitch];
         let tile =
             Tile { first_row: strip.first_row, rows: strip.rows, first_key: keys.start, keys: keys.len(), pitch };
-        let (q, k) = (Matrix::columns(strip.q, pitch), Matrix::columns(k, self.dim));
+        let (q, k) = (Matrix::columns(strip.q, pitch), k.transposed());
         multiply(self.level, [pitch, tile.keys, self.dim], scores, pitch, Into::Overwrite(self.modifier.factor), q, k);
         if self.modifier.is_needed() {
             self.modify(sequence, head, tile, blocks, scores);
@@ -258,8 +262,8 @@ impl<E: Element> Forward<E> {
             multiply_in_place(self.level, scores, keep);
         }
         let into = if strip.is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
-        let (weights, v) = (Matrix::columns(scores, pitch), Matrix::rows(v, self.dim_v));
-        multiply(self.level, [pitch, self.dim_v, tile.keys], strip.acc_o, pitch, into, weights, v);
+        let (v, weights, width) = (v.transposed(), Matrix::rows(scores, pitch), self.padded_dim_v);
+        multiply(self.level, [width, tile.rows, tile.keys], strip.acc_o, width, into, v, weights);
         strip.is_begun = true;
     }
 
@@ -296,25 +300,24 @@ impl<E: Element> Forward<E> {
     /// of 1. Its O is 0 and its LSE -inf, whatever the accumulator holds. A NaN among its scores
     /// makes the sum NaN.
     fn finish(&self, out: &Head<E>, head: usize, lse_row: usize, strip: Strip) {
-        let pitch = strip.rows.next_multiple_of(LANES);
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
         // SAFETY: one of heads_q floats.
         let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);
-        for row in 0..strip.rows {
+        for (row, acc_o) in strip.acc_o.chunks_exact_mut(self.padded_dim_v).enumerate() {
+            let position = strip.first_row + row;
             if strip.row_sum[row] == 0.0 {
-                strip.acc_o.iter_mut().skip(row).step_by(pitch).for_each(|x| *x = 0.0);
+                acc_o.fill(0.0);
             }
             let end = RowEnd::new(strip.row_max[row], strip.row_sum[row], sink_log2);
-            if !self.lse.0.is_null() {
-                // SAFETY: lse has an element for each row, and this row is this task's alone.
-                unsafe { self.lse.0.add(lse_row + strip.first_row + row).write(end.lse) };
+            // SAFETY: the sequence has this row, in an output and an LSE that this launch alone
+            // writes, and it is of this task's block.
+            unsafe {
+                if !self.lse.0.is_null() {
+                    self.lse.0.add(lse_row + position).write(end.lse);
+                }
+                out.store_scaled(position, keep_scale * end.factor, &mut acc_o[..self.dim_v]);
             }
-            strip.row_sum[row] = keep_scale * end.factor;
         }
-        scale_rows(self.level, strip.acc_o, pitch, strip.row_sum);
-        // SAFETY: the sequence has these rows, in an output that this launch alone writes, and they
-        // are of this task's block.
-        unsafe { out.store_transposed(strip.first_row, strip.rows, strip.acc_o, pitch, 1.0) };
     }
 }
 

@@ -2,41 +2,72 @@
 //! place.
 //!
 //! Parallelism is over tiles, not inside products. The callers lay their tiles out for this kernel,
-//! so it packs nothing and allocates nothing. A GEMM crate did the same at 92 to 95 % of its speed
-//! on one Zen 4 core, and less where two multiply-adds go into a cycle: its calls, its choice of a
-//! kernel and its epilogue are paid for each product of 2^20 operations.
+//! so it packs nothing and allocates nothing. A factor may also be rows of a caller's tensor. A
+//! GEMM crate did the same at 92 to 95 % of its speed on one Zen 4 core, and less where two
+//! multiply-adds go into a cycle: its calls, its choice of a kernel and its epilogue are paid for
+//! each product of 2^20 operations.
 
 use super::simd::{Level, load, multiply_add, store};
 use pulp::{Simd, WithSimd};
+use std::marker::PhantomData;
 
-/// Rows of an output come in multiples of this: the widest register.
-pub const LANES: usize = 16;
+pub use crate::family::cpu::scratch::{LANES, STRIP};
 
-/// Rows that one sweep over the right factor makes, at most: four of the widest registers.
-pub use crate::family::cpu::scratch::STRIP;
-
-/// A strided matrix: element (row, column) at `data[row * row_stride + column * column_stride]`.
+/// A strided matrix: element (row, column) at `data + row * row_stride + column * column_stride`.
+///
+/// Only its elements are read: between the rows of a caller's tensor may lie what another thread
+/// writes. It therefore holds an address and no slice.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
-    data: &'a [f32],
+    data: *const f32,
+    /// Floats from `data` to the end of the last element.
+    len: usize,
     row_stride: usize,
     column_stride: usize,
+    lives: PhantomData<&'a [f32]>,
 }
 
 impl<'a> Matrix<'a> {
     /// The rows of the matrix are contiguous, `pitch` apart.
     pub fn rows(data: &'a [f32], pitch: usize) -> Self {
-        Matrix { data, row_stride: pitch, column_stride: 1 }
+        Matrix { data: data.as_ptr(), len: data.len(), row_stride: pitch, column_stride: 1, lives: PhantomData }
     }
 
     /// The columns of the matrix are contiguous, `pitch` apart.
     pub fn columns(data: &'a [f32], pitch: usize) -> Self {
-        Matrix { data, row_stride: 1, column_stride: pitch }
+        Matrix::rows(data, pitch).transposed()
+    }
+
+    /// Rows of floats that lie `pitch` apart.
+    ///
+    /// # Safety
+    /// So many rows of so many columns must lie there, and nobody may write them during `'a`.
+    pub unsafe fn in_place(data: *const f32, [rows, columns]: [usize; 2], pitch: usize) -> Self {
+        let len = if rows == 0 { 0 } else { (rows - 1) * pitch + columns };
+        Matrix { data, len, row_stride: pitch, column_stride: 1, lives: PhantomData }
+    }
+
+    pub fn transposed(self) -> Self {
+        Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+    }
+
+    /// The matrix without its first rows.
+    pub fn skip_rows(self, rows: usize) -> Self {
+        let skipped = (rows * self.row_stride).min(self.len);
+        Matrix { data: self.data.wrapping_add(skipped), len: self.len - skipped, ..self }
+    }
+
+    /// A row of a matrix whose rows are contiguous.
+    pub fn row(self, row: usize, columns: usize) -> &'a [f32] {
+        let row = self.skip_rows(row);
+        assert!(self.column_stride == 1 && columns <= row.len, "a row leaves its matrix");
+        // SAFETY: the row's elements lie in the matrix, as just checked, and are borrowed for `'a`.
+        unsafe { std::slice::from_raw_parts(row.data, columns) }
     }
 
     fn check(&self, rows: usize, columns: usize) {
         let last = (rows.max(1) - 1) * self.row_stride + (columns.max(1) - 1) * self.column_stride;
-        assert!(last < self.data.len(), "a {rows} x {columns} factor leaves its tile");
+        assert!(last < self.len, "a {rows} x {columns} factor leaves its tile");
     }
 }
 
@@ -47,7 +78,7 @@ pub enum Into<'a> {
     Overwrite(f32),
     /// out = out + product
     Add,
-    /// out = factor of the row * out + product
+    /// out = factor of the column * out + product
     Rescale(&'a [f32]),
 }
 
@@ -70,7 +101,7 @@ pub fn multiply(
     assert!(m.is_multiple_of(LANES) && left.row_stride == 1, "the rows of a tile are whole registers");
     assert!((n - 1) * pitch + m <= out.len(), "a {m} x {n} product leaves its tile");
     if let Into::Rescale(factors) = into {
-        assert!(m <= factors.len(), "a factor for each row");
+        assert!(n <= factors.len(), "a factor for each column");
     }
     level.run(Product { shape: [m, n, k], out: out.as_mut_ptr(), pitch, into, left, right });
 }
@@ -163,8 +194,8 @@ impl Product<'_> {
         // SAFETY: `multiply` has checked that rows and columns of this block lie in the three
         // slices, of which `out` is borrowed exclusively.
         unsafe {
-            let mut left = self.left.data.as_ptr().add(row);
-            let mut right = self.right.data.as_ptr().add(column * column_stride);
+            let mut left = self.left.data.add(row);
+            let mut right = self.right.data.add(column * column_stride);
             for _ in 0..k {
                 let mut of_left = [simd.splat_f32s(0.0); R];
                 for r in 0..R {
@@ -187,7 +218,8 @@ impl Product<'_> {
                         Into::Overwrite(factor) => simd.mul_f32s(simd.splat_f32s(factor), sums[c][r]),
                         Into::Add => simd.add_f32s(load(simd, out), sums[c][r]),
                         Into::Rescale(factors) => {
-                            multiply_add(simd, load(simd, factors.as_ptr().add(at)), load(simd, out), sums[c][r])
+                            let factor = simd.splat_f32s(*factors.as_ptr().add(column + c));
+                            multiply_add(simd, factor, load(simd, out), sums[c][r])
                         }
                     };
                     store(simd, out, value);
@@ -226,7 +258,7 @@ mod tests {
         let right_pitch = if right_is_rows { n + 1 } else { k + 1 };
         let left = integers(left_pitch * k.max(1), 1);
         let right = integers(right_pitch * n.max(k), 2);
-        let factors = integers(m, 3);
+        let factors = integers(n, 3);
         let before = integers(pitch * n, 4);
         let right_matrix =
             if right_is_rows { Matrix::rows(&right, right_pitch) } else { Matrix::columns(&right, right_pitch) };
@@ -246,7 +278,7 @@ mod tests {
                     _ if i >= m => *before,
                     Into::Overwrite(factor) => factor * sum,
                     Into::Add => before + sum,
-                    Into::Rescale(factors) => factors[i] * before + sum,
+                    Into::Rescale(factors) => factors[j] * before + sum,
                 };
                 assert_eq!(*got, expected, "{level:?} {m} x {n} x {k}, row {i} column {j}");
             }

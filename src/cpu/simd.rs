@@ -82,6 +82,17 @@ pub unsafe fn store<S: Simd>(_simd: S, to: *mut f32, values: S::f32s) {
     unsafe { to.cast::<S::f32s>().write_unaligned(values) }
 }
 
+/// Asks for the row's cache lines, which will be read soon.
+#[inline(always)]
+pub fn prefetch<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of_val(row)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 processor has SSE, and a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast::<i8>().wrapping_add(at)) };
+    }
+}
+
 /// a * b + c, rounded once where that is one instruction. pulp would call a function elsewhere.
 #[inline(always)]
 pub fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {

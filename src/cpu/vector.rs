@@ -4,7 +4,7 @@
 //! picks at run time. They know tiles and rows of scores, not sequences, heads or masks beyond "how
 //! many of this row".
 
-use super::product::LANES;
+use super::product::{LANES, Matrix};
 use super::simd::EXP2;
 use std::f32::consts::LOG2_E;
 
@@ -84,11 +84,14 @@ fn tanh<const FMA: bool>(x: f32) -> f32 {
 }
 
 vectorized! {
-    /// Multiplies every column of `pitch` elements of `tile` with `factors`, element by element.
-    pub fn scale_rows(tile: &mut [f32], pitch: usize, factors: &[f32]) {
-        for column in tile.chunks_exact_mut(pitch) {
-            column.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
-        }
+    /// x becomes factor * x.
+    pub fn scale(x: &mut [f32], factor: f32) {
+        x.iter_mut().for_each(|x| *x *= factor);
+    }
+
+    /// y becomes factor * x.
+    pub fn scale_into(x: &[f32], factor: f32, y: &mut [f32]) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = factor * x);
     }
 
     /// Element-wise product, for the dropout multipliers.
@@ -123,12 +126,12 @@ vectorized! {
         x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * *y);
     }
 
-    /// `sums[i] = a[i, :] . b[i, :]` for rows of `pitch` elements.
-    pub fn row_dots(a: &[f32], b: &[f32], pitch: usize, sums: &mut [f32]) {
-        for ((a, b), sum) in a.chunks_exact(pitch).zip(b.chunks_exact(pitch)).zip(sums) {
+    /// `sums[i] = a[i, :] . b[i, :]` for rows of `columns` elements.
+    pub fn row_dots(a: Matrix, b: Matrix, columns: usize, sums: &mut [f32]) {
+        for (row, sum) in sums.iter_mut().enumerate() {
             let mut lanes = [0.0; LANES];
-            let (whole_a, rest_a) = a.as_chunks::<LANES>();
-            let (whole_b, rest_b) = b.as_chunks::<LANES>();
+            let (whole_a, rest_a) = a.row(row, columns).as_chunks::<LANES>();
+            let (whole_b, rest_b) = b.row(row, columns).as_chunks::<LANES>();
             for (a, b) in whole_a.iter().zip(whole_b) {
                 (0..LANES).for_each(|l| lanes[l] = multiply_add::<FMA>(a[l], b[l], lanes[l]));
             }

@@ -83,7 +83,6 @@ fn add_tiles<E: Element>(
         return;
     }
     let keys = tiles.load_keys(sequence, head / tiles.group_size, first_key, &mut scratch);
-    let mut queries = tiles.query_tile(scratch);
     let mut blocks = tiles.block_map.table();
     let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
     let begin = query_blocks.start.max(seen_by.start / m);
@@ -91,7 +90,7 @@ fn add_tiles<E: Element>(
         if !tiles.meets(sequence, head, block * m, first_key..first_key + keys.keys, &mut blocks) {
             continue;
         }
-        tiles.load_queries(sequence, head, block * m, &mut queries);
+        let mut queries = tiles.load_queries(sequence, head, block * m, &mut *scratch);
         for strip in keys.strips() {
             tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Modified);
         }

@@ -97,15 +97,14 @@ impl<E: Element> Backward<E> {
     /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its
     /// part of their dQ.
     fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, accumulate_dq: bool, mut scratch: &mut [f32]) {
-        let Tiles { dim, dim_v, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
+        let Tiles { dim, dim_v, padded_dim, padded_dim_v, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
         let sequence = &self.tiles.sequences.of(batch);
         if first_key >= sequence.seqlen_k {
             return;
         }
-        let acc_dk = take(&mut scratch, dim * n);
-        let acc_dv = take(&mut scratch, dim_v * n);
+        let acc_dk = take(&mut scratch, n * padded_dim);
+        let acc_dv = take(&mut scratch, n * padded_dim_v);
         let keys = self.tiles.load_keys(sequence, kv_head, first_key, &mut scratch);
-        let mut queries = self.tiles.query_tile(scratch);
         let mut blocks = self.tiles.block_map.table();
         let mut is_begun = [false; MOST_STRIPS];
         let seen_by = sequence.mask.rows_of_block(first_key..first_key + keys.keys);
@@ -115,7 +114,7 @@ impl<E: Element> Backward<E> {
                 if !self.tiles.meets(sequence, head, first_row, tile_keys, &mut blocks) {
                     continue;
                 }
-                self.tiles.load_queries(sequence, head, first_row, &mut queries);
+                let mut queries = self.tiles.load_queries(sequence, head, first_row, &mut *scratch);
                 for (strip, is_begun) in keys.strips().zip(&mut is_begun) {
                     let rows =
                         self.tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Products);
@@ -125,14 +124,14 @@ impl<E: Element> Backward<E> {
                     let into = if *is_begun { Into::Add } else { Into::Overwrite(1.0) };
                     *is_begun = true;
                     let (width, pitch) = (strip.padded_keys, gradient_pitch(n));
-                    let weights = Matrix::columns(&queries.weights[rows.start * width..], width);
-                    let gradients = Matrix::columns(&queries.gradients[rows.start * pitch + strip.at..], pitch);
-                    let dout = Matrix::rows(&queries.dout[rows.start * dim_v..], dim_v);
-                    let q = Matrix::rows(&queries.q[rows.start * dim..], dim);
-                    let level = self.tiles.level;
-                    let (of_dk, of_dv) = (&mut acc_dk[strip.at * dim..], &mut acc_dv[strip.at * dim_v..]);
-                    multiply(level, [width, dim_v, rows.len()], of_dv, width, into, weights, dout);
-                    multiply(level, [width, dim, rows.len()], of_dk, width, into, gradients, q);
+                    let weights = Matrix::rows(&queries.weights[rows.start * width..], width);
+                    let gradients = Matrix::rows(&queries.gradients[rows.start * pitch + strip.at..], pitch);
+                    let dout = queries.dout.skip_rows(rows.start).transposed();
+                    let q = queries.q.skip_rows(rows.start).transposed();
+                    let (of_dk, of_dv) = (&mut acc_dk[strip.at * padded_dim..], &mut acc_dv[strip.at * padded_dim_v..]);
+                    let (level, keys, rows) = (self.tiles.level, strip.keys, rows.len());
+                    multiply(level, [padded_dim_v, keys, rows], of_dv, padded_dim_v, into, dout, weights);
+                    multiply(level, [padded_dim, keys, rows], of_dk, padded_dim, into, q, gradients);
                 }
                 if accumulate_dq {
                     // SAFETY: in this schedule all tiles of a head belong to one task.
@@ -143,18 +142,19 @@ impl<E: Element> Backward<E> {
         }
         let (dk, dv) = (self.dk.head(sequence.place_k, kv_head), self.dv.head(sequence.place_k, kv_head));
         for (strip, is_begun) in keys.strips().zip(is_begun) {
-            let (of_dk, of_dv) = (&mut acc_dk[strip.at * dim..], &mut acc_dv[strip.at * dim_v..]);
-            if !is_begun {
-                of_dk[..strip.padded_keys * dim].fill(0.0);
-                of_dv[..strip.padded_keys * dim_v].fill(0.0);
-            }
-            let (first, width, scales) =
-                (first_key + strip.at, strip.padded_keys, [self.softmax_scale, self.tiles.keep_scale()]);
-            // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and
-            // they are of this task's block.
-            unsafe {
-                dk.store_transposed(first, strip.keys, of_dk, width, scales[0]);
-                dv.store_transposed(first, strip.keys, of_dv, width, scales[1]);
+            for key in strip.at..strip.at + strip.keys {
+                let of_dk = &mut acc_dk[key * padded_dim..][..dim];
+                let of_dv = &mut acc_dv[key * padded_dim_v..][..dim_v];
+                if !is_begun {
+                    of_dk.fill(0.0);
+                    of_dv.fill(0.0);
+                }
+                // SAFETY: the sequence has this row, in outputs that this launch alone writes, and
+                // it is of this task's block.
+                unsafe {
+                    dk.store_scaled(first_key + key, self.softmax_scale, of_dk);
+                    dv.store_scaled(first_key + key, self.tiles.keep_scale(), of_dv);
+                }
             }
         }
     }
@@ -180,8 +180,7 @@ impl<E: Element> Backward<E> {
             }
             let mut scratch = &mut *scratch;
             let keys = self.tiles.load_keys(sequence, head / group_size, first_key, &mut scratch);
-            let mut queries = self.tiles.query_tile(scratch);
-            self.tiles.load_queries(sequence, head, first_row, &mut queries);
+            let mut queries = self.tiles.load_queries(sequence, head, first_row, scratch);
             for strip in keys.strips() {
                 self.tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Products);
             }
@@ -198,7 +197,7 @@ impl<E: Element> Backward<E> {
         let begin = sequence.mask.keys_of(tile.first).start / n * n;
         let begins = keys.first == begin && !self.tiles.block_map.is_on();
         let into = if begins { Into::Overwrite(1.0) } else { Into::Add };
-        let k = Matrix::columns(keys.k, padded_dim);
+        let k = keys.k.transposed();
         let gradients = Matrix::columns(tile.gradients, gradient_pitch(n));
         multiply(self.tiles.level, [padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients);
     }
@@ -240,13 +239,12 @@ impl<E: Element> Backward<E> {
     fn store_dq(&self, sequence: &Sequence, head: usize, first_row: usize, rows: usize, acc_dq: &mut [f32]) {
         let dq = self.dq.head(sequence.place_q, head);
         for (row, acc) in (first_row..first_row + rows).zip(acc_dq.chunks_exact_mut(self.tiles.padded_dim)) {
-            match sequence.mask.keys_of(row).is_empty() {
-                true => acc.fill(0.0),
-                false => acc.iter_mut().for_each(|x| *x *= self.softmax_scale),
+            if sequence.mask.keys_of(row).is_empty() {
+                acc.fill(0.0);
             }
             // SAFETY: the sequence has this row, in an output that this launch alone writes, and it
             // is of this task's part.
-            unsafe { dq.store(row, &acc[..self.tiles.dim]) };
+            unsafe { dq.store_scaled(row, self.softmax_scale, &mut acc[..self.tiles.dim]) };
         }
     }
 }

@@ -64,8 +64,8 @@ impl<E: Element> Statistics<E> {
         // SAFETY: rows of the sequence in inputs that nobody writes during a launch; the statistics
         // of these rows are this task's alone.
         unsafe {
-            self.out.head(sequence.place_q, head).load(first_row, rows, out, self.dim_v);
-            self.dout.head(sequence.place_q, head).load(first_row, rows, dout, self.dim_v);
+            let out = self.out.head(sequence.place_q, head).rows(first_row, rows, out, self.dim_v);
+            let dout = self.dout.head(sequence.place_q, head).rows(first_row, rows, dout, self.dim_v);
             let lse = from_raw_parts(self.lse.add(in_lse), rows);
             let kept_lse = from_raw_parts_mut(self.workspace.lse(in_workspace), rows);
             let delta = from_raw_parts_mut(self.workspace.delta(in_workspace), rows);

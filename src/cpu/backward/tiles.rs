@@ -28,8 +28,8 @@ use std::slice::from_raw_parts;
 pub struct KeyTile<'a> {
     pub first: usize,
     pub keys: usize,
-    /// (key, c) at `key * padded_dim + c`
-    pub k: &'a [f32],
+    /// Its rows are whole registers, and so are those of Q and dO.
+    pub k: Matrix<'a>,
     /// Strip by strip, element (key, c) at `c * padded_keys + key`.
     k_transposed: &'a [f32],
     v_transposed: &'a [f32],
@@ -48,12 +48,12 @@ pub struct KeyStrip<'a> {
     v_transposed: &'a [f32],
 }
 
-/// Q and dO of a query block, row by row, and the tiles of one (query block, key block).
+/// Q and dO of a query block, and the tiles of one (query block, key block).
 pub struct QueryTile<'a> {
     pub first: usize,
     pub rows: usize,
-    pub q: &'a mut [f32],
-    pub dout: &'a mut [f32],
+    pub q: Matrix<'a>,
+    pub dout: Matrix<'a>,
     /// LSE in base 2, in two parts, and delta of each row.
     lse_log2: [&'a mut [f32]; 2],
     delta: &'a mut [f32],
@@ -101,8 +101,10 @@ pub struct Tiles<E> {
     pub group_size: usize,
     pub dim: usize,
     pub dim_v: usize,
-    /// `head_dim` rounded up to whole registers: the pitch of K tiles and of dQ accumulators.
+    /// `head_dim` and `head_dim_v` rounded up to whole registers: the pitch of the tiles and of the
+    /// accumulators.
     pub padded_dim: usize,
+    pub padded_dim_v: usize,
     q: Tensor<E>,
     k: Tensor<E>,
     v: Tensor<E>,
@@ -126,6 +128,7 @@ impl<E: Element> Tiles<E> {
             dim,
             dim_v,
             padded_dim: problem.workspace_cols() as usize,
+            padded_dim_v: dim_v.next_multiple_of(LANES),
             q: Tensor::new(&call.q, dim),
             k: Tensor::new(&call.k, dim),
             v: Tensor::new(&call.v, dim_v),
@@ -154,8 +157,7 @@ impl<E: Element> Tiles<E> {
         let (head_k, head_v) = (self.k.head(sequence.place_k, kv_head), self.v.head(sequence.place_k, kv_head));
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
         // during a launch.
-        unsafe {
-            head_k.load(first, keys, k, self.padded_dim);
+        let k = unsafe {
             for at in (0..keys).step_by(STRIP) {
                 let rows = STRIP.min(keys - at);
                 let padded = rows.next_multiple_of(LANES);
@@ -163,24 +165,9 @@ impl<E: Element> Tiles<E> {
                 head_k.load_transposed(first + at, rows, padded, of_k, padded);
                 head_v.load_transposed(first + at, rows, padded, of_v, padded);
             }
-        }
+            head_k.rows(first, keys, k, self.padded_dim)
+        };
         KeyTile { first, keys, k, k_transposed, v_transposed, dim: self.dim, dim_v: self.dim_v }
-    }
-
-    pub fn query_tile<'a>(&self, mut scratch: &'a mut [f32]) -> QueryTile<'a> {
-        let TileSize { m, n } = self.tile_size;
-        QueryTile {
-            first: 0,
-            rows: 0,
-            q: take(&mut scratch, m * self.dim),
-            dout: take(&mut scratch, m * self.dim_v),
-            lse_log2: [take(&mut scratch, m), take(&mut scratch, m)],
-            delta: take(&mut scratch, m),
-            weights: take(&mut scratch, m * STRIP),
-            gradients: take(&mut scratch, m * gradient_pitch(n)),
-            slopes: take(&mut scratch, if self.modifier.has_softcap() { m * STRIP } else { 0 }),
-            keep: scratch,
-        }
     }
 
     /// Whether the tile of the rows from `first_row` on and these keys has a score that may count.
@@ -197,21 +184,43 @@ impl<E: Element> Tiles<E> {
         self.block_map.look_up(sequence.batch, head, first_row..end, keys, blocks)
     }
 
-    pub fn load_queries(&self, sequence: &Sequence, head: usize, first: usize, tile: &mut QueryTile) {
-        let rows = self.tile_size.m.min(sequence.seqlen_q - first);
-        (tile.first, tile.rows) = (first, rows);
+    /// The tile of a query block, with nothing computed yet.
+    pub fn load_queries<'a>(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        first: usize,
+        mut scratch: &'a mut [f32],
+    ) -> QueryTile<'a> {
+        let TileSize { m, n } = self.tile_size;
+        let rows = m.min(sequence.seqlen_q - first);
+        let q = take(&mut scratch, m * self.padded_dim);
+        let dout = take(&mut scratch, m * self.padded_dim_v);
+        let [high, low, delta] = [take(&mut scratch, m), take(&mut scratch, m), take(&mut scratch, m)];
         let in_workspace = self.sequences.workspace_row(sequence, head) + first;
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
         // during a launch. The workspace's were written in an earlier phase and are only read in
         // this one.
-        unsafe {
-            self.q.head(sequence.place_q, head).load(first, rows, tile.q, self.dim);
-            self.dout.head(sequence.place_q, head).load(first, rows, tile.dout, self.dim_v);
+        let (q, dout) = unsafe {
             let lse = from_raw_parts(self.workspace.lse(in_workspace), rows);
             for (row, lse) in lse.iter().enumerate() {
-                [tile.lse_log2[0][row], tile.lse_log2[1][row]] = in_two_parts(f64::from(*lse) * LOG2_E);
+                [high[row], low[row]] = in_two_parts(f64::from(*lse) * LOG2_E);
             }
-            tile.delta[..rows].copy_from_slice(from_raw_parts(self.workspace.delta(in_workspace), rows));
+            delta[..rows].copy_from_slice(from_raw_parts(self.workspace.delta(in_workspace), rows));
+            let q = self.q.head(sequence.place_q, head).rows(first, rows, q, self.padded_dim);
+            (q, self.dout.head(sequence.place_q, head).rows(first, rows, dout, self.padded_dim_v))
+        };
+        QueryTile {
+            first,
+            rows,
+            q,
+            dout,
+            lse_log2: [high, low],
+            delta,
+            weights: take(&mut scratch, m * STRIP),
+            gradients: take(&mut scratch, m * gradient_pitch(n)),
+            slopes: take(&mut scratch, if self.modifier.has_softcap() { m * STRIP } else { 0 }),
+            keep: scratch,
         }
     }
 
@@ -243,11 +252,11 @@ impl<E: Element> Tiles<E> {
         let weights = &mut tile.weights[rows.start * width..];
         let gradients = &mut tile.gradients[rows.start * pitch + strip.at..];
         let k = Matrix::columns(strip.k_transposed, width);
-        let q = Matrix::columns(&tile.q[rows.start * self.dim..], self.dim);
+        let q = tile.q.skip_rows(rows.start).transposed();
         let factor = Into::Overwrite(self.modifier.factor);
         multiply(self.level, [width, rows.len(), self.dim], weights, width, factor, k, q);
         let v = Matrix::columns(strip.v_transposed, width);
-        let dout = Matrix::columns(&tile.dout[rows.start * self.dim_v..], self.dim_v);
+        let dout = tile.dout.skip_rows(rows.start).transposed();
         let factor = Into::Overwrite(self.keep_scale());
         multiply(self.level, [width, rows.len(), self.dim_v], gradients, pitch, factor, v, dout);
         if let Some(masks) = &self.masks {

@@ -13,6 +13,9 @@ pub struct TileSize {
     pub n: usize,
 }
 
+/// Rows of an output of a product come in multiples of this: the widest register.
+pub const LANES: usize = 16;
+
 /// Rows of a tile that are worked on together, at most: those of the queries in the forward pass,
 /// and those of the keys in the backward pass.
 pub const STRIP: usize = 64;
@@ -28,7 +31,7 @@ pub fn bytes(problem: &Problem, tile_size: TileSize) -> usize {
 
 /// Floats of a task of the forward pass.
 pub fn forward(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
+    let [dim, dim_v] = padded_dims(problem);
     let TileSize { m, n } = tile_size;
     let tiles = 1 + usize::from(problem.dropout);
     (dim + dim_v) * (m + n) + tiles * n * STRIP + 3 * m
@@ -36,19 +39,23 @@ pub fn forward(problem: &Problem, tile_size: TileSize) -> usize {
 
 /// Floats of any task of the backward pass.
 pub fn backward(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let accumulators = tile_size.n * (dim + dim_v) + tile_size.m * problem.workspace_cols() as usize;
+    let [dim, dim_v] = padded_dims(problem);
+    let accumulators = tile_size.n * (dim + dim_v) + tile_size.m * dim;
     let of_tiles = accumulators + backward_tiles(problem, tile_size);
     of_tiles.max(statistics(tile_size.m, dim_v))
 }
 
 /// Floats of a key tile and a query tile of the backward pass.
 pub fn backward_tiles(problem: &Problem, tile_size: TileSize) -> usize {
-    let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
-    let padded_dim = problem.workspace_cols() as usize;
+    let [dim, dim_v] = padded_dims(problem);
     let TileSize { m, n } = tile_size;
     let strips = 1 + usize::from(problem.dropout) + usize::from(problem.features.softcap);
-    n * (dim + dim_v + padded_dim) + m * (dim + dim_v) + m * gradient_pitch(n) + strips * m * STRIP + 3 * m
+    n * (2 * dim + dim_v) + m * (dim + dim_v) + m * gradient_pitch(n) + strips * m * STRIP + 3 * m
+}
+
+/// `head_dim` and `head_dim_v` rounded up to whole registers.
+fn padded_dims(problem: &Problem) -> [usize; 2] {
+    [problem.head_dim, problem.head_dim_v].map(|dim| (dim as usize).next_multiple_of(LANES))
 }
 
 /// The pitch of a tile of score gradients with `n` keys: an odd number of cache lines, so that a
