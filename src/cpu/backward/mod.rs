@@ -35,43 +35,67 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
     let query_blocks = (problem.seqlen_q as usize).div_ceil(tile_size.m);
     let key_blocks = (problem.seqlen_k as usize).div_ceil(tile_size.n);
 
-    let statistics = Statistics::<E>::new(call, level);
-    workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
-        let (head, block) = (task / query_blocks, task % query_blocks);
-        statistics.rows(head / heads, head % heads, block * tile_size.m, tile_size.m, scratch);
-    })?;
-    if statistics.wants_dsinks() {
-        workers.for_each(heads, 0, |head, _| statistics.dsink(head))?;
-    }
-    if problem.features.dbias {
-        dbias::run(&pass.tiles, call, workers)?;
-    }
-
     // Five products a tile on as many threads as there are heads, or seven on all of them. Either
     // gives the same bits.
     let kv_tasks = batches * kv_heads;
     let whole_heads = 5 * kv_tasks.div_ceil(workers.count()) * workers.count() <= 7 * kv_tasks;
+    // Whole heads make their own statistics, which leave dO in the caches.
+    let statistics = Statistics::<E>::new(call, level);
+    let statistics_first = problem.features.dbias || !whole_heads;
+    if statistics_first {
+        workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
+            let (head, block) = (task / query_blocks, task % query_blocks);
+            statistics.rows(head / heads, head % heads, block * tile_size.m, tile_size.m, scratch);
+        })?;
+    }
+    if problem.features.dbias {
+        dbias::run(&pass.tiles, call, workers)?;
+    }
     if whole_heads {
-        return workers.for_each(kv_tasks, floats, |task, scratch| {
+        workers.for_each(kv_tasks, floats, |task, scratch| {
             let (batch, kv_head) = (task / kv_heads, task % kv_heads);
             let group = kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize;
+            for head in group.clone().filter(|_| !statistics_first) {
+                for block in 0..query_blocks {
+                    statistics.rows(batch, head, block * tile_size.m, tile_size.m, scratch);
+                }
+            }
+            if pass.has_one_key_block(batch) {
+                return pass.key_block(batch, kv_head, 0, Dq::Store, scratch);
+            }
             group.clone().for_each(|head| pass.begin_accumulated_dq(batch, head));
             for block in 0..key_blocks {
-                pass.key_block(batch, kv_head, block * tile_size.n, true, scratch);
+                pass.key_block(batch, kv_head, block * tile_size.n, Dq::Accumulate, scratch);
             }
             for head in group {
                 pass.store_accumulated_dq(batch, head);
             }
-        });
+        })?;
+    } else {
+        workers.for_each(kv_tasks * key_blocks, floats, |task, scratch| {
+            let (head, block) = (task / key_blocks, task % key_blocks);
+            pass.key_block(head / kv_heads, head % kv_heads, block * tile_size.n, Dq::Leave, scratch);
+        })?;
+        workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
+            let (head, block) = (task / query_blocks, task % query_blocks);
+            pass.query_block(head / heads, head % heads, block * tile_size.m, scratch);
+        })?;
     }
-    workers.for_each(kv_tasks * key_blocks, floats, |task, scratch| {
-        let (head, block) = (task / key_blocks, task % key_blocks);
-        pass.key_block(head / kv_heads, head % kv_heads, block * tile_size.n, false, scratch);
-    })?;
-    workers.for_each(batches * heads * query_blocks, floats, |task, scratch| {
-        let (head, block) = (task / query_blocks, task % query_blocks);
-        pass.query_block(head / heads, head % heads, block * tile_size.m, scratch);
-    })
+    if statistics.wants_dsinks() {
+        workers.for_each(heads, 0, |head, _| statistics.dsink(head))?;
+    }
+    Ok(())
+}
+
+/// What a key block does with its part of dQ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dq {
+    /// Nothing: tasks of their own make dQ.
+    Leave,
+    /// Adds it to the workspace.
+    Accumulate,
+    /// Stores it, since it is all of dQ.
+    Store,
 }
 
 struct Backward<E> {
@@ -94,9 +118,17 @@ impl<E: Element> Backward<E> {
         }
     }
 
-    /// dK and dV of a key block, from all query heads of the group; with `accumulate_dq` also its
-    /// part of their dQ.
-    fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, accumulate_dq: bool, mut scratch: &mut [f32]) {
+    /// Whether the batch entry's keys are one block, whose tiles hold all of every row's dQ.
+    fn has_one_key_block(&self, batch: usize) -> bool {
+        let sequence = self.tiles.sequences.of(batch);
+        let keys = 0..sequence.seqlen_k;
+        (1..=self.tiles.tile_size.n).contains(&keys.len())
+            && sequence.mask.rows_of_block(keys) == (0..sequence.seqlen_q)
+            && !self.tiles.block_map.is_on()
+    }
+
+    /// dK and dV of a key block, from all query heads of the group, and its part of their dQ.
+    fn key_block(&self, batch: usize, kv_head: usize, first_key: usize, of_dq: Dq, mut scratch: &mut [f32]) {
         let Tiles { dim, dim_v, padded_dim, padded_dim_v, group_size, tile_size: TileSize { m, n }, .. } = self.tiles;
         let sequence = &self.tiles.sequences.of(batch);
         if first_key >= sequence.seqlen_k {
@@ -104,6 +136,7 @@ impl<E: Element> Backward<E> {
         }
         let acc_dk = take(&mut scratch, n * padded_dim);
         let acc_dv = take(&mut scratch, n * padded_dim_v);
+        let acc_dq = take(&mut scratch, if of_dq == Dq::Store { m * padded_dim } else { 0 });
         let keys = self.tiles.load_keys(sequence, kv_head, first_key, &mut scratch);
         let mut blocks = self.tiles.block_map.table();
         let mut is_begun = [false; MOST_STRIPS];
@@ -133,10 +166,17 @@ impl<E: Element> Backward<E> {
                     multiply(level, [padded_dim_v, keys, rows], of_dv, padded_dim_v, into, dout, weights);
                     multiply(level, [padded_dim, keys, rows], of_dk, padded_dim, into, q, gradients);
                 }
-                if accumulate_dq {
-                    // SAFETY: in this schedule all tiles of a head belong to one task.
-                    let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, queries.rows) };
-                    self.add_dq(sequence, &keys, &queries, acc_dq);
+                match of_dq {
+                    Dq::Leave => {}
+                    Dq::Accumulate => {
+                        // SAFETY: in this schedule all tiles of a head belong to one task.
+                        let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, queries.rows) };
+                        self.add_dq(sequence, &keys, &queries, acc_dq);
+                    }
+                    Dq::Store => {
+                        self.add_dq(sequence, &keys, &queries, acc_dq);
+                        self.store_dq(sequence, head, first_row, queries.rows, acc_dq);
+                    }
                 }
             }
         }

@@ -199,8 +199,7 @@ impl<E: Element> Tiles<E> {
         let [high, low, delta] = [take(&mut scratch, m), take(&mut scratch, m), take(&mut scratch, m)];
         let in_workspace = self.sequences.workspace_row(sequence, head) + first;
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
-        // during a launch. The workspace's were written in an earlier phase and are only read in
-        // this one.
+        // during a launch. The workspace's were written by this task or in an earlier phase.
         let (q, dout) = unsafe {
             let lse = from_raw_parts(self.workspace.lse(in_workspace), rows);
             for (row, lse) in lse.iter().enumerate() {

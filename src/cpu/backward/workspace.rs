@@ -12,7 +12,8 @@ pub struct Workspace {
     cols: usize,
 }
 
-// SAFETY: tasks of one phase write disjoint rows; a phase ends before the next reads what it wrote.
+// SAFETY: tasks of one phase write disjoint rows. A task reads rows that it wrote itself or that an
+// earlier phase wrote, which has ended.
 unsafe impl Send for Workspace {}
 // SAFETY: as above.
 unsafe impl Sync for Workspace {}
