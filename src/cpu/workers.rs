@@ -1,5 +1,6 @@
 //! The worker threads and their scratch. The tasks of a launch run on them in any order, each with
-//! a private buffer.
+//! a private buffer. A single worker is the calling thread itself, since waking another and waiting
+//! for it costs several microseconds.
 //!
 //! Each `Cpu` has its own rayon pool, never rayon's global one, which belongs to the host program.
 //! Scratch grows to the largest tile that a worker has met and stays, so a repeated launch
@@ -12,10 +13,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 pub struct Workers {
-    /// Always there, until the drop.
+    /// None for a single worker, and after the drop.
     pool: Option<rayon::ThreadPool>,
     threads: Vec<JoinHandle<()>>,
-    /// One for each worker. A worker locks only its own, so the lock never waits.
+    /// One for each worker. A worker locks only its own, so the lock never waits. A single worker's
+    /// is for each task of the calling threads, who take turns.
     scratch: Vec<Mutex<HostMemory>>,
 }
 
@@ -23,6 +25,9 @@ impl Workers {
     pub fn new(num_threads: usize) -> Result<Workers> {
         let scratch = (0..num_threads).map(|_| HostMemory::new(0).map(Mutex::new)).collect::<Result<_>>()?;
         let mut workers = Workers { pool: None, threads: Vec::new(), scratch };
+        if num_threads == 1 {
+            return Ok(workers);
+        }
         // rayon's own threads end some time after their pool; these can be joined.
         let spawn = |worker: rayon::ThreadBuilder| {
             let thread = std::thread::Builder::new().name(format!("flashtune-{}", worker.index()));
@@ -52,8 +57,7 @@ impl Workers {
     /// `scratch` has `floats` elements of any value. It fails only if scratch cannot be allocated;
     /// some tasks have then not run.
     pub fn for_each(&self, tasks: usize, floats: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Result<()> {
-        let run = |task: usize| -> Result<()> {
-            let worker = rayon::current_thread_index().expect("tasks run on the pool");
+        let run = |task: usize, worker: usize| -> Result<()> {
             let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
             if scratch.bytes() < floats * size_of::<f32>() {
                 *scratch = HostMemory::new(floats * size_of::<f32>())?;
@@ -61,7 +65,10 @@ impl Workers {
             work(task, &mut scratch.as_floats_mut()[..floats]);
             Ok(())
         };
-        let pool = self.pool.as_ref().expect("there until the drop");
+        let Some(pool) = &self.pool else {
+            return (0..tasks).try_for_each(|task| run(task, 0));
+        };
+        let run = |task| run(task, rayon::current_thread_index().expect("tasks run on the pool"));
         pool.install(|| (0..tasks).into_par_iter().with_max_len(1).try_for_each(run))
     }
 }
@@ -80,4 +87,27 @@ pub fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (front, rest) = std::mem::take(scratch).split_at_mut(len);
     *scratch = rest;
     front
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_worker_is_the_calling_thread_and_more_are_not() {
+        let caller = std::thread::current().id();
+        for num_threads in [1, 2] {
+            let workers = Workers::new(num_threads).unwrap();
+            let run = Mutex::new(Vec::new());
+            let work = |task: usize, scratch: &mut [f32]| {
+                assert_eq!(scratch.len(), 8);
+                assert_eq!(std::thread::current().id() == caller, num_threads == 1);
+                run.lock().unwrap().push(task);
+            };
+            workers.for_each(5, 8, work).unwrap();
+            let mut run = run.into_inner().unwrap();
+            run.sort();
+            assert_eq!(run, [0, 1, 2, 3, 4]);
+        }
+    }
 }
