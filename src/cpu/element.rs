@@ -1,6 +1,7 @@
 //! Element types and rows of them: how fp16, bf16 and fp32 tensors become fp32 tiles and back.
 //!
-//! Everything inside a tile is fp32. Only this file turns the caller's addresses into slices.
+//! Everything inside a tile is fp32. Only this file turns the caller's addresses into slices and
+//! matrices.
 
 use super::product::Matrix;
 use super::sequence::{Pages, Place, Sequence};

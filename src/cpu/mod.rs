@@ -10,6 +10,7 @@ mod block_map;
 mod dropout;
 mod eight;
 mod element;
+mod float_environment;
 mod forward;
 mod host;
 mod mask;

@@ -2,10 +2,10 @@
 //! place.
 //!
 //! Parallelism is over tiles, not inside products. The callers lay their tiles out for this kernel,
-//! so it packs nothing and allocates nothing. A factor may also be rows of a caller's tensor. A
-//! GEMM crate did the same at 92 to 95 % of its speed on one Zen 4 core, and less where two
-//! multiply-adds go into a cycle: its calls, its choice of a kernel and its epilogue are paid for
-//! each product of 2^20 operations.
+//! so it packs nothing and allocates nothing. A GEMM crate did the same at 92 to 95 % of its
+//! speed on one Zen 4 core, and less where two multiply-adds go into a cycle: its calls, its choice
+//! of a kernel and its epilogue are paid for each product of 2^20 operations. A factor may also be
+//! rows of a caller's tensor.
 
 use super::simd::{Level, load, multiply_add, store};
 use pulp::{Simd, WithSimd};

@@ -85,6 +85,8 @@ pub unsafe fn store<S: Simd>(_simd: S, to: *mut f32, values: S::f32s) {
 /// Asks for the row's cache lines, which will be read soon.
 #[inline(always)]
 pub fn prefetch<T>(row: &[T]) {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
     #[cfg(target_arch = "x86_64")]
     for at in (0..size_of_val(row)).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

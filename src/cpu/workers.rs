@@ -6,6 +6,7 @@
 //! Scratch grows to the largest tile that a worker has met and stays, so a repeated launch
 //! allocates none.
 
+use super::float_environment::with_default;
 use super::memory::HostMemory;
 use crate::error::{Error, Result, Status};
 use rayon::prelude::*;
@@ -16,8 +17,8 @@ pub struct Workers {
     /// None for a single worker, and after the drop.
     pool: Option<rayon::ThreadPool>,
     threads: Vec<JoinHandle<()>>,
-    /// One for each worker. A worker locks only its own, so the lock never waits. A single worker's
-    /// is for each task of the calling threads, who take turns.
+    /// One for each worker, locked for a task. A thread of the pool locks only its own and never
+    /// waits. With a single worker, threads that launch at the same time take turns, task by task.
     scratch: Vec<Mutex<HostMemory>>,
 }
 
@@ -31,7 +32,7 @@ impl Workers {
         // rayon's own threads end some time after their pool; these can be joined.
         let spawn = |worker: rayon::ThreadBuilder| {
             let thread = std::thread::Builder::new().name(format!("flashtune-{}", worker.index()));
-            workers.threads.push(thread.spawn(|| worker.run())?);
+            workers.threads.push(thread.spawn(|| with_default(|| worker.run()))?);
             Ok(())
         };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).spawn_handler(spawn).build();
@@ -66,7 +67,7 @@ impl Workers {
             Ok(())
         };
         let Some(pool) = &self.pool else {
-            return (0..tasks).try_for_each(|task| run(task, 0));
+            return with_default(|| (0..tasks).try_for_each(|task| run(task, 0)));
         };
         let run = |task| run(task, rayon::current_thread_index().expect("tasks run on the pool"));
         pool.install(|| (0..tasks).into_par_iter().with_max_len(1).try_for_each(run))

@@ -39,7 +39,8 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
     // gives the same bits.
     let kv_tasks = batches * kv_heads;
     let whole_heads = 5 * kv_tasks.div_ceil(workers.count()) * workers.count() <= 7 * kv_tasks;
-    // Whole heads make their own statistics, which leave dO in the caches.
+    // Delta and LSE of all rows come first if tasks other than a head's own read them. Else each
+    // head makes its own, which leaves dO in the caches.
     let statistics = Statistics::<E>::new(call, level);
     let statistics_first = problem.features.dbias || !whole_heads;
     if statistics_first {
@@ -55,9 +56,11 @@ pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: 
         workers.for_each(kv_tasks, floats, |task, scratch| {
             let (batch, kv_head) = (task / kv_heads, task % kv_heads);
             let group = kv_head * problem.group_size() as usize..(kv_head + 1) * problem.group_size() as usize;
-            for head in group.clone().filter(|_| !statistics_first) {
-                for block in 0..query_blocks {
-                    statistics.rows(batch, head, block * tile_size.m, tile_size.m, scratch);
+            if !statistics_first {
+                for head in group.clone() {
+                    for block in 0..query_blocks {
+                        statistics.rows(batch, head, block * tile_size.m, tile_size.m, scratch);
+                    }
                 }
             }
             if pass.has_one_key_block(batch) {
@@ -118,7 +121,8 @@ impl<E: Element> Backward<E> {
         }
     }
 
-    /// Whether the batch entry's keys are one block, whose tiles hold all of every row's dQ.
+    /// Whether the batch entry's keys are one block that some row sees from the first row to the
+    /// last. Each tile then has all of its rows' dQ, and `add_dq` overwrites.
     fn has_one_key_block(&self, batch: usize) -> bool {
         let sequence = self.tiles.sequences.of(batch);
         let keys = 0..sequence.seqlen_k;
