@@ -95,6 +95,21 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn workers_keep_the_subnormals_that_their_caller_flushes() {
+        use super::super::float_environment::tests::{SUBNORMAL, computed_subnormal, with_flushed_subnormals};
+        for num_threads in [1, 2] {
+            let seen = Mutex::new(Vec::new());
+            with_flushed_subnormals(|| {
+                let workers = Workers::new(num_threads).unwrap();
+                let work = |_: usize, _: &mut [f32]| seen.lock().unwrap().push(computed_subnormal().to_bits());
+                workers.for_each(4, 1, work).unwrap();
+            });
+            assert_eq!(seen.into_inner().unwrap(), [SUBNORMAL.to_bits(); 4], "{num_threads} threads");
+        }
+    }
+
+    #[test]
     fn a_single_worker_is_the_calling_thread_and_more_are_not() {
         let caller = std::thread::current().id();
         for num_threads in [1, 2] {

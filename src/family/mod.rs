@@ -192,22 +192,24 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Config> {
 /// follow from the shape alone are chosen anew. A config that the family cannot read stays as it
 /// is, for `check` to refuse.
 pub fn carried_over(config: &Config, from: &Problem, to: &Problem, device: &Device) -> Config {
-    match families(to, device).contains(&config.family) {
-        true => {
-            (room(config.family, to.pass).carried_over)(config, from, to, device).unwrap_or_else(|_| config.clone())
-        }
-        false => config.clone(),
-    }
+    adapted(config, to, device, |room| (room.carried_over)(config, from, to, device))
 }
 
 /// Adapts a config that was measured for the problem's shape on another GPU to this device. One
 /// that the family cannot read stays as it is.
 pub fn on_another_gpu(config: &Config, problem: &Problem, device: &Device) -> Config {
-    match families(problem, device).contains(&config.family) {
-        true => (room(config.family, problem.pass).on_another_gpu)(config, problem, device)
-            .unwrap_or_else(|_| config.clone()),
-        false => config.clone(),
-    }
+    adapted(config, problem, device, |room| (room.on_another_gpu)(config, problem, device))
+}
+
+fn adapted(
+    config: &Config,
+    problem: &Problem,
+    device: &Device,
+    adapt: impl FnOnce(&Room) -> std::result::Result<Config, String>,
+) -> Config {
+    let is_served = families(problem, device).contains(&config.family);
+    let adapted = is_served.then(|| adapt(room(config.family, problem.pass)).ok()).flatten();
+    adapted.unwrap_or_else(|| config.clone())
 }
 
 /// The kernels of a pass in launch order; none on the CPU. An error names a knob that is missing,
