@@ -64,9 +64,9 @@ fn embed_tuning_db() {
     fs::write(&out, table).unwrap_or_else(|error| panic!("writing {}: {error}", out.display()));
 }
 
-/// The files of the C face and of the XLA face in the header's order: what is declared first is
-/// read first.
-const HEADER_SOURCES: [&str; 18] = [
+/// The files of the C face and of the faces above it in the header's order: what is declared first
+/// is read first.
+const HEADER_SOURCES: [&str; 19] = [
     "src/capi/status.rs",
     "src/capi/last_error.rs",
     "src/capi/log.rs",
@@ -85,6 +85,7 @@ const HEADER_SOURCES: [&str; 18] = [
     "src/capi/autotune.rs",
     "src/capi/records.rs",
     "src/xla/handlers.rs",
+    "src/python/functions.rs",
 ];
 
 /// Writes OUT_DIR/flashtune.h; `tests/capi/header.rs` compares it with include/flashtune.h, which
@@ -93,6 +94,7 @@ fn generate_header() {
     println!("cargo:rerun-if-changed=cbindgen.toml");
     println!("cargo:rerun-if-changed=src/capi");
     println!("cargo:rerun-if-changed=src/xla/handlers.rs");
+    println!("cargo:rerun-if-changed=src/python/functions.rs");
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
     config.after_includes = Some(version_macros());

@@ -5,8 +5,8 @@
  * runs code of its own. It tunes on request: flashtune_autotune, or FLASHTUNE_TUNING_TUNE. This
  * header declares its whole C interface; docs/c-guide.md has complete programs.
  *
- * cbindgen generates this file from src/capi and src/xla; do not edit it. `make header` makes it
- * anew.
+ * cbindgen generates this file from src/capi, src/xla and src/python; do not edit it. `make header`
+ * makes it anew.
  *
  * Terms
  *   A problem is what the params of a call ask for: pass, dtype, sizes, mask and other features. A
@@ -102,6 +102,8 @@
  *     flashtune_xla_cpu_backward         runs the backward pass on the CPU
  *     flashtune_xla_cuda_forward         runs the forward pass on a GPU
  *     flashtune_xla_cuda_backward        runs the backward pass on a GPU
+ *   The Python package
+ *     flashtune_python_drafts            makes the functions that repeat calls on torch tensors
  */
 
 #ifndef FLASHTUNE_H
@@ -2323,6 +2325,14 @@ void *flashtune_xla_cuda_forward(void *call_frame);
  * The backward pass on a GPU; see flashtune_xla_cuda_forward.
  */
 void *flashtune_xla_cuda_backward(void *call_frame);
+
+/**
+ * For flashtune's Python package: a new tuple of built-in functions (repeat, keep, forget, count),
+ * which share an empty set of drafts; see bindings/python/flashtune/_torch_drafts.py. settings is
+ * the tuple that this file makes. Returns NULL, with Python's error set or not, if the program has
+ * no CPython or settings is another object. Called with the GIL held.
+ */
+void *flashtune_python_drafts(void *settings);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -9,8 +9,8 @@
 //! library `libflashtune`, whose header is `include/flashtune.h`. The other modules are its parts.
 //! They are public for the command line, the tests and the benchmarks, and change without notice.
 
-// The flow is `attention, xla -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`. `cpu`
-// stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
+// The flow is `attention, xla, python -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`.
+// `cpu` stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
 // `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`,
 // `fork` and `pool` are leaves. A test fails on an import that points upward.
 
@@ -54,6 +54,8 @@ pub mod plan;
 pub mod pool;
 #[doc(hidden)]
 pub mod problem;
+#[doc(hidden)]
+pub mod python;
 #[doc(hidden)]
 pub mod tune;
 #[doc(hidden)]

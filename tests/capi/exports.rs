@@ -2,6 +2,7 @@
 
 use crate::library;
 use crate::source_tree::root;
+use std::ffi::c_void;
 use std::process::Command;
 
 fn binutil(tool: &str, arguments: &[&str]) -> String {
@@ -36,6 +37,18 @@ fn exports_and_header_name_the_same_functions() {
         .collect();
     declared.sort_unstable();
     assert_eq!(exported, declared);
+}
+
+/// These tests are such a program.
+#[test]
+fn a_program_without_cpython_gets_no_functions_of_it() {
+    // SAFETY: as the header declares it. Without CPython nothing is read.
+    let functions = unsafe {
+        let library = libloading::Library::new(library::path()).unwrap();
+        let make = library.get::<unsafe extern "C" fn(*mut c_void) -> *mut c_void>(b"flashtune_python_drafts").unwrap();
+        make(std::ptr::null_mut())
+    };
+    assert!(functions.is_null());
 }
 
 #[test]

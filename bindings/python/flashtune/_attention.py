@@ -328,10 +328,12 @@ def attention_backward(
 
 def features_of(keywords):
     """The features from keyword arguments."""
-    unknown = set(keywords) - set(_features.Features._fields)
+    if not keywords:
+        return None
+    unknown = keywords.keys() - set(_features.Features._fields)
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    return _features.of(**_features.Features(**keywords)._asdict())
+    return _features.of(**keywords)
 
 
 def _need_seed(dropout_p, seed):

@@ -29,11 +29,6 @@ def context(device):
     return found
 
 
-def existing(device):
-    """The context of a device if there is one."""
-    return _contexts.get(device)
-
-
 def use_pack(path):
     """Names the pack (a file of kernels compiled ahead of time) of contexts on GPUs.
 
@@ -125,9 +120,7 @@ class Pass:
     """The calls of one pass on one context."""
 
     def __init__(self, lib, handle, name):
-        self.drafts = {}
-        """Of repeated calls, by their form (`_torch_drafts`). They end with the handle."""
-        self._handle = handle
+        self.handle = handle
         self._supported = getattr(lib, f"flashtune_{name}_supported")
         self._workspace_size = getattr(lib, f"flashtune_{name}_workspace_size")
         self._prepare = getattr(lib, f"flashtune_{name}_prepare")
@@ -136,24 +129,24 @@ class Pass:
 
     def supported(self, params):
         """Raises if a launch would refuse these params."""
-        check(self._supported(self._handle, params))
+        check(self._supported(self.handle, params))
 
     def workspace_bytes(self, params):
         size = c_uint64()
-        status = self._workspace_size(self._handle, params, byref(size))
+        status = self._workspace_size(self.handle, params, byref(size))
         if status:
             check(status)
         return size.value
 
     def prepare(self, params):
-        check(self._prepare(self._handle, params))
+        check(self._prepare(self.handle, params))
 
     def launch(self, params, workspace, workspace_bytes, stream):
-        status = self._launch(self._handle, params, workspace, workspace_bytes, stream)
+        status = self._launch(self.handle, params, workspace, workspace_bytes, stream)
         if status:
             check(status)
 
     def plan_info(self, params):
         info = _structs.PlanInfo(struct_size=ctypes.sizeof(_structs.PlanInfo))
-        check(self._plan_info(self._handle, params, byref(info)))
+        check(self._plan_info(self.handle, params, byref(info)))
         return info

@@ -8,9 +8,10 @@ import sys
 import torch
 
 from . import _block_mask, _call, _eight, _features, _merge, _torch_drafts
-from ._context import CPU, context, existing
-from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
-from ._torch_drafts import DK, DLSE, DOUT, DQ, DV, K, LSE, OUT, Q, V
+from ._context import CPU, context
+from ._errors import InvalidArgumentError, UnsupportedError
+from ._library import check
+from ._torch_drafts import BACKWARD, DK, DLSE, DOUT, DQ, DV, FORWARD, K, LSE, OUT, Q, V, current_stream
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
 EIGHT = {getattr(torch, name): number for name, number in _eight.NUMBERS.items() if hasattr(torch, name)}
@@ -19,14 +20,6 @@ _FLOAT32 = torch.float32
 # CUDA allocator more.
 _ALIGNMENT = 256
 
-if hasattr(torch._C, "_cuda_getCurrentRawStream"):
-    # It takes a tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
-    current_stream = torch._C._cuda_getCurrentRawStream
-else:
-
-    def current_stream(device):
-        return torch.cuda.current_stream(device).cuda_stream
-
 
 def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None, out=None):
     """(out, lse or None). `seed` is `resolve_seed`'s; `before_launch` runs after the last check.
@@ -34,23 +27,25 @@ def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_lau
     out: a tensor to write to, of q's dtype and device, of the result's shape and with a contiguous
     last dim. None: a new one.
     """
-    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse, out)
-    repeated = _repeat_forward(form, q, k, v, seed, features, before_launch, out)
-    return repeated or _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch, out)
+    repeated = repeat_forward(q, k, v, opts, seed, features, want_lse, before_launch, out)
+    return repeated or _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch, out)
 
 
-def repeat_forward(q, k, v, opts, seed, features, want_lse):
+def repeat_forward(q, k, v, opts, seed, features, want_lse, before_launch=None, out=None):
     """`launch_forward` if an earlier call was of the same form.
 
     None otherwise, and then nothing is launched.
     """
-    form = _torch_drafts.form_of_forward(q, k, v, opts, seed, features, want_lse)
-    return _repeat_forward(form, q, k, v, seed, features)
+    repeated = _torch_drafts.repeat(FORWARD, before_launch, seed, q, k, v, out, opts, features, want_lse)
+    if type(repeated) is int:
+        check(repeated)
+    return repeated
 
 
-def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_launch, out):
+def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch, out):
     """`launch_forward` with all checks. A draft is left for the form."""
-    given = (Q, q), (K, k), (V, v)
+    call = FORWARD, None, seed, q, k, v, out, opts, features, want_lse
+    words, outputs = [Q, K, V], []
     device, number, kv_number = _check_forward(q, k, v)
     q, k, v = expressible(q), expressible(k), expressible(v)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -64,6 +59,10 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
     eight, _scales = _eight.pack(features, number, kv_number, out_number, dims, k.shape, _this, q)
     if out is None:
         out = _output(q, (*q.shape[:-1], dims[-1]), has_unused, out_dtype)
+        outputs.append((OUT, _torch_drafts.made(out, q, 0)))
+    else:
+        words.append(OUT)
+        outputs.append(words.index(OUT))
     lse = None
     if want_lse:
         shape = _features.lse_shape(features, q.shape, dims)
@@ -78,54 +77,19 @@ def _launch_first_forward(form, q, k, v, opts, seed, features, want_lse, before_
         before_launch()
     size = run.workspace_bytes(params)
     _launch(run, params, size, q, device)
-    if form is not None:
-        outputs = _is_alike(out, q), out.shape, lse.shape if want_lse else None
-        _torch_drafts.keep(run.drafts, form, params, size, outputs, given, features, _torch_drafts.FORWARD_FEATURES)
-    return out, lse
-
-
-def _repeat_forward(form, q, k, v, seed, features, before_launch=None, out=None):
-    """`launch_forward` of a form that has a draft, else None."""
-    made = None if form is None else existing(q.get_device())
-    draft = None if made is None else made.forward.drafts.get(form)
-    if draft is None:
-        return None
-    is_alike, shape, lse_shape = draft.outputs
-    if out is None:
-        out = torch.empty_like(q) if is_alike else q.new_empty(shape)
-    lse = None if lse_shape is None else q.new_empty(lse_shape, dtype=_FLOAT32)
-    taken = draft.take()
-    words, params = taken
-    words[Q] = q.data_ptr()
-    words[K] = k.data_ptr()
-    words[V] = v.data_ptr()
-    words[OUT] = out.data_ptr()
-    if lse is not None:
-        words[LSE] = lse.data_ptr()
-    if features is not None or seed is not None:
-        _torch_drafts.write(words, draft, seed, features)
-    if before_launch is not None:
-        made.forward.supported(params)
-        before_launch()
-    try:
-        _launch(made.forward, params, draft.workspace_bytes, q, q.get_device())
-    except FlashtuneError:
-        if before_launch is not None:
-            raise
-        # The checks of a first call say what is wrong, if anything is.
-        made.forward.drafts.pop(form, None)
-        return None
-    draft.give_back(taken)
+    outputs.append((LSE, _torch_drafts.made(lse)) if want_lse else None)
+    if not is_eight(k):  # Its scales may be tensors of this call alone.
+        _torch_drafts.keep(call, run, params, words, features, outputs, size, device)
     return out, lse
 
 
 def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradients=None, dlse=None, need_dbias=True):
     """(dq, dk, dv, dbias, dsinks). The first three are written into `gradients` if it is given."""
-    form = _torch_drafts.form_of_backward(dout, q, k, v, out, lse, opts, seed, features, gradients, dlse)
-    repeated = _repeat_backward(form, dout, q, k, v, out, lse, seed, features, gradients, dlse)
+    call = BACKWARD, None, seed, q, k, v, out, lse, dout, dlse, gradients, opts, features
+    repeated = _torch_drafts.repeat(*call)
     if repeated is not None:
         return repeated
-    given = [(Q, q), (K, k), (V, v), (OUT, out), (LSE, lse), (DOUT, dout)]
+    words = [Q, K, V, OUT, LSE, DOUT]
     device, number = _check_same(q, q.dtype, k=k, v=v, out=out, dout=dout)
     q, k, v, out, dout = expressible(q), expressible(k), expressible(v), expressible(out), expressible(dout)
     dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
@@ -134,14 +98,18 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
     _call.expect_shape("dout", dout.shape, (*q.shape[:-1], dims[-1]))
     lse = _like_lse("lse", lse, shape, q)
     if dlse is not None:
-        given.append((DLSE, dlse))
+        words.append(DLSE)
         dlse = _like_lse("dlse", dlse, shape, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     used_q, used_k = (None, None) if features is None else (features.seqused_q, features.seqused_k)
     has_unused = [used is not None for used in (used_q, used_k, used_k)]
     if gradients is None:
         gradients = [_output(x, x.shape, unused) for x, unused in zip((q, k, v), has_unused)]
+        alike = zip((DQ, DK, DV), gradients, (q, k, v), range(3))
+        outputs = [(word, _torch_drafts.made(gradient, like, at)) for word, gradient, like, at in alike]
     else:
+        outputs = [len(words) + at for at in range(3)]
+        words += [DQ, DK, DV]
         gradients = [into.zero_() if unused else into for into, unused in zip(gradients, has_unused)]
     dq, dk, dv = gradients
     dbias = dsinks = None
@@ -156,52 +124,8 @@ def launch_backward(dout, q, k, v, out, lse, opts, seed, features=None, gradient
     run = context(device).backward
     size = run.workspace_bytes(params)
     _launch(run, params, size, q, device)
-    if form is not None:
-        outputs = [_is_alike(gradient, x) for gradient, x in zip(gradients, (q, k, v))]
-        _torch_drafts.keep(run.drafts, form, params, size, outputs, given, features, _torch_drafts.BACKWARD_FEATURES)
+    _torch_drafts.keep(call, run, params, words, features, [*outputs, None, None], size, device)
     return dq, dk, dv, dbias, dsinks
-
-
-def _repeat_backward(form, dout, q, k, v, out, lse, seed, features, gradients, dlse):
-    """`launch_backward` of a form that has a draft, else None."""
-    made = None if form is None else existing(q.get_device())
-    draft = None if made is None else made.backward.drafts.get(form)
-    if draft is None:
-        return None
-    if gradients is None:
-        is_dq_alike, is_dk_alike, is_dv_alike = draft.outputs
-        dq = torch.empty_like(q) if is_dq_alike else q.new_empty(q.shape)
-        dk = torch.empty_like(k) if is_dk_alike else k.new_empty(k.shape)
-        dv = torch.empty_like(v) if is_dv_alike else v.new_empty(v.shape)
-    else:
-        dq, dk, dv = gradients
-    taken = draft.take()
-    words, params = taken
-    words[Q] = q.data_ptr()
-    words[K] = k.data_ptr()
-    words[V] = v.data_ptr()
-    words[OUT] = out.data_ptr()
-    words[LSE] = lse.data_ptr()
-    words[DOUT] = dout.data_ptr()
-    words[DQ] = dq.data_ptr()
-    words[DK] = dk.data_ptr()
-    words[DV] = dv.data_ptr()
-    if dlse is not None:
-        words[DLSE] = dlse.data_ptr()
-    if features is not None or seed is not None:
-        _torch_drafts.write(words, draft, seed, features)
-    try:
-        _launch(made.backward, params, draft.workspace_bytes, q, q.get_device())
-    except FlashtuneError:
-        made.backward.drafts.pop(form, None)  # As in `_repeat_forward`.
-        return None
-    draft.give_back(taken)
-    return dq, dk, dv, None, None
-
-
-def _is_alike(output, like):
-    """Whether `torch.empty_like` makes such an output, which takes half of `new_empty`'s time."""
-    return output.shape == like.shape and output.stride() == like.stride()
 
 
 def _output(like, shape, has_unused_rows, dtype=None):

@@ -5,13 +5,14 @@ same tests run on the CPU and on a GPU.
 """
 
 import gc
+import os
 import threading
 import weakref
 
 import flashtune
 import pytest
 import torch
-from flashtune import _call, _context, _kvcache, _torch_drafts
+from flashtune import _call, _context, _kvcache, _torch_drafts, _torch_launch
 from flashtune.flash_attn_interface import flash_attn_varlen_func, flash_attn_with_kvcache
 from oracle_torch import random
 from test_torch import DEVICES, working_dtype
@@ -21,20 +22,11 @@ BATCH, SEQLEN, HEADS, DIM = 2, 48, 4, 32
 
 @pytest.fixture(autouse=True)
 def no_drafts():
-    forget()
-
-
-def passes():
-    return [run for context in _context._contexts.values() for run in (context.forward, context.backward)]
-
-
-def forget():
-    for run in passes():
-        run.drafts.clear()
+    _torch_drafts.start()
 
 
 def count():
-    return sum(len(run.drafts) for run in passes())
+    return _torch_drafts.count()
 
 
 def tensors(device, *shapes, dtype=None, seed=0):
@@ -44,14 +36,13 @@ def tensors(device, *shapes, dtype=None, seed=0):
 
 def fresh(call):
     """The result of a call that finds no draft."""
-    kept = [dict(run.drafts) for run in passes()]
-    forget()
+    functions = {name: getattr(_torch_drafts, name) for name in ("repeat", "_keep", "forget", "count")}
+    _torch_drafts.start()
     try:
         return call()
     finally:
-        for run, drafts in zip(passes(), kept):
-            run.drafts.clear()
-            run.drafts.update(drafts)
+        for name, function in functions.items():
+            setattr(_torch_drafts, name, function)
 
 
 def assert_equal(found, expected):
@@ -415,6 +406,7 @@ def test_saved_tensors_may_come_back_with_other_strides():
 
 def test_the_number_of_drafts_is_limited(monkeypatch):
     monkeypatch.setattr(_torch_drafts, "LIMIT", 3)
+    _torch_drafts.start()
     q, k, v = tensors("cpu")
     for seqlen in range(1, 12):
         for _ in range(2):
@@ -436,16 +428,28 @@ def test_a_draft_keeps_no_tensor_alive():
     assert [ref() for ref in alive] == [None] * len(alive)
 
 
-def test_a_draft_with_too_small_a_workspace_is_replaced():
+def test_a_draft_that_the_library_refuses_is_replaced(monkeypatch):
     q, k, v, dout = tensors("cpu", *((BATCH, SEQLEN, HEADS, DIM),) * 4)
     out, lse = flashtune.attention_forward(q, k, v)
     expected = flashtune.attention_backward(dout, q, k, v, out, lse)
-    drafts = _context.context(_context.CPU).backward.drafts
-    ((form, draft),) = drafts.items()
-    needed, draft.workspace_bytes = draft.workspace_bytes, 0
-    assert needed > 0
-    assert_equal(flashtune.attention_backward(dout, q, k, v, out, lse), expected)
-    assert drafts[form] is not draft and drafts[form].workspace_bytes == needed
+    _torch_drafts.start()
+    workspace_bytes = _context.Pass.workspace_bytes
+    sizes = []
+
+    def too_small(run, params):
+        sizes.append(workspace_bytes(run, params))
+        return sizes[-1]
+
+    keep = _torch_drafts.keep
+    monkeypatch.setattr(_context.Pass, "workspace_bytes", too_small)
+    monkeypatch.setattr(_torch_drafts, "keep", lambda *call: keep(*call[:-2], 8, call[-1]))
+    flashtune.attention_backward(dout, q, k, v, out, lse)
+    monkeypatch.setattr(_torch_drafts, "keep", keep)
+    assert sizes[0] > 8
+    # The first of these finds the draft with 8 bytes, takes the whole way and leaves another.
+    for number in (2, 2):
+        assert_equal(flashtune.attention_backward(dout, q, k, v, out, lse), expected)
+        assert len(sizes) == number and count() == 1
 
 
 def test_threads_share_a_draft():
@@ -470,3 +474,35 @@ def test_threads_share_a_draft():
     for thread in threads:
         thread.join()
     assert failures == [] and count() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_no_drafts():
+    q, k, v = tensors("cpu")
+    flashtune.attention(q, k, v)
+    assert count() == 1
+    child = os.fork()
+    if child == 0:
+        os._exit(count())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert count() == 1
+
+
+def test_an_error_of_the_function_that_writes_is_raised_and_leaves_the_draft():
+    q, k, v = tensors("cpu", dtype=torch.bfloat16)
+    opts = _call.options(False, None, 0.0)
+    expected = _torch_launch.launch_forward(q, k, v, opts, None)
+
+    def fail():
+        raise RuntimeError("not written")
+
+    with pytest.raises(RuntimeError, match="not written"):
+        _torch_launch.launch_forward(q, k, v, opts, None, before_launch=fail)
+    assert count() == 1
+    assert_equal(_torch_launch.launch_forward(q, k, v, opts, None), expected)
+
+
+def test_e4m3_keeps_the_dtype_of_its_result():
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors("cpu"))
+    for _ in range(2):
+        assert flashtune.attention(q, k, v).dtype is torch.bfloat16

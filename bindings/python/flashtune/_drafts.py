@@ -1,0 +1,28 @@
+"""The library's functions that repeat calls. Knows no array library.
+
+They are built-in functions of CPython, which the library makes at run time: through ctypes the
+calls would take longer than what they save.
+"""
+
+import ctypes
+
+from ._features import Features
+from ._library import library
+
+
+def functions(kinds, exchange, describe, empty_like, current_stream, limit):
+    """(repeat, keep, forget, count) of a new set of drafts; None in a Python without CPython's API.
+
+    kinds: the types of tensors. A subclass of them has no form.
+    exchange: DLPack's capsule `__dlpack_c_exchange_api__` of such a tensor, or None.
+    describe: without it, a function that describes a tensor as a tuple of ints, its address last.
+    empty_like: makes a tensor like another.
+    current_stream: the address of the current stream of a CUDA ordinal.
+    limit: the most drafts. One more clears them.
+    """
+    make = ctypes.PyDLL(None, handle=library()._handle).flashtune_python_drafts
+    make.argtypes, make.restype = [ctypes.py_object], ctypes.c_void_p
+    told_apart = kinds, (tuple, Features), bool, int, float, None, True, exchange, describe
+    address = make((told_apart, empty_like, current_stream, limit))
+    # The functions live as long as the process.
+    return None if address is None else ctypes.cast(address, ctypes.py_object).value
