@@ -2327,10 +2327,10 @@ void *flashtune_xla_cuda_forward(void *call_frame);
 void *flashtune_xla_cuda_backward(void *call_frame);
 
 /**
- * For flashtune's Python package: a new tuple of built-in functions (repeat, keep, forget, count),
- * which share an empty set of drafts; see bindings/python/flashtune/_torch_drafts.py. settings is
- * the tuple that this file makes. Returns NULL, with Python's error set or not, if the program has
- * no CPython or settings is another object. Called with the GIL held.
+ * For flashtune's Python package: a new tuple of built-in functions (repeat, keep, alias, forget,
+ * count), which share an empty set of drafts. settings is the tuple that
+ * bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython or
+ * settings is another object. Called with the GIL held.
  */
 void *flashtune_python_drafts(void *settings);
 

@@ -182,10 +182,11 @@ impl Drafts {
         self.locked(|drafts| drafts.get(form).cloned())
     }
 
-    pub fn insert(&self, form: Vec<u64>, draft: Draft) {
+    /// Two forms may share a draft if they have the same tensors in the same order.
+    pub fn insert(&self, form: Vec<u64>, draft: Arc<Draft>) {
         let _replaced = self.locked(|drafts| {
             let cleared = if drafts.len() >= self.limit { std::mem::take(drafts) } else { HashMap::new() };
-            (cleared, drafts.insert(form, Arc::new(draft)))
+            (cleared, drafts.insert(form, draft))
         });
     }
 

@@ -11,11 +11,12 @@ use crate::capi::panic_boundary::enter;
 use crate::error::Result;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
 
-/// For flashtune's Python package: a new tuple of built-in functions (repeat, keep, forget, count),
-/// which share an empty set of drafts; see bindings/python/flashtune/_torch_drafts.py. settings is
-/// the tuple that this file makes. Returns NULL, with Python's error set or not, if the program has
-/// no CPython or settings is another object. Called with the GIL held.
+/// For flashtune's Python package: a new tuple of built-in functions (repeat, keep, alias, forget,
+/// count), which share an empty set of drafts. settings is the tuple that
+/// bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython or
+/// settings is another object. Called with the GIL held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_python_drafts(settings: *mut c_void) -> *mut c_void {
     let mut made = None;
@@ -37,9 +38,10 @@ struct State {
 }
 
 fn functions(settings: Pointer) -> Option<Owned> {
-    static METHODS: [Method; 4] = [
+    static METHODS: [Method; 5] = [
         Method::new(c"repeat", repeat),
         Method::new(c"keep", keep),
+        Method::new(c"alias", alias),
         Method::new(c"forget", forget),
         Method::new(c"count", count),
     ];
@@ -88,16 +90,40 @@ unsafe extern "C" fn keep(state: Pointer, arguments: *const Pointer, count: isiz
     let arguments = unsafe { slice(arguments, count) };
     answer(state, |state| {
         let Some((call, given)) = arguments.split_first() else { return Ok(Ended::Refused) };
-        let call: Vec<Pointer> = state.python.items(*call).collect();
-        let &[pass, _, seed, ref arguments @ ..] = &call[..] else { return Ok(Ended::Refused) };
-        let Some((form, _)) = described(state, pass, seed, arguments) else { return Ok(Ended::Refused) };
-        let pass = state.python.unsigned(pass).and_then(Pass::of);
+        let Some(form) = of_tuple(state, *call) else { return Ok(Ended::Refused) };
+        let pass = state.python.item(*call, 0).and_then(|pass| state.python.unsigned(pass)).and_then(Pass::of);
         let draft = pass.and_then(|pass| Draft::of(state.python, &state.kinds, pass, &form, given));
         if let Some(draft) = draft {
+            state.drafts.insert(form.words, Arc::new(draft));
+        }
+        Ok(Ended::Refused)
+    })
+}
+
+/// alias(call, other): calls of the form of `call` use the draft of the form of `other`, if it has
+/// one. Both are arguments of `repeat` as tuples, with the same tensors in the same order.
+unsafe extern "C" fn alias(state: Pointer, arguments: *const Pointer, count: isize) -> Pointer {
+    // SAFETY: as above.
+    let arguments = unsafe { slice(arguments, count) };
+    answer(state, |state| {
+        let &[call, other] = arguments else { return Ok(Ended::Refused) };
+        let (Some(form), Some(other)) = (of_tuple(state, call), of_tuple(state, other)) else {
+            return Ok(Ended::Refused);
+        };
+        let are_the_same =
+            form.tensors.iter().map(|tensor| tensor.object).eq(other.tensors.iter().map(|tensor| tensor.object));
+        if let (true, Some(draft)) = (are_the_same, state.drafts.get(&other.words)) {
             state.drafts.insert(form.words, draft);
         }
         Ok(Ended::Refused)
     })
+}
+
+/// The form of the arguments of `repeat` in a tuple.
+fn of_tuple(state: &State, call: Pointer) -> Option<Form> {
+    let call: Vec<Pointer> = state.python.items(call).collect();
+    let &[pass, _, seed, ref arguments @ ..] = &call[..] else { return None };
+    described(state, pass, seed, arguments).map(|(form, _)| form)
 }
 
 /// forget(): drops all drafts.

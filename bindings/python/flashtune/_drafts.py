@@ -11,7 +11,7 @@ from ._library import library
 
 
 def functions(kinds, exchange, describe, empty_like, current_stream, limit):
-    """(repeat, keep, forget, count) of a new set of drafts; None in a Python without CPython's API.
+    """(repeat, keep, alias, forget, count) of a new set of drafts; None where they cannot be made.
 
     kinds: the types of tensors. A subclass of them has no form.
     exchange: DLPack's capsule `__dlpack_c_exchange_api__` of such a tensor, or None.
@@ -20,7 +20,9 @@ def functions(kinds, exchange, describe, empty_like, current_stream, limit):
     current_stream: the address of the current stream of a CUDA ordinal.
     limit: the most drafts. One more clears them.
     """
-    make = ctypes.PyDLL(None, handle=library()._handle).flashtune_python_drafts
+    make = getattr(ctypes.PyDLL(None, handle=library()._handle), "flashtune_python_drafts", None)
+    if make is None:
+        return None  # FLASHTUNE_LIBRARY may name an older library.
     make.argtypes, make.restype = [ctypes.py_object], ctypes.c_void_p
     told_apart = kinds, (tuple, Features), bool, int, float, None, True, exchange, describe
     address = make((told_apart, empty_like, current_stream, limit))

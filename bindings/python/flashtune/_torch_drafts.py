@@ -15,10 +15,12 @@ import torch
 from . import _context, _drafts, _structs
 from ._features import Features
 
-LIMIT = 1024
+LIMIT = 2048
 """The most drafts of the process. One more clears them."""
 
 FORWARD, BACKWARD = 0, 1
+DENSE, PACKED, CACHED = 2, 3, 4
+"""The functions of flash-attn whose calls are repeated before their arguments are checked."""
 
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
     # It takes a tenth of the time of torch.cuda.current_stream(), which builds a Stream object.
@@ -59,11 +61,11 @@ def _described(tensor):
 
 def start():
     """Begins with no drafts."""
-    global repeat, forget, count, _keep
+    global repeat, alias, forget, count, _keep
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     kinds = torch.Tensor, torch.nn.Parameter
     made = _drafts.functions(kinds, exchange, _described, torch.empty_like, current_stream, LIMIT)
-    repeat, _keep, forget, count = made or [lambda *_: None] * 4
+    repeat, _keep, alias, forget, count = made or [lambda *_: None] * 5
 
 
 def repeat(*call):
@@ -74,6 +76,14 @@ def repeat(*call):
     """
     start()
     return repeat(*call)
+
+
+def alias(call, other):
+    """Lets calls of the form of `call` use the draft of `other`; both are arguments of `repeat`.
+
+    They have the same tensors in the same order. The first is a call as its user makes it, before
+    its arguments are checked, and begins with a number of its function.
+    """
 
 
 def forget():

@@ -11,8 +11,9 @@ import sys
 
 import torch
 
-from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_launch
+from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_drafts, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
+from ._torch_drafts import CACHED, DENSE, FORWARD, PACKED
 
 _FLOAT32 = torch.float32
 
@@ -56,9 +57,14 @@ def flash_attn_func(
     them: (batch, heads_kv), or as `flashtune.attention_kvcache` takes them. Such a call has no
     gradient.
     """
-    _expect_tensors(q=q, k=k, v=v)
     options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, options, descales=(q_descale, k_descale, v_descale))
+    descales = q_descale, k_descale, v_descale
+    call = DENSE, None, None, q, k, v, *options, descales
+    repeated = _repeat(call, return_attn_probs)
+    if repeated is not None:
+        return repeated
+    _expect_tensors(q=q, k=k, v=v)
+    return _attend(q, k, v, options, descales=descales, call=call)
 
 
 def flash_attn_kvpacked_func(
@@ -138,6 +144,13 @@ def flash_attn_varlen_func(
     else cu_seqlens_k, gives only the lengths. Pages support neither gradients nor dropout. The
     descales are those of `flash_attn_func`.
     """
+    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    descales = q_descale, k_descale, v_descale
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
+    call = PACKED, None, None, q, k, v, *options, lengths, block_table, descales
+    repeated = _repeat(call, return_attn_probs)
+    if repeated is not None:
+        return repeated
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if block_table is not None:
         if dropout_p:
@@ -145,16 +158,15 @@ def flash_attn_varlen_func(
         _flag("deterministic", deterministic)
         longest_q, longest_k = _features.bound("max_seqlen_q", max_seqlen_q), _features.bound("max_seqlen_k", max_seqlen_k)
         causal, return_lse = _flag("causal", causal), _flag("return_attn_probs", return_attn_probs)
-        out, lse = _attention.attention_kvcache(
+        result = _attention.attention_kvcache(
             q, k, v, block_table=block_table, seqused_k=cu_seqlens_k.diff() if seqused_k is None else seqused_k, max_seqlen_k=longest_k,
             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q, causal=causal, softmax_scale=softmax_scale,
-            return_lse=True, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
+            return_lse=return_lse, window=_window(window_size, causal), softcap=softcap, alibi_slopes=alibi_slopes,
             q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         )  # fmt: skip
-        return (out, lse, None) if return_lse else out
+        return (*result, None) if return_lse else result
     lengths = *_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), seqused_k
-    options = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, options, lengths, (q_descale, k_descale, v_descale))
+    return _attend(q, k, v, options, lengths, descales, call)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -263,6 +275,15 @@ def flash_attn_with_kvcache(
     no page for them, the sequence gets none of its new keys and attends to the keys that it had. So
     does a sequence whose cache_batch_idx names no entry, and it attends to the last entry.
     """
+    call = None
+    if k is v is rotary_cos is rotary_sin is None and not torch.compiler.is_compiling():
+        # Tensors in the order of Features.
+        options = alibi_slopes, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, softmax_scale, causal, window_size, softcap
+        descales = q_descale, k_descale, v_descale
+        call = CACHED, None, None, q, k_cache, v_cache, *options, rotary_interleaved, num_splits, return_softmax_lse, descales
+        repeated = _torch_drafts.repeat(*call)
+        if repeated is not None:
+            return repeated if return_softmax_lse else repeated[0]
     _expect_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     causal, return_lse = _flag("causal", causal), _flag("return_softmax_lse", return_softmax_lse)
     opts, window = _call.options(causal, softmax_scale, 0.0), _window(window_size, causal)
@@ -279,6 +300,8 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         repeated = _torch_launch.repeat_forward(q, k_cache, v_cache, opts, None, features, return_lse)
         if repeated is not None:
+            if call is not None:
+                _torch_drafts.alias(call, (FORWARD, None, None, q, k_cache, v_cache, None, opts, features, return_lse))
             return repeated if return_lse else repeated[0]
     if cache_leftpad is not None and block_table is not None:
         raise InvalidArgumentError("cache_leftpad and block_table are both given; with pages leave cache_leftpad out")
@@ -295,10 +318,33 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_lse else out
 
 
-def _attend(q, k, v, options, lengths=None, descales=(None, None, None)):
+def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=None):
+    """Attention. `_repeat` serves later calls of the form of `call`, if that is given."""
     opts, features, return_attn_probs = _taken(options, lengths, descales)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
+    if call is not None and not torch.compiler.is_compiling() and not (opts[2] or _learns(call)):
+        _torch_drafts.alias(call, (FORWARD, None, None, q, k, v, None, opts, features, return_attn_probs))
     return (*result, None) if return_attn_probs else result
+
+
+def _learns(call):
+    return torch.is_grad_enabled() and any(x.requires_grad for x in call[3:6])
+
+
+def _repeat(call, return_attn_probs):
+    """The result of a call whose form has a draft, if it records no gradient; else None."""
+    if torch.compiler.is_compiling():
+        return None
+    _, _, _, q, k, v, *_ = call
+    try:
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return None
+    except AttributeError:
+        return None  # The checks say which is no tensor.
+    repeated = _torch_drafts.repeat(*call)
+    if repeated is None:
+        return None
+    return (*repeated, None) if return_attn_probs else repeated[0]
 
 
 def _attend_packed(q, packed, options, lengths=None):

@@ -73,7 +73,7 @@ def leave(keep, arguments, tensors, outputs=((WORDS[3], 0),), workspace=(None, 0
 
 
 def test_a_call_of_the_form_runs_on_its_own_arrays():
-    repeat, keep, forget, count = functions()
+    repeat, keep, _alias, forget, count = functions()
     first, second = inputs(1), inputs(2)
     assert repeat(*call(*first)) is None and count() == 0
     leave(keep, call(*first), first)
@@ -103,7 +103,7 @@ def test_a_call_of_the_form_runs_on_its_own_arrays():
     ],
 )
 def test_another_argument_makes_another_form(kept, other):
-    repeat, keep, _forget, count = functions()
+    repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
     leave(keep, call(*tensors, *kept), tensors)
     assert count() == 1
@@ -113,7 +113,7 @@ def test_another_argument_makes_another_form(kept, other):
 
 
 def test_another_shape_or_stride_or_a_subclass_has_no_draft():
-    repeat, keep, _forget, _count = functions()
+    repeat, keep, _alias, _forget, _count = functions()
     q, k, v = inputs(1)
     leave(keep, call(q, k, v), (q, k, v))
     others = q.values[:, :4], q.values[..., :8], np.asfortranarray(q.values)
@@ -126,7 +126,7 @@ def test_another_shape_or_stride_or_a_subclass_has_no_draft():
 
 
 def test_the_value_of_a_seed_is_no_part_of_the_form():
-    repeat, keep, _forget, count = functions()
+    repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
     leave(keep, call(*tensors, seed=(1, 0)), tensors)
     assert repeat(*call(*tensors, seed=(2, (1 << 64) - 1))) is not None
@@ -138,7 +138,7 @@ def test_the_value_of_a_seed_is_no_part_of_the_form():
 
 
 def test_params_that_name_a_copy_leave_no_draft():
-    _repeat, keep, _forget, count = functions()
+    _repeat, keep, _alias, _forget, count = functions()
     tensors, copies = inputs(1), inputs(1)
     leave(keep, call(*tensors), (tensors[0], copies[1], tensors[2]))
     assert count() == 0
@@ -148,14 +148,14 @@ def test_params_that_name_a_copy_leave_no_draft():
     "outputs", [((WORDS[3], 3),), ((10_000, 0),), ((WORDS[3],),), (7,), ("out",), ((-1, 0),)], ids=str
 )
 def test_outputs_that_make_no_sense_leave_no_draft(outputs):
-    _repeat, keep, _forget, count = functions()
+    _repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
     leave(keep, call(*tensors), tensors, outputs=outputs)
     assert count() == 0
 
 
 def test_other_arguments_of_keep_that_make_no_sense_leave_no_draft():
-    _repeat, keep, _forget, count = functions()
+    _repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
     params = packed(*tensors, empty_like(tensors[0]))
     handle = _context.context(_context.CPU).forward.handle
@@ -172,7 +172,7 @@ def test_other_arguments_of_keep_that_make_no_sense_leave_no_draft():
 
 
 def test_results_may_be_absent_or_given_or_made_by_a_function():
-    repeat, keep, _forget, _count = functions()
+    repeat, keep, _alias, _forget, _count = functions()
     q, k, v = inputs(1)
     out = empty_like(q)
     made = Array(np.zeros(SHAPE))
@@ -187,7 +187,7 @@ def test_results_may_be_absent_or_given_or_made_by_a_function():
 
 
 def test_an_error_of_python_is_raised_and_leaves_the_draft():
-    repeat, keep, _forget, count = functions()
+    repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
 
     def fail():
@@ -203,7 +203,7 @@ def test_an_error_of_python_is_raised_and_leaves_the_draft():
 
 
 def test_a_refused_call_drops_its_draft_and_writes_nothing():
-    repeat, keep, _forget, count = functions()
+    repeat, keep, _alias, _forget, count = functions()
     tensors = inputs(1)
     handle = _context.context(_context.CPU).forward.handle
     called = []
@@ -216,7 +216,7 @@ def test_a_refused_call_drops_its_draft_and_writes_nothing():
 
 
 def test_a_launch_that_fails_after_something_was_written_gives_its_status():
-    repeat, keep, _forget, _count = functions()
+    repeat, keep, _alias, _forget, _count = functions()
     q, k, v = inputs(1)
     lse = Array(np.zeros((SHAPE[0], SHAPE[2], SHAPE[1])))
     b, s, h, d = SHAPE
@@ -237,8 +237,31 @@ def test_a_launch_that_fails_after_something_was_written_gives_its_status():
     assert repeat(*arguments) is None
 
 
+def test_an_alias_shares_the_draft_of_a_form_with_the_same_tensors_in_the_same_order():
+    repeat, keep, alias, _forget, count = functions()
+    q, k, v = inputs(1)
+
+    def named(*tensors):
+        return (7, None, None, *tensors, 3, (True,))
+
+    alias(named(q, k, v), call(q, k, v))
+    assert count() == 0 and repeat(*named(q, k, v)) is None
+    leave(keep, call(q, k, v), (q, k, v))
+    for tensors in ((k, q, v), (q, k), (q, k, v, v)):
+        alias(named(*tensors), call(q, k, v))
+        assert count() == 1 and repeat(*named(*tensors)) is None
+    alias(named(q, k, v), call(q, k, v))
+    assert count() == 2
+    second = inputs(2)
+    (out,) = repeat(*named(*second))
+    np.testing.assert_allclose(out.values, expected(*second), rtol=1e-5, atol=1e-6)
+    alias()
+    alias(1, 2)
+    assert count() == 2
+
+
 def test_one_more_than_the_limit_clears_the_drafts():
-    repeat, keep, _forget, count = functions(limit=3)
+    repeat, keep, _alias, _forget, count = functions(limit=3)
     tensors = inputs(1)
     for number in range(4):
         leave(keep, call(*tensors, number), tensors)

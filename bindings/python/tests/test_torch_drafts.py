@@ -13,7 +13,7 @@ import flashtune
 import pytest
 import torch
 from flashtune import _call, _context, _kvcache, _torch_drafts, _torch_launch
-from flashtune.flash_attn_interface import flash_attn_varlen_func, flash_attn_with_kvcache
+from flashtune.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from oracle_torch import random
 from test_torch import DEVICES, working_dtype
 
@@ -36,7 +36,7 @@ def tensors(device, *shapes, dtype=None, seed=0):
 
 def fresh(call):
     """The result of a call that finds no draft."""
-    functions = {name: getattr(_torch_drafts, name) for name in ("repeat", "_keep", "forget", "count")}
+    functions = {name: getattr(_torch_drafts, name) for name in ("repeat", "_keep", "alias", "forget", "count")}
     _torch_drafts.start()
     try:
         return call()
@@ -171,7 +171,7 @@ def test_a_tensor_starts_to_require_a_gradient_between_two_calls(device):
         (dict(k=lambda q, k, v: k.to(torch.float64)), "k is torch.float64"),
         (dict(v=lambda q, k, v: v[:, :, :2]), "v has shape"),
         (dict(q=lambda q, k, v: q[0]), "q has shape"),
-        (dict(k=lambda q, k, v: k.numpy(force=True)), "k is a ndarray"),
+        (dict(k=lambda q, k, v: k.float().numpy(force=True)), "k is a ndarray"),
     ],
 )
 @pytest.mark.parametrize("device", DEVICES)
@@ -337,7 +337,8 @@ def test_a_wrong_cache_is_refused_after_a_right_call(device, monkeypatch):
     for change, message in wrong:
         with pytest.raises((ValueError, NotImplementedError), match=message):
             flash_attn_with_kvcache(**{**right, **change})
-    assert count() == 2
+    # Two forms of the pass, and one of the function, which its second call leaves.
+    assert count() == 3
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -402,6 +403,72 @@ def test_saved_tensors_may_come_back_with_other_strides():
         found = run()
     for one, other in zip(found, expected):
         assert torch.equal(one, other)
+
+
+FLASH_ATTN_OPTIONS = [
+    dict(causal=True),
+    dict(softmax_scale=0.5),
+    dict(window_size=(8, 3)),
+    dict(softcap=2.0),
+    dict(deterministic=True),
+    dict(return_attn_probs=True),
+]
+
+
+def packed_calls(device):
+    q, k, v, lengths = varlen(device)
+    slopes = torch.ones(HEADS, device=device)
+    bf16 = [x.to(torch.bfloat16) for x in (q, k, v)]
+    used = lengths.diff()
+    return [
+        lambda **options: flash_attn_func(*(x[None] for x in bf16), **options),
+        lambda **options: flash_attn_func(*(x[None] for x in bf16), alibi_slopes=slopes, **options),
+        lambda **options: flash_attn_varlen_func(*bf16, lengths, lengths, 60, 60, **options),
+        lambda **options: flash_attn_varlen_func(*bf16, lengths, lengths, 60, 60, seqused_k=used, **options),
+        # One tensor for all.
+        lambda **options: flash_attn_varlen_func(*bf16[:1] * 3, lengths, lengths, 60, 60, **options),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_of_flash_attn_is_repeated_before_its_arguments_are_checked(device, number, monkeypatch):
+    call = packed_calls(device)[number]
+    with torch.no_grad():
+        expected = [fresh(lambda: call(**options)) for options in ({}, *FLASH_ATTN_OPTIONS)]
+        for _ in range(2):
+            for options, results in zip(({}, *FLASH_ATTN_OPTIONS), expected):
+                found = call(**options)
+                assert_equal(found[:2] if options.get("return_attn_probs") else found, results[:2] if isinstance(results, tuple) else results)
+
+        def refuse(*_args, **_named):
+            raise AssertionError("arguments were checked")
+
+        monkeypatch.setattr(_call, "options", refuse)
+        for options, results in zip(({}, *FLASH_ATTN_OPTIONS), expected):
+            found = call(**options)
+            assert_equal(found[:2] if isinstance(found, tuple) else found, results[:2] if isinstance(results, tuple) else results)
+        for wrong in (dict(causal=1), dict(window_size=(8.0, 3)), dict(softcap=2), dict(return_attn_probs=1)):
+            with pytest.raises((AssertionError, ValueError)):
+                call(**wrong)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_of_flash_attn_that_learns_is_not_repeated_as_one_that_does_not(device):
+    q, k, v = tensors(device, dtype=torch.bfloat16)
+    for _ in range(2):
+        plain = flash_attn_func(q, k, v)
+        assert not plain.requires_grad
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = flash_attn_func(*leaves)
+        assert torch.equal(out, plain) and all(x is not None for x in gradients(out, leaves))
+        with torch.no_grad():
+            assert not flash_attn_func(*leaves).requires_grad
+
+
+def test_dropout_of_flash_attn_draws_a_new_mask_in_each_call():
+    q, k, v = tensors("cpu", dtype=torch.bfloat16)
+    assert not torch.equal(*(flash_attn_func(q, k, v, dropout_p=0.5) for _ in range(2)))
 
 
 def test_the_number_of_drafts_is_limited(monkeypatch):
