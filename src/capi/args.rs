@@ -19,7 +19,7 @@ use crate::problem::{ElementType, Layout, Pass, Problem, check_range};
 use std::ffi::c_void;
 
 /// Alignment of a workspace. cudaMalloc gives it, and every array inside keeps it.
-const WORKSPACE_ALIGNMENT: usize = 256;
+pub(crate) const WORKSPACE_ALIGNMENT: usize = 256;
 
 /// A checked call, and the bytes of its tensors to check the workspace against.
 pub struct Checked {

@@ -39,7 +39,7 @@ pub mod types;
 pub mod views;
 
 mod accesses;
-mod args;
+pub(crate) mod args;
 mod array;
 mod block_mask;
 mod dtypes;

@@ -1,12 +1,16 @@
 //! The part of CPython's stable ABI in use, and the structs of DLPack that describe a tensor.
 //!
-//! Every function of `Python` needs the GIL, except that `without_gil` gives it up for a while.
+//! Every function of `Python` needs the GIL, which `without_gil` gives up for a while. Objects that
+//! are handed in must be alive.
+//!
+//! CPython unwinds or parks a thread that asks for the GIL while the interpreter ends. Frames of
+//! this library must not be unwound so; `parked` waits there for the end of the process.
 
 use std::ffi::{c_char, c_int, c_long, c_longlong, c_ulonglong, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
-/// An object of Python, which is never read but by its functions.
+/// An object of Python, which only Python's own functions read.
 #[repr(C)]
 pub struct PyObject {
     _opaque: [u8; 0],
@@ -42,7 +46,8 @@ macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         #[allow(non_snake_case)]
         struct Functions {
-            PyObject_CallFunctionObjArgs: unsafe extern "C" fn(Pointer, ...) -> Pointer,
+            PyObject_CallFunctionObjArgs: unsafe extern "C-unwind" fn(Pointer, ...) -> Pointer,
+            PyEval_RestoreThread: unsafe extern "C-unwind" fn(*mut c_void),
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
@@ -54,6 +59,7 @@ macro_rules! functions {
                 Some(unsafe {
                     Functions {
                         PyObject_CallFunctionObjArgs: *program.get(b"PyObject_CallFunctionObjArgs\0").ok()?,
+                        PyEval_RestoreThread: *program.get(b"PyEval_RestoreThread\0").ok()?,
                         $($name: *program.get(concat!(stringify!($name), "\0").as_bytes()).ok()?,)*
                     }
                 })
@@ -72,7 +78,6 @@ functions! {
     PyCFunction_NewEx: fn(*const Method, Pointer, Pointer) -> Pointer;
     PyErr_Clear: fn();
     PyErr_Occurred: fn() -> Pointer;
-    PyEval_RestoreThread: fn(*mut c_void);
     PyEval_SaveThread: fn() -> *mut c_void;
     PyFloat_AsDouble: fn(Pointer) -> f64;
     PyLong_AsLongLong: fn(Pointer) -> c_longlong;
@@ -88,7 +93,7 @@ functions! {
 /// CPython as this program has it.
 pub struct Python(Functions);
 
-/// A reference that this library owns. It is dropped with the GIL.
+/// A reference that this library owns. Drop it only while the GIL is held.
 pub struct Owned(NonNull<PyObject>);
 
 // SAFETY: references are counted with the GIL, or atomically in a Python without one.
@@ -118,8 +123,6 @@ impl Drop for Owned {
     }
 }
 
-/// What the methods below need: objects are alive, and the GIL is held. The callers of this module
-/// are the functions that Python calls, with objects of Python.
 impl Python {
     /// None in a program without CPython.
     pub fn get() -> Option<&'static Python> {
@@ -149,7 +152,7 @@ impl Python {
         }
     }
 
-    /// None for a tuple's end, and for what is no tuple; no error is left.
+    /// None past a tuple's end, and for an object of another type. No error is left.
     pub fn item(&self, tuple: Pointer, at: usize) -> Option<Pointer> {
         // SAFETY: PyTuple_GetItem checks the type and the index. A tuple holds its items.
         let item = unsafe { (self.0.PyTuple_GetItem)(tuple, at as isize) };
@@ -159,7 +162,7 @@ impl Python {
         (!item.is_null()).then_some(item)
     }
 
-    /// The items of a tuple; none for what is no tuple.
+    /// The items of a tuple; none of an object of another type.
     pub fn items(&self, tuple: Pointer) -> impl Iterator<Item = Pointer> + '_ {
         // SAFETY: PyTuple_Size checks the type.
         let count = unsafe { (self.0.PyTuple_Size)(tuple) };
@@ -224,12 +227,12 @@ impl Python {
         let end: Pointer = null_mut();
         let call = self.0.PyObject_CallFunctionObjArgs;
         // SAFETY: NULL ends the arguments.
-        self.owned(unsafe {
+        self.owned(parked(|| unsafe {
             match argument {
                 Some(argument) => call(callable, argument, end),
                 None => call(callable, end),
             }
-        })
+        }))
     }
 
     /// A built-in function whose first argument is a capsule of `state`.
@@ -260,7 +263,7 @@ impl Python {
         impl Drop for Held<'_> {
             fn drop(&mut self) {
                 // SAFETY: the state is that of this thread.
-                unsafe { (self.0.0.PyEval_RestoreThread)(self.1) };
+                parked(|| unsafe { (self.0.0.PyEval_RestoreThread)(self.1) });
             }
         }
         // SAFETY: this thread holds the GIL.
@@ -286,6 +289,23 @@ impl Python {
         }
         had
     }
+}
+
+/// Runs a function of CPython that may wait for the GIL. If CPython ends the thread meanwhile, the
+/// thread waits here for the end of the process.
+fn parked<T>(work: impl FnOnce() -> T) -> T {
+    struct Park;
+    impl Drop for Park {
+        fn drop(&mut self) {
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+    let park = Park;
+    let result = work();
+    std::mem::forget(park);
+    result
 }
 
 /// DLTensor of dlpack.h, the same in all versions 1.

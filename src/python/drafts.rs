@@ -72,6 +72,12 @@ pub struct SeedWords {
     pub addresses: [usize; 2],
 }
 
+const _: () = assert!(
+    offset_of!(flashtune_forward_params, dropout_seed) == offset_of!(flashtune_backward_params, dropout_seed)
+        && offset_of!(flashtune_forward_params, dropout_seed_ptr)
+            == offset_of!(flashtune_backward_params, dropout_seed_ptr)
+);
+
 pub const SEED: SeedWords = SeedWords {
     values: [
         offset_of!(flashtune_forward_params, dropout_seed) / 8,
@@ -87,8 +93,8 @@ pub const SEED: SeedWords = SeedWords {
 pub enum Made {
     /// By torch.empty_like, from this tensor of the form.
     Alike(usize),
-    /// By a function of Python that takes nothing.
-    By(Owned),
+    /// By a function of Python without arguments.
+    Factory(Owned),
 }
 
 /// One result of a call.
@@ -151,7 +157,7 @@ impl Draft {
             let made = python.item(object, 1)?;
             let made = match kinds.is_integer(python, made) {
                 true => Made::Alike(tensor(made)?),
-                false => Made::By(python.reference(made)?),
+                false => Made::Factory(python.reference(made)?),
             };
             Some(Output::New(word(python.item(object, 0)?)?, made))
         };

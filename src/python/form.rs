@@ -11,7 +11,7 @@ const FLOAT: u64 = 3;
 const TUPLE: u64 = 4;
 const TENSOR: u64 = 5;
 
-/// What arguments are told apart by.
+/// The types and values that an argument is compared with.
 pub struct Kinds {
     tensors: Vec<Owned>,
     tuples: Vec<Owned>,
@@ -19,7 +19,7 @@ pub struct Kinds {
     integer: Owned,
     float: Owned,
     none: Owned,
-    yes: Owned,
+    true_object: Owned,
     described: Described,
 }
 
@@ -27,19 +27,20 @@ pub struct Kinds {
 enum Described {
     /// By the function of its library that DLPack names.
     Directly(unsafe extern "C" fn(Pointer, *mut DlTensor) -> i32),
-    /// By a function of Python that returns a tuple of ints, the last of which is the address.
-    By(Owned),
+    /// By a function of Python that returns a tuple of ints, the last of which is the address. The
+    /// tuple is empty if the tensor cannot be described.
+    ThroughPython(Owned),
 }
 
 impl Kinds {
-    /// From what `_torch_drafts.py` gives: types of tensors and of tuples, the types bool, int and
+    /// From what `_drafts.py` gives: types of tensors and of tuples, the types bool, int and
     /// float, None, True, DLPack's capsule or None, and a function that describes a tensor.
     pub fn of(python: &Python, given: Pointer) -> Option<Self> {
         let at = |place| python.item(given, place).and_then(|item| python.reference(item));
         let all = |tuple: Owned| python.items(tuple.pointer()).filter_map(|item| python.reference(item)).collect();
         let described = match exchange(python, at(7)?.pointer()) {
             Some(describe) => Described::Directly(describe),
-            None => Described::By(at(8)?),
+            None => Described::ThroughPython(at(8)?),
         };
         Some(Kinds {
             tensors: all(at(0)?),
@@ -48,7 +49,7 @@ impl Kinds {
             integer: at(3)?,
             float: at(4)?,
             none: at(5)?,
-            yes: at(6)?,
+            true_object: at(6)?,
             described,
         })
     }
@@ -101,7 +102,8 @@ pub struct Form {
 
 impl Form {
     /// None if an argument is of another type than `Kinds` names: its params may depend on more
-    /// than can be seen here.
+    /// than can be seen here. Also None after an error of the function that describes a tensor, and
+    /// then the error stays set.
     pub fn of(python: &Python, kinds: &Kinds, arguments: impl IntoIterator<Item = Pointer>) -> Option<Self> {
         // Room for most calls.
         let mut form = Form { words: Vec::with_capacity(128), tensors: Vec::with_capacity(16) };
@@ -120,7 +122,7 @@ impl Form {
             let address = self.describe(python, kinds, argument)?;
             self.tensors.push(Tensor { object: argument, address });
         } else if kind == kinds.bool.pointer() {
-            self.words.extend([BOOL, (argument == kinds.yes.pointer()).into()]);
+            self.words.extend([BOOL, (argument == kinds.true_object.pointer()).into()]);
         } else if kind == kinds.integer.pointer() {
             self.words.extend([INTEGER, python.integer(argument)? as u64]);
         } else if kind == kinds.float.pointer() {
@@ -142,7 +144,7 @@ impl Form {
     fn describe(&mut self, python: &Python, kinds: &Kinds, tensor: Pointer) -> Option<u64> {
         match &kinds.described {
             Described::Directly(describe) => self.describe_directly(python, *describe, tensor),
-            Described::By(describe) => self.describe_by(python, describe, tensor),
+            Described::ThroughPython(describe) => self.describe_by(python, describe, tensor),
         }
     }
 
@@ -170,16 +172,14 @@ impl Form {
     }
 
     fn describe_by(&mut self, python: &Python, describe: &Owned, tensor: Pointer) -> Option<u64> {
-        let Some(numbers) = python.call(describe.pointer(), Some(tensor)) else {
-            python.clear_error();
-            return None;
-        };
+        let numbers = python.call(describe.pointer(), Some(tensor))?;
         let start = self.words.len();
         self.words.push(0);
         for number in python.items(numbers.pointer()) {
             self.words.push(python.integer(number)? as u64);
         }
-        let address = self.words.pop()?;
+        // Without numbers only their count is there.
+        let address = self.words.pop().filter(|_| self.words.len() > start)?;
         self.words[start] = (self.words.len() - start) as u64;
         Some(address)
     }
@@ -189,7 +189,7 @@ impl Form {
 pub fn address_of(python: &Python, kinds: &Kinds, tensor: Pointer) -> Option<u64> {
     match &kinds.described {
         Described::Directly(describe) => described(python, *describe, tensor).map(|found| address(&found)),
-        Described::By(_) => Form { words: Vec::new(), tensors: Vec::new() }.describe(python, kinds, tensor),
+        Described::ThroughPython(_) => Form { words: Vec::new(), tensors: Vec::new() }.describe(python, kinds, tensor),
     }
 }
 

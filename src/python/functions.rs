@@ -34,6 +34,8 @@ struct State {
     kinds: Kinds,
     empty_like: Owned,
     current_stream: Owned,
+    /// Raises the exception of a status of the C face, which this thread's last call returned.
+    check: Owned,
     drafts: Drafts,
 }
 
@@ -48,8 +50,9 @@ fn functions(settings: Pointer) -> Option<Owned> {
     let python = Python::get()?;
     let at = |place| python.item(settings, place).and_then(|item| python.reference(item));
     let kinds = Kinds::of(python, at(0)?.pointer())?;
-    let limit = python.integer(at(3)?.pointer())?.try_into().ok()?;
-    let state = State { python, kinds, empty_like: at(1)?, current_stream: at(2)?, drafts: Drafts::new(limit) };
+    let limit = python.integer(at(4)?.pointer())?.try_into().ok()?;
+    let state =
+        State { python, kinds, empty_like: at(1)?, current_stream: at(2)?, check: at(3)?, drafts: Drafts::new(limit) };
     let capsule = python.capsule(Box::leak(Box::new(state)))?;
     let all = METHODS.iter().map(|method| python.function(method, capsule.pointer())).collect::<Option<Vec<_>>>()?;
     python.tuple(all)
@@ -57,13 +60,15 @@ fn functions(settings: Pointer) -> Option<Owned> {
 
 /// repeat(pass, before_launch or None, seed, *arguments): the results as a tuple if an earlier call
 /// was of the same form. None otherwise, and then nothing is launched and before_launch is not
-/// called. The status of the launch, an int, if it fails after before_launch.
+/// called. It raises if the launch fails after before_launch.
 unsafe extern "C" fn repeat(state: Pointer, arguments: *const Pointer, count: isize) -> Pointer {
     // SAFETY: Python gives so many arguments.
     let arguments = unsafe { slice(arguments, count) };
     answer(state, |state| {
         let &[pass, before_launch, seed, ref arguments @ ..] = arguments else { return Ok(Ended::Refused) };
-        let Some((form, seed)) = described(state, pass, seed, arguments) else { return Ok(Ended::Refused) };
+        let Some((form, seed)) = described(state, pass, seed, arguments) else {
+            return Ok(Ended::without_results(state.python));
+        };
         let Some(draft) = state.drafts.get(&form.words) else { return Ok(Ended::Refused) };
         let call = Call {
             python: state.python,
@@ -73,12 +78,12 @@ unsafe extern "C" fn repeat(state: Pointer, arguments: *const Pointer, count: is
             before_launch: (!state.kinds.is_none(before_launch)).then_some(before_launch),
             seed,
         };
-        let ended = call.run(&draft, &form)?;
-        if let Ended::Refused = ended {
+        let ended = call.run(&draft, &form);
+        if matches!(ended, Ok(Ended::Refused) | Err(_)) {
             // The checks of a first call say what is wrong, if anything is.
             state.drafts.remove(&form.words);
         }
-        Ok(ended)
+        ended
     })
 }
 
@@ -90,7 +95,7 @@ unsafe extern "C" fn keep(state: Pointer, arguments: *const Pointer, count: isiz
     let arguments = unsafe { slice(arguments, count) };
     answer(state, |state| {
         let Some((call, given)) = arguments.split_first() else { return Ok(Ended::Refused) };
-        let Some(form) = of_tuple(state, *call) else { return Ok(Ended::Refused) };
+        let Some(form) = of_tuple(state, *call) else { return Ok(Ended::without_results(state.python)) };
         let pass = state.python.item(*call, 0).and_then(|pass| state.python.unsigned(pass)).and_then(Pass::of);
         let draft = pass.and_then(|pass| Draft::of(state.python, &state.kinds, pass, &form, given));
         if let Some(draft) = draft {
@@ -107,8 +112,8 @@ unsafe extern "C" fn alias(state: Pointer, arguments: *const Pointer, count: isi
     let arguments = unsafe { slice(arguments, count) };
     answer(state, |state| {
         let &[call, other] = arguments else { return Ok(Ended::Refused) };
-        let (Some(form), Some(other)) = (of_tuple(state, call), of_tuple(state, other)) else {
-            return Ok(Ended::Refused);
+        let Some((form, other)) = of_tuple(state, call).and_then(|form| Some((form, of_tuple(state, other)?))) else {
+            return Ok(Ended::without_results(state.python));
         };
         let are_the_same =
             form.tensors.iter().map(|tensor| tensor.object).eq(other.tensors.iter().map(|tensor| tensor.object));
@@ -136,7 +141,7 @@ unsafe extern "C" fn forget(state: Pointer, _: *const Pointer, _: isize) -> Poin
 
 /// count(): the number of drafts.
 unsafe extern "C" fn count(state: Pointer, _: *const Pointer, _: isize) -> Pointer {
-    answer(state, |state| Ok(state.python.new_integer(state.drafts.len() as i32).map_or(Ended::InPython, Ended::With)))
+    answer(state, |state| Ok(state.python.new_integer(state.drafts.len() as i32).map_or(Ended::Raised, Ended::Results)))
 }
 
 /// The form of a call, and its seed.
@@ -169,7 +174,7 @@ unsafe fn slice<'a>(arguments: *const Pointer, count: isize) -> &'a [Pointer] {
     unsafe { std::slice::from_raw_parts(arguments, count as usize) }
 }
 
-/// A function's result for Python: None where it was refused, a status where it failed.
+/// A function's result for Python: None where it was refused. An error becomes an exception.
 fn answer(state: Pointer, work: impl FnOnce(&State) -> Result<Ended>) -> Pointer {
     let Some(python) = Python::get() else { return null_mut() };
     let Some(state) = python.in_capsule(state, null()).map(NonNull::cast::<State>) else { return null_mut() };
@@ -181,10 +186,13 @@ fn answer(state: Pointer, work: impl FnOnce(&State) -> Result<Ended>) -> Pointer
         Ok(())
     });
     let result = match (status, ended) {
-        (0, Ended::With(result)) => Some(result),
-        (0, Ended::InPython) => None,
+        (0, Ended::Results(result)) => Some(result),
+        (0, Ended::Raised) => None,
         (0, Ended::Refused) => python.reference(state.kinds.none().pointer()),
-        (status, _) => python.new_integer(status),
+        (status, _) => {
+            let status = python.new_integer(status);
+            status.and_then(|status| python.call(state.check.pointer(), Some(status.pointer())))
+        }
     };
     result.map_or(null_mut(), Owned::into_pointer)
 }

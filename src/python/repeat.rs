@@ -3,12 +3,10 @@
 use super::c_api::{Owned, Pointer, Python};
 use super::drafts::{Draft, Made, Output, Params, SEED};
 use super::form::{Form, Kinds, address_of};
+use crate::capi::args::WORKSPACE_ALIGNMENT;
 use crate::capi::last_error;
-use crate::capi::status::FLASHTUNE_STATUS_OK;
-use crate::error::{Error, Result, Status};
-
-/// The alignment that the library requires of a workspace. torch's CPU allocator promises less.
-const ALIGNMENT: u64 = 256;
+use crate::capi::status::{FLASHTUNE_STATUS_OK, of_number};
+use crate::error::{Error, Result};
 
 /// What a call has beside its form.
 pub struct Call<'a> {
@@ -31,11 +29,17 @@ pub enum Seed {
 
 /// How a call ended.
 pub enum Ended {
-    With(Owned),
+    Results(Owned),
     /// With an error of Python, which is set.
-    InPython,
-    /// The library refused the call before anything was written.
+    Raised,
+    /// The caller takes the long way.
     Refused,
+}
+
+impl Ended {
+    pub fn without_results(python: &Python) -> Self {
+        if python.has_error() { Ended::Raised } else { Ended::Refused }
+    }
 }
 
 struct Workspace {
@@ -55,7 +59,7 @@ impl Call<'_> {
         let results = self.results(draft, form, &mut params);
         let allocated = results.and_then(|results| Some((results, self.workspace(draft)?, self.stream(draft)?)));
         let Some((results, workspace, stream)) = allocated else {
-            return Ok(if self.python.has_error() { Ended::InPython } else { Ended::Refused });
+            return Ok(Ended::without_results(self.python));
         };
         if let Some(before_launch) = self.before_launch {
             // SAFETY: the draft's params are of its pass and context.
@@ -63,7 +67,7 @@ impl Call<'_> {
                 return Ok(Ended::Refused);
             }
             if self.python.call(before_launch, None).is_none() {
-                return Ok(Ended::InPython);
+                return Ok(Ended::Raised);
             }
         }
         // SAFETY: as above. Tensors of the form have the devices of the first call, and the new
@@ -71,9 +75,9 @@ impl Call<'_> {
         // stream. A call on the CPU is done when it returns.
         let launch = || unsafe { draft.pass.launch(draft.context, &params, workspace.place, stream) };
         match self.python.without_gil(launch) {
-            FLASHTUNE_STATUS_OK => Ok(Ended::With(results)),
+            FLASHTUNE_STATUS_OK => Ok(Ended::Results(results)),
             _ if self.before_launch.is_none() => Ok(Ended::Refused),
-            status => Err(Error::new(status_of(status), last_error::current())),
+            status => Err(Error::new(of_number(status), last_error::current())),
         }
     }
 
@@ -110,7 +114,7 @@ impl Call<'_> {
         let Some((make, bytes)) = &draft.workspace else { return Some(Workspace { place: (0, 0), _memory: None }) };
         let memory = self.python.call(make.pointer(), None)?;
         let address = address_of(self.python, self.kinds, memory.pointer())?;
-        Some(Workspace { place: (address.next_multiple_of(ALIGNMENT), *bytes), _memory: Some(memory) })
+        Some(Workspace { place: (address.next_multiple_of(WORKSPACE_ALIGNMENT as u64), *bytes), _memory: Some(memory) })
     }
 
     fn stream(&self, draft: &Draft) -> Option<u64> {
@@ -122,25 +126,7 @@ impl Call<'_> {
     fn make(&self, made: &Made, form: &Form) -> Option<Owned> {
         match made {
             Made::Alike(at) => self.python.call(self.empty_like.pointer(), Some(form.tensors[*at].object)),
-            Made::By(make) => self.python.call(make.pointer(), None),
+            Made::Factory(make) => self.python.call(make.pointer(), None),
         }
     }
-}
-
-fn status_of(number: i32) -> Status {
-    use Status::*;
-    let all = [
-        InvalidArgument,
-        Unsupported,
-        NotPrepared,
-        NoDevice,
-        NoCompiler,
-        CompileFailed,
-        Cuda,
-        OutOfMemory,
-        WorkspaceTooSmall,
-        Io,
-        Cancelled,
-    ];
-    all.into_iter().find(|status| *status as i32 == number).unwrap_or(Internal)
 }

@@ -13,6 +13,8 @@ from . import _block_mask, _eight, _structs
 from ._errors import InvalidArgumentError
 
 DTYPES = {"float16": _structs.DTYPE_FP16, "bfloat16": _structs.DTYPE_BF16, "float32": _structs.DTYPE_FP32}
+WORKSPACE_ALIGNMENT = 256
+"""The alignment in bytes that the library needs of a workspace."""
 NULL = (0, 0, 0, 0)
 NO_SEED = (0, 0, 0, 0)
 """(seed, offset, seed address, offset address). A nonzero address replaces the value."""

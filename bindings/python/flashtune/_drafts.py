@@ -7,7 +7,7 @@ calls would take longer than what they save.
 import ctypes
 
 from ._features import Features
-from ._library import library
+from ._library import check, library
 
 
 def functions(kinds, exchange, describe, empty_like, current_stream, limit):
@@ -15,7 +15,8 @@ def functions(kinds, exchange, describe, empty_like, current_stream, limit):
 
     kinds: the types of tensors. A subclass of them has no form.
     exchange: DLPack's capsule `__dlpack_c_exchange_api__` of such a tensor, or None.
-    describe: without it, a function that describes a tensor as a tuple of ints, its address last.
+    describe: without it, a function that describes a tensor as a tuple of ints, its address last,
+        or () if it cannot be described.
     empty_like: makes a tensor like another.
     current_stream: the address of the current stream of a CUDA ordinal.
     limit: the most drafts. One more clears them.
@@ -24,7 +25,7 @@ def functions(kinds, exchange, describe, empty_like, current_stream, limit):
     if make is None:
         return None  # FLASHTUNE_LIBRARY may name an older library.
     make.argtypes, make.restype = [ctypes.py_object], ctypes.c_void_p
-    told_apart = kinds, (tuple, Features), bool, int, float, None, True, exchange, describe
-    address = make((told_apart, empty_like, current_stream, limit))
+    compared = kinds, (tuple, Features), bool, int, float, None, True, exchange, describe
+    address = make((compared, empty_like, current_stream, check, limit))
     # The functions live as long as the process.
     return None if address is None else ctypes.cast(address, ctypes.py_object).value

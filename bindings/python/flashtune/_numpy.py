@@ -8,9 +8,6 @@ from . import _block_mask, _call, _eight, _features, _merge, _quantize
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
-# The alignment in bytes that the library needs of a workspace; NumPy guarantees less.
-_ALIGNMENT = 256
-
 
 def attention(q, k, v, opts, seed, return_lse, features):
     """out or (out, lse). deterministic has no effect without gradients and is only checked."""
@@ -292,9 +289,9 @@ def _launch(run, params):
     if not size:
         run.launch(params, None, 0, None)
         return
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    memory = np.empty(size + _call.WORKSPACE_ALIGNMENT, np.uint8)
     address = memory.ctypes.data
-    run.launch(params, address + -address % _ALIGNMENT, size, None)
+    run.launch(params, address + -address % _call.WORKSPACE_ALIGNMENT, size, None)
 
 
 _this = sys.modules[__name__]

@@ -2,17 +2,18 @@
 
 The checks of a call, its packed params and its workspace follow from shapes, strides, dtypes,
 devices and options: the call's form. Only addresses are left. The first call of a form takes the
-whole way and keeps its params as a draft. Each later call writes its addresses into the draft and
-launches. The library still checks the params at every launch. A draft has numbers alone, so it
+whole way and keeps its params as a draft. Each later call writes its addresses into a copy of them
+and launches. The library still checks the params at every launch. A draft has numbers alone, so it
 keeps no tensor alive.
 """
 
 import functools
 import os
+import threading
 
 import torch
 
-from . import _context, _drafts, _structs
+from . import _call, _context, _drafts, _structs
 from ._features import Features
 
 LIMIT = 2048
@@ -55,8 +56,12 @@ _FEATURE_WORDS = _feature_words(_structs.ForwardParams), _feature_words(_structs
 
 
 def _described(tensor):
-    """A tensor as ints, its address last. Only torch before 2.10 has no faster way."""
-    return (id(tensor.dtype), tensor.get_device(), *tensor.shape, *tensor.stride(), tensor.data_ptr())
+    """A tensor as ints, its address last, with torch before 2.10."""
+    device = tensor.is_cpu, tensor.is_cuda, tensor.get_device()
+    try:
+        return (id(tensor.dtype), *device, *tensor.shape, *tensor.stride(), tensor.data_ptr())
+    except RuntimeError:
+        return ()  # It has no strides or no memory.
 
 
 def start():
@@ -68,14 +73,22 @@ def start():
     repeat, _keep, alias, forget, count = made or [lambda *_: None] * 5
 
 
-def repeat(*call):
-    """The results of (pass, before_launch or None, seed, *arguments) if its form has a draft.
+_lock = threading.Lock()
 
-    None otherwise, and then nothing is launched and before_launch is not called. A status if the
-    launch fails after before_launch. The library's function replaces this one at the first call.
-    """
-    start()
+
+def _first_repeat(*call):
+    with _lock:
+        if repeat is _first_repeat:
+            start()
     return repeat(*call)
+
+
+repeat = _first_repeat
+"""The results of (pass, before_launch or None, seed, *arguments) if its form has a draft.
+
+None otherwise, and then nothing is launched and before_launch is not called. It raises if the
+launch fails after before_launch. The library's function replaces this one at the first call.
+"""
 
 
 def alias(call, other):
@@ -134,7 +147,7 @@ def keep(call, run, params, words, features, outputs, workspace_bytes, device):
     make = None
     if workspace_bytes:
         # torch's CPU allocator promises less alignment than a workspace needs.
-        size = workspace_bytes if on_gpu else workspace_bytes + 256
+        size = workspace_bytes if on_gpu else workspace_bytes + _call.WORKSPACE_ALIGNMENT
         make = _new((size,), (1,), torch.uint8, torch.device("cuda", device) if on_gpu else torch.device("cpu"))
     _keep(call, run.handle, params, tuple(words), tuple(outputs), make, workspace_bytes, device if on_gpu else None)
 

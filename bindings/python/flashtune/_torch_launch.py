@@ -10,15 +10,11 @@ import torch
 from . import _block_mask, _call, _eight, _features, _merge, _torch_drafts
 from ._context import CPU, context
 from ._errors import InvalidArgumentError, UnsupportedError
-from ._library import check
 from ._torch_drafts import BACKWARD, DK, DLSE, DOUT, DQ, DV, FORWARD, K, LSE, OUT, Q, V, current_stream
 
 _NUMBERS = {getattr(torch, name): number for name, number in _call.DTYPES.items()}
 EIGHT = {getattr(torch, name): number for name, number in _eight.NUMBERS.items() if hasattr(torch, name)}
 _FLOAT32 = torch.float32
-# The alignment of a workspace that the library requires. torch's CPU allocator promises less, its
-# CUDA allocator more.
-_ALIGNMENT = 256
 
 
 def launch_forward(q, k, v, opts, seed, features=None, want_lse=True, before_launch=None, out=None):
@@ -36,10 +32,7 @@ def repeat_forward(q, k, v, opts, seed, features, want_lse, before_launch=None, 
 
     None otherwise, and then nothing is launched.
     """
-    repeated = _torch_drafts.repeat(FORWARD, before_launch, seed, q, k, v, out, opts, features, want_lse)
-    if type(repeated) is int:
-        check(repeated)
-    return repeated
+    return _torch_drafts.repeat(FORWARD, before_launch, seed, q, k, v, out, opts, features, want_lse)
 
 
 def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch, out):
@@ -394,9 +387,9 @@ def _launch(run, params, size, q, device):
     stream = None if device == CPU else current_stream(device)
     if not size:
         return run.launch(params, None, 0, stream)
-    memory = q.new_empty(size + _ALIGNMENT if device == CPU else size, dtype=torch.uint8)
+    memory = q.new_empty(size + _call.WORKSPACE_ALIGNMENT if device == CPU else size, dtype=torch.uint8)
     address = memory.data_ptr()
-    return run.launch(params, address + -address % _ALIGNMENT, size, stream)
+    return run.launch(params, address + -address % _call.WORKSPACE_ALIGNMENT, size, stream)
 
 
 _this = sys.modules[__name__]

@@ -205,7 +205,7 @@ def _backward(family, operator, a):
         lse = lse.reshape(*lse.shape[:2], -1)[..., : q.shape[1]]
     wants_dbias = len(gradients) > 3 and gradients[3] is not None
     features = _of(family, a)
-    into = [_by_row(family, gradient) for gradient in gradients[:3]]
+    into = tuple(_by_row(family, gradient) for gradient in gradients[:3])
     options = _opts(family, a, deterministic=torch.are_deterministic_algorithms_enabled())
     _, _, _, dbias, _ = launch_backward(
         dout, q, k, v, out, lse, options, _seed(a), features, into, need_dbias=wants_dbias

@@ -2,6 +2,7 @@
 
 import ctypes
 
+import flashtune
 import numpy as np
 import pytest
 from flashtune import _call, _context, _drafts, _features, _library, _structs
@@ -215,8 +216,8 @@ def test_a_refused_call_drops_its_draft_and_writes_nothing():
         assert count() == 0 and called == []
 
 
-def test_a_launch_that_fails_after_something_was_written_gives_its_status():
-    repeat, keep, _alias, _forget, _count = functions()
+def test_a_launch_that_fails_after_something_was_written_raises():
+    repeat, keep, _alias, _forget, count = functions()
     q, k, v = inputs(1)
     lse = Array(np.zeros((SHAPE[0], SHAPE[2], SHAPE[1])))
     b, s, h, d = SHAPE
@@ -231,10 +232,30 @@ def test_a_launch_that_fails_after_something_was_written_gives_its_status():
     arguments = 1, None, None, q, k, v
     keep(arguments, handle, params, WORDS[:3], (None,), None, 0, None)
     called = []
-    status = repeat(1, lambda: called.append(1), None, q, k, v)
-    assert called == [1] and status == _structs.STATUS_INVALID_ARGUMENT
-    assert b"workspace" in _library.library().flashtune_last_error()
-    assert repeat(*arguments) is None
+    with pytest.raises(flashtune.InvalidArgumentError, match="workspace"):
+        repeat(1, lambda: called.append(1), None, q, k, v)
+    assert called == [1] and count() == 0
+
+
+def test_an_error_of_the_function_that_describes_is_raised():
+    answers = [KeyboardInterrupt("stop"), ()]
+
+    def fail(array):
+        answer = answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    made = _drafts.functions((Array,), None, fail, empty_like, no_stream, 8)
+    if made is None:
+        pytest.skip("this Python has not CPython's C API")
+    repeat, keep, alias, _forget, count = made
+    tensors = inputs(1)
+    for function in (repeat, lambda *call: keep(call), lambda *call: alias(call, call)):
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            function(*call(*tensors))
+    answers[0] = ()
+    assert repeat(*call(*tensors)) is None and count() == 0
 
 
 def test_an_alias_shares_the_draft_of_a_form_with_the_same_tensors_in_the_same_order():
@@ -273,5 +294,5 @@ def test_one_more_than_the_limit_clears_the_drafts():
 def test_settings_that_make_no_sense_make_no_functions():
     make = ctypes.PyDLL(None, handle=_library.library()._handle).flashtune_python_drafts
     make.argtypes, make.restype = [ctypes.py_object], ctypes.c_void_p
-    for settings in (None, (), ((), empty_like, no_stream, 3), (5, empty_like, no_stream, "3")):
+    for settings in (None, (), ((), empty_like, no_stream, _library.check, 3), (5, empty_like, no_stream, _library.check, "3")):
         assert make(settings) is None

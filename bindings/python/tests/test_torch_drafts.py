@@ -569,6 +569,28 @@ def test_an_error_of_the_function_that_writes_is_raised_and_leaves_the_draft():
     assert_equal(_torch_launch.launch_forward(q, k, v, opts, None), expected)
 
 
+def test_the_gradients_given_in_a_list_or_a_tuple_are_those_of_a_draft(monkeypatch):
+    q, k, v, dout = tensors("cpu", *((BATCH, SEQLEN, HEADS, DIM),) * 4)
+    with flashtune.torch.activate():
+        leaves = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
+
+        def backward():
+            out = torch.nn.functional.scaled_dot_product_attention(*leaves)
+            return torch.autograd.grad(out, leaves, dout.transpose(1, 2))
+
+        expected = backward()
+        before = count()
+        assert_equal(backward(), expected)
+        assert count() == before
+
+
+def test_meta_tensors_have_not_the_form_of_cpu_tensors():
+    empty = [x[:0] for x in tensors("cpu")]
+    assert flashtune.attention(*empty).numel() == 0
+    with pytest.raises(NotImplementedError, match="meta"):
+        flashtune.attention(*(x.to("meta") for x in empty))
+
+
 def test_e4m3_keeps_the_dtype_of_its_result():
     q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors("cpu"))
     for _ in range(2):
