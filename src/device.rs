@@ -109,6 +109,19 @@ impl Device {
         })
     }
 
+    /// The GPU of this name, where its rate of memory is known. That of each GPU with shipped
+    /// records is known. The limits are those of the architecture, and so far L2 is as large as
+    /// that of the typical GPU.
+    pub fn named(arch: Arch, name: &str) -> Option<Device> {
+        let typical = Device::typical(arch)?;
+        let memory_gbs = match (arch, name) {
+            (_, name) if name == typical.name => return Some(typical),
+            (Arch::Sm(9, 0), "NVIDIA H100 80GB HBM3") => 3352,
+            _ => return None,
+        };
+        Some(Device { name: name.to_owned(), memory_bytes_per_second: memory_gbs * 1_000_000_000, ..typical })
+    }
+
     /// The most operations of an SM's tensor cores in a cycle; a multiply-add is two. They are
     /// dense products of 16-bit elements summed in fp32, by the whitepapers of the architectures. 0
     /// on the CPU.

@@ -1,9 +1,9 @@
 //! Packing: which configs, kernels and records a pack holds, for problems and architectures that
 //! are given. It needs NVRTC but no GPU.
 //!
-//! A GPU of each architecture stands for all of them (`Device::typical`), with other numbers of SMs
-//! if they are asked for. Each problem gets the config that a lookup with the pack's records would
-//! choose there. `kernel::pack` compiles and writes.
+//! Configs are chosen for a typical GPU of each architecture, for every GPU that records name, and
+//! for other numbers of SMs if they are asked for. Each problem gets the config that a lookup with
+//! the pack's records would choose there. `kernel::pack` compiles and writes.
 
 use super::canonical::{Canonical, canonical};
 use super::key;
@@ -14,17 +14,17 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::{self, spec::KernelSpec};
 use crate::kernel::fixed::FAMILY;
-use crate::kernel::pack::{Builder, KernelText, PackedOperation, PackedPlan};
+use crate::kernel::pack::{Builder, KernelText, PackedGpu, PackedOperation, PackedPlan};
 use crate::kernel::{render_fixed, render_pass};
 use crate::ops::all;
 use crate::problem::{Dtype, Problem};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// What a pack is made for.
 pub struct Wanted<'a> {
     pub archs: &'a [Arch],
-    /// Numbers of SMs that configs are chosen for, on each architecture. Empty stands for that of
-    /// `Device::typical`.
+    /// Numbers of SMs of more GPUs that configs are chosen for, on each architecture.
     pub sm_counts: &'a [u32],
     pub problems: &'a [Problem],
     /// Records of tuned GPUs. Those of the pack's architectures go into it and choose configs.
@@ -67,7 +67,7 @@ pub fn pack(wanted: &Wanted, progress: &(dyn Fn(usize) + Sync)) -> Result<Packed
         let of_arch: Vec<String> = of_arch.map(line).collect::<Result<_>>()?;
         let known = read_only(&of_arch, *arch);
         lines.extend(of_arch);
-        for device in devices(*arch, wanted.sm_counts)? {
+        for device in devices(*arch, wanted.sm_counts, &known)? {
             for problem in wanted.problems {
                 match item(&known, problem, &device) {
                     // Several problems may have one plan.
@@ -86,6 +86,9 @@ pub fn pack(wanted: &Wanted, progress: &(dyn Fn(usize) + Sync)) -> Result<Packed
         builder.add_operation(PackedOperation { kernel: builder.kernel(&text)?, ..operation });
     }
     plans(&mut builder, items, &mut left_out, &mut lines, progress)?;
+    // Each GPU says the same of a problem.
+    let mut seen = BTreeSet::new();
+    left_out.retain(|problem| seen.insert(problem.clone()));
     Ok(Packed { bytes: builder.finish(lines.into_iter().collect())?, left_out })
 }
 
@@ -123,13 +126,9 @@ fn plans(
                     if let Some(record) = &choice.record {
                         lines.insert(line(record)?);
                     }
-                    builder.add_plan(PackedPlan {
-                        arch: item.device.arch,
-                        sm_count: item.device.sm_count,
-                        problem: *item.problem,
-                        config: choice.config,
-                        kernels,
-                    });
+                    let Device { arch, name, sm_count, .. } = item.device.clone();
+                    let gpus = vec![builder.gpu(PackedGpu { arch, name, sm_count })];
+                    builder.add_plan(PackedPlan { arch, gpus, problem: *item.problem, config: choice.config, kernels });
                 }
                 Err(error) => {
                     log::warn!("{} for {}: {error}", choice.config, key::record_key(&item.problem));
@@ -174,15 +173,48 @@ fn operations(wanted: &Wanted) -> Result<Vec<(PackedOperation, KernelText)>> {
     Ok(operations)
 }
 
-fn devices(arch: Arch, sm_counts: &[u32]) -> Result<Vec<Device>> {
+/// The GPUs of an architecture that configs are chosen for, the typical one first.
+fn devices(arch: Arch, sm_counts: &[u32], known: &Known) -> Result<Vec<Device>> {
     let typical = Device::typical(arch)
         .ok_or_else(|| Error::new(Status::Unsupported, format!("the kernels do not run on {arch}")))?;
-    Ok(match sm_counts.is_empty() {
-        true => vec![typical],
-        false => sm_counts.iter().map(|sm_count| Device { sm_count: *sm_count, ..typical.clone() }).collect(),
-    })
+    let of_record = |record: &Arc<Record>| Device {
+        name: record.device.clone(),
+        sm_count: record.sm_count,
+        ..Device::named(arch, &record.device).unwrap_or_else(|| typical.clone())
+    };
+    let recorded = known.pack.iter().chain(&known.shipped).map(of_record);
+    let asked_for = sm_counts.iter().map(|sm_count| Device { sm_count: *sm_count, ..typical.clone() });
+    let mut devices = vec![typical.clone()];
+    for device in recorded.chain(asked_for) {
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+    Ok(devices)
 }
 
 fn line(record: &Record) -> Result<String> {
     record.to_line().map_err(|reason| Error::new(Status::Internal, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::shipped;
+
+    #[test]
+    fn configs_are_chosen_for_every_gpu_with_records_and_what_these_lookups_need_is_known_of_it() {
+        let archs: BTreeSet<&str> = shipped::EMBEDDED.iter().filter_map(|(path, _)| path.split('/').next()).collect();
+        for arch in archs.into_iter().map(|arch| arch.parse::<Arch>().unwrap()) {
+            let known = read_only(&[], arch);
+            let chosen_for = devices(arch, &[78, 78], &known).unwrap();
+            assert_eq!(chosen_for[0], Device::typical(arch).unwrap());
+            assert_eq!(chosen_for.iter().filter(|device| device.sm_count == 78).count(), 1);
+            for record in &known.shipped {
+                let is_of = |device: &&Device| key::device_key(device) == record.device_key();
+                assert_eq!(chosen_for.iter().filter(is_of).count(), 1, "{}", record.device);
+                assert!(Device::named(arch, &record.device).is_some(), "the rate of {}'s memory", record.device);
+            }
+        }
+    }
 }

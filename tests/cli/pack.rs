@@ -2,12 +2,15 @@
 //! holds.
 
 use crate::{flashtune, json_lines, run, stderr, stdout, write};
-use flashtune::device::Arch;
+use flashtune::device::{Arch, Device};
 use flashtune::kernel::cubin_cache::TextDigest;
 use flashtune::kernel::pack::Pack;
 use flashtune::kernel::render_pass;
-use flashtune::plan::key;
+use flashtune::plan::{Known, choices, key, shipped};
+use flashtune::problem::Problem;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const PROBLEM: &str =
     r#"{"pass":"forward","num_heads_q":16,"seqlen_q":1024,"head_dim":64,"causal":"bottom-right","batch_size":4}"#;
@@ -41,8 +44,9 @@ fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
     opened.check_library().unwrap();
     assert_eq!(opened.manifest().archs(), [Arch::Sm(9, 0)]);
     assert!(opened.manifest().records.contains(&record));
-    let [plan] = &opened.manifest().plans[..] else { panic!("{:?}", opened.manifest().plans) };
-    assert_eq!((plan.problem.head_dim, plan.sm_count), (64, 132));
+    let [plan, ..] = &opened.manifest().plans[..] else { panic!("no plan") };
+    assert!(opened.manifest().plans.iter().all(|other| other.problem == plan.problem));
+    assert_eq!(plan.problem.head_dim, 64);
     for (spec, text) in render_pass(&plan.problem, &plan.config, Arch::Sm(9, 0)).unwrap() {
         let compiled = opened.cubin(&TextDigest::new(&text), &["sm_90a".to_owned()]).expect(spec.entry);
         assert_eq!(&compiled.cubin[..4], b"\x7fELF");
@@ -70,7 +74,8 @@ fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
         let output = flashtune(folder.path()).args(["info", "--json"]).env("FLASHTUNE_PACK", pack).output().unwrap();
         json_lines(&output)[0]["pack"].clone()
     };
-    assert_eq!((&info(&pack)["named_by"], &info(&pack)["plans"]), (&"FLASHTUNE_PACK".into(), &1.into()));
+    let plans = opened.manifest().plans.len();
+    assert_eq!((&info(&pack)["named_by"], &info(&pack)["plans"]), (&"FLASHTUNE_PACK".into(), &plans.into()));
     let damaged = write(folder.path(), "b.pack", "nothing that a pack begins with");
     let refused = info(&damaged)["refused"].as_str().unwrap().to_owned();
     assert!(refused.contains("does not begin as a pack does"), "{refused}");
@@ -94,6 +99,72 @@ fn every_kernel_of_a_mixed_batch_is_packed_for_the_target_that_loads_it() {
     for ((spec, text), suffix) in kernels.iter().zip(targets) {
         assert!(opened.cubin(&TextDigest::new(text), &[format!("sm_90{suffix}")]).is_some(), "{}", spec.entry);
     }
+}
+
+/// The GPUs that have shipped records, as their contexts know them: names and numbers of SMs are
+/// those of the records, and the driver tells the rate of the memory.
+fn gpus_with_records() -> Vec<Device> {
+    let driver_tells = |name: &str| match name {
+        "NVIDIA H200" => 4_916_736_000_000,
+        "NVIDIA H100 80GB HBM3" => 3_352_320_000_000,
+        other => panic!("what does the driver tell of the memory of {other}?"),
+    };
+    let mut gpus: Vec<Device> = Vec::new();
+    for record in shipped::records(Arch::Sm(9, 0)) {
+        if gpus.iter().all(|gpu| (&gpu.name, gpu.sm_count) != (&record.device, record.sm_count)) {
+            let memory_bytes_per_second = driver_tells(&record.device);
+            let (name, sm_count) = (record.device, record.sm_count);
+            let typical = Device::typical(Arch::Sm(9, 0)).unwrap();
+            gpus.push(Device { name, sm_count, memory_bytes_per_second, ..typical });
+        }
+    }
+    gpus
+}
+
+#[test]
+fn a_pack_has_the_kernels_that_every_gpu_with_shipped_records_chooses() {
+    let folder = tempfile::tempdir().unwrap();
+    let problem = |batch: i64, seqlen: i64, causal: &str| {
+        format!(
+            r#"{{"pass":"forward","num_heads_q":16,"seqlen_q":{seqlen},"head_dim":64,"causal":"{causal}","batch_size":{batch}}}"#
+        )
+    };
+    // On each of these the two GPUs choose kernels of their own.
+    let problems = [problem(8, 256, "none"), problem(2, 8192, "bottom-right")].join("\n");
+    let Some(pack) = packed(folder.path(), &problems, &["--sm-count", "78"]) else { return };
+    let opened = Pack::open(&pack).unwrap();
+    let manifest = opened.manifest();
+    let known =
+        Known { shipped: shipped::records(Arch::Sm(9, 0)).into_iter().map(Arc::new).collect(), ..Known::default() };
+    let mut problems: Vec<Problem> = manifest.plans.iter().map(|plan| plan.problem).collect();
+    problems.dedup();
+    let mut configs = HashSet::new();
+    let gpus = gpus_with_records();
+    assert!(gpus.len() > 1);
+    for (gpu, problem) in gpus.iter().flat_map(|gpu| problems.iter().map(move |problem| (gpu, problem))) {
+        let config = choices(&known, problem, gpu).swap_remove(0).config;
+        for (spec, text) in render_pass(problem, &config, gpu.arch).unwrap() {
+            assert!(
+                opened.has(&TextDigest::new(&text), &["sm_90a".to_owned()]),
+                "{} of {config} on {}",
+                spec.entry,
+                gpu.name
+            );
+        }
+        let is_told = manifest.plans.iter().any(|plan| {
+            let on = plan.gpus.iter().map(|index| &manifest.gpus[*index as usize]);
+            plan.config == config && plan.problem == *problem && on.clone().any(|other| other.name == gpu.name)
+        });
+        assert!(is_told, "{config} on {}", gpu.name);
+        configs.insert((key::record_key(problem), config));
+    }
+    assert_eq!(configs.len(), 4, "the GPUs choose alike, so this test shows nothing: {configs:?}");
+    let listed = stdout(&run(folder.path(), &["pack", "--list", pack.to_str().unwrap()]));
+    assert!(
+        listed.contains("configs are for NVIDIA H200 (132 SMs), NVIDIA H100 80GB HBM3 (132 SMs), NVIDIA H200 (78 SMs)"),
+        "{listed}"
+    );
+    assert!(listed.contains(" on NVIDIA H100 80GB HBM3 (132 SMs): sm90 "), "{listed}");
 }
 
 #[test]

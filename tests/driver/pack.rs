@@ -20,7 +20,7 @@ use flashtune::dropout::Dropout;
 use flashtune::error::Status;
 use flashtune::family;
 use flashtune::kernel::cubin_cache::TextDigest;
-use flashtune::kernel::pack::{Manifest, Origin, PackedKernel, PackedPlan, Place, encode};
+use flashtune::kernel::pack::{Manifest, Origin, PackedGpu, PackedKernel, PackedPlan, Place, encode};
 use flashtune::kernel::{Gpu, render_pass, templates_digest};
 use flashtune::plan::{Engine, EngineOptions, Known, Range, Sizes, Source, choices, key, shipped};
 use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
@@ -73,10 +73,11 @@ fn write(path: &Path, origin: Origin, planned: &[(Problem, Config)]) {
             });
         }
         let kernels = (first..kernels.len() as u32).collect();
-        plans.push(PackedPlan { arch: SM90, sm_count: 132, problem, config: config.clone(), kernels });
+        plans.push(PackedPlan { arch: SM90, gpus: vec![0], problem, config: config.clone(), kernels });
     }
     let cubins = vec![b"\x7fELF and so on".to_vec(); kernels.len()];
-    let manifest = Manifest { origin, kernels, plans, operations: Vec::new(), records: Vec::new() };
+    let gpus = vec![PackedGpu { arch: SM90, name: "NVIDIA H200".to_owned(), sm_count: 132 }];
+    let manifest = Manifest { origin, kernels, gpus, plans, operations: Vec::new(), records: Vec::new() };
     std::fs::write(path, encode(&manifest, &cubins).unwrap()).unwrap();
 }
 

@@ -34,8 +34,8 @@ pub struct Args {
     /// go into the pack
     #[arg(long, value_name = "FILE")]
     records: Vec<PathBuf>,
-    /// Numbers of SMs that configs are chosen for [default: that of a well-known GPU of each
-    /// architecture]
+    /// Numbers of SMs of more GPUs that configs are chosen for. They are always chosen for a
+    /// well-known GPU of each architecture and for the GPUs that have records
     #[arg(long = "sm-count", value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_counts: Vec<u32>,
@@ -151,24 +151,34 @@ fn list(file: &Path, json: bool) -> Result<(), Failure> {
         None => println!("this library uses it"),
         Some(reason) => println!("this library refuses it: {reason}"),
     }
-    for arch in manifest.archs() {
-        let of_arch = || pack.kernels(arch);
-        let (inflated, packed) = of_arch().fold((0, 0), |(inflated, packed), kernel| {
-            (inflated + u64::from(kernel.cubin_bytes), packed + u64::from(kernel.packed_bytes))
-        });
-        println!("\n{arch}: {} kernels, {inflated} bytes, {packed} compressed", of_arch().count());
-        for plan in pack.plans(arch) {
-            let names: Vec<&str> =
-                plan.kernels.iter().map(|index| manifest.kernels[*index as usize].name.as_str()).collect();
-            let key = key::record_key(&plan.problem);
-            println!("  {key} ({} SMs): {}: {}", plan.sm_count, plan.config, names.join(" "));
-        }
-        for operation in manifest.operations.iter().filter(|operation| operation.arch == arch) {
-            println!("  {}", operation.class);
-        }
-    }
+    manifest.archs().into_iter().for_each(|arch| list_arch(&pack, arch));
     println!("\nrecords: {}", manifest.records.len());
     let (records, _) = record::read_lines(&manifest.records.join("\n"));
     records.iter().for_each(|record| println!("  {}: {:.1} us, {}", record.id(), record.median_us, record.config));
     Ok(())
+}
+
+fn list_arch(pack: &Pack, arch: Arch) {
+    let manifest = pack.manifest();
+    let of_arch = || pack.kernels(arch);
+    let (inflated, packed) = of_arch().fold((0, 0), |(inflated, packed), kernel| {
+        (inflated + u64::from(kernel.cubin_bytes), packed + u64::from(kernel.packed_bytes))
+    });
+    println!("\n{arch}: {} kernels, {inflated} bytes, {packed} compressed", of_arch().count());
+    let gpus: Vec<u32> =
+        (0..).zip(&manifest.gpus).filter(|(_, gpu)| gpu.arch == arch).map(|(index, _)| index).collect();
+    let named = |indices: &[u32]| {
+        let names: Vec<String> = indices.iter().map(|index| manifest.gpus[*index as usize].to_string()).collect();
+        names.join(", ")
+    };
+    println!("  configs are for {}", named(&gpus));
+    for plan in pack.plans(arch) {
+        let kernels: Vec<&str> =
+            plan.kernels.iter().map(|index| manifest.kernels[*index as usize].name.as_str()).collect();
+        let on = if plan.gpus == gpus { String::new() } else { format!(" on {}", named(&plan.gpus)) };
+        println!("  {}{on}: {}: {}", key::record_key(&plan.problem), plan.config, kernels.join(" "));
+    }
+    for operation in manifest.operations.iter().filter(|operation| operation.arch == arch) {
+        println!("  {}", operation.class);
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! It knows texts and cubins. Which texts a pack has is decided above.
 
-use super::contents::{Manifest, Origin, PackedKernel, PackedOperation, PackedPlan};
+use super::contents::{Manifest, Origin, PackedGpu, PackedKernel, PackedOperation, PackedPlan};
 use super::format::encode;
 use crate::config::Family;
 use crate::cuda::nvrtc::Nvrtc;
@@ -31,6 +31,7 @@ pub struct Builder {
     compiled: HashMap<(String, String), Result<u32>>,
     kernels: Vec<PackedKernel>,
     cubins: Vec<Vec<u8>>,
+    gpus: Vec<PackedGpu>,
     plans: Vec<PackedPlan>,
     operations: Vec<PackedOperation>,
 }
@@ -43,6 +44,7 @@ impl Builder {
             compiled: HashMap::new(),
             kernels: Vec::new(),
             cubins: Vec::new(),
+            gpus: Vec::new(),
             plans: Vec::new(),
             operations: Vec::new(),
         })
@@ -92,8 +94,25 @@ impl Builder {
             .unwrap_or_else(|| Err(Error::new(Status::Internal, format!("{} was not compiled", text.name))))
     }
 
+    /// The index of a GPU.
+    pub fn gpu(&mut self, gpu: PackedGpu) -> u32 {
+        let known = self.gpus.iter().position(|other| *other == gpu);
+        let index = known.unwrap_or_else(|| {
+            self.gpus.push(gpu);
+            self.gpus.len() - 1
+        });
+        index as u32
+    }
+
+    /// Adds a plan, or its GPUs to a plan that is otherwise the same.
     pub fn add_plan(&mut self, plan: PackedPlan) {
-        self.plans.push(plan);
+        let is_same = |other: &&mut PackedPlan| {
+            (other.arch, &other.problem, &other.config) == (plan.arch, &plan.problem, &plan.config)
+        };
+        match self.plans.iter_mut().find(is_same) {
+            Some(known) => known.gpus.extend(plan.gpus),
+            None => self.plans.push(plan),
+        }
     }
 
     pub fn add_operation(&mut self, operation: PackedOperation) {
@@ -107,8 +126,8 @@ impl Builder {
             templates_digest: Renderer::shared()?.digest(),
             nvrtc_version: self.nvrtc.version(),
         };
-        let Builder { kernels, cubins, plans, operations, .. } = self;
-        let manifest = Manifest { origin, kernels, plans, operations, records };
+        let Builder { kernels, cubins, gpus, plans, operations, .. } = self;
+        let manifest = Manifest { origin, kernels, gpus, plans, operations, records };
         encode(&manifest, &cubins).map_err(|reason| Error::new(Status::Unsupported, reason))
     }
 

@@ -7,6 +7,7 @@ use crate::kernel::compile::EntryResources;
 use crate::problem::Problem;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Who made a pack. A library reads this part of every version's manifest, so its fields stay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub struct Manifest {
     pub origin: Origin,
     /// In the order of their cubins.
     pub kernels: Vec<PackedKernel>,
+    /// The GPUs that configs were chosen for.
+    pub gpus: Vec<PackedGpu>,
     pub plans: Vec<PackedPlan>,
     pub operations: Vec<PackedOperation>,
     /// Lines of tuning records (`plan::record`).
@@ -51,12 +54,27 @@ pub struct PackedKernel {
     pub resources: BTreeMap<String, EntryResources>,
 }
 
-/// A problem that was planned for a GPU of this architecture, and the kernels of its config.
+/// A GPU that configs were chosen for. Others of its architecture run the kernels too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedGpu {
+    pub arch: Arch,
+    /// As the driver spells it.
+    pub name: String,
+    pub sm_count: u32,
+}
+
+impl fmt::Display for PackedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} SMs)", self.name, self.sm_count)
+    }
+}
+
+/// A problem that was planned for GPUs of this architecture, and the kernels of its config.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PackedPlan {
     pub arch: Arch,
-    /// SMs of the GPU that the config was chosen for.
-    pub sm_count: u32,
+    /// The GPUs that choose this config, as indices in `Manifest::gpus`.
+    pub gpus: Vec<u32>,
     pub problem: Problem,
     pub config: Config,
     /// Indices in `Manifest::kernels`, in launch order.
@@ -82,14 +100,18 @@ impl Manifest {
         archs
     }
 
-    /// An error if an index names no kernel.
+    /// An error if an index names no kernel or no GPU.
     pub fn check(&self) -> Result<(), String> {
         let of_plans = self.plans.iter().flat_map(|plan| &plan.kernels);
         let of_operations = self.operations.iter().map(|operation| &operation.kernel);
-        let count = self.kernels.len();
-        match of_plans.chain(of_operations).find(|index| **index as usize >= count) {
-            Some(index) => Err(format!("it names kernel {index} of {count}")),
-            None => Ok(()),
-        }
+        within("kernel", of_plans.chain(of_operations), self.kernels.len())?;
+        within("GPU", self.plans.iter().flat_map(|plan| &plan.gpus), self.gpus.len())
+    }
+}
+
+fn within<'a>(noun: &str, mut indices: impl Iterator<Item = &'a u32>, count: usize) -> Result<(), String> {
+    match indices.find(|index| **index as usize >= count) {
+        Some(index) => Err(format!("it names {noun} {index} of {count}")),
+        None => Ok(()),
     }
 }

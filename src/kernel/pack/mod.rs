@@ -15,7 +15,7 @@ mod place;
 mod tests;
 
 pub use builder::{Builder, KernelText};
-pub use contents::{Manifest, Origin, PackedKernel, PackedOperation, PackedPlan};
+pub use contents::{Manifest, Origin, PackedGpu, PackedKernel, PackedOperation, PackedPlan};
 pub use format::{MAX_PACK_BYTES, decode, encode};
 pub use opened::{Pack, PackStatus, Refusal};
 pub use place::{Place, Setting, place};

@@ -1,6 +1,6 @@
 //! Packs that are written and read back, damaged at every place, or made by another library.
 
-use super::contents::{Manifest, Origin, PackedKernel, PackedOperation, PackedPlan};
+use super::contents::{Manifest, Origin, PackedGpu, PackedKernel, PackedOperation, PackedPlan};
 use super::format::{decode, encode};
 use super::opened::Pack;
 use super::place::Place;
@@ -44,7 +44,7 @@ fn manifest() -> Manifest {
     let problem = Problem::dense(Pass::Forward, Dtype::Bf16, 1, 2, 128, 64);
     let plan = |arch| PackedPlan {
         arch,
-        sm_count: 132,
+        gpus: vec![0],
         problem,
         config: Config::new(Family::Sm80, [("block_m", 64)]),
         kernels: vec![0, 1],
@@ -56,6 +56,7 @@ fn manifest() -> Manifest {
             kernel("beside", SM90, "sm_90"),
             kernel("ampere", Arch::Sm(8, 0), "sm_80"),
         ],
+        gpus: vec![PackedGpu { arch: SM90, name: "NVIDIA H200".to_owned(), sm_count: 132 }],
         plans: vec![plan(SM90)],
         operations: vec![PackedOperation { arch: SM90, class: "merge".to_owned(), kernel: 1 }],
         records: vec!["a line".to_owned()],
@@ -209,6 +210,7 @@ fn wrong_numbers_in_the_manifest_are_refused() {
     let contains = |reason: Option<String>, part: &str| assert!(reason.as_ref().unwrap().contains(part), "{reason:?}");
     contains(refusal(&|manifest| manifest.plans[0].kernels[1] = 3), "it names kernel 3 of 3");
     contains(refusal(&|manifest| manifest.operations[0].kernel = u32::MAX), "it names kernel 4294967295 of 3");
+    contains(refusal(&|manifest| manifest.plans[0].gpus[0] = 1), "it names GPU 1 of 1");
     contains(refusal(&|manifest| manifest.kernels[0].packed_bytes = u32::MAX), "longer than the file");
     contains(refusal(&|manifest| manifest.kernels[2].packed_bytes += 1), "longer than the file");
     contains(refusal(&|manifest| manifest.kernels[2].packed_bytes -= 1), "follow its last cubin");
