@@ -21,8 +21,9 @@ pub const FLASHTUNE_SOURCE_NEAREST_GPU: i32 = 5;
 /// The heuristic chose the config without measurement, because no record serves. A config that was
 /// loaded for another shape, and serves because preparing is not allowed, also has this source.
 pub const FLASHTUNE_SOURCE_HEURISTIC: i32 = 6;
-/// The config comes from a record of the context's pack. If no NVRTC was found, it may also be the
-/// best of the pack's configs for the problem.
+/// The config comes from a record of the context's pack. It may also be the pack's best config for
+/// the problem: if no NVRTC was found, or if the best config of all would have to be compiled and
+/// is predicted to be at most 2 % faster.
 pub const FLASHTUNE_SOURCE_PACK: i32 = 7;
 
 /// The description of a plan. Text is UTF-8, ends in NUL, and is cut if it is too long.

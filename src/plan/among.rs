@@ -1,64 +1,138 @@
-//! Among: which of a few compiled configs serves a problem best, where no other can be compiled.
+//! Among: which of a pack's configs serves a problem.
 //!
-//! `lookup` names the config that it would compile. Without a compiler the plan must take one that
-//! is there. Nothing here builds.
+//! `lookup` names the config that it would compile. One of the pack's is there already. It serves
+//! where nothing can be compiled, and where the model tells no difference between the two. What
+//! lies in the cubin cache does not count, so that the same pack, records and device choose alike.
+//! Nothing here builds.
 
 use super::canonical::Canonical;
-use super::key;
+use super::key::{self, Class};
 use super::lookup::{self, Choice, Known, Source};
+use super::shared_map::SharedMap;
+use crate::backend::Backend;
 use crate::config::Config;
-use crate::device::Device;
+use crate::device::Arch;
 use crate::family;
+use crate::kernel::pack::Pack;
 use crate::problem::Problem;
+use std::collections::HashMap;
 
-/// A config whose kernels are there.
-#[derive(Clone, Debug)]
-pub struct Available {
-    pub config: Config,
-    /// The problem that it was chosen for, of the same class.
-    pub problem: Problem,
+/// The configs whose kernels a pack has, by class.
+#[derive(Default)]
+pub struct Packed {
+    available: HashMap<Class, Vec<Available>>,
+    /// Whether the pack has all kernels of other configs. A config of a class has the same texts
+    /// for all shapes, so they are rendered once.
+    others: SharedMap<(Class, Config), bool>,
 }
 
-/// The available configs that run a problem on a device, best first: by kernel family, the
-/// preferred one first, then by predicted time, then by the distance to the problem that each was
-/// chosen for. None for a problem that follows no record: another config would give other bits.
-/// `is_there` says whether the kernels of a config for another shape of the class are there too.
-pub fn choices(
-    known: &Known,
-    problem: &Canonical,
-    device: &Device,
-    available: &[Available],
-    is_there: impl Fn(&Config) -> bool,
-) -> Vec<Choice> {
-    if problem.follows_no_record().is_some() {
-        return Vec::new();
-    }
-    let families = family::families(problem, device);
-    let mut ranked: Vec<Ranked> = Vec::new();
-    for one in available {
-        // Knobs that follow from the shape may be in no kernel's text, such as a launch's number of
-        // splits. The carried-over config then has the same kernels, unless it splits and the other
-        // does not, or has other tiles.
-        let carried_over = family::carried_over(&one.config, &one.problem, problem, device);
-        let carried_over = (carried_over != one.config && is_there(&carried_over)).then_some(carried_over);
-        for config in carried_over.into_iter().chain([one.config.clone()]) {
-            if ranked.iter().any(|other| other.config == config) || family::check(problem, &config, device).is_err() {
-                continue;
-            }
-            ranked.push(Ranked {
-                family: families.iter().position(|family| *family == config.family),
-                us: lookup::predicted_us(known, problem, &config, device),
-                distance: key::distance(&one.problem, problem),
-                config,
-            });
+#[derive(Clone, Debug)]
+struct Available {
+    config: Config,
+    /// The problem that it was chosen for, of the same class.
+    problem: Problem,
+}
+
+impl Packed {
+    pub fn of(pack: Option<&Pack>, arch: Arch) -> Packed {
+        let mut packed = Packed::default();
+        for plan in pack.into_iter().flat_map(|pack| pack.plans(arch)) {
+            let available = Available { config: plan.config.clone(), problem: plan.problem };
+            packed.available.entry(Class::of(&plan.problem)).or_default().push(available);
         }
+        packed
     }
-    ranked.sort_by(|a, b| {
-        let us = |ranked: &Ranked| ranked.us.unwrap_or(f64::INFINITY);
-        a.family.cmp(&b.family).then(us(a).total_cmp(&us(b))).then(a.distance.total_cmp(&b.distance))
-    });
-    let count = ranked.len();
-    ranked.into_iter().map(|ranked| ranked.choice(count)).collect()
+
+    pub fn is_empty(&self) -> bool {
+        self.available.is_empty()
+    }
+
+    /// Whether the pack has all kernels of a config for a problem.
+    pub fn has(&self, backend: &Backend, problem: &Problem, config: &Config) -> bool {
+        let class = Class::of(problem);
+        if self.of_class(&class).iter().any(|one| one.config == *config) {
+            return true;
+        }
+        let key = (class, config.clone());
+        self.others.get(&key).unwrap_or_else(|| {
+            let is_packed = backend.is_packed(problem, config);
+            self.others.insert(key, is_packed);
+            is_packed
+        })
+    }
+
+    /// The configs that run a problem, best first: by kernel family, the preferred one first, then
+    /// by predicted time, then by the distance to the problem that each was chosen for. None for a
+    /// problem that follows no record: another config would give other bits.
+    pub fn choices(&self, known: &Known, problem: &Canonical, backend: &Backend) -> Vec<Choice> {
+        let ranked = self.ranked(known, problem, backend);
+        let count = ranked.len();
+        let reason = |ranked: &Ranked| {
+            let why = ranked.us.map_or("the nearest shape".to_owned(), |us| format!("{us:.1} us predicted"));
+            format!("nothing can be compiled here, and the best choice is not in the pack: {why}, of {count} configs")
+        };
+        ranked.into_iter().map(|ranked| choice(reason(&ranked), ranked.config)).collect()
+    }
+
+    /// The config that serves as well as the first choice of a lookup, which would have to be
+    /// compiled. None if the pack has that choice, if it was measured on this machine or for this
+    /// very shape, and if the model expects it to be faster by more than the least gain for which a
+    /// lookup leaves a measured config.
+    pub fn instead_of(&self, first: &Choice, known: &Known, problem: &Canonical, backend: &Backend) -> Option<Choice> {
+        let is_measured = first.is_exact || matches!(first.source, Source::Process | Source::Machine);
+        let has_class = self.available.contains_key(&Class::of(problem));
+        if is_measured || !has_class || self.has(backend, problem, &first.config) {
+            return None;
+        }
+        let first_us = lookup::predicted_us(known, problem, &first.config, backend.device())?;
+        let best = self.ranked(known, problem, backend).into_iter().next()?;
+        let us =
+            best.us.filter(|us| *us <= (1.0 + lookup::GAIN) * first_us && best.config.family == first.config.family)?;
+        let reason =
+            format!("the pack has it: {us:.1} us predicted, and {first_us:.1} for the best choice, not in the pack");
+        Some(choice(reason, best.config))
+    }
+
+    fn of_class(&self, class: &Class) -> &[Available] {
+        self.available.get(class).map_or(&[], Vec::as_slice)
+    }
+
+    fn ranked(&self, known: &Known, problem: &Canonical, backend: &Backend) -> Vec<Ranked> {
+        if problem.follows_no_record().is_some() {
+            return Vec::new();
+        }
+        let device = backend.device();
+        let families = family::families(problem, device);
+        let mut ranked: Vec<Ranked> = Vec::new();
+        for one in self.of_class(&Class::of(problem)) {
+            for config in self.adapted(one, problem, backend).into_iter().chain([one.config.clone()]) {
+                if ranked.iter().any(|other| other.config == config) || family::check(problem, &config, device).is_err()
+                {
+                    continue;
+                }
+                ranked.push(Ranked {
+                    family: families.iter().position(|family| *family == config.family),
+                    us: lookup::predicted_us(known, problem, &config, device),
+                    distance: key::distance(&one.problem, problem),
+                    config,
+                });
+            }
+        }
+        ranked.sort_by(|a, b| {
+            let us = |ranked: &Ranked| ranked.us.unwrap_or(f64::INFINITY);
+            a.family.cmp(&b.family).then(us(a).total_cmp(&us(b))).then(a.distance.total_cmp(&b.distance))
+        });
+        ranked
+    }
+
+    /// A config carried over to the problem, if that changes it and the pack has its kernels. Knobs
+    /// that follow from the shape may be in no kernel's text, such as a launch's number of splits.
+    /// The carried-over config then has the same kernels, unless it splits and the other does not,
+    /// or has other tiles.
+    fn adapted(&self, one: &Available, problem: &Canonical, backend: &Backend) -> Option<Config> {
+        let carried_over = family::carried_over(&one.config, &one.problem, problem, backend.device());
+        (carried_over != one.config && self.has(backend, problem, &carried_over)).then_some(carried_over)
+    }
 }
 
 struct Ranked {
@@ -69,20 +143,6 @@ struct Ranked {
     config: Config,
 }
 
-impl Ranked {
-    fn choice(self, count: usize) -> Choice {
-        let why = match self.us {
-            Some(us) => format!("{us:.1} us predicted"),
-            None => "the nearest shape".to_owned(),
-        };
-        Choice {
-            config: self.config,
-            source: Source::Pack,
-            reason: format!(
-                "nothing can be compiled here, and the best choice is not in the pack: {why}, of {count} configs"
-            ),
-            record: None,
-            is_exact: false,
-        }
-    }
+fn choice(reason: String, config: Config) -> Choice {
+    Choice { config, source: Source::Pack, reason, record: None, is_exact: false }
 }

@@ -11,7 +11,7 @@
 //! given problem if the policy says so (`tuning`), looks up a config (`lookup`), builds the config
 //! (`executables`) and keeps the plan (`plans`). This file decides when each of these modules acts.
 
-use super::among::{self, Available};
+use super::among::Packed;
 use super::built_ops::BuiltOps;
 use super::canonical::{self, Canonical, canonical};
 use super::executables::{Executables, Loaded, is_of_the_config};
@@ -33,7 +33,6 @@ use crate::family;
 use crate::pool;
 use crate::problem::Problem;
 use crate::tune::{self, Observer, TuneOptions};
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,8 +67,7 @@ pub struct Engine {
     backend: Backend,
     options: EngineOptions,
     records: KnownRecords,
-    /// The configs whose kernels the pack has, by class.
-    packed: HashMap<Class, Vec<Available>>,
+    packed: Packed,
     /// The plans whose config the caller has set (`pin`), by the exact problem. All other plans are
     /// kept by the canonical problem.
     pinned: SharedMap<Problem, Arc<Plan>>,
@@ -87,14 +85,9 @@ impl Engine {
     /// Reads this machine's records, the pack's and the shipped ones, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
         let pack = backend.pack().pack().map(Arc::as_ref);
-        let mut packed: HashMap<Class, Vec<Available>> = HashMap::new();
-        for plan in pack.into_iter().flat_map(|pack| pack.plans(backend.device().arch)) {
-            let available = Available { config: plan.config.clone(), problem: plan.problem };
-            packed.entry(Class::of(&plan.problem)).or_default().push(available);
-        }
         Engine {
             records: KnownRecords::read(options.cache_dir.as_deref(), backend.device(), pack),
-            packed,
+            packed: Packed::of(pack, backend.device().arch),
             backend,
             options,
             pinned: SharedMap::default(),
@@ -282,7 +275,8 @@ impl Engine {
     fn best_loaded(&self, canonical: &Canonical, may_substitute: bool) -> Option<Arc<Plan>> {
         let class = Class::of(canonical);
         let mut failed = None;
-        for choice in self.choices(canonical) {
+        let choices = if may_substitute { self.choices(canonical) } else { self.choices_to_build(canonical) };
+        for choice in choices {
             if !may_substitute && self.wants_tuning(canonical, &choice) {
                 return None;
             }
@@ -320,6 +314,17 @@ impl Engine {
 
     fn choices(&self, canonical: &Canonical) -> Vec<Choice> {
         lookup::choices(&self.records.snapshot(), canonical, self.backend.device())
+    }
+
+    /// The choices, after a config of the pack that serves as well as the first of them and need
+    /// not be compiled.
+    fn choices_to_build(&self, canonical: &Canonical) -> Vec<Choice> {
+        let mut choices = self.choices(canonical);
+        let instead = choices
+            .first()
+            .and_then(|first| self.packed.instead_of(first, &self.records.snapshot(), canonical, &self.backend));
+        choices.splice(0..0, instead);
+        choices
     }
 
     /// Whether the policy asks for a measurement instead of this choice.
@@ -373,12 +378,9 @@ impl Engine {
     /// The best choice that builds. Where nothing can be compiled, a config of the pack serves if
     /// the best choice is not there.
     fn build_best(&self, canonical: &Canonical) -> Result<Arc<Plan>> {
-        match self.build_first(canonical, self.choices(canonical)) {
+        match self.build_first(canonical, self.choices_to_build(canonical)) {
             Err(error) if error.status == Status::NoCompiler => {
-                let packed = self.packed.get(&Class::of(canonical)).map_or(&[][..], Vec::as_slice);
-                let is_packed = |config: &Config| self.backend.is_packed(canonical, config);
-                let (known, device) = (self.records.snapshot(), self.backend.device());
-                let choices = among::choices(&known, canonical, device, packed, is_packed);
+                let choices = self.packed.choices(&self.records.snapshot(), canonical, &self.backend);
                 self.build_first(canonical, choices).map_err(|_| error)
             }
             built => built,

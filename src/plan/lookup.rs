@@ -37,7 +37,7 @@ pub enum Source {
     Process,
     /// A record of this machine.
     Machine,
-    /// A record of the pack, or a config of the pack where nothing can be compiled.
+    /// A record of the pack, or a config of the pack that serves in place of one to be compiled.
     Pack,
     /// A record that ships for this GPU.
     Shipped,
@@ -87,7 +87,7 @@ pub struct Known {
 const NEAR: f64 = 2.0;
 
 /// The share of the time that a predicted config must gain over the config it replaces.
-const GAIN: f64 = 0.02;
+pub const GAIN: f64 = 0.02;
 
 /// All choices for a problem, no config twice: a predicted config, records, the heuristic, then
 /// configs for the case that neither builds. A problem that follows no record has one choice:

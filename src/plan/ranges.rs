@@ -3,14 +3,13 @@
 //! `covering` says which configs and kernels; this file compiles them and keeps the ranges, so that
 //! a launch knows whether a loaded config is enough. It runs on the threads of a pool.
 
-use super::among::{self, Available};
+use super::among::Packed;
 use super::canonical::Canonical;
 use super::covering::{Kernel, covering};
 use super::executables::{Executables, Loaded, is_of_the_config};
 use super::key::Class;
 use super::lookup::{self, Choice, Known};
 use super::range::Range;
-use super::shared_map::SharedMap;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::{Error, Result, Status};
@@ -18,7 +17,7 @@ use crate::kernel::Origin;
 use crate::problem::Problem;
 use arc_swap::ArcSwap;
 use rayon::prelude::*;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 /// What `prepare_range` prepared.
@@ -65,29 +64,15 @@ pub struct Building<'a> {
     pub backend: &'a Backend,
     pub known: &'a Known,
     pub executables: &'a Executables,
-    /// The configs of the pack.
-    pub packed: &'a HashMap<Class, Vec<Available>>,
+    pub packed: &'a Packed,
 }
 
 impl Building<'_> {
     /// Builds what the ranges need. Where a config does not compile, chooses again without it;
     /// where nothing can be compiled, among the configs of the pack.
     pub fn build(&self, ranges: &[Range]) -> Result<Prepared> {
-        // A config of a class has the same texts for all shapes, so they are rendered once.
-        let seen: SharedMap<(Class, Config), bool> = SharedMap::default();
-        let is_packed = |problem: &Canonical, config: &Config| {
-            let key = (Class::of(problem), config.clone());
-            seen.get(&key).unwrap_or_else(|| {
-                let is_packed = self.backend.is_packed(problem, config);
-                seen.insert(key, is_packed);
-                is_packed
-            })
-        };
-        let of_pack = |problem: &Canonical| {
-            let packed = self.packed.get(&Class::of(problem)).map_or(&[][..], Vec::as_slice);
-            let is_there = |config: &Config| is_packed(problem, config);
-            among::choices(self.known, problem, self.backend.device(), packed, is_there)
-        };
+        let is_packed = |problem: &Canonical, config: &Config| self.packed.has(self.backend, problem, config);
+        let of_pack = |problem: &Canonical| self.packed.choices(self.known, problem, self.backend);
         let of_lookup = |problem: &Canonical| lookup::choices(self.known, problem, self.backend.device());
         match self.build_chosen(ranges, &of_lookup, &|_, _| true) {
             Err(error) if error.status == Status::NoCompiler && !self.packed.is_empty() => {

@@ -22,8 +22,9 @@ use flashtune::family;
 use flashtune::kernel::cubin_cache::TextDigest;
 use flashtune::kernel::pack::{Manifest, Origin, PackedGpu, PackedKernel, PackedPlan, Place, encode};
 use flashtune::kernel::{Gpu, render_pass, templates_digest};
-use flashtune::plan::{Engine, EngineOptions, Known, Range, Sizes, Source, choices, key, shipped};
+use flashtune::plan::{Engine, EngineOptions, Known, Range, Record, Sizes, Source, choices, key, shipped};
 use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
+use flashtune::tune::{Outcome, Timed};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -180,6 +181,53 @@ fn a_shape_whose_best_config_is_not_packed_takes_the_packs_best_of_its_class() {
         // A batch-invariant problem has one config, whatever there is.
         let invariant = Problem { batch_invariant: true, ..short };
         assert_eq!(engine.prepare(&invariant).err().unwrap().status, Status::NoCompiler);
+    });
+}
+
+/// The lookup's choice would have to be compiled. One that the model finds as fast serves in its
+/// place, whether there is an NVRTC or not; a slower one only where nothing can be compiled; and
+/// none in place of a config that was measured on this machine.
+#[test]
+fn a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice() {
+    let name = "a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice";
+    with_fake_and(name, &[REGISTERS], |_| {
+        let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
+        let device = engine(None).backend().device().clone();
+        // The choice for a length, and another tile that is so much slower by the model.
+        let slower_by = |low: f64, high: f64| {
+            (5..64).map(|step| 64 * step).find_map(|seqlen| {
+                let problem = Problem { batch_size: 1, seqlen_q: seqlen, seqlen_k: seqlen, ..PROBLEM };
+                let us = |config: &Config| flashtune::plan::predicted_us(&known, &problem, config, &device).unwrap();
+                let best = choices(&known, &problem, &device).swap_remove(0).config;
+                let is_other = |config: &Config| config.get("block_m") != best.get("block_m");
+                let ratio = |config: &Config| us(config) / us(&best);
+                let mut others = family::alternatives(&key::canonical(&problem), &device).into_iter().filter(is_other);
+                others.find(|config| low < ratio(config) && ratio(config) <= high).map(|other| (problem, best, other))
+            })
+        };
+        let (problem, best, near) = slower_by(1.0, 1.02).expect("two tiles as fast");
+        let (_folder, path) = folder_with(&[(problem, near.clone())]);
+        let plan = engine(place(&path)).prepare(&problem).unwrap();
+        assert_eq!((&plan.config, plan.source), (&near, Source::Pack));
+        assert!(plan.reason.starts_with("the pack has it: ") && plan.reason.len() < 256, "{}", plan.reason);
+        // The pack has both: the choice is the lookup's.
+        let (_folder, both) = folder_with(&[(problem, near.clone()), (problem, best.clone())]);
+        assert_eq!(engine(place(&both)).prepare(&problem).unwrap().config, best);
+
+        let own = engine(place(&path));
+        let winner = Timed { config: best, median_us: 10.0, utilisation: None };
+        let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };
+        let record = Record::new(&problem, own.backend().device(), outcome).to_line().unwrap();
+        let lines = path.with_file_name("records.jsonl");
+        std::fs::write(&lines, record).unwrap();
+        assert_eq!(own.import_records(&lines, false).unwrap().taken.len(), 1);
+        assert!(own.prepare(&problem).unwrap().reason.starts_with("nothing can be compiled here"));
+
+        let (problem, _, slow) = slower_by(1.05, 9.0).expect("a slower tile");
+        let (_folder, path) = folder_with(&[(problem, slow.clone())]);
+        let plan = engine(place(&path)).prepare(&problem).unwrap();
+        assert_eq!(plan.config, slow);
+        assert!(plan.reason.starts_with("nothing can be compiled here"), "{}", plan.reason);
     });
 }
 
