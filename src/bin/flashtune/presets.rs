@@ -69,8 +69,8 @@ const LLAMA_SERVING: &str = "llama-3-8b-serving";
 /// Llama-3-70B on one of eight GPUs behind a server whose K/V cache is e4m3, in pages of 16 and 64:
 /// single tokens and chunks of prompts.
 const LLAMA_FP8_SERVING: &str = "llama-3-70b-fp8-serving";
-/// What a library is asked for most: dense training and decoding at head dims 64 and 128. `make
-/// pack` compiles its kernels into a pack beside the library.
+/// What a library is asked for most: training and decoding at head dims 64 and 128. `make pack`
+/// compiles its kernels into the pack beside the library.
 const COMMON: &str = "common";
 /// The problems of all presets but "common".
 const ALL: &str = "all";
@@ -242,11 +242,16 @@ fn llama_fp8_serving() -> Vec<Problem> {
     shapes.flat_map(|shape| [(16, 0), (16, 1), (64, 0)].map(|(page_size, keys)| of(shape, page_size, keys))).collect()
 }
 
-/// Lengths from 512 to 16384 in batches of few and of many tiles, and one query over caches. For a
-/// shape in between, a lookup chooses the config of one of these shapes.
+/// Dense passes with up to 16k tokens, in batches of few and of many tiles; one query over
+/// contiguous caches, whose lengths the host or the device knows; in bf16 also over pages, and
+/// packed sequences. For most other shapes a lookup chooses the config of one of these
+/// (docs/packs.md).
 fn common() -> Vec<Problem> {
     const HEADS: [(i64, i64, i64); 4] = [(32, 8, 128), (16, 16, 128), (16, 16, 64), (32, 8, 64)];
-    const SHAPES: [(i64, i64); 12] = [
+    const SHAPES: [(i64, i64); 14] = [
+        (32, 128),
+        (8, 256),
+        (32, 256),
         (1, 512),
         (4, 512),
         (16, 512),
@@ -258,21 +263,42 @@ fn common() -> Vec<Problem> {
         (1, 4096),
         (4, 4096),
         (2, 8192),
-        (1, 16384),
     ];
-    const CACHES: [(i64, i64); 5] = [(1, 2048), (1, 32768), (8, 8192), (64, 2048), (64, 8192)];
+    const PACKED: [(i64, i64); 3] = [(32, 512), (8, 1024), (1, 4096)];
+    const CACHE_HEADS: [(i64, i64, i64); 6] =
+        [(32, 8, 128), (32, 32, 128), (64, 8, 128), (32, 8, 64), (32, 32, 64), (16, 16, 64)];
+    const CACHES: [(i64, i64); 6] = [(1, 512), (1, 32768), (4, 1024), (16, 1024), (16, 8192), (64, 2048)];
+    const PAGES: [i64; 3] = [16, 64, 256];
+    let on_device = Features { varlen: Some(Varlen::default()), ..Features::NONE };
     let mut problems = Vec::new();
     for dtype in [Bf16, Fp16] {
         for (num_heads_q, num_heads_kv, head_dim) in HEADS {
-            let of = |batch_size, seqlen, causal| Problem {
+            let of = |(batch_size, seqlen), causal| Problem {
                 dtype,
                 num_heads_kv,
                 ..square(batch_size, num_heads_q, seqlen, head_dim, causal)
             };
-            for (batch_size, seqlen) in SHAPES {
-                problems.extend([false, true].map(|causal| of(batch_size, seqlen, causal)));
+            for causal in [false, true] {
+                problems.extend(SHAPES.map(|shape| of(shape, causal)));
+                if dtype == Bf16 {
+                    let packed = |shape: (i64, i64)| {
+                        let total = Some(shape.0 * shape.1);
+                        let varlen = Some(Varlen { total_q: total, total_k: total, padded_q: false });
+                        Problem { features: Features { varlen, ..Features::NONE }, ..of(shape, causal) }
+                    };
+                    problems.extend(PACKED.map(packed));
+                }
             }
-            problems.extend(CACHES.map(|(batch_size, seqlen_k)| Problem { seqlen_k, ..of(batch_size, 1, false) }));
+        }
+        for (num_heads_q, num_heads_kv, head_dim) in CACHE_HEADS {
+            for (batch_size, seqlen_k) in CACHES {
+                let query = square(batch_size, num_heads_q, 1, head_dim, false);
+                let over = |features| Problem { dtype, num_heads_kv, seqlen_k, features, ..query };
+                problems.extend([Features::NONE, on_device].map(over));
+                if dtype == Bf16 {
+                    problems.extend(PAGES.map(|size| over(Features { paged: Some(size), ..on_device })));
+                }
+            }
         }
     }
     problems
@@ -293,4 +319,54 @@ fn square(batch_size: i64, heads: i64, seqlen: i64, head_dim: i64, causal: bool)
 fn passes(forward: Problem) -> impl Iterator<Item = Problem> {
     let backward = (forward.seqlen_q > 1).then_some(Problem { pass: Pass::Backward, ..forward });
     std::iter::once(forward).chain(backward)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashtune::config::Config;
+    use flashtune::device::{Arch, Device};
+    use flashtune::kernel::render_pass;
+    use flashtune::plan::key::Class;
+    use flashtune::plan::{Known, choices, shipped};
+    use std::collections::{HashMap, HashSet};
+    use std::sync::Arc;
+
+    /// A pack of `common` has to serve more than its own shapes. These have other heads, batches
+    /// and lengths.
+    #[test]
+    fn most_other_shapes_choose_kernels_of_common() {
+        const HEADS: [(i64, i64, i64); 4] = [(64, 8, 128), (28, 4, 128), (12, 12, 64), (32, 32, 64)];
+        const SHAPES: [(i64, i64); 8] =
+            [(4, 128), (2, 512), (4, 1024), (6, 1500), (2, 2048), (3, 3000), (1, 8192), (12, 577)];
+        let arch = Arch::Sm(9, 0);
+        let known = Known { shipped: shipped::records(arch).into_iter().map(Arc::new).collect(), ..Known::default() };
+        let h200 = Device::typical(arch).unwrap();
+        let gpus = [h200.clone(), Device::named(arch, "NVIDIA H100 80GB HBM3").unwrap()];
+        let of_others = HEADS.into_iter().flat_map(|(num_heads_q, num_heads_kv, head_dim)| {
+            SHAPES.into_iter().flat_map(move |(batch_size, seqlen)| {
+                [false, true]
+                    .map(|causal| Problem { num_heads_kv, ..square(batch_size, num_heads_q, seqlen, head_dim, causal) })
+            })
+        });
+        let others: Vec<Problem> = of_others.flat_map(passes).collect();
+        let classes: HashSet<Class> = others.iter().map(Class::of).collect();
+        let of_classes = problems(COMMON).unwrap().into_iter().filter(|problem| classes.contains(&Class::of(problem)));
+        let mut rendered: HashMap<(Class, Config), Vec<String>> = HashMap::new();
+        let mut texts = |problem: &Problem, gpu: &Device| {
+            let config = choices(&known, problem, gpu).swap_remove(0).config;
+            let kernels = rendered.entry((Class::of(problem), config.clone())).or_insert_with(|| {
+                render_pass(problem, &config, arch).unwrap().into_iter().map(|(_, text)| text).collect()
+            });
+            kernels.clone()
+        };
+        let common: HashSet<String> = of_classes
+            .flat_map(|problem| gpus.iter().flat_map(|gpu| texts(&problem, gpu)).collect::<Vec<_>>())
+            .collect();
+        for gpu in &gpus {
+            let missing = others.iter().filter(|problem| !texts(problem, gpu).iter().all(|text| common.contains(text)));
+            let (missing, all) = (missing.count(), others.len());
+            assert!(missing * 8 <= all, "{missing} of {all} on {}", gpu.name);
+        }
+    }
 }
