@@ -32,13 +32,14 @@ cli:
 	cargo build --locked --release --target-dir target/cli --bin flashtune
 
 # The kernels of the preset "common", compiled ahead of time: with this file beside the library, the
-# first call of such a problem compiles nothing. Needs NVRTC. `make wheel` and `make install` take it
-# along.
-pack: cli
-	@mkdir -p build
-	target/cli/release/flashtune pack --arch $(PACK_ARCH) --preset common --output build/libflashtune.pack
+# first call of such a problem compiles nothing. Needs NVRTC. `make wheel` and `make install` make it
+# too, where it is older than its sources; PACK=no leaves it out.
+pack:
+	sh scripts/make_pack.sh "$(PACK_ARCH)" build/libflashtune.pack
 
 PACK_ARCH ?= sm_90a
+PACK ?= yes
+export PACK PACK_ARCH
 
 examples: $(EXAMPLES)
 
@@ -49,6 +50,7 @@ build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 # PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be
 # moved.
 install: lib cli sbom
+	$(if $(filter no,$(PACK)),,FLASHTUNE_CLI=target/cli/release/flashtune sh scripts/make_pack.sh "$(PACK_ARCH)" build/libflashtune.pack --if-possible)
 	sh scripts/install.sh $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
 
 uninstall:
@@ -59,7 +61,8 @@ sbom:
 	@mkdir -p build
 	$(PYTHON) scripts/sbom.py > build/flashtune.cdx.json
 
-# The wheel and the source distribution, in build/dist; zig and the Python tools come from PyPI.
+# The wheel and the source distribution, in build/dist; zig, NVRTC and the Python tools come from
+# PyPI.
 # TARGET may name another machine: make wheel TARGET=aarch64-unknown-linux-gnu
 wheel:
 	TARGET=$(TARGET) sh scripts/build_wheel.sh $(SONAME)

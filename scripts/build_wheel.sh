@@ -2,7 +2,10 @@
 # Builds the wheel and the source distribution into build/dist. The library in the wheel needs glibc
 # 2.28 or later, whatever this machine has: zig links it against that version's symbols. zig,
 # cargo-zigbuild and Python's build tools come from PyPI into build/wheel-tools.
-# `make pack` before it leaves build/libflashtune.pack, which goes into the wheel beside the library.
+#
+# build/libflashtune.pack goes into the wheel beside the library, and is made first where it is
+# missing or old. NVRTC for it comes from PyPI too, unless FLASHTUNE_NVRTC names one. PACK=no builds
+# a wheel without it.
 #
 # TARGET=aarch64-unknown-linux-gnu builds for another machine. It needs that target's std:
 # `rustup target add aarch64-unknown-linux-gnu`.
@@ -35,14 +38,23 @@ built=target/manylinux/$target/release/libflashtune.so
 mkdir -p build
 "${PYTHON:-python3}" scripts/sbom.py "$target" > "build/flashtune-$machine.cdx.json"
 
+if [ "${PACK-}" != no ]; then
+    if [ -z "${FLASHTUNE_NVRTC-}" ]; then
+        # The version that scripts/venv.sh installs for the tests.
+        $tools/bin/python -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==13.0.*"
+        FLASHTUNE_NVRTC=$(echo "$PWD/$tools"/lib/python3*/site-packages/nvidia/cu13/lib)
+        export FLASHTUNE_NVRTC
+    fi
+    sh scripts/make_pack.sh "${PACK_ARCH:-sm_90a}" build/libflashtune.pack
+fi
 pack=$(sh scripts/built_pack.sh)
 
 # The wheel of another machine stays.
-rm -rf $out/*_"$machine".whl $out/*.tar.gz build/lib build/bdist.*
+rm -rf $out/*_"$machine".whl $out/*.tar.gz build/lib build/lib.* build/bdist.*
 FLASHTUNE_PREBUILT="$PWD/$built" FLASHTUNE_PREBUILT_PACK="$pack" FLASHTUNE_SBOM="$PWD/build/flashtune-$machine.cdx.json" $tools/bin/python -m build --no-isolation --outdir $out \
     --config-setting=--build-option=--plat-name="$platform" --wheel . > build/wheel.log ||
     { cat build/wheel.log >&2; exit 1; }
 $tools/bin/python -m build --no-isolation --outdir $out --sdist . > build/sdist.log ||
     { cat build/sdist.log >&2; exit 1; }
-rm -rf build/lib build/bdist.* bindings/python/flashtune.egg-info
+rm -rf build/lib build/lib.* build/bdist.* bindings/python/flashtune.egg-info
 ls -l $out

@@ -10,8 +10,8 @@
 # CLI      the command line's program
 #
 # FLASHTUNE_BUILT names the folder of the built libraries, target/release by default. `make sbom`
-# makes the list of their crates. `make pack` makes build/libflashtune.pack, which goes beside the
-# library where it is there.
+# makes the list of their crates. build/libflashtune.pack goes beside the library where it is there,
+# unless PACK is no.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -15,7 +15,7 @@ tests=${*:-round_trip merge pages key_starts kv_append kv_append_slots const_inp
 
 command -v "$qemu" > /dev/null || { echo "test_aarch64.sh: $qemu is not installed; on Debian: apt install qemu-user-static" >&2; exit 1; }
 [ -e "$sysroot/lib/ld-linux-aarch64.so.1" ] || { echo "test_aarch64.sh: $sysroot has no lib/ld-linux-aarch64.so.1; on Debian: apt install libc6-arm64-cross" >&2; exit 1; }
-make --no-print-directory wheel TARGET=$target
+make --no-print-directory wheel TARGET=$target PACK=no
 
 library=$PWD/target/manylinux/$target/release/libflashtune.so
 soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI = Path(os.environ.get("FLASHTUNE_CLI", ROOT / "target" / "debug" / "flashtune"))
+PACK = ROOT / "build" / "libflashtune.pack"
 PROGRAM = ROOT / "tests" / "install" / "program.c"
 FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror"]
 
@@ -31,8 +32,8 @@ def run(*command, **environment):
     return done.stdout
 
 
-def install(prefix, *, libdir="lib", destdir="", first=()):
-    return run("sh", ROOT / "scripts" / "install.sh", *first, prefix, libdir, destdir, CLI)
+def install(prefix, *, libdir="lib", destdir="", first=(), **environment):
+    return run("sh", ROOT / "scripts" / "install.sh", *first, prefix, libdir, destdir, CLI, **environment)
 
 
 def cmake():
@@ -116,6 +117,25 @@ class Install(unittest.TestCase):
         self.assertTrue((Path(include) / "flashtune.h").is_file())
         install("/opt/tools", libdir="lib/x86_64-linux-gnu", destdir=stage, first=["--uninstall"])
         self.assertEqual([path for path in stage.rglob("*") if not path.is_dir()], [])
+
+    @unittest.skipUnless(PACK.is_file(), "there is no pack: make pack")
+    def test_the_pack_lies_beside_the_library_unless_it_is_left_out(self):
+        installed = self.folder / "prefix" / "lib" / "libflashtune.pack"
+        install(self.folder / "prefix")
+        self.assertEqual(installed.read_bytes(), PACK.read_bytes())
+        install(self.folder / "prefix", PACK="no")
+        self.assertFalse(installed.exists(), "that of the installation before")
+
+    def test_a_machine_without_nvrtc_is_told_that_calls_will_compile(self):
+        pack = self.folder / "libflashtune.pack"
+        pack.write_text("of an older library")
+        make = ("sh", ROOT / "scripts" / "make_pack.sh", "sm_90a", pack)
+        nowhere = dict(FLASHTUNE_CLI=str(CLI), FLASHTUNE_NVRTC="/nowhere")
+        said = run(*make, "--if-possible", **nowhere)
+        self.assertRegex(said, r"^no pack: .* the first call of each problem will compile .*pip install nvidia-cuda-nvrtc.*\n$")
+        self.assertFalse(pack.exists())
+        with self.assertRaisesRegex(AssertionError, "libnvrtc"):
+            run(*make, **nowhere)
 
     def test_wrong_places_are_refused_before_anything_is_written(self):
         for prefix, libdir, says in (("relative", "lib", "PREFIX"), (self.folder / "p", "/lib", "LIBDIR"),

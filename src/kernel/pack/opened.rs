@@ -159,15 +159,16 @@ impl PackStatus {
     /// The pack at a place, for a device. A refusal is logged: the context goes on without it.
     pub fn load(place: Option<Place>, device: &Device) -> PackStatus {
         let Some(place) = place else { return PackStatus::None };
-        let usable = |pack: &Pack| pack.check_library().and_then(|()| pack.check_device(device));
-        match Pack::open_at(&place).and_then(|pack| usable(&pack).map(|()| pack)) {
-            Ok(pack) => PackStatus::Loaded(Arc::new(pack)),
-            Err(reason) => {
-                let Place { path, named_by, .. } = place;
-                log::warn!("the pack {} ({named_by}) is not used: {reason}", path.display());
-                PackStatus::Refused(Box::new(Refusal { path, reason }))
-            }
-        }
+        let opened = Pack::open_at(&place).and_then(|pack| pack.check_library().map(|()| pack));
+        let (reason, level) = match opened.map(|pack| (pack.check_device(device), pack)) {
+            Ok((Ok(()), pack)) => return PackStatus::Loaded(Arc::new(pack)),
+            // A wheel has its pack on every GPU.
+            Ok((Err(reason), _)) if place.found_beside.is_some() => (reason, log::Level::Info),
+            Ok((Err(reason), _)) | Err(reason) => (reason, log::Level::Warn),
+        };
+        let Place { path, named_by, .. } = place;
+        log::log!(level, "the pack {} ({named_by}) is not used: {reason}", path.display());
+        PackStatus::Refused(Box::new(Refusal { path, reason }))
     }
 
     pub fn pack(&self) -> Option<&Arc<Pack>> {
