@@ -14,12 +14,15 @@ import tempfile
 import time
 
 # Runs in its own process: times the first forward and backward pass of a process, each until the
-# GPU is done.
+# GPU is done. Arguments: the head dim, and whether the context may use a pack.
 FIRST_CALLS = """
-import json, time
+import json, sys, time
 import torch
 import flashtune
-q, k, v = (torch.randn(2, 1024, 16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+head_dim = int(sys.argv[1])
+if sys.argv[2] == "without":
+    flashtune.use_pack("")
+q, k, v = (torch.randn(2, 1024, 16, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 torch.cuda.synchronize()
 def timed(call):
     start = time.perf_counter()
@@ -28,7 +31,7 @@ def timed(call):
     return time.perf_counter() - start, result
 forward, (out, lse) = timed(lambda: flashtune.attention_forward(q, k, v, causal=True))
 backward, _ = timed(lambda: flashtune.attention_backward(out, q, k, v, out, lse, causal=True))
-print(json.dumps({"forward_s": forward, "backward_s": backward}))
+print(json.dumps({"forward_s": forward, "backward_s": backward, "pack": flashtune.pack_info(0)["state"]}))
 """
 
 EMPTY_KERNEL = b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry empty() { ret; }\n\0"
@@ -38,16 +41,20 @@ BURSTS = 25
 
 
 def first_calls():
-    """{name: seconds of both passes}. "cold" starts with an empty cache folder, "warm" is a new
-    process with the same folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
-        results = {}
-        for name in ("cold", "warm"):
-            process = subprocess.run(
-                [sys.executable, "-c", FIRST_CALLS], env=environment, capture_output=True, text=True, check=True
-            )
-            results[name] = json.loads(process.stdout.splitlines()[-1])
+    """{name: seconds of both passes}, each in a process of its own. Without a pack, a second
+    process finds the kernels that the first one compiled. Times with a pack are left out where no
+    pack lies beside the library and FLASHTUNE_PACK names none."""
+    results = {}
+    for head_dim in (64, 128):
+        for pack, caches in (("with", ["empty"]), ("without", ["empty", "filled"])):
+            with tempfile.TemporaryDirectory() as folder:
+                for cache in caches:
+                    command = [sys.executable, "-c", FIRST_CALLS, str(head_dim), pack]
+                    environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
+                    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                    times = json.loads(process.stdout.splitlines()[-1])
+                    if (times.pop("pack") == "loaded") == (pack == "with"):
+                        results[f"head dim {head_dim}, {pack} a pack, {cache} cache"] = times
     return results
 
 
@@ -228,7 +235,7 @@ def main():
     results.update(workspace=workspace(), library_bytes=size)
 
     for name, times in results["first_calls"].items():
-        print(f"{name} first call: forward {times['forward_s'] * 1e3:.0f} ms, backward {times['backward_s'] * 1e3:.0f} ms")
+        print(f"first call, {name}: forward {times['forward_s'] * 1e3:.0f} ms, backward {times['backward_s'] * 1e3:.0f} ms")
     empty = results["host_us"]["driver, empty kernel"]
     for name, us in results["host_us"].items():
         print(f"host time of {name}: {us:.1f} us ({us - empty:+.1f} us over the driver's launch)")
