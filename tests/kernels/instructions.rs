@@ -92,6 +92,10 @@ fn bf16_uses_tensor_cores_and_asynchronous_copies() {
         kernel.demand(!is_sm90, &["LDGSTS"], &["BYPASS", "128"]);
         kernel.demand(is_sm90, &["HGMMA"], &["F32", "BF16"]);
         kernel.demand(is_sm90, &["UTMALDG"], &["4D"]);
+        // An elected lane starts the forward kernel's copies, so no loop over lanes surrounds them.
+        if is_sm90 && kernel.pass == Pass::Forward {
+            kernel.demand(false, &["BRA"], &["U", "ANY"]);
+        }
         kernel.demand(is_sm90, &["USETMAXREG"], &["TRY_ALLOC"]);
         kernel.demand(true, &["MUFU"], &["EX2"]);
         // Only the sm90 producer may spill, and no kernel uses double precision.

@@ -14,6 +14,11 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kBoxesQK = (kHeadDim + kBoxCols - 1) / kBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
+// Whether an elected lane starts the copies of 16-bit keys without pages (device/ptx/elect.cuh), or
+// thread 0. Four consumers that store O from registers took up to 1.16 times as long with an
+// elected lane on long heads at head dim 64; the cause was not measured.
+constexpr bool kElects = kHeadDim > 64 || kConsumers <= 2 || kTmaStore;
+
 // Keys of 8 bits: four warps convert them in registers (load_eight.cuh), or three in the slots to
 // which TMA brings their bytes (convert_in_place.cuh). Keys in pages (load_pages.cuh): whether TMA
 // or threads copy them, the producer's warps that load, and the arrivals that fill a slot of K or
