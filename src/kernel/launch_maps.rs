@@ -46,13 +46,7 @@ impl KeyMaps {
 
 impl LaunchMaps {
     pub fn encode(driver: &Driver, call: &Call, boxes: &Boxes) -> Result<LaunchMaps> {
-        let mut tensors = tensors(&call.in_units(), boxes)?;
-        // A box has half a row of 256 bytes or a whole shorter one, and the bytes beside it belong
-        // to another head. With 256 an H200 took 1.03 times as long at 1,024 keys and head dim 256.
-        if call.problem.query_type().bytes() == 1 {
-            tensors = tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor });
-        }
-        let [q, k, v, o] = tensors;
+        let [q, k, v, o] = tensors(&call.in_units(), boxes)?;
         Ok(LaunchMaps {
             q: TensorMap::encode(driver, &q)?,
             k: TensorMap::encode(driver, &k)?,
@@ -87,11 +81,21 @@ fn tensors(call: &Call, boxes: &Boxes) -> Result<[Tensor; 4]> {
     };
     // A tensor without rows is not loaded and its view may hold anything, but a map has no extent
     // of 0: another tensor takes its place.
-    Ok(match (p.seqlen_q, p.seqlen_k) {
+    let tensors = match (p.seqlen_q, p.seqlen_k) {
         (_, 0) => [q, q, q, o],
         (0, _) => [k, k, v, k],
         _ => [q, k, v, o],
-    })
+    };
+    Ok(if fetches_boxes(p) { tensors.map(|tensor| Tensor { fetch: Fetch::Bytes128, ..tensor }) } else { tensors })
+}
+
+/// Whether L2 reads no more than the 128 bytes that a box has of a row. The bytes beside them
+/// belong to the next box or to another head. Fetching them with a box took up to 1.03 times as
+/// long on an H200 forward (docs/tuning/sm90-forward.md), and as much with q of 8 bits, 1,024 keys
+/// and head dim 256. With q of 16 bits neither pages nor packed sequences were timed.
+fn fetches_boxes(p: &Problem) -> bool {
+    let is_dense = p.features.varlen.is_none() && p.features.paged.is_none();
+    p.query_type().bytes() == 1 || p.pass == Pass::Forward && is_dense
 }
 
 /// The columns of K and V in units.
@@ -303,6 +307,22 @@ mod tests {
         call.problem.head_dim_v = 120;
         call.problem.features.varlen = Some(Varlen::default());
         assert_eq!(fetched(&call), [Bytes128; 4]);
+    }
+
+    #[test]
+    fn the_forward_pass_over_dense_tensors_fetches_what_a_box_has() {
+        let mut call = call(3, 2, 400);
+        let packed = TensorRef { stride_head: 128, stride_seqlen: 1024, stride_batch: 409_600, ..call.q };
+        [call.q, call.k, call.v, call.out, call.dout] = [packed; 5];
+        call.problem.head_dim_v = 128;
+        for (pass, varlen, fetched) in [
+            (Pass::Forward, None, Fetch::Bytes128),
+            (Pass::Backward, None, Fetch::Bytes256),
+            (Pass::Forward, Some(Varlen::default()), Fetch::Bytes256),
+        ] {
+            (call.problem.pass, call.problem.features.varlen) = (pass, varlen);
+            assert_eq!(tensors(&call, &BOXES).unwrap().map(|tensor| tensor.fetch), [fetched; 4], "{pass:?} {varlen:?}");
+        }
     }
 
     #[test]
