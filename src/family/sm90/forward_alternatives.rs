@@ -48,19 +48,20 @@ fn of_sharing_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     if problem.dropout || problem.head_dim.max(problem.head_dim_v) > 64 {
         return Vec::new();
     }
-    let of = |(block_m, block_n, ctas_per_sm): (u32, u32, u32)| {
-        let config = with_blocks(&of_rows(problem, device, block_m)?, block_n, [2; 3], problem);
+    let of = |(block_m, block_n, stages, ctas_per_sm): (u32, u32, [u32; 3], u32)| {
+        let config = with_blocks(&of_rows(problem, device, block_m)?, block_n, stages, problem);
         Some(ForwardKnobs { ctas_per_sm, ..config }).filter(|config| config.fits(problem, device))
     };
-    let of_two_ctas = of((64, 128, 2));
+    let of_two_ctas = of((64, 128, [2; 3], 2));
     if problem.seqlen_k > SHORT {
         return of_two_ctas.into_iter().collect();
     }
     let rows = i64::from(WARPGROUP_ROWS);
-    let of_two_tall_ctas = of((128, 48, 2)).filter(|_| (rows + 1..=2 * rows).contains(&problem.seqlen_q));
+    // Three slots hold all keys of the next tile.
+    let of_two_tall_ctas = of((128, 48, [3, 3, 2], 2)).filter(|_| (rows + 1..=2 * rows).contains(&problem.seqlen_q));
     let heads = problem.batch_size * problem.num_heads_q;
     let are_many = heads > FEW_HEADS * i64::from(device.sm_count) && !tiles_differ(problem);
-    let of_three_ctas = of((64, 64, 3)).filter(|_| of_two_tall_ctas.is_none() || !are_many);
+    let of_three_ctas = of((64, 64, [2; 3], 3)).filter(|_| of_two_tall_ctas.is_none() || !are_many);
     [of_two_ctas, of_three_ctas, of_two_tall_ctas].into_iter().flatten().collect()
 }
 
