@@ -12,6 +12,11 @@ template <int kThreads>
 __device__ __forceinline__ void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(kThreads) : "memory");
 }
+// Arrives without waiting: this thread is one of the kThreads for which others wait.
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "n"(kThreads) : "memory");
+}
 __device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
 // The same for a warpgroup, and whether the vote of each of its threads was true.
 __device__ __forceinline__ bool warpgroup_all(int id, bool vote) {

@@ -66,6 +66,7 @@ void multiply(float* c, const unsigned* a, const unsigned* b, int a_words, int b
 // ---- barriers
 
 void named_barrier(int id, unsigned threads);
+void named_barrier_arrive(int id, unsigned threads);
 bool named_barrier_all(int id, unsigned threads, bool vote);
 void sync_threads();
 bool sync_threads_or(bool vote);

@@ -46,6 +46,26 @@ void arrive(unsigned address, unsigned bytes) {
     end_phase_if_complete(barrier);
 }
 
+// The barrier with this id, which this thread is about to reach.
+NamedBarrier& named_barrier_of(int id, unsigned threads) {
+    if (id < 0 || id > 15) fail("named barrier %d", id);
+    Cta* cta = my_cta();
+    if (threads % 32 || threads == 0 || threads > cta->fibers.size()) fail("named barrier %d of %u threads", id, threads);
+    NamedBarrier& barrier = cta->named[id];
+    if (barrier.waiters.empty() && barrier.arrived == 0) barrier.threads = threads;
+    else if (barrier.threads != threads) fail("named barrier %d of %u threads, where others wait for %u", id, threads, barrier.threads);
+    if (id == 0 && !cta->at_sync.empty()) fail("named barrier 0, while other threads are at __syncthreads");
+    return barrier;
+}
+
+// Whether only this thread is missing.
+bool is_last(const NamedBarrier& barrier) { return barrier.waiters.size() + barrier.arrived + 1 == barrier.threads; }
+
+void open_barrier(NamedBarrier& barrier) {
+    barrier.arrived = 0, barrier.result = barrier.votes, barrier.votes = true;
+    wake_all(barrier.waiters);
+}
+
 }  // namespace
 
 Cta* owner_of(unsigned address, unsigned bytes, unsigned* offset) {
@@ -127,20 +147,19 @@ std::string describe_barrier(Cta* cta, unsigned address) {
     return text;
 }
 
+void named_barrier_arrive(int id, unsigned threads) {
+    NamedBarrier& barrier = named_barrier_of(id, threads);
+    if (is_last(barrier)) open_barrier(barrier);
+    else ++barrier.arrived;
+}
+
 void named_barrier(int id, unsigned threads) { named_barrier_all(id, threads, true); }
 
 bool named_barrier_all(int id, unsigned threads, bool vote) {
-    if (id < 0 || id > 15) fail("named barrier %d", id);
-    Cta* cta = my_cta();
-    if (threads % 32 || threads == 0 || threads > cta->fibers.size()) fail("named barrier %d of %u threads", id, threads);
-    NamedBarrier& barrier = cta->named[id];
-    if (barrier.waiters.empty()) barrier.threads = threads;
-    else if (barrier.threads != threads) fail("named barrier %d of %u threads, where others wait for %u", id, threads, barrier.threads);
-    if (id == 0 && !cta->at_sync.empty()) fail("named barrier 0, while other threads are at __syncthreads");
+    NamedBarrier& barrier = named_barrier_of(id, threads);
     barrier.votes &= vote;
-    if (barrier.waiters.size() + 1 == threads) {
-        barrier.result = barrier.votes, barrier.votes = true;
-        wake_all(barrier.waiters);
+    if (is_last(barrier)) {
+        open_barrier(barrier);
     } else {
         barrier.waiters.push_back(me());
         block(Wait::kNamed, id, threads);

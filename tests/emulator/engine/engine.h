@@ -110,7 +110,7 @@ struct Mbarrier {
 };
 
 struct NamedBarrier {
-    unsigned threads = 0;
+    unsigned threads = 0, arrived = 0;  // arrived: without waiting, since it opened last
     std::vector<Fiber*> waiters;
     bool votes = true, result = true;  // of those that wait; of those that waited last
 };

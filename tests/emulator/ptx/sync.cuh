@@ -6,6 +6,8 @@
 
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int id) { emulator::named_barrier(id, kThreads); }
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_arrive(int id) { emulator::named_barrier_arrive(id, kThreads); }
 __device__ __forceinline__ void warpgroup_barrier(int id) { named_barrier<128>(id); }
 __device__ __forceinline__ bool warpgroup_all(int id, bool vote) { return emulator::named_barrier_all(id, 128, vote); }
 
