@@ -248,6 +248,39 @@ const FAULTS_OF_IMAGES: [Fault; 6] = [
     },
 ];
 
+/// Three tiles of three consumers in e4m3, which take turns. Two consumers of the last tile have no
+/// rows.
+const IN_TURNS: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=1 seqlen_q=450 seqlen_k=300 head_dim=128 head_dim_v=128 \
+     causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 kv_dtype=e4m3 keys_per_scale=0 fp8_q=true";
+
+/// Faults of the turns in which consumers issue products.
+const FAULTS_OF_TURNS: [Fault; 3] = [
+    // The first turn of all.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/turns.cuh",
+        from: "if (consumer == kConsumers - 1) pass();",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The turns of blocks that a consumer skips.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward_fp8.cu.tera",
+        from: "turns.take(), turns.pass();",
+        to: "",
+        report: "DEADLOCK",
+    },
+    // The turn of a tile's last P V.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward_fp8.cu.tera",
+        from: "wgmma_wait<1>();\n                    turns.pass();",
+        to: "wgmma_wait<1>();",
+        report: "DEADLOCK",
+    },
+];
+
 /// A team of four warps shares V's columns and Q K^T. The keys have two segments.
 const DECODED_SEGMENTS: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=1 seqlen_k=1300 head_dim=128 head_dim_v=128 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 batch_invariant=true";
@@ -412,6 +445,11 @@ fn planted_faults_of_converted_keys_are_reported() {
 fn planted_faults_of_images_of_v_are_reported() {
     const TEST: &str = "tiny::gpu_is_right_on_tiny_problems_whose_v_is_transposed_before";
     are_reported(&FAULTS_OF_IMAGES, TEST, Some(IN_IMAGES));
+}
+
+#[test]
+fn planted_faults_of_turns_are_reported() {
+    are_reported(&FAULTS_OF_TURNS, ONE_PROBLEM, Some(IN_TURNS));
 }
 
 #[test]

@@ -33,7 +33,7 @@ constexpr bool kReadsImages = kVStages == 0;
 constexpr int kBytesVt = kReadsImages ? round_up(kImageBytes, 1024) : kBoxesVt * kVtRows * kBoxRowBytes;
 constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kVtStages * kBytesVt;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
-constexpr int kAllBarriers = kBarriersKV + kBarriersQ + kConsumers;
+constexpr int kAllBarriers = kBarriersKV + kBarriersQ;
 constexpr int kBarrierBytes = 1024;
 constexpr bool kTmaStore = false;  // no Q slot takes a tile's O
 constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
@@ -49,7 +49,7 @@ struct Shared {
     uint32 k;         // [kKStages][box][kBlockN keys]
     uint32 v;         // [kVStages][box][kBlockN keys]: a V block as it lies in device memory
     uint32 vt;        // [kVtStages][box][kVtRows columns]: the same, transposed
-    uint32 barriers;  // of K, V, V^T and Q: for each slot `full`, then for each slot `empty`; then of turns
+    uint32 barriers;  // of K, V, V^T and Q: for each slot `full`, then for each slot `empty`
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
 
@@ -82,9 +82,6 @@ struct Shared {
         return barriers + (kBarriersKV + (kQStages + slot) * kConsumers + consumer) * 8;
     }
 
-    // The consumer has issued the products of a turn (turns.cuh).
-    __device__ __forceinline__ uint32 turn_done(int consumer) const { return barriers + (kBarriersKV + kBarriersQ + consumer) * 8; }
-
     // By one thread, before any other thread uses a barrier.
     __device__ __forceinline__ void init_barriers() const {
         // Under a block mask each warp of a consumer reads the listed slot and releases K's slot
@@ -98,7 +95,6 @@ struct Shared {
                 barrier_init(full_q(slot, consumer), 1), barrier_init(empty_q(slot, consumer), 1);
             }
         }
-        for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(turn_done(consumer), 4);
         tiles.init(kConsumers * 4 + kProducers);  // the loading warp reads tiles too
         barrier_init_done();
     }
