@@ -203,18 +203,33 @@ impl<E: Element> Head<E> {
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes during `'a`.
     pub unsafe fn rows<'a>(&self, first: usize, rows: usize, tile: &'a mut [f32], pitch: usize) -> Matrix<'a> {
-        let are_fp32 = E::as_floats(&[]).is_some();
         // SAFETY: the caller's promise; the last dim is contiguous.
         unsafe {
-            match usize::try_from(self.stride) {
-                Ok(stride) if are_fp32 && self.dim == pitch && self.pages.is_none() => {
-                    Matrix::in_place(self.address(first).cast(), [rows, self.dim], stride)
-                }
-                _ => {
+            match self.stride_in_place(pitch) {
+                Some(stride) => Matrix::in_place(self.address(first).cast(), [rows, self.dim], stride),
+                None => {
                     self.load(first, rows, tile, pitch);
                     Matrix::rows(tile, pitch)
                 }
             }
+        }
+    }
+
+    /// The stride of rows that `rows` does not copy.
+    fn stride_in_place(&self, pitch: usize) -> Option<usize> {
+        let is_in_place = E::as_floats(&[]).is_some() && self.dim == pitch && self.pages.is_none();
+        usize::try_from(self.stride).ok().filter(|_| is_in_place)
+    }
+
+    /// Asks for a row that `rows` does not copy. Products read six such rows side by side. It
+    /// helped on an Emerald Rapids, and was within the noise on a Zen 5.
+    ///
+    /// # Safety
+    /// The row must lie in a live tensor that nobody writes meanwhile.
+    pub unsafe fn prefetch_in_place(&self, position: usize, pitch: usize) {
+        if self.stride_in_place(pitch).is_some() {
+            // SAFETY: the caller's promise.
+            prefetch(unsafe { self.row(position) });
         }
     }
 

@@ -198,16 +198,21 @@ impl<E: Element> Tiles<E> {
         let dout = take(&mut scratch, m * self.padded_dim_v);
         let [high, low, delta] = [take(&mut scratch, m), take(&mut scratch, m), take(&mut scratch, m)];
         let in_workspace = self.sequences.workspace_row(sequence, head) + first;
+        let (head_q, head_dout) = (self.q.head(sequence.place_q, head), self.dout.head(sequence.place_q, head));
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
         // during a launch. The workspace's were written by this task or in an earlier phase.
         let (q, dout) = unsafe {
+            for row in first..first + rows {
+                head_q.prefetch_in_place(row, self.padded_dim);
+                head_dout.prefetch_in_place(row, self.padded_dim_v);
+            }
             let lse = from_raw_parts(self.workspace.lse(in_workspace), rows);
             for (row, lse) in lse.iter().enumerate() {
                 [high[row], low[row]] = in_two_parts(f64::from(*lse) * LOG2_E);
             }
             delta[..rows].copy_from_slice(from_raw_parts(self.workspace.delta(in_workspace), rows));
-            let q = self.q.head(sequence.place_q, head).rows(first, rows, q, self.padded_dim);
-            (q, self.dout.head(sequence.place_q, head).rows(first, rows, dout, self.padded_dim_v))
+            let q = head_q.rows(first, rows, q, self.padded_dim);
+            (q, head_dout.rows(first, rows, dout, self.padded_dim_v))
         };
         QueryTile {
             first,
