@@ -159,6 +159,14 @@ impl<E: Element> Elements<E> {
 }
 
 impl<E: Element> InputHead<E> {
+    /// The rows, which are not of 8 bits.
+    pub fn plain(&self) -> &Head<E> {
+        match &self.elements {
+            HeadElements::Plain(head) => head,
+            _ => unreachable!("8 bits are not multiplied as they are"),
+        }
+    }
+
     /// As `Head::load`, times the scales.
     ///
     /// # Safety

@@ -20,6 +20,10 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn as_floats(_row: &[Self]) -> Option<&[f32]> {
         None
     }
+    /// The row itself, if it is bf16.
+    fn as_brains(_row: &[Self]) -> Option<&[bf16]> {
+        None
+    }
     /// Rounds to nearest, ties to even. Both slices have the same length.
     fn narrow(level: Level, wide: &[f32], row: &mut [Self]);
     /// Rounds `factor * wide`, which may be left in `wide`. Both slices have the same length.
@@ -59,6 +63,9 @@ impl Element for bf16 {
     const ZERO: bf16 = bf16::ZERO;
     fn widen(level: Level, row: &[bf16], wide: &mut [f32]) {
         widen_bf16(level, row, wide);
+    }
+    fn as_brains(row: &[bf16]) -> Option<&[bf16]> {
+        Some(row)
     }
     fn narrow(level: Level, wide: &[f32], row: &mut [bf16]) {
         narrow_bf16(level, wide, row);
@@ -167,9 +174,13 @@ impl<E: Element> Head<E> {
         self.data.wrapping_offset(begin + row as isize * self.stride)
     }
 
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
     /// # Safety
     /// The row must lie in a live tensor that nobody writes meanwhile.
-    unsafe fn row<'a>(&self, position: usize) -> &'a [E] {
+    pub unsafe fn row<'a>(&self, position: usize) -> &'a [E] {
         // SAFETY: the caller's promise; the last dim is contiguous.
         unsafe { std::slice::from_raw_parts(self.address(position), self.dim) }
     }

@@ -10,35 +10,48 @@
 //! the weights in place. The output accumulator has rows like the output's. Scores are base 2,
 //! scaled by the product that makes them.
 //!
+//! On a processor that multiplies tiles of bf16, both products are made of pairs. Weights are then
+//! two bf16 numbers each, and the accumulator's columns are contiguous.
+//!
 //! Hidden scores are overwritten, so a NaN in a hidden key's K never spreads. A hidden key's V
 //! meets a weight of 0 in the product of its tile: a NaN or inf there does spread, as in every
 //! tiled implementation. Rows and keys that a sequence does not use are never read.
 
+use super::amx::{Configured, TileUnit};
 use super::block_map::{BlockMap, TileBlocks};
 use super::dropout::Masks;
 use super::eight::{Input, InputHead, round_weights};
 use super::element::{Element, Head, Tensor};
+use super::pairs::{self, CHUNK, multiply_pairs, split_weights, words};
 use super::product::{Into, LANES, Matrix, STRIP, multiply};
 use super::read_only::ReadOnly;
 use super::scores::ScoreModifier;
 use super::sequence::{Sequence, Sequences};
 use super::simd::Level;
 use super::softmax::softmax_step;
-use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, MAX_BLOCK, TileSize};
+use super::tile::{Axis, BlockKind, Line, MAX_BLOCK, TileSize};
+use super::transpose;
 use super::vector::multiply_in_place;
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::family::cpu::scratch;
+use crate::family::cpu::scratch::{self, gradient_pitch};
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
-pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
+pub fn run<E: Element>(
+    call: &Call,
+    tile_size: TileSize,
+    level: Level,
+    tile_unit: Option<TileUnit>,
+    workers: &Workers,
+) -> Result<()> {
     let problem = &call.problem;
     let pass = Forward::<E> {
         tile_size,
         level,
+        tile_unit,
         sequences: Sequences::new(call),
         block_map: BlockMap::new(call),
         modifier: ScoreModifier::new(call, level),
@@ -88,14 +101,14 @@ struct Tile {
 struct Strip<'a> {
     first_row: usize,
     rows: usize,
-    /// The keys that any of the rows sees, in whole patches of the dropout mask.
+    /// The keys that any of the rows sees, from the begin of their first chunk on.
     keys: Range<usize>,
     seen_by_all: Range<usize>,
     /// Whether `acc_o` holds anything.
     is_begun: bool,
-    /// (row, c) at `c * padded_rows + row`
+    /// (row, c) at `c * padded_rows + row`, or pairs of columns for a tile unit
     q: &'a mut [f32],
-    /// (row, c) at `row * padded_dim_v + c`
+    /// (row, c) at `row * padded_dim_v + c`, or at `c * padded_rows + row` by a tile unit
     acc_o: &'a mut [f32],
     row_max: &'a mut [f32],
     row_sum: &'a mut [f32],
@@ -105,9 +118,9 @@ struct Strip<'a> {
 /// Strips of the largest block.
 const MOST_STRIPS: usize = MAX_BLOCK as usize / STRIP;
 
-/// The keys from the first patch of the dropout mask on.
-fn patches(keys: Range<usize>) -> Range<usize> {
-    keys.start / BLOCK_STEP as usize * BLOCK_STEP as usize..keys.end
+/// The keys from the begin of a chunk of a tile unit on, which is two patches of the dropout mask.
+fn chunks(keys: Range<usize>) -> Range<usize> {
+    keys.start / CHUNK * CHUNK..keys.end
 }
 
 impl Tile {
@@ -122,6 +135,7 @@ impl Tile {
 struct Forward<E> {
     tile_size: TileSize,
     level: Level,
+    tile_unit: Option<TileUnit>,
     sequences: Sequences,
     block_map: BlockMap,
     modifier: ScoreModifier<E>,
@@ -144,6 +158,11 @@ struct Forward<E> {
 }
 
 impl<E: Element> Forward<E> {
+    /// Columns of the tiles of Q and K: words of pairs for a tile unit.
+    fn columns(&self) -> usize {
+        if self.tile_unit.is_some() { words(self.dim) } else { self.dim }
+    }
+
     fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
         let TileSize { m, n } = self.tile_size;
         let sequence = &self.sequences.of(batch);
@@ -151,7 +170,8 @@ impl<E: Element> Forward<E> {
             return;
         }
         let rows = m.min(sequence.seqlen_q - first_row);
-        let k = take(&mut scratch, n * self.dim);
+        let tile_unit = self.tile_unit.map(TileUnit::configure);
+        let k = take(&mut scratch, n * self.columns());
         let v = take(&mut scratch, n * self.padded_dim_v);
         let scores = take(&mut scratch, n * STRIP);
         let keep = take(&mut scratch, if self.masks.is_some() { n * STRIP } else { 0 });
@@ -164,7 +184,7 @@ impl<E: Element> Forward<E> {
         }
         let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
         let mut blocks = self.block_map.table();
-        let of_block = patches(sequence.mask.keys_of_block(first_row..first_row + rows));
+        let of_block = chunks(sequence.mask.keys_of_block(first_row..first_row + rows));
         // Tiles begin at multiples of n wherever the block begins, so a row's sums have one order.
         for first_key in (of_block.start / n * n..of_block.end).step_by(n) {
             let of_tile = of_block.start.max(first_key)..of_block.end.min(first_key + n);
@@ -173,24 +193,53 @@ impl<E: Element> Forward<E> {
             }
             // SAFETY: the sequence has these keys, in tensors that the caller keeps alive and
             // unwritten during a launch.
-            let (k, v) = unsafe {
-                let k = keys_k.rows(of_tile.start, of_tile.len(), k, self.dim);
-                (k, keys_v.rows(of_tile.start, of_tile.len(), v, self.padded_dim_v))
-            };
+            let (k, v) = unsafe { self.load_keys(&keys_k, &keys_v, of_tile.clone(), k, v) };
             for strip in strips.iter_mut().map_while(Option::as_mut) {
                 let keys = of_tile.start.max(strip.keys.start)..of_tile.end.min(strip.keys.end);
                 if keys.is_empty() {
                     continue;
                 }
                 let skipped = keys.start - of_tile.start;
-                let of_strip = [k.skip_rows(skipped), v.skip_rows(skipped)];
-                self.attend(sequence, head, strip, keys, &blocks, of_strip, scores, keep);
+                let of_v = if tile_unit.is_some() { skipped / 2 } else { skipped };
+                let of_strip = [k.skip_rows(skipped), v.skip_rows(of_v)];
+                self.attend(sequence, head, strip, keys, &blocks, of_strip, scores, keep, tile_unit.as_ref());
             }
         }
         let out = self.out.head(sequence.place_q, head);
         let lse_row = self.sequences.lse_row(sequence, head);
-        for strip in strips.into_iter().map_while(|strip| strip) {
-            self.finish(&out, head, lse_row, strip);
+        for strip in strips.iter_mut().map_while(Option::as_mut) {
+            match tile_unit {
+                None => {
+                    let acc_o = std::mem::take(&mut strip.acc_o);
+                    self.finish(&out, head, lse_row, strip, 0, acc_o);
+                }
+                Some(_) => self.finish_columns(&out, head, lse_row, strip, v),
+            }
+        }
+    }
+
+    /// K and V of some keys. For a tile unit a row of K has pairs of columns, and a row of V is a
+    /// pair of keys.
+    ///
+    /// # Safety
+    /// The keys must lie in live tensors that nobody writes during `'a`.
+    unsafe fn load_keys<'a>(
+        &self,
+        keys_k: &InputHead<E>,
+        keys_v: &InputHead<E>,
+        keys: Range<usize>,
+        k: &'a mut [f32],
+        v: &'a mut [f32],
+    ) -> (Matrix<'a>, Matrix<'a>) {
+        let (first, rows) = (keys.start, keys.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.tile_unit.is_none() {
+                return (keys_k.rows(first, rows, k, self.dim), keys_v.rows(first, rows, v, self.padded_dim_v));
+            }
+            let pitch = gradient_pitch(self.tile_size.n / 2);
+            let k = keys_k.plain().pairs(first, rows, k, words(self.dim));
+            (k, keys_v.plain().pairs_of_rows(first, rows, v, self.padded_dim_v, pitch))
         }
     }
 
@@ -205,18 +254,23 @@ impl<E: Element> Forward<E> {
     ) -> Strip<'a> {
         // Rows up to the next multiple of LANES are computed from zeros and not stored.
         let padded_rows = rows.next_multiple_of(LANES);
-        let of_q = take(scratch, self.dim * padded_rows);
+        let of_q = take(scratch, self.columns() * padded_rows);
         // SAFETY: the sequence has these rows, in a tensor that the caller keeps alive and
         // unwritten during a launch.
-        unsafe { q.load_transposed(first_row, rows, padded_rows, of_q, padded_rows) };
+        unsafe {
+            match self.tile_unit {
+                None => q.load_transposed(first_row, rows, padded_rows, of_q, padded_rows),
+                Some(_) => q.plain().load_pairs_transposed(first_row, rows, padded_rows, of_q, self.columns()),
+            }
+        }
         let strip = Strip {
             first_row,
             rows,
-            keys: patches(sequence.mask.keys_of_block(first_row..first_row + rows)),
+            keys: chunks(sequence.mask.keys_of_block(first_row..first_row + rows)),
             seen_by_all: sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end,
             is_begun: false,
             q: of_q,
-            acc_o: take(scratch, rows * self.padded_dim_v),
+            acc_o: take(scratch, padded_rows * self.padded_dim_v),
             row_max: take(scratch, padded_rows),
             row_sum: take(scratch, padded_rows),
             rescale: take(scratch, padded_rows),
@@ -226,7 +280,8 @@ impl<E: Element> Forward<E> {
         strip
     }
 
-    /// Adds a tile of keys to a strip. `k` and `v` begin with the first of the keys.
+    /// Adds a tile of keys to a strip. `k` and `v` begin with the first of the keys. `all` has room
+    /// for the scores of the keys in whole chunks.
     #[allow(clippy::too_many_arguments)] // the tile, its place and its scratch
     fn attend(
         &self,
@@ -236,15 +291,15 @@ impl<E: Element> Forward<E> {
         keys: Range<usize>,
         blocks: &TileBlocks,
         [k, v]: [Matrix; 2],
-        scores: &mut [f32],
+        all: &mut [f32],
         keep: &mut [f32],
+        tile_unit: Option<&Configured>,
     ) {
         let pitch = strip.rows.next_multiple_of(LANES);
-        let scores = &mut scores[..keys.len() * pitch];
         let tile =
             Tile { first_row: strip.first_row, rows: strip.rows, first_key: keys.start, keys: keys.len(), pitch };
-        let (q, k) = (Matrix::columns(strip.q, pitch), k.transposed());
-        multiply(self.level, [pitch, tile.keys, self.dim], scores, pitch, Into::Overwrite(self.modifier.factor), q, k);
+        self.multiply_scores(strip, tile, k, all, tile_unit);
+        let scores = &mut all[..tile.keys * pitch];
         if self.modifier.is_needed() {
             self.modify(sequence, head, tile, blocks, scores);
         }
@@ -261,10 +316,38 @@ impl<E: Element> Forward<E> {
             masks.fill(mask_head, tile.first_row, tile.rows, tile.first_key, tile.keys, keep, 1, pitch);
             multiply_in_place(self.level, scores, keep);
         }
-        let into = if strip.is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
-        let (v, weights, width) = (v.transposed(), Matrix::rows(scores, pitch), self.padded_dim_v);
-        multiply(self.level, [width, tile.rows, tile.keys], strip.acc_o, width, into, v, weights);
+        self.add_values(strip, tile, v, all, tile_unit);
         strip.is_begun = true;
+    }
+
+    /// Q K^T, scaled.
+    fn multiply_scores(&self, strip: &Strip, tile: Tile, k: Matrix, scores: &mut [f32], unit: Option<&Configured>) {
+        let (level, pitch, columns, factor) = (self.level, tile.pitch, self.columns(), self.modifier.factor);
+        let (q, k) = (Matrix::columns(strip.q, pitch), k.transposed());
+        match unit {
+            None => multiply(level, [pitch, tile.keys, columns], scores, pitch, Into::Overwrite(factor), q, k),
+            Some(unit) => {
+                let shape = [pitch, tile.keys.next_multiple_of(LANES), columns];
+                multiply_pairs(unit, level, shape, scores, pitch, pairs::Into::Overwrite(factor), [q], k);
+            }
+        }
+    }
+
+    /// O += P V. The weights may be left in pieces.
+    fn add_values(&self, strip: &mut Strip, tile: Tile, v: Matrix, weights: &mut [f32], unit: Option<&Configured>) {
+        let (pitch, width) = (tile.pitch, self.padded_dim_v);
+        let Some(unit) = unit else {
+            let into = if strip.is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
+            let (v, weights) = (v.transposed(), Matrix::rows(weights, pitch));
+            return multiply(self.level, [width, tile.rows, tile.keys], strip.acc_o, width, into, v, weights);
+        };
+        let into = if strip.is_begun { pairs::Into::Rescale(strip.rescale) } else { pairs::Into::Overwrite(1.0) };
+        let weights = &mut weights[..2 * words(tile.keys) * pitch];
+        weights[tile.keys * pitch..].fill(0.0);
+        split_weights(self.level, weights, pitch);
+        let parts = [0, pitch].map(|at| Matrix::columns(&weights[at..], 2 * pitch));
+        let shape = [pitch, width, words(tile.keys)];
+        multiply_pairs(unit, self.level, shape, strip.acc_o, pitch, into, parts, v);
     }
 
     /// Applies softcap, ALiBi, bias and mask to the scores that causal and window leave.
@@ -294,16 +377,26 @@ impl<E: Element> Forward<E> {
         }
     }
 
-    /// Divides by the sums and stores the block's rows and their LSE.
+    /// `finish` of a strip whose accumulator has columns, 16 rows at a time.
+    fn finish_columns(&self, out: &Head<E>, head: usize, lse_row: usize, strip: &mut Strip, tile: &mut [f32]) {
+        let (width, pitch) = (self.padded_dim_v, strip.rows.next_multiple_of(LANES));
+        for row in (0..strip.rows).step_by(LANES) {
+            let rows = LANES.min(strip.rows - row);
+            transpose::into_rows(&strip.acc_o[row..], pitch, [rows, width], tile);
+            self.finish(out, head, lse_row, strip, row, &mut tile[..rows * width]);
+        }
+    }
+
+    /// Divides by the sums and stores rows and their LSE, from the strip's row `first` on.
     ///
     /// A row that sees nothing, or only scores of -inf, has a sum of 0; any other row has a weight
     /// of 1. Its O is 0 and its LSE -inf, whatever the accumulator holds. A NaN among its scores
     /// makes the sum NaN.
-    fn finish(&self, out: &Head<E>, head: usize, lse_row: usize, strip: Strip) {
+    fn finish(&self, out: &Head<E>, head: usize, lse_row: usize, strip: &Strip, first: usize, acc_o: &mut [f32]) {
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
         // SAFETY: one of heads_q floats.
         let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);
-        for (row, acc_o) in strip.acc_o.chunks_exact_mut(self.padded_dim_v).enumerate() {
+        for (row, acc_o) in (first..strip.rows).zip(acc_o.chunks_exact_mut(self.padded_dim_v)) {
             let position = strip.first_row + row;
             if strip.row_sum[row] == 0.0 {
                 acc_o.fill(0.0);
@@ -349,3 +442,6 @@ impl RowEnd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

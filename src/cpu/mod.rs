@@ -5,6 +5,7 @@
 //! against, so it follows every rule of the numbers exactly. It knows nothing of records, the
 //! search or C. A launch trusts its Call, as `call` says.
 
+mod amx;
 mod backward;
 mod block_map;
 mod dropout;
@@ -15,6 +16,7 @@ mod forward;
 mod host;
 mod mask;
 mod memory;
+mod pairs;
 mod product;
 mod read_only;
 mod scores;
@@ -39,6 +41,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::family;
 use crate::problem::{Dtype, Pass, Problem};
+use amx::TileUnit;
 use half::{bf16, f16};
 pub use simd::Level;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,6 +64,8 @@ pub struct Executable {
     dtype: Dtype,
     tile_size: TileSize,
     level: Level,
+    /// Multiplies bf16 tiles, if the processor has such a unit.
+    tile_unit: Option<TileUnit>,
     workers: Arc<Workers>,
 }
 
@@ -104,6 +109,7 @@ impl Cpu {
             dtype: problem.dtype,
             tile_size,
             level: Level::detect(),
+            tile_unit: wants_tile_unit(problem, tile_size).then(TileUnit::detect).flatten(),
             workers: self.workers.clone(),
         })
     }
@@ -160,10 +166,17 @@ impl Executable {
         debug_assert_eq!((call.problem.pass, call.problem.dtype), (self.pass, self.dtype));
         eight::check_scales(call)?;
         match self.pass {
-            Pass::Forward => forward::run::<E>(call, self.tile_size, self.level, &self.workers),
+            Pass::Forward => forward::run::<E>(call, self.tile_size, self.level, self.tile_unit, &self.workers),
             Pass::Backward => backward::run::<E>(call, self.tile_size, self.level, &self.workers),
         }
     }
+}
+
+/// Whether the pass multiplies bf16 numbers as they are, in whole chunks. Only then is the unit's
+/// permission asked for.
+fn wants_tile_unit(problem: &Problem, tile_size: TileSize) -> bool {
+    let is_plain = problem.dtype == Dtype::Bf16 && problem.features.eight_bits.is_none();
+    problem.pass == Pass::Forward && is_plain && tile_size.n.is_multiple_of(pairs::CHUNK)
 }
 
 #[cfg(test)]

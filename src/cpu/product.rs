@@ -7,6 +7,7 @@
 //! of a kernel and its epilogue are paid for each product of 2^20 operations. A factor may also be
 //! rows of a caller's tensor.
 
+use super::amx::Words;
 use super::simd::{Level, load, multiply_add, store};
 use pulp::{Simd, WithSimd};
 use std::marker::PhantomData;
@@ -63,6 +64,13 @@ impl<'a> Matrix<'a> {
         assert!(self.column_stride == 1 && columns <= row.len, "a row leaves its matrix");
         // SAFETY: the row's elements lie in the matrix, as just checked, and are borrowed for `'a`.
         unsafe { std::slice::from_raw_parts(row.data, columns) }
+    }
+
+    /// A matrix of words, as tiles of them are loaded: its columns are contiguous.
+    pub fn words(&self, rows: usize, columns: usize) -> Words {
+        self.check(rows, columns);
+        assert!(self.row_stride == 1, "the columns of a tile are contiguous");
+        Words { data: self.data, pitch: self.column_stride }
     }
 
     fn check(&self, rows: usize, columns: usize) {

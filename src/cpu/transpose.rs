@@ -29,6 +29,15 @@ pub fn from_rows(rows: [&[f32]; 4], tile: &mut [f32], pitch: usize) {
     }
 }
 
+/// Rows of a tile whose columns are contiguous: element (i, c) from `c * pitch + i` to `i * columns
+/// + c`. `columns` is a multiple of 4.
+pub fn into_rows(tile: &[f32], pitch: usize, [rows, columns]: [usize; 2], out: &mut [f32]) {
+    for c in (0..columns).step_by(4) {
+        let four = [c, c + 1, c + 2, c + 3].map(|c| &tile[c * pitch..][..rows]);
+        from_rows(four, &mut out[c..], columns);
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn transposed(mut block: [std::arch::x86_64::__m128; 4]) -> [std::arch::x86_64::__m128; 4] {
