@@ -51,7 +51,7 @@ impl Pack {
     }
 
     /// As `open`. A file that nobody named is refused unless root, this user or the library's owner
-    /// owns it, and only its owner may write to it.
+    /// owns it, and nobody may write to it but its owner and a group that may write to the library.
     pub fn open_at(place: &Place) -> Result<Pack, String> {
         Pack::from_bytes(&place.path, read(&place.path, place.found_beside.as_deref())?)
     }
@@ -212,19 +212,22 @@ fn read(path: &Path, found_beside: Option<&Path>) -> Result<Vec<u8>, String> {
 }
 
 /// Refuses a file that somebody else may have put beside the library, as in a folder that every
-/// user may write to. Any user may name a file; this one was found.
+/// user may write to. Any user may name a file; this one was found. Its group may write to it where
+/// the same group may write to the library: pip gives both files the mode that the umask leaves.
 fn check_found(metadata: &Metadata, library: &Path) -> Result<(), String> {
     let mode = metadata.mode() & 0o7777;
-    if mode & 0o022 != 0 {
+    let owner = metadata.uid();
+    let beside = std::fs::metadata(library).ok();
+    let is_writable_alike =
+        |beside: &Metadata| (beside.uid(), beside.gid()) == (owner, metadata.gid()) && beside.mode() & 0o020 != 0;
+    if mode & 0o022 != 0 && !beside.as_ref().is_some_and(is_writable_alike) {
         return Err(format!(
             "its mode is {mode:04o}; nobody named it, so only its owner may write to it; FLASHTUNE_PACK would name it"
         ));
     }
-    let owner = metadata.uid();
     // SAFETY: geteuid takes no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
-    let is_trusted =
-        owner == 0 || owner == user || std::fs::metadata(library).is_ok_and(|library| library.uid() == owner);
+    let is_trusted = owner == 0 || owner == user || beside.is_some_and(|library| library.uid() == owner);
     match is_trusted {
         true => Ok(()),
         false => Err(format!(

@@ -269,13 +269,31 @@ fn a_pack_that_nobody_named_must_come_from_an_owner_who_is_trusted() {
         let place = Place { path: path.clone(), named_by: "a test", found_beside: found_beside.map(Path::to_owned) };
         Pack::open_at(&place).err()
     };
-    let set_mode = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-    set_mode(0o664);
+    let set_mode = |file: &Path, mode| std::fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap();
+    set_mode(&path, 0o664);
+    set_mode(&library, 0o755);
     assert!(reason(Some(&library)).unwrap().contains("its mode is 0664"));
+    assert!(reason(Some(Path::new("/nowhere"))).unwrap().contains("its mode is 0664"));
     assert_eq!(reason(None), None);
-    set_mode(0o644);
+    // A wheel that pip installed under umask 002.
+    set_mode(&library, 0o775);
     assert_eq!(reason(Some(&library)), None);
-    // Only root may give a file away.
+    set_mode(&path, 0o666);
+    assert!(reason(Some(&library)).unwrap().contains("its mode is 0666"));
+    set_mode(&path, 0o664);
+    // Only root may give a file to another group or owner.
+    if std::os::unix::fs::chown(&library, None, Some(12345)).is_ok() {
+        assert!(reason(Some(&library)).unwrap().contains("its mode is 0664"));
+        std::os::unix::fs::chown(&path, Some(12345), Some(12345)).unwrap();
+        assert!(reason(Some(&library)).unwrap().contains("its mode is 0664"));
+        std::os::unix::fs::chown(&library, Some(12345), None).unwrap();
+        assert_eq!(reason(Some(&library)), None);
+        std::os::unix::fs::chown(&library, Some(0), None).unwrap();
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    }
+    set_mode(&path, 0o644);
+    set_mode(&library, 0o755);
+    assert_eq!(reason(Some(&library)), None);
     if std::os::unix::fs::chown(&path, Some(12345), None).is_ok() {
         assert!(reason(Some(&library)).unwrap().contains("it belongs to user 12345"));
         assert_eq!(reason(None), None);
