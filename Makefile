@@ -33,11 +33,12 @@ cli:
 
 # The kernels of the preset "common", compiled ahead of time: with this file beside the library, the
 # first call of such a problem compiles nothing. Needs NVRTC. `make wheel` and `make install` make it
-# too, where it is older than its sources; PACK=no leaves it out.
+# too, where it is older than its sources; PACK=no leaves it out. PACK_ARCH names architectures, as
+# sm_80,sm_90a; else those of the pack before are made, at first sm_90a.
 pack:
 	sh scripts/make_pack.sh "$(PACK_ARCH)" build/libflashtune.pack
 
-PACK_ARCH ?= sm_90a
+PACK_ARCH ?=
 PACK ?= yes
 export PACK PACK_ARCH
 

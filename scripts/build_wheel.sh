@@ -45,7 +45,7 @@ if [ "${PACK-}" != no ]; then
         FLASHTUNE_NVRTC=$(echo "$PWD/$tools"/lib/python3*/site-packages/nvidia/cu13/lib)
         export FLASHTUNE_NVRTC
     fi
-    sh scripts/make_pack.sh "${PACK_ARCH:-sm_90a}" build/libflashtune.pack
+    sh scripts/make_pack.sh "${PACK_ARCH-}" build/libflashtune.pack
 fi
 pack=$(sh scripts/built_pack.sh)
 

@@ -1,27 +1,51 @@
 #!/bin/sh
-# Makes a pack of the preset `common`, unless the file is newer than all that it is made from. It
-# needs NVRTC. FLASHTUNE_CLI names a command line that is built; else `make cli` builds one. It runs
-# on this machine, whatever machine the library is for.
+# Makes a pack of the preset `common`, unless the file is newer than all that it is made from, and of
+# the same architectures and NVRTC. It needs NVRTC. FLASHTUNE_CLI names a command line that is built;
+# else `make cli` builds one. It runs on this machine, whatever machine the library is for.
+#
+# FILE.stamp keeps the architectures and the NVRTC's version of a FILE that was made here. Any other
+# FILE stays as it is.
 #
 # usage: make_pack.sh ARCHS FILE [--if-possible]
 #
-# ARCHS          as --arch of `flashtune pack`; FILE.archs keeps them
-# --if-possible  without NVRTC, leave no FILE and say how to get one
+# ARCHS          as --arch of `flashtune pack`; "" for those of FILE.stamp, or sm_90a without one
+# --if-possible  where no pack can be made, leave no FILE, say why and succeed
 set -eu
 cd "$(dirname "$0")/.."
-archs=$1 pack=$2
+archs=$1 pack=$2 option=${3-}
+stamp=$pack.stamp
 
-if [ -f "$pack" ] && [ "$(cat "$pack.archs" 2> /dev/null)" = "$archs" ] &&
+without() {
+    echo "no pack: $1, so the first call of each problem will compile for one or two seconds; $2"
+    exit 0
+}
+
+# The stamp is written after its pack.
+if [ -f "$pack" ] && { [ ! -f "$stamp" ] || [ -n "$(find "$pack" -newer "$stamp")" ]; }; then
+    echo "$pack stays: 'make pack' did not make it; without the file, one is made"
+    exit 0
+fi
+made_archs='' made_nvrtc=''
+[ ! -f "$stamp" ] || read -r made_archs made_nvrtc < "$stamp" || true
+archs=${archs:-${made_archs:-sm_90a}}
+
+[ -n "${FLASHTUNE_CLI-}" ] || make --no-print-directory cli
+cli=${FLASHTUNE_CLI:-target/cli/release/flashtune}
+# Empty where none is found. A pack that is there then need not be made anew.
+nvrtc=$("$cli" info --json |
+    sed -n 's/.*"libnvrtc":{"found":"[^"]*","version":\[\([0-9]*\),\([0-9]*\)\].*/\1.\2/p')
+if [ -f "$pack" ] && [ "$archs ${nvrtc:-$made_nvrtc}" = "$made_archs $made_nvrtc" ] &&
     [ -z "$(find src templates tuning-db Cargo.toml -newer "$pack" -type f | head -n 1)" ]; then
     exit 0
 fi
-[ -n "${FLASHTUNE_CLI-}" ] || make --no-print-directory cli
-cli=${FLASHTUNE_CLI:-target/cli/release/flashtune}
-if [ "${3-}" = --if-possible ] && ! "$cli" info --json | grep -q '"libnvrtc":{"found":"'; then
-    rm -f "$pack"
-    echo "no pack: no NVRTC was found, so the first call of each problem will compile for one or two seconds; to mend it: python3 -m pip install nvidia-cuda-nvrtc, then make install"
-    exit 0
+rm -f "$pack"
+if [ "$option" = --if-possible ] && [ -z "$nvrtc" ]; then
+    without "no NVRTC was found" "to mend it: python3 -m pip install nvidia-cuda-nvrtc, then make install"
 fi
+rm -f "$stamp"
 mkdir -p "$(dirname "$pack")"
-"$cli" pack --arch "$archs" --preset common --output "$pack"
-echo "$archs" > "$pack.archs"
+if ! "$cli" pack --arch "$archs" --preset common --output "$pack"; then
+    [ "$option" = --if-possible ] || exit 1
+    without "making one for $archs failed, as said above" "PACK_ARCH names other architectures"
+fi
+echo "$archs $nvrtc" > "$stamp"

@@ -20,6 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 CLI = Path(os.environ.get("FLASHTUNE_CLI", ROOT / "target" / "debug" / "flashtune"))
 PACK = ROOT / "build" / "libflashtune.pack"
 PROGRAM = ROOT / "tests" / "install" / "program.c"
+# A stand-in for the command line. It writes down what it compiles for.
+COMMAND_LINE = """#!/bin/sh
+case $1 in
+info) [ -z "$FAKE_NVRTC" ] || echo '{"version":"0","libnvrtc":{"found":"/lib/libnvrtc.so","version":['"$FAKE_NVRTC"'],"attempts":[]}}' ;;
+pack) [ -z "${FAKE_FAILURE-}" ] || exit 1; echo "$3" >> "$FAKE_LOG"; echo "a pack" > "$7" ;;
+esac
+"""
 FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -129,6 +136,8 @@ class Install(unittest.TestCase):
     def test_a_machine_without_nvrtc_is_told_that_calls_will_compile(self):
         pack = self.folder / "libflashtune.pack"
         pack.write_text("of an older library")
+        pack.with_name("libflashtune.pack.stamp").write_text("sm_90a 13.0\n")
+        os.utime(pack, (0, 0))
         make = ("sh", ROOT / "scripts" / "make_pack.sh", "sm_90a", pack)
         nowhere = dict(FLASHTUNE_CLI=str(CLI), FLASHTUNE_NVRTC="/nowhere")
         said = run(*make, "--if-possible", **nowhere)
@@ -136,6 +145,39 @@ class Install(unittest.TestCase):
         self.assertFalse(pack.exists())
         with self.assertRaisesRegex(AssertionError, "libnvrtc"):
             run(*make, **nowhere)
+
+    def test_a_pack_is_made_anew_only_where_what_it_is_made_from_changes(self):
+        cli, pack = self.folder / "flashtune", self.folder / "build" / "libflashtune.pack"
+        cli.write_text(COMMAND_LINE)
+        cli.chmod(0o755)
+
+        def make(archs="", *option, nvrtc="13,0", **environment):
+            """What the script says, and the architectures that it compiled for."""
+            log = self.folder / "compiled"
+            log.write_text("")
+            program = dict(FLASHTUNE_CLI=str(cli), FAKE_NVRTC=nvrtc, FAKE_LOG=str(log), **environment)
+            said = run("sh", ROOT / "scripts" / "make_pack.sh", archs, pack, *option, **program)
+            return said, log.read_text().split()
+
+        self.assertEqual(make(), ("", ["sm_90a"]))
+        self.assertEqual(make(), ("", []))
+        self.assertEqual(make(nvrtc="12,8"), ("", ["sm_90a"]))
+        self.assertEqual(make("sm_80,sm_90a", nvrtc="12,8"), ("", ["sm_80,sm_90a"]))
+        self.assertEqual(make(nvrtc="12,8"), ("", []), "the architectures are those of the pack")
+        self.assertEqual(make("", "--if-possible", nvrtc=""), ("", []))
+        self.assertTrue(pack.exists(), "no NVRTC is needed for a pack that is there")
+        said, _ = make("sm_80", "--if-possible", FAKE_FAILURE="1")
+        self.assertRegex(said, "^no pack: making one for sm_80 failed")
+        self.assertFalse(pack.exists())
+        with self.assertRaisesRegex(AssertionError, "exit status 1"):
+            make("sm_80", FAKE_FAILURE="1")
+        # One that somebody else made.
+        self.assertEqual(make(), ("", ["sm_90a"]))
+        for prepare in (lambda: os.utime(pack, (2e9, 2e9)), lambda: pack.with_name(f"{pack.name}.stamp").unlink()):
+            prepare()
+            said, compiled = make("sm_80")
+            self.assertRegex(said, "^.*libflashtune.pack stays: .*\n$")
+            self.assertEqual((compiled, pack.read_text()), ([], "a pack\n"))
 
     def test_wrong_places_are_refused_before_anything_is_written(self):
         for prefix, libdir, says in (("relative", "lib", "PREFIX"), (self.folder / "p", "/lib", "LIBDIR"),
