@@ -5,7 +5,7 @@
 #
 # build/libflashtune.pack goes into the wheel beside the library, and is made first where it is
 # missing or old. NVRTC for it comes from PyPI too, unless FLASHTUNE_NVRTC names one. PACK=no builds
-# a wheel without it.
+# a wheel without it. STEP=library ends once the library is built.
 #
 # TARGET=aarch64-unknown-linux-gnu builds for another machine. It needs that target's std:
 # `rustup target add aarch64-unknown-linux-gnu`.
@@ -34,6 +34,7 @@ fi
 PATH="$PWD/$tools/bin:$PATH" cargo-zigbuild rustc --locked --release --lib --no-default-features \
     --crate-type cdylib,staticlib --target "$target.2.28" --target-dir target/manylinux -- -C strip=symbols "$@"
 built=target/manylinux/$target/release/libflashtune.so
+[ "${STEP-}" != library ] || exit 0
 
 mkdir -p build
 "${PYTHON:-python3}" scripts/sbom.py "$target" > "build/flashtune-$machine.cdx.json"
@@ -41,7 +42,11 @@ mkdir -p build
 if [ "${PACK-}" != no ]; then
     if [ -z "${FLASHTUNE_NVRTC-}" ]; then
         # The version that scripts/venv.sh installs for the tests.
-        $tools/bin/python -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==13.0.*"
+        ls -d $tools/lib/python3*/site-packages/nvidia_cuda_nvrtc-13.0.*.dist-info > /dev/null 2>&1 ||
+            $tools/bin/python -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==13.0.*" || {
+            echo "build_wheel.sh: pip could not install NVRTC for the pack; FLASHTUNE_NVRTC names the folder of one, and PACK=no builds a wheel without a pack" >&2
+            exit 1
+        }
         FLASHTUNE_NVRTC=$(echo "$PWD/$tools"/lib/python3*/site-packages/nvidia/cu13/lib)
         export FLASHTUNE_NVRTC
     fi

@@ -249,17 +249,20 @@ def prose(tally, python, library):
 
 
 def build_release_library():
-    """Builds the release library for glibc 2.28, and a wheel without a pack around it, and returns
-    the exit status. LTO mostly uses one core, so the build runs beside the other checks."""
-    return run(["make", "--no-print-directory", "wheel", "PACK=no"], is_shown=False)[0]
+    """Builds the release library for glibc 2.28, and returns the exit status. LTO mostly uses one
+    core, so the build runs beside the other checks."""
+    return run(["make", "--no-print-directory", "wheel", "STEP=library"], is_shown=False)[0]
 
 
 def release_library(tally, status):
     """Checks what ships. The library has fat LTO without an rlib, is stripped and small, exports
     flashtune_* only, and is of use to programs once it is installed. The wheel has a pack, which
-    the command line of the tests makes, so that no other is built."""
-    cli = ROOT / "target" / "debug" / "flashtune"
-    if status or run(["make", "--no-print-directory", "wheel"], is_shown=False, FLASHTUNE_CLI=str(cli))[0]:
+    the command line of the tests makes with the NVRTC of .venv, so that no other is built or
+    installed."""
+    programs = {"FLASHTUNE_CLI": str(ROOT / "target" / "debug" / "flashtune")}
+    for folder in VENV.glob("lib/python3*/site-packages/nvidia/cu13/lib"):
+        programs["FLASHTUNE_NVRTC"] = os.environ.get("FLASHTUNE_NVRTC", str(folder))
+    if status or run(["make", "--no-print-directory", "wheel"], is_shown=False, **programs)[0]:
         return tally.check("make wheel", False)
     built = ROOT / "target" / "manylinux" / f"{platform.machine()}-unknown-linux-gnu" / "release"
     library = built / LIBRARY
