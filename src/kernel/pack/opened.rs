@@ -100,11 +100,15 @@ impl Pack {
         Ok(())
     }
 
+    /// Whether it has kernels for an architecture.
+    pub fn has_arch(&self, arch: Arch) -> bool {
+        self.manifest().archs().contains(&arch)
+    }
+
     /// Whether its cubins run on a device; else the reason in one clause.
     pub fn check_device(&self, device: &Device) -> Result<(), String> {
-        let archs = self.manifest().archs();
-        if !archs.contains(&device.arch) {
-            let names: Vec<String> = archs.iter().map(Arch::to_string).collect();
+        if !self.has_arch(device.arch) {
+            let names: Vec<String> = self.manifest().archs().iter().map(Arch::to_string).collect();
             let names = if names.is_empty() { "no kernels".to_owned() } else { names.join(" ") };
             return Err(format!("it has no kernels for {} ({}); it has {names}", device.name, device.arch));
         }
@@ -163,7 +167,9 @@ impl PackStatus {
         let (reason, level) = match opened.map(|pack| (pack.check_device(device), pack)) {
             Ok((Ok(()), pack)) => return PackStatus::Loaded(Arc::new(pack)),
             // A wheel has its pack on every GPU.
-            Ok((Err(reason), _)) if place.found_beside.is_some() => (reason, log::Level::Info),
+            Ok((Err(reason), pack)) if place.found_beside.is_some() && !pack.has_arch(device.arch) => {
+                (reason, log::Level::Info)
+            }
             Ok((Err(reason), _)) | Err(reason) => (reason, log::Level::Warn),
         };
         let Place { path, named_by, .. } = place;
