@@ -213,3 +213,37 @@ fn a_pack_serves_without_nvrtc_and_a_damaged_one_is_made_anew() {
     let (lines, code) = machine.doctor(old_nvrtc);
     assert_eq!((code, of(&lines, "pack").0, of(&lines, "pack").2), (Some(1), "wrong", Some("unset FLASHTUNE_PACK")));
 }
+
+/// A wheel's pack has kernels for few architectures and lies on machines with any GPU.
+#[test]
+fn a_pack_beside_the_program_that_lacks_the_architecture_is_not_wrong_unless_it_is_named() {
+    let machine = Machine::new();
+    let bin = machine.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let [program, pack] = ["flashtune", "libflashtune.pack"].map(|name| bin.join(name));
+    std::fs::copy(machine.command(&[], &[]).get_program(), &program).unwrap();
+    let problem = r#"{"pass":"forward","num_heads_q":2,"seqlen_q":512,"head_dim":64}"#;
+    let (problems, path) = (write(machine.path(), "problems.jsonl", problem), pack.to_str().unwrap());
+    let args = ["pack", "--arch", "sm_90", "--problems", problems.to_str().unwrap(), "--output", path];
+    let made = machine.command(&args, &COMPILES).output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let doctor = |variables: &[(&str, &str)]| {
+        let command = machine.command(&[], &[&COMPILES[..], variables].concat());
+        let mut beside = Command::new(&program);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => beside.env(name, value),
+                None => beside.env_remove(name),
+            };
+        }
+        read(&beside.args(["doctor", "--json"]).output().unwrap())
+    };
+    let (lines, code) = doctor(&[]);
+    assert_eq!((code, of(&lines, "pack").0), (Some(0), "ok"), "{lines:?}");
+    let another = [("FAKE_ARCH", "86"), ("FAKE_NVRTC_ARCH", "86")];
+    let (lines, code) = doctor(&another);
+    assert_eq!((code, of(&lines, "pack").0, of(&lines, "pack").2), (Some(0), "missing", None), "{lines:?}");
+    assert!(of(&lines, "pack").1.contains("(its place beside the library) is not used: it has no kernels for"));
+    let (lines, code) = doctor(&[&another[..], &[("FLASHTUNE_PACK", path)]].concat());
+    assert_eq!((code, of(&lines, "pack").0), (Some(1), "wrong"), "{lines:?}");
+}

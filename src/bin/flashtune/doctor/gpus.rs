@@ -10,7 +10,6 @@ use flashtune::kernel::Gpu;
 use flashtune::kernel::pack::{Pack, Place};
 use flashtune::ops::merge::{Merge, MergeClass};
 use flashtune::problem::{Dtype, Layout};
-use std::os::unix::fs::MetadataExt;
 
 /// The pack that contexts of this environment use, and what was found about it.
 pub struct PackFound {
@@ -33,15 +32,22 @@ impl PackFound {
             results if results.iter().all(|result| result.is_err()) => results.into_iter().next().unwrap_or(Ok(())),
             _ => Ok(()),
         };
-        match opened.and_then(|pack| fits(&pack).map(|()| pack)) {
-            Ok(pack) => {
+        // A wheel has its pack on every GPU.
+        let is_for_others =
+            |pack: &Pack| place.found_beside.is_some() && !gpus.iter().any(|gpu| pack.has_arch(gpu.arch));
+        let refused = |reason: &str| format!("{path} ({}) is not used: {reason}", place.named_by);
+        match opened.map(|pack| (fits(&pack), pack)) {
+            Ok((Ok(()), pack)) => {
                 let archs: Vec<String> = pack.manifest().archs().iter().map(Arch::to_string).collect();
                 let fact = format!("{path} ({}) has kernels for {}", place.named_by, archs.join(", "));
                 PackFound { check: Check::ok(NAME, fact), pack: Some(pack) }
             }
-            Err(reason) => {
-                let fact = format!("{path} ({}) is not used: {reason}", place.named_by);
-                PackFound { check: Check::wrong(NAME, fact, Some(mend(&place, gpus))), pack: None }
+            Ok((Err(reason), pack)) if is_for_others(&pack) => {
+                PackFound { check: Check::missing(NAME, refused(&reason), None), pack: None }
+            }
+            Ok((Err(reason), _)) | Err(reason) => {
+                let mend = mend(&place, gpus, &reason);
+                PackFound { check: Check::wrong(NAME, refused(&reason), Some(mend)), pack: None }
             }
         }
     }
@@ -56,15 +62,15 @@ impl PackFound {
     }
 }
 
-/// A file with a wrong mode gets the right one. Any other pack is made anew for the GPUs, or left
-/// out where there is none.
-fn mend(place: &Place, gpus: &[Device]) -> String {
+/// A file that is refused for its mode gets the right one. Any other pack is made anew for the
+/// GPUs, or left out where there is none.
+fn mend(place: &Place, gpus: &[Device], reason: &str) -> String {
     let path = quoted(place.path.display());
     let metadata = std::fs::metadata(&place.path);
     let mut archs: Vec<String> = gpus.iter().map(|gpu| gpu.arch.to_string()).collect();
     archs.dedup();
     match metadata {
-        Ok(file) if file.is_file() && file.mode() & 0o022 != 0 => format!("chmod go-w {path}"),
+        Ok(file) if file.is_file() && reason.starts_with("its mode is") => format!("chmod go-w {path}"),
         Ok(file) if file.is_file() && !archs.is_empty() => {
             format!("flashtune pack --arch {} --preset all --output {path}", archs.join(","))
         }
