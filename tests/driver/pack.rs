@@ -20,7 +20,7 @@ use flashtune::dropout::Dropout;
 use flashtune::error::Status;
 use flashtune::family;
 use flashtune::kernel::cubin_cache::TextDigest;
-use flashtune::kernel::pack::{Manifest, Origin, PackedGpu, PackedKernel, PackedPlan, Place, encode};
+use flashtune::kernel::pack::{Manifest, Origin, PackStatus, PackedGpu, PackedKernel, PackedPlan, Place, encode};
 use flashtune::kernel::{Gpu, render_pass, templates_digest};
 use flashtune::plan::{Engine, EngineOptions, Known, Range, Record, Sizes, Source, choices, key, shipped};
 use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
@@ -28,7 +28,7 @@ use flashtune::tune::{Outcome, Timed};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const SM90: Arch = Arch::Sm(9, 0);
 /// Every kernel of sm90 may have so many registers at once.
@@ -84,7 +84,7 @@ fn write(path: &Path, origin: Origin, planned: &[(Problem, Config)]) {
 
 /// The config that a lookup on an H200 chooses.
 fn chosen(problem: &Problem) -> (Problem, Config) {
-    let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
+    let known = shipped_alone();
     let device = Device::typical(SM90).unwrap();
     (*problem, choices(&known, problem, &device).swap_remove(0).config)
 }
@@ -170,7 +170,7 @@ fn a_shape_whose_best_config_is_not_packed_takes_the_packs_best_of_its_class() {
         assert!(plan.config == *one || plan.config == *other, "{}", plan.config);
         assert_eq!(plan.source, Source::Pack);
         assert!(plan.reason.contains("is not in the pack") && plan.reason.contains("us predicted"), "{}", plan.reason);
-        let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
+        let known = shipped_alone();
         let on = engine.backend().device();
         let us = |config| flashtune::plan::predicted_us(&known, &short, config, on).unwrap();
         let (taken, left) = if plan.config == *one { (one, other) } else { (other, one) };
@@ -184,28 +184,35 @@ fn a_shape_whose_best_config_is_not_packed_takes_the_packs_best_of_its_class() {
     });
 }
 
-/// The lookup's choice would have to be compiled. One that the model finds as fast serves in its
-/// place, whether there is an NVRTC or not; a slower one only where nothing can be compiled; and
-/// none in place of a config that was measured on this machine.
+/// The records that ship.
+fn shipped_alone() -> Known {
+    Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() }
+}
+
+/// A problem, the lookup's choice for it, and a config with another tile whose predicted time is in
+/// this range, as a multiple of the choice's.
+fn with_another_tile(low: f64, high: f64) -> (Problem, Config, Config) {
+    let (known, device) = (shipped_alone(), engine(None).backend().device().clone());
+    let found = (5..64).map(|step| 64 * step).find_map(|seqlen| {
+        let problem = Problem { batch_size: 1, seqlen_q: seqlen, seqlen_k: seqlen, ..PROBLEM };
+        let us = |config: &Config| flashtune::plan::predicted_us(&known, &problem, config, &device).unwrap();
+        let best = choices(&known, &problem, &device).swap_remove(0).config;
+        let is_other = |config: &Config| config.get("block_m") != best.get("block_m");
+        let ratio = |config: &Config| us(config) / us(&best);
+        let mut others = family::alternatives(&key::canonical(&problem), &device).into_iter().filter(is_other);
+        others.find(|config| low < ratio(config) && ratio(config) <= high).map(|other| (problem, best, other))
+    });
+    found.unwrap_or_else(|| panic!("no tile takes {low} to {high} of the choice's time"))
+}
+
+/// The lookup's choice would have to be compiled. Without NVRTC one that the model finds as fast
+/// serves in its place, and so does a slower one where it must. A reason tells them apart. None
+/// that is as fast replaces a config that was measured on this machine.
 #[test]
 fn a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice() {
     let name = "a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice";
     with_fake_and(name, &[REGISTERS], |_| {
-        let known = Known { shipped: shipped::records(SM90).into_iter().map(Arc::new).collect(), ..Known::default() };
-        let device = engine(None).backend().device().clone();
-        // The choice for a length, and another tile that is so much slower by the model.
-        let slower_by = |low: f64, high: f64| {
-            (5..64).map(|step| 64 * step).find_map(|seqlen| {
-                let problem = Problem { batch_size: 1, seqlen_q: seqlen, seqlen_k: seqlen, ..PROBLEM };
-                let us = |config: &Config| flashtune::plan::predicted_us(&known, &problem, config, &device).unwrap();
-                let best = choices(&known, &problem, &device).swap_remove(0).config;
-                let is_other = |config: &Config| config.get("block_m") != best.get("block_m");
-                let ratio = |config: &Config| us(config) / us(&best);
-                let mut others = family::alternatives(&key::canonical(&problem), &device).into_iter().filter(is_other);
-                others.find(|config| low < ratio(config) && ratio(config) <= high).map(|other| (problem, best, other))
-            })
-        };
-        let (problem, best, near) = slower_by(1.0, 1.02).expect("two tiles as fast");
+        let (problem, best, near) = with_another_tile(1.0, 1.02);
         let (_folder, path) = folder_with(&[(problem, near.clone())]);
         let plan = engine(place(&path)).prepare(&problem).unwrap();
         assert_eq!((&plan.config, plan.source), (&near, Source::Pack));
@@ -215,19 +222,98 @@ fn a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice() {
         assert_eq!(engine(place(&both)).prepare(&problem).unwrap().config, best);
 
         let own = engine(place(&path));
-        let winner = Timed { config: best, median_us: 10.0, utilisation: None };
-        let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };
-        let record = Record::new(&problem, own.backend().device(), outcome).to_line().unwrap();
-        let lines = path.with_file_name("records.jsonl");
-        std::fs::write(&lines, record).unwrap();
-        assert_eq!(own.import_records(&lines, false).unwrap().taken.len(), 1);
+        measured_here(&own, &problem, best, &path);
         assert!(own.prepare(&problem).unwrap().reason.starts_with("nothing can be compiled here"));
 
-        let (problem, _, slow) = slower_by(1.05, 9.0).expect("a slower tile");
+        let (problem, _, slow) = with_another_tile(1.05, 9.0);
         let (_folder, path) = folder_with(&[(problem, slow.clone())]);
         let plan = engine(place(&path)).prepare(&problem).unwrap();
         assert_eq!(plan.config, slow);
         assert!(plan.reason.starts_with("nothing can be compiled here"), "{}", plan.reason);
+    });
+}
+
+/// With NVRTC a slower config of the pack serves nothing, and neither does any in place of a
+/// measured one.
+#[test]
+fn with_nvrtc_a_packed_config_serves_only_where_it_is_predicted_as_fast() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = fake_cuda::nvrtc(folder.path());
+    let compiles = [("FAKE_NVRTC_VERSION", "12080"), ("FAKE_NVRTC_ARCH", "90"), ("FAKE_NVRTC_COMPILES", "1")];
+    let variables = [&[REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())], &compiles[..]].concat();
+    with_fake_and("with_nvrtc_a_packed_config_serves_only_where_it_is_predicted_as_fast", &variables, |_| {
+        let (problem, best, near) = with_another_tile(1.0, 1.02);
+        let (_folder, path) = folder_with(&[(problem, near.clone())]);
+        let plan = engine(place(&path)).prepare(&problem).unwrap();
+        assert_eq!((&plan.config, plan.source), (&near, Source::Pack));
+        assert!(plan.reason.starts_with("the pack has it: "), "{}", plan.reason);
+        assert_eq!(engine(None).prepare(&problem).unwrap().config, best);
+
+        let own = engine(place(&path));
+        measured_here(&own, &problem, best.clone(), &path);
+        let plan = own.prepare(&problem).unwrap();
+        assert_eq!((&plan.config, plan.source), (&best, Source::Machine));
+
+        let (problem, best, slow) = with_another_tile(1.05, 9.0);
+        let (_folder, path) = folder_with(&[(problem, slow)]);
+        let plan = engine(place(&path)).prepare(&problem).unwrap();
+        assert_eq!(plan.config, best);
+        assert_ne!(plan.source, Source::Pack);
+    });
+}
+
+/// Gives an engine a record of this machine. `beside` is a file in a folder of the test.
+fn measured_here(engine: &Engine, problem: &Problem, config: Config, beside: &Path) {
+    let winner = Timed { config, median_us: 10.0, utilisation: None };
+    let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: None };
+    let record = Record::new(problem, engine.backend().device(), outcome).to_line().unwrap();
+    let lines = beside.with_file_name("records.jsonl");
+    std::fs::write(&lines, record).unwrap();
+    assert_eq!(engine.import_records(&lines, false).unwrap().taken.len(), 1);
+}
+
+/// The lines that the library logged.
+static LOGGED: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOGGED.lock().unwrap().push((record.level(), record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// A wheel has its pack on every GPU, so a missing architecture is no warning there. The version of
+/// a driver is one, and so is any pack that somebody named.
+#[test]
+fn a_refused_pack_is_a_warning_unless_it_lies_beside_the_library_for_other_architectures() {
+    let name = "a_refused_pack_is_a_warning_unless_it_lies_beside_the_library_for_other_architectures";
+    with_fake(name, |_| {
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
+        let named = place(&path).unwrap();
+        let found = Place { found_beside: Some(path.clone()), ..named.clone() };
+        let ampere = Device::typical(Arch::Sm(8, 0)).unwrap();
+        let old_driver = Device { driver_version: 11080, ..Device::typical(SM90).unwrap() };
+        let logged = |place: &Place, device: &Device| {
+            assert!(PackStatus::load(Some(place.clone()), device).pack().is_none());
+            let (level, line) = LOGGED.lock().unwrap().pop().unwrap();
+            assert!(line.contains("a.pack (a test) is not used: "), "{line}");
+            level
+        };
+        assert_eq!(logged(&found, &ampere), log::Level::Info);
+        assert_eq!(logged(&named, &ampere), log::Level::Warn);
+        assert_eq!([&found, &named].map(|place| logged(place, &old_driver)), [log::Level::Warn; 2]);
+        std::fs::write(&path, "damaged").unwrap();
+        assert_eq!([&found, &named].map(|place| logged(place, &ampere)), [log::Level::Warn; 2]);
+        assert!(LOGGED.lock().unwrap().is_empty());
     });
 }
 
