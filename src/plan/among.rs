@@ -1,9 +1,9 @@
 //! Among: which of a pack's configs serves a problem.
 //!
 //! `lookup` names the config that it would compile. One of the pack's is there already. It serves
-//! where nothing can be compiled, and where the model tells no difference between the two. What
-//! lies in the cubin cache does not count, so that the same pack, records and device choose alike.
-//! Nothing here builds.
+//! where nothing can be compiled, and where the model tells no difference between the two. A
+//! lookup of one problem asks for the second, unless the context is sealed; `ranges` does not.
+//! Nothing here builds or reads the cubin cache.
 
 use super::canonical::Canonical;
 use super::key::{self, Class};
@@ -75,13 +75,15 @@ impl Packed {
     }
 
     /// The config that serves as well as the first choice of a lookup, which would have to be
-    /// compiled. None if the pack has that choice, if it was measured on this machine or for this
-    /// very shape, and if the model expects it to be faster by more than the least gain for which a
-    /// lookup leaves a measured config.
+    /// compiled. None if the pack has that choice, if it rests on a record of this machine or of
+    /// this very shape, and if the model expects it to be faster by more than the least gain for
+    /// which a lookup leaves a measured config. A choice rests on the nearest record also where the
+    /// model picked another config. None for a problem that follows no record, as in `choices`.
     pub fn instead_of(&self, first: &Choice, known: &Known, problem: &Canonical, backend: &Backend) -> Option<Choice> {
         let is_measured = first.is_exact || matches!(first.source, Source::Process | Source::Machine);
+        let is_kept = is_measured || problem.follows_no_record().is_some();
         let has_class = self.available.contains_key(&Class::of(problem));
-        if is_measured || !has_class || self.has(backend, problem, &first.config) {
+        if is_kept || !has_class || self.has(backend, problem, &first.config) {
             return None;
         }
         let first_us = lookup::predicted_us(known, problem, &first.config, backend.device())?;
@@ -103,21 +105,24 @@ impl Packed {
         }
         let device = backend.device();
         let families = family::families(problem, device);
-        let mut ranked: Vec<Ranked> = Vec::new();
+        let mut candidates: Vec<(Config, f64)> = Vec::new();
         for one in self.of_class(&Class::of(problem)) {
             for config in self.adapted(one, problem, backend).into_iter().chain([one.config.clone()]) {
-                if ranked.iter().any(|other| other.config == config) || family::check(problem, &config, device).is_err()
-                {
-                    continue;
+                let is_known = candidates.iter().any(|(other, _)| *other == config);
+                if !is_known && family::check(problem, &config, device).is_ok() {
+                    candidates.push((config, key::distance(&one.problem, problem)));
                 }
-                ranked.push(Ranked {
-                    family: families.iter().position(|family| *family == config.family),
-                    us: lookup::predicted_us(known, problem, &config, device),
-                    distance: key::distance(&one.problem, problem),
-                    config,
-                });
             }
         }
+        let configs: Vec<&Config> = candidates.iter().map(|(config, _)| config).collect();
+        let times = lookup::predicted_times(known, problem, &configs, device);
+        let ranked = candidates.into_iter().zip(times).map(|((config, distance), us)| Ranked {
+            family: families.iter().position(|family| *family == config.family),
+            us,
+            distance,
+            config,
+        });
+        let mut ranked: Vec<Ranked> = ranked.collect();
         ranked.sort_by(|a, b| {
             let us = |ranked: &Ranked| ranked.us.unwrap_or(f64::INFINITY);
             a.family.cmp(&b.family).then(us(a).total_cmp(&us(b))).then(a.distance.total_cmp(&b.distance))

@@ -232,9 +232,20 @@ fn predicted(
 /// The time that a lookup predicts for a config, in microseconds; None where no family has a model
 /// of it. Without records of the class it is no measured time.
 pub fn predicted_us(known: &Known, problem: &Canonical, config: &Config, device: &Device) -> Option<f64> {
+    predicted_times(known, problem, &[config], device).swap_remove(0)
+}
+
+/// `predicted_us` of each of these configs.
+pub fn predicted_times(known: &Known, problem: &Canonical, configs: &[&Config], device: &Device) -> Vec<Option<f64>> {
+    let records = tried_and_calibrating(known, problem, device);
+    let model = Model::of(&records, problem, device);
+    configs.iter().map(|config| model.us(config)).collect()
+}
+
+/// The records that correct predictions for a problem: those that tried its preferred family.
+fn tried_and_calibrating(known: &Known, problem: &Canonical, device: &Device) -> Vec<Arc<Record>> {
     let preferred = family::heuristic(problem, device).family;
-    let tried = of_the_class(known, problem, device, &|record| record.has_tried(preferred));
-    Model::of(&calibrating(tried, problem), problem, device).us(config)
+    calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)), problem)
 }
 
 /// What each of these configs is expected to take over the time of `first`: by the model, or by the
@@ -247,10 +258,7 @@ pub fn slowdowns(
     configs: &[&Config],
     device: &Device,
 ) -> Vec<Option<f64>> {
-    let records = family::work(problem, first, device).map(|_| {
-        let preferred = family::heuristic(problem, device).family;
-        calibrating(of_the_class(known, problem, device, &|record| record.has_tried(preferred)), problem)
-    });
+    let records = family::work(problem, first, device).map(|_| tried_and_calibrating(known, problem, device));
     let model = records.as_ref().map(|records| Model::of(records, problem, device));
     let us = |config: &Config| model.as_ref()?.us(config);
     let first_us = us(first);
