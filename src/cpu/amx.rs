@@ -130,7 +130,12 @@ mod instructions {
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_long = 18;
         // SAFETY: a system call without pointers; one that the system does not know gives an error.
-        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+        let refused = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) != 0 };
+        if refused {
+            let error = std::io::Error::last_os_error();
+            log::info!("bf16 runs without AMX, which Linux refuses to this process: {error}");
+        }
+        !refused
     }
 
     /// Palette 1: eight tiles of 16 rows of 64 bytes.

@@ -29,7 +29,7 @@ use super::scores::ScoreModifier;
 use super::sequence::{Sequence, Sequences};
 use super::simd::Level;
 use super::softmax::softmax_step;
-use super::tile::{Axis, BlockKind, Line, MAX_BLOCK, TileSize};
+use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, MAX_BLOCK, TileSize};
 use super::transpose;
 use super::vector::multiply_in_place;
 use super::workers::{Workers, take};
@@ -118,11 +118,6 @@ struct Strip<'a> {
 /// Strips of the largest block.
 const MOST_STRIPS: usize = MAX_BLOCK as usize / STRIP;
 
-/// The keys from the begin of a chunk of a tile unit on, which is two patches of the dropout mask.
-fn chunks(keys: Range<usize>) -> Range<usize> {
-    keys.start / CHUNK * CHUNK..keys.end
-}
-
 impl Tile {
     /// The rows of the tile that see its `key`; both count from the tile's first.
     fn rows_that_see(&self, key: usize, sequence: &Sequence) -> Range<usize> {
@@ -163,6 +158,12 @@ impl<E: Element> Forward<E> {
         if self.tile_unit.is_some() { words(self.dim) } else { self.dim }
     }
 
+    /// The keys from the begin of a patch of the dropout mask on, or of a chunk of a tile unit.
+    fn whole_chunks(&self, keys: Range<usize>) -> Range<usize> {
+        let chunk = if self.tile_unit.is_some() { CHUNK } else { BLOCK_STEP as usize };
+        keys.start / chunk * chunk..keys.end
+    }
+
     fn query_block(&self, batch: usize, head: usize, first_row: usize, mut scratch: &mut [f32]) {
         let TileSize { m, n } = self.tile_size;
         let sequence = &self.sequences.of(batch);
@@ -184,7 +185,8 @@ impl<E: Element> Forward<E> {
         }
         let (keys_k, keys_v) = (self.k.keys(sequence, kv_head), self.v.keys(sequence, kv_head));
         let mut blocks = self.block_map.table();
-        let of_block = chunks(sequence.mask.keys_of_block(first_row..first_row + rows));
+        let seen = sequence.mask.keys_of_block(first_row..first_row + rows);
+        let of_block = self.whole_chunks(seen.clone());
         // Tiles begin at multiples of n wherever the block begins, so a row's sums have one order.
         for first_key in (of_block.start / n * n..of_block.end).step_by(n) {
             let of_tile = of_block.start.max(first_key)..of_block.end.min(first_key + n);
@@ -193,7 +195,7 @@ impl<E: Element> Forward<E> {
             }
             // SAFETY: the sequence has these keys, in tensors that the caller keeps alive and
             // unwritten during a launch.
-            let (k, v) = unsafe { self.load_keys(&keys_k, &keys_v, of_tile.clone(), k, v) };
+            let (k, v) = unsafe { self.load_keys(&keys_k, &keys_v, of_tile.clone(), seen.start, k, v) };
             for strip in strips.iter_mut().map_while(Option::as_mut) {
                 let keys = of_tile.start.max(strip.keys.start)..of_tile.end.min(strip.keys.end);
                 if keys.is_empty() {
@@ -219,7 +221,7 @@ impl<E: Element> Forward<E> {
     }
 
     /// K and V of some keys. For a tile unit a row of K has pairs of columns, and a row of V is a
-    /// pair of keys.
+    /// pair of keys, with 0 for those before the first one that a query of the block sees.
     ///
     /// # Safety
     /// The keys must lie in live tensors that nobody writes during `'a`.
@@ -228,6 +230,7 @@ impl<E: Element> Forward<E> {
         keys_k: &InputHead<E>,
         keys_v: &InputHead<E>,
         keys: Range<usize>,
+        first_seen: usize,
         k: &'a mut [f32],
         v: &'a mut [f32],
     ) -> (Matrix<'a>, Matrix<'a>) {
@@ -239,7 +242,8 @@ impl<E: Element> Forward<E> {
             }
             let pitch = gradient_pitch(self.tile_size.n / 2);
             let k = keys_k.plain().pairs(first, rows, k, words(self.dim));
-            (k, keys_v.plain().pairs_of_rows(first, rows, v, self.padded_dim_v, pitch))
+            let seen = first_seen.saturating_sub(first)..rows;
+            (k, keys_v.plain().pairs_of_rows(first, seen, v, self.padded_dim_v, pitch))
         }
     }
 
@@ -266,7 +270,7 @@ impl<E: Element> Forward<E> {
         let strip = Strip {
             first_row,
             rows,
-            keys: chunks(sequence.mask.keys_of_block(first_row..first_row + rows)),
+            keys: self.whole_chunks(sequence.mask.keys_of_block(first_row..first_row + rows)),
             seen_by_all: sequence.mask.keys_of(first_row + rows - 1).start..sequence.mask.keys_of(first_row).end,
             is_begun: false,
             q: of_q,

@@ -12,6 +12,7 @@ use super::transpose;
 use super::vector::vectorized;
 use half::bf16;
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// Keys of which a chunk of a product is made: 16 pairs. Chunks begin at multiples of it, so a
 /// row's sums have one order.
@@ -212,21 +213,21 @@ impl<E: Element> Head<E> {
     }
 
     /// Pairs of neighbouring rows, transposed: (pair, c) at `c * pitch + pair`, for `columns`
-    /// columns. Rows and columns that are not there become 0.
+    /// columns. `rows` count from `first`. Others and columns that are not there become 0.
     ///
     /// # Safety
     /// The rows must lie in a live tensor that nobody writes meanwhile.
     pub unsafe fn pairs_of_rows<'a>(
         &self,
         first: usize,
-        rows: usize,
+        rows: Range<usize>,
         tile: &'a mut [f32],
         columns: usize,
         pitch: usize,
     ) -> Matrix<'a> {
-        transposed(words(rows), columns, tile, pitch, |pair, words| {
+        transposed(words(rows.end), columns, tile, pitch, |pair, words| {
             // SAFETY: the caller's promise.
-            let row = |row: usize| (row < rows).then(|| unsafe { self.brains(first + row) });
+            let row = |row: usize| rows.contains(&row).then(|| unsafe { self.brains(first + row) });
             let used = match (row(2 * pair), row(2 * pair + 1)) {
                 (Some(even), Some(odd)) => {
                     pair_rows(self.level(), even, odd, words);
@@ -236,7 +237,11 @@ impl<E: Element> Head<E> {
                     words.iter_mut().zip(even).for_each(|(word, x)| *word = self::pair(*x, bf16::ZERO));
                     even.len()
                 }
-                (None, _) => 0,
+                (None, Some(odd)) => {
+                    words.iter_mut().zip(odd).for_each(|(word, x)| *word = self::pair(bf16::ZERO, *x));
+                    odd.len()
+                }
+                (None, None) => 0,
             };
             words[used..].fill(0.0);
         });
