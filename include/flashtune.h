@@ -2330,8 +2330,8 @@ void *flashtune_xla_cuda_backward(void *call_frame);
 /**
  * For flashtune's Python package: a new tuple of built-in functions (repeat, keep, alias, forget,
  * count), which share an empty set of drafts. settings is the tuple that
- * bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython or
- * settings is another object. Called with the GIL held.
+ * bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython
+ * or settings is not that tuple. The caller holds the GIL.
  */
 void *flashtune_python_drafts(void *settings);
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// For flashtune's Python package: a new tuple of built-in functions (repeat, keep, alias, forget,
 /// count), which share an empty set of drafts. settings is the tuple that
-/// bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython or
-/// settings is another object. Called with the GIL held.
+/// bindings/python/flashtune/_drafts.py makes. Returns NULL if the program has no CPython
+/// or settings is not that tuple. The caller holds the GIL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_python_drafts(settings: *mut c_void) -> *mut c_void {
     let mut made = None;

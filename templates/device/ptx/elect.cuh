@@ -7,9 +7,9 @@
 // from uniform registers. Behind a branch on a lane's number each copy gets a loop over the lanes
 // that may run, with a move to a uniform register for each operand.
 //
-// The branch is to enclose all that the lane does. Kernels that kept the result and joined it with
-// other conditions failed on a GPU (docs/tuning/sm90-forward.md): NVRTC 13.0 predicates the moves
-// there, and not the copy.
+// The branch is to enclose all that the lane does. Two kernels that stored the result and combined
+// it with other conditions failed on a GPU (docs/tuning/sm90-forward.md). NVRTC 13.0 predicated the
+// moves there and not the copy, which may be the cause.
 __device__ __forceinline__ bool elect_one() {
     uint32 is_elected;
     asm volatile(

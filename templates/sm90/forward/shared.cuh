@@ -16,7 +16,7 @@ constexpr int kBoxesV = (kHeadDimV + kBoxCols - 1) / kBoxCols;
 
 // Whether an elected lane starts the copies of 16-bit keys without pages (device/ptx/elect.cuh), or
 // thread 0. Four consumers that store O from registers took up to 1.16 times as long with an
-// elected lane on long heads at head dim 64; the cause was not measured.
+// elected lane on long heads at head dim 64; the cause was not measured. Three were not timed.
 constexpr bool kElects = kHeadDim > 64 || kConsumers <= 2 || kTmaStore;
 
 // Keys of 8 bits: four warps convert them in registers (load_eight.cuh), or three in the slots to
