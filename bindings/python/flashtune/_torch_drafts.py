@@ -118,8 +118,6 @@ def can_repeat(number, features):
         return True
     if features.seqused_q is not None or features.block_mask is not None:
         return False  # Unused rows are to be filled. A block mask is many tensors.
-    if not (features.q_descale is features.k_descale is features.v_descale is None):
-        return False  # With 8 bits, types differ.
     if number == BACKWARD and not (features.bias is features.sinks is features.seqused_k is None):
         return False  # These have more outputs, or outputs to be filled.
     # The host reads the lengths of which no bound is given.

@@ -328,16 +328,16 @@ def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=No
 
 
 def _learns(call):
-    return torch.is_grad_enabled() and any(x.requires_grad for x in call[3:6])
+    _, _, _, q, k, v, *_ = call
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _repeat(call, return_attn_probs):
     """The result of a call whose form has a draft, if it records no gradient; else None."""
     if torch.compiler.is_compiling():
         return None
-    _, _, _, q, k, v, *_ = call
     try:
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if _learns(call):
             return None
     except AttributeError:
         return None  # The checks say which is no tensor.

@@ -1,6 +1,12 @@
 """The library's functions that repeat calls, on an array type of these tests, without torch."""
 
 import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import flashtune
 import numpy as np
@@ -279,6 +285,29 @@ def test_an_alias_shares_the_draft_of_a_form_with_the_same_tensors_in_the_same_o
     alias()
     alias(1, 2)
     assert count() == 2
+
+
+def exit_beside_threads():
+    """Returns while daemon threads repeat calls; the interpreter then ends them."""
+    repeat, keep, _alias, _forget, _count = functions()
+    tensors = inputs(1)
+    leave(keep, call(*tensors), tensors)
+
+    def work():
+        while True:
+            repeat(*call(*tensors))
+
+    for _ in range(4):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.05)
+
+
+def test_the_interpreter_ends_beside_threads_that_repeat_calls():
+    functions()
+    script = "import test_drafts; test_drafts.exit_beside_threads()"
+    path = os.pathsep.join([str(Path(flashtune.__file__).parents[1]), str(Path(__file__).parent)])
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
 
 
 def test_one_more_than_the_limit_clears_the_drafts():

@@ -569,19 +569,23 @@ def test_an_error_of_the_function_that_writes_is_raised_and_leaves_the_draft():
     assert_equal(_torch_launch.launch_forward(q, k, v, opts, None), expected)
 
 
-def test_the_gradients_given_in_a_list_or_a_tuple_are_those_of_a_draft(monkeypatch):
-    q, k, v, dout = tensors("cpu", *((BATCH, SEQLEN, HEADS, DIM),) * 4)
+def test_an_operator_that_gives_its_gradients_repeats_its_backward_pass(monkeypatch):
+    q, k, v, dout = tensors("cpu", *((BATCH, SEQLEN, HEADS, DIM),) * 4, dtype=torch.bfloat16)
+    aten, lengths = torch.ops.aten, (None, None, SEQLEN, SEQLEN, 0.0, False)
     with flashtune.torch.activate():
-        leaves = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
+        out, lse, *seed, _ = aten._flash_attention_forward(q, k, v, *lengths, False)
 
         def backward():
-            out = torch.nn.functional.scaled_dot_product_attention(*leaves)
-            return torch.autograd.grad(out, leaves, dout.transpose(1, 2))
+            return aten._flash_attention_backward(dout, q, k, v, out, lse, *lengths, *seed)
 
         expected = backward()
-        before = count()
+        assert any(gradient.abs().sum() > 0 for gradient in expected)
+
+        def refuse(*_args, **_named):
+            raise AssertionError("params were packed")
+
+        monkeypatch.setattr(_call, "backward", refuse)
         assert_equal(backward(), expected)
-        assert count() == before
 
 
 def test_meta_tensors_have_not_the_form_of_cpu_tensors():
@@ -591,7 +595,10 @@ def test_meta_tensors_have_not_the_form_of_cpu_tensors():
         flashtune.attention(*(x.to("meta") for x in empty))
 
 
-def test_e4m3_keeps_the_dtype_of_its_result():
+def test_tensors_of_8_bits_leave_no_draft():
+    # A scale that is not given is a tensor of its call.
     q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors("cpu"))
-    for _ in range(2):
-        assert flashtune.attention(q, k, v).dtype is torch.bfloat16
+    for inputs in ((q, k, v), (q.to(torch.bfloat16), k, v)):
+        for _ in range(2):
+            assert flashtune.attention(*inputs).dtype is torch.bfloat16
+        assert count() == 0
