@@ -7,11 +7,12 @@ use super::overlap::Footprint;
 use crate::error::{Error, Result};
 
 /// The longest lists: q, k, v, out, dout, lse, two dropout words, twelve tensors of the features
-/// and three of scales are read; dq, dk, dv, dbias and dsinks are written.
+/// and three of scales are read. An append writes k_cache, v_cache, seqused, q_rotated and two
+/// tensors of scales; a backward pass writes dq, dk, dv, dbias and dsinks.
 #[derive(Default)]
 pub struct Accesses {
     read: Footprints<23>,
-    written: Footprints<5>,
+    written: Footprints<6>,
 }
 
 impl Accesses {

@@ -101,6 +101,26 @@ static void appends_and_attends(void) {
       }
 }
 
+/* The append with the most outputs: computed scales, lengths in place and rotated queries. */
+static void appends_with_every_output(void) {
+  static float cosines[KEYS], sines[KEYS];
+  static uint16_t rotated[OUTPUTS];
+  static int8_t before[CACHE];
+  int32_t lengths[BATCH] = {0, 0};
+  for (int i = 0; i < KEYS; i++) cosines[i] = 1;
+  memcpy(before, k_cache, sizeof before);
+  flashtune_kv_append_params p = append();
+  p.features = FLASHTUNE_APPEND_SLOTS, p.seqlens = lengths, p.seqused = lengths;
+  p.rotary_dim = 2, p.rotary_dtype = FLASHTUNE_DTYPE_FP32, p.rotary_cos = cosines, p.rotary_sin = sines;
+  p.rotary_stride = 1, p.seqlen_rotary = KEYS;
+  p.seqlen_q = QUERIES, p.num_heads_q = HEADS;
+  p.q = packed_input(q, QUERIES, HEADS, DIM), p.q_rotated = packed(rotated, QUERIES, HEADS, DIM);
+  OK(flashtune_kv_append(context, &p, NULL));
+  CHECK(lengths[0] == KEYS && lengths[1] == KEYS, "the lengths are %d and %d", lengths[0], lengths[1]);
+  CHECK(memcmp(before, k_cache, sizeof before) == 0, "a rotation by 0 changed keys");
+  CHECK(memcmp(q, rotated, sizeof q) == 0, "a rotation by 0 changed queries");
+}
+
 static void quantises(void) {
   static uint8_t numbers[CACHE];
   static float descale[BATCH * HEADS];
@@ -282,6 +302,7 @@ int main(void) {
   for (int i = 0; i < OUTPUTS; i++) q[i] = narrow(random_float(&state));
   good = forward();
   appends_and_attends();
+  appends_with_every_output();
   quantises();
   rotates();
   refuses();
