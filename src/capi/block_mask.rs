@@ -64,14 +64,16 @@ impl flashtune_block_mask {
             return Err(Error::invalid(format!("block_mask.{name} is {stride}; it must be 0 or more elements")));
         }
         check_range("block_mask.max_blocks", self.max_blocks, 0, i32::MAX.into())?;
-        if self.full_num_blocks.is_null() != self.full_indices.is_null() && data == Data::Required {
-            return Err(Error::invalid(
-                "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; both must be set, or both NULL",
-            ));
-        }
         // Without a batch entry or a row, nothing is read.
         if p.batch_size == 0 || rows == 0 {
             return Ok(());
+        }
+        // Lists without room for an entry have no element, so their address may be NULL.
+        let is_one_null = self.full_num_blocks.is_null() != self.full_indices.is_null();
+        if is_one_null && self.max_blocks > 0 && data == Data::Required {
+            return Err(Error::invalid(
+                "one of block_mask.full_num_blocks and block_mask.full_indices is NULL; both must be set, or both NULL",
+            ));
         }
         let (batches, heads) = (p.batch_size, p.num_heads_q);
         let counts = [(batches, self.num_blocks_stride_batch), (heads, self.num_blocks_stride_head), (1, 0)];

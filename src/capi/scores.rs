@@ -112,7 +112,11 @@ impl ScoresOperand {
     }
 
     /// The first dimension whose scores share one element, so that a gradient is summed along it.
+    /// A tensor without elements has none.
     pub fn summed_dim(&self) -> Option<&'static str> {
+        if self.sizes.contains(&0) {
+            return None;
+        }
         let mut dims = DIMS.into_iter().zip(self.sizes).zip(self.strides());
         dims.find(|((_, count), stride)| *count > 1 && *stride == 0 && !self.is_unplaced()).map(|((name, _), _)| name)
     }

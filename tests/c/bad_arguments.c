@@ -282,9 +282,11 @@ static void misaligned(void) {
 }
 
 static void overlapping(void) {
+  static float joined[1024]; /* what lies behind a buffer of its own, malloc decides */
+  CHECK(a.count[V] + a.count[OUT] <= 1024, "joined is too small");
   FORWARD_REFUSED("out overlaps q", p.out.data = WRITABLE(p.q.data));
   FORWARD_REFUSED("out overlaps k", p.k.data = p.out.data);
-  FORWARD_REFUSED("out overlaps v", p.out.data = (float *)WRITABLE(p.v.data) + a.count[V] - 1);
+  FORWARD_REFUSED("out overlaps v", p.v.data = joined; p.out.data = joined + a.count[V] - 1);
   FORWARD_REFUSED("out overlaps lse", p.lse = (float *)p.out.data + 3);
   FORWARD_REFUSED("lse overlaps q", p.lse = WRITABLE(p.q.data));
   FORWARD_REFUSED("out overlaps dropout_seed_ptr", p.dropout_p = 0.5f; p.dropout_seed_ptr = p.out.data);
@@ -417,6 +419,9 @@ static void feature_data(void) {
   backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic is 1");
   p.dbias = whole_output(score_gradients);
   OK(flashtune_backward_supported(context, &p));
+  /* Without a score nothing is summed, whatever the strides. NumPy's empty arrays have strides of 0. */
+  p.dbias.stride_head = p.seqlen_k = 0;
+  OK(flashtune_backward_supported(context, &p));
 }
 
 /* On the host lengths are readable, so a launch checks them. */
@@ -480,6 +485,16 @@ static void block_masks(void) {
   BLOCKS(one, first);
   ASK(SEQUSED_K);
   forward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "a block mask goes with sequences of one length alone");
+  /* Lists without room for an entry have no element, and their address may be NULL. */
+  static float unseen[2 * 5 * 4 * 4];
+  p = a.forward;
+  BLOCKS(none, NULL);
+  p.block_mask.full_num_blocks = none, p.block_mask.max_blocks = 0;
+  CHECK(p.batch_size * p.seqlen_q * p.num_heads_q * p.head_dim_v == 2 * 5 * 4 * 4, "other sizes");
+  p.out = (flashtune_tensor){unseen, 5 * 4 * 4, 4 * 4, 4}, p.lse = NULL;
+  unseen[159] = CANARY;
+  OK(flashtune_forward(context, &p, NULL, 0, NULL));
+  CHECK(unseen[159] == 0, "a query that sees no key has %g", (double)unseen[159]);
 }
 
 static void workspaces(void) {
