@@ -93,6 +93,12 @@ def append(
     q=None, descales=Descales(),
 ):  # fmt: skip
     """`flashtune.kv_append`."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(
+            append, k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q, descales
+        )  # fmt: skip
     for name, tensor in (("v_cache", v_cache), ("k", k), ("v", v)):
         _torch_launch.expect_array(name, tensor, "k_cache")
     if q is not None and rotary is None:

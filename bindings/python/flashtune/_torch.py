@@ -7,12 +7,12 @@ reproduces it.
 
 import torch
 
-from . import _torch_autograd
+from . import _torch_autograd, _torch_launch
 from ._errors import UnsupportedError
 from ._features import Features
 from ._torch_arguments import refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
 from ._torch_eight import quantize, rotate
-from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward, merge
+from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward
 
 __all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "quantize", "resolve_seed", "rotate"]
 
@@ -49,6 +49,10 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_ls
 
     `before_launch` is called after the last check.
     """
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(attention_forward, q, k, v, opts, seed, features, before_launch, want_lse)
     _expect_tensors(k=k, v=v)
     if features is not None and features.sinks is not None:
         features = _with_fp32_sinks(features)
@@ -57,11 +61,24 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_ls
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
     """(dq, dk, dv, dbias, dsinks) without autograd; the last two may be None."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(attention_backward, dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
     if features is not None and features.sinks is not None:
         features = _with_fp32_sinks(features)
     seed = resolve_seed(seed, opts[2], q)
     return launch_backward(dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias)
+
+
+def merge(outs, lses, dtype):
+    """(out, lse) without autograd."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(merge, outs, lses, dtype)
+    return _torch_launch.merge(outs, lses, dtype)
 
 
 def _needs_gradient(q, k, v, features):

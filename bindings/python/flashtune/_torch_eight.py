@@ -9,6 +9,10 @@ from ._errors import InvalidArgumentError
 
 def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed):
     """(numbers, scales) without autograd."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(quantize, x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed)
     number = _torch_launch.EIGHT.get(dtype)
     if number is None:
         allowed = ", ".join(map(str, _torch_launch.EIGHT))
@@ -37,6 +41,10 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
 
 def rotate(x, seed):
     """The rotated rows without autograd."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(rotate, x, seed)
     _quantize.expect_rows(x.shape)
     x = _torch_launch.expressible(x.detach())
     device, of_x = _torch_launch.place("x", x)

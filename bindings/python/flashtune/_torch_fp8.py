@@ -15,6 +15,10 @@ from ._errors import InvalidArgumentError
 
 def attention(q, k, v, opts, features, rotation_seed):
     """out in q's dtype, differentiable with respect to q, k and v."""
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(attention, q, k, v, opts, features, rotation_seed)
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise InvalidArgumentError(f"q is {q.dtype}; it must be torch.float16 or torch.bfloat16")
     return _Attention.apply(q, k, v, opts, features, rotation_seed)

@@ -275,8 +275,16 @@ def flash_attn_with_kvcache(
     no page for them, the sequence gets none of its new keys and attends to the keys that it had. So
     does a sequence whose cache_batch_idx names no entry, and it attends to the last entry.
     """
+    if torch.compiler.is_compiling():
+        from ._torch_untraced import untraced
+
+        return untraced(
+            flash_attn_with_kvcache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+            cache_leftpad, block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes,
+            num_splits, return_softmax_lse, q_descale, k_descale, v_descale,
+        )  # fmt: skip
     call = None
-    if k is v is rotary_cos is rotary_sin is None and not torch.compiler.is_compiling():
+    if k is v is rotary_cos is rotary_sin is None:
         # Tensors in the order of Features.
         options = alibi_slopes, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, softmax_scale, causal, window_size, softcap
         descales = q_descale, k_descale, v_descale
@@ -349,6 +357,11 @@ def _repeat(call, return_attn_probs):
 
 def _attend_packed(q, packed, options, lengths=None):
     opts, features, return_attn_probs = _taken(options, lengths)
+    if torch.compiler.is_compiling():
+        # The compiler joins the gradients of the slices.
+        q, k, v = packed.unbind(-3) if q is None else (q, *packed.unbind(-3))
+        result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
+        return (*result, None) if return_attn_probs else result
     seed = _torch.resolve_seed(None, opts[2], packed)
     result = _torch_autograd.packed_attention(q, packed, opts, seed, return_attn_probs, features)
     return (*result, None) if return_attn_probs else result

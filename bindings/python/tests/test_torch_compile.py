@@ -1,0 +1,95 @@
+"""Calls in code that torch.compile traces: which are traced, and which run as they are.
+
+A call that runs as it is breaks the graph. It hands addresses to the library, so its tensors must
+live until the launch.
+"""
+
+import flashtune
+import pytest
+import torch
+from flashtune import flash_attn_interface as interface
+from oracle_torch import random, with_gradients
+from test_torch import DEVICES, working_dtype
+
+LENGTHS = torch.tensor([4, 9], dtype=torch.int32)
+
+
+def compiled(function, fullgraph=False):
+    torch.compiler.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=fullgraph)
+
+
+def narrow(function):
+    return lambda q, k, v: function(*(x.half() for x in (q, k, v)))
+
+
+def merge(q, k, v):
+    out, lse = flashtune.attention_forward(q, k, v)
+    return flashtune.merge([out, 2 * out], [lse, lse + 1])
+
+
+def backward(q, k, v):
+    out, lse = flashtune.attention_forward(q, k, v)
+    return flashtune.attention_backward(2 * out, q, k, v, out, lse)
+
+
+def append(q, k, v):
+    caches = k.new_zeros((2, 2, 30, 3, 16)).unbind()
+    return *caches, flashtune.kv_append(*caches, k, v, LENGTHS.to(k.device))
+
+
+def decode(q, k, v):
+    caches = k.new_zeros((2, 2, 30, 3, 16)).unbind()
+    return interface.flash_attn_with_kvcache(q, *caches, 2 * k, 2 * v, cache_seqlens=LENGTHS.to(k.device))
+
+
+CALLS = {
+    "attention_forward": lambda q, k, v: flashtune.attention_forward(2 * q, k, v, causal=True),
+    "attention_backward": backward,
+    "attention_kvcache": lambda q, k, v: flashtune.attention_kvcache(q, k, v, seqused_k=LENGTHS.to(k.device)),
+    "attention_fp8": narrow(lambda q, k, v: flashtune.attention_fp8(q, k, v, causal=True)),
+    "merge": merge,
+    "kv_append": append,
+    "quantize": narrow(lambda q, k, v: flashtune.quantize(2 * k, torch.int8)),
+    "rotate": narrow(lambda q, k, v: flashtune.rotate(2 * q, 7)),
+    "flash_attn_with_kvcache": decode,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_calls_without_autograd_have_the_same_bits_in_compiled_code(call):
+    tensors = random(*[(2, 9, 3, 16)] * 3, dtype=torch.float32, device="cpu")
+    # The last dim is not contiguous, so the call makes copies.
+    tensors = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in tensors]
+    with torch.no_grad():
+        expected, actual = call(*tensors), compiled(call)(*tensors)
+    expected, actual = (x if isinstance(x, tuple) else (x,) for x in (expected, actual))
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("has_own_q", [False, True])
+def test_calls_on_packed_tensors_are_traced_without_a_break(device, has_own_q):
+    dtype = working_dtype(device)
+    q, packed, dout = random((2, 9, 3, 16), (2, 9, 2 + (not has_own_q), 3, 16), (2, 9, 3, 16), dtype=dtype, device=device)
+
+    def layer(q, packed):
+        if has_own_q:
+            return interface.flash_attn_kvpacked_func(2 * q, packed, causal=True)
+        return interface.flash_attn_qkvpacked_func(packed, causal=True) + 0 * q
+
+    results = [with_gradients(function, (q, packed), dout) for function in (compiled(layer, fullgraph=True), layer)]
+    for actual, wanted in zip(*results):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_calls_on_packed_sequences_are_traced_without_a_break():
+    packed, dout = random((18, 3, 3, 16), (18, 3, 16), dtype=torch.float32, device="cpu")
+    begins = torch.tensor([0, 9, 18], dtype=torch.int32)
+
+    def layer(packed):
+        return interface.flash_attn_varlen_qkvpacked_func(packed, begins, 9, causal=True)
+
+    results = [with_gradients(function, (packed,), dout) for function in (compiled(layer, fullgraph=True), layer)]
+    for actual, wanted in zip(*results):
+        torch.testing.assert_close(actual, wanted)
