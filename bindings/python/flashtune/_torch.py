@@ -25,6 +25,10 @@ def attention(q, k, v, opts, seed, return_lse, features):
         features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if torch.compiler.is_compiling():
+        if is_eight(k):
+            from ._torch_untraced import untraced
+
+            return untraced(attention, q, k, v, opts, seed, return_lse, features)
         from . import _torch_ops
 
         learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)

@@ -43,6 +43,11 @@ def decode(q, k, v):
     return interface.flash_attn_with_kvcache(q, *caches, 2 * k, 2 * v, cache_seqlens=LENGTHS.to(k.device))
 
 
+def scaled(q, k, v):
+    numbers = [(20 * x).to(torch.int8) for x in (k, v)]
+    return interface.flash_attn_func(q.half(), *numbers, k_descale=0.05, v_descale=torch.full((2, 3), 0.1, device=k.device))
+
+
 CALLS = {
     "attention_forward": lambda q, k, v: flashtune.attention_forward(2 * q, k, v, causal=True),
     "attention_backward": backward,
@@ -53,6 +58,7 @@ CALLS = {
     "quantize": narrow(lambda q, k, v: flashtune.quantize(2 * k, torch.int8)),
     "rotate": narrow(lambda q, k, v: flashtune.rotate(2 * q, 7)),
     "flash_attn_with_kvcache": decode,
+    "flash_attn_func of 8 bits": scaled,
 }
 
 
