@@ -419,7 +419,7 @@ static void feature_data(void) {
   backward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "dbias.stride_head is 0 and deterministic is 1");
   p.dbias = whole_output(score_gradients);
   OK(flashtune_backward_supported(context, &p));
-  /* Without a score nothing is summed, whatever the strides. Those of NumPy's empty arrays are 0. */
+  /* Without a score nothing is summed, whatever the strides. NumPy's empty arrays have 0. */
   p.dbias.stride_head = p.seqlen_k = 0;
   OK(flashtune_backward_supported(context, &p));
 }

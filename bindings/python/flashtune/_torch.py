@@ -6,11 +6,12 @@ reproduces it.
 """
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _torch_autograd, _torch_launch
 from ._errors import UnsupportedError
 from ._features import Features
-from ._torch_arguments import refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
+from ._torch_arguments import is_observed, refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
 from ._torch_eight import quantize, rotate
 from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward
 
@@ -24,8 +25,8 @@ def attention(q, k, v, opts, seed, return_lse, features):
     if features is not None and features.sinks is not None:
         features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
-    if torch.compiler.is_compiling():
-        if is_eight(k):
+    if is_observed():
+        if is_eight(k) and torch.compiler.is_compiling():
             from ._torch_untraced import untraced
 
             return untraced(attention, q, k, v, opts, seed, return_lse, features)
@@ -36,8 +37,10 @@ def attention(q, k, v, opts, seed, return_lse, features):
     if deterministic_dbias:
         refuse_summed_dbias(q, k, v, features)
     seed = resolve_seed(seed, opts[2], q) if opts[2] else None
-    if torch.is_grad_enabled() and _needs_gradient(q, k, v, features):
-        if is_eight(k):
+    learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
+    # Autograd refuses tangents of forward mode. A launch without it would lose them.
+    if learns or forward_ad._current_level >= 0:
+        if learns and is_eight(k):
             raise UnsupportedError(
                 "k has 8 bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
             )

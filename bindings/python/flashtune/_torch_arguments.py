@@ -8,6 +8,16 @@ import torch
 from . import _call, _features, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
 
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def is_observed():
+    """Whether something follows the call by its operators, which a launch by addresses is not.
+
+    That is torch.compile, or a mode: make_fx, fake tensors, selective checkpointing.
+    """
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0
+
 
 def resolve_seed(seed, dropout_p, q):
     """The seed that a launch takes.

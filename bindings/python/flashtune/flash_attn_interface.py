@@ -10,9 +10,11 @@ import operator
 import sys
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _attention, _call, _features, _kvcache, _torch, _torch_autograd, _torch_drafts, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
+from ._torch_arguments import is_observed
 from ._torch_drafts import CACHED, DENSE, FORWARD, PACKED
 
 _FLOAT32 = torch.float32
@@ -330,19 +332,20 @@ def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=No
     """Attention. `_repeat` serves later calls of the form of `call`, if that is given."""
     opts, features, return_attn_probs = _taken(options, lengths, descales)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
-    if call is not None and not torch.compiler.is_compiling() and not (opts[2] or _learns(call)):
+    if call is not None and not is_observed() and not (opts[2] or _learns(call)):
         _torch_drafts.alias(call, (FORWARD, None, None, q, k, v, None, opts, features, return_attn_probs))
     return (*result, None) if return_attn_probs else result
 
 
 def _learns(call):
     _, _, _, q, k, v, *_ = call
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return learns or forward_ad._current_level >= 0
 
 
 def _repeat(call, return_attn_probs):
-    """The result of a call whose form has a draft, if it records no gradient; else None."""
-    if torch.compiler.is_compiling():
+    """The result of a call whose form has a draft, if autograd does not see it; else None."""
+    if is_observed():
         return None
     try:
         if _learns(call):
@@ -357,8 +360,8 @@ def _repeat(call, return_attn_probs):
 
 def _attend_packed(q, packed, options, lengths=None):
     opts, features, return_attn_probs = _taken(options, lengths)
-    if torch.compiler.is_compiling():
-        # The compiler joins the gradients of the slices.
+    if is_observed():
+        # Autograd joins the gradients of the slices.
         q, k, v = packed.unbind(-3) if q is None else (q, *packed.unbind(-3))
         result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
         return (*result, None) if return_attn_probs else result

@@ -1,8 +1,10 @@
-"""Calls in code that torch.compile traces: which are traced, and which run as they are.
+"""Calls in code that torch.compile traces, and in modes: which are traced, which run as they are.
 
 A call that runs as it is breaks the graph. It hands addresses to the library, so its tensors must
 live until the launch.
 """
+
+import functools
 
 import flashtune
 import pytest
@@ -10,6 +12,9 @@ import torch
 from flashtune import flash_attn_interface as interface
 from oracle_torch import random, with_gradients
 from test_torch import DEVICES, working_dtype
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 LENGTHS = torch.tensor([4, 9], dtype=torch.int32)
 
@@ -99,3 +104,46 @@ def test_calls_on_packed_sequences_are_traced_without_a_break():
     results = [with_gradients(function, (packed,), dout) for function in (compiled(layer, fullgraph=True), layer)]
     for actual, wanted in zip(*results):
         torch.testing.assert_close(actual, wanted)
+
+
+ATTENTION = {
+    "attention": lambda q, k, v: flashtune.attention(q, k, v, causal=True),
+    "flash_attn_func": lambda q, k, v: interface.flash_attn_func(q, k, v, causal=True),
+    "flash_attn_qkvpacked_func": lambda *qkv: interface.flash_attn_qkvpacked_func(torch.stack(qkv, 2), causal=True),
+}
+EACH_ATTENTION = pytest.mark.parametrize("attend", ATTENTION.values(), ids=ATTENTION)
+
+
+@EACH_ATTENTION
+@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+def test_a_trace_of_make_fx_computes_on_its_own_arguments(attend, tracing_mode):
+    tensors = random(*[(2, 9, 3, 16)] * 3, dtype=torch.float32, device="cpu")
+    attend(*tensors)  # A later call of the form would take the shortest way.
+    trace = make_fx(attend, tracing_mode=tracing_mode)(*(torch.zeros_like(x) for x in tensors))
+    torch.testing.assert_close(trace(*tensors), attend(*tensors))
+
+
+@EACH_ATTENTION
+def test_a_selective_checkpoint_may_save_attention(attend):
+    *tensors, dout = random(*[(2, 9, 3, 16)] * 4, dtype=torch.float32, device="cpu")
+    seen = []
+
+    def policy(ctx, operator, *_, **__):
+        seen.append(str(operator))
+        return CheckpointPolicy.MUST_SAVE if operator.namespace == "flashtune" else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    saving = functools.partial(checkpoint, attend, use_reentrant=False, context_fn=contexts)
+    for actual, wanted in zip(with_gradients(saving, tensors, dout), with_gradients(attend, tensors, dout)):
+        torch.testing.assert_close(actual, wanted)
+    assert "flashtune.attention_forward.default" in seen
+
+
+@EACH_ATTENTION
+def test_a_tangent_of_forward_mode_is_refused(attend):
+    q, k, v = random(*[(2, 9, 3, 16)] * 3, dtype=torch.float32, device="cpu")
+    attend(q, k, v)
+    with forward_ad.dual_level():
+        assert torch.equal(attend(q, k, v), attend(q, k, v))
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            attend(forward_ad.make_dual(q, q), k, v)
