@@ -350,7 +350,7 @@ class context {
   }
   result<done> try_seal() { return detail::of(flashtune_context_seal(get())); }
 
-  // Params is one of the four structs, or the C struct under it.
+  // Params is one of the five structs, or the C struct under it.
   template <class Params>
   result<done> try_supported(const Params &params) const { return detail::of(detail::supported(get(), params)); }
   template <class Params>
@@ -379,7 +379,7 @@ class context {
   result<done> try_launch(const Params &params, void *memory, std::uint64_t bytes, void *stream) {
     return detail::of(detail::launch(get(), params, memory, bytes, stream));
   }
-  // Merging and appending need no workspace.
+  // Merging, appending and quantising need no workspace.
   template <class Params>
   result<done> try_launch(const Params &params, void *stream = nullptr) {
     return detail::of(detail::launch(get(), params, stream));

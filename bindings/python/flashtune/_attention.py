@@ -11,6 +11,9 @@ from . import _call, _features
 from ._errors import InvalidArgumentError, UnsupportedError
 
 
+_FORWARD_ONLY = ("block_table", "cache_batch_idx", "leftpad_k", "q_descale", "k_descale", "v_descale")
+"""The features that the backward pass lacks."""
+
 _modules = {}
 """Modules that `module_of` has imported: an import statement takes ten times as long as a look-up."""
 
@@ -174,8 +177,8 @@ def attention_kvcache(
         float8_e4m3fn, which gives a bfloat16 result. A number is one scale for the tensor; None is
         1. (batch, heads_kv) has one for each sequence and head, (batch, ceil(max_seqlen_k / 128),
         heads_kv) one for each 128 keys of a sequence, and the cache's shape without dim one for
-        each key; the last two are for k and v alone. Sizes of 1 are shared. The CPU refuses scales
-        that are not finite and above 0.
+        each key; the last two are for k and v alone. Where both shapes are equal, each key has its
+        own. Sizes of 1 are shared. The CPU refuses scales that are not finite and above 0.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     features = _features.of(
@@ -227,10 +230,9 @@ def kv_append(
     rotary_interleaved: True turns columns 2i and 2i + 1 together, False i and i + rotary_dim / 2.
     q: (batch, seqlen_q, heads_q, dim), rotated in the same launch. Its query i has position
         cache_seqlens + i, or cache_seqlens with q_at_one_position.
-    k_descale, v_descale: with caches of 8 bits (float8_e4m3fn, float8_e5m2, int8) and k and v of
-    16,
-        the fp32 scales of the caches' elements: a number, (batch, heads_kv), or the cache's shape
-        without dim. None is 1.
+    k_descale, v_descale: with caches of 8 bits (float8_e4m3fn, float8_e5m2, int8) beside k and v of
+        16 bits, the fp32 scales of the caches' elements: a number, (batch, heads_kv), or the
+        cache's shape without dim. None is 1.
     computes_descale: True computes the scale of each new key and head from its largest magnitude
         and writes it into k_descale and v_descale, which have the cache's shape without dim.
 
@@ -309,7 +311,7 @@ def attention_backward(
 ):  # fmt: skip
     """(dq, dk, dv) from the inputs and results of `attention_forward`.
 
-    The keyword arguments must be the same. With bias or sinks the result is (dq, dk, dv, dbias,
+    The keyword arguments must be the same, without batch_invariant. With bias or sinks the result is (dq, dk, dv, dbias,
     dsinks). dbias and dsinks are fp32, or None without such an input.
 
     deterministic: True makes the gradients bit-equal from run to run, which costs time.
@@ -319,8 +321,9 @@ def attention_backward(
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     features = features_of(features)
-    if features is not None and features.block_table is not None:
-        raise UnsupportedError("block_table is given; the backward pass does not support pages")
+    for name in _FORWARD_ONLY if features is not None else ():
+        if getattr(features, name) is not None:
+            raise UnsupportedError(f"{name} is given; the backward pass has neither caches nor tensors of 8 bits")
     gradients = module_of(q).attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
     has_more = features is not None and (features.bias is not None or features.sinks is not None)
     return gradients if has_more else gradients[:3]

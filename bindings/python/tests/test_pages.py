@@ -90,11 +90,12 @@ def test_a_wrong_table_is_named(change, message):
     assert message in str(caught.value)
 
 
-def test_there_is_no_backward_pass_over_pages():
+@pytest.mark.parametrize("name", ["block_table", "cache_batch_idx", "leftpad_k", "q_descale", "k_descale", "v_descale"])
+def test_there_is_no_backward_pass_over_caches(name):
     _, (k, v), table = cache(16)
     q = np.zeros((len(SEQLENS), 1, HEADS, DIM), np.float32)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        flashtune.attention_backward(q, q, k, v, q, np.zeros((len(SEQLENS), HEADS, 1)), block_table=table)
+    with pytest.raises(NotImplementedError, match=f"{name} is given"):
+        flashtune.attention_backward(q, q, k, v, q, np.zeros((len(SEQLENS), HEADS, 1)), **{name: table})
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
