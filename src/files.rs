@@ -90,11 +90,40 @@ pub fn publish_private(path: &Path, bytes: &[u8]) -> Result<()> {
     publish_with(path, bytes, 0o600)
 }
 
+/// Runs work that writes files. A write past RLIMIT_FSIZE sends its thread SIGXFSZ, which ends the
+/// process by default. Here such a write only fails.
+pub fn without_size_signal<T>(work: impl FnOnce() -> T) -> T {
+    let mut size = std::mem::MaybeUninit::uninit();
+    let mut before = std::mem::MaybeUninit::uninit();
+    // SAFETY: the first two calls make `size` the set of one signal, and the third fills `before`.
+    let (size, before) = unsafe {
+        libc::sigemptyset(size.as_mut_ptr());
+        libc::sigaddset(size.as_mut_ptr(), libc::SIGXFSZ);
+        libc::pthread_sigmask(libc::SIG_BLOCK, size.as_ptr(), before.as_mut_ptr());
+        (size.assume_init(), before.assume_init())
+    };
+    let was_pending = is_size_signal_pending();
+    let result = work();
+    // SAFETY: both sets are initialised. sigwait returns at once, since the signal is pending.
+    unsafe {
+        if !was_pending && is_size_signal_pending() {
+            libc::sigwait(&size, &mut 0);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
+    result
+}
+
+fn is_size_signal_pending() -> bool {
+    let mut pending = std::mem::MaybeUninit::uninit();
+    // SAFETY: sigpending fills the set.
+    unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), libc::SIGXFSZ) == 1 }
+}
+
 fn publish_with(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (temporary, mut file) = create_temporary(folder)?;
-    let written = file
-        .write_all(bytes)
+    let written = without_size_signal(|| file.write_all(bytes))
         .and_then(|()| file.set_permissions(PermissionsExt::from_mode(mode)))
         .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&temporary, path));

@@ -249,6 +249,8 @@ impl Guard {
             return Err(stuck());
         }
         let (sender, receiver) = channel();
+        // The threads that sled starts inherit the mask of signals.
+        let work = || files::without_size_signal(work);
         let run = move || drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
         // The panic hook of the C face knows our threads by their names.
         let thread = std::thread::Builder::new().name("flashtune-index".into()).spawn(run);

@@ -156,7 +156,8 @@ impl Journal {
         if file.metadata()?.len() > end {
             file.set_len(end)?;
         }
-        let written = file.write_all(lines_of(changes).as_bytes()).and_then(|()| file.sync_all());
+        let lines = lines_of(changes);
+        let written = files::without_size_signal(|| file.write_all(lines.as_bytes())).and_then(|()| file.sync_all());
         if written.is_err() {
             // On a full disk this gives back what the part of a line took.
             let _ = file.set_len(end);

@@ -280,7 +280,8 @@ impl Log {
                 self.path.display()
             ));
         }
-        self.file.write_all(line.as_bytes()).map_err(|error| format!("{}: {error}", self.path.display()))?;
+        files::without_size_signal(|| self.file.write_all(line.as_bytes()))
+            .map_err(|error| format!("{}: {error}", self.path.display()))?;
         self.bytes = bytes;
         self.lines.insert(entry.id(), (entry.result.is_ok(), line.trim_end().to_owned()));
         Ok(())
