@@ -39,11 +39,19 @@ def use_pack(path):
     cannot be used raises nothing here: `pack_info` then has the reason.
     """
     global _pack
-    name = None if path is None else os.fsencode(path)
+    name = None if path is None else _c_path(path)
     with _lock:
         if any(device != CPU for device in _contexts):
             raise InvalidArgumentError("use_pack comes too late: a GPU context exists; call it before the first call on a GPU")
         _pack = name
+
+
+def _c_path(path):
+    """The bytes of a path. C would end it at a NUL."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise InvalidArgumentError(f"path is {path!r}; it must have no NUL")
+    return name
 
 
 def _forget():
@@ -112,7 +120,7 @@ class Context:
 
     def _counted(self, function, path):
         count = c_uint64()
-        check(function(self.handle, os.fsencode(path), byref(count)))
+        check(function(self.handle, _c_path(path), byref(count)))
         return count.value
 
 

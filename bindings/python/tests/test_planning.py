@@ -84,6 +84,14 @@ def test_a_missing_record_file_is_an_error(tmp_path):
         flashtune.import_records(tmp_path / "nowhere.jsonl")
 
 
+def test_a_path_that_c_would_cut_is_refused(tmp_path):
+    path = str(tmp_path / "records\0.jsonl")
+    for function in (flashtune.export_records, flashtune.import_records, flashtune.use_pack):
+        with pytest.raises(flashtune.InvalidArgumentError, match="path is .*; it must have no NUL"):
+            function(path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_prepared_problem_can_be_launched():
     q, k, v = arrays(seqlen=48)
     flashtune.prepare(q, k, v)
