@@ -1623,7 +1623,7 @@ typedef struct flashtune_quantize_params {
    */
   int64_t batch_size;
   /**
-   * Rows of an entry, 0 to 2^31 - 4096.
+   * Rows of an entry, 0 to 2^31 - 4096. With 0 the call does nothing.
    */
   int64_t seqlen;
   /**

@@ -77,15 +77,15 @@ pub fn check(
     accesses: &mut Accesses,
 ) -> Result<()> {
     let strides = [scales.stride_batch, scales.stride_seqlen, scales.stride_head];
+    let is_empty = extents.contains(&0);
     for ((dim, stride), extent) in ["batch", "seqlen", "head"].into_iter().zip(strides).zip(extents) {
         let is_unplaced = scales.data.is_null() && data == Data::Optional;
-        if stride < 0 || is_written && stride == 0 && extent > 1 && !is_unplaced {
+        if stride < 0 || is_written && stride == 0 && extent > 1 && !is_unplaced && !is_empty {
             let least = if is_written { "above 0, since it is written" } else { "0 or more elements" };
             return Err(Error::invalid(format!("{name}.stride_{dim} is {stride}; it must be {least}")));
         }
     }
     let of_dim = |dim: usize| if strides[dim] == 0 { (1, 0) } else { (extents[dim], strides[dim]) };
-    let is_empty = extents.contains(&0);
     let array = Array::new(name, scales.data.cast_const().cast::<f32>(), i64::from(!is_empty));
     let footprint = array.in_dims([of_dim(0), of_dim(1), of_dim(2)]).check_required(data, None)?;
     if is_written && footprint.as_ref().is_some_and(super::overlap::Footprint::overlaps_itself) {

@@ -39,7 +39,7 @@ pub struct flashtune_quantize_params {
     /// Batch entries, 0 to 2^31 - 1. Packed sequences are one entry of all their rows. batch_size *
     /// seqlen * num_heads is at most 2^50.
     pub batch_size: i64,
-    /// Rows of an entry, 0 to 2^31 - 4096.
+    /// Rows of an entry, 0 to 2^31 - 4096. With 0 the call does nothing.
     pub seqlen: i64,
     /// Heads of x and out, at least 1.
     pub num_heads: i64,

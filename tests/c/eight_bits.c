@@ -155,7 +155,11 @@ static void quantises(void) {
   f.keys_per_descale = 0;
   OK(flashtune_forward(context, &f, NULL, 0, NULL));
 
+  /* Without a row there is no scale of a row, whatever the strides. */
   flashtune_quantize_params bad = p;
+  bad.seqlen = 0, bad.keys_per_descale = 1;
+  bad.descale.stride_batch = 0, bad.descale.stride_seqlen = HEADS;
+  OK(flashtune_quantize(context, &bad, NULL));
 #define QUANTIZE_REFUSED(words, change) \
   do { \
     bad = p, change; \

@@ -311,8 +311,8 @@ def attention_backward(
 ):  # fmt: skip
     """(dq, dk, dv) from the inputs and results of `attention_forward`.
 
-    The keyword arguments must be the same, without batch_invariant. With bias or sinks the result is (dq, dk, dv, dbias,
-    dsinks). dbias and dsinks are fp32, or None without such an input.
+    The keyword arguments must be the same, without batch_invariant. With bias or sinks the result
+    is (dq, dk, dv, dbias, dsinks). dbias and dsinks are fp32, or None without such an input.
 
     deterministic: True makes the gradients bit-equal from run to run, which costs time.
     dlse: the gradient of lse, in its shape; None if nothing depends on lse.

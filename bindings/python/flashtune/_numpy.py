@@ -101,7 +101,10 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
     shape, full = _quantize.shape_of_scales(x.shape, keys_per_descale, heads_per_descale)
     x = x if _expressible(x) else _contiguous("x", x)
     out, computes = np.empty(x.shape, dtype), descale is None
-    descale, *_ = scales("descale", np.empty(shape, np.float32) if computes else descale, x)
+    if computes:
+        # The library writes the scales of rows alone.
+        descale = np.empty(shape, np.float32) if x.shape[1] else np.ones(shape, np.float32)
+    descale, *_ = scales("descale", descale, x)
     if descale.ndim and descale.shape != shape:
         raise InvalidArgumentError(f"descale has shape {descale.shape}; it must be a number or {shape}")
     place = (descale.ctypes.data, full[1] * full[2], full[2], 1) if descale.ndim else (descale.ctypes.data, 0, 0, 0)

@@ -23,7 +23,8 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     computes = descale is None
     if computes:
-        descale = x.new_empty(shape, dtype=torch.float32)
+        # The library writes the scales of rows alone.
+        descale = (x.new_empty if x.shape[1] else x.new_ones)(shape, dtype=torch.float32)
     descale, *_ = _torch_launch.scales("descale", descale, x)
     if descale.dim() and tuple(descale.shape) != shape:
         raise InvalidArgumentError(f"descale has shape {tuple(descale.shape)}; it must be a number or {shape}")

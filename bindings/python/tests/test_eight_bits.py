@@ -138,6 +138,20 @@ def test_quantize_makes_numbers_and_scales(name):
         flashtune.quantize(x, np.float16)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_without_rows_an_entry_has_the_scale_of_zeros(library):
+    x = np.empty((BATCH, 0, HEADS_KV, DIM), np.float16)
+    dtype = np.int8
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x, dtype = torch.from_numpy(x), torch.int8
+    numbers, scales = flashtune.quantize(x, dtype)
+    assert tuple(numbers.shape) == tuple(x.shape) and (scales == 1).all() and tuple(scales.shape) == (BATCH, HEADS_KV)
+    for keys_per_descale in (1, 128):
+        _, scales = flashtune.quantize(x, dtype, keys_per_descale=keys_per_descale)
+        assert tuple(scales.shape) == (BATCH, 0, HEADS_KV)
+
+
 def philox(counter, key):
     """The four words of a draw of Philox4x32-10."""
     c, k = list(counter), list(key)
