@@ -251,7 +251,8 @@ def _rows_to_heads(x, group, layout):
 
 def _heads_to_rows(x, group, layout):
     _, size = place(group)
-    outgoing = torch.stack(by_rank(x, size, 1, layout))
+    # torch.stack keeps an order of memory that it takes for channels_last.
+    outgoing = torch.stack(by_rank(x, size, 1, layout)).contiguous()
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming.movedim(0, 2).flatten(2, 3)

@@ -107,6 +107,7 @@ def run_ranks(rank, setting, port, folder):
     results = {"refusals": refusals(setting, rank)}
     results.update((name, run_case(setting, *case)) for name, case in cases_of(setting).items())
     results["varlen"] = run_varlen(setting)
+    results["short"] = run_short(setting)
     results["mesh"] = run_mesh(setting)
     if rank == 0:
         torch.save(results, os.path.join(folder, "results.pt"))
@@ -132,6 +133,13 @@ def run_varlen(setting):
         cu_seqlens=lengths.to(q.device), max_seqlen=setting.seqlen,
     )  # fmt: skip
     return [cp.unshard(x, dim=0, layout="contiguous").cpu() for x in (out, *torch.autograd.grad(out, leaves, dout))]
+
+
+def run_short(setting):
+    """out and lse of two rows in each rank, whose order in memory looks like channels_last."""
+    tensors = [cp.shard(x[:, : 2 * setting.ranks]) for x in inputs(setting, HEADS)[:3]]
+    out, lse = cp.attention(*tensors, method="ulysses", return_lse=True)
+    return cp.unshard(out).cpu(), cp.unshard(lse, dim=2).cpu()
 
 
 def run_mesh(setting):
@@ -247,6 +255,14 @@ def test_ulysses_takes_packed_sequences(results):
 
     versions = [with_gradients(apart, given, dout) for given in (tensors, [x.double() for x in tensors])]
     judge_all(setting, ("out", "dq", "dk", "dv"), [x[None] for x in ours["varlen"]], *versions)
+
+
+@in_each_setting
+def test_ulysses_takes_two_rows_in_each_rank(results):
+    setting, ours = results
+    tensors = [x[:, : 2 * setting.ranks] for x in inputs(setting, HEADS, device="cpu")[:3]]
+    versions = [plain(*given, return_lse=True) for given in (tensors, [x.double() for x in tensors])]
+    judge_all(setting, ("out", "lse"), ours["short"], *versions)
 
 
 @in_each_setting
