@@ -140,7 +140,7 @@ impl Space for Fp8Knobs {
             schedule: Schedule::Persistent,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: WARPGROUP_ROWS, key_rows: self.box_rows(problem) },
-                is_dynamic: tiles_differ(problem),
+                is_dynamic: true,
             },
             registers: Some(self.warpgroup_registers()),
             most_splits: self.num_splits,

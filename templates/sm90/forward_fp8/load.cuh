@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_tiles(const KernelParams& params, const Sha
     Ring<kKStages> ring_k;
     Ring<kReadsImages ? kVtStages : kVStages> ring_v;
     Ring<kQStages> ring_q;
-    TileFeed<QueryTiles<0>> feed(params, tile_counter);
+    DrawingFeed<QueryTiles<0>> feed(params, tile_counter);
     for (uint32 nth = 0;; ++nth) {
         if (is_first) shared.tiles.put(nth, feed.tile());
         __syncwarp();  // no lane waits for the tile before the first one has put it there
