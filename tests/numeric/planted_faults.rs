@@ -281,6 +281,41 @@ const FAULTS_OF_TURNS: [Fault; 3] = [
     },
 ];
 
+/// Faults of the store of O by TMA, of the same problem.
+const FAULTS_OF_O: [Fault; 4] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/store.cuh",
+        from: "    fence_async_proxy_of_all();\n",
+        to: "",
+        report: "without a fence",
+    },
+    // The wait until an earlier O has left the slot.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/store.cuh",
+        from: "    if (thread == 0) bulk_wait_read();\n",
+        to: "",
+        report: "the reference",
+    },
+    // The other warps' wait for it.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/forward_fp8/store.cuh",
+        from: "    warpgroup_barrier(barrier);  // the O of an earlier tile has left the slot\n",
+        to: "",
+        report: "without a fence",
+    },
+    // The wait for the last O.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_forward_fp8.cu.tera",
+        from: "if (kStoresByTma && arrives) bulk_wait_read();",
+        to: "",
+        report: "the thread exits before TMA has read what it stores",
+    },
+];
+
 /// A team of four warps shares V's columns and Q K^T. The keys have two segments.
 const DECODED_SEGMENTS: &str = "dtype=bf16 batch=1 heads_q=4 heads_kv=1 seqlen_q=1 seqlen_k=1300 head_dim=128 head_dim_v=128 \
      causal=BottomRight scale=0.125 dropout=0 deterministic=false strides=Bshd seed=9 batch_invariant=true";
@@ -450,6 +485,11 @@ fn planted_faults_of_images_of_v_are_reported() {
 #[test]
 fn planted_faults_of_turns_are_reported() {
     are_reported(&FAULTS_OF_TURNS, ONE_PROBLEM, Some(IN_TURNS));
+}
+
+#[test]
+fn planted_faults_of_the_store_of_o_are_reported() {
+    are_reported(&FAULTS_OF_O, ONE_PROBLEM, Some(IN_TURNS));
 }
 
 #[test]

@@ -116,8 +116,8 @@ fn gpu_is_right_on_tiny_problems_whose_v_is_transposed_before() {
                 ("q_stages", 1),
             ];
             let config = knobs.iter().fold(config.clone(), |config, (knob, value)| config.with(knob, *value));
-            for splits in [1, 2] {
-                prepared.forward(&subject, &config.clone().with("num_splits", splits));
+            for (splits, tma_store) in [(1, 0), (1, 1), (2, 0)] {
+                prepared.forward(&subject, &config.clone().with("num_splits", splits).with("tma_store", tma_store));
             }
         }
     }

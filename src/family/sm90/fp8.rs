@@ -7,7 +7,7 @@
 
 use super::forward_geometry::usable_splits;
 use super::fp8_geometry::Fp8Knobs;
-use super::fp8_heuristic::{alternatives, heuristic, may_split};
+use super::fp8_heuristic::{alternatives, heuristic, may_split, stored_by_tma};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
@@ -65,6 +65,11 @@ impl Space for Fp8Knobs {
             holds: |p, k, _| k.num_splits == 1 || p.seqlen_k <= i64::from(k.num_splits) * MOST_SPLIT_KEYS,
         },
         Constraint {
+            name: "tma_store",
+            reason: "a split's O is fp32, which O's slot does not hold",
+            holds: |_, k, _| k.tma_store == 0 || k.num_splits == 1,
+        },
+        Constraint {
             name: "scales",
             reason: "a block of keys has one factor, so factors of 128 keys go with blocks of 64 or 128",
             holds: |p, k, _| divides_scale_blocks(p, k.block_n),
@@ -106,8 +111,8 @@ impl Space for Fp8Knobs {
     }
 
     /// Splits are for the shape alone that they were measured on.
-    fn carried_over(self, _from: &Problem, _to: &Problem, _device: &Device) -> Self {
-        Fp8Knobs { num_splits: 1, ..self }
+    fn carried_over(self, _from: &Problem, to: &Problem, device: &Device) -> Self {
+        stored_by_tma(Fp8Knobs { num_splits: 1, ..self }, to, device)
     }
 
     /// The expected time over that of a perfect config.
@@ -121,13 +126,14 @@ impl Space for Fp8Knobs {
         let few_consumers = [0.3, 0.05, 0.0, 0.0][self.consumers() as usize - 1];
         let in_flight = 5.0 / (f64::from(self.k_stages) * block_n) + 5.0 / (f64::from(self.vt_stages) * block_n);
         let prologue = 60.0 / q_stages / seqlen_k;
+        let epilogue = 24.0 * (1.0 - f64::from(self.tma_store)) / seqlen_k;
         let work = padded(problem.seqlen_q, block_m) * padded(problem.seqlen_k, block_n);
         let last_wave = last_wave(tiles, device.sm_count, tiles_differ);
         let split = match self.num_splits {
             1 => 1.0,
             _ => self.us(problem, device) / Fp8Knobs { num_splits: 1, ..*self }.us(problem, device),
         };
-        work * split * last_wave * (1.0 + per_block + few_consumers + in_flight + prologue)
+        work * split * last_wave * (1.0 + per_block + few_consumers + in_flight + prologue + epilogue)
     }
 
     fn kernels(&self, problem: &Problem) -> Vec<KernelSpec> {
@@ -201,7 +207,7 @@ mod tests {
 
     fn config(block_m: u32, block_n: u32) -> Config {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("group_mb", 1), ("num_splits", 1)];
-        let stages = [("k_stages", 2), ("v_stages", 1), ("vt_stages", 2)];
+        let stages = [("k_stages", 2), ("v_stages", 1), ("vt_stages", 2), ("tma_store", 0)];
         Config::new(Family::Sm90Fp8, tile.into_iter().chain(stages))
     }
 
@@ -334,7 +340,7 @@ mod tests {
         assert_eq!((kernels[0].template, kernels[0].threads, kernels[0].rows), ("sm90_transpose_v", 128, 128));
         assert_eq!(kernels[0].grid(&plain, 132)[0], 4 * 16 * 4096 / 128);
         let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..plain };
-        let split = Fp8Knobs { num_splits: 2, ..before };
+        let split = Fp8Knobs { num_splits: 2, tma_store: 0, ..before };
         assert!(split.fits(&few, &h200()));
         assert_eq!(split.kernels(&few).len(), 3);
         // Problems in the same record have at least 128 queries and 256 keys.
@@ -355,6 +361,7 @@ mod tests {
         assert_eq!(breaks(&problem, "num_splits", 2), "num_splits");
         let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..problem };
         assert_eq!(broken(&few, &good.clone().with("num_splits", 10)), None);
+        assert_eq!(broken(&few, &good.clone().with("num_splits", 10).with("tma_store", 1)).unwrap(), "tma_store");
         let by_block = Problem { features: features(128), ..problem };
         assert_eq!(broken(&by_block, &good).unwrap(), "scales");
         assert_eq!(broken(&by_block, &config(128, 128)), None);
@@ -400,7 +407,7 @@ mod tests {
     #[test]
     fn keys_are_not_split_on_another_shape_than_the_measured_one() {
         let few = Problem { batch_size: 1, num_heads_q: 1, num_heads_kv: 1, ..problem(128, 128) };
-        let split = Fp8Knobs { num_splits: 4, ..heuristic_of_few(&few) };
+        let split = Fp8Knobs { num_splits: 4, tma_store: 0, ..heuristic_of_few(&few) };
         assert!(split.fits(&few, &h200()));
         assert_eq!(split.carried_over(&few, &problem(128, 128), &h200()).num_splits, 1);
         assert!(split.kernels(&few).iter().any(|kernel| kernel.template != "sm90_forward_fp8"));

@@ -16,6 +16,7 @@ knobs! {
         v_stages: "V blocks in flight before they are transposed, 0: a kernel of its own transposes V" in [0, 1, 2],
         vt_stages: "V blocks that are transposed and not multiplied yet" in [2, 3],
         q_stages: "Q tiles in flight" in [1, 2],
+        tma_store: "1: O is stored by TMA from a slot of its own, 0: from registers" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 8, 32],
         num_splits: "splits of a tile's keys, each for its own CTA" in SPLITS,
     }
@@ -47,7 +48,8 @@ impl Fp8Knobs {
                 true => (rows_of_transposed * self.block_n).next_multiple_of(TMA_ALIGNMENT_BYTES),
                 false => boxed_tile_bytes(rows_of_transposed, pairs(self.block_n.into())),
             };
-        TMA_ALIGNMENT_BYTES + q + k + v + vt + BARRIER_BYTES
+        let o = self.tma_store * boxed_tile_bytes(self.block_m, problem.head_dim_v);
+        TMA_ALIGNMENT_BYTES + q + k + v + vt + o + BARRIER_BYTES
     }
 
     /// Keys of a box of K or V.

@@ -72,7 +72,7 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
 fn reading_transposed_v(config: Fp8Knobs, problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
     let [k_stages, vt_stages, q_stages] =
         if problem.head_dim.max(problem.head_dim_v) <= 160 { [2, 2, 2] } else { [3, 3, 1] };
-    let config = Fp8Knobs { k_stages, v_stages: 0, vt_stages, q_stages, ..config };
+    let config = stored_by_tma(Fp8Knobs { k_stages, v_stages: 0, vt_stages, q_stages, ..config }, problem, device);
     config.fits(problem, device).then_some(config)
 }
 
@@ -102,11 +102,20 @@ fn of_tile(problem: &Problem, device: &Device, block_m: u32, most_keys: u32) -> 
         v_stages,
         vt_stages,
         q_stages,
+        tma_store: 0,
         group_mb: if tiles_differ(problem) { 32 } else { 1 },
         num_splits: 1,
     };
     const STAGES: [[u32; 4]; 6] = [[3, 2, 3, 2], [3, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 1], [2, 1, 2, 2], [2, 1, 2, 1]];
     let keys = [224, 192, 160, 128, 96, 64].into_iter().filter(|keys| *keys <= most_keys && divides((*keys).into()));
     let configs = keys.flat_map(|keys| STAGES.map(|stages| config(keys, stages)));
-    configs.into_iter().find(|config| config.fits(problem, device))
+    let config = configs.into_iter().find(|config| config.fits(problem, device))?;
+    Some(stored_by_tma(config, problem, device))
+}
+
+/// The config with a slot of O's own if shared memory has room for it, and else without. At a
+/// tile's end TMA then stores O, while the consumer goes on (docs/tuning/eight-bits.md).
+pub fn stored_by_tma(config: Fp8Knobs, problem: &Problem, device: &Device) -> Fp8Knobs {
+    let [from_registers, by_tma] = [0, 1].map(|tma_store| Fp8Knobs { tma_store, ..config });
+    if by_tma.fits(problem, device) { by_tma } else { from_registers }
 }

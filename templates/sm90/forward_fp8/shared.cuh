@@ -24,6 +24,7 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kBoxesQK = (kHeadDim + kNarrowBoxCols - 1) / kNarrowBoxCols;
 constexpr int kBoxesV = (kHeadDimV + kNarrowBoxCols - 1) / kNarrowBoxCols;
 constexpr int kBoxesVt = (kBlockN + kNarrowBoxCols - 1) / kNarrowBoxCols;
+constexpr int kBoxesO = (kHeadDimV + kBoxCols - 1) / kBoxCols;  // O has 16 bits
 
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
@@ -31,11 +32,12 @@ constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
 constexpr int kVtRows = round_up(kHeadDimV, 16);
 constexpr bool kReadsImages = kVStages == 0;
 constexpr int kBytesVt = kReadsImages ? round_up(kImageBytes, 1024) : kBoxesVt * kVtRows * kBoxRowBytes;
-constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kVtStages * kBytesVt;
+constexpr int kBytesO = kStoresByTma ? kBoxesO * 64 * kBoxRowBytes : 0;  // one warpgroup's rows
+constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kVtStages * kBytesVt + kConsumers * kBytesO;
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kAllBarriers = kBarriersKV + kBarriersQ;
 constexpr int kBarrierBytes = 1024;
-constexpr bool kTmaStore = false;  // no Q slot takes a tile's O
+constexpr bool kTmaStore = false;  // no Q slot takes a tile's O; a slot of its own does with kStoresByTma
 constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
 constexpr int kProducers = kReadsImages ? 1 : kTransposers + 1;  // warps that take tiles
 
@@ -49,6 +51,7 @@ struct Shared {
     uint32 k;         // [kKStages][box][kBlockN keys]
     uint32 v;         // [kVStages][box][kBlockN keys]: a V block as it lies in device memory
     uint32 vt;        // [kVtStages][box][kVtRows columns]: the same, transposed
+    uint32 o;         // [kConsumers][box][64 rows]: a tile's O on its way to device memory
     uint32 barriers;  // of K, V, V^T and Q: for each slot `full`, then for each slot `empty`
     TileSlots tiles;  // which tiles the CTA does, from the producer to the consumers
     ListedSlots listed_slots;  // under a block mask: which block each K slot holds
@@ -59,11 +62,13 @@ struct Shared {
         k = q + kQStages * kConsumers * kBytesQ;
         v = k + kKStages * kBytesK;
         vt = v + kVStages * kBytesV;
-        barriers = vt + kVtStages * kBytesVt;
+        o = vt + kVtStages * kBytesVt;
+        barriers = o + kConsumers * kBytesO;
         tiles = {(barriers + kAllBarriers * 8 + 15) & ~15u};
         listed_slots = {tiles.base + TileSlots::kBytes};
     }
     __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
+    __device__ __forceinline__ uint32 o_slot(int consumer) const { return o + consumer * kBytesO; }
     __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
     __device__ __forceinline__ uint32 vt_slot(int slot) const { return vt + slot * kBytesVt; }
