@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(tiles(&plain), [(192, 160), (192, 128), (256, 64)]);
         assert_eq!(tiles(&Problem { features: features(128), ..plain }), [(192, 128), (256, 64)]);
         assert!(tiles(&Problem { features: Features { softcap: true, ..features(0) }, ..plain }).is_empty());
-        assert!(tiles(&problem(128, 128)).is_empty());
+        assert_eq!(tiles(&problem(128, 128)), [(192, 96)], "it reads V^T");
         let wide = problem(256, 256);
         let before = Fp8Knobs::alternatives(&wide, &h200());
         assert_eq!(
@@ -302,6 +302,10 @@ mod tests {
     fn the_model_of_time_transposes_v_before_where_that_was_faster() {
         // (head dim, keys, causal), and whether it was by 3 % or more on an H200.
         let measured = [
+            (128, 16384, Causal::None, true),
+            (128, 16384, Causal::BottomRight, false),
+            (128, 4096, Causal::None, false),
+            (128, 1024, Causal::None, false),
             (160, 16384, Causal::None, true),
             (192, 16384, Causal::None, true),
             (192, 16384, Causal::BottomRight, true),

@@ -51,14 +51,13 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Fp8Kn
     of_tile(problem, device, block_m, most_keys)
 }
 
-/// Configs among which the model of time chooses: tiles up to head dim 64, and past 128 one that
+/// Configs among which the model of time chooses: tiles up to head dim 64, and past it one that
 /// reads V^T. Features take registers, so problems with any keep to the heuristic's config.
 pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     let is_plain = Features { eight_bits: None, ..problem.features } == Features::NONE;
     match problem.head_dim.max(problem.head_dim_v) {
         _ if !is_plain => Vec::new(),
         ..=64 => tiles_of_narrow_heads(problem, device),
-        65..=128 => Vec::new(),
         _ => heuristic(problem, device)
             .and_then(|config| reading_transposed_v(config, problem, device))
             .into_iter()
@@ -66,12 +65,15 @@ pub fn alternatives(problem: &Problem, device: &Device) -> Vec<Fp8Knobs> {
     }
 }
 
-/// The config whose transposing kernel writes V^T first. The room of V's slots goes to others: up
-/// to head dim 160 a second tile of Q was faster on an H200 than third stages of K and V^T, and
-/// past it was not.
+/// The config whose transposing kernel writes V^T first. The room of V's slots goes to others: from
+/// head dim 129 to 160 a second tile of Q was faster on an H200 than third stages of K and V^T, and
+/// past it was not. Up to 128 there is room for both.
 fn reading_transposed_v(config: Fp8Knobs, problem: &Problem, device: &Device) -> Option<Fp8Knobs> {
-    let [k_stages, vt_stages, q_stages] =
-        if problem.head_dim.max(problem.head_dim_v) <= 160 { [2, 2, 2] } else { [3, 3, 1] };
+    let [k_stages, vt_stages, q_stages] = match problem.head_dim.max(problem.head_dim_v) {
+        ..=128 => [3, 3, 2],
+        129..=160 => [2, 2, 2],
+        _ => [3, 3, 1],
+    };
     let config = stored_by_tma(Fp8Knobs { k_stages, v_stages: 0, vt_stages, q_stages, ..config }, problem, device);
     config.fits(problem, device).then_some(config)
 }

@@ -55,9 +55,10 @@ fn slows_on_long_heads(tile: &ForwardTile, head_dim: i64) -> bool {
 const LONG_HEAD: f64 = 0.0015;
 const MOST_LONG_HEAD: f64 = 0.105;
 
-/// The share of a tile's time that is left where the producer reads V^T, past head dim 128 and past
-/// 224, and microseconds of the kernel that writes V^T beside those of its bytes
+/// The share of a tile's time that is left where the producer reads V^T, from head dim 65, 129 and
+/// 225 on, and microseconds of the kernel that writes V^T beside those of its bytes
 /// (docs/tuning/eight-bits.md).
+const READS_NARROW_TRANSPOSED: f64 = 0.96;
 const READS_TRANSPOSED: f64 = 0.94;
 const READS_WIDE_TRANSPOSED: f64 = 0.91;
 const TRANSPOSE_LAUNCH_US: f64 = 1.0;
@@ -193,7 +194,8 @@ pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Opti
 /// The work where a transposing kernel writes V^T first.
 fn with_transposed_v(work: Work, problem: &Problem) -> Work {
     let share = match problem.head_dim_v {
-        ..=128 => 1.0,
+        ..=64 => 1.0,
+        65..=128 => READS_NARROW_TRANSPOSED,
         129..=224 => READS_TRANSPOSED,
         _ => READS_WIDE_TRANSPOSED,
     };
