@@ -341,7 +341,7 @@ def _expect_alike(k, k_cache, v_cache, block_table, cache_batch_idx):
 
 def _refuse_missing_pages(block_table, lengths, k_cache):
     num_pages, page_size = k_cache.shape[:2]
-    is_used = torch.arange(block_table.shape[1]) * page_size < lengths[:, None]
+    is_used = torch.arange(block_table.shape[1], device=block_table.device) * page_size < lengths[:, None]
     is_missing = (block_table < 0) | (block_table >= num_pages)
     for b, i in (is_used & is_missing).nonzero()[:1].tolist():
         found = f"block_table[{b}][{i}] is {block_table[b, i]}"

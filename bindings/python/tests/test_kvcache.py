@@ -211,6 +211,14 @@ def test_refused_calls_leave_the_cache_unchanged(arguments, message):
     assert not arguments["k_cache"].any() and not arguments["v_cache"].any()
 
 
+def test_the_default_device_does_not_matter():
+    cache, new, lengths = torch.zeros(2, 6, 4, 2, 8), torch.ones(3, 2, 2, 8), ints(1, 3, 6)
+    table = ints([0, 1], [2, 3], [4, 5])
+    with torch.device("meta"):
+        used = flashtune.kv_append(cache[0], cache[1], new, new, lengths, block_table=table)
+    assert used.tolist() == [3, 5, 8]
+
+
 def test_pages_past_a_sequences_length_are_not_checked():
     q, k, v = (torch.ones(2, 1, 2, 8) for _ in range(3))
     cache = torch.zeros(2, 4, 2, 8)
