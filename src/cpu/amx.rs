@@ -6,18 +6,21 @@
 //! tests have the same sums in plain arithmetic.
 
 use crate::family::cpu::scratch::LANES;
+use std::marker::PhantomData;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::LazyLock;
-
-/// Words of a tile's row, and pairs that one instruction sums.
-pub const WORDS: usize = 16;
 
 /// Rows and columns of a block: two tiles each way, so that each tile that is loaded is used twice.
 pub const BLOCK: usize = 2 * LANES;
 
-/// Sums of a block: element (i, j) at `j * BLOCK + i`.
-#[repr(align(64))]
-pub struct Sums(pub [f32; BLOCK * BLOCK]);
+/// Where the sums of a block go: element (i, j) at `j * pitch + i`.
+#[derive(Clone, Copy)]
+pub struct Sums {
+    pub data: *mut f32,
+    pub pitch: usize,
+    /// Whether the sums begin with what lies there, and not with 0.
+    pub are_begun: bool,
+}
 
 /// What multiplies tiles.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +40,8 @@ pub struct Words {
     pub pitch: usize,
 }
 
-/// The thread's tiles are configured while this lives.
-pub struct Configured(TileUnit);
+/// The thread's tiles are configured while this lives. It stays on its thread.
+pub struct Configured(TileUnit, PhantomData<*const ()>);
 
 impl TileUnit {
     /// AMX, if the processor has it for bf16 and the system lets this process use it.
@@ -63,7 +66,7 @@ impl TileUnit {
             #[cfg(any(test, not(all(target_arch = "x86_64", target_os = "linux"))))]
             TileUnit::Emulated => {}
         }
-        Configured(self)
+        Configured(self, PhantomData)
     }
 }
 
@@ -81,14 +84,15 @@ impl Drop for Configured {
 
 impl Configured {
     /// The sums of a block of `tiles` (1 or 2 along i and along j): over `steps` of 16 pairs each,
-    /// and in each step over the parts of the left factor.
+    /// and in each step over the parts of the right factor and, for each, over those of the left.
     ///
-    /// A tile of a left part has the words of a pair in a row, 16 columns i. A tile of `right` has
-    /// a column j in a row, 16 pairs.
+    /// A tile of a left part has the words of a pair in a row, 16 columns i. A tile of a right part
+    /// has a column j in a row, 16 pairs.
     ///
     /// # Safety
-    /// All words of these tiles must lie there.
-    pub unsafe fn multiply(&self, tiles: [usize; 2], steps: usize, left: &[Words], right: Words, sums: &mut Sums) {
+    /// All words of these tiles and all sums must lie there, and nobody else may use the sums
+    /// meanwhile.
+    pub unsafe fn multiply(&self, tiles: [usize; 2], steps: usize, left: &[Words], right: &[Words], sums: Sums) {
         match self.0 {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             // SAFETY: the caller's promise; the tiles are configured.
@@ -109,8 +113,8 @@ impl Configured {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod instructions {
-    use crate::cpu::amx::{BLOCK, Sums, WORDS, Words};
-    use crate::family::cpu::scratch::LANES;
+    use crate::cpu::amx::{Sums, Words};
+    use crate::family::cpu::scratch::{LANES, WORDS};
     use std::arch::asm;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
 
@@ -181,51 +185,68 @@ mod instructions {
     /// # Safety
     /// As `Configured::multiply`, on a processor with AMX whose tiles are configured.
     #[inline(always)]
-    pub unsafe fn multiply<const I: usize, const J: usize>(
-        steps: usize,
-        left: &[Words],
-        right: Words,
-        sums: &mut Sums,
-    ) {
+    pub unsafe fn multiply<const I: usize, const J: usize>(steps: usize, left: &[Words], right: &[Words], sums: Sums) {
         let [second_i, second_j] = [I == 2, J == 2];
-        // SAFETY: the caller's promise.
+        let [at_00, at_10] = [sums.data, sums.data.wrapping_add(LANES)];
+        let [at_01, at_11] = [at_00, at_10].map(|at| at.wrapping_add(LANES * sums.pitch));
+        // SAFETY: the caller's promise. Only sums of the block's tiles are used.
         unsafe {
-            zero::<0>();
-            zero::<1>();
-            zero::<2>();
-            zero::<3>();
+            begin::<0>(at_00, sums);
+            if second_i {
+                begin::<1>(at_10, sums);
+            }
+            if second_j {
+                begin::<2>(at_01, sums);
+            }
+            if second_i && second_j {
+                begin::<3>(at_11, sums);
+            }
             for step in 0..steps {
-                let of_right = right.data.add(step * WORDS);
-                load::<6>(of_right, right.pitch);
-                if second_j {
-                    load::<7>(of_right.add(LANES * right.pitch), right.pitch);
-                }
-                for part in left {
-                    let of_left = part.data.add(step * WORDS * part.pitch);
-                    load::<4>(of_left, part.pitch);
-                    add_product::<0, 6, 4>();
+                for part in right {
+                    let of_right = part.data.add(step * WORDS);
+                    load::<6>(of_right, part.pitch);
                     if second_j {
-                        add_product::<2, 7, 4>();
+                        load::<7>(of_right.add(LANES * part.pitch), part.pitch);
                     }
-                    if second_i {
-                        load::<5>(of_left.add(LANES), part.pitch);
-                        add_product::<1, 6, 5>();
+                    for part in left {
+                        let of_left = part.data.add(step * WORDS * part.pitch);
+                        load::<4>(of_left, part.pitch);
+                        add_product::<0, 6, 4>();
                         if second_j {
-                            add_product::<3, 7, 5>();
+                            add_product::<2, 7, 4>();
+                        }
+                        if second_i {
+                            load::<5>(of_left.add(LANES), part.pitch);
+                            add_product::<1, 6, 5>();
+                            if second_j {
+                                add_product::<3, 7, 5>();
+                            }
                         }
                     }
                 }
             }
-            let out = sums.0.as_mut_ptr();
-            store::<0>(out);
+            store::<0>(at_00, sums.pitch);
             if second_i {
-                store::<1>(out.add(LANES));
+                store::<1>(at_10, sums.pitch);
             }
             if second_j {
-                store::<2>(out.add(LANES * BLOCK));
+                store::<2>(at_01, sums.pitch);
             }
             if second_i && second_j {
-                store::<3>(out.add(LANES * BLOCK + LANES));
+                store::<3>(at_11, sums.pitch);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `zero`, and the rows of a tile lie at `data`, as far apart as those of the sums.
+    #[inline(always)]
+    unsafe fn begin<const TILE: usize>(data: *const f32, sums: Sums) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match sums.are_begun {
+                true => load::<TILE>(data, sums.pitch),
+                false => zero::<TILE>(),
             }
         }
     }
@@ -263,12 +284,12 @@ mod instructions {
     }
 
     /// # Safety
-    /// As `zero`, and the rows of a tile lie there, `BLOCK` floats apart.
+    /// As `zero`, and the rows of a tile lie there, `pitch` floats apart. Nobody else may use them.
     #[inline(always)]
-    unsafe fn store<const TILE: usize>(to: *mut f32) {
+    unsafe fn store<const TILE: usize>(to: *mut f32, pitch: usize) {
         // SAFETY: the caller's promise.
         unsafe {
-            asm!("tilestored [{} + {}*4], tmm{}", in(reg) to, in(reg) BLOCK, const TILE,
+            asm!("tilestored [{} + {}*4], tmm{}", in(reg) to, in(reg) pitch, const TILE,
                 options(nostack, preserves_flags));
         }
     }
@@ -277,24 +298,27 @@ mod instructions {
 /// The sums of AMX in plain arithmetic.
 #[cfg(any(test, not(all(target_arch = "x86_64", target_os = "linux"))))]
 mod emulation {
-    use crate::cpu::amx::{BLOCK, Sums, WORDS, Words};
-    use crate::family::cpu::scratch::LANES;
+    use crate::cpu::amx::{Sums, Words};
+    use crate::family::cpu::scratch::{LANES, WORDS};
 
     /// # Safety
     /// As `Configured::multiply`.
-    pub unsafe fn multiply(tiles: [usize; 2], steps: usize, left: &[Words], right: Words, sums: &mut Sums) {
+    pub unsafe fn multiply(tiles: [usize; 2], steps: usize, left: &[Words], right: &[Words], sums: Sums) {
         for (j, i) in (0..tiles[1] * LANES).flat_map(|j| (0..tiles[0] * LANES).map(move |i| (j, i))) {
-            let mut sum = 0.0;
+            let out = sums.data.wrapping_add(j * sums.pitch + i);
+            // SAFETY: the caller's promise.
+            let mut sum = if sums.are_begun { flushed(unsafe { out.read() }) } else { 0.0 };
             for step in 0..steps {
-                for part in left {
+                for (right, left) in right.iter().flat_map(|right| left.iter().map(move |left| (right, left))) {
                     let pair = |p| {
                         // SAFETY: the caller's promise.
-                        unsafe { (*part.data.add(p * part.pitch + i), *right.data.add(j * right.pitch + p)) }
+                        unsafe { (*left.data.add(p * left.pitch + i), *right.data.add(j * right.pitch + p)) }
                     };
                     sum = add_step(sum, (step * WORDS..(step + 1) * WORDS).map(pair));
                 }
             }
-            sums.0[j * BLOCK + i] = sum;
+            // SAFETY: the caller's promise.
+            unsafe { out.write(sum) };
         }
     }
 

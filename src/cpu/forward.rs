@@ -35,7 +35,7 @@ use super::vector::multiply_in_place;
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::family::cpu::scratch::{self, gradient_pitch};
+use crate::family::cpu::scratch::{self, pair_pitch};
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 use std::ops::Range;
@@ -240,10 +240,10 @@ impl<E: Element> Forward<E> {
             if self.tile_unit.is_none() {
                 return (keys_k.rows(first, rows, k, self.dim), keys_v.rows(first, rows, v, self.padded_dim_v));
             }
-            let pitch = gradient_pitch(self.tile_size.n / 2);
+            let pitch = pair_pitch(self.tile_size.n);
             let k = keys_k.plain().pairs(first, rows, k, words(self.dim));
             let seen = first_seen.saturating_sub(first)..rows;
-            (k, keys_v.plain().pairs_of_rows(first, seen, v, self.padded_dim_v, pitch))
+            (k, keys_v.plain().pairs_of_rows_transposed(first, seen, v, self.padded_dim_v, pitch))
         }
     }
 
@@ -332,7 +332,7 @@ impl<E: Element> Forward<E> {
             None => multiply(level, [pitch, tile.keys, columns], scores, pitch, Into::Overwrite(factor), q, k),
             Some(unit) => {
                 let shape = [pitch, tile.keys.next_multiple_of(LANES), columns];
-                multiply_pairs(unit, level, shape, scores, pitch, pairs::Into::Overwrite(factor), [q], k);
+                multiply_pairs(unit, level, shape, scores, pitch, pairs::Into::Overwrite(factor), [q], [k]);
             }
         }
     }
@@ -351,7 +351,7 @@ impl<E: Element> Forward<E> {
         split_weights(self.level, weights, pitch);
         let parts = [0, pitch].map(|at| Matrix::columns(&weights[at..], 2 * pitch));
         let shape = [pitch, width, words(tile.keys)];
-        multiply_pairs(unit, self.level, shape, strip.acc_o, pitch, into, parts, v);
+        multiply_pairs(unit, self.level, shape, strip.acc_o, pitch, into, parts, [v]);
     }
 
     /// Applies softcap, ALiBi, bias and mask to the scores that causal and window leave.
@@ -446,6 +446,3 @@ impl RowEnd {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

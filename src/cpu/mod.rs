@@ -24,6 +24,8 @@ mod sequence;
 mod simd;
 mod softmax;
 mod tile;
+#[cfg(test)]
+mod tile_unit;
 mod transpose;
 mod vector;
 mod workers;
@@ -167,7 +169,7 @@ impl Executable {
         eight::check_scales(call)?;
         match self.pass {
             Pass::Forward => forward::run::<E>(call, self.tile_size, self.level, self.tile_unit, &self.workers),
-            Pass::Backward => backward::run::<E>(call, self.tile_size, self.level, &self.workers),
+            Pass::Backward => backward::run::<E>(call, self.tile_size, self.level, self.tile_unit, &self.workers),
         }
     }
 }
@@ -176,7 +178,7 @@ impl Executable {
 /// permission asked for.
 fn wants_tile_unit(problem: &Problem, tile_size: TileSize) -> bool {
     let is_plain = problem.dtype == Dtype::Bf16 && problem.features.eight_bits.is_none();
-    problem.pass == Pass::Forward && is_plain && tile_size.n.is_multiple_of(pairs::CHUNK)
+    is_plain && tile_size.n.is_multiple_of(pairs::CHUNK)
 }
 
 #[cfg(test)]

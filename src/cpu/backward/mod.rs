@@ -6,29 +6,37 @@
 //! twice but keep many threads busy with few heads.
 
 mod dbias;
+mod products;
 mod statistics;
 mod tiles;
 mod workspace;
 
+use super::amx::TileUnit;
 use super::element::{Element, Tensor};
-use super::product::{Into, Matrix, STRIP, multiply};
+use super::product::{LANES, STRIP};
 use super::sequence::Sequence;
 use super::simd::Level;
 use super::tile::{MAX_BLOCK, TileSize};
 use super::workers::{Workers, take};
 use crate::call::Call;
 use crate::error::Result;
-use crate::family::cpu::scratch::{self, gradient_pitch};
+use crate::family::cpu::scratch;
 use statistics::Statistics;
 use std::slice::from_raw_parts_mut;
-use tiles::{KeyTile, QueryTile, ScoresAre, Tiles};
+use tiles::{ScoresAre, Tiles};
 
 /// Strips of the largest block.
 const MOST_STRIPS: usize = MAX_BLOCK as usize / STRIP;
 
-pub fn run<E: Element>(call: &Call, tile_size: TileSize, level: Level, workers: &Workers) -> Result<()> {
+pub fn run<E: Element>(
+    call: &Call,
+    tile_size: TileSize,
+    level: Level,
+    tile_unit: Option<TileUnit>,
+    workers: &Workers,
+) -> Result<()> {
     let problem = &call.problem;
-    let pass = Backward::<E>::new(call, tile_size, level);
+    let pass = Backward::<E>::new(call, tile_size, level, tile_unit);
     let heads = problem.num_heads_q as usize;
     let (batches, kv_heads) = (problem.batch_size as usize, problem.num_heads_kv as usize);
     let floats = scratch::backward(problem, tile_size);
@@ -110,10 +118,10 @@ struct Backward<E> {
 }
 
 impl<E: Element> Backward<E> {
-    fn new(call: &Call, tile_size: TileSize, level: Level) -> Self {
+    fn new(call: &Call, tile_size: TileSize, level: Level, tile_unit: Option<TileUnit>) -> Self {
         let (dim, dim_v) = (call.problem.head_dim as usize, call.problem.head_dim_v as usize);
         Backward {
-            tiles: Tiles::new(call, tile_size, level),
+            tiles: Tiles::new(call, tile_size, level, tile_unit),
             softmax_scale: call.softmax_scale,
             dq: Tensor::new(&call.dq, dim),
             dk: Tensor::new(&call.dk, dim),
@@ -158,47 +166,39 @@ impl<E: Element> Backward<E> {
                     if rows.is_empty() {
                         continue;
                     }
-                    let into = if *is_begun { Into::Add } else { Into::Overwrite(1.0) };
-                    *is_begun = true;
-                    let (width, pitch) = (strip.padded_keys, gradient_pitch(n));
-                    let weights = Matrix::rows(&queries.weights[rows.start * width..], width);
-                    let gradients = Matrix::rows(&queries.gradients[rows.start * pitch + strip.at..], pitch);
-                    let dout = queries.dout.skip_rows(rows.start).transposed();
-                    let q = queries.q.skip_rows(rows.start).transposed();
                     let (of_dk, of_dv) = (&mut acc_dk[strip.at * padded_dim..], &mut acc_dv[strip.at * padded_dim_v..]);
-                    let (level, keys, rows) = (self.tiles.level, strip.keys, rows.len());
-                    multiply(level, [padded_dim_v, keys, rows], of_dv, padded_dim_v, into, dout, weights);
-                    multiply(level, [padded_dim, keys, rows], of_dk, padded_dim, into, q, gradients);
+                    self.tiles.add_dk_and_dv(&keys, &strip, &mut queries, rows, *is_begun, of_dk, of_dv);
+                    *is_begun = true;
                 }
                 match of_dq {
                     Dq::Leave => {}
                     Dq::Accumulate => {
                         // SAFETY: in this schedule all tiles of a head belong to one task.
                         let acc_dq = unsafe { self.accumulated_dq(sequence, head, first_row, queries.rows) };
-                        self.add_dq(sequence, &keys, &queries, acc_dq);
+                        self.tiles.add_dq(sequence, &keys, &mut queries, acc_dq);
                     }
                     Dq::Store => {
-                        self.add_dq(sequence, &keys, &queries, acc_dq);
+                        self.tiles.add_dq(sequence, &keys, &mut queries, acc_dq);
                         self.store_dq(sequence, head, first_row, queries.rows, acc_dq);
                     }
                 }
             }
         }
         let (dk, dv) = (self.dk.head(sequence.place_k, kv_head), self.dv.head(sequence.place_k, kv_head));
+        let row = take(&mut scratch, LANES * padded_dim.max(padded_dim_v));
         for (strip, is_begun) in keys.strips().zip(is_begun) {
-            for key in strip.at..strip.at + strip.keys {
-                let of_dk = &mut acc_dk[key * padded_dim..][..dim];
-                let of_dv = &mut acc_dv[key * padded_dim_v..][..dim_v];
-                if !is_begun {
-                    of_dk.fill(0.0);
-                    of_dv.fill(0.0);
-                }
-                // SAFETY: the sequence has this row, in outputs that this launch alone writes, and
-                // it is of this task's block.
-                unsafe {
-                    dk.store_scaled(first_key + key, self.softmax_scale, of_dk);
-                    dv.store_scaled(first_key + key, self.tiles.keep_scale(), of_dv);
-                }
+            let of_dk = &mut acc_dk[strip.at * padded_dim..][..strip.padded_keys * padded_dim];
+            let of_dv = &mut acc_dv[strip.at * padded_dim_v..][..strip.padded_keys * padded_dim_v];
+            if !is_begun {
+                of_dk.fill(0.0);
+                of_dv.fill(0.0);
+            }
+            let first = first_key + strip.at;
+            // SAFETY: the sequence has these rows, in outputs that this launch alone writes, and
+            // they are of this task's block.
+            unsafe {
+                self.tiles.store_keys(&dk, first, &strip, self.softmax_scale, of_dk, [dim, padded_dim], row);
+                self.tiles.store_keys(&dv, first, &strip, self.tiles.keep_scale(), of_dv, [dim_v, padded_dim_v], row);
             }
         }
     }
@@ -228,22 +228,9 @@ impl<E: Element> Backward<E> {
             for strip in keys.strips() {
                 self.tiles.fill(sequence, head, &keys, &strip, &mut queries, &blocks, ScoresAre::Products);
             }
-            self.add_dq(sequence, &keys, &queries, acc_dq);
+            self.tiles.add_dq(sequence, &keys, &mut queries, acc_dq);
         }
         self.store_dq(sequence, head, first_row, rows, acc_dq);
-    }
-
-    /// Adds the tile's part to a dQ accumulator. The first key block that any of its rows sees
-    /// begins it. Under a block mask that block may be skipped, and the accumulator begins with
-    /// zeros.
-    fn add_dq(&self, sequence: &Sequence, keys: &KeyTile, tile: &QueryTile, acc_dq: &mut [f32]) {
-        let Tiles { padded_dim, tile_size: TileSize { n, .. }, .. } = self.tiles;
-        let begin = sequence.mask.keys_of(tile.first).start / n * n;
-        let begins = keys.first == begin && !self.tiles.block_map.is_on();
-        let into = if begins { Into::Overwrite(1.0) } else { Into::Add };
-        let k = keys.k.transposed();
-        let gradients = Matrix::columns(tile.gradients, gradient_pitch(n));
-        multiply(self.tiles.level, [padded_dim, tile.rows, keys.keys], acc_dq, padded_dim, into, k, gradients);
     }
 
     /// The dQ accumulator of some rows of a head.

@@ -8,9 +8,11 @@
 
 use super::workspace::Workspace;
 use crate::call::Call;
+use crate::cpu::amx::{Configured, TileUnit};
 use crate::cpu::block_map::{BlockMap, TileBlocks};
 use crate::cpu::dropout::Masks;
-use crate::cpu::element::{Element, Tensor};
+use crate::cpu::element::{Element, Head, Tensor};
+use crate::cpu::pairs::{self, CHUNK, multiply_pairs, words};
 use crate::cpu::product::{Into, LANES, Matrix, STRIP, multiply};
 use crate::cpu::scores::ScoreModifier;
 use crate::cpu::sequence::{Sequence, Sequences};
@@ -19,7 +21,7 @@ use crate::cpu::softmax::ScoreGradients;
 use crate::cpu::tile::{Axis, BLOCK_STEP, BlockKind, Line, TileSize};
 use crate::cpu::vector::{in_two_parts, multiply_in_place};
 use crate::cpu::workers::take;
-use crate::family::cpu::scratch::gradient_pitch;
+use crate::family::cpu::scratch::{gradient_pitch, pair_pitch};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 use std::slice::from_raw_parts;
@@ -28,13 +30,16 @@ use std::slice::from_raw_parts;
 pub struct KeyTile<'a> {
     pub first: usize,
     pub keys: usize,
-    /// Its rows are whole registers, and so are those of Q and dO.
+    /// Its rows are whole registers, and so are those of Q and dO. For a tile unit, rows are pairs
+    /// of keys.
     pub k: Matrix<'a>,
-    /// Strip by strip, element (key, c) at `c * padded_keys + key`.
+    /// Strip by strip, element (key, c) at `c * padded_keys + key`. For a tile unit, c is a pair of
+    /// columns.
     k_transposed: &'a [f32],
     v_transposed: &'a [f32],
-    dim: usize,
-    dim_v: usize,
+    /// Columns of these.
+    columns: [usize; 2],
+    pub tile_unit: Option<Configured>,
 }
 
 /// Some keys of a tile, which are worked on together.
@@ -52,8 +57,12 @@ pub struct KeyStrip<'a> {
 pub struct QueryTile<'a> {
     pub first: usize,
     pub rows: usize,
-    pub q: Matrix<'a>,
-    pub dout: Matrix<'a>,
+    /// Rows of numbers or, for a tile unit, of pairs of columns.
+    q: Matrix<'a>,
+    dout: Matrix<'a>,
+    /// Rows of numbers or, for a tile unit, of pairs of rows.
+    pub q_by_rows: Matrix<'a>,
+    pub dout_by_rows: Matrix<'a>,
     /// LSE in base 2, in two parts, and delta of each row.
     lse_log2: [&'a mut [f32]; 2],
     delta: &'a mut [f32],
@@ -70,13 +79,13 @@ pub struct QueryTile<'a> {
 
 impl<'a> KeyTile<'a> {
     pub fn strips(&self) -> impl Iterator<Item = KeyStrip<'a>> + use<'a> {
-        let &KeyTile { keys, k_transposed, v_transposed, dim, dim_v, .. } = self;
+        let &KeyTile { keys, k_transposed, v_transposed, columns: [of_k, of_v], .. } = self;
         (0..keys).step_by(STRIP).map(move |at| KeyStrip {
             at,
             keys: STRIP.min(keys - at),
             padded_keys: STRIP.min(keys - at).next_multiple_of(LANES),
-            k_transposed: &k_transposed[at * dim..],
-            v_transposed: &v_transposed[at * dim_v..],
+            k_transposed: &k_transposed[at * of_k..],
+            v_transposed: &v_transposed[at * of_v..],
         })
     }
 }
@@ -93,6 +102,7 @@ pub enum ScoresAre {
 pub struct Tiles<E> {
     pub tile_size: TileSize,
     pub level: Level,
+    tile_unit: Option<TileUnit>,
     pub sequences: Sequences,
     pub block_map: BlockMap,
     modifier: ScoreModifier<E>,
@@ -113,12 +123,13 @@ pub struct Tiles<E> {
 }
 
 impl<E: Element> Tiles<E> {
-    pub fn new(call: &Call, tile_size: TileSize, level: Level) -> Self {
+    pub fn new(call: &Call, tile_size: TileSize, level: Level, tile_unit: Option<TileUnit>) -> Self {
         let problem = &call.problem;
         let (dim, dim_v) = (problem.head_dim as usize, problem.head_dim_v as usize);
         Tiles {
             tile_size,
             level,
+            tile_unit,
             sequences: Sequences::new(call),
             block_map: BlockMap::new(call),
             modifier: ScoreModifier::new(call, level),
@@ -142,6 +153,10 @@ impl<E: Element> Tiles<E> {
         self.masks.map_or(1.0, |masks| masks.keep_scale)
     }
 
+    pub fn has_tile_unit(&self) -> bool {
+        self.tile_unit.is_some()
+    }
+
     pub fn load_keys<'a>(
         &self,
         sequence: &Sequence,
@@ -151,9 +166,10 @@ impl<E: Element> Tiles<E> {
     ) -> KeyTile<'a> {
         let n = self.tile_size.n;
         let keys = n.min(sequence.seqlen_k - first);
+        let columns = [self.dim, self.dim_v].map(|dim| if self.tile_unit.is_some() { words(dim) } else { dim });
+        let [of_k, of_v] = columns;
         let k = take(scratch, n * self.padded_dim);
-        let k_transposed = take(scratch, self.dim * n);
-        let v_transposed = take(scratch, self.dim_v * n);
+        let (k_transposed, v_transposed) = (take(scratch, n * of_k), take(scratch, n * of_v));
         let (head_k, head_v) = (self.k.head(sequence.place_k, kv_head), self.v.head(sequence.place_k, kv_head));
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
         // during a launch.
@@ -161,13 +177,22 @@ impl<E: Element> Tiles<E> {
             for at in (0..keys).step_by(STRIP) {
                 let rows = STRIP.min(keys - at);
                 let padded = rows.next_multiple_of(LANES);
-                let (of_k, of_v) = (&mut k_transposed[at * self.dim..], &mut v_transposed[at * self.dim_v..]);
-                head_k.load_transposed(first + at, rows, padded, of_k, padded);
-                head_v.load_transposed(first + at, rows, padded, of_v, padded);
+                let tiles =
+                    [(&head_k, &mut k_transposed[at * of_k..], of_k), (&head_v, &mut v_transposed[at * of_v..], of_v)];
+                for (head, tile, columns) in tiles {
+                    match self.tile_unit {
+                        None => head.load_transposed(first + at, rows, padded, tile, padded),
+                        Some(_) => head.load_pairs_transposed(first + at, rows, padded, tile, columns),
+                    }
+                }
             }
-            head_k.rows(first, keys, k, self.padded_dim)
+            match self.tile_unit {
+                None => head_k.rows(first, keys, k, self.padded_dim),
+                Some(_) => head_k.pairs_of_rows(first, keys, k, self.padded_dim),
+            }
         };
-        KeyTile { first, keys, k, k_transposed, v_transposed, dim: self.dim, dim_v: self.dim_v }
+        let tile_unit = self.tile_unit.map(TileUnit::configure);
+        KeyTile { first, keys, k, k_transposed, v_transposed, columns, tile_unit }
     }
 
     /// Whether the tile of the rows from `first_row` on and these keys has a score that may count.
@@ -194,14 +219,12 @@ impl<E: Element> Tiles<E> {
     ) -> QueryTile<'a> {
         let TileSize { m, n } = self.tile_size;
         let rows = m.min(sequence.seqlen_q - first);
-        let q = take(&mut scratch, m * self.padded_dim);
-        let dout = take(&mut scratch, m * self.padded_dim_v);
         let [high, low, delta] = [take(&mut scratch, m), take(&mut scratch, m), take(&mut scratch, m)];
         let in_workspace = self.sequences.workspace_row(sequence, head) + first;
         let (head_q, head_dout) = (self.q.head(sequence.place_q, head), self.dout.head(sequence.place_q, head));
         // SAFETY: the sequence has these rows, in tensors that the caller keeps alive and unwritten
         // during a launch. The workspace's were written by this task or in an earlier phase.
-        let (q, dout) = unsafe {
+        let ([q, q_by_rows], [dout, dout_by_rows]) = unsafe {
             for row in first..first + rows {
                 head_q.prefetch_in_place(row, self.padded_dim);
                 head_dout.prefetch_in_place(row, self.padded_dim_v);
@@ -211,20 +234,48 @@ impl<E: Element> Tiles<E> {
                 [high[row], low[row]] = in_two_parts(f64::from(*lse) * LOG2_E);
             }
             delta[..rows].copy_from_slice(from_raw_parts(self.workspace.delta(in_workspace), rows));
-            let q = head_q.rows(first, rows, q, self.padded_dim);
-            (q, head_dout.rows(first, rows, dout, self.padded_dim_v))
+            let q = self.load_rows(&head_q, first, rows, [self.dim, self.padded_dim], &mut scratch);
+            (q, self.load_rows(&head_dout, first, rows, [self.dim_v, self.padded_dim_v], &mut scratch))
         };
+        let rows_of_weights = if self.has_tile_unit() { m.next_multiple_of(CHUNK) } else { m };
         QueryTile {
             first,
             rows,
             q,
             dout,
+            q_by_rows,
+            dout_by_rows,
             lse_log2: [high, low],
             delta,
-            weights: take(&mut scratch, m * STRIP),
+            weights: take(&mut scratch, rows_of_weights * STRIP),
             gradients: take(&mut scratch, m * gradient_pitch(n)),
             slopes: take(&mut scratch, if self.modifier.has_softcap() { m * STRIP } else { 0 }),
             keep: scratch,
+        }
+    }
+
+    /// Rows of Q or dO, as numbers or as pairs of columns; and by rows, as numbers or as pairs of
+    /// rows.
+    ///
+    /// # Safety
+    /// The rows must lie in a live tensor that nobody writes during `'a`.
+    unsafe fn load_rows<'a>(
+        &self,
+        head: &Head<E>,
+        first: usize,
+        rows: usize,
+        [dim, padded_dim]: [usize; 2],
+        scratch: &mut &'a mut [f32],
+    ) -> [Matrix<'a>; 2] {
+        let m = self.tile_size.m;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.tile_unit.is_none() {
+                return [head.rows(first, rows, take(scratch, m * padded_dim), padded_dim); 2];
+            }
+            let pairs = head.pairs(first, rows, take(scratch, m * words(dim)), words(dim));
+            let tile = take(scratch, padded_dim * pair_pitch(m));
+            [pairs, head.pairs_of_rows_transposed(first, 0..rows, tile, padded_dim, pair_pitch(m))]
         }
     }
 
@@ -253,16 +304,8 @@ impl<E: Element> Tiles<E> {
         if rows.is_empty() {
             return rows;
         }
-        let weights = &mut tile.weights[rows.start * width..];
+        self.multiply_scores(keys, strip, tile, rows.clone());
         let gradients = &mut tile.gradients[rows.start * pitch + strip.at..];
-        let k = Matrix::columns(strip.k_transposed, width);
-        let q = tile.q.skip_rows(rows.start).transposed();
-        let factor = Into::Overwrite(self.modifier.factor);
-        multiply(self.level, [width, rows.len(), self.dim], weights, width, factor, k, q);
-        let v = Matrix::columns(strip.v_transposed, width);
-        let dout = tile.dout.skip_rows(rows.start).transposed();
-        let factor = Into::Overwrite(self.keep_scale());
-        multiply(self.level, [width, rows.len(), self.dim_v], gradients, pitch, factor, v, dout);
         if let Some(masks) = &self.masks {
             let mask_head = sequence.batch * self.heads + head;
             masks.fill(mask_head, tile.first + rows.start, rows.len(), first_key, strip.keys, tile.keep, width, 1);
@@ -287,13 +330,37 @@ impl<E: Element> Tiles<E> {
         rows
     }
 
-    /// The tile's rows that see any of the keys, in whole patches of the dropout mask; both count
-    /// from the tile's first.
+    /// Q K^T and dO V^T of a strip, in the places of its weights and gradients.
+    fn multiply_scores(&self, keys: &KeyTile, strip: &KeyStrip, tile: &mut QueryTile, rows: Range<usize>) {
+        let (width, pitch) = (strip.padded_keys, gradient_pitch(self.tile_size.n));
+        let [k, v] = [strip.k_transposed, strip.v_transposed].map(|tile| Matrix::columns(tile, width));
+        let [q, dout] = [tile.q, tile.dout].map(|tile| tile.skip_rows(rows.start).transposed());
+        let weights = &mut tile.weights[rows.start * width..];
+        let gradients = &mut tile.gradients[rows.start * pitch + strip.at..];
+        let (level, [of_k, of_v]) = (self.level, keys.columns);
+        let [factor, keep_scale] = [self.modifier.factor, self.keep_scale()];
+        let shape = |columns| [width, rows.len(), columns];
+        match &keys.tile_unit {
+            None => {
+                multiply(level, shape(of_k), weights, width, Into::Overwrite(factor), k, q);
+                multiply(level, shape(of_v), gradients, pitch, Into::Overwrite(keep_scale), v, dout);
+            }
+            Some(unit) => {
+                let [factor, keep_scale] = [factor, keep_scale].map(pairs::Into::Overwrite);
+                multiply_pairs(unit, level, shape(of_k), weights, width, factor, [k], [q]);
+                multiply_pairs(unit, level, shape(of_v), gradients, pitch, keep_scale, [v], [dout]);
+            }
+        }
+    }
+
+    /// The tile's rows that see any of the keys, in whole patches of the dropout mask or chunks of
+    /// a tile unit; both count from the tile's first.
     fn rows_that_see(&self, sequence: &Sequence, tile: &QueryTile, keys: Range<usize>) -> Range<usize> {
         let seen_by = sequence.mask.rows_of_block(keys);
         let in_tile = |row: usize| row.saturating_sub(tile.first).min(tile.rows);
         let (begin, end) = (in_tile(seen_by.start), in_tile(seen_by.end));
-        if begin >= end { 0..0 } else { begin / BLOCK_STEP as usize * BLOCK_STEP as usize..end }
+        let chunk = if self.has_tile_unit() { CHUNK } else { BLOCK_STEP as usize };
+        if begin >= end { 0..0 } else { begin / chunk * chunk..end }
     }
 
     /// One row of a strip, of which causal, window, block mask or the strip's end hide a part or
