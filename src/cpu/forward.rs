@@ -11,7 +11,8 @@
 //! scaled by the product that makes them.
 //!
 //! On a processor that multiplies tiles of bf16, both products are made of pairs. Weights are then
-//! two bf16 numbers each, and the accumulator's columns are contiguous.
+//! two bf16 numbers each, and the accumulator's columns are contiguous. The softmax scales scores
+//! that nothing modifies.
 //!
 //! Hidden scores are overwritten, so a NaN in a hidden key's K never spreads. A hidden key's V
 //! meets a weight of 0 in the product of its tile: a NaN or inf there does spread, as in every
@@ -28,7 +29,7 @@ use super::read_only::ReadOnly;
 use super::scores::ScoreModifier;
 use super::sequence::{Sequence, Sequences};
 use super::simd::Level;
-use super::softmax::softmax_step;
+use super::softmax::{softmax_step, softmax_step_in_pairs};
 use super::tile::{Axis, BLOCK_STEP, BlockKind, Line, MAX_BLOCK, TileSize};
 use super::transpose;
 use super::vector::multiply_in_place;
@@ -311,7 +312,13 @@ impl<E: Element> Forward<E> {
         if !is_seen_by_all || self.block_map.is_on() {
             self.hide(sequence, head, tile, blocks, scores);
         }
-        softmax_step(self.level, scores, pitch, tile.keys, strip.row_max, strip.row_sum, strip.rescale);
+        let (row_max, row_sum, rescale) = (&mut *strip.row_max, &mut *strip.row_sum, &mut *strip.rescale);
+        if self.softmax_makes_pairs() {
+            let [_, factor] = self.factors();
+            softmax_step_in_pairs(self.level, all, factor, pitch, tile.keys, row_max, row_sum, rescale);
+            return self.add_values(strip, tile, v, all, tile_unit);
+        }
+        softmax_step(self.level, scores, pitch, tile.keys, row_max, row_sum, rescale);
         if self.rounds_weights {
             round_weights(scores);
         }
@@ -321,12 +328,24 @@ impl<E: Element> Forward<E> {
             multiply_in_place(self.level, scores, keep);
         }
         self.add_values(strip, tile, v, all, tile_unit);
-        strip.is_begun = true;
+    }
+
+    /// The factors of Q K^T, in the product and in the softmax. A tile unit stores products without
+    /// a factor as they are. With a factor in the softmax, a row's maximum lacks it.
+    fn factors(&self) -> [f32; 2] {
+        let factor = self.modifier.factor;
+        let is_late = self.softmax_makes_pairs() && !self.modifier.is_needed() && factor > 0.0;
+        if is_late { [1.0, factor] } else { [factor, 1.0] }
+    }
+
+    /// Whether nothing changes the weights between the softmax and the product with V by pairs.
+    fn softmax_makes_pairs(&self) -> bool {
+        self.tile_unit.is_some() && self.masks.is_none()
     }
 
     /// Q K^T, scaled.
     fn multiply_scores(&self, strip: &Strip, tile: Tile, k: Matrix, scores: &mut [f32], unit: Option<&Configured>) {
-        let (level, pitch, columns, factor) = (self.level, tile.pitch, self.columns(), self.modifier.factor);
+        let (level, pitch, columns, [factor, _]) = (self.level, tile.pitch, self.columns(), self.factors());
         let (q, k) = (Matrix::columns(strip.q, pitch), k.transposed());
         match unit {
             None => multiply(level, [pitch, tile.keys, columns], scores, pitch, Into::Overwrite(factor), q, k),
@@ -340,15 +359,20 @@ impl<E: Element> Forward<E> {
     /// O += P V. The weights may be left in pieces.
     fn add_values(&self, strip: &mut Strip, tile: Tile, v: Matrix, weights: &mut [f32], unit: Option<&Configured>) {
         let (pitch, width) = (tile.pitch, self.padded_dim_v);
+        let is_begun = std::mem::replace(&mut strip.is_begun, true);
         let Some(unit) = unit else {
-            let into = if strip.is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
+            let into = if is_begun { Into::Rescale(strip.rescale) } else { Into::Overwrite(1.0) };
             let (v, weights) = (v.transposed(), Matrix::rows(weights, pitch));
             return multiply(self.level, [width, tile.rows, tile.keys], strip.acc_o, width, into, v, weights);
         };
-        let into = if strip.is_begun { pairs::Into::Rescale(strip.rescale) } else { pairs::Into::Overwrite(1.0) };
+        let into = if is_begun { pairs::Into::Rescale(strip.rescale) } else { pairs::Into::Overwrite(1.0) };
         let weights = &mut weights[..2 * words(tile.keys) * pitch];
-        weights[tile.keys * pitch..].fill(0.0);
-        split_weights(self.level, weights, pitch);
+        if self.softmax_makes_pairs() {
+            weights[tile.keys.next_multiple_of(2) * pitch..].fill(0.0);
+        } else {
+            weights[tile.keys * pitch..].fill(0.0);
+            split_weights(self.level, weights, pitch);
+        }
         let parts = [0, pitch].map(|at| Matrix::columns(&weights[at..], 2 * pitch));
         let shape = [pitch, width, words(tile.keys)];
         multiply_pairs(unit, self.level, shape, strip.acc_o, pitch, into, parts, [v]);
@@ -398,6 +422,7 @@ impl<E: Element> Forward<E> {
     /// makes the sum NaN.
     fn finish(&self, out: &Head<E>, head: usize, lse_row: usize, strip: &Strip, first: usize, acc_o: &mut [f32]) {
         let keep_scale = self.masks.map_or(1.0, |masks| masks.keep_scale);
+        let [_, factor] = self.factors();
         // SAFETY: one of heads_q floats.
         let sink_log2 = self.sinks.map(|sinks| unsafe { sinks.at(head) } * LOG2_E);
         for (row, acc_o) in (first..strip.rows).zip(acc_o.chunks_exact_mut(self.padded_dim_v)) {
@@ -405,7 +430,8 @@ impl<E: Element> Forward<E> {
             if strip.row_sum[row] == 0.0 {
                 acc_o.fill(0.0);
             }
-            let end = RowEnd::new(strip.row_max[row], strip.row_sum[row], sink_log2);
+            let max = f64::from(strip.row_max[row]) * f64::from(factor);
+            let end = RowEnd::new(max, strip.row_sum[row], sink_log2);
             // SAFETY: the sequence has this row, in an output and an LSE that this launch alone
             // writes, and it is of this task's block.
             unsafe {
@@ -427,22 +453,23 @@ struct RowEnd {
 
 impl RowEnd {
     /// A sink is one more score, which adds nothing to the accumulator.
-    fn new(max: f32, sum: f32, sink_log2: Option<f32>) -> RowEnd {
+    fn new(max: f64, sum: f32, sink_log2: Option<f32>) -> RowEnd {
         let (max, sum, share) = match sink_log2 {
             None => (max, sum, 1.0),
             Some(sink) => {
+                let max = max as f32;
                 let top = if sink > max { sink } else { max };
                 // A row with neither scores nor a sink: any finite reference will do.
                 let reference = if top == f32::NEG_INFINITY { 0.0 } else { top };
                 let share = (max - reference).exp2();
-                (top, sum * share + (sink - reference).exp2(), share)
+                (f64::from(top), sum * share + (sink - reference).exp2(), share)
             }
         };
         match sum == 0.0 {
             true => RowEnd { factor: 1.0, lse: f32::NEG_INFINITY },
             // In fp64: an error of rounding in the LSE would be in all of the row's weights in the
             // backward pass.
-            false => RowEnd { factor: share / sum, lse: (f64::from(max) * LN_2 + f64::from(sum).ln()) as f32 },
+            false => RowEnd { factor: share / sum, lse: (max * LN_2 + f64::from(sum).ln()) as f32 },
         }
     }
 }

@@ -206,6 +206,28 @@ fn split(two: [f32; 2]) -> [f32; 2] {
     [word(high_a, high_b), word(low_a, low_b)]
 }
 
+/// The same of registers of weights from 0 to 1. A NaN may be lost.
+#[inline(always)]
+pub fn split_registers<S: Simd>(simd: S, two: [S::f32s; 2]) -> [S::f32s; 2] {
+    let [a, b] = two;
+    let (high_a, high_b) = (rounded_register(simd, a), rounded_register(simd, b));
+    let low_a = rounded_register(simd, simd.sub_f32s(a, simd.transmute_f32s_u32s(high_a)));
+    let low_b = rounded_register(simd, simd.sub_f32s(b, simd.transmute_f32s_u32s(high_b)));
+    [word_of_registers(simd, high_a, high_b), word_of_registers(simd, low_a, low_b)]
+}
+
+#[inline(always)]
+fn rounded_register<S: Simd>(simd: S, x: S::f32s) -> S::u32s {
+    let bits = simd.add_u32s(simd.transmute_u32s_f32s(x), simd.splat_u32s(0x8000));
+    simd.and_u32s(bits, simd.splat_u32s(UPPER))
+}
+
+#[inline(always)]
+fn word_of_registers<S: Simd>(simd: S, first: S::u32s, second: S::u32s) -> S::f32s {
+    let first = simd.wrapping_dyn_shr_u32s(first, simd.splat_u32s(16));
+    simd.transmute_f32s_u32s(simd.or_u32s(first, second))
+}
+
 #[inline(always)]
 fn rest(x: f32, high: f32) -> f32 {
     if high.is_finite() { x - high } else { 0.0 }

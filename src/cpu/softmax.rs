@@ -3,6 +3,7 @@
 //!
 //! They know tiles and rows of base-2 scores, not sequences, heads or masks.
 
+use super::pairs::split_registers;
 use super::simd::{Level, exp2_of_weight, larger, load, multiply_add, store};
 use pulp::{Simd, WithSimd};
 
@@ -24,14 +25,48 @@ pub fn softmax_step(
     row_sum: &mut [f32],
     rescale: &mut [f32],
 ) {
-    let rows = row_max.len();
-    assert!(rows.is_multiple_of(super::product::LANES) && rows == row_sum.len() && rows == rescale.len());
-    assert!(keys == 0 || (keys - 1) * pitch + rows <= scores.len(), "a step leaves its tile");
-    level.run(Step { scores, pitch, keys, row_max, row_sum, rescale });
+    run_step::<false>(level, scores, 1.0, pitch, keys, row_max, row_sum, rescale);
 }
 
-struct Step<'a> {
+/// The same for scores that lack a `factor` above 0, and so do the maxima: the weights are
+/// 2^(factor * (score - row_max)). The weights of two keys become pairs in two parts, as by
+/// `pairs::split_weights`. Behind an odd number of keys lies one more column, which is taken as 0.
+#[allow(clippy::too_many_arguments)] // a step, as above
+pub fn softmax_step_in_pairs(
+    level: Level,
+    scores: &mut [f32],
+    factor: f32,
+    pitch: usize,
+    keys: usize,
+    row_max: &mut [f32],
+    row_sum: &mut [f32],
+    rescale: &mut [f32],
+) {
+    run_step::<true>(level, scores, factor, pitch, keys, row_max, row_sum, rescale);
+}
+
+#[allow(clippy::too_many_arguments)] // a step, as above
+fn run_step<const IN_PAIRS: bool>(
+    level: Level,
+    scores: &mut [f32],
+    factor: f32,
+    pitch: usize,
+    keys: usize,
+    row_max: &mut [f32],
+    row_sum: &mut [f32],
+    rescale: &mut [f32],
+) {
+    let rows = row_max.len();
+    assert!(rows.is_multiple_of(super::product::LANES) && rows == row_sum.len() && rows == rescale.len());
+    let columns = if IN_PAIRS { keys.next_multiple_of(2) } else { keys };
+    assert!(keys == 0 || (columns - 1) * pitch + rows <= scores.len(), "a step leaves its tile");
+    level.run(Step::<IN_PAIRS> { scores, factor, pitch, keys, row_max, row_sum, rescale });
+}
+
+struct Step<'a, const IN_PAIRS: bool> {
     scores: &'a mut [f32],
+    /// 1 unless the weights become pairs.
+    factor: f32,
     pitch: usize,
     keys: usize,
     row_max: &'a mut [f32],
@@ -39,7 +74,7 @@ struct Step<'a> {
     rescale: &'a mut [f32],
 }
 
-impl WithSimd for Step<'_> {
+impl<const IN_PAIRS: bool> WithSimd for Step<'_, IN_PAIRS> {
     type Output = ();
 
     #[inline(always)]
@@ -57,8 +92,9 @@ impl WithSimd for Step<'_> {
                 // In a row that has seen only -inf, any finite reference makes the weights 0 and
                 // not NaN.
                 let reference = larger(simd, simd.splat_f32s(f32::MIN), max);
-                let sum = weigh(simd, scores, self.pitch, self.keys, reference);
-                let factor = exp2_of_weight(simd, simd.sub_f32s(old_max, reference));
+                let scale = [reference, simd.splat_f32s(self.factor)];
+                let sum = weigh::<S, IN_PAIRS>(simd, scores, self.pitch, self.keys, scale);
+                let factor = exp2_of_weight(simd, exponent::<S, IN_PAIRS>(simd, old_max, scale));
                 store(simd, row_sum, multiply_add(simd, load(simd, row_sum), factor, sum));
                 store(simd, row_max, max);
                 store(simd, self.rescale.as_mut_ptr().add(row), factor);
@@ -93,36 +129,73 @@ unsafe fn maximum<S: Simd>(simd: S, scores: *const f32, pitch: usize, keys: usiz
     larger(simd, larger(simd, maxima[0], maxima[1]), larger(simd, maxima[2], maxima[3]))
 }
 
-/// Turns the scores of a register of rows into weights and returns their sum.
+/// Turns the scores of a register of rows into weights, or pairs of them, and returns their sum.
 ///
 /// # Safety
-/// `keys` registers must lie at `scores`, `pitch` apart, and nobody else may use them.
+/// `keys` registers must lie at `scores`, `pitch` apart, one more for an odd number of keys in
+/// pairs, and nobody else may use them.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(simd: S, scores: *mut f32, pitch: usize, keys: usize, reference: S::f32s) -> S::f32s {
+unsafe fn weigh<S: Simd, const IN_PAIRS: bool>(
+    simd: S,
+    scores: *mut f32,
+    pitch: usize,
+    keys: usize,
+    scale: [S::f32s; 2],
+) -> S::f32s {
     let mut sums = [simd.splat_f32s(0.0); CHAINS];
     let mut key = 0;
     // SAFETY: the caller's promise.
     unsafe {
         while key + CHAINS <= keys {
+            let mut weights = [simd.splat_f32s(0.0); CHAINS];
             for (chain, sum) in sums.iter_mut().enumerate() {
                 let score = scores.add((key + chain) * pitch);
-                let weight = exp2_of_weight(simd, simd.sub_f32s(load(simd, score), reference));
-                store(simd, score, weight);
+                let weight = exp2_of_weight(simd, exponent::<S, IN_PAIRS>(simd, load(simd, score), scale));
                 *sum = simd.add_f32s(*sum, weight);
+                if IN_PAIRS {
+                    weights[chain] = weight;
+                } else {
+                    store(simd, score, weight);
+                }
+            }
+            if IN_PAIRS {
+                for (pair, two) in weights.as_chunks::<2>().0.iter().enumerate() {
+                    let first = scores.add((key + 2 * pair) * pitch);
+                    let [high, low] = split_registers(simd, *two);
+                    store(simd, first, high);
+                    store(simd, first.add(pitch), low);
+                }
             }
             key += CHAINS;
         }
+        let rest = key;
         while key < keys {
             let score = scores.add(key * pitch);
-            let weight = exp2_of_weight(simd, simd.sub_f32s(load(simd, score), reference));
+            let weight = exp2_of_weight(simd, exponent::<S, IN_PAIRS>(simd, load(simd, score), scale));
             store(simd, score, weight);
             // Its chain does not depend on the keys behind it, which a longer tile may hide.
             let sum = &mut sums[key % CHAINS];
             *sum = simd.add_f32s(*sum, weight);
             key += 1;
         }
+        if IN_PAIRS {
+            for key in (rest..keys).step_by(2) {
+                let [first, second] = [scores.add(key * pitch), scores.add((key + 1) * pitch)];
+                let of_second = if key + 1 < keys { load(simd, second) } else { simd.splat_f32s(0.0) };
+                let [high, low] = split_registers(simd, [load(simd, first), of_second]);
+                store(simd, first, high);
+                store(simd, second, low);
+            }
+        }
     }
     simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]))
+}
+
+/// The exponent of a score's weight.
+#[inline(always)]
+fn exponent<S: Simd, const IN_PAIRS: bool>(simd: S, score: S::f32s, [reference, factor]: [S::f32s; 2]) -> S::f32s {
+    let above = simd.sub_f32s(score, reference);
+    if IN_PAIRS { simd.mul_f32s(above, factor) } else { above }
 }
 
 /// The scores and weight gradients of some rows of the backward pass, element (row, key) at `row *
@@ -209,6 +282,34 @@ mod tests {
                 assert!((f64::from(sum[row]) / total - 1.0).abs() < 1e-6, "{level:?} row {row}");
                 let weight = f64::from(first[row]) * f64::from(rescale[row]) / total;
                 assert!((weight - (of_row().next().unwrap() - top).exp2() / total).abs() < 1e-6, "{level:?} row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_in_pairs_splits_the_weights_of_a_step() {
+        let pitch = 2 * LANES;
+        for level in Level::all() {
+            // Factors that are powers of two round nothing.
+            for (keys, factor) in (1..11).zip([1.0, 0.25, 4.0].into_iter().cycle()) {
+                let mut weights: Vec<f32> = (0..pitch * 12).map(|i| ((i * 7919) % 1009) as f32 / 50.0 - 10.0).collect();
+                let mut pairs: Vec<f32> = weights.iter().map(|score| score / factor).collect();
+                let rows = || (vec![f32::NEG_INFINITY; pitch], vec![0.0; pitch], vec![0.0; pitch]);
+                let ((mut max, mut sum, mut rescale), mut of_pairs) = (rows(), rows());
+                softmax_step(level, &mut weights, pitch, keys, &mut max, &mut sum, &mut rescale);
+                let (of_max, of_sum, of_rescale) = (&mut of_pairs.0, &mut of_pairs.1, &mut of_pairs.2);
+                softmax_step_in_pairs(level, &mut pairs, factor, pitch, keys, of_max, of_sum, of_rescale);
+                of_max.iter_mut().for_each(|max| *max *= factor);
+                let columns = keys.next_multiple_of(2);
+                weights[keys * pitch..columns * pitch].fill(0.0);
+                crate::cpu::pairs::split_weights(level, &mut weights[..columns * pitch], pitch);
+                let bits = |words: &[f32]| words.iter().map(|word| word.to_bits()).collect::<Vec<u32>>();
+                assert_eq!(
+                    bits(&pairs[..columns * pitch]),
+                    bits(&weights[..columns * pitch]),
+                    "{level:?}, {keys} keys"
+                );
+                assert_eq!((max, sum, rescale), of_pairs);
             }
         }
     }
