@@ -21,7 +21,7 @@ import torch
 from timing import captured, round_robin
 
 import flashtune
-from flashtune import _context, _library
+from flashtune import _context, _library, _torch_drafts
 
 TRAINING = [
     (f"d{dim} s{seqlen} {'causal' if causal else 'full'}", 16384 // seqlen, seqlen, heads, heads, dim, {"causal": causal})
@@ -56,9 +56,10 @@ class Side:
 
     def use(self):
         """Makes this copy the one that the package calls. A copy reads the variable when it first
-        renders."""
+        renders. Drafts of the copy before would repeat its calls."""
         os.environ["FLASHTUNE_TEMPLATES"] = self.templates
         _library._library, _context._contexts = self.library, self.contexts
+        _torch_drafts.start()
 
 
 def normal(*shape, generator):
