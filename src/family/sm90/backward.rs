@@ -217,8 +217,11 @@ impl BackwardKnobs {
             schedule,
             arguments: Arguments::ParamsMapsCounter {
                 boxes: Boxes { query_rows: self.block_m, key_rows },
-                // Deterministic tiles are drawn from the workspace. Whole heads are alike.
-                is_dynamic: tiles_differ(problem) && !problem.deterministic && self.direct_dq < 2,
+                // The narrow kernel's last tile of a head may be shorter. Deterministic tiles are drawn
+                // from the workspace. Whole heads are alike.
+                is_dynamic: (tiles_differ(problem) || kernel == BackwardKernel::Narrow)
+                    && !problem.deterministic
+                    && self.direct_dq < 2,
             },
             registers: Some(kernel.registers()),
             split_waves: self.split_waves,

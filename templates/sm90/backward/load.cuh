@@ -114,13 +114,14 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
 
 // The role of the producer thread: tiles in the order of its feed, passed on to the consumers and
 // loaded. The CTA of rank 0 feeds all CTAs of a tile; the other one takes the tile from its slot.
-template <class Memory, class RingKv, class RingQ, class RingDo>
+// With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh).
+template <bool kDrawsEqual = false, class Memory, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void produce(const KernelParams& params, const TensorMaps& maps, const Memory& smem, uint32 rank, uint32* tile_counter,
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
     const bool feeds = kCtas == 1 || rank == 0;
     constexpr bool kByTicket = kIsDeterministic && kDirectTiles == 0, kWholeHeads = kDirectTiles > 1;
     if constexpr (kByTicket) wait_for_previous_kernel();  // it clears the tickets
-    TileFeed<KeyTiles<kByTicket, kWholeHeads>, kCtas, kByTicket, kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
+    TileFeed<KeyTiles<kByTicket, kWholeHeads>, kCtas, kByTicket, kWholeHeads, kDrawsEqual && !kWholeHeads> feed(params, !feeds ? nullptr : kByTicket ? ticket_counter(params) : tile_counter);
     // One CTA's feed advances at the end of the loop, a pair's at its start: the other way around
     // either kernel spills more.
     const auto advance = [&] { if constexpr (kCtas == 1) feed.advance(); };
