@@ -463,6 +463,44 @@ const FAULTS_OF_WIDENED_KEYS: [Fault; 2] = [
     },
 ];
 
+/// Three tiles of keys in one CTA, the last of which has no keys for the second consumer. The last
+/// block has more rows than a narrower one.
+const ENDS: &str = "dtype=bf16 batch=1 heads_q=2 heads_kv=2 seqlen_q=170 seqlen_k=296 head_dim=128 head_dim_v=128 \
+                    causal=None scale=0.125 dropout=0 deterministic=false strides=Bshd seed=3";
+const FAULTS_OF_ENDS: [Fault; 4] = [
+    Fault {
+        arch: "sm_90",
+        file: "sm90_backward.cu.tera",
+        from: "if (lane == 0) barrier_arrive(smem.full_ds(ring_ds.slot));\n        dq_place",
+        to: "dq_place",
+        report: "DEADLOCK",
+    },
+    // The wait for dP, behind which dV is queued.
+    Fault {
+        arch: "sm_90",
+        file: "sm90_backward.cu.tera",
+        from: "wgmma_wait<kQueuesDv ? 1 : 0>",
+        to: "wgmma_wait<kQueuesDv ? 2 : 0>",
+        report: "reference",
+    },
+    // The last rows do not fit the narrower block.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/backward/query_blocks.cuh",
+        from: "walk.block * kBlockM + kTailRows >=",
+        to: "walk.block * kBlockM + kBlockM >=",
+        report: "reference",
+    },
+    // K of a later tile is never loaded.
+    Fault {
+        arch: "sm_90",
+        file: "sm90/backward/load.cuh",
+        from: "kLoadsKLast && !is_first &&",
+        to: "kLoadsKLast && is_first &&",
+        report: "DEADLOCK",
+    },
+];
+
 const ONE_PROBLEM: &str = "tiny::gpu_is_right_forward_on_one_tiny_problem";
 
 #[test]
@@ -512,6 +550,12 @@ fn planted_faults_of_widened_keys_are_reported() {
 #[test]
 fn planted_faults_of_a_merged_o_are_reported() {
     are_reported(&FAULTS_OF_PIECES, ONE_PROBLEM, Some(PIECES));
+}
+
+#[test]
+fn planted_faults_of_last_keys_and_rows_are_reported() {
+    const TEST: &str = "tiny::gpu_is_right_backward_on_tiny_problems_of_few_keys";
+    are_reported(&FAULTS_OF_ENDS, TEST, Some(ENDS));
 }
 
 fn are_reported(faults: &[Fault], test: &str, case: Option<&str>) {

@@ -39,20 +39,9 @@ __device__ __forceinline__ void load_boxes(uint32 slots, uint32 slot, const Tens
     }
 }
 
-// One tile's copies, in the order in which consumers need them: K, the first Q, V, the first dO,
-// further Q and dO. Each wait is for the consumers' release of the slot. Each expected count of
-// bytes precedes the copies that complete it. K, V and the first Q are loaded before the previous
-// kernel has ended. LSE and delta come after it, since it writes them.
-template <class Memory, class Feed, class RingKv, class RingQ, class RingDo>
-__device__ __forceinline__ void load_tile(const KernelParams& params, const TensorMaps& maps, const Memory& smem, const Tile& tile, uint32 rank,
-                                          Feed& feed, RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
-    const Sequence sequence(params, tile.batch);
-    const MapRows rows_q = map_rows_q(params, sequence, params.map_rows_q), rows_do = map_rows_q(params, sequence, params.map_rows_o);
-    const MapRows rows_k = map_rows_k(params, sequence, params.map_rows_k), rows_v = map_rows_k(params, sequence, params.map_rows_v);
-    const BlockRange range = query_blocks<kBlockM>(tile.first, min(kBlockN, sequence.seqlen_k - tile.first), sequence);
-    const int key = tile.first + int(rank) * kCtaKeys;
-
-    // ---- K
+// A tile's K.
+template <class Memory, class RingKv>
+__device__ __forceinline__ void load_k(const TensorMaps& maps, const Memory& smem, const Tile& tile, const MapRows& rows_k, int key, uint32 rank, const RingKv& ring_kv) {
     barrier_wait(smem.empty_k(ring_kv.slot), ring_kv.parity ^ 1);
     barrier_expect(smem.full_k(ring_kv.slot), kBytesK + (kCtas - 1) * kShareK * kBytesBoxN);
     #pragma unroll
@@ -67,6 +56,24 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
             tma_load(smem.other_k + box * kBytesBoxN, maps.k, smem.full_k(ring_kv.slot), (int(rank) * kShareK + box) * kBoxCols, other_key, tile.head, rows_k);
         }
     }
+}
+
+// One tile's copies, in the order in which consumers need them: K, the first Q, V, the first dO,
+// further Q and dO. Each wait is for the consumers' release of the slot. Each expected count of
+// bytes precedes the copies that complete it. K, V and the first Q are loaded before the previous
+// kernel has ended. LSE and delta come after it, since it writes them. With kLoadsKLast a CTA's
+// later tiles load K behind the first dO: it is released last, with the last products of the tile
+// before.
+template <bool kLoadsKLast, class Memory, class Feed, class RingKv, class RingQ, class RingDo>
+__device__ __forceinline__ void load_tile(const KernelParams& params, const TensorMaps& maps, const Memory& smem, const Tile& tile, bool is_first, uint32 rank,
+                                          Feed& feed, RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
+    const Sequence sequence(params, tile.batch);
+    const MapRows rows_q = map_rows_q(params, sequence, params.map_rows_q), rows_do = map_rows_q(params, sequence, params.map_rows_o);
+    const MapRows rows_k = map_rows_k(params, sequence, params.map_rows_k), rows_v = map_rows_k(params, sequence, params.map_rows_v);
+    const BlockRange range = query_blocks<kBlockM>(tile.first, min(kBlockN, sequence.seqlen_k - tile.first), sequence);
+    const int key = tile.first + int(rank) * kCtaKeys;
+
+    if (!kLoadsKLast || is_first) load_k(maps, smem, tile, rows_k, key, rank, ring_kv);
 
     bool have_v = false;
     int left = tile.blocks;
@@ -107,6 +114,7 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
             bulk_load(smem.delta + ring_do.slot * kBytesStats, params.delta + stats, kBytesStats, smem.full_do(ring_do.slot, 0));
         }
         ring_do.advance();
+        if (kLoadsKLast && !is_first && left + 1 == tile.blocks) load_k(maps, smem, tile, rows_k, key, rank, ring_kv);
     };
     load_queries(params, sequence, tile, range, left, load_block);
     ring_kv.advance();
@@ -115,7 +123,7 @@ __device__ __forceinline__ void load_tile(const KernelParams& params, const Tens
 // The role of the producer thread: tiles in the order of its feed, passed on to the consumers and
 // loaded. The CTA of rank 0 feeds all CTAs of a tile; the other one takes the tile from its slot.
 // With kDrawsEqual it draws tiles of one length, too (device/schedule/tile_feed.cuh).
-template <bool kDrawsEqual = false, class Memory, class RingKv, class RingQ, class RingDo>
+template <bool kDrawsEqual = false, bool kLoadsKLast = false, class Memory, class RingKv, class RingQ, class RingDo>
 __device__ __forceinline__ void produce(const KernelParams& params, const TensorMaps& maps, const Memory& smem, uint32 rank, uint32* tile_counter,
                                         RingKv& ring_kv, RingQ& ring_q, RingDo& ring_do) {
     const bool feeds = kCtas == 1 || rank == 0;
@@ -137,7 +145,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const Tensor
         }
         if (tile.first < 0) break;
         if (tile.blocks == 0) continue;
-        load_tile(params, maps, smem, tile, rank, feed, ring_kv, ring_q, ring_do);
+        load_tile<kLoadsKLast>(params, maps, smem, tile, nth == 0, rank, feed, ring_kv, ring_q, ring_do);
     }
     if (feeds) feed.finish();
 }

@@ -37,20 +37,23 @@ struct QueryBlocks {
         --left;
         if constexpr (!kHasBlockMask) walk.advance();
     }
-    // Calls `step(first, masked)` for each block; the step calls advance(). The first block is
-    // masked, and each block whose rows may not see all keys of the tile. The condition stands in
-    // the branch: a function that returns it makes the kernels spill more.
-    template <class Memory, class RingQ, class Step>
+    // Calls `step(first, masked, is_tail)` for each block; the step calls advance(). The first
+    // block is masked, and each block whose rows may not see all keys of the tile. A later block
+    // with up to kTailRows rows left is a tail. The condition stands in the branch: a function that
+    // returns it makes the kernels spill more.
+    template <int kTailRows = 0, class Memory, class RingQ, class Step>
     __device__ __forceinline__ void for_each(const KernelParams& params, const Sequence& sequence, const Tile& tile, const Memory& smem, const RingQ& ring_q, const Step& step) {
         const bool is_cut = tile.first + kBlockN > sequence.seqlen_k;  // the sequence ends in the tile
         read_listed(params, tile, smem, ring_q);
-        step(Bool<true>{}, Bool<true>{});
+        step(Bool<true>{}, Bool<true>{}, Bool<false>{});
         while (left > 0) {
             read_listed(params, tile, smem, ring_q);
-            if (is_cut || (kIsCausal && walk.block < full_begin) || (kHasWindow && walk.block >= full_end)) {
-                step(Bool<false>{}, Bool<true>{});
+            if (kTailRows > 0 && walk.block * kBlockM + kTailRows >= sequence.seqlen_q) {
+                step(Bool<false>{}, Bool<true>{}, Bool<(kTailRows > 0)>{});
+            } else if (is_cut || (kIsCausal && walk.block < full_begin) || (kHasWindow && walk.block >= full_end)) {
+                step(Bool<false>{}, Bool<true>{}, Bool<false>{});
             } else {
-                step(Bool<false>{}, Bool<false>{});
+                step(Bool<false>{}, Bool<false>{}, Bool<false>{});
             }
         }
     }

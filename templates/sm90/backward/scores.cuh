@@ -7,8 +7,8 @@
 
 // S^T = K Q^T or k16 steps of dP^T = V dO^T: keys by the block's queries, dims innermost. `beside`
 // is called after the first step, and `before_late` before step `late`, if there is one.
-template <class Beside, class BeforeLate>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside,
+template <int kTiles, class Beside, class BeforeLate>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside,
                                                 int late, const BeforeLate& before_late) {
     wgmma_scores_first(acc, descriptor(keys_low), descriptor(queries_low));
     beside();
@@ -19,11 +19,12 @@ __device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32
     }
 }
 
-template <class Beside>
-__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
+template <int kTiles, class Beside>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps, const Beside& beside) {
     multiply_scores(acc, keys_low, queries_low, steps, beside, 0, [] {});
 }
-__device__ __forceinline__ void multiply_scores(float (&acc)[kMTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
+template <int kTiles>
+__device__ __forceinline__ void multiply_scores(float (&acc)[kTiles][4], uint32 keys_low, uint32 queries_low, int steps) {
     multiply_scores(acc, keys_low, queries_low, steps, [] {});
 }
 
@@ -45,9 +46,10 @@ struct BlockLse {
         }
     }
     // P^T = 2^(S^T * scale - LSE)
-    __device__ __forceinline__ void weigh(float (&acc_s)[kMTiles][4], uint32 lse_of_slots, uint32 slot, float scale_log2, int lane) {
+    template <int kTiles>
+    __device__ __forceinline__ void weigh(float (&acc_s)[kTiles][4], uint32 lse_of_slots, uint32 slot, float scale_log2, int lane) {
         #pragma unroll
-        for (int n = 0; n < kMTiles; ++n) {
+        for (int n = 0; n < kTiles; ++n) {
             if constexpr (!kHeld) load_tile(lse[0], lse_of_slots, slot, n, lane);
             #pragma unroll
             for (int i = 0; i < 4; ++i) acc_s[n][i] = exp2_approx(fmaf(acc_s[n][i], scale_log2, -lse[kHeld ? n : 0][i % 2]));

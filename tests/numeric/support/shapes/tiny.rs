@@ -47,6 +47,9 @@ pub fn tiny() -> Vec<Case> {
     unless_one_is_given(vec![
         of(Bf16, (150, 290), 64, BottomRight),
         Case { dropout_p: 0.2, ..of(Fp16, (140, 200), 128, Full) },
+        // The last tile has no keys for the second consumer, and the last block few queries.
+        of(Bf16, (150, 300), 128, Full),
+        of(Fp16, (100, 310), 64, Full),
         Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (200, 200), 128, BottomRight) },
         Case { head_dim_v: 128, ..of(Bf16, (100, 210), 192, TopLeft) },
         of(Bf16, (70, 150), 256, BottomRight),
@@ -154,6 +157,8 @@ pub fn tiny_few_keys() -> Vec<Case> {
         Case { dropout_p: 0.2, deterministic: true, ..of(Bf16, (70, 128), 80, TopLeft) },
         Case { strides: Strides::Gaps, extras: bias, ..of(Fp16, (90, 100), 72, Full) },
         of(Bf16, (197, 197), 64, Full),
+        // The second tile has no keys for the second consumer.
+        of(Bf16, (150, 170), 128, Full),
         of(Fp16, (256, 256), 128, BottomRight),
         Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (140, 180), 128, BottomRight) },
         Case { dropout_p: 0.2, strides: Strides::PackedQkv, ..of(Bf16, (150, 150), 40, TopLeft) },
