@@ -294,6 +294,9 @@ fn cycles_of_row(columns: i64) -> f64 {
 const WEIGHTS: f64 = 0.028;
 /// Cycles of a backward tile's first loads and last stores.
 const BACKWARD_TILE: f64 = 8000.0;
+/// The part of them that goes with the rows of a block where a pair of CTAs shares a tile, for 64
+/// rows (docs/tuning/choice.md).
+const PAIR_TILE_OF_ROWS: f64 = 4000.0;
 /// Further cycles of a tile that shares its walk: first loads that no other tile of the SM covers,
 /// and stores in fp32.
 const SPLIT_BACKWARD_TILE: f64 = 2000.0;
@@ -338,7 +341,8 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
             let waits = if boxes(dim.max(dim_v)) > 3 { 3600.0 } else { 2600.0 };
             (f64::from(of_boxes * BOX_COLS), waits, 1)
         }
-        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 600.0, 2),
+        // Blocks of 48 rows took 1.03 times as long a row as blocks of 64 (docs/tuning/choice.md).
+        BackwardKernel::Wide => (f64::from(2 * (3 * half_cols(dim) + 2 * half_cols(dim_v))), 260.0 + 5.3 * block_m, 2),
     };
     let keys = block_n as f64 / f64::from(ctas);
     let splits = f64::from(knobs.num_splits(problem, device));
@@ -357,7 +361,9 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
         (true, 1) => SPLIT_BACKWARD_TILE,
         (true, _) => SPLIT_BACKWARD_PAIR,
     };
-    let tile_end = BACKWARD_TILE + of_split;
+    // Fewer rows of a block fill and drain a pair's longer pipeline sooner.
+    let of_rows = if ctas == 2 { PAIR_TILE_OF_ROWS * (block_m / 64.0 - 1.0) } else { 0.0 };
+    let tile_end = BACKWARD_TILE + of_split + of_rows;
     let cycles = |tile: i64| {
         let (first, end) = (tile * block_n, ((tile + 1) * block_n).min(sk));
         let from = problem.right_shift().map_or(0, |shift| (first - shift).clamp(0, sq));

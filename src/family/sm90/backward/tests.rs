@@ -193,6 +193,21 @@ fn a_config_from_another_shape_is_grouped_where_l2_holds_few_heads() {
     assert_eq!(carried(&full(512)), 0, "L2 holds what all heads use");
     assert_eq!(carried(&full(1024)), 4, "K, V and their gradients take L2, too; rows are few");
     assert_eq!(carried(&of(4096, 32, 2)), 16, "tiles share a walk");
+    let batch = |batch_size| Problem { batch_size, ..of(634, 8, 8) };
+    assert_eq!([16, 4, 2].map(|size| carried(&batch(size))), [32, 32, 0], "few tiles, and many heads or not");
+    assert_eq!(heuristic(&batch(16), &h200()).unwrap().group_mb, 32);
+}
+
+#[test]
+fn lower_blocks_past_head_dim_192_pay_where_they_pad_fewer_rows() {
+    let us = |block_m, seqlen| {
+        let problem = Problem { batch_size: 13, causal: Causal::BottomRight, ..problem(256, 256) };
+        let problem = Problem { seqlen_q: seqlen, seqlen_k: seqlen, ..problem };
+        BackwardKnobs { block_m, ..heuristic(&problem, &h200()).unwrap() }.us(&problem, &h200())
+    };
+    // 480 rows in place of 512, and 528.
+    assert!(us(48, 473) < 0.98 * us(64, 473));
+    assert!(us(48, 512) > us(64, 512));
 }
 
 #[test]
