@@ -25,7 +25,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
     if features is not None and features.sinks is not None:
         features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
-    if is_observed():
+    if is_observed(q):
         if is_eight(k) and torch.compiler.is_compiling():
             from ._torch_untraced import untraced
 

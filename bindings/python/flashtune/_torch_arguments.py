@@ -4,19 +4,24 @@ This module imports neither of them.
 """
 
 import torch
+from torch.compiler import is_compiling
 
 from . import _call, _features, _torch_launch
 from ._errors import InvalidArgumentError, UnsupportedError
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
-def is_observed():
+def is_observed(q):
     """Whether something follows the call by its operators, which a launch by addresses is not.
 
-    That is torch.compile, or a mode: make_fx, fake tensors, selective checkpointing.
+    That is torch.compile, or a mode: make_fx, fake tensors, selective checkpointing. Or it is the
+    class of q, if it computes its operators, as DTensor does. Such a tensor may have no memory.
     """
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0
+    if is_compiling() or _dispatch_modes() > 0:
+        return True
+    return type(q) is not torch.Tensor and getattr(q, "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH
 
 
 def resolve_seed(seed, dropout_p, q):

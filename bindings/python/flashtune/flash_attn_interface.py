@@ -332,7 +332,7 @@ def _attend(q, k, v, options, lengths=None, descales=(None, None, None), call=No
     """Attention. `_repeat` serves later calls of the form of `call`, if that is given."""
     opts, features, return_attn_probs = _taken(options, lengths, descales)
     result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)
-    if call is not None and not is_observed() and not (opts[2] or _learns(call)):
+    if call is not None and not is_observed(q) and not (opts[2] or _learns(call)):
         _torch_drafts.alias(call, (FORWARD, None, None, q, k, v, None, opts, features, return_attn_probs))
     return (*result, None) if return_attn_probs else result
 
@@ -345,7 +345,7 @@ def _learns(call):
 
 def _repeat(call, return_attn_probs):
     """The result of a call whose form has a draft, if autograd does not see it; else None."""
-    if is_observed():
+    if is_observed(call[3]):
         return None
     try:
         if _learns(call):
@@ -360,7 +360,7 @@ def _repeat(call, return_attn_probs):
 
 def _attend_packed(q, packed, options, lengths=None):
     opts, features, return_attn_probs = _taken(options, lengths)
-    if is_observed():
+    if is_observed(packed):
         # Autograd joins the gradients of the slices.
         q, k, v = packed.unbind(-3) if q is None else (q, *packed.unbind(-3))
         result = _torch.attention(q, k, v, opts, None, return_attn_probs, features)

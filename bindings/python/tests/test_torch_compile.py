@@ -14,6 +14,7 @@ from oracle_torch import random, with_gradients
 from test_torch import DEVICES, working_dtype
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 LENGTHS = torch.tensor([4, 9], dtype=torch.int32)
@@ -137,6 +138,15 @@ def test_a_selective_checkpoint_may_save_attention(attend):
     for actual, wanted in zip(with_gradients(saving, tensors, dout), with_gradients(attend, tensors, dout)):
         torch.testing.assert_close(actual, wanted)
     assert "flashtune.attention_forward.default" in seen
+
+
+@EACH_ATTENTION
+def test_a_class_that_computes_its_operators_computes_attention(attend):
+    tensors = random(*[(2, 9, 3, 16)] * 3, dtype=torch.float32, device="cpu")
+    pairs = [TwoTensor(x, 2 * x) for x in tensors]
+    out = attend(*pairs)
+    for part, factor in ((out.a, 1), (out.b, 2)):
+        torch.testing.assert_close(part, attend(*(factor * x for x in tensors)))
 
 
 @EACH_ATTENTION
