@@ -93,7 +93,7 @@ def append(
     q=None, descales=Descales(),
 ):  # fmt: skip
     """`flashtune.kv_append`."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(

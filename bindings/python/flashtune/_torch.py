@@ -26,14 +26,16 @@ def attention(q, k, v, opts, seed, return_lse, features):
         features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if is_observed(q):
-        if is_eight(k) and torch.compiler.is_compiling():
+        if not is_eight(k):
+            from . import _torch_ops
+
+            learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
+            return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias, learns)
+        # The operators take no scales.
+        if torch.compiler.is_dynamo_compiling():
             from ._torch_untraced import untraced
 
             return untraced(attention, q, k, v, opts, seed, return_lse, features)
-        from . import _torch_ops
-
-        learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
-        return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias, learns)
     if deterministic_dbias:
         refuse_summed_dbias(q, k, v, features)
     seed = resolve_seed(seed, opts[2], q) if opts[2] else None
@@ -56,7 +58,7 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_ls
 
     `before_launch` is called after the last check.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(attention_forward, q, k, v, opts, seed, features, before_launch, want_lse)
@@ -68,7 +70,7 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_ls
 
 def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias):
     """(dq, dk, dv, dbias, dsinks) without autograd; the last two may be None."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(attention_backward, dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
@@ -81,7 +83,7 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
 
 def merge(outs, lses, dtype):
     """(out, lse) without autograd."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(merge, outs, lses, dtype)

@@ -9,7 +9,7 @@ from ._errors import InvalidArgumentError
 
 def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed):
     """(numbers, scales) without autograd."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(quantize, x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed)
@@ -42,7 +42,7 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
 
 def rotate(x, seed):
     """The rotated rows without autograd."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(rotate, x, seed)

@@ -15,7 +15,7 @@ from ._errors import InvalidArgumentError
 
 def attention(q, k, v, opts, features, rotation_seed):
     """out in q's dtype, differentiable with respect to q, k and v."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(attention, q, k, v, opts, features, rotation_seed)

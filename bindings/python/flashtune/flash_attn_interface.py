@@ -277,7 +277,7 @@ def flash_attn_with_kvcache(
     no page for them, the sequence gets none of its new keys and attends to the keys that it had. So
     does a sequence whose cache_batch_idx names no entry, and it attends to the last entry.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 LENGTHS = torch.tensor([4, 9], dtype=torch.int32)
 
@@ -79,6 +80,15 @@ def test_calls_without_autograd_have_the_same_bits_in_compiled_code(call):
     assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
+def test_an_export_without_dynamo_refuses_tensors_without_memory():
+    class Model(torch.nn.Module):
+        def forward(self, out, lse):
+            return flashtune.merge([out, out], [lse, lse])[0]
+
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.export.export(Model(), (torch.ones(1, 2, 3, 8), torch.ones(1, 3, 2)), strict=False)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("has_own_q", [False, True])
 def test_calls_on_packed_tensors_are_traced_without_a_break(device, has_own_q):
@@ -122,6 +132,13 @@ def test_a_trace_of_make_fx_computes_on_its_own_arguments(attend, tracing_mode):
     attend(*tensors)  # A later call of the form would take the shortest way.
     trace = make_fx(attend, tracing_mode=tracing_mode)(*(torch.zeros_like(x) for x in tensors))
     torch.testing.assert_close(trace(*tensors), attend(*tensors))
+
+
+def test_a_mode_does_not_lose_the_scales_of_8_bits():
+    tensors = random(*[(2, 9, 3, 16)] * 3, dtype=torch.float32, device="cpu")
+    expected = scaled(*tensors)
+    with FlopCounterMode(display=False):
+        assert torch.equal(scaled(*tensors), expected)
 
 
 @EACH_ATTENTION
