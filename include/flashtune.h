@@ -300,6 +300,30 @@
 #define FLASHTUNE_DTYPE_INT8 6
 
 /**
+ * Rows of 4-bit numbers with their scales, for k and v with q in fp16 or bf16. A tensor has bytes
+ * as elements, so strides count bytes. head_dim and head_dim_v must be multiples of 32.
+ *
+ * A row of d columns has d / 2 bytes of numbers from 0 to 15, column 2 i in the low half of byte
+ * i and column 2 i + 1 in the high half. Behind them each 32 neighbouring columns have two fp16
+ * numbers, a scale and a zero. The row ends at the next multiple of 16 bytes: 48 bytes for 64
+ * columns, 80 for 128, 160 for 256. Bytes between the last zero and the end may hold anything.
+ *
+ * A number n stands for scale * n + zero, rounded once to fp16, nearest and ties to even. Scales
+ * must be finite and above 0, and zeros finite; the CPU backend refuses others.
+ *
+ * Quantising takes the least number of a group as its zero and a fifteenth of the distance to the
+ * largest as its scale, or 1 where fp16 has 0. Magnitudes beyond 65408 become 65408, and a NaN
+ * becomes the zero.
+ */
+#define FLASHTUNE_DTYPE_INT4_GROUP32 7
+
+/**
+ * The same with a scale and a zero for 64 columns, of which head_dim and head_dim_v must be
+ * multiples: rows of 80 bytes for 128 columns, 112 for 192, 144 for 256.
+ */
+#define FLASHTUNE_DTYPE_INT4_GROUP64 8
+
+/**
  * Rows are quantised as they are.
  */
 #define FLASHTUNE_ROTATION_NONE 0
@@ -1074,10 +1098,15 @@ typedef struct flashtune_forward_params {
   int64_t num_splits;
   /**
    * A FLASHTUNE_DTYPE_*: the type of k and v; 0 means dtype. With dtype FP16 or BF16 it may be
-   * E4M3, E5M2 or INT8. With dtype E4M3 it is 0 or E4M3.
+   * E4M3, E5M2, INT8, INT4_GROUP32 or INT4_GROUP64. With dtype E4M3 it is 0 or E4M3.
    *
    * With k and v of 8 bits, dropout_p must be 0. On a CUDA context their addresses, strides and
    * head dims must be multiples of 4 bytes; multiples of 16 bytes run fastest.
+   *
+   * With int4, dropout_p is 0, and k_descale and v_descale are NULL, since rows hold their
+   * scales. On a CUDA context addresses and strides are the same multiples, head dims are at
+   * most 256, and there is no block mask and no batch_invariant. The decode kernels serve all
+   * calls, so prompts read the keys once for each 64 queries of a GQA group.
    */
   int32_t kv_dtype;
   /**
@@ -1562,7 +1591,9 @@ typedef struct flashtune_kv_append_params {
   /**
    * A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16
    * it may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and
-   * rounded, as FLASHTUNE_DTYPE_E4M3 says. The division is x * (1 / scale) in fp32.
+   * rounded, as FLASHTUNE_DTYPE_E4M3 says. The division is x * (1 / scale) in fp32. It may be
+   * INT4_GROUP32 or INT4_GROUP64 too, with k_descale and v_descale NULL: new rows are then
+   * rotated and quantised as FLASHTUNE_DTYPE_INT4_GROUP32 says, with their scales and zeros.
    */
   int32_t cache_dtype;
   /**
@@ -2166,8 +2197,8 @@ int32_t flashtune_merge(struct flashtune_context *context,
  * Prepares the kernel that appends the keys and values of these params. This may take a second.
  * After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
  * same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
- * dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits:
- * one for each dtype and cache_dtype, which serves slots and rotations too.
+ * dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits
+ * and int4: one for each dtype and cache_dtype, which serves slots and rotations too.
  *
  * Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
  * but not while a stream of this thread is capturing.

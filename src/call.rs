@@ -35,11 +35,11 @@ impl TensorRef {
         batch * self.stride_batch + position * self.stride_seqlen + head * self.stride_head
     }
 
-    /// The same tensor with its strides in `ElementType::units`: an 8-bit tensor as one of pairs.
+    /// The same tensor with its strides in `ElementType::units`: a tensor of bytes as one of pairs.
     pub const fn in_units(self, element: ElementType) -> TensorRef {
         match element {
             ElementType::Plain(_) => self,
-            ElementType::Eight(_) => TensorRef {
+            ElementType::Eight(_) | ElementType::Four(_) => TensorRef {
                 data: self.data,
                 stride_batch: self.stride_batch / 2,
                 stride_seqlen: self.stride_seqlen / 2,

@@ -12,7 +12,7 @@
 // The flow is `attention, xla, python -> capi -> plan -> tune -> backend -> ops -> kernel -> cuda`.
 // `cpu` stands beside `kernel`, and `family`, the arithmetic of each kernel family, beside `cuda`.
 // `problem`, `config`, `device`, `call`, `dropout`, `eight`, `error`, `environment`, `files`,
-// `fork` and `pool` are leaves. A test fails on an import that points upward.
+// `fork`, `four` and `pool` are leaves. A test fails on an import that points upward.
 
 pub mod attention;
 
@@ -44,6 +44,8 @@ pub mod family;
 pub mod files;
 #[doc(hidden)]
 pub mod fork;
+#[doc(hidden)]
+pub mod four;
 #[doc(hidden)]
 pub mod kernel;
 #[doc(hidden)]

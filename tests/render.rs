@@ -374,8 +374,8 @@ fn code_that_no_definition_of_the_kernel_names_is_not_reached() {
 fn the_families_have_the_same_features() {
     let h200 = Device::typical(SM90).unwrap();
     // Not compared: the fixed order of batch_invariant, which fp32's products do not keep, and keys
-    // of 8 bits, which sm90 refuses.
-    let differ = ["kIsBatchInvariant", "kKeyFormat", "kKeysPerScale"];
+    // of 8 bits and int4.
+    let differ = ["kIsBatchInvariant", "kKeyFormat", "kKeysPerScale", "kKeyGroup"];
     let of_class = ["kIsCausal", "kHasDropout", "kIsDeterministic"];
     let of_features = Feature::ALL.iter().flat_map(|feature| feature.row().constants).map(|constant| constant.name);
     let of_features = of_features.filter(|name| !differ.contains(name));

@@ -111,12 +111,14 @@ fn tensors(problem: &Problem, inputs: &Inputs) -> [Operand; 3] {
     let keys = |name, dim, tensor| match problem.features.paged {
         None if problem.features.key_starts => {
             let sizes = [inputs.features.pass.key_starts.entries(problem), problem.seqlen_k, problem.num_heads_kv, dim];
-            Operand::new(name, Access::Read, tensor, sizes, problem.key_type())
+            Operand::new(name, Access::Read, tensor, sizes, problem.dtype).of_type(problem.key_type())
         }
         None => rows_of_keys(name, Access::Read, problem, dim, tensor),
         Some(page_size) => {
             let pages = [inputs.features.pass.pages.num_pages, page_size, problem.num_heads_kv, dim];
-            Operand::new(name, Access::Read, tensor, pages, problem.key_type()).with_rows(Rows::InPages)
+            Operand::new(name, Access::Read, tensor, pages, problem.dtype)
+                .of_type(problem.key_type())
+                .with_rows(Rows::InPages)
         }
     };
     [
@@ -133,7 +135,7 @@ fn rows_of_queries(name: &'static str, access: Access, p: &Problem, dim: i64, te
 
 fn rows_of_keys(name: &'static str, access: Access, p: &Problem, dim: i64, tensor: impl Into<TensorRef>) -> Operand {
     let total = p.features.varlen.and_then(|varlen| varlen.total_k);
-    operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim], p.key_type())
+    operand(name, access, tensor, p, (p.seqlen_k, total), [p.num_heads_kv, dim], p.dtype.into()).of_type(p.key_type())
 }
 
 /// An operand of sizes (batch_size, seqlen, heads, dim). With a total it has (total, heads, dim):

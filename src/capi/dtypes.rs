@@ -2,7 +2,7 @@
 
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::problem::{Dtype, Eight};
+use crate::problem::{Dtype, Eight, Four};
 
 /// The dtype of a field, given by name and value.
 pub fn dtype(name: &str, number: i32) -> Result<Dtype> {
@@ -13,6 +13,15 @@ pub fn dtype(name: &str, number: i32) -> Result<Dtype> {
         other => Err(Error::invalid(format!(
             "{name} is {other}; it must be FLASHTUNE_DTYPE_FP16 (1), _BF16 (2) or _FP32 (3)"
         ))),
+    }
+}
+
+/// The int4 format of a number; None for other numbers.
+pub fn four(number: i32) -> Option<Four> {
+    match number {
+        FLASHTUNE_DTYPE_INT4_GROUP32 => Some(Four::Int4g32),
+        FLASHTUNE_DTYPE_INT4_GROUP64 => Some(Four::Int4g64),
+        _ => None,
     }
 }
 

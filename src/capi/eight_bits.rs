@@ -1,15 +1,22 @@
 //! EightBitInputs: the types of k, v and out where they differ from q's, and the scales of 8-bit
-//! tensors. This file checks which types go together and where the scales lie. Their values are
-//! checked by the CPU backend alone.
+//! tensors. int4 rows hold their own scales. This file checks which types go together and where the
+//! scales lie. Their values are checked by the CPU backend alone.
 
 use super::array::Array;
-use super::dtypes::{dtype, eight};
+use super::dtypes::{dtype, eight, four};
 use super::operand::{Access, Data};
 use super::overlap::Footprint;
 use super::types::*;
 use crate::call::{Scales, TensorRef};
 use crate::error::{Error, Result};
-use crate::problem::{Dtype, Eight, EightBits, Pass, Problem};
+use crate::problem::{Dtype, Eight, EightBits, Four, Pass, Problem};
+
+/// The type of out, and those of k, v and q that are narrower.
+pub struct Types {
+    pub out: Dtype,
+    pub eight_bits: Option<EightBits>,
+    pub four_bits: Option<Four>,
+}
 
 /// The fields under their names, unchecked.
 pub struct EightBitInputs {
@@ -43,8 +50,8 @@ impl EightBitInputs {
         keys_per_descale: 0,
     };
 
-    /// The type of out, and the 8-bit types of k, v and q, if they have any.
-    pub fn types(&self, pass: Pass, q: i32) -> Result<(Dtype, Option<EightBits>)> {
+    pub fn types(&self, pass: Pass, q: i32) -> Result<Types> {
+        let four_bits = four(self.kv_dtype).filter(|_| [FLASHTUNE_DTYPE_FP16, FLASHTUNE_DTYPE_BF16].contains(&q));
         let eight_of_q = eight(q);
         if pass == Pass::Backward && eight_of_q.is_some() {
             return Err(Error::invalid(format!(
@@ -65,7 +72,8 @@ impl EightBitInputs {
                         self.out_dtype
                     )));
                 }
-                let keys = if [0, q].contains(&self.kv_dtype) { None } else { Some(self.eight_of_keys(q)?) };
+                let is_plain = [0, q].contains(&self.kv_dtype) || four_bits.is_some();
+                let keys = if is_plain { None } else { Some(self.eight_of_keys(q)?) };
                 (out, keys)
             }
             Some(_) => {
@@ -90,7 +98,7 @@ impl EightBitInputs {
         let eight_bits =
             keys.map(|keys| EightBits { keys, queries: eight_of_q.is_some(), keys_per_scale: self.keys_per_descale });
         self.refuse_scales_without_use(eight_bits.as_ref())?;
-        Ok((out, eight_bits))
+        Ok(Types { out, eight_bits, four_bits })
     }
 
     fn eight_of_keys(&self, q: i32) -> Result<Eight> {
@@ -102,7 +110,7 @@ impl EightBitInputs {
         }
         eight(kv_dtype).ok_or_else(|| {
             Error::invalid(format!(
-                "kv_dtype is {kv_dtype} and dtype {q}; kv_dtype must be 0, dtype, FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6)"
+                "kv_dtype is {kv_dtype} and dtype {q}; kv_dtype must be 0, dtype, FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5), _INT8 (6), _INT4_GROUP32 (7) or _INT4_GROUP64 (8)"
             ))
         })
     }

@@ -3,7 +3,7 @@
 //! Each struct keeps its layout for C and grows at its own end, so code must not assume that one
 //! begins like the other. This file alone reads the common fields, from each struct by name.
 
-use super::eight_bits::EightBitInputs;
+use super::eight_bits::{EightBitInputs, Types};
 use super::factor::check_factor;
 use super::features::{FeatureInputs, PassInputs};
 use super::key_starts::KeyStartInputs;
@@ -102,7 +102,7 @@ take_from!(flashtune_backward_params, |params| PassInputs {
 impl Inputs {
     /// The validated problem. The arguments come from fields that only one pass's struct has.
     pub fn problem(&self, pass: Pass, deterministic: bool, batch_invariant: bool) -> Result<Problem> {
-        let (dtype, eight_bits) = self.features.pass.eight_bits.types(pass, self.dtype)?;
+        let Types { out: dtype, eight_bits, four_bits } = self.features.pass.eight_bits.types(pass, self.dtype)?;
         let causal = match self.causal {
             FLASHTUNE_CAUSAL_NONE => Causal::None,
             FLASHTUNE_CAUSAL_BOTTOM_RIGHT => Causal::BottomRight,
@@ -127,7 +127,7 @@ impl Inputs {
             dropout: self.dropout_p > 0.0,
             deterministic,
             batch_invariant,
-            features: Features { eight_bits, ..self.features.of_problem(pass, causal)? },
+            features: Features { eight_bits, four_bits, ..self.features.of_problem(pass, causal)? },
             // Set after the tensors are checked.
             layout: Layout::Vec1,
         };

@@ -14,15 +14,15 @@ use super::pages::PageInputs;
 use super::params::Params;
 use super::sized::address;
 use crate::error::{Error, Result};
-use crate::ops::kv_append::{KvAppend, KvAppendClass, Rotary};
+use crate::ops::kv_append::{CacheFormat, KvAppend, KvAppendClass, Rotary};
 use crate::problem::{Layout, MAX_HEAD_DIM, MAX_SEQLEN, check_range};
 use std::ffi::c_void;
 
 /// Prepares the kernel that appends the keys and values of these params. This may take a second.
 /// After OK, flashtune_kv_append only enqueues, for any sizes and for data, strides and rows of the
 /// same alignment. FLASHTUNE_APPEND_SLOTS and rotations have kernels of their own: one for each
-/// dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits:
-/// one for each dtype and cache_dtype, which serves slots and rotations too.
+/// dtype, rotary_dtype and rotary_interleaved, which serves slots too. So have caches of 8 bits
+/// and int4: one for each dtype and cache_dtype, which serves slots and rotations too.
 ///
 /// Data pointers may be NULL, and then count as aligned to 16 bytes. May be called from any thread,
 /// but not while a stream of this thread is capturing.
@@ -90,7 +90,11 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     let (entries, rows, kind) = cache_rows(params);
     let cache = |name, tensor, dim| {
         let cache = Operand::new(name, Access::Written, tensor, [entries, rows, num_heads_kv, dim], dtype);
-        cache.with_rows(kind).of_type(eight.map_or(dtype.into(), |eight| eight.keys.into()))
+        cache.with_rows(kind).of_type(match eight.map(|eight| eight.keys) {
+            None => dtype.into(),
+            Some(CacheFormat::Eight(eight)) => eight.into(),
+            Some(CacheFormat::Four(four)) => four.into(),
+        })
     };
     let q_sizes = [batch_size, params.seqlen_q, params.num_heads_q, head_dim];
     let mut operands = [
@@ -123,7 +127,8 @@ fn check(params: &flashtune_kv_append_params, data: Data, memory: Memory) -> Res
     for array in slots::arrays(params, data_of_cache)?.into_iter().chain(tables.footprints) {
         accesses.add(Access::Read, array);
     }
-    let scales = eight::scales(params, [entries, rows], eight.is_some(), data_of_cache, &mut accesses)?;
+    let has_scales = eight.is_some_and(|eight| matches!(eight.keys, CacheFormat::Eight(_)));
+    let scales = eight::scales(params, [entries, rows], has_scales, data_of_cache, &mut accesses)?;
     accesses.check(data, memory)?;
     let layout = match memory {
         Memory::Host | Memory::Fallback => Layout::Vec1,

@@ -1,48 +1,60 @@
-//! The checks of what `flashtune_kv_append` does for a cache of 8 bits: its type and its scales.
+//! The checks of what `flashtune_kv_append` does for a cache of 8 bits or int4: its type and its
+//! scales.
 
 use super::accesses::Accesses;
 use super::array::Array;
-use super::dtypes::eight;
+use super::dtypes::{eight, four};
 use super::kv_append_params::flashtune_kv_append_params;
 use super::operand::{Access, Data};
 use super::types::flashtune_tensor;
 use crate::call::TensorRef;
 use crate::error::{Error, Result};
-use crate::ops::kv_append::{AppendScales, EightClass};
+use crate::ops::kv_append::{AppendScales, CacheFormat, EightClass};
 use crate::problem::{Dtype, check_range};
 
-/// The types of a cache of 8 bits and of the rows that it gets; None for other caches.
+/// The types of a cache of 8 bits or int4 and of the rows that it gets; None for other caches.
 pub fn class(params: &flashtune_kv_append_params, dtype: Dtype) -> Result<Option<EightClass>> {
     let cache_dtype = params.cache_dtype;
     if [0, params.dtype].contains(&cache_dtype) {
-        refuse_stray(params)?;
+        refuse_stray(params, "the cache has not 8 bits")?;
         return Ok(None);
+    }
+    if let Some(four) = four(cache_dtype).filter(|_| dtype != Dtype::Fp32) {
+        refuse_stray(params, "int4 rows hold their scales")?;
+        for (name, dim) in [("head_dim", params.head_dim), ("head_dim_v", params.head_dim_v)] {
+            if dim % four.group() != 0 {
+                let (cache, group) = (four.name(), four.group());
+                return Err(Error::invalid(format!(
+                    "{name} is {dim} and the cache {cache}; it must be a multiple of the {group} columns that share a scale"
+                )));
+            }
+        }
+        return Ok(Some(EightClass { dtype, keys: CacheFormat::Four(four) }));
     }
     let keys = eight(cache_dtype).filter(|_| dtype != Dtype::Fp32);
     let keys = keys.ok_or_else(|| {
         Error::invalid(format!(
-            "cache_dtype is {cache_dtype} and dtype {}; cache_dtype must be 0 or dtype or, if dtype is FLASHTUNE_DTYPE_FP16 (1) or _BF16 (2), FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5) or _INT8 (6)",
+            "cache_dtype is {cache_dtype} and dtype {}; cache_dtype must be 0 or dtype or, if dtype is FLASHTUNE_DTYPE_FP16 (1) or _BF16 (2), FLASHTUNE_DTYPE_E4M3 (4), _E5M2 (5), _INT8 (6), _INT4_GROUP32 (7) or _INT4_GROUP64 (8)",
             params.dtype
         ))
     })?;
     check_range("computes_descale", params.computes_descale.into(), 0, 1)?;
     check_range("keys_per_descale", params.keys_per_descale, params.computes_descale.into(), 1)?;
-    Ok(Some(EightClass { dtype, keys }))
+    Ok(Some(EightClass { dtype, keys: CacheFormat::Eight(keys) }))
 }
 
-/// Without a cache of 8 bits all of its fields are 0.
-fn refuse_stray(params: &flashtune_kv_append_params) -> Result<()> {
+/// Without a cache of 8 bits all of its fields are 0, for this reason.
+fn refuse_stray(params: &flashtune_kv_append_params, reason: &str) -> Result<()> {
     let numbers = [("computes_descale", params.computes_descale.into()), ("keys_per_descale", params.keys_per_descale)];
     if let Some((name, number)) = numbers.into_iter().find(|(_, number)| *number != 0) {
-        return Err(Error::invalid(format!("{name} is {number}; it must be 0, since the cache has not 8 bits")));
+        return Err(Error::invalid(format!("{name} is {number}; it must be 0, since {reason}")));
     }
     let tensors = [("k_descale", &params.k_descale), ("v_descale", &params.v_descale)];
     match tensors.into_iter().find(|(_, tensor)| !tensor.data.is_null()) {
         None => Ok(()),
-        Some((name, tensor)) => Err(Error::invalid(format!(
-            "{name}.data is {:p}; it must be NULL, since the cache has not 8 bits",
-            tensor.data
-        ))),
+        Some((name, tensor)) => {
+            Err(Error::invalid(format!("{name}.data is {:p}; it must be NULL, since {reason}", tensor.data)))
+        }
     }
 }
 

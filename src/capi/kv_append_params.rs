@@ -128,7 +128,9 @@ pub struct flashtune_kv_append_params {
     pub q_rotated: flashtune_tensor,
     /// A FLASHTUNE_DTYPE_*: the type of k_cache and v_cache; 0 means dtype. With dtype FP16 or BF16
     /// it may be E4M3, E5M2 or INT8. New rows are then rotated, divided by their scales and
-    /// rounded, as FLASHTUNE_DTYPE_E4M3 says. The division is x * (1 / scale) in fp32.
+    /// rounded, as FLASHTUNE_DTYPE_E4M3 says. The division is x * (1 / scale) in fp32. It may be
+    /// INT4_GROUP32 or INT4_GROUP64 too, with k_descale and v_descale NULL: new rows are then
+    /// rotated and quantised as FLASHTUNE_DTYPE_INT4_GROUP32 says, with their scales and zeros.
     pub cache_dtype: i32,
     /// With a cache of 8 bits, 0: k_descale and v_descale are read. 1: each new key and head gets
     /// its own scale, its largest magnitude over the largest number of cache_dtype, and the scales

@@ -89,9 +89,10 @@ impl Operand {
         Operand { rows, ..self }
     }
 
-    /// The same tensor with elements of another type.
+    /// The same tensor, which was made with a plain type, with elements of another type. Rows then
+    /// have so many of these.
     pub fn of_type(self, element: ElementType) -> Self {
-        Operand { element, ..self }
+        Operand { element, dim: element.elements(self.dim), ..self }
     }
 
     /// Several such tensors: their number, and elements from one to the next.

@@ -33,6 +33,24 @@ pub const FLASHTUNE_DTYPE_E5M2: i32 = 5;
 /// 8-bit integers from -127 to 127. For k and v with q in fp16 or bf16. There is no NaN:
 /// quantising makes it 0.
 pub const FLASHTUNE_DTYPE_INT8: i32 = 6;
+/// Rows of 4-bit numbers with their scales, for k and v with q in fp16 or bf16. A tensor has bytes
+/// as elements, so strides count bytes. head_dim and head_dim_v must be multiples of 32.
+///
+/// A row of d columns has d / 2 bytes of numbers from 0 to 15, column 2 i in the low half of byte
+/// i and column 2 i + 1 in the high half. Behind them each 32 neighbouring columns have two fp16
+/// numbers, a scale and a zero. The row ends at the next multiple of 16 bytes: 48 bytes for 64
+/// columns, 80 for 128, 160 for 256. Bytes between the last zero and the end may hold anything.
+///
+/// A number n stands for scale * n + zero, rounded once to fp16, nearest and ties to even. Scales
+/// must be finite and above 0, and zeros finite; the CPU backend refuses others.
+///
+/// Quantising takes the least number of a group as its zero and a fifteenth of the distance to the
+/// largest as its scale, or 1 where fp16 has 0. Magnitudes beyond 65408 become 65408, and a NaN
+/// becomes the zero.
+pub const FLASHTUNE_DTYPE_INT4_GROUP32: i32 = 7;
+/// The same with a scale and a zero for 64 columns, of which head_dim and head_dim_v must be
+/// multiples: rows of 80 bytes for 128 columns, 112 for 192, 144 for 256.
+pub const FLASHTUNE_DTYPE_INT4_GROUP64: i32 = 8;
 
 /// Rows are quantised as they are.
 pub const FLASHTUNE_ROTATION_NONE: i32 = 0;
@@ -314,10 +332,15 @@ pub struct flashtune_forward_params {
     /// batch_invariant it must be 0, since the places of the keys decide.
     pub num_splits: i64,
     /// A FLASHTUNE_DTYPE_*: the type of k and v; 0 means dtype. With dtype FP16 or BF16 it may be
-    /// E4M3, E5M2 or INT8. With dtype E4M3 it is 0 or E4M3.
+    /// E4M3, E5M2, INT8, INT4_GROUP32 or INT4_GROUP64. With dtype E4M3 it is 0 or E4M3.
     ///
     /// With k and v of 8 bits, dropout_p must be 0. On a CUDA context their addresses, strides and
     /// head dims must be multiples of 4 bytes; multiples of 16 bytes run fastest.
+    ///
+    /// With int4, dropout_p is 0, and k_descale and v_descale are NULL, since rows hold their
+    /// scales. On a CUDA context addresses and strides are the same multiples, head dims are at
+    /// most 256, and there is no block mask and no batch_invariant. The decode kernels serve all
+    /// calls, so prompts read the keys once for each 64 queries of a GQA group.
     pub kv_dtype: i32,
     /// The type of out, and of bias: 0 means dtype. With dtype E4M3 it must be FP16 or BF16.
     pub out_dtype: i32,

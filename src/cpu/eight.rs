@@ -1,7 +1,7 @@
-//! 8-bit elements of q, k and v, and their scales.
+//! 8-bit elements of q, k and v, and their scales; and int4 rows of k and v.
 //!
 //! A row becomes fp32 by a table and is multiplied by its scale as it is loaded, so the passes see
-//! fp32 tiles as ever.
+//! fp32 tiles as ever. A row of int4 becomes the fp16 numbers that it stands for.
 
 use super::element::{Element, Head, Tensor};
 use super::product::Matrix;
@@ -11,6 +11,7 @@ use super::simd::Level;
 use crate::call::{Call, TensorRef};
 use crate::eight::Eight;
 use crate::error::{Error, Result};
+use crate::four::Four;
 use crate::problem::{ElementType, Problem};
 use std::sync::LazyLock;
 
@@ -51,6 +52,8 @@ enum Elements<E> {
     E4m3(Tensor<E4m3>),
     E5m2(Tensor<E5m2>),
     Int8(Tensor<Int8>),
+    /// Rows of bytes, of so many columns.
+    Four(Four, Tensor<u8>, usize),
 }
 
 /// One (seqlen, dim) matrix of an input.
@@ -66,6 +69,7 @@ enum HeadElements<E> {
     E4m3(Head<E4m3>),
     E5m2(Head<E5m2>),
     Int8(Head<Int8>),
+    Four(Four, Head<u8>, usize),
 }
 
 /// The scales of an 8-bit input.
@@ -130,6 +134,7 @@ impl<E: Element> Input<E> {
             Elements::E4m3(tensor) => HeadElements::E4m3(tensor.head(place, head)),
             Elements::E5m2(tensor) => HeadElements::E5m2(tensor.head(place, head)),
             Elements::Int8(tensor) => HeadElements::Int8(tensor.head(place, head)),
+            Elements::Four(..) => unreachable!("q is not int4"),
         };
         InputHead { elements, scales: self.scales.map(|scales| (scales, *sequence, head_kv)) }
     }
@@ -141,6 +146,7 @@ impl<E: Element> Input<E> {
             Elements::E4m3(tensor) => HeadElements::E4m3(tensor.keys(sequence, head)),
             Elements::E5m2(tensor) => HeadElements::E5m2(tensor.keys(sequence, head)),
             Elements::Int8(tensor) => HeadElements::Int8(tensor.keys(sequence, head)),
+            Elements::Four(four, tensor, dim) => HeadElements::Four(*four, tensor.keys(sequence, head), *dim),
         };
         InputHead { elements, scales: self.scales.map(|scales| (scales, *sequence, head)) }
     }
@@ -154,6 +160,9 @@ impl<E: Element> Elements<E> {
             ElementType::Eight(Eight::E4m3) => Elements::E4m3(Tensor::new(view, dim)),
             ElementType::Eight(Eight::E5m2) => Elements::E5m2(Tensor::new(view, dim)),
             ElementType::Eight(Eight::Int8) => Elements::Int8(Tensor::new(view, dim)),
+            ElementType::Four(four) => {
+                Elements::Four(four, Tensor::new(view, four.row_bytes(dim as i64) as usize), dim)
+            }
         }
     }
 }
@@ -179,6 +188,12 @@ impl<E: Element> InputHead<E> {
                 HeadElements::E4m3(head) => head.load(first, rows, tile, pitch),
                 HeadElements::E5m2(head) => head.load(first, rows, tile, pitch),
                 HeadElements::Int8(head) => head.load(first, rows, tile, pitch),
+                HeadElements::Four(four, head, dim) => {
+                    for (position, wide) in (first..first + rows).zip(tile.chunks_exact_mut(pitch)) {
+                        four.decode_row(head.row(position), &mut wide[..*dim]);
+                        wide[*dim..].fill(0.0);
+                    }
+                }
             }
         }
         if let Some((scales, sequence, head)) = &self.scales {
@@ -225,6 +240,7 @@ impl<E: Element> InputHead<E> {
                 HeadElements::E4m3(head) => head.load_transposed(first, rows, padded_rows, tile, pitch),
                 HeadElements::E5m2(head) => head.load_transposed(first, rows, padded_rows, tile, pitch),
                 HeadElements::Int8(head) => head.load_transposed(first, rows, padded_rows, tile, pitch),
+                HeadElements::Four(..) => unreachable!("q is not int4"),
             }
         }
         if let Some((scales, sequence, head)) = &self.scales {
@@ -237,6 +253,9 @@ impl<E: Element> InputHead<E> {
 /// Refuses scales that are not finite or not above 0, of the sequences' keys alone: other elements
 /// of the arrays may hold anything.
 pub fn check_scales(call: &Call) -> Result<()> {
+    if let Some(four) = call.problem.features.four_bits {
+        return check_rows_of_four(call, four);
+    }
     let Some(eight) = call.problem.features.eight_bits else { return Ok(()) };
     let sequences = Sequences::new(call);
     let of = &call.features.scales;
@@ -256,6 +275,39 @@ pub fn check_scales(call: &Call) -> Result<()> {
                     return Err(Error::invalid(format!(
                         "{name} of sequence {batch}, key {key} and head {head} is {scale}; a scale must be finite and above 0"
                     )));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses int4 rows of the sequences' keys with a scale that is not finite or not above 0, or with
+/// a zero that is not finite.
+fn check_rows_of_four(call: &Call, four: Four) -> Result<()> {
+    let sequences = Sequences::new(call);
+    let p = &call.problem;
+    for (name, view, dim) in [("k", &call.k, p.head_dim), ("v", &call.v, p.head_dim_v)] {
+        let tensor = Tensor::<u8>::new(view, four.row_bytes(dim) as usize);
+        for batch in 0..p.batch_size as usize {
+            let sequence = sequences.of(batch);
+            for (head, key) in
+                (0..p.num_heads_kv as usize).flat_map(|head| (0..sequence.seqlen_k).map(move |key| (head, key)))
+            {
+                // SAFETY: a row of a sequence's keys, which the caller checked and nobody writes.
+                let row = unsafe { tensor.keys(&sequence, head).row(key) };
+                for group in 0..(dim / four.group()) as usize {
+                    let [scale, zero] = four.scale_and_zero(row, dim as usize, group);
+                    let at = || format!("of {name}, sequence {batch}, key {key}, head {head} and group {group}");
+                    if !(scale.is_finite() && scale.to_f32() > 0.0) {
+                        let at = at();
+                        return Err(Error::invalid(format!(
+                            "the scale {at} is {scale}; a scale must be finite and above 0"
+                        )));
+                    }
+                    if !zero.is_finite() {
+                        return Err(Error::invalid(format!("the zero {} is {zero}; a zero must be finite", at())));
+                    }
                 }
             }
         }

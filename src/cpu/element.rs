@@ -117,7 +117,7 @@ unsafe impl<E> Send for Tensor<E> {}
 // SAFETY: as above.
 unsafe impl<E> Sync for Tensor<E> {}
 
-impl<E: Element> Tensor<E> {
+impl<E> Tensor<E> {
     pub fn new(tensor: &TensorRef, dim: usize) -> Self {
         Tensor {
             data: tensor.data.cast(),
@@ -160,7 +160,7 @@ pub struct Head<E> {
     pages: Option<(Pages, isize)>,
 }
 
-impl<E: Element> Head<E> {
+impl<E> Head<E> {
     fn address(&self, position: usize) -> *mut E {
         let (begin, row) = match self.pages {
             None => (0, position),
@@ -184,7 +184,9 @@ impl<E: Element> Head<E> {
         // SAFETY: the caller's promise; the last dim is contiguous.
         unsafe { std::slice::from_raw_parts(self.address(position), self.dim) }
     }
+}
 
+impl<E: Element> Head<E> {
     /// # Safety
     /// The row must lie in a live tensor that nobody else reads or writes meanwhile.
     #[allow(clippy::mut_from_ref)] // the slice is the tensor's memory, not part of `self`

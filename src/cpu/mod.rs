@@ -177,7 +177,7 @@ impl Executable {
 /// Whether the pass multiplies bf16 numbers as they are, in whole chunks. Only then is the unit's
 /// permission asked for.
 fn wants_tile_unit(problem: &Problem, tile_size: TileSize) -> bool {
-    let is_plain = problem.dtype == Dtype::Bf16 && problem.features.eight_bits.is_none();
+    let is_plain = problem.dtype == Dtype::Bf16 && problem.key_format() == 0;
     is_plain && tile_size.n.is_multiple_of(pairs::CHUNK)
 }
 

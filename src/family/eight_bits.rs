@@ -1,5 +1,5 @@
-//! Where problems with 8 bits have other families than those with 16 bits, and which of them no
-//! family does.
+//! Where problems with 8 bits and with int4 have other families than those with 16 bits, and which
+//! of them no family does.
 
 use super::sm90;
 use crate::config::Family;
@@ -7,9 +7,16 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::problem::{Layout, Problem};
 
-/// The families that do a problem with 8 bits, where these are others than with 16 bits: q of 8
-/// bits has a family of its own, and no family has scales in the walk of `batch_invariant`.
+/// The widest rows of int4 of a warp: more columns of V would not fit its registers.
+const MOST_FOUR_BIT_COLUMNS: i64 = 256;
+
+/// The families that do a problem with 8 bits or int4, where these are others than with 16 bits: q
+/// of 8 bits has a family of its own, int4 has `decode`, and no family has scales in the walk of
+/// `batch_invariant`.
 pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Family]> {
+    if problem.features.four_bits.is_some() {
+        return Some(if four_bits_refusal(problem).is_none() { &[Family::Decode] } else { &[] });
+    }
     problem.features.eight_bits?;
     if problem.batch_invariant {
         return Some(&[]);
@@ -21,8 +28,35 @@ pub fn own_families(problem: &Problem, device: &Device) -> Option<&'static [Fami
     Some(if is_done { &[Family::Sm90Fp8] } else { &[] })
 }
 
-/// Refuses 8-bit problems that no family does on this GPU.
+/// Why no family takes a problem of int4 k and v, in one clause; None where `decode` does.
+fn four_bits_refusal(problem: &Problem) -> Option<&'static str> {
+    if problem.batch_invariant {
+        return Some("batch_invariant is true");
+    }
+    if problem.features.block_mask.is_some() {
+        return Some("there is a block mask");
+    }
+    let is_wide = problem.head_dim.max(problem.head_dim_v) > MOST_FOUR_BIT_COLUMNS;
+    is_wide.then_some("head_dim or head_dim_v is above 256")
+}
+
+/// Refuses problems of 8 bits and of int4 that no family does on this GPU.
 pub fn supported(problem: &Problem, device: &Device) -> Result<()> {
+    if let Some(four) = problem.features.four_bits {
+        let name = four.name();
+        if problem.layout == Layout::Vec1 {
+            return Err(Error::unsupported(format!(
+                "k and v are {name}; on a GPU their addresses and strides must be multiples of 4 bytes, and those of q and out of 2 elements"
+            )));
+        }
+        return match four_bits_refusal(problem) {
+            None => Ok(()),
+            Some(why) => Err(Error::unsupported(format!(
+                "k and v are {name} and {why}, which no kernel family takes on {} (the CPU backend does)",
+                device.arch
+            ))),
+        };
+    }
     if problem.features.eight_bits.is_none() {
         return Ok(());
     }

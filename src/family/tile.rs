@@ -1,6 +1,6 @@
 //! Tiles in shared memory: their bytes in the two layouts that kernels use.
 
-use crate::problem::{Dtype, Problem};
+use crate::problem::{Dtype, ElementType, Problem};
 
 /// Columns of a padded tile: the head dim up to a multiple of 8 (device/layout/padded_tile.cuh).
 pub const fn tile_cols(dim: i64) -> u32 {
@@ -31,5 +31,18 @@ pub const fn boxes(dim: i64) -> u32 {
 
 /// Numbers of a column of K's and V's tiles, which has 16 bits (device/layout/key_unit.cuh).
 pub fn key_unit(problem: &Problem) -> u32 {
-    if problem.key_type().bytes() == 1 { 2 } else { 1 }
+    match problem.key_type() {
+        ElementType::Plain(_) => 1,
+        ElementType::Eight(_) => 2,
+        ElementType::Four(_) => 4,
+    }
+}
+
+/// Columns of the tile that holds rows of so many numbers of K or V, with what scales them.
+pub fn key_cols(problem: &Problem, dim: i64) -> i64 {
+    let element = problem.key_type();
+    match element {
+        ElementType::Four(_) => element.units(element.elements(dim)),
+        _ => dim / i64::from(key_unit(problem)),
+    }
 }

@@ -100,7 +100,7 @@ fn fetches_boxes(p: &Problem) -> bool {
 
 /// The columns of K and V in units.
 fn cols_of_keys(p: &Problem) -> [i64; 2] {
-    [p.head_dim, p.head_dim_v].map(|dim| p.key_type().units(dim))
+    [p.head_dim, p.head_dim_v].map(|dim| p.key_type().units(p.key_type().elements(dim)))
 }
 
 /// K and V if they are pages; None without any page.

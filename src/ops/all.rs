@@ -1,9 +1,9 @@
 //! The kernels of every class of every operation, for packs that must hold them before a call
 //! names one.
 
-use super::class::{EightClass, KvAppendClass, MergeClass, OpClass, QuantizeClass, RotaryClass};
+use super::class::{CacheFormat, EightClass, KvAppendClass, MergeClass, OpClass, QuantizeClass, RotaryClass};
 use crate::kernel::FixedSpec;
-use crate::problem::{Dtype, Eight, Layout};
+use crate::problem::{Dtype, Eight, Four, Layout};
 
 /// The classes of all operations on tensors of these dtypes, with the kernel of each.
 pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSpec)> {
@@ -39,12 +39,16 @@ pub fn kernels(dtypes: impl IntoIterator<Item = Dtype>) -> Vec<(OpClass, FixedSp
 fn eight_bits(dtype: Dtype, kernels: &mut Vec<(OpClass, FixedSpec)>) {
     for keys in Eight::ALL {
         for layout in [Layout::Vec8, Layout::Vec4] {
-            let eight = Some(EightClass { dtype, keys });
+            let eight = Some(EightClass { dtype, keys: CacheFormat::Eight(keys) });
             append(KvAppendClass { access_bytes: 2 * layout.elements(), slots: true, rotary: None, eight }, kernels);
             for (of_rows, rotates) in [(false, false), (false, true), (true, false), (true, true)] {
                 quantize(QuantizeClass { dtype, to: Some(keys), layout, of_rows, rotates }, kernels);
             }
         }
+    }
+    for (four, layout) in Four::ALL.into_iter().flat_map(|four| [(four, Layout::Vec8), (four, Layout::Vec4)]) {
+        let eight = Some(EightClass { dtype, keys: CacheFormat::Four(four) });
+        append(KvAppendClass { access_bytes: 2 * layout.elements(), slots: true, rotary: None, eight }, kernels);
     }
     for layout in [Layout::Vec8, Layout::Vec4] {
         quantize(QuantizeClass { dtype, to: None, layout, of_rows: true, rotates: true }, kernels);

@@ -3,7 +3,7 @@
 //!
 //! All classes stand in this file, below the operations, so that one cache holds every kind.
 
-use crate::problem::{Dtype, Eight, Layout};
+use crate::problem::{Dtype, Eight, Four, Layout};
 use std::fmt;
 
 /// One variant for each operation.
@@ -33,16 +33,31 @@ pub struct KvAppendClass {
     pub slots: bool,
     /// New keys and queries are rotated. The kernel that does so serves slots too.
     pub rotary: Option<RotaryClass>,
-    /// The cache has 8 bits. Its kernel serves slots and rotations too.
+    /// The cache has 8 bits or int4 rows. Its kernel serves slots and rotations too.
     pub eight: Option<EightClass>,
 }
 
-/// A cache of 8 bits, and the rows that are quantised into it.
+/// A cache of 8 bits or of int4 rows, and the rows that are quantised into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EightClass {
     /// Type of the new rows.
     pub dtype: Dtype,
-    pub keys: Eight,
+    pub keys: CacheFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CacheFormat {
+    Eight(Eight),
+    Four(Four),
+}
+
+impl CacheFormat {
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheFormat::Eight(eight) => eight.name(),
+            CacheFormat::Four(four) => four.name(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

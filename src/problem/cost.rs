@@ -46,8 +46,8 @@ impl Problem {
         let side = |keys: Option<i64>| keys.unwrap_or(self.seqlen_k);
         let keys =
             (side(self.features.window.left) + side(self.keys_after_diagonal()) + self.seqlen_q).min(self.seqlen_k);
-        let elements = self.batch_size as f64 * self.num_heads_kv as f64 * keys as f64;
-        elements * (self.head_dim + self.head_dim_v) as f64 * self.key_type().bytes() as f64
+        let rows = self.batch_size as f64 * self.num_heads_kv as f64 * keys as f64;
+        rows * self.bytes_of_key() as f64
     }
 
     /// The mean number of keys that a row sees. Each side of the diagonal counts half of the keys,

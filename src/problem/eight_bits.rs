@@ -4,6 +4,7 @@
 use super::{Dtype, Layout, Pass, Problem};
 use crate::eight::Eight;
 use crate::error::{Error, Result};
+use crate::four::Four;
 use serde::{Deserialize, Serialize};
 
 /// Keys of a block that shares a scale.
@@ -31,11 +32,13 @@ impl EightBits {
     }
 }
 
-/// The type of a tensor's elements: one of those that a pass computes in, or 8 bits.
+/// The type of a tensor's elements: one of those that a pass computes in, 8 bits, or the bytes of
+/// rows of 4-bit numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ElementType {
     Plain(Dtype),
     Eight(Eight),
+    Four(Four),
 }
 
 impl From<Dtype> for ElementType {
@@ -50,11 +53,17 @@ impl From<Eight> for ElementType {
     }
 }
 
+impl From<Four> for ElementType {
+    fn from(four: Four) -> ElementType {
+        ElementType::Four(four)
+    }
+}
+
 impl ElementType {
     pub const fn bytes(self) -> usize {
         match self {
             ElementType::Plain(dtype) => dtype.bytes(),
-            ElementType::Eight(_) => 1,
+            ElementType::Eight(_) | ElementType::Four(_) => 1,
         }
     }
 
@@ -62,16 +71,25 @@ impl ElementType {
         match self {
             ElementType::Plain(dtype) => dtype.name(),
             ElementType::Eight(eight) => eight.name(),
+            ElementType::Four(four) => four.name(),
         }
     }
 
-    /// A number of elements as layouts and kernels count them: 8-bit ones by the pair. An odd
-    /// number of those counts as 1, which no vector divides.
+    /// Elements of a row of so many columns.
+    pub const fn elements(self, columns: i64) -> i64 {
+        match self {
+            ElementType::Plain(_) | ElementType::Eight(_) => columns,
+            ElementType::Four(four) => four.row_bytes(columns),
+        }
+    }
+
+    /// A number of elements as layouts and kernels count them: those of one byte by the pair. An
+    /// odd number of those counts as 1, which no vector divides.
     pub const fn units(self, elements: i64) -> i64 {
         match self {
             ElementType::Plain(_) => elements,
-            ElementType::Eight(_) if elements % 2 != 0 => 1,
-            ElementType::Eight(_) => elements / 2,
+            _ if elements % 2 != 0 => 1,
+            _ => elements / 2,
         }
     }
 }
@@ -79,7 +97,25 @@ impl ElementType {
 impl Problem {
     /// The type of k and v.
     pub fn key_type(&self) -> ElementType {
-        self.features.eight_bits.map_or(self.dtype.into(), |eight| eight.keys.into())
+        match self.features.four_bits {
+            Some(four) => four.into(),
+            None => self.features.eight_bits.map_or(self.dtype.into(), |eight| eight.keys.into()),
+        }
+    }
+
+    /// Bytes of a row of k and one of v.
+    pub fn bytes_of_key(&self) -> i64 {
+        let element = self.key_type();
+        (element.elements(self.head_dim) + element.elements(self.head_dim_v)) * element.bytes() as i64
+    }
+
+    /// The number of k's and v's format in kernels; 0: they have q's.
+    pub fn key_format(&self) -> u32 {
+        match self.key_type() {
+            ElementType::Plain(_) => 0,
+            ElementType::Eight(eight) => eight.number(),
+            ElementType::Four(_) => Four::NUMBER,
+        }
     }
 
     /// The type of q.
@@ -90,7 +126,7 @@ impl Problem {
     /// The widest layout of packed tensors with these head dims.
     pub fn widest_layout(&self) -> Layout {
         let dims = [self.head_dim, self.head_dim_v];
-        let of = |element: ElementType| dims.map(|dim| element.units(dim));
+        let of = |element: ElementType| dims.map(|dim| element.units(element.elements(dim)));
         Layout::widest(self.dtype, [of(self.dtype.into()), of(self.key_type()), of(self.query_type())].concat())
     }
 

@@ -6,7 +6,7 @@
 //! `switch_on`; the compiler asks for each. The features themselves are implemented in
 //! `templates/device` and `cpu`.
 
-use super::{EightBits, Pass, Problem};
+use super::{EightBits, Four, Pass, Problem};
 use serde::{Deserialize, Serialize};
 
 pub use super::feature_sizes::{BlockMask, Varlen, Window};
@@ -49,6 +49,9 @@ pub struct Features {
     /// Forward: k and v, and perhaps q, hold 8-bit numbers with scales.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eight_bits: Option<EightBits>,
+    /// Forward: k and v are rows of 4-bit numbers with their scales.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub four_bits: Option<Four>,
 }
 
 impl Features {
@@ -67,6 +70,7 @@ impl Features {
         key_starts: false,
         block_mask: None,
         eight_bits: None,
+        four_bits: None,
     };
 
     pub fn is_none(&self) -> bool {
@@ -106,6 +110,7 @@ impl Features {
             key_starts,
             block_mask,
             eight_bits,
+            four_bits,
         } = *self;
         match feature {
             Feature::Window => window != Window::default(),
@@ -122,6 +127,7 @@ impl Features {
             Feature::KeyStarts => key_starts,
             Feature::BlockMask => block_mask.is_some(),
             Feature::EightBits => eight_bits.is_some(),
+            Feature::FourBits => four_bits.is_some(),
         }
     }
 
@@ -138,7 +144,8 @@ impl Features {
             Feature::Sinks => self.sinks = true,
             Feature::Dlse => self.dlse = true,
             Feature::KeyStarts => self.key_starts = true,
-            Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask | Feature::EightBits => {}
+            Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => {}
+            Feature::EightBits | Feature::FourBits => {}
         }
     }
 }
@@ -410,8 +417,8 @@ table! {
             Constant {
                 name: "kKeyFormat",
                 tag: "key_format",
-                meaning: "k and v: 0 as q, 1 e4m3, 2 e5m2, 3 int8 (device/attention/eight_bits.cuh)",
-                value: ConstantValue::Integer(|p| p.features.eight_bits.map_or(0, |eight| eight.keys.number())),
+                meaning: "k and v: 0 as q, 1 e4m3, 2 e5m2, 3 int8 (device/eight.cuh), 4 int4 (device/products/keys_four.cuh)",
+                value: ConstantValue::Integer(Problem::key_format),
             },
             Constant {
                 name: "kKeysPerScale",
@@ -420,6 +427,18 @@ table! {
                 value: ConstantValue::Integer(|p| p.features.eight_bits.map_or(0, |e| e.keys_per_scale as u32)),
             },
         ],
+    },
+    FourBits => Row {
+        options: &[("kv_int4", "Forward: k and v are int4, with a scale and a zero for each N columns: 32 or 64")],
+        passes: &[Pass::Forward],
+        bits: &[],
+        word: |features| format!("kv{}", features.four_bits.map_or("int4", Four::name)),
+        constants: &[Constant {
+            name: "kKeyGroup",
+            tag: "key_group",
+            meaning: "columns of int4 k and v that share a scale; 0: k and v are no int4",
+            value: ConstantValue::Integer(|p| p.features.four_bits.map_or(0, |four| four.group() as u32)),
+        }],
     },
 }
 
@@ -457,9 +476,8 @@ mod tests {
             features.switch_on(*feature);
             let on: Vec<&Feature> = Feature::ALL.iter().filter(|other| features.is_on(**other)).collect();
             match feature {
-                Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask | Feature::EightBits => {
-                    assert!(features.is_none(), "{feature:?} has sizes")
-                }
+                Feature::Window | Feature::Varlen | Feature::Paged | Feature::BlockMask => assert!(features.is_none()),
+                Feature::EightBits | Feature::FourBits => assert!(features.is_none()),
                 _ => assert_eq!(on, [feature]),
             }
         }

@@ -8,12 +8,14 @@ mod cost;
 mod eight_bits;
 mod feature_sizes;
 pub mod features;
+mod four_bits;
 mod of_bits;
 mod validate;
 mod widened;
 mod workspace;
 
 pub use crate::eight::Eight;
+pub use crate::four::Four;
 pub use eight_bits::{EightBits, ElementType, SCALE_BLOCK};
 pub use features::{BlockMask, Feature, Features, Varlen, Window};
 use serde::{Deserialize, Serialize};

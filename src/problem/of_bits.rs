@@ -24,6 +24,7 @@ impl Features {
             block_mask,
             key_starts,
             eight_bits,
+            four_bits,
         } = self;
         Features {
             window,
@@ -44,6 +45,7 @@ impl Features {
             block_mask: block_mask.filter(|_| has_any(Feature::BlockMask)),
             key_starts: key_starts && has_any(Feature::KeyStarts),
             eight_bits,
+            four_bits,
         }
     }
 }

@@ -110,6 +110,7 @@ impl Problem {
         }
         self.validate_block_mask()?;
         self.validate_eight_bits()?;
+        self.validate_four_bits()?;
         self.validate_key_starts()?;
         self.validate_pages()
     }

@@ -9,7 +9,7 @@
 use super::features::{FeatureBuffers, ListDensity, feature_bytes, scale};
 use super::lengths::Lengths;
 use super::pages::Pages;
-use super::values::{decode, decode_as, encode, encode_as, normals};
+use super::values::{decode, decode_row, encode, encode_row, normals};
 use crate::backend::{Backend, Memory};
 use crate::call::{Call, TensorRef};
 use crate::dropout::Dropout;
@@ -104,7 +104,8 @@ fn total(problem: &Problem, tensor: Tensor) -> Option<i64> {
 /// The shortest row pitch of exactly this layout class. A kernel for 4-element accesses is thus
 /// timed on rows where 8-element accesses would be misaligned.
 fn pitch(element: ElementType, dim: i64, problem: &Problem) -> i64 {
-    // Elements of 8 bits count by the pair.
+    let dim = element.elements(dim);
+    // Elements of one byte count by the pair.
     let unit = if element.bytes() == 1 { 2 } else { 1 };
     let step = unit * problem.layout.elements();
     let pitch = (dim + step - 1) / step * step;
@@ -175,12 +176,25 @@ impl Arena {
                 continue;
             }
             let (bytes, element) = (bytes_of(problem, *tensor), element(problem, *tensor));
-            // Numbers of 8 bits, with scales of about an eighth.
-            let factor = if element.bytes() == 1 { 8.0 } else { 1.0 };
-            let pool = encode_as(&normals.iter().map(|x| factor * x).collect::<Vec<_>>(), element);
+            let Shape { dim, pitch, .. } = Shape::of(problem, *tensor);
+            let pool = match element {
+                ElementType::Plain(_) => encode_row(&normals, element),
+                // With scales of about an eighth.
+                ElementType::Eight(_) => encode_row(&normals.iter().map(|x| 8.0 * x).collect::<Vec<_>>(), element),
+                // Whole rows, so that scales are where they belong. The offset is one of rows too.
+                ElementType::Four(_) => normals
+                    .chunks_exact(dim)
+                    .flat_map(|row| {
+                        let mut row = encode_row(row, element);
+                        row.resize(pitch, 0);
+                        row
+                    })
+                    .collect(),
+            };
+            let step = if matches!(element, ElementType::Four(_)) { pitch } else { 4099 * element.bytes() };
             // Each tensor starts at another offset of the pool. Rows recur only after the pool's
             // prime length.
-            let (ahead, behind) = pool.split_at(at * 4099 * element.bytes());
+            let (ahead, behind) = pool.split_at(at * step);
             let mut values = Vec::with_capacity(bytes);
             for part in [behind, ahead].into_iter().cycle() {
                 values.extend_from_slice(&part[..part.len().min(bytes - values.len())]);
@@ -234,13 +248,16 @@ impl Arena {
     pub fn write(&self, backend: &Backend, tensor: Tensor, values: &[f32]) -> Result<()> {
         let problem = &self.call.problem;
         let shape = Shape::of(problem, tensor);
-        let mut spaced = vec![f32::NAN; shape.elements()];
-        let rows = spaced.chunks_exact_mut(shape.pitch).zip(values.chunks_exact(shape.dim)).enumerate();
+        let element = element(problem, tensor);
+        let mut bytes = vec![NAN_BYTE; bytes_of(problem, tensor)];
+        let rows =
+            bytes.chunks_exact_mut(shape.pitch * element.bytes()).zip(values.chunks_exact(shape.dim)).enumerate();
         for ((row, (to, from)), _) in rows.zip(self.used_rows(tensor)).filter(|(_, is_used)| *is_used) {
             let scale = scale_of_row(problem, tensor, row);
-            to.iter_mut().zip(from).for_each(|(to, from)| *to = from / scale);
+            let encoded = encode_row(&from.iter().map(|x| x / scale).collect::<Vec<_>>(), element);
+            to[..encoded.len()].copy_from_slice(&encoded);
         }
-        backend.upload(self.memory(tensor), &encode_as(&spaced, element(problem, tensor)))
+        backend.upload(self.memory(tensor), &bytes)
     }
 
     /// Reads the rows. A row that no sequence uses reads as 0 while it still holds the NaN of
@@ -293,14 +310,14 @@ pub fn rounded(problem: &Problem, tensor: Tensor, values: &[f32]) -> Vec<f32> {
     let of_row = |(row, values): (usize, &[f32])| {
         let scale = scale_of_row(problem, tensor, row);
         let scaled: Vec<f32> = values.iter().map(|x| x / scale).collect();
-        decode_as(&encode_as(&scaled, element), element).into_iter().map(move |x| x * scale)
+        decode_row(&encode_row(&scaled, element), element, shape.dim).into_iter().map(move |x| x * scale)
     };
     values.chunks_exact(shape.dim).enumerate().flat_map(of_row).collect()
 }
 
 /// The scale of a row (position, head) of 8 bits; 1 for other tensors.
 fn scale_of_row(problem: &Problem, tensor: Tensor, row: usize) -> f32 {
-    if element(problem, tensor).bytes() != 1 {
+    if !matches!(element(problem, tensor), ElementType::Eight(_)) {
         return 1.0;
     }
     let heads = extents(problem, tensor).2 as usize;

@@ -35,18 +35,29 @@ pub fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// The same for elements of any type.
-pub fn encode_as(values: &[f32], element: ElementType) -> Vec<u8> {
+/// A row of elements of any type.
+pub fn encode_row(values: &[f32], element: ElementType) -> Vec<u8> {
     match element {
         ElementType::Plain(dtype) => encode(values, dtype),
         ElementType::Eight(eight) => values.iter().map(|x| eight.encode(*x)).collect(),
+        ElementType::Four(four) => {
+            let mut row = vec![0; four.row_bytes(values.len() as i64) as usize];
+            four.encode_row(values, &mut row);
+            row
+        }
     }
 }
 
-pub fn decode_as(bytes: &[u8], element: ElementType) -> Vec<f32> {
+/// So many values of a row.
+pub fn decode_row(bytes: &[u8], element: ElementType, columns: usize) -> Vec<f32> {
     match element {
         ElementType::Plain(dtype) => decode(bytes, dtype),
         ElementType::Eight(eight) => bytes.iter().map(|bits| eight.decode(*bits)).collect(),
+        ElementType::Four(four) => {
+            let mut values = vec![0.0; columns];
+            four.decode_row(bytes, &mut values);
+            values
+        }
     }
 }
 

@@ -9,8 +9,8 @@
 #include "device/schedule/team.cuh"
 
 // A stage's tiles: padded rows, without a swizzle.
-using TileK = Tile<kBlockN, kHeadDim / kKeyUnit>;
-using TileV = Tile<kBlockN, kWarpCols * kWarpsV / kKeyUnit>;
+using TileK = Tile<kBlockN, key_cols(kHeadDim)>;
+using TileV = Tile<kBlockN, key_cols(kWarpCols * kWarpsV)>;
 constexpr bool kSharesBoxes = false;
 constexpr int kRingAlignment = 16;    // bytes
 constexpr int kRingBarrierBytes = 0;  // groups of cp.async need no barriers
@@ -43,8 +43,8 @@ public:
     // has its group.
     __device__ __forceinline__ void load(int slot) {
         const int keys_left = next.is_past() ? 0 : sequence.seqlen_k - next.block * kBlockN;
-        copy_keys<TileK, kTeamThreads>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next.block, keys_left, kHeadDim / kKeyUnit, place.in_team());
-        copy_keys<TileV, kTeamThreads>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next.block, keys_left, kHeadDimV / kKeyUnit, place.in_team());
+        copy_keys<TileK, kTeamThreads>(ring.k + slot * TileK::kBytes, rows.k, params.k, pages, next.block, keys_left, key_cols(kHeadDim), place.in_team());
+        copy_keys<TileV, kTeamThreads>(ring.v + slot * TileV::kBytes, rows.v, params.v, pages, next.block, keys_left, key_cols(kHeadDimV), place.in_team());
         cp_async_commit();
         next.advance();
         pages.fetch(next.block, next.end_of_pages(), place.lane);

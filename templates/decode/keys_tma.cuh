@@ -9,8 +9,8 @@
 #include "device/schedule/team.cuh"
 
 // A stage's tiles: boxes of 64 columns in the 128-byte swizzle.
-using TileK = BoxedTile<kBlockN, kHeadDim / kKeyUnit>;
-using TileV = BoxedTile<kBlockN, kWarpCols * kWarpsV / kKeyUnit>;
+using TileK = BoxedTile<kBlockN, key_cols(kHeadDim)>;
+using TileV = BoxedTile<kBlockN, key_cols(kWarpCols * kWarpsV)>;
 constexpr int kRingAlignment = 1024;               // bytes: where the swizzle's pattern begins
 constexpr int kRingBarrierBytes = kNumStages * 8;  // of a team
 

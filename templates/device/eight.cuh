@@ -1,10 +1,9 @@
 // 8-bit numbers of k and v (kKeyFormat) as fp16 and as q's 16-bit type. All conversions are exact:
 // fp16 and bf16 have each number of the formats. src/eight.rs has the formats.
 
+#include "device/key_formats.cuh"
 #include "device/numeric.cuh"
 #include "device/ptx/eight.cuh"
-
-constexpr int kE4m3 = 1, kE5m2 = 2, kInt8 = 3;
 
 // Four numbers as two pairs of fp16: the bytes 0 and 1, then 2 and 3; crossed 0 and 2, then 1 and
 // 3.

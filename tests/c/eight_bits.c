@@ -257,7 +257,7 @@ static void refuses(void) {
   } while (0)
   static float wrong[1];
   flashtune_const_tensor of_wrong = {wrong, 0, 0, 0};
-  REFUSED_8("kv_dtype is 7", bad.kv_dtype = 7);
+  REFUSED_8("kv_dtype is 9", bad.kv_dtype = 9);
   REFUSED_8("kv_dtype is 6 and dtype FLASHTUNE_DTYPE_FP32", bad.dtype = FLASHTUNE_DTYPE_FP32);
   REFUSED_8("kv_dtype is 1 and dtype 2", bad.kv_dtype = FLASHTUNE_DTYPE_FP16);
   REFUSED_8("dtype is 5; q must be", bad.dtype = FLASHTUNE_DTYPE_E5M2);

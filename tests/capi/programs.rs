@@ -39,6 +39,11 @@ fn slots_rotate_idle_and_advance_in_place() {
 }
 
 #[test]
+fn rows_of_int4_are_appended_attended_to_and_refused() {
+    passes("four_bits");
+}
+
+#[test]
 fn tensors_of_eight_bits_are_appended_attended_to_and_refused() {
     passes("eight_bits");
 }

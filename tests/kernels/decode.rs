@@ -9,7 +9,7 @@ use flashtune::family::heuristic;
 use flashtune::kernel::compile::target;
 use flashtune::kernel::render_pass;
 use flashtune::plan::key::canonical;
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Features, Four, Layout, Pass, Problem, Varlen, Window};
 use rayon::prelude::*;
 
 fn problem(head_dim: i64, group_size: i64, features: Features) -> Problem {
@@ -80,6 +80,22 @@ fn eight_bits_compile_in_both_dtypes() {
     let forms = [(Eight::E4m3, 1, PAGED), (Eight::E5m2, 0, Features::NONE), (Eight::Int8, 128, Features::NONE)];
     let fp16 = Problem { dtype: Dtype::Fp16, ..of((Eight::Int8, 1, PAGED)) };
     all_compile(forms.map(of).into_iter().chain([fp16]).collect());
+}
+
+/// Both groups, rows and pages, every number of rows of a tile, and the widest rows.
+#[test]
+fn int4_compiles_in_both_dtypes() {
+    let of = |four, head_dim, group_size, features: Features| {
+        problem(head_dim, group_size, Features { four_bits: Some(four), ..features })
+    };
+    let (g32, g64) = (Four::Int4g32, Four::Int4g64);
+    let fp16 = Problem { dtype: Dtype::Fp16, ..of(g64, 128, 4, PAGED) };
+    let prompt = Problem { seqlen_q: 512, seqlen_k: 4096, ..of(g32, 128, 4, PAGED) };
+    let narrow_v = Problem { head_dim_v: 64, ..of(g64, 192, 8, Features::NONE) };
+    let wide = [of(g32, 256, 4, Features::NONE), of(g64, 256, 32, PAGED)];
+    let others =
+        [of(g32, 32, 1, PAGED), of(g32, 64, 4, KEY_STARTS), of(g32, 128, 4, Features::NONE), of(g32, 128, 8, ALL)];
+    all_compile(others.into_iter().chain(wide).chain([fp16, prompt, narrow_v]).collect());
 }
 
 #[test]

@@ -10,10 +10,10 @@ use flashtune::kernel::fixed::FAMILY;
 use flashtune::kernel::render::Renderer;
 use flashtune::kernel::sources::embedded;
 use flashtune::kernel::{FixedSpec, sm_clock};
-use flashtune::ops::kv_append::{EightClass, KvAppendClass, RotaryClass};
+use flashtune::ops::kv_append::{CacheFormat, EightClass, KvAppendClass, RotaryClass};
 use flashtune::ops::merge::MergeClass;
 use flashtune::ops::quantize::QuantizeClass;
-use flashtune::problem::{Dtype, Eight, Layout};
+use flashtune::problem::{Dtype, Eight, Four, Layout};
 use rayon::prelude::*;
 
 /// Compiles kernels for architectures. Returns the resources of each, after a check that it has
@@ -79,7 +79,7 @@ fn kv_append_that_rotates_compiles_without_a_stack_for_every_class() {
 fn what_quantises_compiles_without_a_stack() {
     let mut specs = Vec::new();
     for (to, layout) in Eight::ALL.map(|to| (to, Layout::Vec8)).into_iter().chain([(Eight::E4m3, Layout::Vec4)]) {
-        let eight = Some(EightClass { dtype: Dtype::Bf16, keys: to });
+        let eight = Some(EightClass { dtype: Dtype::Bf16, keys: CacheFormat::Eight(to) });
         // With narrower accesses, sm_90's append keeps two words on the stack.
         if layout == Layout::Vec8 {
             specs.push(KvAppendClass { access_bytes: 16, slots: true, rotary: None, eight }.kernel());
@@ -87,6 +87,10 @@ fn what_quantises_compiles_without_a_stack() {
         for (of_rows, rotates) in [(false, false), (false, true), (true, false), (true, true)] {
             specs.push(QuantizeClass { dtype: Dtype::Fp16, to: Some(to), layout, of_rows, rotates }.kernel());
         }
+    }
+    for (four, access_bytes) in Four::ALL.into_iter().flat_map(|four| [16, 8, 4, 2].map(|bytes| (four, bytes))) {
+        let eight = Some(EightClass { dtype: Dtype::Bf16, keys: CacheFormat::Four(four) });
+        specs.push(KvAppendClass { access_bytes, slots: true, rotary: None, eight }.kernel());
     }
     for layout in [Layout::Vec8, Layout::Vec4, Layout::Vec2, Layout::Vec1] {
         specs.push(QuantizeClass { dtype: Dtype::Bf16, to: None, layout, of_rows: true, rotates: true }.kernel());

@@ -30,7 +30,20 @@ const LAYERS: &[&[&str]] = &[
     &["ops"],
     &["kernel", "cpu"],
     &["cuda", "family"],
-    &["problem", "config", "device", "call", "dropout", "eight", "error", "environment", "files", "fork", "pool"],
+    &[
+        "problem",
+        "config",
+        "device",
+        "call",
+        "dropout",
+        "eight",
+        "error",
+        "environment",
+        "files",
+        "fork",
+        "four",
+        "pool",
+    ],
 ];
 
 fn layer(module: &str) -> Option<usize> {

@@ -16,6 +16,7 @@ mod eight_bits;
 mod emulated;
 mod feature_list;
 mod feature_table;
+mod four_bits;
 mod gpu;
 mod key_starts;
 mod kv_append;

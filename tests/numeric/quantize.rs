@@ -1,5 +1,5 @@
-//! Quantising to 8 bits: `quantize`, and `kv_append` into a cache of 8 bits, on the CPU and a GPU,
-//! against the rounding rule applied row by row. Rotated rows are those of the rule too.
+//! Quantising to 8 bits: `quantize`, and `kv_append` into a cache of 8 bits or int4, on the CPU and
+//! a GPU, against the rounding rule applied row by row. Rotated rows are those of the rule too.
 
 use crate::support::buffer::{download, upload};
 use crate::support::case::Random;
@@ -7,9 +7,9 @@ use crate::support::subject::Subject;
 use flashtune::backend::Backend;
 use flashtune::call::TensorRef;
 use flashtune::ops::Op;
-use flashtune::ops::kv_append::{AppendScales, EightClass, KvAppend, KvAppendClass, Rotary, RotaryClass};
+use flashtune::ops::kv_append::{AppendScales, CacheFormat, EightClass, KvAppend, KvAppendClass, Rotary, RotaryClass};
 use flashtune::ops::quantize::{Quantize, QuantizeClass, Rotation};
-use flashtune::problem::{Dtype, Eight, Layout};
+use flashtune::problem::{Dtype, Eight, Four, Layout};
 use half::{bf16, f16};
 
 fn subjects() -> Vec<Subject> {
@@ -243,18 +243,29 @@ fn a_rotation_is_the_matrix_and_keeps_inner_products() {
 /// One call with pages, computed scales, idle sequences and rotated keys and queries.
 #[test]
 fn kv_append_quantises_what_it_writes() {
-    let (batch, heads, heads_q, dim, seqlen_new, page_size, pages) = (3, 2, 4, 32, 5, 4, 8);
+    let (batch, heads, heads_q, dim, seqlen_new, page_size, pages) = (3, 2, 4, 128, 5, 4, 8);
     let half = 8;
-    for (subject, keys, computes, rotates) in subjects().iter().flat_map(|subject| {
-        Eight::ALL.into_iter().flat_map(move |keys| [(subject, keys, true, false), (subject, keys, false, true)])
-    }) {
+    let formats: Vec<CacheFormat> =
+        Eight::ALL.into_iter().map(CacheFormat::Eight).chain(Four::ALL.into_iter().map(CacheFormat::Four)).collect();
+    for (subject, keys, first) in subjects()
+        .iter()
+        .flat_map(|subject| formats.iter().flat_map(move |keys| [(subject, *keys, true), (subject, *keys, false)]))
+    {
+        // Rows of int4 have computed scales in any case.
+        let (computes, rotates) = (first && matches!(keys, CacheFormat::Eight(_)), !first);
+        let cache_row = match keys {
+            CacheFormat::Eight(_) => dim as usize,
+            CacheFormat::Four(four) => four.row_bytes(dim) as usize,
+        };
+        // Elements one by one, and accesses of 16 bytes.
+        let access_bytes = if keys == CacheFormat::Four(Four::Int4g64) { 2 } else { 16 };
         let backend = &subject.backend;
         let dtype = if rotates { Dtype::Fp16 } else { Dtype::Bf16 };
         let row = dim as usize;
         let count = (batch * seqlen_new * heads * dim) as usize;
         let [k, v] = [5, 6].map(|seed| values(dtype, count, row, seed));
         let q: Vec<f32> = values(dtype, (batch * seqlen_new * heads_q * dim) as usize, row, 7);
-        let cache_bytes = (pages * page_size * heads * dim) as usize;
+        let cache_bytes = (pages * page_size * heads) as usize * cache_row;
         let before = [2, 9, 0];
         let counts = [5, 0, 3];
         let table: Vec<i32> = vec![3, 1, 6, 5, 2, 7, 0, 4, -1];
@@ -273,11 +284,12 @@ fn kv_append_quantises_what_it_writes() {
         let (cos_memory, sin_memory) = (floats_in(&cos), floats_in(&sin));
         let of =
             |memory: &flashtune::backend::Memory, rows, heads| TensorRef::packed(memory.address(), rows, heads, dim);
+        let cache = |at: usize| TensorRef::packed(caches[at].address(), page_size, heads, cache_row as i64);
         let scale_view = |at: usize| TensorRef::packed(scales[at].address(), page_size, heads, 1);
-        let rotary = RotaryClass { dtype, table_dtype: Dtype::Fp32, interleaved: keys == Eight::E4m3 };
+        let rotary = RotaryClass { dtype, table_dtype: Dtype::Fp32, interleaved: keys.name() == "e4m3" };
         let append = KvAppend {
             class: KvAppendClass {
-                access_bytes: 16,
+                access_bytes,
                 slots: true,
                 rotary: rotates.then_some(rotary),
                 eight: Some(EightClass { dtype, keys }),
@@ -291,8 +303,8 @@ fn kv_append_quantises_what_it_writes() {
             head_dim_v: dim,
             k_new: of(&new[0], seqlen_new, heads),
             v_new: of(&new[1], seqlen_new, heads),
-            k_cache: of(&caches[0], page_size, heads),
-            v_cache: of(&caches[1], page_size, heads),
+            k_cache: cache(0),
+            v_cache: cache(1),
             seqlens: seqlens.address().cast_const().cast(),
             seqused: seqused.address().cast(),
             block_table: table_memory.address().cast_const().cast(),
@@ -340,10 +352,16 @@ fn kv_append_quantises_what_it_writes() {
                         (rounded(dtype, values[x] * c - values[y] * s), rounded(dtype, values[x] * s + values[y] * c));
                 }
                 let at = ((page * page_size + key % page_size) * heads + head) as usize;
-                if computes {
-                    expected_scales[at] = scale_of(keys, largest(&turned));
+                let to = &mut expected[at * cache_row..][..cache_row];
+                match keys {
+                    CacheFormat::Eight(keys) => {
+                        if computes {
+                            expected_scales[at] = scale_of(keys, largest(&turned));
+                        }
+                        keys.encode_row(&turned, expected_scales[at], to);
+                    }
+                    CacheFormat::Four(four) => four.encode_row(&turned, to),
                 }
-                keys.encode_row(&turned, expected_scales[at], &mut expected[at * row..][..row]);
             }
             assert_eq!(floats(&download(backend, &scales[side])), expected_scales);
             let got = download(backend, &caches[side]);

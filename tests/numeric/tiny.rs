@@ -70,6 +70,12 @@ fn gpu_is_right_on_tiny_decoding_problems_of_eight_bits() {
 }
 
 #[test]
+fn gpu_is_right_on_tiny_problems_of_int4() {
+    let Some(subject) = Subject::gpu() else { return };
+    forward_of_each_family(&subject, &shapes::tiny_four_bits(), &[1, 3]);
+}
+
+#[test]
 fn gpu_is_right_on_tiny_problems_of_eight_bits() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::tiny_eight_bits_prefill(), &[]);

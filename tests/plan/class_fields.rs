@@ -3,7 +3,9 @@
 
 use crate::source_tree::root;
 use flashtune::plan::key::{Class, canonical};
-use flashtune::problem::{BlockMask, Causal, Dtype, Eight, EightBits, Features, Layout, Pass, Problem, Varlen, Window};
+use flashtune::problem::{
+    BlockMask, Causal, Dtype, Eight, EightBits, Features, Four, Layout, Pass, Problem, Varlen, Window,
+};
 use std::collections::BTreeSet;
 
 const PLAIN: Problem = Problem::dense(Pass::Forward, Dtype::Bf16, 4, 8, 4096, 64);
@@ -61,7 +63,8 @@ fn fields() -> BTreeSet<&'static str> {
         paged,
         block_mask,
         key_starts,
-        eight_bits
+        eight_bits,
+        four_bits
     });
     let window = names!(Window { left, right, top_left });
     let varlen = names!(Varlen { total_q, total_k, padded_q });
@@ -142,6 +145,10 @@ fn changes(field: &str) -> Vec<(Problem, Problem)> {
         "eight_bits.keys" => vec![(PLAIN, eight(E4M3)), (eight(E4M3), eight(EightBits { keys: Eight::Int8, ..E4M3 }))],
         "eight_bits.queries" => vec![(eight(E4M3), eight(EightBits { queries: true, ..E4M3 }))],
         "eight_bits.keys_per_scale" => vec![(eight(E4M3), eight(EightBits { keys_per_scale: 1, ..E4M3 }))],
+        "four_bits" => {
+            let four = |four| with(Features { four_bits: Some(four), ..none });
+            vec![(PLAIN, four(Four::Int4g32)), (four(Four::Int4g32), four(Four::Int4g64))]
+        }
         "key_starts" => {
             let used = Features { varlen: Some(Varlen::default()), ..none };
             vec![(with(used), with(Features { key_starts: true, ..used }))]

@@ -3,8 +3,8 @@
 
 use crate::names::by_name;
 use flashtune::problem::features::help;
-use flashtune::problem::{BlockMask, Causal, Eight, EightBits, Features, Pass, Problem, Varlen, Window};
-use serde::{Deserialize, Serialize};
+use flashtune::problem::{BlockMask, Causal, Eight, EightBits, Features, Four, Pass, Problem, Varlen, Window};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Options of the command line, and fields of a line of a problem file. Their help stands in the
 /// table of features.
@@ -41,6 +41,9 @@ pub struct FeatureArgs {
     pub block_mask: Option<i64>,
     #[arg(long, value_name = "TYPE", value_parser = by_name::<Eight>, help = help("kv_dtype"))]
     pub kv_dtype: Option<Eight>,
+    #[arg(long, value_name = "N", value_parser = group_of_four, conflicts_with = "kv_dtype", help = help("kv_int4"))]
+    #[serde(deserialize_with = "four_of_group", serialize_with = "group_of")]
+    pub kv_int4: Option<Four>,
     #[arg(long, requires = "kv_dtype", help = help("fp8_q"))]
     pub fp8_q: bool,
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, requires = "kv_dtype")]
@@ -49,6 +52,11 @@ pub struct FeatureArgs {
 }
 
 impl FeatureArgs {
+    /// Whether the backward pass lacks one of these features.
+    pub fn is_forward_alone(&self) -> bool {
+        self.page_size.is_some() || self.kv_dtype.is_some() || self.kv_int4.is_some()
+    }
+
     /// The problem with these features. Features of the backward pass stay off in a forward pass.
     pub fn on(self, problem: Problem) -> Problem {
         let is_backward = problem.pass == Pass::Backward;
@@ -82,8 +90,27 @@ impl FeatureArgs {
                 queries: self.fp8_q,
                 keys_per_scale: self.keys_per_scale,
             }),
+            four_bits: self.kv_int4,
         };
         let problem = Problem { features, ..problem };
         Problem { layout: problem.layout.max(problem.widest_layout()), ..problem }
     }
+}
+
+fn of_group(group: i64) -> Result<Four, String> {
+    let found = Four::ALL.into_iter().find(|four| four.group() == group);
+    found.ok_or_else(|| format!("kv_int4 is {group}; it must be 32 or 64"))
+}
+
+fn group_of_four(text: &str) -> Result<Four, String> {
+    of_group(text.parse().map_err(|error| format!("{error}"))?)
+}
+
+fn four_of_group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Four>, D::Error> {
+    let group = Option::<i64>::deserialize(deserializer)?;
+    group.map(of_group).transpose().map_err(serde::de::Error::custom)
+}
+
+fn group_of<S: Serializer>(four: &Option<Four>, serializer: S) -> Result<S::Ok, S::Error> {
+    four.map(Four::group).serialize(serializer)
 }

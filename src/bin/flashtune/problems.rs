@@ -84,9 +84,7 @@ impl Line {
         let of_pass = |pass| self.features.on(plain(pass)).without_idle_causal();
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
-            None if self.features.page_size.is_some() || self.features.kv_dtype.is_some() => {
-                vec![of_pass(Pass::Forward)]
-            }
+            None if self.features.is_forward_alone() => vec![of_pass(Pass::Forward)],
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::device::{Arch, Device};
 use crate::family::knob::knobs;
-use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, key_unit, tile_bytes, tile_cols};
+use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, key_cols, key_unit, tile_bytes, tile_cols};
 use crate::problem::{Layout, Problem};
 
 pub const SPLITS: [u32; 18] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
@@ -44,10 +44,9 @@ impl DecodeKnobs {
 
     /// Bytes of one key block of a team's ring, K and V.
     fn stage_bytes(&self, problem: &Problem) -> u32 {
-        let unit = i64::from(key_unit(problem));
         let tile = |dim: i64| match self.tma {
-            0 => tile_bytes(problem.dtype, self.block_n, dim / unit),
-            _ => boxed_tile_bytes(self.block_n, dim / unit),
+            0 => tile_bytes(problem.dtype, self.block_n, key_cols(problem, dim)),
+            _ => boxed_tile_bytes(self.block_n, key_cols(problem, dim)),
         };
         tile(problem.head_dim) + tile(self.cols(problem).into())
     }
@@ -69,7 +68,7 @@ impl DecodeKnobs {
         // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
         // multiple of 32, and two more words a row.
         let merged = teams * self.block_m * (self.cols(problem).div_ceil(32) * 32 + 8 + 2) * 4;
-        // Q has whole k-steps of 16 beside keys of 8 bits.
+        // Q has whole k-steps of 16 beside keys of 8 bits, and pairs of them beside int4.
         let step = 8 * i64::from(key_unit(problem));
         let cols_of_q = (problem.head_dim + step - 1) / step * step;
         (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q) + scores).max(merged) + barriers
@@ -151,6 +150,8 @@ impl DecodeKnobs {
         let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
         let of_scales = match problem.features.eight_bits {
             Some(eight) if eight.keys_per_scale != 0 => 12 + self.block_n / 8,
+            // Those of a lane's keys by four groups.
+            None if problem.features.four_bits.is_some() => 16.max(self.block_n / 2),
             _ => 0,
         };
         o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + of_scales + 60

@@ -5,7 +5,7 @@ use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses};
 use crate::device::Device;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
-use crate::family::tile::key_unit;
+use crate::family::tile::key_cols;
 use crate::problem::{MAX_SPLITS, Problem};
 
 /// The first of a list of tiles that passes every constraint, with the splits that fill the device.
@@ -18,12 +18,11 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let is_even = |tile: &&DecodeKnobs| tile.waits_for_memory(problem) && tile.runs_evenly(problem, device);
     let even = by_tma[..regular].iter().filter(fits).find(is_even);
     let tile = *even.or_else(|| in_order.find(fits)).or(smallest.last()).expect("the list is not empty");
-    // Where there are many CTAs, smaller blocks of keys are enough in flight. With 8 bits the
-    // instructions of a block weigh more.
+    // Where there are many CTAs, smaller blocks of keys are enough in flight. With 8 bits and fewer
+    // the instructions of a block weigh more.
     let half = DecodeKnobs { block_n: tile.block_n / 2, ..tile };
-    let is_enough = problem.features.eight_bits.is_none()
-        && tile.waits_for_memory(problem)
-        && half.keeps_memory_busy(problem, device);
+    let is_enough =
+        problem.key_format() == 0 && tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
@@ -109,7 +108,7 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     let most_cols = if problem.features.modifies_scores() { 192 } else { 256 };
     let warps_v = if problem.head_dim_v > most_cols { 2 } else { 1 };
     // By the bytes of a row of K or V.
-    let block_n = match dim / i64::from(key_unit(problem)) {
+    let block_n = match key_cols(problem, dim) {
         ..=32 => 64,
         33..=64 => 32,
         _ => 16,
@@ -240,8 +239,7 @@ impl DecodeKnobs {
     fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
         let teams = num_warps / f64::from(self.team());
-        let bytes_of_key = ((problem.head_dim + problem.head_dim_v) * problem.key_type().bytes() as i64) as f64;
-        (teams * (num_stages - 1.0) * block_n * bytes_of_key).max(1.0)
+        (teams * (num_stages - 1.0) * block_n * problem.bytes_of_key() as f64).max(1.0)
     }
 }
 

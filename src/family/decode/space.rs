@@ -56,6 +56,11 @@ impl Space for DecodeKnobs {
             reason: "GPUs have TMA from sm_90 on; it takes addresses, strides and rows of multiples of 16 bytes, and boxes of 64 columns by whole eights of keys of one page",
             holds: |p, k, d| k.tma == 0 || k.takes_tma(p, d),
         },
+        Constraint {
+            name: "whole_rows",
+            reason: "a warp takes whole rows of int4 V, whose scales lie at their ends",
+            holds: |p, k, _| k.warps_v == 1 || p.features.four_bits.is_none(),
+        },
         threads(),
         Constraint {
             name: "registers",

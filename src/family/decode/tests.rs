@@ -7,8 +7,8 @@ use crate::config::Family::{self, Decode, Sm80, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
 use crate::family::space::Space;
-use crate::family::{check, families, kernels};
-use crate::problem::{Causal, Dtype, Features, Layout, MAX_SPLITS, Pass, Problem, Varlen};
+use crate::family::{check, families, kernels, supported};
+use crate::problem::{BlockMask, Causal, Dtype, Features, Four, Layout, MAX_SPLITS, Pass, Problem, Varlen};
 
 fn devices() -> [Device; 4] {
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|(major, minor)| Device::typical(Arch::Sm(major, minor)).unwrap())
@@ -288,5 +288,44 @@ fn weights_are_computed_ahead_where_the_ctas_of_a_fixed_order_have_an_sm_each() 
         assert!(!config.has_kernel_ahead());
         let ahead = DecodeKnobs { scoring_warps: 4, ..config };
         assert!(checked(&problem, ahead, &device).unwrap_err().contains("breaks ahead:"));
+    }
+}
+
+#[test]
+fn int4_is_decodes_alone_with_few_queries_and_many() {
+    let of = |four, seqlen_q, head_dim| {
+        let features = Features { four_bits: Some(four), ..Features::NONE };
+        let problem = Problem { features, ..problem(2, 4, seqlen_q, 4096, head_dim) };
+        Problem { layout: problem.widest_layout(), ..problem }
+    };
+    for device in devices() {
+        for (seqlen_q, dim) in
+            [1, 5, 300, 4096].into_iter().flat_map(|queries| [64, 128, 256].map(|dim| (queries, dim)))
+        {
+            for (four, paged) in
+                Four::ALL.into_iter().flat_map(|four| [None, Some(3), Some(64)].map(|size| (four, size)))
+            {
+                let plain = of(four, seqlen_q, dim);
+                let problem = Problem { features: Features { paged, ..plain.features }, ..plain };
+                assert_eq!(families(&problem, &device), [Decode]);
+                let config = heuristic(&problem, &device);
+                assert_eq!(checked(&problem, config, &device), Ok(()), "{} {problem:?}", device.name);
+                assert_eq!((supported(&problem, &device), config.warps_v), (Ok(()), 1));
+                let split = DecodeKnobs { warps_v: 2, num_warps: 8, ..config };
+                assert!(checked(&problem, split, &device).is_err(), "{} {problem:?}", device.name);
+            }
+        }
+        let good = of(Four::Int4g32, 1, 128);
+        let block_mask = Some(BlockMask { block_q: 64, block_k: 64 });
+        let refused = [
+            (Problem { batch_invariant: true, ..good }, "batch_invariant is true, which no kernel family takes"),
+            (Problem { features: Features { block_mask, ..good.features }, ..good }, "there is a block mask, which no"),
+            (of(Four::Int4g64, 1, 320), "head_dim or head_dim_v is above 256, which no"),
+            (Problem { layout: Layout::Vec1, ..good }, "must be multiples of 4 bytes"),
+        ];
+        for (problem, words) in refused {
+            let message = supported(&problem, &device).unwrap_err().message;
+            assert!(message.starts_with("k and v are int4g") && message.contains(words), "{message}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::rotary::{RotateRow, rotate_row};
 use crate::call::TensorRef;
 use crate::cpu::Workers;
 use crate::error::{Error, Result};
-use crate::ops::class::EightClass;
+use crate::ops::class::{CacheFormat, EightClass};
 use crate::ops::rows::{largest, widen};
 use crate::problem::MAX_HEAD_DIM;
 use std::ops::Range;
@@ -145,9 +145,9 @@ fn write(append: &KvAppend, side: &Side, batch: i64, before: i64, new: Range<i64
             // writes this row: it is this sequence's or, with pages or entries by index, this
             // head's. The sequence has room and a page for each new key.
             if let Some(eight) = append.class.eight {
-                let scale = scale_place(append, side, batch, [entry, row, head]);
+                let place = [entry, row, head];
                 // SAFETY: as below; the scale is this row's element, or one that is only read.
-                unsafe { quantise(append, side, eight, [from, to], before + position, scale) };
+                unsafe { quantise(append, side, eight, [from, to], before + position, (batch, place)) };
                 continue;
             }
             match side.rotate {
@@ -168,15 +168,15 @@ fn scale_place(append: &KvAppend, side: &Side, batch: i64, [entry, row, head]: [
 /// Rotates a row if the side does, and quantises it.
 ///
 /// # Safety
-/// `from` is a row of new elements and `to` one of the cache, which this task alone writes. So is
-/// the scale if it is computed.
+/// `from` is a row of new elements and `to` one of the cache, which this task alone writes and
+/// which has this place and sequence. Its scale is this task's alone too, if it is computed.
 unsafe fn quantise(
     append: &KvAppend,
     side: &Side,
     eight: EightClass,
     [from, to]: [*mut u8; 2],
     position: i64,
-    scale: *mut f32,
+    (batch, place): (i64, [i64; 3]),
 ) {
     let dim = side.dim as usize;
     let (mut rotated, mut wide) = ([0u16; MAX_HEAD_DIM as usize], [0.0f32; MAX_HEAD_DIM as usize]);
@@ -192,18 +192,28 @@ unsafe fn quantise(
     let wide = &mut wide[..dim];
     // SAFETY: by the caller's promise.
     unsafe { widen(eight.dtype, row, wide) };
+    let keys = match eight.keys {
+        CacheFormat::Eight(keys) => keys,
+        CacheFormat::Four(four) => {
+            // SAFETY: by the caller's promise; a row of the cache has so many bytes.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, four.row_bytes(side.dim) as usize) };
+            return four.encode_row(wide, to);
+        }
+    };
+    let scale = scale_place(append, side, batch, place);
     if append.scales.computes {
         // SAFETY: by the caller's promise.
-        unsafe { scale.write(eight.keys.scale_of(largest(wide))) };
+        unsafe { scale.write(keys.scale_of(largest(wide))) };
     }
     // SAFETY: by the caller's promise.
     let (scale, encoded) = unsafe { (scale.read(), std::slice::from_raw_parts_mut(to, dim)) };
-    eight.keys.encode_row(wide, scale, encoded);
+    keys.encode_row(wide, scale, encoded);
 }
 
 /// Refuses given scales that are not finite or not above 0.
 fn check_scales(append: &KvAppend) -> Result<()> {
-    if append.class.eight.is_none() || append.scales.computes {
+    let has_scales = append.class.eight.is_some_and(|eight| matches!(eight.keys, CacheFormat::Eight(_)));
+    if !has_scales || append.scales.computes {
         return Ok(());
     }
     for (name, side) in ["k_descale", "v_descale"].into_iter().zip(&sides(append)) {

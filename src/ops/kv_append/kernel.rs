@@ -7,9 +7,9 @@ use super::call::{KvAppend, Rotary};
 use crate::call::TensorRef;
 use crate::error::Result;
 use crate::kernel::{FixedSpec, Value};
-use crate::ops::class::{EightClass, KvAppendClass, RotaryClass};
+use crate::ops::class::{CacheFormat, EightClass, KvAppendClass, RotaryClass};
 use crate::ops::op::{Launch, Op};
-use crate::problem::Dtype;
+use crate::problem::{Dtype, Four};
 use std::ffi::c_void;
 
 const THREADS: u32 = 128;
@@ -49,6 +49,10 @@ impl KvAppendClass {
     /// The kernel of this class.
     pub fn kernel(&self) -> FixedSpec {
         if let Some(EightClass { dtype, keys }) = self.eight {
+            let (format, group) = match keys {
+                CacheFormat::Eight(eight) => (eight.number(), 0),
+                CacheFormat::Four(four) => (Four::NUMBER, four.group() as u32),
+            };
             return FixedSpec {
                 name: EIGHT,
                 threads: SLOTS_THREADS,
@@ -56,7 +60,7 @@ impl KvAppendClass {
                     ("dtype", Value::Name(dtype.name().to_owned())),
                     ("vec", Value::Integer(self.access_bytes as u32 / 2)),
                 ],
-                knobs: vec![("key_format", Value::Integer(keys.number()))],
+                knobs: vec![("key_format", Value::Integer(format)), ("key_group", Value::Integer(group))],
             };
         }
         let access_bytes = ("access_bytes", Value::Integer(self.access_bytes as u32));
@@ -185,7 +189,7 @@ impl KvAppendSlotsParams {
     }
 }
 
-/// The argument of the kernel for caches of 8 bits, the twin of `KvAppendEightParams` in
+/// The argument of the kernel for caches of 8 bits and int4, the twin of `KvAppendEightParams` in
 /// `templates/kv_append_eight.cu.tera`. The kernel for slots takes its first field.
 #[repr(C)]
 pub struct KvAppendEightParams {

@@ -9,7 +9,7 @@ mod cpu;
 mod kernel;
 mod rotary;
 
-pub use super::class::{EightClass, KvAppendClass, RotaryClass};
+pub use super::class::{CacheFormat, EightClass, KvAppendClass, RotaryClass};
 pub use call::{AppendScales, KvAppend, Rotary};
 
 use super::class::OpClass;

@@ -2,10 +2,6 @@
 // registers (device/eight.cuh), under the names that products/keys_plain.cuh has for keys of q's
 // type. The sm80 forward and decode kernels use them. Tiles of keys have columns of two numbers.
 //
-// Products are of fp16 for a q in bf16 too, since keys become fp16 in a quarter of the
-// instructions. Q is divided by a power of two for each row, so that its range is enough, and
-// scores are multiplied by it. Weights are at most 2^8, or 2^13 with scales of v.
-//
 // ldmatrix hands each lane four consecutive bytes of a row. So the order of the inner dimension in
 // Q K^T, and of V's columns in O, differs from the 16-bit products':
 //
@@ -15,74 +11,10 @@
 //   therefore holds the columns 4t to 4t + 3 (each_pair).
 
 #include "device/attention/key_scales.cuh"
+#include "device/products/fp16_query.cuh"
 #include "device/products/gemm_sm80.cuh"
 
 constexpr int kKSteps = (kHeadDim + 15) / 16;
-constexpr bool kConvertsQuery = kIsBf16;
-
-// Turns a tile of Q from bf16 to fp16. A row is divided by a power of two that puts its largest
-// element at 2^14, and the padding behind the row holds the power. All kThreads threads take part;
-// the caller synchronises before and after.
-template <class Tile, int kThreads>
-__device__ __forceinline__ void convert_query(uint32 tile, int thread) {
-    static_assert(Tile::kRowBytes >= Tile::kCols * 2 + 4, "rows have padding");
-    for (int row = thread / 32; row < Tile::kRows; row += kThreads / 32) {
-        const uint32 at = tile + row * Tile::kRowBytes;
-        uint32 largest = 0;  // bits of positive numbers are ordered as the numbers are
-        for (int i = thread % 32; i < Tile::kCols / 2; i += 32) {
-            const uint32 pair = load_word_in_order(at + i * 4);
-            largest = max(largest, max(pair & 0x7fff, pair >> 16 & 0x7fff));
-        }
-        // The exponent of the power by which the row is multiplied, in fp32's field. An infinity
-        // stays one.
-        const uint32 exponent = min(253u, 268u - (largest_of_warp(largest) >> 7));
-        const float power = __uint_as_float(exponent << 23);
-        for (int i = thread % 32; i < Tile::kCols / 2; i += 32) {
-            const uint32 pair = load_word_in_order(at + i * 4);
-            store_word(at + i * 4, floats_to_fp16_pair(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xffff0000) * power));
-        }
-        if (thread % 32 == 0) store_word(at + Tile::kCols * 2, (254u - exponent) << 23);
-    }
-}
-
-// The powers of two of a lane's rows of Q, by which it multiplies scores.
-template <class Tile, int kM>
-struct QueryFactors {
-    float of[kM][2];
-
-    __device__ __forceinline__ QueryFactors(uint32 tile, int lane) {
-        if constexpr (kConvertsQuery) {
-            #pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    of[m][r] = __uint_as_float(load_word_in_order(tile + (m * 16 + r * 8 + lane / 4) * Tile::kRowBytes + Tile::kCols * 2));
-                }
-            }
-        }
-    }
-    template <int kN>
-    __device__ __forceinline__ void multiply(float (&s)[kM][kN][4]) const {
-        if constexpr (kConvertsQuery) {
-            #pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                #pragma unroll
-                for (int n = 0; n < kN; ++n) {
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i) s[m][n][i] *= of[m][i / 2];
-                }
-            }
-        }
-    }
-};
-
-// Packs weights as one A operand.
-__device__ __forceinline__ void pack_weights(uint32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
-    a[0] = floats_to_fp16_pair(left[0], left[1]);
-    a[1] = floats_to_fp16_pair(left[2], left[3]);
-    a[2] = floats_to_fp16_pair(right[0], right[1]);
-    a[3] = floats_to_fp16_pair(right[2], right[3]);
-}
 
 // One k-step of a warp's rows of Q.
 template <class Tile, int kM>

@@ -1,6 +1,8 @@
 // Products with keys of q's type, under the names that products/keys_eight.cuh has for keys of 8
 // bits. The sm80 forward and decode kernels use them. gemm_sm80.cuh or gemm_fp32.cuh comes before.
 
+#include "device/attention/no_key_scales.cuh"
+
 constexpr int kKSteps = (round_up(kHeadDim, 8) + 15) / 16;  // the last one a k8 step where 8 columns are left
 
 constexpr bool kConvertsQuery = false;
@@ -46,16 +48,3 @@ __device__ __forceinline__ void each_pair(const float (&o)[kOTiles][4], int r, c
     #pragma unroll
     for (int n = 0; n < kOTiles; ++n) store(n * 8, o[n][2 * r], o[n][2 * r + 1]);
 }
-
-// Keys of q's type have no scales.
-struct KeyScales {
-    __device__ __forceinline__ KeyScales(const KernelParams&, const Sequence&, int, int, int, int) {}
-    __device__ __forceinline__ void acquire(int, int) {}
-    __device__ __forceinline__ float of_softmax() const { return 1.f; }
-    template <class Scores>
-    __device__ __forceinline__ void scale_scores(Scores&) const {}
-    template <class Weights, class Output>
-    __device__ __forceinline__ void scale_weights(Weights&, Output&) {}
-    template <class Output>
-    __device__ __forceinline__ void scale_output(Output&) const {}
-};

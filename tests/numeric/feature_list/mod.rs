@@ -8,7 +8,7 @@ use crate::support::blocks::Blocks;
 use crate::support::case::{Case, Strides};
 use crate::support::extras::{Extras, Sides, Spread};
 use flashtune::config::{Config, Family};
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass, Window};
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Four, Pass, Window};
 
 /// One row of the table.
 pub struct Feature {
@@ -89,6 +89,8 @@ pub fn features() -> Vec<Feature> {
             case.extras.eight = Some(eight);
         })
         .of_pass(Pass::Forward),
+        new("int4 k and v, with scales and zeros", |case| case.extras.four = Some(Four::Int4g32))
+            .of_pass(Pass::Forward),
         new("GQA and MQA", |case| case.num_heads_kv = 1),
         new("`head_dim_v` different from `head_dim`", |case| case.head_dim_v = 32),
         new("head dims up to 256", |case| (case.head_dim, case.head_dim_v) = (256, 256)),
@@ -111,7 +113,7 @@ const fn lack(families: &'static [Family], feature: &'static str, reason: &'stat
     Lack { feature, families, reason }
 }
 
-pub const LACKS: [Lack; 15] = [
+pub const LACKS: [Lack; 16] = [
     lack(&[Family::Decode], "block mask", "a tile holds rows of several heads, and their block lists differ"),
     lack(&[Family::Decode], "dropout", "decoding does not use dropout"),
     lack(&[Family::Sm90Fp8], "dropout", "no kernel has dropout for 8-bit tensors"),
@@ -154,5 +156,10 @@ pub const LACKS: [Lack; 15] = [
         &[Family::Sm80, Family::Sm90, Family::Decode],
         "8-bit q, k and v (e4m3)",
         "there are no fp8 products before sm_89, and on sm_90 the family sm90fp8 has them",
+    ),
+    lack(
+        &[Family::Sm80, Family::Sm90, Family::Sm90Fp8],
+        "int4 k and v, with scales and zeros",
+        "rows of int4 hold their scales, which decode alone reads; it serves prompts too",
     ),
 ];

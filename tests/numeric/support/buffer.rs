@@ -31,8 +31,12 @@ impl Buffer {
         let size = element.bytes();
         let rows = case.rows_in_memory(kind).into_iter().zip(values.chunks(shape.dim as usize));
         let rows = rows.zip(case.row_scales(kind));
-        for (row, values, scale) in rows.filter_map(|((row, values), scale)| Some((row?, values, scale))) {
-            let encoded: Vec<u8> = values.iter().flat_map(|value| encode_as(element, *value / scale)).collect();
+        for (index, ((row, values), scale)) in rows.enumerate() {
+            let Some(row) = row else { continue };
+            let encoded = match element {
+                ElementType::Four(four) => case.row_of_four(four, kind, index, values),
+                _ => values.iter().flat_map(|value| encode_as(element, *value / scale)).collect(),
+            };
             bytes[row * size..][..encoded.len()].copy_from_slice(&encoded);
         }
         Buffer { memory: upload(backend, &bytes), shape, element, used }
@@ -183,6 +187,8 @@ pub fn encode_as(element: ElementType, value: f32) -> Vec<u8> {
     match element {
         ElementType::Plain(dtype) => encode(dtype, value),
         ElementType::Eight(eight) => vec![eight.encode(value)],
+        // A byte of a row: scales of such bytes are NaN.
+        ElementType::Four(_) => vec![CANARY],
     }
 }
 
@@ -190,6 +196,7 @@ pub fn decode_as(element: ElementType, bytes: &[u8]) -> f32 {
     match element {
         ElementType::Plain(dtype) => decode(dtype, bytes),
         ElementType::Eight(eight) => eight.decode(bytes[0]),
+        ElementType::Four(_) => unreachable!("no output is int4"),
     }
 }
 

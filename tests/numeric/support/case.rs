@@ -137,7 +137,8 @@ impl Case {
         };
         let quantities = |kind: &Kind| {
             let (of, element) = (self.shape_in_memory(*kind), self.element(*kind));
-            [of.dim, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head].map(|size| element.units(size))
+            let row = element.elements(of.dim);
+            [row, of.lead, of.stride_batch, of.stride_seqlen, of.stride_head].map(|size| element.units(size))
         };
         let widest = Layout::widest(self.dtype, kinds.iter().flat_map(quantities));
         // The rule of the C face for varlen.
@@ -217,16 +218,18 @@ impl Case {
             Kind::Out | Kind::Dout => (self.num_heads_q, self.head_dim_v),
         };
         let gap = kind as i64 % 3 + 1;
+        // Elements of a row.
+        let row_of = self.element(kind).elements(dim);
         let (lead, stride_head, stride_seqlen, stride_batch) = match self.strides {
-            Strides::Bshd => (0, dim, heads * dim, seqlen * heads * dim),
-            Strides::Bhsd => (0, seqlen * dim, dim, heads * seqlen * dim),
+            Strides::Bshd => (0, row_of, heads * row_of, seqlen * heads * row_of),
+            Strides::Bhsd => (0, seqlen * row_of, row_of, heads * seqlen * row_of),
             Strides::PackedQkv => {
                 let pitch = (self.num_heads_q + 2 * self.num_heads_kv) * dim;
                 (0, dim, pitch, seqlen * pitch)
             }
             Strides::Gaps | Strides::OddGaps => {
                 let unit = if self.strides == Strides::Gaps { 8 } else { 1 };
-                let head = (dim + unit * gap + unit - 1) / unit * unit;
+                let head = (row_of + unit * gap + unit - 1) / unit * unit;
                 let row = heads * head + 3 * unit;
                 (unit * (2 * gap - 1), head, row, seqlen * row + unit * gap)
             }
@@ -264,6 +267,7 @@ impl Data {
         for (kind, values) in [(Kind::Q, &mut q), (Kind::K, &mut k), (Kind::V, &mut v)] {
             let dim = case.shape(kind).dim.max(1) as usize;
             quantised(case.element(kind), values, &case.row_scales(kind), dim);
+            case.hold_in_four(kind, values);
         }
         let extras = &case.extras;
         let batches_of_slopes = extras.alibi.map_or(0, |spread| if spread.batch { case.batch_size } else { 1 });

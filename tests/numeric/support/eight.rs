@@ -15,6 +15,9 @@ const TYPICAL: f32 = 1.0 / 24.0;
 impl Case {
     /// The type of a tensor's elements.
     pub fn element(&self, kind: Kind) -> ElementType {
+        if let (Kind::K | Kind::V, Some(four)) = (kind, self.extras.four) {
+            return four.into();
+        }
         match (kind, self.extras.eight) {
             (Kind::K | Kind::V, Some(eight)) => eight.keys.into(),
             (Kind::Q, Some(eight)) if eight.queries => Eight::E4m3.into(),
@@ -36,7 +39,7 @@ impl Case {
     pub fn row_scales(&self, kind: Kind) -> Vec<f32> {
         let shape = self.shape(kind);
         let mut scales = vec![1.0; (shape.batch * shape.seqlen * shape.heads) as usize];
-        if self.element(kind).bytes() != 1 {
+        if !matches!(self.element(kind), ElementType::Eight(_)) {
             return scales;
         }
         let (heads, group) = (shape.heads as usize, (shape.heads / self.num_heads_kv) as usize);
@@ -98,7 +101,7 @@ pub struct ScaleBuffers([Option<(Array, TensorRef)>; 3]);
 impl ScaleBuffers {
     pub fn new(backend: &Backend, case: &Case) -> ScaleBuffers {
         ScaleBuffers([Kind::Q, Kind::K, Kind::V].map(|kind| {
-            (case.element(kind).bytes() == 1).then(|| {
+            matches!(case.element(kind), ElementType::Eight(_)).then(|| {
                 let (values, view) = case.scales_in_memory(kind);
                 (Array::input(backend, &values), view)
             })

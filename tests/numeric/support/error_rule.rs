@@ -5,7 +5,7 @@
 //! times in gradients, and 1.5 times its mean error. Two kinds of unavoidable rounding are added:
 //! one step of the output's dtype, and the rounding of fp32 sums whose terms cancel.
 
-use flashtune::problem::{Dtype, Eight};
+use flashtune::problem::{Dtype, Eight, Four};
 
 /// How a tensor is judged.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +151,9 @@ pub const EIGHT_BIT_BOUNDS: [(Eight, i64, f64); 5] = [
     (Eight::Int8, 0, 0.025),
     (Eight::Int8, 1, 0.016),
 ];
+
+/// The same for int4, whose rows have the scales and zeros of `Four::encode_row`.
+pub const FOUR_BIT_BOUNDS: [(Four, f64); 2] = [(Four::Int4g32, 0.12), (Four::Int4g64, 0.14)];
 
 /// ‖got − reference‖ / ‖reference‖
 pub fn relative_error(got: &[f64], reference: &[f64]) -> f64 {

@@ -2,7 +2,7 @@
 //! case's line, which omits defaults.
 
 use super::blocks::Blocks;
-use flashtune::problem::{Eight, EightBits, Features, Pass, Varlen, Window};
+use flashtune::problem::{Eight, EightBits, Features, Four, Pass, Varlen, Window};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -40,6 +40,8 @@ pub struct Extras {
     pub block_mask: Option<Blocks>,
     /// Forward: k and v, and perhaps q, have 8 bits.
     pub eight: Option<EightBits>,
+    /// Forward: k and v are int4.
+    pub four: Option<Four>,
 }
 
 /// The dimensions along which a (batch, heads_q, seqlen_q, seqlen_k) tensor varies; its stride is 0
@@ -116,6 +118,7 @@ impl Extras {
             key_starts: self.key_starts && !is_backward,
             block_mask: self.block_mask.map(|blocks| blocks.mask()),
             eight_bits: self.eight.filter(|_| !is_backward),
+            four_bits: self.four.filter(|_| !is_backward),
         }
     }
 
@@ -154,7 +157,8 @@ impl Extras {
             alone: number("alone_q")?.zip(number("alone_k")?).map(Into::into),
             among_others: flag("among_others"),
             block_mask: fields.get("block_mask").map(|text| text.parse()).transpose()?,
-            eight: match fields.get("kv_dtype") {
+            four: fields.get("kv_dtype").and_then(|name| Four::ALL.into_iter().find(|four| four.name() == *name)),
+            eight: match fields.get("kv_dtype").filter(|name| Four::ALL.iter().all(|four| four.name() != **name)) {
                 None => None,
                 Some(name) => Some(EightBits {
                     keys: *Eight::ALL.iter().find(|eight| eight.name() == *name).ok_or(format!("kv_dtype={name}"))?,
@@ -177,6 +181,7 @@ impl fmt::Display for Extras {
             ("keys_per_scale", self.eight.map(|eight| eight.keys_per_scale)),
         ];
         self.eight.iter().try_for_each(|eight| write!(f, " kv_dtype={}", eight.keys.name()))?;
+        self.four.iter().try_for_each(|four| write!(f, " kv_dtype={}", four.name()))?;
         for (name, keys) in numbers {
             keys.iter().try_for_each(|keys| write!(f, " {name}={keys}"))?;
         }

@@ -9,6 +9,7 @@ pub mod eight;
 pub mod error_rule;
 pub mod extra_buffers;
 pub mod extras;
+pub mod four;
 pub mod grid;
 pub mod laws;
 pub mod lengths;

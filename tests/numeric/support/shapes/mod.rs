@@ -4,6 +4,7 @@
 //! `FLASHTUNE_TEST_CASE="…"`, the line that a failure prints, replaces all cases by that one.
 
 mod eight;
+mod four;
 mod tiles;
 mod tiny;
 
@@ -15,6 +16,7 @@ pub use eight::{
     tiny_transposed_v, tiny_widened_keys,
 };
 use flashtune::problem::{Causal, Dtype, Window};
+pub use four::{four_bits, random_four_bits, tiny_four_bits};
 pub use tiles::{deterministic, long, long_deterministic, many_key_tiles, many_tiles};
 pub use tiny::{one, tiny, tiny_decode, tiny_few_keys, tiny_mixed, tiny_pages, tiny_short, tiny_splits};
 
@@ -163,6 +165,7 @@ fn random_extras(case: &Case) -> Extras {
         among_others: false,
         block_mask: sometimes(&mut random, &blocks).filter(|_| !is_varlen),
         eight: None,
+        four: None,
     }
 }
 

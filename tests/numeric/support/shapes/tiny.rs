@@ -26,6 +26,7 @@ const NONE: Extras = Extras {
     among_others: false,
     block_mask: None,
     eight: None,
+    four: None,
 };
 
 fn of(dtype: Dtype, lengths: (i64, i64), head_dim: i64, causal: Causal) -> Case {

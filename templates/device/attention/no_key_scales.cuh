@@ -1,0 +1,16 @@
+// In place of key_scales.cuh where no scale multiplies scores or weights: keys of q's type have
+// none, and rows of int4 become the numbers that they stand for.
+
+#include "device/attention/sequence.cuh"
+
+struct KeyScales {
+    __device__ __forceinline__ KeyScales(const KernelParams&, const Sequence&, int, int, int, int) {}
+    __device__ __forceinline__ void acquire(int, int) {}
+    __device__ __forceinline__ float of_softmax() const { return 1.f; }
+    template <class Scores>
+    __device__ __forceinline__ void scale_scores(Scores&) const {}
+    template <class Weights, class Output>
+    __device__ __forceinline__ void scale_weights(Weights&, Output&) {}
+    template <class Output>
+    __device__ __forceinline__ void scale_output(Output&) const {}
+};
