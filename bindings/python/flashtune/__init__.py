@@ -17,6 +17,7 @@ from ._attention import (
 )
 from ._block_mask import BlockMask, block_mask
 from ._context import use_pack
+from ._eight import int4_row_bytes
 from ._errors import FlashtuneError, InvalidArgumentError, UnsupportedError
 from ._planning import (
     autotune,
@@ -46,6 +47,7 @@ __all__ = [
     "block_mask",
     "export_records",
     "import_records",
+    "int4_row_bytes",
     "kv_append",
     "merge",
     "pack_info",

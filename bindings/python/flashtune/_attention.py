@@ -138,8 +138,8 @@ def attention_forward(
     """(out, lse), without autograd. Dropout needs a seed, which the backward pass needs too.
 
     features: the keyword arguments of `attention_varlen` from cu_seqlens_q on and from window on,
-    block_table, cache_batch_idx, leftpad_k, num_splits and the descales of `attention_kvcache`, and
-    block_mask of `attention`.
+    block_table, cache_batch_idx, leftpad_k, num_splits, the descales and int4_group of
+    `attention_kvcache`, and block_mask of `attention`.
     """
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, False, batch_invariant)
@@ -150,7 +150,7 @@ def attention_kvcache(
     q, k_cache, v_cache, *, block_table=None, seqused_k=None, max_seqlen_k=None, cache_batch_idx=None,
     leftpad_k=None, num_splits=0, cu_seqlens_q=None, seqused_q=None, max_seqlen_q=None, causal=False, softmax_scale=None, return_lse=False,
     window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None,
-    batch_invariant=False, q_descale=None, k_descale=None, v_descale=None,
+    batch_invariant=False, q_descale=None, k_descale=None, v_descale=None, int4_group=None,
 ):  # fmt: skip
     """`attention_varlen` over a K/V cache, without autograd; made for few queries over many keys.
 
@@ -179,13 +179,16 @@ def attention_kvcache(
         heads_kv) one for each 128 keys of a sequence, and the cache's shape without dim one for
         each key; the last two are for k and v alone. Where both shapes are equal, each key has its
         own. Sizes of 1 are shared. The CPU refuses scales that are not finite and above 0.
+    int4_group: 32 or 64: k_cache and v_cache are uint8 and hold rows of int4, in which so many
+        neighbouring columns share a scale and a zero. Their last dim is int4_row_bytes(dim,
+        int4_group), and `kv_append` writes them. q is float16 or bfloat16.
     """
     opts = _call.options(causal, softmax_scale, 0.0, False, batch_invariant)
     features = _features.of(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, mask_bits=mask_bits,
         cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k, block_table=block_table, cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k,
-        num_splits=num_splits, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        num_splits=num_splits, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, int4_group=int4_group,
     )  # fmt: skip
     out, lse = module_of(q).attention_forward(q, k_cache, v_cache, opts, None, features, want_lse=return_lse)
     return (out, lse) if return_lse else out
@@ -211,7 +214,7 @@ def merge(outs, lses, *, dtype=None):
 def kv_append(
     k_cache, v_cache, k, v, cache_seqlens, *, block_table=None, cache_batch_idx=None, seqused_new=None, in_place=False,
     rotary_cos=None, rotary_sin=None, rotary_interleaved=True, q=None, q_at_one_position=False,
-    k_descale=None, v_descale=None, computes_descale=False,
+    k_descale=None, v_descale=None, computes_descale=False, int4_group=None,
 ):  # fmt: skip
     """Appends k and v to a K/V cache of torch tensors and returns the new lengths, int32 (batch).
 
@@ -235,6 +238,8 @@ def kv_append(
         cache's shape without dim. None is 1.
     computes_descale: True computes the scale of each new key and head from its largest magnitude
         and writes it into k_descale and v_descale, which have the cache's shape without dim.
+    int4_group: 32 or 64: the caches are uint8 and get rows of int4, as `attention_kvcache` takes
+        them, with the scales and zeros of the new rows.
 
     Wrong arguments that the host can see are refused before anything is written. The host does not
     read lengths and tables on a GPU. There a sequence gets no keys if its length is negative, or if
@@ -246,7 +251,7 @@ def kv_append(
     from . import _kvcache
 
     rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q_at_one_position)
-    descales = _kvcache.Descales(k_descale, v_descale, computes_descale)
+    descales = _kvcache.Descales(k_descale, v_descale, computes_descale, int4_group)
     return _kvcache.append(
         k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary, q, descales
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""8-bit q, k and v: the types, and the part of a forward pass's params with types and scales.
+"""8-bit q, k and v, and int4 k and v: the types, and the part of a forward pass's params for them.
 
 Scales may be numbers or arrays. An array's shape says what shares an element; a dim of size 1 is
 shared. Knows no array library: the caller's module gives addresses and strides.
@@ -10,11 +10,47 @@ from ._errors import InvalidArgumentError
 NUMBERS = {"float8_e4m3fn": _structs.DTYPE_E4M3, "float8_e5m2": _structs.DTYPE_E5M2, "int8": _structs.DTYPE_INT8}
 """The numbers of the 8-bit dtypes by their names in torch and in ml_dtypes."""
 
+_INT4 = {32: _structs.DTYPE_INT4_GROUP32, 64: _structs.DTYPE_INT4_GROUP64}
+
 _pack = _structs.packer(_structs.EIGHT_BITS).pack
 NONE = bytes(_structs.packer(_structs.EIGHT_BITS).size)
 _NULL = (0, 0, 0, 0)
 SCALE_BLOCK = 128
 """Keys of a block that shares a scale."""
+
+
+def int4_row_bytes(dim, group=32):
+    """Bytes of a row of int4 k or v with `dim` columns.
+
+    A cache is a uint8 array whose last dim has so many. FLASHTUNE_DTYPE_INT4_GROUP32 in flashtune.h
+    has the layout.
+
+    dim: a multiple of the group.
+    group: 32 or 64, the neighbouring columns that share a scale and a zero.
+    """
+    int4_number(group)
+    if dim <= 0 or dim % group:
+        raise InvalidArgumentError(f"dim is {dim}; it must be a multiple of the {group} columns that share a scale")
+    return -(-(dim // 2 + dim // group * 4) // 16) * 16
+
+
+def int4_number(group):
+    """The dtype's number in the C header."""
+    number = _INT4.get(group)
+    if number is None:
+        raise InvalidArgumentError(f"int4_group is {group!r}; it must be 32 or 64, the columns that share a scale")
+    return number
+
+
+def int4_columns(name, shape, group):
+    """The shape of int4 rows with columns in place of bytes."""
+    int4_number(group)
+    for dim in range(group, 513, group):
+        if int4_row_bytes(dim, group) == shape[-1]:
+            return (*shape[:-1], dim)
+    raise InvalidArgumentError(
+        f"{name} has shape {tuple(shape)}; with int4_group {group} its last dim must be int4_row_bytes(dim, {group}), such as {int4_row_bytes(128, group)} for 128 columns"
+    )
 
 
 def has_scales(features):
@@ -28,10 +64,14 @@ def pack(features, q_number, kv_number, out_number, dims, k_shape, lib, q):
     k's. `lib.scales` takes a name, what the caller gave, and q.
     """
     is_fp8 = q_number == _structs.DTYPE_E4M3
-    has_keys = is_fp8 or kv_number != 0
+    is_int4 = kv_number in _INT4.values()
+    has_keys = (is_fp8 or kv_number != 0) and not is_int4
     for name, is_used in (("q_descale", is_fp8), ("k_descale", has_keys), ("v_descale", has_keys)):
         if not is_used and features is not None and getattr(features, name) is not None:
-            raise InvalidArgumentError(f"{name} is given; it must be None, since {name[0]} has not 8 bits")
+            reason = "rows of int4 hold their scales" if is_int4 and name != "q_descale" else f"{name[0]} has not 8 bits"
+            raise InvalidArgumentError(f"{name} is given; it must be None, since {reason}")
+    if is_int4:
+        return _pack(kv_number, 0, *_NULL, *_NULL, *_NULL, 0), ()
     if not has_keys:
         return NONE, ()
     batch, heads, seqlen_k = dims[0], dims[2], dims[4]

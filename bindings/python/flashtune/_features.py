@@ -50,6 +50,7 @@ class Features(NamedTuple):
     q_descale: Any = None
     k_descale: Any = None
     v_descale: Any = None
+    int4_group: Any = None
 
     def has_lengths(self):
         return any(getattr(self, name) is not None for name in LENGTHS)
@@ -62,6 +63,7 @@ def of(
     *, window=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None, sinks=None, mask_bits=None, block_mask=None,
     cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
     block_table=None, cache_batch_idx=None, leftpad_k=None, num_splits=0, q_descale=None, k_descale=None, v_descale=None,
+    int4_group=None,
 ):  # fmt: skip
     """Features by the names of their fields, or None if all are off."""
     if mask is not None and mask_bits is not None:
@@ -74,13 +76,14 @@ def of(
         num_splits = _splits(num_splits)
     if softcap == 0 and num_splits == 0 and (
         window is alibi_slopes is bias is mask is sinks is mask_bits is block_mask is cu_seqlens_q is cu_seqlens_k
-        is seqused_q is seqused_k is max_seqlen_q is max_seqlen_k is block_table is cache_batch_idx is leftpad_k is q_descale is k_descale is v_descale is None
+        is seqused_q is seqused_k is max_seqlen_q is max_seqlen_k is block_table is cache_batch_idx is leftpad_k is q_descale is k_descale is v_descale
+        is int4_group is None
     ):  # fmt: skip
         return None
     return Features(
         window, softcap, alibi_slopes, bias, mask, sinks, mask_bits, block_mask, cu_seqlens_q, cu_seqlens_k,
         seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, cache_batch_idx, leftpad_k, num_splits, q_descale,
-        k_descale, v_descale,
+        k_descale, v_descale, int4_group,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _torch_launch
+from . import _eight, _torch_launch
 from ._errors import InvalidArgumentError
 
 
@@ -29,17 +29,19 @@ class Descales(NamedTuple):
     k: Any = None
     v: Any = None
     computes: Any = False
+    int4_group: Any = None
 
 
-def _eight(descales, k_cache, v_cache, batch):
-    """The argument of `_torch_launch.kv_append` for caches of 8 bits, or None for others."""
+def _quantised(descales, k_cache, v_cache, batch):
+    """The argument of `_torch_launch.kv_append` for caches of 8 bits and int4; None for others."""
     if descales.computes is not True and descales.computes is not False:
         raise InvalidArgumentError(f"computes_descale is {descales.computes!r}; it must be False or True")
     if not _torch_launch.is_eight(k_cache):
+        reason = "the caches have not 8 bits" if descales.int4_group is None else "rows of int4 hold their scales"
         for name, given in (("k_descale", descales.k), ("v_descale", descales.v), ("computes_descale", descales.computes or None)):
             if given is not None:
-                raise InvalidArgumentError(f"{name} is given; the caches have not 8 bits, so it must be left out")
-        return None
+                raise InvalidArgumentError(f"{name} is given; {reason}, so it must be left out")
+        return None if descales.int4_group is None else (_eight.int4_number(descales.int4_group), False, None, None, False)
     found, of_keys = [], []
     for name, given, cache in (("k_descale", descales.k, k_cache), ("v_descale", descales.v, v_cache)):
         scales, *_ = _torch_launch.scales(name, 1.0 if given is None else given, cache)
@@ -52,7 +54,7 @@ def _eight(descales, k_cache, v_cache, batch):
         of_keys.append(shape == rows)
     if of_keys[0] != of_keys[1] and 1 not in (found[0].numel(), found[1].numel()):
         raise InvalidArgumentError("k_descale and v_descale have scales of different numbers of keys; both must have as many")
-    return descales.computes, *found, any(of_keys)
+    return _torch_launch.EIGHT[k_cache.dtype], descales.computes, *found, any(of_keys)
 
 
 def rotary_of(cos, sin, interleaved, q_at_one_position):
@@ -146,7 +148,7 @@ def _plan(
         _expect_entries(cache_batch_idx, like, num_pages)
     if k is None and v is None:
         return _Call(q, _seqlens(cache_seqlens, like, room, 0), None, capacity)
-    _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity)
+    _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity, descales.int4_group)
     count = k.shape[1]
     if seqused_new is not None:
         _expect_vector("seqused_new", seqused_new, like)
@@ -157,12 +159,12 @@ def _plan(
         _refuse_missing_pages(block_table, seqlens + count, k_cache)
     q_rotated, turned = q, None
     if rotary is not None:
-        like_cache = k if _torch_launch.is_eight(k_cache) else k_cache
+        like_cache = k if _torch_launch.is_quantised(k_cache) else k_cache
         q_rotated, turned = _rotation(rotary, q, k, like_cache, capacity)
     used = seqlens if in_place else torch.empty_like(seqlens, memory_format=torch.contiguous_format)
     slots = None if cache_batch_idx is seqused_new is None and not in_place else (seqused_new, cache_batch_idx)
     tensors = k_cache, v_cache, k, v, seqlens, block_table, used
-    eight = _eight(descales, k_cache, v_cache, len(k))
+    eight = _quantised(descales, k_cache, v_cache, len(k))
     if slots is turned is eight is None:
         return _Call(q, used, lambda: _torch_launch.kv_append(*tensors), capacity)
     return _Call(q_rotated, used, lambda: _torch_launch.kv_append(*tensors, slots, turned, eight), capacity)
@@ -298,7 +300,7 @@ def _expect_int32(name, tensor, q):
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.int32 on {q.device}")
 
 
-def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
+def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity, int4_group):
     whose, q = like
     for name, tensor in (("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
@@ -306,12 +308,16 @@ def _expect_new(like, k_cache, v_cache, k, v, cache_seqlens, capacity):
     if cache_seqlens is None:
         raise InvalidArgumentError("cache_seqlens is None; k, v and cache_seqlens must be given together")
     for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        expected = (len(q), "seqlen_new" if new is k else k.shape[1], *cache.shape[2:])
+        if (cache.dtype is torch.uint8) != (int4_group is not None):
+            found = f"{name}_cache is {cache.dtype} and int4_group {int4_group!r}"
+            raise InvalidArgumentError(f"{found}; int4_group goes with caches of torch.uint8, and these with it")
+        shape = cache.shape if int4_group is None else _eight.int4_columns(f"{name}_cache", cache.shape, int4_group)
+        expected = (len(q), "seqlen_new" if new is k else k.shape[1], *shape[2:])
         found = tuple(new.shape)
         if len(found) != 4 or any(size != wanted for size, wanted in zip(found, expected) if wanted != "seqlen_new"):
             sizes = ", ".join(map(str, expected))
             raise InvalidArgumentError(f"{name} has shape {found}; it must be ({sizes}), as {whose} and {name}_cache are")
-        dtype = k.dtype if _torch_launch.is_eight(cache) else cache.dtype
+        dtype = k.dtype if _torch_launch.is_quantised(cache) else cache.dtype
         if new.dtype != dtype or new.device != cache.device:
             wanted = f"{dtype} on {cache.device}, as {'k' if dtype != cache.dtype else 'its cache'} is"
             raise InvalidArgumentError(f"{name} is {new.dtype} on {new.device}; it must be {wanted}")

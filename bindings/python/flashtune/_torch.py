@@ -13,7 +13,7 @@ from ._errors import UnsupportedError
 from ._features import Features
 from ._torch_arguments import is_observed, refuse_deterministic_blocks, refuse_summed_dbias, resolve_seed
 from ._torch_eight import quantize, rotate
-from ._torch_launch import describe, expect_array, is_eight, launch_backward, launch_forward
+from ._torch_launch import describe, expect_array, is_eight, is_quantised, launch_backward, launch_forward
 
 __all__ = ["attention", "attention_backward", "attention_forward", "describe", "merge", "quantize", "resolve_seed", "rotate"]
 
@@ -26,12 +26,12 @@ def attention(q, k, v, opts, seed, return_lse, features):
         features = _with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if is_observed(q):
-        if not is_eight(k):
+        if not is_quantised(k):
             from . import _torch_ops
 
             learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
             return _torch_ops.attention(q, k, v, opts, seed, return_lse, features, deterministic_dbias, learns)
-        # The operators take no scales.
+        # The operators take neither scales nor rows of int4.
         if torch.compiler.is_dynamo_compiling():
             from ._torch_untraced import untraced
 
@@ -42,9 +42,9 @@ def attention(q, k, v, opts, seed, return_lse, features):
     learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
     # Autograd refuses tangents of forward mode. A launch without it would lose them.
     if learns or forward_ad._current_level >= 0:
-        if learns and is_eight(k):
+        if learns and is_quantised(k):
             raise UnsupportedError(
-                "k has 8 bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
+                f"k has {'8' if is_eight(k) else '4'} bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
             )
         if opts[3]:
             refuse_deterministic_blocks(q, features)

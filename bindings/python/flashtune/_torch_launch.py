@@ -39,9 +39,9 @@ def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch
     """`launch_forward` with all checks. A draft is left for the form."""
     call = FORWARD, None, seed, q, k, v, out, opts, features, want_lse
     words, outputs = [Q, K, V], []
-    device, number, kv_number = _check_forward(q, k, v)
+    device, number, kv_number = _check_forward(q, k, v, features)
     q, k, v = expressible(q), expressible(k), expressible(v)
-    dims = _features.sizes(features, q.shape, k.shape, v.shape, _this, q)
+    dims = _features.sizes(features, q.shape, *_key_shapes(k, v, features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
     key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
@@ -71,7 +71,7 @@ def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch
     size = run.workspace_bytes(params)
     _launch(run, params, size, q, device)
     outputs.append((LSE, _torch_drafts.made(lse)) if want_lse else None)
-    if not is_eight(k):  # Its scales may be tensors of this call alone.
+    if not is_quantised(k):  # Its scales may be tensors of this call alone.
         _torch_drafts.keep(call, run, params, words, features, outputs, size, device)
     return out, lse
 
@@ -179,8 +179,8 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None,
 
     slots: (seqused_new or None, cache_batch_idx or None). With slots, seqused may be seqlens.
     rotary: (cos, sin, interleaved, q, q_rotated, whether all queries have one position).
-    eight: for caches of 8 bits (whether scales are computed, scales of k and of v, whether each key
-        has one).
+    eight: for caches of 8 bits and int4 (number of the cache's dtype, whether scales are computed,
+        scales of k and of v, whether each key has one). int4 has no scales beside the cache.
     """
     device, number = place("k", k)
     # The kernel must not read a tensor that it writes.
@@ -211,9 +211,9 @@ def kv_append(k_cache, v_cache, k, v, seqlens, block_table, seqused, slots=None,
             cos.stride(0), len(cos), q.shape[1:3], ref(q), ref(q_rotated),
         )  # fmt: skip
     if eight is not None:
-        computes, k_descale, v_descale, of_keys = eight
-        refs = [scales_ref(scales, of_keys) for scales in (k_descale, v_descale)]
-        more["eight"] = _call.kv_eight(EIGHT[k_cache.dtype], computes, *refs, of_keys)
+        number_of_cache, computes, k_descale, v_descale, of_keys = eight
+        refs = [_call.NULL if scales is None else scales_ref(scales, of_keys) for scales in (k_descale, v_descale)]
+        more["eight"] = _call.kv_eight(number_of_cache, computes, *refs, of_keys)
     params = _call.kv_append(number, dims, *tensors, seqlens.data_ptr(), seqused.data_ptr(), pages, **more)
     context(device).kv_append(params, None if device == CPU else current_stream(device))
     # Autograd counts this as an operation in place: a cache saved for a backward pass now has
@@ -240,9 +240,9 @@ def describe(q, k, v, opts, features, backward):
     """
     for name, tensor in (("k", k), ("v", v)):
         expect_array(name, tensor)
-    device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v)
+    device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v, features)
     tensors = [expressible(x) for x in (q, k, v)]
-    dims = _features.sizes(features, *(x.shape for x in tensors), _this, q)
+    dims = _features.sizes(features, tensors[0].shape, *_key_shapes(*tensors[1:], features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
@@ -316,8 +316,20 @@ def _check_same(q, dtype, **others):
     return place("q", q)
 
 
-def _check_forward(q, k, v):
-    """(device, dtype number of q, dtype number of k and v if they have 8 bits, else 0)."""
+def _key_shapes(k, v, features):
+    """The shapes of k and v, with columns in place of the bytes of int4 rows."""
+    if features is None or features.int4_group is None:
+        return k.shape, v.shape
+    return [_eight.int4_columns(name, x.shape, features.int4_group) for name, x in (("k", k), ("v", v))]
+
+
+def _check_forward(q, k, v, features):
+    """(device, dtype number of q, dtype number of k and v if they have 8 bits or int4, else 0)."""
+    if features is not None and features.int4_group is not None:
+        for name, tensor in (("k", k), ("v", v)):
+            if tensor.dtype is not torch.uint8 or tensor.device != q.device:
+                raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; with int4_group it must be torch.uint8 on {q.device}")
+        return *place("q", q), _eight.int4_number(features.int4_group)
     if k.dtype not in EIGHT and q.dtype not in EIGHT:
         return *_check_same(q, q.dtype, k=k, v=v), 0
     if k.dtype not in EIGHT or (q.dtype in EIGHT and k.dtype is not q.dtype):
@@ -334,6 +346,11 @@ def _check_forward(q, k, v):
 def is_eight(tensor):
     """Whether a tensor has 8 bits."""
     return tensor.dtype in EIGHT
+
+
+def is_quantised(tensor):
+    """Whether a tensor has 8 bits or int4 rows."""
+    return tensor.dtype in EIGHT or tensor.dtype is torch.uint8
 
 
 def _out_dtype(q, out):
