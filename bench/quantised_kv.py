@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Times attention over K/V caches of 8 bits beside bf16, round by round on one GPU.
+"""Times attention over K/V caches of 8 bits and int4 beside bf16, round by round on one GPU.
 
 Decoding: one query of each sequence over caches of 512 MiB and more in bf16. Prints the
 microseconds, the TB/s of K and V, and that rate over the rate of a device-to-device copy in the
-same run. Formats are e4m3, e5m2 and int8; scales are one for each head ("head") or for each token
-and head ("token"); caches are contiguous or in pages of 16 or 64 keys. L2 is cold.
+same run. Formats are e4m3, e5m2, int8 and int4; scales are one for each head ("head") or for each
+token and head ("token"), and of int4 for 32 or 64 columns; caches are contiguous or in pages of 16
+or 64 keys. L2 is cold.
 
 Prefill: 2,048 and 512 queries over a cache of 16,384 keys. Prints the time over that of bf16.
 
@@ -44,6 +45,19 @@ def quantised(x, dtype, by):
     return numbers, scales if by == "token" else scales[None, :]
 
 
+def int4_rows(x, group):
+    """Rows of int4 of a cache (entries, keys, heads, dim)."""
+    dim = x.shape[-1]
+    groups = x.unflatten(-1, (dim // group, group))
+    zeros = groups.amin(-1).half()
+    scales = ((groups.amax(-1).float() - zeros.float()) / 15).half()
+    numbers = ((groups - zeros[..., None]) / scales[..., None]).round().clamp(0, 15).to(torch.uint8).flatten(-2)
+    rows = torch.zeros(*x.shape[:-1], flashtune.int4_row_bytes(dim, group), dtype=torch.uint8, device=x.device)
+    rows[..., : dim // 2] = numbers[..., 0::2] | numbers[..., 1::2] << 4
+    rows[..., dim // 2 : dim // 2 + dim // group * 4] = torch.stack((scales, zeros), -1).view(torch.uint8).flatten(-2)
+    return rows
+
+
 def calls(batch, queries, keys, dim, page_size, formats, scalings):
     """{name: (call, bytes of K and V)}"""
     entries, rows = (batch * keys // page_size, page_size) if page_size else (batch, keys)
@@ -63,6 +77,12 @@ def calls(batch, queries, keys, dim, page_size, formats, scalings):
                 lambda k8=k8, v8=v8, ks=ks, vs=vs: flashtune.attention_kvcache(q, k8, v8, k_descale=ks, v_descale=vs, **of),
                 2 * k8.numel(),
             )
+    for group in (32, 64):
+        k4, v4 = int4_rows(k, group), int4_rows(v, group)
+        made[f"int4/{group}"] = (
+            lambda k4=k4, v4=v4, group=group: flashtune.attention_kvcache(q, k4, v4, int4_group=group, **of),
+            2 * k4.numel(),
+        )
     try:
         from flash_attn_interface import flash_attn_with_kvcache
 
@@ -111,8 +131,9 @@ def main():
             print(f"    {name:12}{row['us']:9.1f} us{row['tflops']:7.0f} TFLOPS  {row['over_bf16']:.2f} of bf16's time", flush=True)
         del made
         torch.cuda.empty_cache()
-    ratios = [row["of_copy"] for row in results["decode"] if "/" in row["name"]]
-    print(f"geometric mean of 8-bit reads over a copy: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+    for of, is_int4 in (("8-bit", False), ("int4", True)):
+        ratios = [row["of_copy"] for row in results["decode"] if "/" in row["name"] and row["name"].startswith("int4") == is_int4]
+        print(f"geometric mean of {of} reads over a copy: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(results, file, indent=1)

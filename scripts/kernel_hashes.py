@@ -168,6 +168,8 @@ def prompt_problems():
             add(head_dim, "--causal", "--varlen", "--page-size", size)
         for kv_dtype, keys_per_scale in (("e4m3", "0"), ("e5m2", "1"), ("int8", "128")):
             add(head_dim, "--kv-dtype", kv_dtype, "--keys-per-scale", keys_per_scale, "--causal")
+        for group in ("32", "64"):
+            add(head_dim, "--kv-int4", group, "--causal", "--varlen", "--page-size", "16", queries="1")
     for feature in (["--window-left", "100"], ["--block-mask", "128"], ["--sinks", "--softcap"]):
         add("128", "--batch-invariant", *feature)
     for feature in (["--softcap"], ["--alibi", "--bias"], ["--varlen"], ["--varlen", "--page-size", "16"]):

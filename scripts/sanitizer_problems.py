@@ -3,9 +3,9 @@ scripts/sanitize_on_gpu_host.sh.
 
 Both passes: odd lengths and dims, GQA, masks, dropout, then each feature by itself. Forward only:
 the batch-invariant mode, decoding with and without pages (in fp32 without), writing into a K/V
-cache, and merging. Tensors of 8 bits: k and v with scales of heads, blocks and keys beside a 16-bit
-q, prompts and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The
-arguments name the parts to run; without arguments all parts run.
+cache, and merging. Tensors of 8 bits and int4: k and v with their scales beside a 16-bit q, prompts
+and decoding; q, k and v in e4m3, on Hopper; quantising and writing into a cache. The arguments name
+the parts to run; without arguments all parts run.
 """
 
 import sys
@@ -251,7 +251,24 @@ def eight_bits(dtype):
             for heads_per_descale in (1, 3):
                 flashtune.quantize(tensor(2, seqlen, 6, head_dim, dtype=dtype), to, heads_per_descale=heads_per_descale)
         append_eight_bits(dtype, to)
+    for group in (32, 64):
+        for seqlen_q, head_dim, page_size in ((1, 128, None), (70, 64, 16), (5, 256, 3)):
+            over_int4(dtype, group, seqlen_q, 230, head_dim, page_size)
     torch.cuda.synchronize()
+
+
+def over_int4(dtype, group, seqlen_q, seqlen_k, head_dim, page_size):
+    """A prompt or a decoding step over rows of int4 that `kv_append` writes."""
+    q = tensor(2, seqlen_q, 4, head_dim, dtype=dtype)
+    new = [tensor(2, seqlen_k, 2, head_dim, dtype=dtype) for _ in range(2)]
+    pages = -(-seqlen_k // (page_size or seqlen_k))
+    table = torch.randperm(2 * pages, dtype=torch.int32, device="cuda").view(2, pages) if page_size else None
+    rows = 2 * pages, page_size or seqlen_k, 2, flashtune.int4_row_bytes(head_dim, group)
+    caches = [torch.full(rows, 255, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    used = flashtune.kv_append(*caches, *new, int32(0, 0), block_table=table, seqused_new=int32(seqlen_k, seqlen_k // 3), int4_group=group)
+    out = flashtune.attention_kvcache(q, *caches, block_table=table, seqused_k=used, causal=True, int4_group=group)
+    torch.cuda.synchronize()
+    assert out.isfinite().all(), (group, seqlen_q, head_dim, page_size)
 
 
 def append_eight_bits(dtype, to):
