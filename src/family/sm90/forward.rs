@@ -54,6 +54,11 @@ impl Space for ForwardKnobs {
             holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p) && k.num_splits == 1),
         },
         Constraint {
+            name: "window",
+            reason: "a warpgroup that sees none of a tile's last blocks holds a slot of V until it knows the next tile, which follows the loads of those blocks, so v_stages is above their number",
+            holds: |p, k, _| k.v_stages > k.hidden_blocks(p),
+        },
+        Constraint {
             name: "decode_rows",
             reason: "a decode kernel takes short sequences out of varlen batches over pages, up to the rows of its tile; it has no block mask, and sums in another order than batch_invariant asks",
             holds: |p, k, _| k.decode_rows == 0 || p.mixes_lengths() && short_sequences(p, k.decode_rows).is_some(),
@@ -292,6 +297,21 @@ mod tests {
             |head_dim, head_dim_v| heuristic(&problem(head_dim, head_dim_v), &h200()).map(|config| config.tma_store);
         assert_eq!([(64, 64), (96, 96), (128, 128), (128, 64)].map(|(d, v)| tma_store(d, v)), [Some(1); 4]);
         assert_eq!([(64, 128), (160, 160), (256, 256)].map(|(d, v)| tma_store(d, v)), [Some(0); 3]);
+    }
+
+    #[test]
+    fn slots_of_v_hold_the_blocks_before_a_window() {
+        let features = Features { window: Window { left: Some(9), ..Window::default() }, ..Features::NONE };
+        let windowed = Problem { features, ..problem(64, 64) };
+        let of = |block_m, block_n, stages| {
+            let config = config(block_m, block_n).with("k_stages", stages).with("v_stages", stages);
+            broken(&windowed, &config.with("group_mb", 16))
+        };
+        for (block_m, block_n, least) in [(64, 48, 1), (128, 64, 2), (128, 48, 3), (192, 80, 3), (256, 64, 4)] {
+            assert_eq!(of(block_m, block_n, least), None, "{block_m} x {block_n}");
+            let fewer = (least > 1).then(|| of(block_m, block_n, least - 1).unwrap());
+            assert!(fewer.is_none_or(|by| by == "window"), "{block_m} x {block_n}");
+        }
     }
 
     #[test]

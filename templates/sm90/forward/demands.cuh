@@ -12,6 +12,7 @@ static_assert(!kStaleMax || !kModifiesScores, "exact_rows.cuh takes scores as th
 static_assert(kCtasPerSm == 1 || kConsumers == 1 || kCtasPerSm == 2 && kConsumers == 2 && kHeadDimV <= 64, "registers of CTAs that share an SM");
 static_assert(!kTmaStore || kQStages == 2, "the next tile's Q is needed before this one's slot is free");
 static_assert(!kTmaStore || kBoxesV <= kBoxesQK, "O lies in Q's slot");
+static_assert(!kHasWindow || kVStages > (kBlockM - 64 + kBlockN - 1) / kBlockN, "a warpgroup holds a slot of V and skips as many blocks before it knows the next tile");
 static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which its Q slot does not hold");
 static_assert(!kMaySplit || !kHasBlockMask, "splits are ranges of keys, and a list is none");
 static_assert(!kIsBatchInvariant || (kBlockN == 64 && !kStaleMax && !kMaySplit), "device/attention/fixed_order.cuh");
