@@ -6,8 +6,9 @@
 
 __device__ __forceinline__ void load_q(Ring<kQStages>& ring, const Shared& shared, const TensorMap& map, const Tile& tile,
                                        const MapRows& rows) {
-    // With kTmaStore consumers hold the second slot from the start (the kernel's release_stored).
-    const uint32 parity = ring.parity ^ (kTmaStore ? ring.slot == 0 : 1);
+    // With kStoresFromQ consumers hold the second slot from the start (the kernel's
+    // release_stored).
+    const uint32 parity = ring.parity ^ (kStoresFromQ ? ring.slot == 0 : 1);
     #pragma unroll
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
         barrier_wait(shared.empty_q(ring.slot, consumer), parity);

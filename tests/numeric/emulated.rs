@@ -63,6 +63,11 @@ fn sm_90_kernels_are_right() {
 }
 
 #[test]
+fn sm_90_kernels_with_a_buffer_for_the_output_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "output_buffer::gpu_is_right_with_a_buffer_for_the_output");
+}
+
+#[test]
 fn sm_90_decode_kernels_are_right() {
     is_right(&["--arch", "sm_90"], "tiny::gpu_is_right_on_tiny_decoding_problems");
 }

@@ -23,6 +23,7 @@ mod kv_append;
 mod kv_append_slots;
 mod laws;
 mod merge;
+mod output_buffer;
 mod paged;
 mod planted_faults;
 mod prefill_splits;

@@ -3,8 +3,8 @@
 use super::forward_alternatives;
 use super::forward_geometry::{ForwardKnobs, usable_splits};
 use super::forward_heuristic::{
-    MOST_KEYS_OF_8_MB, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, short_sequences,
-    stores_by_tma,
+    MOST_KEYS_OF_8_MB, decode_rows, decode_splits, fits_q_slot, group_mb, may_be_stale, may_split, may_store_apart,
+    short_sequences, stored_by_tma,
 };
 use super::forward_widening::{heuristic, us};
 use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
@@ -50,8 +50,11 @@ impl Space for ForwardKnobs {
         },
         Constraint {
             name: "tma_store",
-            reason: "O is stored from its tile's Q slot while the next tile uses another, so Q needs two slots, and O must fit into one, which the fp32 O of a split does not",
-            holds: |p, k, _| k.tma_store == 0 || (k.q_stages == 2 && fits_q_slot(p) && k.num_splits == 1),
+            reason: "O is stored from its tile's Q slot, into which it must fit, while the next tile uses another, or where Q has one slot past head dim 128 from a buffer; the fp32 O of a split fits neither, and a batch-invariant tile's merged O takes the buffer's place",
+            holds: |p, k, _| {
+                k.tma_store == 0
+                    || k.num_splits == 1 && (if k.stores_apart() { may_store_apart(p) } else { fits_q_slot(p) })
+            },
         },
         Constraint {
             name: "window",
@@ -127,9 +130,8 @@ impl Space for ForwardKnobs {
     /// where either problem has few keys, since those have another best value.
     fn carried_over(self, from: &Problem, to: &Problem, _device: &Device) -> Self {
         let has_few_keys = from.seqlen_k.min(to.seqlen_k) <= MOST_KEYS_OF_8_MB;
-        let unsplit = if self.num_splits == 1 { self } else { self.unsplit(to) };
+        let unsplit = self.unsplit(to);
         ForwardKnobs {
-            tma_store: stores_by_tma(unsplit.q_stages, to),
             stale_max: u32::from(may_be_stale(&self.main_problem(to))),
             decode_rows: decode_rows(to),
             decode_splits: decode_splits(to),
@@ -248,7 +250,7 @@ impl ForwardKnobs {
 
     /// The config without splits. It stores O by TMA where it may, which a split does not.
     fn unsplit(self, problem: &Problem) -> Self {
-        ForwardKnobs { tma_store: stores_by_tma(self.q_stages, problem), num_splits: 1, ..self }
+        stored_by_tma(ForwardKnobs { num_splits: 1, ..self }, problem)
     }
 }
 
@@ -296,7 +298,20 @@ mod tests {
         let tma_store =
             |head_dim, head_dim_v| heuristic(&problem(head_dim, head_dim_v), &h200()).map(|config| config.tma_store);
         assert_eq!([(64, 64), (96, 96), (128, 128), (128, 64)].map(|(d, v)| tma_store(d, v)), [Some(1); 4]);
-        assert_eq!([(64, 128), (160, 160), (256, 256)].map(|(d, v)| tma_store(d, v)), [Some(0); 3]);
+        assert_eq!([(64, 128), (160, 160)].map(|(d, v)| tma_store(d, v)), [Some(0); 2]);
+    }
+
+    #[test]
+    fn a_tile_with_one_q_slot_stores_by_tma_where_a_buffer_fits() {
+        let wide = problem(256, 256);
+        let of = |problem: &Problem| heuristic(problem, &h200()).unwrap();
+        assert!(of(&wide).stores_apart());
+        assert!(!of(&Problem { dropout: true, ..wide }).stores_apart());
+        let stored = config(128, 64).with("tma_store", 1);
+        assert_eq!(broken(&wide, &stored), None);
+        assert_eq!(broken(&wide, &stored.clone().with("k_stages", 3)).unwrap(), "shared_memory");
+        assert_eq!(broken(&problem(128, 128), &stored).unwrap(), "tma_store");
+        assert_eq!(broken(&Problem { batch_invariant: true, ..wide }, &stored).unwrap(), "tma_store");
     }
 
     #[test]

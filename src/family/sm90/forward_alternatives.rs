@@ -1,7 +1,7 @@
 //! Configs of the sm90 forward pass beside the heuristic's, among which the model of times chooses.
 
 use super::forward_geometry::{ForwardKnobs, SPLITS, common_box_rows};
-use super::forward_heuristic::{FEW_KEYS, of_rows, stores_by_tma, tile_of_full_device};
+use super::forward_heuristic::{FEW_KEYS, of_rows, stored_by_tma, tile_of_full_device};
 use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::Device;
 use crate::family::space::Space;
@@ -36,6 +36,7 @@ pub fn of(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     configs.extend(of_two_small_ctas(problem, device));
     configs.extend(of_few_rows(problem, device));
     configs.extend(of_one_q_slot(problem, device));
+    configs.extend(of_stored_apart(problem, device));
     configs
 }
 
@@ -89,7 +90,7 @@ const FEW_HEADS: i64 = 5;
 /// The config with blocks of so many keys, and these stages of K, V and Q.
 fn with_blocks(config: &ForwardKnobs, block_n: u32, stages: [u32; 3], problem: &Problem) -> ForwardKnobs {
     let [k_stages, v_stages, q_stages] = stages;
-    ForwardKnobs { block_n, k_stages, v_stages, q_stages, tma_store: stores_by_tma(q_stages, problem), ..*config }
+    stored_by_tma(ForwardKnobs { block_n, k_stages, v_stages, q_stages, ..*config }, problem)
 }
 
 /// The longest keys of `of_few_rows`, whose heads have one tile, and of three CTAs on an SM. The
@@ -116,6 +117,22 @@ fn of_few_rows(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
         ..with_blocks(&config, block_n, stages, problem)
     };
     tiles.iter().map(of_tile).filter(|config| config.fits(problem, device)).collect()
+}
+
+/// Tiles with one Q slot, whose O is stored from a buffer, and with a third slot of V in place of a
+/// second Q slot. On an H200 they took 0.95 of the time with 64 x 16 heads of 256 tokens at head
+/// dim 192. Longer keys were not timed (docs/tuning/sm90-forward.md).
+fn of_stored_apart(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    if !(161..=192).contains(&dim)
+        || problem.dropout
+        || tiles_differ(problem)
+        || !(SHORT..=256).contains(&problem.seqlen_k)
+    {
+        return None;
+    }
+    let config = with_blocks(&of_rows(problem, device, 128)?, 64, [3, 3, 1], problem);
+    Some(config).filter(|config| config.stores_apart() && config.fits(problem, device))
 }
 
 /// Tiles of 256 rows with one Q slot. The model prefers them for long heads, as an H200's tuner

@@ -6,7 +6,7 @@ use super::warpgroup::{
 };
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
-use crate::family::tile::{TMA_ALIGNMENT_BYTES, boxed_tile_bytes};
+use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
 use crate::problem::{Features, Problem};
 
 /// Tiles that a producer passes on at a time (`TileSlots` in device/schedule/tile_slots.cuh).
@@ -16,7 +16,7 @@ const TILE_SLOTS: u32 = 4;
 const SWIZZLE_ROWS: i64 = 8;
 
 /// Shared memory of a CTA on sm_90 (CUDA Programming Guide, "Compute Capabilities").
-const MOST_SHARED_BYTES: u32 = 227 << 10;
+pub const MOST_SHARED_BYTES: u32 = 227 << 10;
 const WARPGROUP_THREADS: u32 = 128;
 
 pub const SPLITS: [u32; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
@@ -35,7 +35,7 @@ knobs! {
         v_stages: "V blocks in flight" in [1, 2, 3, 4, 5, 6],
         q_stages: "Q tiles in flight" in [1, 2],
         ctas_per_sm or 1: "CTAs that share an SM" in [1, 2, 3],
-        tma_store: "1: O is stored by TMA from Q's slot, 0: from registers" in [0, 1],
+        tma_store: "1: O is stored by TMA, from Q's slot or, with one slot, from a buffer, 0: from registers" in [0, 1],
         stale_max: "1: blocks without a mask are not searched for a row maximum, 0: all blocks are" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
         num_splits or 1: "splits of a tile's keys, each for its own CTA" in SPLITS,
@@ -72,8 +72,19 @@ impl ForwardKnobs {
         let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
         let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);
         let v = self.v_stages * boxed_tile_bytes(self.block_n, problem.head_dim_v);
-        let slots = TMA_ALIGNMENT_BYTES + q + k + v + self.scale_bytes(problem) + BARRIER_BYTES;
+        let slots = TMA_ALIGNMENT_BYTES + q + k + v + self.o_bytes(problem) + self.scale_bytes(problem) + BARRIER_BYTES;
         slots + self.merged_bytes(problem, MOST_SHARED_BYTES.saturating_sub(slots))
+    }
+
+    /// Whether O is stored by TMA from a buffer of its own.
+    pub fn stores_apart(&self) -> bool {
+        self.tma_store == 1 && self.q_stages == 1
+    }
+
+    /// That buffer, for half of the boxes of O.
+    fn o_bytes(&self, problem: &Problem) -> u32 {
+        let half = boxes(problem.head_dim_v) / 2 * BOX_COLS;
+        if self.stores_apart() { boxed_tile_bytes(self.block_m, half.into()) } else { 0 }
     }
 
     /// Shared memory of a batch-invariant tile's merged O: as many pieces of 16 bytes of each

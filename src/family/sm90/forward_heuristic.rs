@@ -1,8 +1,8 @@
 //! The config that the sm90 forward pass begins with: a tile by head dim and features, and what
 //! follows from it.
 
-use super::forward_geometry::{ForwardKnobs, common_box_rows, may_convert_in_place};
-use super::warpgroup::tiles_differ;
+use super::forward_geometry::{ForwardKnobs, MOST_SHARED_BYTES, common_box_rows, may_convert_in_place};
+use super::warpgroup::{WARPGROUP_ROWS, tiles_differ};
 use crate::device::{Arch, Device};
 use crate::family::decode;
 use crate::family::space::Space;
@@ -10,12 +10,22 @@ use crate::family::spec::KernelSpec;
 use crate::family::tile::boxed_tile_bytes;
 use crate::problem::{Dtype, Features, Problem};
 
-/// Whether an unsplit tile is to store O by TMA. Under a block mask tiles are short, so a tile's Q
-/// often waits until an earlier O has left its slot. At head dims up to 64 this wait costs more
-/// than the TMA store saves.
-pub fn stores_by_tma(q_stages: u32, problem: &Problem) -> u32 {
+/// The unsplit config with O stored by TMA where that is faster. From one of two Q slots: under a
+/// block mask tiles are short, so a tile's Q often waits until an earlier O has left its slot, and
+/// at head dims up to 64 this wait costs more than the TMA store saves. From a buffer, where one Q
+/// slot leaves room for it: with features and unequal head dims it was not timed.
+pub fn stored_by_tma(config: ForwardKnobs, problem: &Problem) -> ForwardKnobs {
     let may_wait = problem.features.block_mask.is_none() || problem.head_dim.max(problem.head_dim_v) > 64;
-    u32::from(q_stages == 2 && fits_q_slot(problem) && may_wait)
+    let by_tma = ForwardKnobs { tma_store: 1, ..config };
+    let is_faster = match by_tma.stores_apart() {
+        true => {
+            let has_room = config.block_m > WARPGROUP_ROWS && by_tma.smem_bytes(problem) <= MOST_SHARED_BYTES;
+            let is_timed = is_plain(problem) && problem.head_dim == problem.head_dim_v && problem.head_dim > 160;
+            may_store_apart(problem) && is_timed && has_room
+        }
+        false => fits_q_slot(problem) && may_wait,
+    };
+    ForwardKnobs { tma_store: u32::from(is_faster), ..config }
 }
 
 /// The packed rows up to which a sequence goes to a decode kernel, in batches that may mix chunks
@@ -63,6 +73,18 @@ pub fn fits_q_slot(problem: &Problem) -> bool {
     boxed_tile_bytes(64, problem.head_dim_v) <= boxed_tile_bytes(64, problem.head_dim)
 }
 
+/// Whether the problem has no feature at all.
+fn is_plain(problem: &Problem) -> bool {
+    problem.features == Features::NONE && !problem.dropout && !problem.batch_invariant
+}
+
+/// Whether a tile with one Q slot may store O by TMA from a buffer. Up to head dim 128 two Q slots
+/// fit.
+pub fn may_store_apart(problem: &Problem) -> bool {
+    let Features { paged, eight_bits, .. } = problem.features;
+    problem.head_dim_v > 128 && !problem.batch_invariant && paged.is_none() && eight_bits.is_none()
+}
+
 /// The fastest (block_m, block_n, [k_stages, v_stages, q_stages]) on an H200 for problems of many
 /// tiles (docs/tuning/sm90-forward.md). With dropout, and with features that take registers, it is
 /// the fastest whose consumers spill nothing.
@@ -98,6 +120,9 @@ pub fn tile_of_full_device(problem: &Problem) -> (u32, u32, [u32; 3]) {
         161..=192 => (128, 64, [3, 3, 1]),
         // Most pages are of 64 keys, or divide them.
         225.. if problem.dropout || is_causal && features.paged.is_some() => (128, 64, [3, 2, 1]),
+        // Two slots leave room for a buffer from which TMA stores O.
+        // Its consumers spill 8 bytes at head dim 232 with a causal mask (NVRTC 13.0).
+        240.. if is_plain(problem) && problem.head_dim == problem.head_dim_v => (128, 64, [2, 2, 1]),
         _ => (128, 80, [2, 2, 1]),
     }
 }
@@ -172,7 +197,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     let (block_mask, modifies) = (problem.features.block_mask, problem.features.modifies_scores());
     // Past head dim 192, shared memory has room for two Q slots only with few slots of K and V. Few
     // keys need few, and long keys lose more than the second Q slot gains.
-    let is_plain = problem.features == Features::NONE && !problem.dropout && !problem.batch_invariant;
+    let is_plain = is_plain(problem);
     let (keys, stages) = match problem.head_dim.max(problem.head_dim_v) {
         // Two consumer warpgroups have the registers for blocks of 128 keys, which need fewer
         // barriers.
@@ -200,7 +225,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
         v_stages,
         q_stages,
         ctas_per_sm: 1,
-        tma_store: stores_by_tma(q_stages, problem),
+        tma_store: 0,
         stale_max: u32::from(may_be_stale(problem)),
         group_mb: group_mb(problem),
         num_splits: 1,
@@ -217,7 +242,7 @@ pub fn of_rows(problem: &Problem, device: &Device, block_m: u32) -> Option<Forwa
     let fits_pages = |page_size: i64| page_size % i64::from(keys) == 0 || takes_boxes;
     let keys = if problem.features.paged.is_none_or(fits_pages) { keys } else { 64 };
     let flows = [(keys, stages)].into_iter().chain(smaller(64)).chain(smaller(48));
-    flows.map(config).find(|config| config.fits(problem, device))
+    flows.map(config).map(|config| stored_by_tma(config, problem)).find(|config| config.fits(problem, device))
 }
 
 /// MB of K and V in a group of heads, 0 for one group of all. Where keys are few, fewer MB were

@@ -4,7 +4,7 @@
 use super::forward_alternatives;
 use super::forward_geometry::ForwardKnobs;
 use super::forward_heuristic::{
-    decode_rows, decode_splits, of_rows, reading_keys, rows_by_preference, stores_by_tma, tile_of_full_device,
+    decode_rows, decode_splits, of_rows, reading_keys, rows_by_preference, stored_by_tma, tile_of_full_device,
 };
 use super::warpgroup::WARPGROUP_ROWS;
 use super::work;
@@ -35,7 +35,7 @@ fn of_long_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Op
     let is_tall = config.block_m > WARPGROUP_ROWS && config.num_splits == 1 && config.decode_rows == 0;
     let is_served = (97..=128).contains(&problem.head_dim.max(problem.head_dim_v)) && is_plain && is_causal && is_tall;
     let tile = ForwardKnobs { block_m: 128, block_n: 128, k_stages: 2, v_stages: 2, q_stages: 2, ..*config };
-    let tile = ForwardKnobs { tma_store: stores_by_tma(tile.q_stages, problem), ..tile };
+    let tile = stored_by_tma(tile, problem);
     Some(tile).filter(|tile| is_served && tile.fits(problem, device))
 }
 

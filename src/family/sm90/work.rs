@@ -96,6 +96,9 @@ struct ForwardCosts {
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
     /// product with the Q before.
     one_q_slot: f64,
+    /// More of them where O is stored by TMA from a buffer instead: a negative number, since the
+    /// others have a share of stores from registers.
+    stored_apart: f64,
     /// More cycles of a block of 64 keys and 128 columns but the first, where V has one slot.
     one_v_slot: f64,
     /// Whether loads are known to bound a launch.
@@ -114,6 +117,7 @@ const COSTS: ForwardCosts = ForwardCosts {
     column: 1.7,
     split: 3500.0,
     one_q_slot: 425.0,
+    stored_apart: -900.0,
     one_v_slot: 600.0,
     loads: true,
     slows_on_long_heads,
@@ -130,6 +134,7 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     column: 13.0,
     split: 7000.0,
     one_q_slot: 0.0,
+    stored_apart: 0.0,
     one_v_slot: 0.0,
     loads: false,
     slows_on_long_heads: |_, _| false,
@@ -142,6 +147,7 @@ struct ForwardTile {
     num_splits: u32,
     ctas_per_sm: u32,
     has_one_q_slot: bool,
+    stores_apart: bool,
     has_one_v_slot: bool,
     costs: &'static ForwardCosts,
 }
@@ -149,7 +155,9 @@ struct ForwardTile {
 pub fn forward(knobs: &ForwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &ForwardKnobs { block_m, block_n, num_splits, ctas_per_sm, q_stages, v_stages, .. } = knobs;
     let (has_one_q_slot, has_one_v_slot, costs) = (q_stages == 1, v_stages == 1, &COSTS);
-    let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
+    let stores_apart = knobs.stores_apart();
+    let tile =
+        ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
     let work = of_forward(&tile, problem, device)?;
     Some(match problem.features.eight_bits {
         None => work,
@@ -185,8 +193,9 @@ fn with_cycles(work: Work, share: f64) -> Work {
 
 pub fn fp8_forward(knobs: &Fp8Knobs, problem: &Problem, device: &Device) -> Option<Work> {
     let &Fp8Knobs { block_m, block_n, num_splits, .. } = knobs;
-    let (ctas_per_sm, has_one_q_slot, has_one_v_slot, costs) = (1, false, false, &FP8_COSTS);
-    let tile = ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, has_one_v_slot, costs };
+    let (ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs) = (1, false, false, false, &FP8_COSTS);
+    let tile =
+        ForwardTile { block_m, block_n, num_splits, ctas_per_sm, has_one_q_slot, stores_apart, has_one_v_slot, costs };
     let work = of_forward(&tile, problem, device)?;
     Some(if knobs.transposes_before() { with_transposed_v(work, problem) } else { work })
 }
@@ -231,7 +240,11 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     let is_masked = tiles_differ(problem);
     let of_split = if splits > 1.0 { costs.split } else { 0.0 };
     let dim = problem.head_dim as f64;
-    let of_q_slot = |ctas: f64| if tile.has_one_q_slot { (costs.one_q_slot + dim) / ctas } else { 0.0 };
+    let of_q_slot = |ctas: f64| match (tile.has_one_q_slot, tile.stores_apart) {
+        (_, true) => costs.stored_apart,
+        (true, false) => (costs.one_q_slot + dim) / ctas,
+        (false, false) => 0.0,
+    };
     let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
     let tile_end = |ctas: f64| costs.end + columns_of_o * ctas + of_split + of_q_slot(ctas);
     let of_v_slot = if tile.has_one_v_slot { costs.one_v_slot * (block_n / 64.0) * (dim / 128.0) } else { 0.0 };

@@ -56,11 +56,11 @@ __device__ __forceinline__ void skip_slot_v(const Shared& shared, Ring<kVStages>
     ring.advance();
 }
 
-// Passes the Q slot of a tile whose keys no row of the warpgroup sees. With kTmaStore the tile's O
-// goes to that slot. Then the slot before the ring's, which holds the last stored O (the kernel's
+// Passes the Q slot of a tile whose keys no row of the warpgroup sees. With kStoresFromQ the tile's
+// O goes to that slot. Then the slot before the ring's, which holds the last stored O (the kernel's
 // o_slot), is released once its copy has ended.
 __device__ __forceinline__ void skip_slot_q(const Shared& shared, Ring<kQStages>& ring, const Tile& tile, const int& consumer, const bool& arrives) {
-    if constexpr (kTmaStore) {
+    if constexpr (kStoresFromQ) {
         if (tile.blocks > 0) {
             if (arrives) {
                 bulk_wait_read();

@@ -55,10 +55,17 @@ constexpr int kBytesScales = kHasTileScales ? TileSlots::kSlots * 8 : kKStages *
 constexpr bool kWarpsReleaseK = kHasBlockMask || kHasSlotScales || kHasKeyFactors;
 constexpr bool kKeepsFirstK = kHasSlotScales || kHasKeyFactors;
 
+// Where O leaves by TMA from: with two Q slots from its tile's slot, and with one from a buffer of
+// each consumer for half of the boxes.
+constexpr bool kStoresFromQ = kTmaStore && kQStages == 2;
+constexpr bool kStoresApart = kTmaStore && !kStoresFromQ;
+constexpr int kBoxesO = kStoresApart ? kBoxesV / 2 : 1;
+constexpr int kBytesO = kStoresApart ? kBoxesO * 64 * kBoxRowBytes : 0;
+
 constexpr int kBytesQ = kBoxesQK * 64 * kBoxRowBytes;  // one warpgroup's rows
 constexpr int kBytesK = kBoxesQK * kBlockN * kBoxRowBytes;
 constexpr int kBytesV = kBoxesV * kBlockN * kBoxRowBytes;
-constexpr int kSlotBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV;
+constexpr int kSlotBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK + kVStages * kBytesV + kConsumers * kBytesO;
 constexpr int kBarrierBytes = 1024;
 // The merged O of a batch-invariant tile (device/attention/fixed_order.cuh). Four consumers have no
 // registers for it, three of more than 64 columns and two of more than 128. It then is in pieces of
@@ -77,9 +84,10 @@ static_assert((kBarriersKV + kBarriersQ + kBarriersBytes) * 8 + 16 + TileSlots::
               "barriers and slots");
 
 struct Shared {
-    uint32 q;         // [kQStages][kConsumers][box][64 rows]: Q of a tile; with kTmaStore then its O
+    uint32 q;         // [kQStages][kConsumers][box][64 rows]: Q of a tile; with kStoresFromQ then its O
     uint32 k;         // [kKStages][box][kBlockN keys]: one K block, read by all consumers
     uint32 v;         // [kVStages][box][kBlockN keys]: one V block, read by all consumers
+    uint32 o;         // [kConsumers][kBoxesO][64 rows]: a part of O on its way to device memory
     uint32 merged;    // [kConsumers]: O of the segments that a tile has merged, with kMergesInPieces
     uint32 scales;    // [nth tile or slot of K][K, V]: the scales of 8-bit keys
     uint32 barriers;  // of K, V and Q in this order: for each slot `full`, then for each slot `empty`; then `bytes` of K and V
@@ -92,7 +100,8 @@ struct Shared {
         q = (shared_address(bytes) + 1023) & ~1023u;
         k = q + kQStages * kConsumers * kBytesQ;
         v = k + kKStages * kBytesK;
-        merged = v + kVStages * kBytesV;
+        o = v + kVStages * kBytesV;
+        merged = o + kConsumers * kBytesO;
         scales = merged + kConsumers * kBytesMerged;
         barriers = scales + kBytesScales;
         tiles = {(barriers + (kBarriersKV + kBarriersQ + kBarriersBytes) * 8 + 15) & ~15u};
@@ -101,6 +110,8 @@ struct Shared {
     __device__ __forceinline__ uint32 q_slot(int slot, int consumer) const { return q + (slot * kConsumers + consumer) * kBytesQ; }
     __device__ __forceinline__ uint32 k_slot(int slot) const { return k + slot * kBytesK; }
     __device__ __forceinline__ uint32 v_slot(int slot) const { return v + slot * kBytesV; }
+
+    __device__ __forceinline__ uint32 o_slot(int consumer) const { return o + consumer * kBytesO; }
 
     __device__ __forceinline__ uint32 tile_scales(uint32 nth) const { return scales + nth % TileSlots::kSlots * 8; }
     __device__ __forceinline__ uint32 slot_scales(int slot) const { return scales + slot * kSlotScaleBytes; }

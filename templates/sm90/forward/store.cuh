@@ -1,6 +1,7 @@
 // What becomes of O at the end of a tile in the sm90 forward kernel: the factors of its rows, and
-// one of three stores. With kTmaStore O goes from a consumer warpgroup's registers to a Q slot
-// (shared.cuh) and from there to device memory by TMA. The other stores are store_partial
+// one of four stores. With kTmaStore O goes from a consumer warpgroup's registers to shared memory
+// (shared.cuh) and from there to device memory by TMA: to a Q slot, or with a single Q slot to a
+// buffer for a part of its columns at a time. The other stores are store_partial
 // (store_partial.cuh) and store_rows (device/layout/store_rows.cuh).
 
 #include "device/attention/row_softmax.cuh"
@@ -44,5 +45,28 @@ __device__ __forceinline__ void store_by_tma(const Output& o, uint32 boxes, int 
             tma_store(map_out, boxes + box * 64 * kBoxRowBytes, box * kBoxCols, share.row, tile.head, rows);
         }
         tma_store_commit();
+    }
+}
+
+// The same through the consumer's buffer at `boxes`, kBoxesO boxes at a time. A part waits until
+// TMA has read the part before from the buffer. The first part waits for the last tile's last one.
+__device__ __forceinline__ void store_in_parts(const Output& o, uint32 boxes, int barrier, int thread,
+                                               const KernelParams& params, const TensorMap& map_out, const Tile& tile,
+                                               const Share& share, const Sequence& sequence) {
+    const MapRows rows = map_rows_q(params, sequence, params.map_rows_o);
+    #pragma unroll
+    for (int first = 0; first < kBoxesV; first += kBoxesO) {
+        if (thread == 0) bulk_wait_read();
+        warpgroup_barrier(barrier);  // the buffer is free
+        write_boxes(boxes, thread / 32 * 16, o, thread % 32, first * 8, min(kOTiles, (first + kBoxesO) * 8));
+        fence_async_proxy();
+        warpgroup_barrier(barrier);  // all four warps have written the part, and TMA sees it
+        if (thread == 0) {
+            #pragma unroll
+            for (int box = first; box < min(kBoxesV, first + kBoxesO); ++box) {
+                tma_store(map_out, boxes + (box - first) * 64 * kBoxRowBytes, box * kBoxCols, share.row, tile.head, rows);
+            }
+            tma_store_commit();
+        }
     }
 }

@@ -37,7 +37,7 @@ constexpr int kTileBytes = kQStages * kConsumers * kBytesQ + kKStages * kBytesK 
 constexpr int kBarriersKV = 2 * (kKStages + kVStages + kVtStages), kBarriersQ = 2 * kQStages * kConsumers;
 constexpr int kAllBarriers = kBarriersKV + kBarriersQ;
 constexpr int kBarrierBytes = 1024;
-constexpr bool kTmaStore = false;  // no Q slot takes a tile's O; a slot of its own does with kStoresByTma
+constexpr bool kStoresFromQ = false;  // no Q slot takes a tile's O; a slot of its own does with kStoresByTma
 constexpr int kTransposers = 3;  // warps that transpose V; the fourth one of the producer warpgroup loads
 constexpr int kProducers = kReadsImages ? 1 : kTransposers + 1;  // warps that take tiles
 
