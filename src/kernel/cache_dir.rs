@@ -56,17 +56,19 @@ impl From<Refusal> for String {
 /// Resolves the cache folder: `FLASHTUNE_CACHE_DIR`, else `setting`, else
 /// `$XDG_CACHE_HOME/flashtune`, else `$HOME/.cache/flashtune`. None means memory only. An empty
 /// variable counts as unset. So does a relative XDG_CACHE_HOME or HOME, by the XDG Base Directory
-/// Specification.
+/// Specification. A relative path of the other two is one of the working directory of this moment:
+/// a process that changes it later, as daemons do, keeps its cache.
 pub fn resolve(setting: Option<&Path>) -> Option<PathBuf> {
     resolve_with(setting, environment::variable)
 }
 
 fn resolve_with(setting: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    path("FLASHTUNE_CACHE_DIR")
+    let folder = path("FLASHTUNE_CACHE_DIR")
         .or_else(|| setting.filter(|setting| !setting.as_os_str().is_empty()).map(Path::to_path_buf))
         .or_else(|| path("XDG_CACHE_HOME").filter(|base| base.is_absolute()).map(|base| base.join("flashtune")))
-        .or_else(|| path("HOME").filter(|home| home.is_absolute()).map(|home| home.join(".cache/flashtune")))
+        .or_else(|| path("HOME").filter(|home| home.is_absolute()).map(|home| home.join(".cache/flashtune")));
+    folder.map(|folder| std::path::absolute(&folder).unwrap_or(folder))
 }
 
 /// Creates the folder and its missing parents with mode 0700. Checks that the folder belongs to
@@ -161,6 +163,13 @@ mod tests {
         assert_eq!(resolved(None, &all[2..]), Some("/h/.cache/flashtune".into()));
         assert_eq!(resolved(None, &[]), None);
         assert_eq!(resolved(None, &[("FLASHTUNE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "x"), ("HOME", "")]), None);
+    }
+
+    #[test]
+    fn a_relative_folder_is_below_the_working_directory_of_its_resolution() {
+        let expected = Some(std::env::current_dir().unwrap().join("r"));
+        assert_eq!(resolved(Some("r"), &[]), expected);
+        assert_eq!(resolved(None, &[("FLASHTUNE_CACHE_DIR", "r")]), expected);
     }
 
     #[test]
