@@ -12,6 +12,7 @@ use crate::files;
 use crate::kernel::cache_dir;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,12 +205,15 @@ impl Store {
 
     /// Those of killed processes. Only holders of the lock publish files in this folder.
     fn remove_temporaries(&self) {
-        let folder = self.lock.parent().unwrap_or(Path::new("."));
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.folder()).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY_PREFIX) {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
+    }
+
+    fn folder(&self) -> &Path {
+        self.lock.parent().unwrap_or(Path::new("."))
     }
 
     /// The lock ends with the guard, or if the process is killed.
@@ -219,7 +223,15 @@ impl Store {
         let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
-        let file = options.open(&self.lock).map_err(named)?;
+        let file = match options.open(&self.lock) {
+            // Somebody removed the cache folder while this process ran.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                cache_dir::secure(self.folder())?;
+                options.open(&self.lock)
+            }
+            opened => opened,
+        };
+        let file = file.map_err(named)?;
         files::require_regular(&file).and_then(|()| files::require_own(&file)).map_err(named)?;
         loop {
             match file.try_lock() {

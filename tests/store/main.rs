@@ -229,6 +229,22 @@ fn damage_of_the_journal_costs_the_lines_that_it_hits() {
 }
 
 #[test]
+fn a_cache_folder_that_is_removed_meanwhile_is_made_anew() {
+    let base = tempfile::tempdir().unwrap();
+    let cache = base.path().join("cache");
+    let store = filled(&cache);
+    store.read();
+    std::fs::remove_dir_all(&cache).unwrap();
+    let change = ("key".to_owned(), Some("value".to_owned()));
+    let entries = store.write(&[change], DEADLINE).unwrap();
+    assert_eq!(entries.len(), 1);
+    // The caller gives back what it knows.
+    assert!(store.has_begun_anew());
+    assert_eq!(Store::in_folder(&cache).unwrap().read(), entries);
+    assert_eq!(cache.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
 fn a_line_that_a_killed_writer_left_unfinished_is_no_damage() {
     let folder = tempfile::tempdir().unwrap();
     let before = filled(folder.path()).read();
