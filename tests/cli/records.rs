@@ -200,6 +200,52 @@ fn ctrl_c_keeps_finished_records() {
     assert_eq!(json_lines(&run(&cache, &["records", "list", "--device", "cpu", "--json"])).len(), records.len());
 }
 
+#[test]
+fn an_output_with_anything_but_records_stays_and_nothing_is_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    for (text, reason) in [("notes\n", "line 1: "), ("\n{\"key\":\"of another version\"}\n", "line 2: ")] {
+        let output = write(folder.path(), "out.jsonl", text);
+        let (problems, output) = (problems.to_str().unwrap(), output.to_str().unwrap());
+        let run = run(folder.path(), &["autotune", "--device", "cpu", "--problems", problems, "--output", output]);
+        assert_eq!(run.status.code(), Some(1), "{}", stderr(&run));
+        assert!(stderr(&run).contains(&format!("out.jsonl: {reason}")), "{}", stderr(&run));
+        assert!(!stderr(&run).contains("[1/"), "{}", stderr(&run));
+        assert_eq!(std::fs::read_to_string(output).unwrap(), text);
+    }
+    let missing = ["autotune", "--device", "cpu", "--preset", "all", "--output", "/nowhere/out.jsonl"];
+    let run = run(folder.path(), &missing);
+    assert_eq!(stderr(&run), "flashtune: /nowhere/out.jsonl: its folder does not exist\n");
+}
+
+#[test]
+fn no_output_replaces_an_input_or_another_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (problems, records) = (path("problems.jsonl"), path("records.jsonl"));
+    write(folder.path(), "problems.jsonl", SMALL);
+    write(folder.path(), "records.jsonl", &(crate::h200_records().swap_remove(0).to_line().unwrap() + "\n"));
+    std::os::unix::fs::symlink(&records, path("link")).unwrap();
+    let tune = ["autotune", "--device", "cpu", "--problems", &problems];
+    let pack = ["pack", "--arch", "sm_90", "--problems", &problems];
+    for (command, more) in [
+        (&["report"][..], &[&records, "--output", &path("link")][..]),
+        (&["report"], &["--log", &records, "--output", &records]),
+        (&tune, &["--report", &problems]),
+        (&tune, &["--log", &path("new"), "--report", &path("./new")]),
+        (&tune, &["--output", &path("new"), "--log", &path("new")]),
+        (&pack, &["--output", &problems]),
+        (&pack, &["--records", &records, "--output", &records]),
+    ] {
+        let output = run(folder.path(), &[command, more].concat());
+        assert_eq!(output.status.code(), Some(2), "{command:?} {more:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains("; give two"), "{command:?} {more:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_to_string(&problems).unwrap(), SMALL);
+    assert!(std::fs::read_to_string(&records).unwrap().starts_with("{\"key\""));
+    assert!(!Path::new(&path("new")).exists());
+}
+
 /// A line of a record as this library writes it, tuned in a cache of its own.
 fn tuned_line(folder: &Path) -> String {
     let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);

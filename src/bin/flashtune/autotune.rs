@@ -5,6 +5,7 @@
 use crate::device::DeviceArg;
 use crate::failure::{Failure, print_json, usage};
 use crate::names::by_name;
+use crate::places;
 use crate::problems;
 use crate::progress::Display;
 use crate::records::MAX_FILE_BYTES;
@@ -79,10 +80,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
             usage(format_args!("--time-limit is {seconds}; it must be a number of seconds, at least 0"))
         })?),
     };
+    require_places(&args)?;
     let device = args.device.unwrap_or_default();
     let engine = device.engine()?;
     let mut log = args.log.as_deref().map(Log::open).transpose().map_err(Failure::Failed)?;
-    args.report.as_deref().map_or(Ok(()), report::require_place)?;
     let stop = stop_on_signal()?;
     let mut pass = Pass {
         engine: &engine,
@@ -226,6 +227,15 @@ impl Pass<'_> {
     }
 }
 
+/// An error for a file that the run could not write in the end, or that it would destroy.
+fn require_places(args: &Args) -> Result<(), Failure> {
+    let (problems, output) = (args.problems.as_deref(), args.output.as_deref());
+    let (log, report) = (args.log.as_deref(), args.report.as_deref());
+    places::require_apart(&[("--problems", problems), ("--output", output), ("--log", log), ("--report", report)])?;
+    output.into_iter().chain(report).try_for_each(places::require_place)?;
+    output.map_or(Ok(()), |path| records_of(path).map(drop))
+}
+
 /// Ctrl-C and SIGTERM end the run after the current step; a second signal ends it at once.
 fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -269,13 +279,23 @@ pub fn utilisation(of_ceiling: Option<f64>) -> String {
 /// Merges new records into a file. They replace records of the same device and key; the others
 /// stay.
 fn add_to(path: &Path, records: Vec<Record>) -> Result<(), Failure> {
+    let all: Vec<Record> = records.into_iter().chain(records_of(path)?).collect();
+    record::write_file(path, all)?;
+    Ok(())
+}
+
+/// The records of a file; none if it does not exist. A file with anything else is an error: it
+/// would lose that.
+fn records_of(path: &Path) -> Result<Vec<Record>, Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", path.display()));
-    let before = match files::read_text(path, MAX_FILE_BYTES) {
-        Ok(text) => record::read_lines(&text).0,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+    let text = match files::read_text(path, MAX_FILE_BYTES) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(&error)),
     };
-    let all: Vec<Record> = records.into_iter().chain(before).collect();
-    record::write_file(path, all).map_err(|error| failed(&error))?;
-    Ok(())
+    let (records, ignored) = record::read_lines(&text);
+    match ignored.first() {
+        None => Ok(records),
+        Some((line, reason)) => Err(failed(&format_args!("line {line}: {reason}"))),
+    }
 }

@@ -15,6 +15,7 @@ mod memory;
 mod model_error;
 mod names;
 mod pack;
+mod places;
 mod presets;
 mod problems;
 mod progress;

@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, print_json, usage};
 use crate::names::by_name;
+use crate::places;
 use crate::problems;
 use flashtune::device::{Arch, Device};
 use flashtune::files;
@@ -78,6 +79,15 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
             return Err(usage(format_args!("--arch is {arch}; kernels are for sm_80 and later")));
         }
     }
+    let inputs = args
+        .records
+        .iter()
+        .map(|file| ("--records", file))
+        .chain(args.problems.iter().map(|file| ("--problems", file)));
+    for (name, file) in inputs {
+        places::require_apart(&[(name, Some(file)), ("--output", Some(output))])?;
+    }
+    places::require_place(output)?;
     let mut archs = args.arch.clone();
     archs.sort_unstable();
     archs.dedup();

@@ -12,6 +12,7 @@ mod text;
 
 use crate::device::DeviceArg;
 use crate::failure::{Failure, usage};
+use crate::places;
 use crate::records::MAX_FILE_BYTES;
 use crate::tuning_log::{self, Entry};
 use flashtune::device::Device;
@@ -46,22 +47,16 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if is_of_files && args.device.is_some() {
         return Err(usage("--device names the device of this machine's records; records of files name their own"));
     }
+    let inputs = args.records.iter().chain(&args.logs);
+    inputs.into_iter().try_for_each(|input| {
+        places::require_apart(&[("the records", Some(input)), ("--output", Some(&args.output))])
+    })?;
+    places::require_place(&args.output)?;
     let input = match is_of_files {
         true => of_files(&args.records, &args.logs)?,
         false => of_machine(&args.device.unwrap_or_default().engine()?)?,
     };
     write(input, &args.output)
-}
-
-/// An error if no page can be written there, for a run that takes hours before it writes one.
-pub fn require_place(output: &Path) -> Result<(), Failure> {
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let reason = match output.symlink_metadata() {
-        Ok(found) if !found.is_file() && !found.is_symlink() => "it is not a regular file",
-        _ if !folder.is_dir() => "its folder does not exist",
-        _ => return Ok(()),
-    };
-    Err(Failure::Failed(format!("{}: {reason}", output.display())))
 }
 
 /// The page of a tuning run.
