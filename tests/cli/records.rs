@@ -246,6 +246,25 @@ fn no_output_replaces_an_input_or_another_output() {
     assert!(!Path::new(&path("new")).exists());
 }
 
+#[test]
+fn a_run_that_nothing_reads_ends_and_its_files_have_what_it_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    write(folder.path(), "problems.jsonl", SMALL);
+    let mut command = flashtune(folder.path());
+    command.args(["autotune", "--device", "cpu", "--json", "--problems", &path("problems.jsonl")]);
+    command.args(["--output", &path("out.jsonl"), "--log", &path("log.jsonl")]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let run = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(run.status.code(), Some(1), "{}", stderr(&run));
+    assert!(stderr(&run).contains("1 of 2 problems have a record, 0 failed, 1 are left"), "{}", stderr(&run));
+    assert!(stderr(&run).contains("standard output: Broken pipe"), "{}", stderr(&run));
+    for name in ["out.jsonl", "log.jsonl"] {
+        assert_eq!(std::fs::read_to_string(path(name)).unwrap().lines().count(), 1, "{name}");
+    }
+}
+
 /// A line of a record as this library writes it, tuned in a cache of its own.
 fn tuned_line(folder: &Path) -> String {
     let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);

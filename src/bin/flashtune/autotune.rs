@@ -96,15 +96,23 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let display = Display::new(problems.len());
     let (mut records, mut entries, mut failures, mut left) = (Vec::new(), Vec::new(), 0, 0);
-    let mut lost = None;
+    let (mut lost, mut is_heard) = (None, true);
     for (index, problem) in problems.iter().enumerate() {
+        if !is_heard {
+            left += 1;
+            continue;
+        }
         let name = key::record_key(problem);
         let (tuned, run) = pass.tune(problem, &name, &display);
         let entry = match tuned {
             Tuned::Record(record) => {
                 display.finish_one(index, &summary(&name, &record));
-                if args.json {
-                    print_json(&record)?;
+                if args.json
+                    && let Err(failure) = print_json(&record)
+                {
+                    // The run ends, and its files get what it has.
+                    lost = Some(failure);
+                    is_heard = false;
                 }
                 records.push(Record::clone(&record));
                 Entry { run, ..Entry::of_record(*record) }
@@ -139,6 +147,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let over = match (left, pass.stop.load(Ordering::Relaxed)) {
         (0, _) => "",
+        _ if !is_heard => ", nothing reads standard output",
         (_, true) => ", stopped by a signal; run it again to continue",
         (_, false) => ", the time limit is over; run it again to continue",
     };
