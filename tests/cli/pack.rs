@@ -168,6 +168,17 @@ fn a_pack_has_the_kernels_that_every_gpu_with_shipped_records_chooses() {
 }
 
 #[test]
+fn a_pack_that_is_there_stays_where_no_problem_has_a_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = write(folder.path(), "problems.jsonl", "");
+    let pack = write(folder.path(), "a.pack", "the pack before");
+    let (problems, path) = (problems.to_str().unwrap(), pack.to_str().unwrap());
+    let output = run(folder.path(), &["pack", "--arch", "sm_90", "--problems", problems, "--output", path]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&pack).unwrap(), "the pack before");
+}
+
+#[test]
 fn wrong_usage_of_pack_names_the_argument() {
     let folder = tempfile::tempdir().unwrap();
     let problems = write(folder.path(), "problems.jsonl", PROBLEM);

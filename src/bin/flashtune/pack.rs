@@ -106,6 +106,11 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
     publish(output, &bytes)?;
     let made = Pack::from_bytes(output, bytes).map_err(Failure::Failed)?;
     let manifest = made.manifest();
+    // A pack that is there stays.
+    if manifest.plans.is_empty() {
+        return Err(Failure::Failed("no problem has a place in the pack, and none was written".to_owned()));
+    }
+    publish(output, made.as_bytes())?;
     eprintln!(
         "{}: {} bytes, {} plans and {} operations with {} kernels, {} records; {} problems are left out",
         output.display(),
@@ -116,10 +121,7 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
         manifest.records.len(),
         left_out.len()
     );
-    match manifest.plans.is_empty() {
-        true => Err(Failure::Failed("no problem has a place in the pack".to_owned())),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 fn records(files: &[PathBuf]) -> Result<Vec<Record>, Failure> {

@@ -79,6 +79,11 @@ impl Pack {
         self.bytes.len()
     }
 
+    /// The file itself.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Whether this library renders the texts that the pack was made from; else the reason in one
     /// clause.
     pub fn check_library(&self) -> Result<(), String> {
