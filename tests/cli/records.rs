@@ -265,6 +265,16 @@ fn a_run_that_nothing_reads_ends_and_its_files_have_what_it_tuned() {
     }
 }
 
+#[test]
+fn the_models_error_is_of_all_given_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = crate::h200_records().swap_remove(0).to_line().unwrap();
+    let records = write(folder.path(), "records.jsonl", &format!("{record}\n{{}}\n"));
+    let output = run(folder.path(), &["records", "model-error", records.to_str().unwrap()]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+    assert!(stderr(&output).contains("records.jsonl: line 2: missing field"), "{}", stderr(&output));
+}
+
 /// A line of a record as this library writes it, tuned in a cache of its own.
 fn tuned_line(folder: &Path) -> String {
     let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);

@@ -95,8 +95,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Verify { files } => verify::run(&texts(&files)?, files.is_empty()),
         Command::ModelError { json, files } => {
             let texts = texts(&files)?;
-            let records: Vec<Record> = texts.iter().flat_map(|(_, text)| record::read_lines(text).0).collect();
-            model_error::run(&records, json)
+            model_error::run(&read(&texts)?, json)
         }
         Command::ChoiceError { no_records, arch, files } => {
             let device = Device::typical(arch).ok_or_else(|| Failure::Failed(format!("no GPU of {arch} is known")))?;
@@ -110,6 +109,20 @@ pub fn run(args: Args) -> Result<(), Failure> {
             choice_error::run(&timed, records, &device)
         }
     }
+}
+
+/// All records of these texts. A line that is none is an error: a figure without it would tell of
+/// other records than those that were given.
+fn read(texts: &[(String, String)]) -> Result<Vec<Record>, Failure> {
+    let mut records = Vec::new();
+    for (path, text) in texts {
+        let (found, ignored) = record::read_lines(text);
+        if let Some((line, reason)) = ignored.first() {
+            return Err(Failure::Failed(format!("{path}: line {line}: {reason}")));
+        }
+        records.extend(found);
+    }
+    Ok(records)
 }
 
 /// Each file's name and text, or those of the shipped records.
