@@ -32,6 +32,25 @@ fn an_unknown_field_of_a_problem_file_is_an_error_that_names_the_known_ones() {
 }
 
 #[test]
+fn fields_of_a_problem_file_need_and_exclude_what_the_options_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for (fields, message) in [
+        (r#""fp8_q":true"#, "fp8_q is true without kv_dtype"),
+        (r#""keys_per_scale":128"#, "keys_per_scale is given without kv_dtype"),
+        (r#""mask":true,"mask_bits":true"#, "mask and mask_bits are both true"),
+    ] {
+        let problems = write(folder.path(), "problems.jsonl", &SMALL.replace('}', &format!(",{fields}}}")));
+        let output = run(folder.path(), &["bench", "--device", "cpu", "file", problems.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(2), "{fields}: {}", stderr(&output));
+        assert!(stderr(&output).contains(&format!("problems.jsonl:1: {message}")), "{}", stderr(&output));
+    }
+    // Starts of keys are for the forward pass, which such a line means.
+    let problems = write(folder.path(), "problems.jsonl", &SMALL.replace('}', r#","key_starts":true}"#));
+    let args = ["bench", "--device", "cpu", "--json", "--runs", "1", "file", problems.to_str().unwrap()];
+    assert_eq!(crate::json_lines(&run(folder.path(), &args)).len(), 1);
+}
+
+#[test]
 fn exit_code_is_2_for_bad_usage_and_1_for_failure() {
     let folder = tempfile::tempdir().unwrap();
     let bad =
@@ -48,6 +67,9 @@ fn exit_code_is_2_for_bad_usage_and_1_for_failure() {
         (&["autotune", "--device", "cpu", "--problems", bad], "bad.jsonl:2"),
         (&["autotune", "--device", "cpu", "--problems", wrong], "num_heads_q is 3"),
         (&["autotune", "--device", "cpu", "--preset", "gpt2", "--time-limit=-1"], "time-limit"),
+        (&["bench", "--device", "cpu", "--runs", "0", "preset", "gpt2"], "--runs"),
+        (&["render-merge", "--arch", "cpu"], "--arch is cpu"),
+        (&["render-kv-append", "--arch", "sm_75"], "--arch is sm_75"),
         (&["render", "--arch", "sm_90", "--pass", "forward", "--head-dim", "513"], "head_dim is 513"),
         (&["render", "--arch", "sm_90", "--pass", "sideways", "--head-dim", "64"], "`forward` or `backward`"),
         (&["render", "--arch", "sm_75", "--pass", "forward", "--head-dim", "64"], "sm_75"),

@@ -20,8 +20,8 @@ pub struct Args {
     #[command(subcommand)]
     what: What,
     /// Number of runs with cold caches; the median is printed
-    #[arg(long, default_value = "20", global = true)]
-    runs: usize,
+    #[arg(long, default_value = "20", global = true, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
     /// Print one JSON line for each problem
     #[arg(long, global = true)]
     json: bool,
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let engine = args.device.unwrap_or_default().engine()?;
     for problem in &problems {
-        let timing = time(&engine, problem, args.runs.max(1))?;
+        let timing = time(&engine, problem, args.runs as usize)?;
         if args.json {
             print_json(&timing)?;
         } else {

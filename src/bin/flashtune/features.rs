@@ -52,9 +52,19 @@ pub struct FeatureArgs {
 }
 
 impl FeatureArgs {
-    /// Whether the backward pass lacks one of these features.
-    pub fn is_forward_alone(&self) -> bool {
-        self.page_size.is_some() || self.kv_dtype.is_some() || self.kv_int4.is_some()
+    /// What the command line says by `requires` and `conflicts_with`, for a line of a problem file.
+    pub fn check(&self) -> Result<(), &'static str> {
+        match (self.kv_dtype, self.fp8_q, self.keys_per_scale) {
+            (None, true, _) => Err("fp8_q is true without kv_dtype; q is e4m3 beside k and v of e4m3 alone"),
+            (None, false, 1..) => Err("keys_per_scale is given without kv_dtype; keys of 16 bits have no scales"),
+            _ if self.mask && self.mask_bits => Err("mask and mask_bits are both true; a problem has one mask"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether no backward pass has these features.
+    pub fn are_forward_only(&self) -> bool {
+        self.page_size.is_some() || self.kv_dtype.is_some() || self.kv_int4.is_some() || self.key_starts
     }
 
     /// The problem with these features. Features of the backward pass stay off in a forward pass.

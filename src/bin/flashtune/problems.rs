@@ -37,7 +37,7 @@ struct Line {
     /// The widest layout that the dtype and the head dims allow. A wider one is replaced by it,
     /// since no call has such a layout.
     layout: Option<Layout>,
-    /// All off. A problem with pages or with 8 bits has no backward pass.
+    /// All off. A problem with pages, with starts of keys or with 8 bits has no backward pass.
     #[serde(flatten)]
     features: FeatureArgs,
 }
@@ -50,8 +50,13 @@ impl Line {
         let known = Line::fields();
         match given.into_iter().flatten().find(|(name, _)| !known.contains(name)) {
             Some((name, _)) => Err(format!("unknown field `{name}`, expected one of {}", known.join(", "))),
-            None => serde_json::from_str(text).map_err(|error| error.to_string()),
+            None => serde_json::from_str(text).map_err(|error| error.to_string()).and_then(Line::checked),
         }
+    }
+
+    fn checked(self) -> Result<Line, String> {
+        self.features.check()?;
+        Ok(self)
     }
 
     fn fields() -> Vec<String> {
@@ -84,7 +89,7 @@ impl Line {
         let of_pass = |pass| self.features.on(plain(pass)).without_idle_causal();
         match self.pass {
             Some(pass) => vec![of_pass(pass)],
-            None if self.features.is_forward_alone() => vec![of_pass(Pass::Forward)],
+            None if self.features.are_forward_only() => vec![of_pass(Pass::Forward)],
             None => vec![of_pass(Pass::Forward), of_pass(Pass::Backward)],
         }
     }

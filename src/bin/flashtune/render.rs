@@ -103,8 +103,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let plain = args.class.problem(&args.shape, 4096)?;
     let layout = args.layout.map_or(plain.layout, |layout| plain.layout.max(layout));
     let problem = Problem { layout, ..plain };
-    let device = Device::typical(args.arch)
-        .ok_or_else(|| usage(format_args!("--arch is {}; kernels are for sm_80 and later", args.arch)))?;
+    let device = typical(args.arch)?;
     family::supported(&problem, &device).map_err(usage)?;
     let config = config(heuristic(&problem, &device, args.family.as_deref())?, &problem, &device, &args.config)?;
     match &args.cubin {
@@ -118,7 +117,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
+/// The architecture's typical GPU; an error if no kernel is for it.
+fn typical(arch: Arch) -> Result<Device, Failure> {
+    Device::typical(arch).ok_or_else(|| usage(format_args!("--arch is {arch}; kernels are for sm_80 and later")))
+}
+
 pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
+    typical(args.arch)?;
     let partial_dtype = if args.partials_are_fp32 { Dtype::Fp32 } else { args.dtype };
     // A lane loads at most four elements.
     let layout = args.layout.max(Layout::Vec4);
@@ -128,6 +133,7 @@ pub fn run_merge(args: MergeArgs) -> Result<(), Failure> {
 }
 
 pub fn run_kv_append(args: KvAppendArgs) -> Result<(), Failure> {
+    typical(args.arch)?;
     let rotary = RotaryClass {
         dtype: args.dtype,
         table_dtype: if args.tables_are_fp32 { Dtype::Fp32 } else { args.dtype },
