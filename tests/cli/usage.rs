@@ -176,3 +176,29 @@ fn closed_standard_output_does_not_panic() {
         assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
     }
 }
+
+#[test]
+fn a_full_disk_under_standard_output_is_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for args in [&["info"][..], &["doctor"], &["render-merge", "--arch", "sm_90"], &["records", "model-error"]] {
+        let output = flashtune(folder.path()).args(args).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
+        let expected = "flashtune: standard output: No space left on device (os error 28)\n";
+        assert_eq!(stderr(&output), expected, "{args:?}");
+    }
+}
+
+#[test]
+fn a_tuning_run_survives_a_standard_error_that_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let problems = write(folder.path(), "problems.jsonl", SMALL);
+    let args = ["autotune", "--device", "cpu", "--json", "--problems", problems.to_str().unwrap()];
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for stderr in [Stdio::from(writer), Stdio::from(full)] {
+        let output = flashtune(folder.path()).args(args).stderr(stderr).output().unwrap();
+        assert_eq!(json_lines(&output).len(), 2);
+    }
+}

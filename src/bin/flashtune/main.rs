@@ -3,6 +3,10 @@
 //! Results go to standard output, progress and log lines to standard error. Exit codes: 0 success,
 //! 1 failure, 2 bad usage, 3 nothing kept (`autotune` and `records import`).
 
+// Its macros are for the modules below.
+#[macro_use]
+mod output;
+
 mod autotune;
 mod bench;
 mod choice_error;
