@@ -343,6 +343,16 @@ fn files_that_never_end_or_never_begin_are_errors() {
             assert!(output.status.code() == Some(1) && is_named, "{command:?}: {output:?}");
         }
     }
+    let output = folder.path().join("a.pack");
+    let output = output.to_str().unwrap();
+    for (command, code) in [
+        (&["bench", "--device", "cpu", "file", "/dev/zero"][..], 2),
+        (&["pack", "--arch", "sm_90", "--preset", "gpt2", "--records", "/dev/zero", "--output", output], 1),
+    ] {
+        let output = run(&cache, command);
+        assert!(stderr(&output).contains("/dev/zero: it has more than 268435456 bytes"), "{command:?}: {output:?}");
+        assert_eq!(output.status.code(), Some(code), "{command:?}");
+    }
     // A pipe in the place of a file of the cache costs the records, not the run.
     std::fs::create_dir_all(&cache).unwrap();
     let line = write(folder.path(), "line.jsonl", &tuned_line(folder.path()));

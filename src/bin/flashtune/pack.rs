@@ -5,6 +5,7 @@ use crate::failure::{Failure, print_json, usage};
 use crate::names::by_name;
 use crate::places;
 use crate::problems;
+use crate::records::input_text;
 use flashtune::device::{Arch, Device};
 use flashtune::files;
 use flashtune::kernel::pack::{Manifest, Pack};
@@ -103,7 +104,6 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
     })?;
     bar.finish_and_clear();
     left_out.iter().for_each(|(problem, reason)| eprintln!("{problem} is left out: {reason}"));
-    publish(output, &bytes)?;
     let made = Pack::from_bytes(output, bytes).map_err(Failure::Failed)?;
     let manifest = made.manifest();
     // A pack that is there stays.
@@ -128,7 +128,7 @@ fn records(files: &[PathBuf]) -> Result<Vec<Record>, Failure> {
     let mut records = Vec::new();
     for file in files {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|error| failed(&error))?;
+        let text = input_text(file).map_err(|error| failed(&error))?;
         let (read, ignored) = record::read_lines(&text);
         if let Some((line, reason)) = ignored.first() {
             return Err(failed(&format_args!("line {line}: {reason}")));

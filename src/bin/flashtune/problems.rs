@@ -5,6 +5,7 @@ use crate::failure::{Failure, usage};
 use crate::features::FeatureArgs;
 use crate::names::by_name;
 use crate::presets;
+use crate::records::input_text;
 use flashtune::plan::key;
 use flashtune::problem::{Causal, Dtype, Features, Layout, Pass, Problem};
 use serde::de::IgnoredAny;
@@ -112,7 +113,7 @@ pub fn collect(names: &[String], file: Option<&Path>, dtype: Option<Dtype>) -> R
         }));
     }
     if let Some(path) = file {
-        let text = std::fs::read_to_string(path).map_err(|error| usage(format_args!("{}: {error}", path.display())))?;
+        let text = input_text(path).map_err(|error| usage(format_args!("{}: {error}", path.display())))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let at = |error: &dyn std::fmt::Display| usage(format_args!("{}:{}: {error}", path.display(), number + 1));
             let line = Line::parse(line).map_err(|error| at(&error))?;

@@ -11,6 +11,8 @@ use flashtune::device::{Arch, Device};
 use flashtune::files;
 use flashtune::plan::{Record, record, shipped};
 use serde::Serialize;
+use std::fs::File;
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -75,6 +77,12 @@ enum Command {
 
 /// The largest file of records that is read as a whole.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// The text of an input file, which may be a pipe of the shell (`<(...)`) and must end.
+pub fn input_text(path: &Path) -> std::io::Result<String> {
+    let bytes = files::read_up_to(File::open(path)?, MAX_FILE_BYTES)?;
+    String::from_utf8(bytes).map_err(|_| Error::new(ErrorKind::InvalidData, "it is not UTF-8 text"))
+}
 
 #[derive(Serialize)]
 struct Listed {
