@@ -15,7 +15,7 @@ use flashtune::tune::{Trial, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -243,8 +243,13 @@ pub struct Log {
 
 impl Log {
     /// Reads the log that is there. A file of anything else stays as it is, and that is an error.
+    /// So is the log of a run that has not ended: each would replace the other's lines.
     pub fn open(path: &Path) -> Result<Log, String> {
         let named = |reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
+        let before = files::open(path).ok();
+        if let Some(Err(TryLockError::WouldBlock)) = before.as_ref().map(File::try_lock) {
+            return Err(named(&"another run writes this log; give --log another file"));
+        }
         let text = match files::read_text(path, MAX_FILE_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
@@ -263,6 +268,8 @@ impl Log {
             }
         }
         let (file, bytes) = publish(path, &lines)?;
+        // The lock ends with the file. Without locks, two runs are not told apart.
+        let _ = file.try_lock();
         Ok(Log { path: path.to_owned(), file, bytes, lines })
     }
 
@@ -350,6 +357,20 @@ mod tests {
         std::fs::write(&path, &whole[..20]).unwrap();
         assert!(Log::open(&path).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..20]);
+    }
+
+    #[test]
+    fn two_runs_do_not_write_one_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.jsonl");
+        let mut log = Log::open(&path).unwrap();
+        log.add(&entry(128)).unwrap();
+        let second = Log::open(&path).err().unwrap();
+        assert!(second.contains("log.jsonl: another run writes this log"), "{second}");
+        log.add(&entry(256)).unwrap();
+        log.finish().unwrap();
+        assert_eq!(ids(&path).len(), 2);
+        Log::open(&path).unwrap();
     }
 
     #[test]
