@@ -41,6 +41,7 @@
  * - Ownership: the library never frees what the caller passes in. It keeps a pointer only as long
  *   as the documentation says. Strings that it returns belong to the library.
  * - Threads: any number of threads may use one context at once.
+ * - Stack: a call on a CPU context needs at most 128 KB of its thread's stack.
  * - Streams: on a CUDA context, a launch enqueues its work on a CUstream or cudaStream_t and
  *   returns. On a CPU context, the stream is ignored and the work is done on return.
  * - Capture: a launch whose plan is prepared may be captured into a graph. Without a plan it
