@@ -57,6 +57,9 @@ impl FeatureArgs {
         match (self.kv_dtype, self.fp8_q, self.keys_per_scale) {
             (None, true, _) => Err("fp8_q is true without kv_dtype; q is e4m3 beside k and v of e4m3 alone"),
             (None, false, 1..) => Err("keys_per_scale is given without kv_dtype; keys of 16 bits have no scales"),
+            (Some(_), ..) if self.kv_int4.is_some() => {
+                Err("kv_dtype and kv_int4 are both given; k and v have one format")
+            }
             _ if self.mask && self.mask_bits => Err("mask and mask_bits are both true; a problem has one mask"),
             _ => Ok(()),
         }
