@@ -446,8 +446,8 @@ fn unsplit_group_mb(problem: &Problem, device: &Device) -> u32 {
 /// and of 2,540 took 1.02 and 1.00 times as long, and 1.16 and 1.04 in groups of 16 MB.
 fn has_many_causal_heads(problem: &Problem) -> bool {
     let heads = problem.batch_size * problem.num_heads_kv;
-    let are_plain = problem.features == Features::NONE && is_narrow(problem) && problem.seqlen_k > 256;
-    problem.causal != Causal::None && are_plain && heads >= MANY_HEADS
+    let is_plain = problem.features == Features::NONE && is_narrow(problem) && problem.group_size() == 1;
+    problem.causal != Causal::None && is_plain && problem.seqlen_k > 256 && heads >= MANY_HEADS
 }
 
 const MANY_HEADS: i64 = 32;
