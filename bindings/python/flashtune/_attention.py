@@ -11,7 +11,7 @@ from . import _call, _features
 from ._errors import InvalidArgumentError, UnsupportedError
 
 
-_FORWARD_ONLY = ("block_table", "cache_batch_idx", "leftpad_k", "q_descale", "k_descale", "v_descale")
+_FORWARD_ONLY = ("block_table", "cache_batch_idx", "leftpad_k", "q_descale", "k_descale", "v_descale", "int4_group")
 """The features that the backward pass lacks."""
 
 _modules = {}
@@ -326,12 +326,17 @@ def attention_backward(
     _need_seed(dropout_p, seed)
     opts = _call.options(causal, softmax_scale, dropout_p, deterministic)
     features = features_of(features)
-    for name in _FORWARD_ONLY if features is not None else ():
-        if getattr(features, name) is not None:
-            raise UnsupportedError(f"{name} is given; the backward pass has neither caches nor tensors of 8 bits")
+    refuse_forward_only(features)
     gradients = module_of(q).attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
     has_more = features is not None and (features.bias is not None or features.sinks is not None)
     return gradients if has_more else gradients[:3]
+
+
+def refuse_forward_only(features):
+    """Refuses features that the backward pass lacks."""
+    for name in _FORWARD_ONLY if features is not None else ():
+        if getattr(features, name) is not None:
+            raise UnsupportedError(f"{name} is given; the backward pass has neither caches nor quantised tensors")
 
 
 def features_of(keywords):

@@ -7,7 +7,7 @@ import ctypes
 import operator
 
 from . import _call, _features, _structs
-from ._attention import features_of, module_of
+from ._attention import features_of, module_of, refuse_forward_only
 from ._context import CPU, context
 from ._errors import InvalidArgumentError
 
@@ -231,6 +231,8 @@ def _describe(
 ):  # fmt: skip
     opts = _call.options(causal, None, dropout_p, deterministic, batch_invariant)
     features = features_of(features)
+    if backward:
+        refuse_forward_only(features)
     described = module_of(q).describe(q, k, v, opts, features, backward)
     device, dtype, sizes, (q_ref, k_ref, v_ref), packed, pages, blocks, key_starts, eight = described
     if deterministic and not backward:

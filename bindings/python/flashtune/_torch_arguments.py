@@ -14,7 +14,7 @@ _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def is_observed(q):
-    """Whether something follows the call by its operators, which a launch by addresses is not.
+    """Whether something follows the call by its operators, past which a launch by addresses goes.
 
     That is torch.compile, or a mode: make_fx, fake tensors, selective checkpointing. Or it is the
     class of q, if it computes its operators, as DTensor does. Such a tensor may have no memory.

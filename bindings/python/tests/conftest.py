@@ -58,6 +58,7 @@ _NEEDS_TORCH = {
     "test_serving_vllm.py",
     "test_serving_vllm_models.py",
     "test_torch.py",
+    "test_torch_compile.py",
     "test_torch_drafts.py",
     "test_torch_features.py",
     "test_torch_sdpa.py",

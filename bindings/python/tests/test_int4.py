@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flashtune
-from flashtune import InvalidArgumentError
+from flashtune import InvalidArgumentError, UnsupportedError
 
 BATCH, KEYS, HEADS, HEADS_KV = 2, 70, 4, 2
 FORMS = [(64, 32), (128, 32), (128, 64)]
@@ -108,3 +108,11 @@ def test_appends_refuse_what_does_not_fit():
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             flashtune.kv_append(*caches, k, k, 0, **options)
+
+
+def test_a_backward_pass_refuses_int4():
+    x, lse = np.zeros((1, 2, 1, 64), np.float16), np.zeros((1, 1, 2), np.float32)
+    with pytest.raises(UnsupportedError, match="int4_group is given; the backward pass"):
+        flashtune.attention_backward(x, x, x, x, x, lse, int4_group=32)
+    with pytest.raises(UnsupportedError, match="int4_group is given; the backward pass"):
+        flashtune.plan_info(x, x, x, backward=True, int4_group=32)
