@@ -54,8 +54,8 @@ impl Four {
         let dim = wide.len();
         for (group, wide) in wide.chunks_mut(self.group() as usize).enumerate() {
             let [scale, zero] = self.scale_and_zero(row, dim, group).map(f16::to_f64);
-            // In fp64 the sum is exact, so that fp16 rounds once, as fused operations do.
-            let numbers: [f32; 16] = std::array::from_fn(|n| f16::from_f64(scale * n as f64 + zero).to_f32());
+            // In fp64 the sum is exact.
+            let numbers: [f32; 16] = std::array::from_fn(|n| fp16_of(scale * n as f64 + zero).to_f32());
             let bytes = &row[group * self.group() as usize / 2..];
             for (pair, byte) in wide.chunks_mut(2).zip(bytes) {
                 pair[0] = numbers[usize::from(byte & 15)];
@@ -90,6 +90,16 @@ impl Four {
     }
 }
 
+/// Rounds once, to the nearest, as fused operations do. `f16::from_f64` rounds to fp32 before. So
+/// the fp32 number is made odd where it is inexact, which no tie of fp16 is.
+fn fp16_of(x: f64) -> f16 {
+    let near = x as f32;
+    let rest = x - f64::from(near);
+    let is_final = rest == 0.0 || near.to_bits() & 1 == 1;
+    let toward = if (rest > 0.0) == (near > 0.0) { 1 } else { u32::MAX };
+    f16::from_f32(if is_final { near } else { f32::from_bits(near.to_bits().wrapping_add(toward)) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,9 +128,26 @@ mod tests {
         }
         let mut wide = [0.0; 64];
         four.decode_row(&row, &mut wide);
-        let exact = |n: f64, zero: f16| f16::from_f64(scale.to_f64() * n + zero.to_f64()).to_f32();
-        assert_eq!([wide[0], wide[1], wide[2]], [exact(15.0, zero), exact(4.0, zero), zero.to_f32()]);
-        assert_eq!([wide[32], wide[33], wide[34]], [exact(2.0, f16::ONE), exact(1.0, f16::ONE), 1.0]);
+        // fp16's 0.1 is 1638 / 2^14.
+        assert_eq!([wide[0], wide[1], wide[2]], [0.74951171875, -0.35009765625, -0.75]);
+        assert_eq!([wide[32], wide[33], wide[34]], [1.2001953125, 1.099609375, 1.0]);
+    }
+
+    #[test]
+    fn a_sum_beside_a_tie_rounds_once() {
+        let four = Four::Int4g32;
+        let tiny = f16::from_bits(1);
+        for (scale, zero, number, sum) in
+            [(439.0, tiny, 7, 3074.0), (1025.0, -tiny, 3, 3074.0), (439.0, -tiny, 7, 3072.0)]
+        {
+            let mut row = vec![0u8; four.row_bytes(32) as usize];
+            row[0] = number;
+            row[16..18].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+            row[18..20].copy_from_slice(&zero.to_le_bytes());
+            let mut wide = [0.0; 32];
+            four.decode_row(&row, &mut wide);
+            assert_eq!(wide[0], sum, "{scale} {zero} {number}");
+        }
     }
 
     #[test]

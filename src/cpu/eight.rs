@@ -291,11 +291,12 @@ fn check_rows_of_four(call: &Call, four: Four) -> Result<()> {
         let tensor = Tensor::<u8>::new(view, four.row_bytes(dim) as usize);
         for batch in 0..p.batch_size as usize {
             let sequence = sequences.of(batch);
-            for (head, key) in
-                (0..p.num_heads_kv as usize).flat_map(|head| (0..sequence.seqlen_k).map(move |key| (head, key)))
+            let heads = (0..p.num_heads_kv as usize).map(|head| (head, tensor.keys(&sequence, head)));
+            for (head, keys, key) in
+                heads.flat_map(|(head, keys)| (0..sequence.seqlen_k).map(move |key| (head, keys, key)))
             {
                 // SAFETY: a row of a sequence's keys, which the caller checked and nobody writes.
-                let row = unsafe { tensor.keys(&sequence, head).row(key) };
+                let row = unsafe { keys.row(key) };
                 for group in 0..(dim / four.group()) as usize {
                     let [scale, zero] = four.scale_and_zero(row, dim as usize, group);
                     let at = || format!("of {name}, sequence {batch}, key {key}, head {head} and group {group}");
