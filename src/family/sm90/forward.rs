@@ -7,7 +7,7 @@ use super::forward_heuristic::{
     short_sequences, stored_by_tma,
 };
 use super::forward_widening::{heuristic, us};
-use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
+use super::warpgroup::{WARPGROUP_ROWS, hidden_blocks, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::combine;
@@ -59,7 +59,7 @@ impl Space for ForwardKnobs {
         Constraint {
             name: "window",
             reason: "a warpgroup that sees none of a tile's last blocks holds a slot of V until it knows the next tile, which follows the loads of those blocks, so v_stages is above their number",
-            holds: |p, k, _| k.v_stages > k.hidden_blocks(p),
+            holds: |p, k, _| k.v_stages > hidden_blocks(k.block_m, k.block_n, p),
         },
         Constraint {
             name: "decode_rows",

@@ -61,13 +61,6 @@ impl ForwardKnobs {
         self.widens == 1 && problem.features.has_key_scales()
     }
 
-    /// The most blocks of a tile that lie before a warpgroup's window: the last one's rows begin so
-    /// many blocks behind the first one's.
-    pub fn hidden_blocks(&self, problem: &Problem) -> u32 {
-        let rows_before = self.block_m - WARPGROUP_ROWS;
-        if problem.left_shift().is_some() { rows_before.div_ceil(self.block_n) } else { 0 }
-    }
-
     pub fn smem_bytes(&self, problem: &Problem) -> u32 {
         let q = self.q_stages * boxed_tile_bytes(self.block_m, problem.head_dim);
         let k = self.k_stages * boxed_tile_bytes(self.block_n, problem.head_dim);

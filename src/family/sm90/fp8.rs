@@ -8,7 +8,7 @@
 use super::forward_geometry::usable_splits;
 use super::fp8_geometry::Fp8Knobs;
 use super::fp8_heuristic::{alternatives, heuristic, may_split, stored_by_tma};
-use super::warpgroup::{WARPGROUP_ROWS, last_wave, padded, tiles_differ};
+use super::warpgroup::{WARPGROUP_ROWS, hidden_blocks, last_wave, padded, tiles_differ};
 use super::work;
 use crate::device::Device;
 use crate::family::combine;
@@ -78,6 +78,14 @@ impl Space for Fp8Knobs {
             name: "stages",
             reason: "consumers use K one block ahead of V, so K needs as many stages as transposed V or one more; and V is transposed a block late",
             holds: |_, k, _| matches!(k.k_stages.checked_sub(k.vt_stages), Some(0 | 1)) && k.v_stages <= k.vt_stages,
+        },
+        Constraint {
+            name: "window",
+            reason: "a warpgroup that sees none of a tile's last blocks holds a slot of transposed V until it knows the next tile, which follows the loads of those blocks: K's slots hold all of them, and V's do with the other transposed ones",
+            holds: |p, k, _| {
+                let hidden = hidden_blocks(k.block_m, k.block_n, p);
+                k.k_stages >= hidden && k.v_stages + k.vt_stages > hidden
+            },
         },
         Constraint {
             name: "transposed_v",
@@ -209,6 +217,22 @@ mod tests {
         let tile = [("block_m", block_m), ("block_n", block_n), ("q_stages", 1), ("group_mb", 1), ("num_splits", 1)];
         let stages = [("k_stages", 2), ("v_stages", 1), ("vt_stages", 2), ("tma_store", 0)];
         Config::new(Family::Sm90Fp8, tile.into_iter().chain(stages))
+    }
+
+    #[test]
+    fn slots_hold_the_blocks_that_a_window_hides() {
+        let window = Window { left: Some(256), ..Window::default() };
+        let of = |dim, block_m, block_n, [k, v, vt]: [u32; 3]| {
+            let plain = problem(dim, dim);
+            let windowed = Problem { features: Features { window, ..plain.features }, ..plain };
+            let config = config(block_m, block_n).with("k_stages", k).with("v_stages", v).with("vt_stages", vt);
+            assert_ne!(broken(&plain, &config).as_deref(), Some("window"));
+            broken(&windowed, &config).as_deref() == Some("window")
+        };
+        // The last of three warpgroups sees none of two blocks of 96 keys.
+        assert_eq!([[2, 0, 2], [3, 0, 3], [2, 1, 2]].map(|stages| of(128, 192, 96, stages)), [true, false, false]);
+        // And the last of four none of three blocks of 64.
+        assert_eq!([[2, 2, 2], [3, 1, 2], [3, 2, 2]].map(|stages| of(64, 256, 64, stages)), [true, true, false]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ knobs! {
         v_stages: "V blocks in flight before they are transposed, 0: a kernel of its own transposes V" in [0, 1, 2],
         vt_stages: "V blocks that are transposed and not multiplied yet" in [2, 3],
         q_stages: "Q tiles in flight" in [1, 2],
-        tma_store: "1: O is stored by TMA from a slot of its own, 0: from registers" in [0, 1],
+        tma_store or 0: "1: O is stored by TMA from a slot of its own, 0: from registers" in [0, 1],
         group_mb: "MB of K and V in a group of heads that tiles walk together, 0: one group" in [0, 1, 8, 32],
         num_splits: "splits of a tile's keys, each for its own CTA" in SPLITS,
     }

@@ -10,6 +10,13 @@ pub const WARPGROUP_ROWS: u32 = 64;
 /// Room for barriers behind the tiles.
 pub const BARRIER_BYTES: u32 = 1024;
 
+/// The most blocks of a forward tile that lie before a warpgroup's window: the last warpgroup's
+/// rows begin so many blocks behind the first one's. A block mask hides none at a tile's end.
+pub fn hidden_blocks(block_m: u32, block_n: u32, problem: &Problem) -> u32 {
+    let hides = problem.left_shift().is_some() && problem.features.block_mask.is_none();
+    if hides { (block_m - WARPGROUP_ROWS).div_ceil(block_n) } else { 0 }
+}
+
 /// How a kernel with so many consumer warpgroups shares out the launch's registers: in steps of 8,
 /// and at most 240 where a product must not be serialised. The producer gets the rest of an SM's
 /// 65536 (168, 128 and 96 a thread with 2, 3 and 4 consumers).

@@ -11,7 +11,7 @@ static_assert(!kStaleMax || !kHasDropout, "exact_rows.cuh draws no mask");
 static_assert(!kStaleMax || !kModifiesScores, "exact_rows.cuh takes scores as they are");
 static_assert(kCtasPerSm == 1 || kConsumers == 1 || kCtasPerSm == 2 && kConsumers == 2 && kHeadDimV <= 64, "registers of CTAs that share an SM");
 static_assert(!kStoresFromQ || kBoxesV <= kBoxesQK, "O lies in Q's slot");
-static_assert(!kHasWindow || kVStages > (kBlockM - 64 + kBlockN - 1) / kBlockN, "a warpgroup holds a slot of V and skips as many blocks before it knows the next tile");
+static_assert(!kHasWindow || kHasBlockMask || kVStages > (kBlockM - 64 + kBlockN - 1) / kBlockN, "a warpgroup holds one slot of V until it knows the next tile, and blocks that its window hides fill others");
 static_assert(!kStoresApart || kBoxesO > 0 && !kIsBatchInvariant, "half of the boxes; a merged O takes all shared memory");
 static_assert(!kMaySplit || !kTmaStore, "a partial O is fp32, which no slot holds");
 static_assert(!kMaySplit || !kHasBlockMask, "splits are ranges of keys, and a list is none");
