@@ -140,7 +140,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let tuned = records.len();
     if let Some(path) = &args.output {
-        add_to(path, records)?;
+        lost = add_to(path, records).err().or(lost);
     }
     if let Some(path) = args.report.as_deref().filter(|_| !entries.is_empty()) {
         lost = report::of_run(&engine, entries, path).err().or(lost);
