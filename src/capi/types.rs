@@ -45,8 +45,8 @@ pub const FLASHTUNE_DTYPE_INT8: i32 = 6;
 /// must be finite and above 0, and zeros finite; the CPU backend refuses others.
 ///
 /// Quantising takes the least number of a group as its zero and a fifteenth of the distance to the
-/// largest as its scale, or 1 where fp16 has 0. Magnitudes beyond 65408 become 65408, and a NaN
-/// becomes the zero.
+/// largest as its scale, or 1 where that rounds to 0. Magnitudes beyond 65408 become 65408, and a
+/// NaN becomes the zero.
 pub const FLASHTUNE_DTYPE_INT4_GROUP32: i32 = 7;
 /// The same with a scale and a zero for 64 columns, of which head_dim and head_dim_v must be
 /// multiples: rows of 80 bytes for 128 columns, 112 for 192, 144 for 256.
@@ -340,7 +340,7 @@ pub struct flashtune_forward_params {
     /// With int4, dropout_p is 0, and k_descale and v_descale are NULL, since rows hold their
     /// scales. On a CUDA context addresses and strides are the same multiples, head dims are at
     /// most 256, and there is no block mask and no batch_invariant. The decode kernels serve all
-    /// calls, so prompts read the keys once for each 64 queries of a GQA group.
+    /// calls, so prompts read the keys once for each 64 rows, queries times heads of a GQA group.
     pub kv_dtype: i32,
     /// The type of out, and of bias: 0 means dtype. With dtype E4M3 it must be FP16 or BF16.
     pub out_dtype: i32,

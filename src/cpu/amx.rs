@@ -18,7 +18,7 @@ pub const BLOCK: usize = 2 * LANES;
 pub struct Sums {
     pub data: *mut f32,
     pub pitch: usize,
-    /// Whether the sums begin with what lies there, and not with 0.
+    /// Whether the sums start from the values in memory, and not from 0.
     pub are_begun: bool,
 }
 

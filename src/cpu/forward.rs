@@ -331,7 +331,7 @@ impl<E: Element> Forward<E> {
     }
 
     /// The factors of Q K^T, in the product and in the softmax. A tile unit stores products without
-    /// a factor as they are. With a factor in the softmax, a row's maximum lacks it.
+    /// a factor as they are. With a factor in the softmax, a row's maximum is of scores without it.
     fn factors(&self) -> [f32; 2] {
         let factor = self.modifier.factor;
         let is_late = self.softmax_makes_pairs() && !self.modifier.is_needed() && factor > 0.0;

@@ -28,9 +28,10 @@ pub fn softmax_step(
     run_step::<false>(level, scores, 1.0, pitch, keys, row_max, row_sum, rescale);
 }
 
-/// The same for scores that lack a `factor` above 0, and so do the maxima: the weights are
-/// 2^(factor * (score - row_max)). The weights of two keys become pairs in two parts, as by
-/// `pairs::split_weights`. Behind an odd number of keys lies one more column, which is taken as 0.
+/// The same for scores and maxima that are not yet multiplied by `factor`, which is above 0: the
+/// weights are 2^(factor * (score - row_max)). The weights of two keys become pairs in two parts,
+/// as by `pairs::split_weights`. Behind an odd number of keys lies one more column, which is taken
+/// as 0.
 #[allow(clippy::too_many_arguments)] // a step, as above
 pub fn softmax_step_in_pairs(
     level: Level,

@@ -1,5 +1,4 @@
-//! Where problems with 8 bits and with int4 have other families than those with 16 bits, and which
-//! of them no family does.
+//! Which families serve problems with 8 bits and with int4, and which of these problems none does.
 
 use super::sm90;
 use crate::config::Family;

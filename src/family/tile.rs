@@ -38,7 +38,7 @@ pub fn key_unit(problem: &Problem) -> u32 {
     }
 }
 
-/// Columns of the tile that holds rows of so many numbers of K or V, with what scales them.
+/// Columns of the tile that holds rows of `dim` numbers of K or V, scales included.
 pub fn key_cols(problem: &Problem, dim: i64) -> i64 {
     let element = problem.key_type();
     match element {

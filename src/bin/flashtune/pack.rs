@@ -106,7 +106,7 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
     left_out.iter().for_each(|(problem, reason)| eprintln!("{problem} is left out: {reason}"));
     let made = Pack::from_bytes(output, bytes).map_err(Failure::Failed)?;
     let manifest = made.manifest();
-    // A pack that is there stays.
+    // An existing pack is kept.
     if manifest.plans.is_empty() {
         return Err(Failure::Failed("no problem has a place in the pack, and none was written".to_owned()));
     }

@@ -26,7 +26,7 @@ pub const WORDS: usize = 16;
 /// Numbers of these pairs. Chunks begin at multiples of it, so a row's sums have one order.
 pub const CHUNK: usize = 2 * WORDS;
 
-/// Words of so many numbers in whole chunks.
+/// Words of `numbers` numbers in whole chunks.
 pub fn words(numbers: usize) -> usize {
     numbers.div_ceil(CHUNK) * WORDS
 }

@@ -440,7 +440,8 @@ fn unsplit_group_mb(problem: &Problem, device: &Device) -> u32 {
     }
 }
 
-/// Whether tiles differ and run at a time for many heads, so that hardly two of them share queries.
+/// Whether tiles of different lengths run at a time for many heads, so that few of them share
+/// queries in L2.
 /// On an H200, 16 x 8 heads of 634 causal queries at head dim 128 took 1.19 times as long in one
 /// group as in groups of 32 MB, and 64 heads of 1,270 took 1.09 times as long. 32 heads of 1,270
 /// and of 2,540 took 1.02 and 1.00 times as long, and 1.16 and 1.04 in groups of 16 MB.

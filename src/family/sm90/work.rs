@@ -96,8 +96,8 @@ struct ForwardCosts {
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
     /// product with the Q before.
     one_q_slot: f64,
-    /// More of them where O is stored by TMA from a buffer instead: a negative number, since the
-    /// others have a share of stores from registers.
+    /// Added to those cycles where TMA stores O from a buffer. It is negative, since they include
+    /// stores from registers.
     stored_apart: f64,
     /// More cycles of a block of 64 keys and 128 columns but the first, where V has one slot.
     one_v_slot: f64,

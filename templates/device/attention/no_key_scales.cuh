@@ -1,5 +1,5 @@
-// In place of key_scales.cuh where no scale multiplies scores or weights: keys of q's type have
-// none, and rows of int4 become the numbers that they stand for.
+// In place of key_scales.cuh where no scale multiplies scores or weights: keys of q's type have no
+// scales, and rows of int4 are scaled when they become fp16.
 
 #include "device/attention/sequence.cuh"
 
