@@ -128,9 +128,10 @@ mod tests {
         }
         let mut wide = [0.0; 64];
         four.decode_row(&row, &mut wide);
-        // fp16's 0.1 is 1638 / 2^14.
-        assert_eq!([wide[0], wide[1], wide[2]], [0.74951171875, -0.35009765625, -0.75]);
-        assert_eq!([wide[32], wide[33], wide[34]], [1.2001953125, 1.099609375, 1.0]);
+        // fp16's 0.1 is 1638 / 2^14, and fp16 has steps of 2^-11, 2^-12 and 2^-10 at these sums.
+        let sum = |steps: f32, bits: i32| steps * 0.5f32.powi(bits);
+        assert_eq!([wide[0], wide[1], wide[2]], [sum(1535.0, 11), sum(-1434.0, 12), -0.75]);
+        assert_eq!([wide[32], wide[33], wide[34]], [sum(1229.0, 10), sum(1126.0, 10), 1.0]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn widened(problem: Problem, device: &Device) -> Option<(Problem, Config)> {
     let own = [("decode_rows", 0), ("decode_splits", 0), ("widens", 1)];
     let config = own.into_iter().fold(heuristic(&plain, device), |config, (knob, value)| config.with(knob, value));
     let fits = |config: &Config| check(&fewer, config, device).is_ok();
-    let slots = [("k_stages", 2), ("v_stages", 2), ("block_n", 64)];
+    let slots = [("k_stages", 2), ("v_stages", 2), ("block_n", 64), ("tma_store", 0)];
     let smaller = slots.into_iter().fold(config.clone(), |config, (knob, value)| config.with(knob, value));
     eight_bits.and([config, smaller].into_iter().find(fits)).map(|config| (fewer, config))
 }
