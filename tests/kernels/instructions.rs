@@ -290,8 +290,8 @@ fn dq_additions_are_four_floats_wide_where_the_gpu_has_them() {
         let (is_backward, has_vectors) = (kernel.pass == Pass::Backward, kernel.arch >= Arch::Sm(9, 0));
         kernel.demand(is_backward && has_vectors, &adds, &["ADD", "F32x4"]);
         kernel.demand(is_backward && !has_vectors, &adds, &["ADD", "F32"]);
-        // An addition whose result is not used must not wait for it. Kernels of sm90 draw their tiles
-        // by additions of integers, whose results they use.
+        // An addition whose result is not used must not wait for it. Kernels of sm90 draw their
+        // tiles by additions of integers, whose results they use.
         for of_floats in ["F32", "F32x4"] {
             kernel.demand(false, &["ATOM", "ATOMG"], &[of_floats]);
         }
