@@ -1,6 +1,7 @@
 /* Tensors of 8 bits: appended with computed scales, attended to, quantised, rotated. Every wrong
  * type and every wrong scale gets a message that names it, and no output is written. */
 #include "attention.h"
+#include "bf16.h"
 
 enum { BATCH = 2, QUERIES = 1, KEYS = 5, HEADS = 2, DIM = 4 };
 enum { CACHE = BATCH * KEYS * HEADS * DIM, ROWS = BATCH * KEYS * HEADS, OUTPUTS = BATCH * QUERIES * HEADS * DIM };
@@ -12,18 +13,6 @@ static float k_scales[ROWS], v_scales[ROWS];
 static const int32_t none[BATCH] = {0, 0};
 static flashtune_forward_params good;
 
-/* bf16 is the upper half of fp32. */
-static uint16_t narrow(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return (uint16_t)(bits >> 16);
-}
-static float wide(uint16_t x) {
-  uint32_t bits = (uint32_t)x << 16;
-  float y;
-  memcpy(&y, &bits, sizeof y);
-  return y;
-}
 
 static flashtune_tensor scales(float *data) {
   flashtune_tensor tensor = {data, KEYS * HEADS, HEADS, 1};

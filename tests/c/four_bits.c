@@ -1,6 +1,7 @@
 /* int4 rows: appended with their scales and zeros, and attended to. Every wrong size, type and
  * scale gets a message that names it, and no output is written. */
 #include "attention.h"
+#include "bf16.h"
 
 enum { BATCH = 2, QUERIES = 1, KEYS = 5, HEADS = 2, DIM = 64, ROW = 48 };
 enum { NUMBERS = BATCH * KEYS * HEADS * DIM, ROWS = BATCH * KEYS * HEADS, OUTPUTS = BATCH * QUERIES * HEADS * DIM };
@@ -11,18 +12,6 @@ static uint8_t k_cache[ROWS * ROW], v_cache[ROWS * ROW];
 static const int32_t none[BATCH] = {0, 0};
 static flashtune_forward_params good;
 
-/* bf16 is the upper half of fp32. */
-static uint16_t narrow(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return (uint16_t)(bits >> 16);
-}
-static float wide(uint16_t x) {
-  uint32_t bits = (uint32_t)x << 16;
-  float y;
-  memcpy(&y, &bits, sizeof y);
-  return y;
-}
 /* A normal fp16 number, or 0. */
 static double half(const uint8_t *bytes) {
   int bits = bytes[0] | bytes[1] << 8, exponent = bits >> 10 & 31;

@@ -53,6 +53,13 @@ def int4_columns(name, shape, group):
     )
 
 
+def key_shapes(k, v, features):
+    """The shapes of k and v, with columns in place of the bytes of int4 rows."""
+    if features is None or features.int4_group is None:
+        return k.shape, v.shape
+    return [int4_columns(name, x.shape, features.int4_group) for name, x in (("k", k), ("v", v))]
+
+
 def has_scales(features):
     return features is not None and not (features.q_descale is features.k_descale is features.v_descale is None)
 

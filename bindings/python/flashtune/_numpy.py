@@ -18,7 +18,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
 def attention_forward(q, k, v, opts, seed, features, want_lse=True):
     """(out, lse). An lse that is not wanted costs nothing here and is returned too."""
     number, kv_number, (q, k, v) = _forward_inputs(q, k, v, features)
-    dims = _features.sizes(features, q.shape, *_key_shapes(k, v, features), _this, q)
+    dims = _features.sizes(features, q.shape, *_eight.key_shapes(k, v, features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     out_dtype = _out_dtype(q)
     out_number = _number("out", out_dtype) if out_dtype != q.dtype else 0
@@ -132,7 +132,7 @@ def describe(q, k, v, opts, features, backward):
     block mask, packed starts of keys, packed types and scales of 8 bits)
     """
     number, kv_number, arrays = (*_inputs(q=q, k=k, v=v)[:1], 0, _inputs(q=q, k=k, v=v)[1]) if backward else _forward_inputs(q, k, v, features)
-    dims = _features.sizes(features, arrays[0].shape, *_key_shapes(*arrays[1:], features), _this, arrays[0])
+    dims = _features.sizes(features, arrays[0].shape, *_eight.key_shapes(*arrays[1:], features), _this, arrays[0])
     packed, _kept = _features.pack(features, opts, dims, *arrays[:2], _this)
     pages, _table = _features.pack_pages(features, arrays[1], arrays[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, arrays[0], _this, backward)
@@ -219,13 +219,6 @@ def _inputs(**arrays):
         if array.dtype != dtype:
             raise InvalidArgumentError(f"{name} is {array.dtype}; it must be {dtype}, as q is")
     return _number("q", dtype), [x if _expressible(x) else _contiguous(name, x) for name, x in arrays.items()]
-
-
-def _key_shapes(k, v, features):
-    """The shapes of k and v, with columns in place of the bytes of int4 rows."""
-    if features is None or features.int4_group is None:
-        return k.shape, v.shape
-    return [_eight.int4_columns(name, x.shape, features.int4_group) for name, x in (("k", k), ("v", v))]
 
 
 def _forward_inputs(q, k, v, features):

@@ -41,7 +41,7 @@ def _launch_first_forward(q, k, v, opts, seed, features, want_lse, before_launch
     words, outputs = [Q, K, V], []
     device, number, kv_number = _check_forward(q, k, v, features)
     q, k, v = expressible(q), expressible(k), expressible(v)
-    dims = _features.sizes(features, q.shape, *_key_shapes(k, v, features), _this, q)
+    dims = _features.sizes(features, q.shape, *_eight.key_shapes(k, v, features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     pages, _table = _features.pack_pages(features, k, q, _this)
     key_starts, _starts = _features.pack_key_starts(features, k, q, _this)
@@ -242,7 +242,7 @@ def describe(q, k, v, opts, features, backward):
         expect_array(name, tensor)
     device, number, kv_number = (*_check_same(q, q.dtype, k=k, v=v), 0) if backward else _check_forward(q, k, v, features)
     tensors = [expressible(x) for x in (q, k, v)]
-    dims = _features.sizes(features, tensors[0].shape, *_key_shapes(*tensors[1:], features), _this, q)
+    dims = _features.sizes(features, tensors[0].shape, *_eight.key_shapes(*tensors[1:], features), _this, q)
     packed, _kept = _features.pack(features, opts, dims, *tensors[:2], _this)
     pages, _table = _features.pack_pages(features, tensors[1], tensors[0], _this)
     blocks, _lists = _block_mask.pack(features, dims, tensors[0], _this, backward)
@@ -314,13 +314,6 @@ def _check_same(q, dtype, **others):
             expected = f"{dtype} on {device}, as q is"
             raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be {expected}")
     return place("q", q)
-
-
-def _key_shapes(k, v, features):
-    """The shapes of k and v, with columns in place of the bytes of int4 rows."""
-    if features is None or features.int4_group is None:
-        return k.shape, v.shape
-    return [_eight.int4_columns(name, x.shape, features.int4_group) for name, x in (("k", k), ("v", v))]
 
 
 def _check_forward(q, k, v, features):

@@ -16,6 +16,7 @@ import flashtune.torch
 import pytest
 import torch
 import torch.nn.functional as F
+from flashtune import _call, _torch_drafts
 from oracle_torch import judge, plain, random, with_gradients
 from test_torch import DEVICES, TYPED_DEVICES, working_dtype
 
@@ -451,3 +452,22 @@ def test_nothing_happens_on_import():
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def test_an_operator_that_gives_its_gradients_repeats_its_backward_pass(active, monkeypatch):
+    _torch_drafts.start()
+    q, k, v, dout = inputs(torch.bfloat16, "cpu")
+    lengths = (None, None, ROWS, ROWS, 0.0, False)
+    out, lse, *seed, _ = aten._flash_attention_forward(q, k, v, *lengths, False)
+
+    def backward():
+        return aten._flash_attention_backward(dout, q, k, v, out, lse, *lengths, *seed)
+
+    expected = backward()
+    assert any(gradient.abs().sum() > 0 for gradient in expected)
+
+    def refuse(*_args, **_named):
+        raise AssertionError("params were packed")
+
+    monkeypatch.setattr(_call, "backward", refuse)
+    assert all(map(torch.equal, backward(), expected))

@@ -20,7 +20,8 @@ pub struct Args {
     #[command(subcommand)]
     what: What,
     /// Number of runs with cold caches; the median is printed
-    #[arg(long, default_value = "20", global = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value = "20", global = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Print one JSON line for each problem
     #[arg(long, global = true)]

@@ -41,7 +41,8 @@ pub struct FeatureArgs {
     pub block_mask: Option<i64>,
     #[arg(long, value_name = "TYPE", value_parser = by_name::<Eight>, help = help("kv_dtype"))]
     pub kv_dtype: Option<Eight>,
-    #[arg(long, value_name = "N", value_parser = group_of_four, conflicts_with = "kv_dtype", help = help("kv_int4"))]
+    #[arg(long, value_name = "N", value_parser = group_of_four, conflicts_with = "kv_dtype")]
+    #[arg(help = help("kv_int4"))]
     #[serde(deserialize_with = "four_of_group", serialize_with = "group_of")]
     pub kv_int4: Option<Four>,
     #[arg(long, requires = "kv_dtype", help = help("fp8_q"))]
