@@ -35,7 +35,16 @@
 
 namespace flashtune {
 
-enum class dtype : std::int32_t { fp16 = FLASHTUNE_DTYPE_FP16, bf16 = FLASHTUNE_DTYPE_BF16, fp32 = FLASHTUNE_DTYPE_FP32 };
+enum class dtype : std::int32_t {
+  fp16 = FLASHTUNE_DTYPE_FP16,
+  bf16 = FLASHTUNE_DTYPE_BF16,
+  fp32 = FLASHTUNE_DTYPE_FP32,
+  e4m3 = FLASHTUNE_DTYPE_E4M3,
+  e5m2 = FLASHTUNE_DTYPE_E5M2,
+  int8 = FLASHTUNE_DTYPE_INT8,
+  int4_group32 = FLASHTUNE_DTYPE_INT4_GROUP32,
+  int4_group64 = FLASHTUNE_DTYPE_INT4_GROUP64
+};
 
 enum class causal : std::int32_t {
   none = FLASHTUNE_CAUSAL_NONE,
@@ -159,6 +168,9 @@ struct scores_input : flashtune_const_scores_tensor {
 inline output tensor(void *data, strides by) { return output{{data, by.batch, by.seqlen, by.head}}; }
 inline flashtune_const_tensor tensor(const void *data, strides by) { return {data, by.batch, by.seqlen, by.head}; }
 
+// A tensor without memory, for calls that read no data, such as prepare.
+inline output tensor(std::nullptr_t, strides by) { return tensor(static_cast<void *>(nullptr), by); }
+
 // A contiguous (batch, seqlen, heads, dim) tensor.
 template <class T>
 auto dense(T *data, std::int64_t seqlen, std::int64_t heads, std::int64_t dim) {
@@ -186,10 +198,10 @@ struct quantize_params : zeroed<flashtune_quantize_params> {};
 template <class Self, class C>
 struct pass_params : zeroed<C> {
   Self &with_dtype(flashtune::dtype type) { return this->dtype = static_cast<std::int32_t>(type), self(); }
-  Self &with_causal(flashtune::causal mask) { return this->causal = static_cast<std::int32_t>(mask), self(); }
+  Self &with_causal(flashtune::causal aligned) { return this->causal = static_cast<std::int32_t>(aligned), self(); }
   Self &with_batch_size(std::int64_t size) { return this->batch_size = size, self(); }
-  Self &with_seqlens(std::int64_t q, std::int64_t k) { return this->seqlen_q = q, this->seqlen_k = k, self(); }
-  Self &with_heads(std::int64_t q, std::int64_t kv) { return this->num_heads_q = q, this->num_heads_kv = kv, self(); }
+  Self &with_seqlens(std::int64_t of_q, std::int64_t of_k) { return this->seqlen_q = of_q, this->seqlen_k = of_k, self(); }
+  Self &with_heads(std::int64_t of_q, std::int64_t of_kv) { return this->num_heads_q = of_q, this->num_heads_kv = of_kv, self(); }
   Self &with_head_dim(std::int64_t dim) { return with_head_dims(dim, dim); }
   Self &with_head_dims(std::int64_t dim, std::int64_t dim_v) { return this->head_dim = dim, this->head_dim_v = dim_v, self(); }
   // 0 is 1 / sqrt(head_dim).
@@ -208,39 +220,49 @@ struct pass_params : zeroed<C> {
   Self &with_alibi(const float *slopes, std::int64_t stride_batch = 0) {
     return this->alibi_slopes = slopes, this->alibi_stride_batch = stride_batch, with(FLASHTUNE_FEATURE_ALIBI);
   }
-  Self &with_bias(const scores_input &bias) { return this->bias = bias, with(FLASHTUNE_FEATURE_BIAS); }
-  Self &with_mask(const scores_input &mask) { return this->mask = mask, with(FLASHTUNE_FEATURE_MASK); }
-  Self &with_block_mask(const flashtune_block_mask &mask) {
-    return this->block_mask = mask, with(FLASHTUNE_FEATURE_BLOCK_MASK);
+  Self &with_bias(const scores_input &added) { return this->bias = added, with(FLASHTUNE_FEATURE_BIAS); }
+  Self &with_mask(const scores_input &seen) { return this->mask = seen, with(FLASHTUNE_FEATURE_MASK); }
+  Self &with_block_mask(const flashtune_block_mask &lists) {
+    return this->block_mask = lists, with(FLASHTUNE_FEATURE_BLOCK_MASK);
   }
-  Self &with_sinks(const float *sinks) { return this->sinks = sinks, with(FLASHTUNE_FEATURE_SINKS); }
+  Self &with_sinks(const float *scores) { return this->sinks = scores, with(FLASHTUNE_FEATURE_SINKS); }
   // Sequences end to end: batch_size + 1 offsets, and the rows of all sequences.
-  Self &with_cu_seqlens(const std::int32_t *q, std::int64_t total_q, const std::int32_t *k, std::int64_t total_k) {
-    this->cu_seqlens_q = q, this->total_q = total_q, this->cu_seqlens_k = k, this->total_k = total_k;
+  Self &with_cu_seqlens(const std::int32_t *of_q, std::int64_t rows_q, const std::int32_t *of_k, std::int64_t rows_k) {
+    this->cu_seqlens_q = of_q, this->total_q = rows_q, this->cu_seqlens_k = of_k, this->total_k = rows_k;
     return with(FLASHTUNE_FEATURE_CU_SEQLENS_Q | FLASHTUNE_FEATURE_CU_SEQLENS_K);
   }
   Self &with_seqused_q(const std::int32_t *lengths) { return this->seqused_q = lengths, with(FLASHTUNE_FEATURE_SEQUSED_Q); }
   Self &with_seqused_k(const std::int32_t *lengths) { return this->seqused_k = lengths, with(FLASHTUNE_FEATURE_SEQUSED_K); }
   // Adds FLASHTUNE_FEATURE_* bits.
-  Self &with(std::uint64_t features) { return this->features |= features, self(); }
+  Self &with(std::uint64_t bits) { return this->features |= bits, self(); }
 
  private:
   Self &self() { return static_cast<Self &>(*this); }
 };
 
 struct forward_params : pass_params<forward_params, flashtune_forward_params> {
-  // lse: fp32 (batch_size, num_heads_q, seqlen_q), which a backward pass needs; NULL if not wanted.
-  forward_params &with_tensors(const input &q, const input &k, const input &v, flashtune_tensor out,
-                               float *lse = nullptr) {
-    return this->q = q, this->k = k, this->v = v, this->out = out, this->lse = lse, *this;
+  // softmax_lse: fp32 (batch_size, num_heads_q, seqlen_q), which a backward pass needs; NULL if not
+  // wanted.
+  forward_params &with_tensors(const input &query, const input &key, const input &value, flashtune_tensor written,
+                               float *softmax_lse = nullptr) {
+    return this->q = query, this->k = key, this->v = value, this->out = written, this->lse = softmax_lse, *this;
   }
   // k and v are then (num_pages, page_size, num_heads_kv, dim).
-  forward_params &with_pages(const std::int32_t *block_table, std::int64_t stride, std::int64_t page_size,
-                             std::int64_t num_pages) {
-    this->block_table = block_table, this->block_table_stride = stride;
-    this->page_size = page_size, this->num_pages = num_pages;
+  forward_params &with_pages(const std::int32_t *table, std::int64_t table_stride, std::int64_t keys_per_page,
+                             std::int64_t count) {
+    this->block_table = table, this->block_table_stride = table_stride;
+    this->page_size = keys_per_page, this->num_pages = count;
     return with(FLASHTUNE_FEATURE_PAGED);
   }
+  // k and v of 8 bits or int4 beside a 16-bit q. Rows of int4 hold their scales.
+  forward_params &with_kv_dtype(flashtune::dtype type) { return this->kv_dtype = static_cast<std::int32_t>(type), *this; }
+  // The type of out, with q, k and v in e4m3.
+  forward_params &with_out_dtype(flashtune::dtype type) { return this->out_dtype = static_cast<std::int32_t>(type), *this; }
+  // fp32 scales of k and v of 8 bits. `keys` share one: 0 (all of a sequence), 1 or 128.
+  forward_params &with_kv_descales(const input &of_k, const input &of_v, std::int64_t keys = 0) {
+    return this->k_descale = of_k, this->v_descale = of_v, this->keys_per_descale = keys, *this;
+  }
+  forward_params &with_q_descale(const input &of_q) { return this->q_descale = of_q, *this; }
 };
 
 struct backward_params : pass_params<backward_params, flashtune_backward_params> {
@@ -254,8 +276,8 @@ struct backward_params : pass_params<backward_params, flashtune_backward_params>
 #ifndef FLASHTUNE_NO_EXCEPTIONS
   static backward_params from(const flashtune_forward_params &forward) { return try_from(forward).value(); }
 #endif
-  backward_params &with_gradients(const input &dout, flashtune_tensor dq, flashtune_tensor dk, flashtune_tensor dv) {
-    return this->dout = dout, this->dq = dq, this->dk = dk, this->dv = dv, *this;
+  backward_params &with_gradients(const input &of_out, flashtune_tensor of_q, flashtune_tensor of_k, flashtune_tensor of_v) {
+    return this->dout = of_out, this->dq = of_q, this->dk = of_k, this->dv = of_v, *this;
   }
 };
 

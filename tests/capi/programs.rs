@@ -133,10 +133,13 @@ fn inputs_are_const_in_c_and_in_cpp() {
     assert_silent(source, &run(&in_cpp, folder.path(), ""));
 }
 
-/// The C++ wrapper, with exceptions and without.
+/// The C++ wrapper, with exceptions and without, under the warnings that its users turn on.
 #[test]
 fn cpp_wrapper_returns_values_and_failures() {
-    for mode in [&[][..], &["-fno-exceptions"]] {
+    for mode in [
+        &["-Wshadow", "-Wconversion", "-Wsign-conversion", "-Wold-style-cast"][..],
+        &["-std=c++20", "-Wshadow", "-Wconversion", "-fno-exceptions"],
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let program = compile_cpp("tests/cpp/wrapper.cpp", folder.path(), mode);
         let output = run(&program, folder.path(), "");

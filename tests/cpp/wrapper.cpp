@@ -19,6 +19,10 @@ static_assert(!std::is_copy_constructible_v<flashtune::context> && std::is_nothr
 static_assert(std::is_base_of_v<flashtune_forward_params, flashtune::forward_params>);
 static_assert(sizeof(flashtune::forward_params) == sizeof(flashtune_forward_params), "the C functions take its address");
 
+// Every setter is compiled, so that a warning in one fails the test.
+template struct flashtune::pass_params<flashtune::forward_params, flashtune_forward_params>;
+template struct flashtune::pass_params<flashtune::backward_params, flashtune_backward_params>;
+
 namespace {
 
 constexpr int seqlen = 20, heads = 2, dim = 16, count = seqlen * heads * dim;
@@ -119,6 +123,42 @@ void workspaces_grow_and_report_missing_memory() {
   CHECK(flashtune::backward_params::try_from(paged).why().status == FLASHTUNE_STATUS_UNSUPPORTED);
 }
 
+// K of ones and V of ones in 8 bits: out is 1.
+void tensors_of_eight_bits_are_quantised_and_read() {
+  auto context = open();
+  constexpr std::uint16_t one = 0x3c00;  // in fp16
+  std::vector<std::uint16_t> x(count, one), out(count, 0);
+  auto rows = [](auto *data) { return flashtune::dense(data, seqlen, heads, dim); };
+  for (auto type : {flashtune::dtype::e4m3, flashtune::dtype::e5m2, flashtune::dtype::int8}) {
+    std::vector<std::uint8_t> eight(count, 0);
+    std::vector<float> scales(heads, 0);
+    const flashtune::strides by_head{heads, 0, 1};
+    flashtune::quantize_params quantize;
+    quantize.dtype = FLASHTUNE_DTYPE_FP16, quantize.out_dtype = static_cast<std::int32_t>(type);
+    quantize.batch_size = 1, quantize.seqlen = seqlen, quantize.num_heads = heads, quantize.head_dim = dim;
+    quantize.x = rows(x.data()), quantize.out = rows(eight.data());
+    quantize.descale = flashtune::tensor(scales.data(), by_head);
+    quantize.heads_per_descale = 1, quantize.computes_descale = 1;
+    CHECK(context.try_launch(quantize));
+    auto memory = flashtune::workspace::host();
+    auto forward = flashtune::forward_params()
+                       .with_dtype(flashtune::dtype::fp16)
+                       .with_kv_dtype(type)
+                       .with_kv_descales(flashtune::tensor(scales.data(), by_head), quantize.descale)
+                       .with_batch_size(1)
+                       .with_seqlens(seqlen, seqlen)
+                       .with_heads(heads, heads)
+                       .with_head_dim(dim)
+                       .with_tensors(rows(x.data()), rows(eight.data()), rows(eight.data()), rows(out.data()));
+    out.assign(count, 0);
+    CHECK(context.try_launch(forward, memory));
+    for (std::uint16_t y : out) CHECK(y == one);
+  }
+  auto wrong = flashtune::forward_params().with_dtype(flashtune::dtype::e4m3).with_out_dtype(flashtune::dtype::fp32);
+  wrong.with_q_descale(flashtune::tensor(nullptr, {})).with_kv_dtype(flashtune::dtype::int4_group64);
+  CHECK(!context.try_supported(wrong));
+}
+
 #ifndef FLASHTUNE_NO_EXCEPTIONS
 void failures_throw_with_their_status() {
   auto context = open();
@@ -143,6 +183,7 @@ int main() {
   moved_contexts_work_and_sealed_ones_prepare_nothing();
   prepared_ranges_are_described();
   workspaces_grow_and_report_missing_memory();
+  tensors_of_eight_bits_are_quantised_and_read();
 #ifndef FLASHTUNE_NO_EXCEPTIONS
   failures_throw_with_their_status();
 #endif
