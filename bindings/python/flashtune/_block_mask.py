@@ -70,6 +70,8 @@ def _size(block_size, name="block_size"):
 def _expect_blocks(**arrays):
     for name, blocks in arrays.items():
         shape, dtype = tuple(getattr(blocks, "shape", ())), getattr(blocks, "dtype", None)
+        if hasattr(blocks, "filled"):
+            raise TypeError(f"{name} is a masked array, whose mask would be lost; fill it")
         if len(shape) not in (2, 4) or "bool" not in str(dtype):
             found = type(blocks).__name__ if dtype is None else f"{dtype} of shape {shape}"
             raise InvalidArgumentError(

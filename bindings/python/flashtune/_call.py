@@ -93,6 +93,22 @@ def factor(name, value, nothing):
     return value
 
 
+def scale(name, value, kind):
+    """The float of one scale of 8-bit numbers, which is finite and above 0 in fp32 too.
+
+    A GPU does not check its scales.
+    """
+    expected = f"a number that is finite and above 0 in fp32, or a {kind}"
+    value = number(name, value, expected)
+    try:
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        rounded = 0
+    if not 0 < rounded < float("inf"):
+        raise InvalidArgumentError(f"{name} is {value!r}; it must be {expected}")
+    return value
+
+
 def sizes(q, k, v):
     """The seven sizes of the params from three (batch, seqlen, heads, dim) shapes."""
     try:

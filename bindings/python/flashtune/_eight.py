@@ -4,6 +4,8 @@ Scales may be numbers or arrays. An array's shape says what shares an element; a
 shared. Knows no array library: the caller's module gives addresses and strides.
 """
 
+import operator
+
 from . import _structs
 from ._errors import InvalidArgumentError
 
@@ -29,14 +31,20 @@ def int4_row_bytes(dim, group=32):
     group: 32 or 64, the neighbouring columns that share a scale and a zero.
     """
     int4_number(group)
-    if dim <= 0 or dim % group:
-        raise InvalidArgumentError(f"dim is {dim}; it must be a multiple of the {group} columns that share a scale")
-    return -(-(dim // 2 + dim // group * 4) // 16) * 16
+    try:
+        columns = operator.index(dim)
+    except TypeError:
+        columns = 0
+    if not 0 < columns <= 512 or columns % group:
+        raise InvalidArgumentError(
+            f"dim is {dim!r}; it must be a multiple of the {group} columns that share a scale, up to 512"
+        )
+    return -(-(columns // 2 + columns // group * 4) // 16) * 16
 
 
 def int4_number(group):
     """The dtype's number in the C header."""
-    number = _INT4.get(group)
+    number = _INT4.get(group) if isinstance(group, int) else None
     if number is None:
         raise InvalidArgumentError(f"int4_group is {group!r}; it must be 32 or 64, the columns that share a scale")
     return number
@@ -46,7 +54,7 @@ def int4_columns(name, shape, group):
     """The shape of int4 rows with columns in place of bytes."""
     int4_number(group)
     for dim in range(group, 513, group):
-        if int4_row_bytes(dim, group) == shape[-1]:
+        if shape[-1:] == (int4_row_bytes(dim, group),):
             return (*shape[:-1], dim)
     raise InvalidArgumentError(
         f"{name} has shape {tuple(shape)}; with int4_group {group} its last dim must be int4_row_bytes(dim, {group}), such as {int4_row_bytes(128, group)} for 128 columns"

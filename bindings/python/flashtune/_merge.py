@@ -15,7 +15,10 @@ _pack = _structs.packer(_structs.MergeParams._fields_).pack
 
 def parts(name, given, lib):
     """The arrays of a non-empty sequence as a list, checked to be stackable."""
-    arrays = list(given)
+    try:
+        arrays = list(given)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {given!r}; it must be a sequence of at least one array, or a stack") from None
     for i, array in enumerate(arrays):
         lib.expect_array(f"{name}[{i}]", array, "outs[0]")
         if tuple(array.shape) != tuple(arrays[0].shape) or array.dtype != arrays[0].dtype:
@@ -26,7 +29,7 @@ def parts(name, given, lib):
 
 def shapes(outs, lses):
     """((batch, seqlen, heads, dim), shape of an lse) from the shapes of the stacked partials."""
-    partials, *shape = outs
+    partials, *shape = outs or (0,)
     expected = "(partials, batch, seqlen, heads, dim), or (partials, total, heads, dim) for packed sequences"
     if len(shape) not in (3, 4):
         raise InvalidArgumentError(f"outs has shape {tuple(outs)}; it must be {expected}")

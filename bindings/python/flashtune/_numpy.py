@@ -48,10 +48,10 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
     _call.expect_shape("out", out.shape, (*q.shape[:-1], dims[-1]))
     _call.expect_shape("dout", dout.shape, out.shape)
     _call.expect_shape("lse", np.shape(lse), shape)
-    lse = _contiguous("lse", lse, np.float32)
+    lse = _like_lse("lse", lse)
     if dlse is not None:
         _call.expect_shape("dlse", np.shape(dlse), shape)
-        dlse = _contiguous("dlse", dlse, np.float32)
+        dlse = _like_lse("dlse", dlse)
     packed, _kept = _features.pack(features, opts, dims, q, k, _this)
     blocks, _lists = _block_mask.pack(features, dims, q, _this, backward=True)
     has_lengths = features is not None and features.has_lengths()
@@ -80,9 +80,9 @@ def merge(outs, lses, dtype):
     """(out, lse)"""
     parts = (("outs", outs), ("lses", lses))
     outs, lses = (x if isinstance(x, np.ndarray) else np.stack(_merge.parts(name, x, _this)) for name, x in parts)
-    dtype = outs.dtype if dtype is None else np.dtype(dtype)
+    dtype = outs.dtype if dtype is None else _dtype(dtype)
     sizes, lse_shape = _merge.shapes(outs.shape, lses.shape)
-    outs, lses = _contiguous("outs", outs), _contiguous("lses", lses, np.float32)
+    outs, lses = _contiguous("outs", outs), _like_lse("lses", lses)
     numbers = _number("dtype", dtype), _number("outs", outs.dtype)
     out, lse = np.empty(outs.shape[1:], dtype), np.empty(lse_shape, np.float32)
     of_outs = (len(outs), outs.ctypes.data, outs.strides[0] // outs.itemsize, *_ref(outs[0])[1:]) if len(outs) else (0,) * 6
@@ -94,7 +94,7 @@ def merge(outs, lses, dtype):
 def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed):
     """(numbers, scales)"""
     expect_array("x", x, "the others")
-    dtype = np.dtype(dtype)
+    dtype = _dtype(dtype)
     number = _eight.NUMBERS.get(dtype.name)
     if number is None:
         raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {', '.join(_eight.NUMBERS)}")
@@ -199,12 +199,21 @@ def _refuse_masked(name, array):
         raise TypeError(f"{name} is a masked array, whose mask would be lost; fill it and pass the argument mask")
 
 
-def _contiguous(name, array, dtype=None):
+def _contiguous(name, array):
     """The array, or a copy if it is not contiguous or not aligned to its element size."""
     _refuse_masked(name, array)
-    array = np.ascontiguousarray(array, dtype)
-    # ascontiguousarray returns a contiguous array as it is, even misaligned; a copy is aligned.
-    return array.copy() if array.ctypes.data % array.itemsize else array
+    array = np.ascontiguousarray(array)
+    # ascontiguousarray returns a contiguous array as it is, even misaligned or with a negative
+    # stride along a dim of size 1 or without elements. A copy has neither.
+    return array.copy() if array.ctypes.data % array.itemsize or min(array.strides, default=0) < 0 else array
+
+
+def _like_lse(name, array):
+    """A contiguous array of fp32, as an lse is."""
+    expect_array(name, array)
+    if array.dtype != np.float32:
+        raise InvalidArgumentError(f"{name} is {array.dtype}; it must be float32")
+    return _contiguous(name, array)
 
 
 def _scores_ref(array):
@@ -259,11 +268,18 @@ def _out_dtype(q):
 def scales(name, given, q):
     """(what to keep, address, shape, strides in elements) of fp32 scales."""
     if not isinstance(given, np.ndarray):
-        given = np.array(_call.number(name, given, "a number or a float32 array"), np.float32)
+        given = np.array(_call.scale(name, given, "float32 array"), np.float32)
     if given.dtype != np.float32:
         raise InvalidArgumentError(f"{name} is {given.dtype}; it must be float32")
     given = _contiguous(name, given).reshape(given.shape)
     return given, given.ctypes.data, given.shape, [stride // 4 for stride in given.strides]
+
+
+def _dtype(given):
+    try:
+        return np.dtype(given)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"dtype is {given!r}; it must be a NumPy dtype") from None
 
 
 def _number(name, dtype):

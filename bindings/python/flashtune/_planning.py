@@ -92,6 +92,8 @@ def prepare_range(
     asked = _structs.Range(struct_size=ctypes.sizeof(_structs.Range))
     setattr(asked, "backward" if backward else "forward", ctypes.addressof(wanted))
     asked.least_batch_size, asked.least_seqlen_q, asked.least_seqlen_k = _three("least", least)
+    if isinstance(optional, str) or not hasattr(optional, "__iter__"):
+        raise InvalidArgumentError(f"optional is {optional!r}; it must be a sequence of names")
     for name in optional:
         if name not in _OPTIONAL and name not in _OPTIONAL_FEATURES:
             allowed = ", ".join([*_OPTIONAL, *_OPTIONAL_FEATURES])
@@ -111,7 +113,7 @@ def seal(device=None):
 
     device: a CUDA ordinal; None means the CPU.
     """
-    context(CPU if device is None else device).seal()
+    _of(device).seal()
 
 
 def plan_info(
@@ -190,7 +192,7 @@ def pack_info(device=None):
     num_kernels, num_plans: for the device's architecture. num_records: of all architectures.
     path, reason: text; reason says why the pack was refused.
     """
-    info = context(CPU if device is None else device).pack_info()
+    info = _of(device).pack_info()
     values = {name: getattr(info, name) for name, _ in info._fields_ if name != "struct_size"}
     values["state"] = _PACK_STATES.get(info.state, f"state {info.state}")
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
@@ -201,7 +203,7 @@ def export_records(path, device=None):
 
     device: a CUDA ordinal; None means the CPU.
     """
-    return context(CPU if device is None else device).export_records(path)
+    return _of(device).export_records(path)
 
 
 def import_records(path, device=None):
@@ -209,7 +211,20 @@ def import_records(path, device=None):
 
     device: a CUDA ordinal; None means the CPU.
     """
-    return context(CPU if device is None else device).import_records(path)
+    return _of(device).import_records(path)
+
+
+def _of(device):
+    """The context of a CUDA ordinal, or of the CPU for None."""
+    if device is None:
+        return context(CPU)
+    try:
+        ordinal = -1 if isinstance(device, bool) else operator.index(device)
+    except TypeError:
+        ordinal = -1
+    if not 0 <= ordinal < 1 << 31:
+        raise InvalidArgumentError(f"device is {device!r}; it must be the number of a GPU, from 0, or None for the CPU")
+    return context(ordinal)
 
 
 def _three(name, sizes):

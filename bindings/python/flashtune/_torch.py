@@ -23,7 +23,7 @@ def attention(q, k, v, opts, seed, return_lse, features):
     if not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
         _expect_tensors(k=k, v=v)
     if features is not None and features.sinks is not None:
-        features = _with_fp32_sinks(features)
+        features = with_fp32_sinks(features)
     deterministic_dbias = bool(opts[3]) and features is not None and torch.is_grad_enabled() and _learns(features.bias)
     if is_observed(q):
         if not is_quantised(k):
@@ -64,7 +64,7 @@ def attention_forward(q, k, v, opts, seed, features, before_launch=None, want_ls
         return untraced(attention_forward, q, k, v, opts, seed, features, before_launch, want_lse)
     _expect_tensors(k=k, v=v)
     if features is not None and features.sinks is not None:
-        features = _with_fp32_sinks(features)
+        features = with_fp32_sinks(features)
     return launch_forward(q, k, v, opts, resolve_seed(seed, opts[2], q), features, want_lse, before_launch)
 
 
@@ -76,7 +76,7 @@ def attention_backward(dout, q, k, v, out, lse, opts, seed, features, dlse, need
         return untraced(attention_backward, dout, q, k, v, out, lse, opts, seed, features, dlse, need_dbias)
     _expect_tensors(k=k, v=v, out=out, lse=lse, dout=dout)
     if features is not None and features.sinks is not None:
-        features = _with_fp32_sinks(features)
+        features = with_fp32_sinks(features)
     seed = resolve_seed(seed, opts[2], q)
     return launch_backward(dout, q, k, v, out, lse, opts, seed, features, dlse=dlse, need_dbias=need_dbias)
 
@@ -102,7 +102,7 @@ def _learns(given):
     return isinstance(given, torch.Tensor) and given.requires_grad
 
 
-def _with_fp32_sinks(features):
+def with_fp32_sinks(features):
     """Converts sinks to fp32, which the kernels read; autograd follows the conversion."""
     if not isinstance(features.sinks, torch.Tensor) or not features.sinks.is_floating_point():
         return features

@@ -13,7 +13,7 @@ def quantize(x, dtype, descale, keys_per_descale, heads_per_descale, rotation_se
         from ._torch_untraced import untraced
 
         return untraced(quantize, x, dtype, descale, keys_per_descale, heads_per_descale, rotation_seed)
-    number = _torch_launch.EIGHT.get(dtype)
+    number = _torch_launch.EIGHT.get(dtype) if isinstance(dtype, torch.dtype) else None
     if number is None:
         allowed = ", ".join(map(str, _torch_launch.EIGHT))
         raise InvalidArgumentError(f"dtype is {dtype}; it must be one of {allowed}")

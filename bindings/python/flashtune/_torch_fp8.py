@@ -9,41 +9,47 @@ quantising changed.
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import _torch_eight, _torch_launch
+from . import _torch, _torch_eight, _torch_launch
 from ._errors import InvalidArgumentError
 
 
 def attention(q, k, v, opts, features, rotation_seed):
-    """out in q's dtype, differentiable with respect to q, k and v."""
+    """out in q's dtype, differentiable with respect to q, k, v and sinks."""
     if torch.compiler.is_dynamo_compiling():
         from ._torch_untraced import untraced
 
         return untraced(attention, q, k, v, opts, features, rotation_seed)
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise InvalidArgumentError(f"q is {q.dtype}; it must be torch.float16 or torch.bfloat16")
-    return _Attention.apply(q, k, v, opts, features, rotation_seed)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _torch_launch.expect_array(name, tensor)
+        if tensor.dim() != 4:
+            raise InvalidArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be (batch, seqlen, heads, dim)")
+    features = _torch.with_fp32_sinks(features)
+    return _Attention.apply(q, k, v, features.sinks, opts, features._replace(sinks=None), rotation_seed)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, opts, features, rotation_seed):
+    def forward(ctx, q, k, v, sinks, opts, features, rotation_seed):
         group = q.shape[2] // max(k.shape[2], 1)
         of = {"q": (q, group, rotation_seed), "k": (k, 1, rotation_seed), "v": (v, 1, None)}
         made = {
             name: _torch_eight.quantize(x, torch.float8_e4m3fn, None, 0, heads, seed) for name, (x, heads, seed) in of.items()
         }
-        descales = {f"{name}_descale": scales for name, (_, scales) in made.items()}
+        more = {f"{name}_descale": scales for name, (_, scales) in made.items()}
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         out, lse = _torch_launch.launch_forward(
-            *(numbers for numbers, _ in made.values()), opts, None, features._replace(**descales), out=out
+            *(numbers for numbers, _ in made.values()), opts, None, features._replace(sinks=sinks, **more), out=out
         )
         ctx.call = opts, features
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         opts, features = ctx.call
-        dq, dk, dv, *_ = _torch_launch.launch_backward(dout, *ctx.saved_tensors, opts, None, features)
-        return dq, dk, dv, None, None, None
+        *tensors, sinks = ctx.saved_tensors
+        dq, dk, dv, _, dsinks = _torch_launch.launch_backward(dout, *tensors, opts, None, features._replace(sinks=sinks))
+        return dq, dk, dv, dsinks, None, None, None

@@ -131,6 +131,7 @@ def _output(like, shape, has_unused_rows, dtype=None):
 
 
 def _like_lse(name, tensor, shape, q):
+    expect_array(name, tensor)
     _call.expect_shape(name, tensor.shape, shape)
     if tensor.dtype != _FLOAT32 or tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is {tensor.dtype} on {tensor.device}; it must be torch.float32 on {q.device}")
@@ -356,7 +357,7 @@ def _out_dtype(q, out):
 def scales(name, given, q):
     """(what to keep, address, shape, strides) of fp32 scales on q's device."""
     if not isinstance(given, torch.Tensor):
-        given = torch.full((), _call.number(name, given, "a number or an fp32 tensor"), dtype=_FLOAT32, device=q.device)
+        given = torch.full((), _call.scale(name, given, "fp32 tensor"), dtype=_FLOAT32, device=q.device)
     if given.dtype is not _FLOAT32 or given.device != q.device:
         raise InvalidArgumentError(f"{name} is {given.dtype} on {given.device}; it must be torch.float32 on {q.device}")
     return given, given.data_ptr(), given.shape, given.stride()
@@ -373,7 +374,7 @@ def place(name, tensor, dtype=None):
 
 
 def _number(name, dtype):
-    number = _NUMBERS.get(dtype)
+    number = _NUMBERS.get(dtype) if isinstance(dtype, torch.dtype) else None
     if number is None:
         raise InvalidArgumentError(f"{name} is {dtype}; it must be torch.float16, torch.bfloat16 or torch.float32")
     return number

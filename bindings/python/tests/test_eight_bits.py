@@ -100,8 +100,9 @@ def test_what_does_not_fit_is_refused():
     refused("k_descale has shape", q16, k8, v8, k_descale=np.ones((3, 7), np.float32))
     refused("k_descale is float64", q16, k8, v8, k_descale=np.ones((2, 2)))
     refused("kv_dtype must then be 0 or the same", q, k8, v8)
-    for scale in (0.0, -1.0, np.inf, np.nan):
-        refused("a scale must be finite and above 0", q16, k8, v8, v_descale=scale)
+    # The last two are infinity and 0 in fp32.
+    for scale in (0.0, -1.0, np.inf, np.nan, 1e40, 1e-50):
+        refused("finite and above 0", q16, k8, v8, v_descale=scale)
 
 
 def test_torch_over_a_cache_of_eight_bits():
@@ -287,6 +288,37 @@ def test_torch_appends_to_a_cache_of_eight_bits():
     learning = q.clone().requires_grad_()
     with pytest.raises(flashtune.UnsupportedError, match="k has 8 bits, which have no backward pass"):
         flash_attn_func(learning, *caches, k_descale=scales[0], v_descale=scales[1])
+
+
+def test_sinks_learn_with_an_fp8_forward_pass():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(8)
+    made = [torch.randn(2, 96, heads, 64, dtype=torch.bfloat16) for heads in (HEADS, HEADS_KV, HEADS_KV)]
+    dout = torch.randn(2, 96, HEADS, 64, dtype=torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16):
+        sinks = torch.randn(HEADS, dtype=dtype).requires_grad_()
+        (found,) = torch.autograd.grad(flashtune.attention_fp8(*made, sinks=sinks), sinks, dout)
+        (plain,) = torch.autograd.grad(flashtune.attention(*made, sinks=sinks), sinks, dout)
+        assert found.dtype == dtype and (found - plain).norm() < 0.1 * plain.norm()
+
+
+def test_wrong_tensors_of_an_fp8_forward_pass_are_named():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(1, 4, 2, 16, dtype=torch.bfloat16)
+    for given, exception, words in (
+        ((x, 1, x), TypeError, "k is a int; it must be a torch tensor"),
+        ((x, x, x.float().numpy()), TypeError, "v is a ndarray; it must be a torch tensor"),
+        ((x[0], x, x), InvalidArgumentError, r"q has shape \(4, 2, 16\); it must be \(batch, seqlen, heads, dim\)"),
+        ((x, x.flatten(), x), InvalidArgumentError, "k has shape"),
+    ):
+        with pytest.raises(exception, match=words):
+            flashtune.attention_fp8(*given)
+    for dtype in ("int8", []):
+        with pytest.raises(InvalidArgumentError, match="dtype is .*; it must be one of torch.float8_e4m3fn"):
+            flashtune.quantize(x, dtype)
+    for scale in (1e40, 1e-50):
+        with pytest.raises(InvalidArgumentError, match="descale is .*; it must be a number that is finite and above 0 in fp32"):
+            flashtune.quantize(x, torch.int8, descale=scale)
 
 
 def test_an_fp8_forward_pass_learns_by_a_16_bit_backward_pass():

@@ -97,6 +97,9 @@ def test_a_head_dim_over_512_is_refused():
         (dict(dout=Q[..., :7]), "dout has shape"),
         (dict(lse=np.zeros((1, 4, 2), np.float32)), "lse has shape"),
         (dict(dout=Q.astype(np.float16)), "dout is float16"),
+        (dict(lse=np.zeros((1, 2, 4), np.complex64)), "lse is complex64; it must be float32"),
+        (dict(lse=np.zeros((1, 2, 4))), "lse is float64; it must be float32"),
+        (dict(dlse=np.zeros((1, 2, 4), bool)), "dlse is bool; it must be float32"),
         (dict(dropout_p=0.5), "seed is None"),
         (dict(deterministic=None), "deterministic is None"),
     ],
@@ -105,6 +108,17 @@ def test_a_wrong_argument_of_the_backward_pass_is_named(change, words):
     arguments = {**dict(dout=Q, q=Q, k=Q, v=Q, out=Q, lse=np.zeros((1, 2, 4), np.float32)), **change}
     with pytest.raises(ValueError, match=words):
         flashtune.attention_backward(**arguments)
+
+
+def test_an_array_of_another_library_is_refused_as_dlse():
+    torch = pytest.importorskip("torch")
+    lse = np.zeros((1, 2, 4), np.float32)
+    with pytest.raises(TypeError, match="dlse is a Tensor; it must be a NumPy array, as q is"):
+        flashtune.attention_backward(Q, Q, Q, Q, Q, lse, dlse=torch.zeros(1, 2, 4))
+    q = torch.from_numpy(Q)
+    for dlse, kind in ((1.0, "float"), ([1.0], "list"), (lse, "ndarray")):
+        with pytest.raises(TypeError, match=f"dlse is a {kind}; it must be a torch tensor, as q is"):
+            flashtune.attention_backward(q, q, q, q, q, torch.zeros(1, 2, 4), dlse=dlse)
 
 
 def test_every_exception_is_a_flashtune_error_with_its_status():

@@ -47,7 +47,10 @@ def test_the_result_is_that_of_the_numbers_in_fp16(dim, group):
 def test_rows_have_the_bytes_that_the_header_says():
     assert [flashtune.int4_row_bytes(dim) for dim in (32, 64, 128, 256)] == [32, 48, 80, 160]
     assert [flashtune.int4_row_bytes(dim, 64) for dim in (64, 128, 192, 256)] == [48, 80, 112, 144]
-    for dim, group, words in ((48, 32, "dim is 48"), (96, 64, "dim is 96"), (64, 16, "int4_group is 16")):
+    for dim, group, words in (
+        (48, 32, "dim is 48"), (96, 64, "dim is 96"), (64, 16, "int4_group is 16"), (64, [], r"int4_group is \[\]"),
+        (64.0, 32, "dim is 64.0"), ((64,), 32, r"dim is \(64,\)"), (544, 32, "dim is 544; it must be .* up to 512"),
+    ):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=words):
             flashtune.int4_row_bytes(dim, group)
 
@@ -62,6 +65,8 @@ def test_wrong_arguments_get_a_sentence_that_names_them():
 
     refused("k is uint8; it must be float16", int4_group=None)
     refused("int4_group is 16; it must be 32 or 64", int4_group=16)
+    refused("int4_group is {}; it must be 32 or 64", int4_group={})
+    refused(r"k has shape \(\); with int4_group 32", k=np.array(1, np.uint8))
     refused("v is float32; with int4_group it must be uint8", v=v)
     refused("k has shape .*its last dim must be int4_row_bytes", k=k4[..., :70], v=v4[..., :70])
     refused("k has shape .*batch and dim must be those of q", q=q[..., :64])

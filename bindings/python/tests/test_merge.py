@@ -115,6 +115,23 @@ def test_parts_of_different_shape_or_dtype_are_refused(kind, outs, lses, message
     assert message in str(caught.value).replace("torch.", "")
 
 
+def test_other_types_and_dtypes_are_refused_by_name():
+    out, lse = np.ones((2, 1, 5, 2, 8), np.float32), np.ones((2, 1, 2, 5), np.float32)
+    for outs, lses, dtype, message in (
+        (out, lse.astype(complex), None, "lses is complex128; it must be float32"),
+        (np.array(1.0, np.float32), lse, None, r"outs has shape \(\); it must be \(partials"),
+        (out, np.float32(1), None, "lses is .*; it must be a sequence of at least one array"),
+        (out, lse, "x", "dtype is 'x'; it must be a NumPy dtype"),
+        (out, lse, "int8", "dtype is int8; it must be float16"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            flashtune.merge(outs, lses, dtype=dtype)
+    torch = pytest.importorskip("torch")
+    for dtype in ("float32", [], torch.int8):
+        with pytest.raises(InvalidArgumentError, match="dtype is .*; it must be torch.float16"):
+            flashtune.merge(torch.from_numpy(out), torch.from_numpy(lse), dtype=dtype)
+
+
 def test_non_arrays_are_refused():
     with pytest.raises(TypeError, match="outs is a list"):
         flashtune.merge([[1.0]], [[1.0]])

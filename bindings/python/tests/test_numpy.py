@@ -157,6 +157,21 @@ def test_views_that_strides_cannot_express_are_copied(view):
     np.testing.assert_array_equal(flashtune.attention(view(q), view(k), view(v)), expected)
 
 
+def test_reversed_dims_of_size_one_are_copied():
+    # NumPy calls such a view contiguous, whatever its stride.
+    q, k, v, dout = (np.random.default_rng(2).standard_normal((1, 5, 1, 8), np.float32) for _ in range(4))
+    bias = np.ones((1, 1, 5, 5), np.float32)
+    out, lse = flashtune.attention_forward(q, k, v, bias=bias)
+    gradients = flashtune.attention_backward(dout, q, k, v, out, lse, bias=bias)
+    turned = [x[::-1, :, ::-1] for x in (q, k, v)]
+    assert all(x.strides[0] < 0 and x.flags.c_contiguous for x in turned)
+    np.testing.assert_array_equal(flashtune.attention_forward(*turned, bias=bias[::-1])[0], out)
+    found = flashtune.attention_backward(dout[::-1], *turned, out, lse[::-1], bias=bias[:, ::-1])
+    for gradient, expected in zip(found[:4], gradients):
+        np.testing.assert_array_equal(gradient, expected)
+    assert flashtune.attention(q[:0][::-1], k[:0][::-1], v[:0][::-1]).shape == (0, 5, 1, 8)
+
+
 def test_inputs_are_left_as_they_are():
     arrays = tensors(PROBLEMS[1], DTYPES[0])
     before = [x.copy() for x in arrays]

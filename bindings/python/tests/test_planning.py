@@ -92,6 +92,17 @@ def test_a_path_that_c_would_cut_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("device", ["cpu", -1, 1.5, [], True, 1 << 40])
+def test_a_wrong_device_is_named(device, tmp_path):
+    path = tmp_path / "records.jsonl"
+    for call in (
+        lambda: flashtune.pack_info(device), lambda: flashtune.seal(device),
+        lambda: flashtune.export_records(path, device), lambda: flashtune.import_records(path, device),
+    ):  # fmt: skip
+        with pytest.raises(flashtune.InvalidArgumentError, match="device is .*; it must be the number of a GPU"):
+            call()
+
+
 def test_a_prepared_problem_can_be_launched():
     q, k, v = arrays(seqlen=48)
     flashtune.prepare(q, k, v)
@@ -151,6 +162,8 @@ def test_a_range_takes_what_is_optional_by_name():
     [
         (dict(largest=(2, 96)), "largest is \\(2, 96\\); it must be \\(batch_size, seqlen_q, seqlen_k\\)"),
         (dict(least=(3, 1, 1)), "least_batch_size is 3; it must be from 1 to the range's batch_size, which is 2"),
+        (dict(optional="causal"), "optional is 'causal'; it must be a sequence of names"),
+        (dict(optional=None), "optional is None; it must be a sequence of names"),
         (dict(optional=("rope",)), "optional has 'rope'; it may have causal, window"),
     ],
 )
