@@ -55,12 +55,13 @@ def options(causal, softmax_scale, dropout_p, deterministic=False, batch_invaria
         allowed = 'False, True, "bottom-right" or "top-left"'
         raise InvalidArgumentError(f"causal is {causal!r}; it must be {allowed}") from None
     softmax_scale = 0.0 if softmax_scale is None else factor("softmax_scale", softmax_scale, "None means 1/sqrt(head_dim)")
-    # Checked here: the library sees p rounded to fp32, and its message would show 1 for a value
-    # just below 1.
     expected = "the probability of dropping, in [0, 1)"
     dropout_p = dropout_p if type(dropout_p) is float else number("dropout_p", dropout_p, expected)
     if not 0 <= dropout_p < 1:
         raise InvalidArgumentError(f"dropout_p is {dropout_p!r}; it must be {expected}")
+    # The library rounds p to a 65536th, at most this one. In fp32 a larger p may be 1.
+    if dropout_p > 65535 / 65536:
+        dropout_p = 65535 / 65536
     if deterministic is batch_invariant is False:
         return causal_number, softmax_scale, dropout_p, 0, 0
     for name, flag in (("deterministic", deterministic), ("batch_invariant", batch_invariant)):

@@ -221,9 +221,12 @@ def _longest_in_pages(given, block_table, page_size):
 
 def bound(name, given):
     try:
-        return operator.index(given)
+        number = operator.index(given)
     except TypeError:
-        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int that no sequence exceeds") from None
+        number = -1
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgumentError(f"{name} is {given!r}; it must be an int that no sequence exceeds")
+    return number
 
 
 def _refuse_bound(side, given):

@@ -230,8 +230,11 @@ def _of(device):
 def _three(name, sizes):
     try:
         batch_size, seqlen_q, seqlen_k = (operator.index(size) for size in sizes)
+        # ctypes would keep the low 64 bits of a larger number.
+        if not all(0 <= size < 1 << 63 for size in (batch_size, seqlen_q, seqlen_k)):
+            raise ValueError
     except (TypeError, ValueError):
-        expected = "(batch_size, seqlen_q, seqlen_k), three integers"
+        expected = "(batch_size, seqlen_q, seqlen_k), three integers from 0 to 2**63 - 1"
         raise InvalidArgumentError(f"{name} is {sizes!r}; it must be {expected}") from None
     return batch_size, seqlen_q, seqlen_k
 

@@ -88,6 +88,7 @@ def test_invalid_block_masks_are_refused_by_name():
 
     with pytest.raises(TypeError, match="blocks is a masked array, whose mask would be lost"):
         flashtune.block_mask(np.ma.masked_array(np.ones((2, 2), bool)))
+    refused("block_mask.BLOCK_SIZE is .*; its numbers must be positive", made._replace(BLOCK_SIZE=(1 << 70, 16)))
     refused("block_mask is str", "causal")
     refused("block_mask.kv_indices is None", made._replace(kv_indices=None))
     refused("block_mask.kv_num_blocks is int64", made._replace(kv_num_blocks=made.kv_num_blocks.astype(np.int64)))

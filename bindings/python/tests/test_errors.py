@@ -121,6 +121,14 @@ def test_an_array_of_another_library_is_refused_as_dlse():
             flashtune.attention_backward(q, q, q, q, q, torch.zeros(1, 2, 4), dlse=dlse)
 
 
+@pytest.mark.parametrize("longest", [1 << 70, -1, 1.5, "x"])
+def test_a_wrong_longest_length_is_named(longest):
+    begins = np.array([0, 4], np.int32)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        with pytest.raises(ValueError, match=f"{name} is .*; it must be an int that no sequence exceeds"):
+            flashtune.attention_varlen(Q[0], Q[0], Q[0], cu_seqlens_q=begins, cu_seqlens_k=begins, **{name: longest})
+
+
 def test_every_exception_is_a_flashtune_error_with_its_status():
     with pytest.raises(flashtune.FlashtuneError) as caught:
         flashtune.attention(np.ones((1, 4, 3, 8), np.float32), Q, Q)

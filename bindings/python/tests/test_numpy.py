@@ -99,8 +99,9 @@ def test_the_mask_shows_when_scores_are_equal_and_v_is_the_identity():
 def test_dropout_p_is_rounded_to_a_65536th_that_stays_below_1():
     q, v = np.zeros((1, 64, 64, 8), np.float32), np.broadcast_to(np.eye(64, dtype=np.float32)[None, :, None], (1, 64, 64, 64))
     np.testing.assert_array_equal(flashtune.attention(q, q, v, dropout_p=0.49 / 65536, seed=1), flashtune.attention(q, q, v))
-    out = flashtune.attention(q, q, v, dropout_p=1 - 1e-6, seed=1)
-    assert set(out.flat) == {0, 65536 / 64}
+    for p in (1 - 1e-6, 1 - 2**-40):  # the second one is 1 in fp32
+        out = flashtune.attention(q, q, v, dropout_p=p, seed=1)
+        assert set(out.flat) == {0, 65536 / 64}
 
 
 def test_v_of_ones_gives_ones():

@@ -162,6 +162,9 @@ def test_a_range_takes_what_is_optional_by_name():
     [
         (dict(largest=(2, 96)), "largest is \\(2, 96\\); it must be \\(batch_size, seqlen_q, seqlen_k\\)"),
         (dict(least=(3, 1, 1)), "least_batch_size is 3; it must be from 1 to the range's batch_size, which is 2"),
+        # Their low 64 bits are 2 and 1.
+        (dict(largest=((1 << 64) + 2, 96, 96)), "largest is .*three integers from 0 to 2\\*\\*63 - 1"),
+        (dict(least=((1 << 64) + 1, 1, 1)), "least is .*three integers from 0 to 2\\*\\*63 - 1"),
         (dict(optional="causal"), "optional is 'causal'; it must be a sequence of names"),
         (dict(optional=None), "optional is None; it must be a sequence of names"),
         (dict(optional=("rope",)), "optional has 'rope'; it may have causal, window"),
