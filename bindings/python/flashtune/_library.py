@@ -58,7 +58,8 @@ def _load():
         tried = ", ".join(str(path) for path in paths)
         raise _errors.FlashtuneError(f"libflashtune was not found; tried {tried}. Build it, or set FLASHTUNE_LIBRARY.")
     try:
-        loaded = ctypes.CDLL(str(found))
+        # The loader would search the system's folders for a name without a slash.
+        loaded = ctypes.CDLL(str(found.absolute()))
         loaded.flashtune_version_string.restype = c_char_p
         version = loaded.flashtune_version_string().decode()
     except (OSError, AttributeError) as error:

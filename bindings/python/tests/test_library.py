@@ -20,9 +20,10 @@ except flashtune.FlashtuneError as error:
 """
 
 
-def run(code, **environment):
+def run(code, cwd=None, **environment):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **environment}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
 def test_importing_loads_neither_the_library_nor_any_array_package():
@@ -37,6 +38,11 @@ def test_numpy_arrays_do_not_import_torch():
 def test_a_missing_library_is_an_error_that_lists_the_places_tried(tmp_path):
     output = run(ATTEND, FLASHTUNE_LIBRARY=str(tmp_path / "nowhere.so"))
     assert output.startswith("FlashtuneError: libflashtune was not found; tried ") and "nowhere.so" in output
+
+
+def test_a_name_without_a_folder_is_a_file_of_the_working_directory(tmp_path):
+    (tmp_path / "any.so").symlink_to(next(path for path in _library.candidates() if path.is_file()).absolute())
+    assert run(ATTEND, cwd=tmp_path, FLASHTUNE_LIBRARY="any.so") == "64.0\n"
 
 
 def test_a_file_other_than_a_library_is_an_error(tmp_path):
