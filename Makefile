@@ -10,7 +10,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
 ABI := $(if $(filter 0,$(firstword $(subst ., ,$(VERSION)))),$(basename $(VERSION)),$(firstword $(subst ., ,$(VERSION))))
 EXAMPLES := $(patsubst examples/c/%.c,build/examples/%,$(wildcard examples/c/*.c))
 
-.PHONY: all lib cli pack examples install uninstall wheel sbom demo test bench header table prose clean
+.PHONY: all lib cli pack examples install places uninstall wheel sbom demo test bench header table prose clean
 .NOTPARALLEL:
 
 all: lib cli
@@ -49,13 +49,18 @@ build/examples/%: examples/c/%.c $(wildcard examples/c/*.h) include/flashtune.h
 	$(CC) $(CFLAGS) -I include $< -o $@ -L target/release -lflashtune -lm -ldl -Wl,-rpath,'$(CURDIR)/target/release:$$ORIGIN/../lib'
 
 # PREFIX, LIBDIR (below PREFIX) and DESTDIR (for packages) as usual; the installed folder may be
-# moved.
-install: lib cli sbom
+# moved. Wrong ones are refused before anything is built.
+install: places lib cli sbom
 	$(if $(filter no,$(PACK)),,FLASHTUNE_CLI=target/cli/release/flashtune sh scripts/make_pack.sh "$(PACK_ARCH)" build/libflashtune.pack --if-possible)
-	sh scripts/install.sh $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
+	sh scripts/install.sh $(PLACES)
+
+places:
+	sh scripts/install.sh --check $(PLACES)
+
+PLACES = "$(PREFIX)" "$(LIBDIR)" "$(DESTDIR)" target/cli/release/flashtune
 
 uninstall:
-	sh scripts/install.sh --uninstall $(PREFIX) $(LIBDIR) "$(DESTDIR)" target/cli/release/flashtune
+	sh scripts/install.sh --uninstall $(PLACES)
 
 # What the library is made of, as CycloneDX.
 sbom:

@@ -2,8 +2,9 @@
 # Copies the built library, header, command line and their descriptions into a prefix. `make
 # install` builds them first and calls this script, which builds nothing.
 #
-# usage: install.sh [--uninstall] PREFIX LIBDIR DESTDIR CLI
+# usage: install.sh [--check | --uninstall] PREFIX LIBDIR DESTDIR CLI
 #
+# --check  only looks at the arguments, for `make install` to do before it builds
 # PREFIX   absolute; the program finds nothing by it, so the folder may be moved
 # LIBDIR   lib, lib64 or lib/x86_64-linux-gnu, below PREFIX
 # DESTDIR  put before PREFIX, for packages; may be empty
@@ -17,14 +18,20 @@ cd "$(dirname "$0")/.."
 
 fail() { echo "install.sh: $1" >&2; exit 1; }
 
-uninstall=no
-if [ "${1-}" = --uninstall ]; then uninstall=yes; shift; fi
+uninstall=no only_check=no
+case ${1-} in
+--uninstall) uninstall=yes; shift ;;
+--check) only_check=yes; shift ;;
+esac
 [ $# = 4 ] || fail "it takes PREFIX, LIBDIR, DESTDIR and CLI; see the head of this file"
 prefix=$1 libdir=$2 destdir=$3 cli=$4
 
 case $(uname -s) in Linux) ;; *) fail "it knows the names of shared libraries on Linux only" ;; esac
+# Some shells leave the tilde of PREFIX=~/folder to make, which quotes it.
+case $prefix in "~/"*) prefix=$HOME/${prefix#"~/"} ;; esac
 case $prefix in /*) ;; *) fail "PREFIX is $prefix; it must be an absolute path" ;; esac
 case $libdir in '' | /* | *..*) fail "LIBDIR is '$libdir'; it must be a path below PREFIX" ;; esac
+[ $only_check = no ] || exit 0
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 major=${version%%.*} rest=${version#*.}

@@ -125,6 +125,33 @@ class Install(unittest.TestCase):
         install("/opt/tools", libdir="lib/x86_64-linux-gnu", destdir=stage, first=["--uninstall"])
         self.assertEqual([path for path in stage.rglob("*") if not path.is_dir()], [])
 
+    def test_make_takes_folders_with_spaces_and_refuses_others_before_it_builds(self):
+        # A cargo that builds nothing stands for the build.
+        cargo = self.folder / "cargo"
+        cargo.write_text("#!/bin/sh\necho built\nexit 1\n")
+        cargo.chmod(0o755)
+
+        def made(**variables):
+            words = [f"{name}={value}" for name, value in variables.items()]
+            path = f"{self.folder}:{os.environ['PATH']}"
+            command = ["make", "-s", "-C", ROOT, "install", "PACK=no", *words]
+            done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+            return done.stdout + done.stderr
+
+        self.assertIn("built", made(PREFIX=self.folder / "a folder"))
+        for variables, words in (
+            ({"PREFIX": "relative"}, "PREFIX is relative; it must be an absolute path"),
+            ({"PREFIX": "/opt/tools", "LIBDIR": "../lib"}, "LIBDIR is '../lib'; it must be a path below PREFIX"),
+        ):
+            said = made(**variables)
+            self.assertIn(words, said)
+            self.assertNotIn("built", said)
+        self.assertIn("built", made(PREFIX="~/folder"))
+        stage = self.folder / "a stage"
+        install("/opt/my tools", destdir=stage)
+        run("make", "-C", ROOT, "uninstall", "PREFIX=/opt/my tools", f"DESTDIR={stage}")
+        self.assertEqual([path for path in stage.rglob("*") if not path.is_dir()], [])
+
     @unittest.skipUnless(PACK.is_file(), "there is no pack: make pack")
     def test_the_pack_lies_beside_the_library_unless_it_is_left_out(self):
         installed = self.folder / "prefix" / "lib" / "libflashtune.pack"
