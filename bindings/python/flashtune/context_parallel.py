@@ -52,8 +52,6 @@ def attention(
     group has compared before wait for one another until the group's timeout.
     UnsupportedError: cu_seqlens is given with another method.
     """
-    if isinstance(window, list):
-        window = tuple(window)
     call = {
         "method": method, "layout": layout, "causal": causal, "softmax_scale": softmax_scale, "window": window,
         "softcap": softcap, "deterministic": deterministic, "varlen": cu_seqlens is not None,
@@ -78,8 +76,10 @@ def _refuse(size, tensors, call):
     _one_of("layout", call["layout"], _LAYOUTS)
     if call["causal"] is not True and call["causal"] is not False:
         raise InvalidArgumentError(f"causal is {call['causal']!r}; it must be False or True")
-    _call.options(call["causal"], call["softmax_scale"], 0.0, call["deterministic"])
-    _features.of(window=call["window"], softcap=call["softcap"])
+    # Numbers of any type: those of two ranks must compare as equal.
+    _, scale, _, deterministic, _ = _call.options(call["causal"], call["softmax_scale"], 0.0, call["deterministic"])
+    features = _features.of(window=call["window"], softcap=call["softcap"]) or _features.Features()
+    plain = dict(softmax_scale=scale, deterministic=deterministic, window=features.window, softcap=float(features.softcap))
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype or x.device != q.device:
             raise InvalidArgumentError(f"{name} is {x.dtype} on {x.device}; it must be {q.dtype} on {q.device}, as q is")
@@ -99,7 +99,7 @@ def _refuse(size, tensors, call):
             f"q has {heads_q} heads and k has {heads_kv}; with {size} ranks ulysses needs a multiple of {size} for q, "
             "and a multiple or a divisor for k"
         )
-    return dims, str(q.dtype), tuple(call.items())
+    return dims, str(q.dtype), tuple({**call, **plain}.items())
 
 
 def _one_of(name, given, allowed):
@@ -117,6 +117,7 @@ def shard(x, *, dim=1, group=None, layout="zigzag"):
     """
     rank, size = _collectives.place(group)
     _one_of("layout", layout, _LAYOUTS)
+    _expect_rows(x, dim)
     count = size * len(_ring.chunks(rank, size, layout))
     if x.shape[dim] % count:
         raise InvalidArgumentError(f"x has {x.shape[dim]} rows in dim {dim}; {size} ranks with layout {layout} need a multiple of {count}")
@@ -128,10 +129,24 @@ def unshard(x, *, dim=1, group=None, layout="zigzag"):
     """The whole tensor from every rank's rows, in every rank; without autograd."""
     _, size = _collectives.place(group)
     _one_of("layout", layout, _LAYOUTS)
+    _expect_rows(x, dim)
+    if layout == "zigzag" and size > 1 and x.shape[dim] % 2:
+        raise InvalidArgumentError(f"x has {x.shape[dim]} rows in dim {dim}; the layout zigzag needs an even number, its two chunks")
     x = x.detach().contiguous()
     parts = [torch.empty_like(x) for _ in range(size)]
     dist.all_gather(parts, x, group=group)
     return _collectives.in_order(parts, dim, layout)
+
+
+def _expect_rows(x, dim):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; it must be a torch tensor")
+    try:
+        at = operator.index(dim)
+    except TypeError:
+        at = x.dim()
+    if not -x.dim() <= at < x.dim():
+        raise InvalidArgumentError(f"dim is {dim!r}; x of shape {tuple(x.shape)} has no such dim")
 
 
 def _ulysses(q, k, v, group, layout, features, cu_seqlens, max_seqlen):
@@ -165,8 +180,9 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
     `mesh`, in the layout "zigzag". Such a call must have neither attn_mask nor dropout.
 
     mesh: a DeviceMesh of one dim.
-    buffers: tensors that every rank has. They are cut in place at the start of the block, and made
-        whole again at its end.
+    buffers: tensors that every rank has, without gradients. They are cut in place at the start of
+        the block, and are at its end as they were. A buffer's own memory is neither read nor
+        written meanwhile, so it may be a view.
     buffer_seq_dims: for each buffer the dim of the sequence.
     no_restore_buffers: those of the buffers that stay cut.
     """
@@ -179,23 +195,24 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
     if mesh.ndim != 1:
         raise InvalidArgumentError(f"mesh has {mesh.ndim} dims; it must have one, such as mesh['cp']")
     _one_of("method", method, _METHODS)
+    for at, buffer in enumerate(buffers):
+        if not isinstance(buffer, torch.Tensor) or buffer.requires_grad:
+            found = "requires a gradient" if isinstance(buffer, torch.Tensor) else f"is a {type(buffer).__name__}"
+            raise InvalidArgumentError(f"buffers[{at}] {found}; it must be a tensor without gradient, which is cut in place")
     group = mesh.get_group()
     cut = [shard(buffer, dim=dim, group=group) for buffer, dim in zip(buffers, dims)]
-    whole = [None if id(buffer) in kept else buffer.clone() for buffer in buffers]
+    whole = [buffer.detach() for buffer in buffers]
     with torch.no_grad():
-        _replace(buffers, cut)
+        for buffer, rows in zip(buffers, cut):
+            buffer.set_(rows)
     try:
         with _Sdpa(group, method):
             yield
     finally:
         with torch.no_grad():
-            _replace(buffers, whole)
-
-
-def _replace(buffers, contents):
-    for buffer, content in zip(buffers, contents):
-        if content is not None:
-            buffer.resize_(content.shape).copy_(content)
+            for buffer, rows in zip(buffers, whole):
+                if id(buffer) not in kept:
+                    buffer.set_(rows)
 
 
 class _Sdpa(TorchFunctionMode):

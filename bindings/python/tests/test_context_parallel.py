@@ -148,13 +148,17 @@ def run_mesh(setting):
 
     mesh = init_device_mesh(setting.device, (setting.ranks,), mesh_dim_names=("cp",))
     buffers = [x.transpose(1, 2).contiguous() for x in inputs(setting, HEADS)[:3]]
-    before = [x.clone() for x in buffers]
+    # The last one is a view: what lies beside it stays as it is.
+    wide = torch.cat([buffers[2]] * 2, -1)
+    buffers[2] = wide[..., : setting.dim]
+    before, beside, strides = [x.clone() for x in buffers], wide.clone(), buffers[2].stride()
     with cp.context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2, 2, 2]):
         assert buffers[0].shape[2] == setting.seqlen // setting.ranks
         out = F.scaled_dot_product_attention(*buffers, is_causal=True)
         with pytest.raises(NotImplementedError, match="context_parallel supports neither"):
             F.scaled_dot_product_attention(*buffers, dropout_p=0.1)
     assert all(torch.equal(x, y) for x, y in zip(buffers, before))
+    assert torch.equal(wide, beside) and buffers[2].stride() == strides and buffers[2].data_ptr() == wide.data_ptr()
     return cp.unshard(out, dim=2).transpose(1, 2).cpu()
 
 
@@ -289,6 +293,36 @@ def test_wrong_arguments_are_refused_in_all_ranks_before_anything_is_sent(result
     assert "causal is 'top-left'; it must be False or True" in of["causal"]
     assert f"{size} ranks with layout zigzag need a multiple of {2 * size}" in of["rows of the group"]
     assert of["another group"] == "this process is not in the process group"
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_wrong_rows_and_buffers_are_named(one_rank):
+    x = torch.randn(1, 4, 2, 8)
+    for call in (cp.shard, cp.unshard):
+        for given in (None, [1.0], x.numpy()):
+            with pytest.raises(TypeError, match="x is a .*; it must be a torch tensor"):
+                call(given)
+        for given, dim in ((x, 4), (x, -5), (x, 1 << 70), (x, 1.5), (x[0, 0, 0, 0], 0), (x, None)):
+            with pytest.raises(ValueError, match=r"dim is .*; x of shape .* has no such dim"):
+                call(given, dim=dim)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    for buffer, words in ((x.clone().requires_grad_(), "requires a gradient"), ([1.0], "is a list")):
+        with pytest.raises(ValueError, match=rf"buffers\[1\] {words}; it must be a tensor without gradient"):
+            with cp.context_parallel(mesh, buffers=[x, buffer], buffer_seq_dims=[1, 1]):
+                pass
+
+
+def test_numbers_of_any_type_are_options(one_rank):
+    x = torch.randn(1, 4, 2, 8)
+    options = dict(softmax_scale=np.array(0.25), softcap=np.array(3.0), window=[np.int64(2), None], deterministic=1)
+    expected = flashtune.attention(x, x, x, softmax_scale=0.25, softcap=3.0, window=(2, None))
+    torch.testing.assert_close(cp.attention(x, x, x, **options), expected)
 
 
 def test_without_a_process_group_the_error_says_so():
