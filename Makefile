@@ -17,9 +17,10 @@ all: lib cli
 
 # The C library, shared and static, built without an rlib: cargo silently drops fat LTO where one is
 # built along. The SONAME sends programs to the versioned name, which a link gives to the file in
-# the build folder too.
+# the build folder too. The folder is target/, whatever CARGO_TARGET_DIR says, since the examples and
+# the installation take the library from there.
 lib:
-	cargo rustc --locked --release --lib --no-default-features --crate-type cdylib,staticlib -- -C strip=symbols $(SONAME)
+	cargo rustc --locked --release --target-dir target --lib --no-default-features --crate-type cdylib,staticlib -- -C strip=symbols $(SONAME)
 	$(if $(SONAME),ln -sf libflashtune.so target/release/libflashtune.so.$(ABI))
 
 SONAME := $(if $(filter Linux,$(shell uname -s)),-C link-arg=-Wl$(,)-soname$(,)libflashtune.so.$(ABI))

@@ -31,9 +31,11 @@ def built_library():
         return Path(prebuilt), name
     if shutil.which("cargo") is None:
         sys.exit("flashtune is built from source here, which needs Rust 1.89 or later: cargo was not found")
-    build = ["cargo", "rustc", "--locked", "--release", "--lib", "--no-default-features", "--crate-type", "cdylib"]
-    subprocess.run([*build, "--", "-C", "strip=symbols"], cwd=ROOT, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    # Named, since the user's configuration of cargo may have another one.
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
+    build = ["cargo", "rustc", "--locked", "--release", "--target-dir", str(target)]
+    build += ["--lib", "--no-default-features", "--crate-type", "cdylib", "--", "-C", "strip=symbols"]
+    subprocess.run(build, cwd=ROOT, check=True)
     return target / "release" / name, name
 
 

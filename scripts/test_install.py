@@ -128,7 +128,7 @@ class Install(unittest.TestCase):
     def test_make_takes_folders_with_spaces_and_refuses_others_before_it_builds(self):
         # A cargo that builds nothing stands for the build.
         cargo = self.folder / "cargo"
-        cargo.write_text("#!/bin/sh\necho built\nexit 1\n")
+        cargo.write_text('#!/bin/sh\necho built "$@"\nexit 1\n')
         cargo.chmod(0o755)
 
         def made(**variables):
@@ -138,7 +138,7 @@ class Install(unittest.TestCase):
             done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
             return done.stdout + done.stderr
 
-        self.assertIn("built", made(PREFIX=self.folder / "a folder"))
+        self.assertRegex(made(PREFIX=self.folder / "a folder"), "built rustc .*--target-dir target ")
         for variables, words in (
             ({"PREFIX": "relative"}, "PREFIX is relative; it must be an absolute path"),
             ({"PREFIX": "/opt/tools", "LIBDIR": "../lib"}, "LIBDIR is '../lib'; it must be a path below PREFIX"),

@@ -28,8 +28,9 @@ def candidates():
     places = [package]
     for parent in package.parents:
         if (parent / "Cargo.toml").is_file():
-            target = Path(os.environ.get("CARGO_TARGET_DIR") or parent / "target")
-            places += [target / "release", target / "debug"]
+            # `make lib` builds in target/, cargo alone where the variable says.
+            for target in filter(None, (os.environ.get("CARGO_TARGET_DIR"), parent / "target")):
+                places += [Path(target) / "release", Path(target) / "debug"]
             break
     return [place / _NAME for place in places]
 
