@@ -92,7 +92,10 @@ def dot_product_attention(
     if window is not None and is_causal:
         window = (window[0], 0)
     if bias is not None:
-        bias = _array("bias", bias).astype(q.dtype)
+        bias = _array("bias", bias)
+        if jnp.issubdtype(bias.dtype, jnp.complexfloating):
+            raise InvalidArgumentError(f"bias is {bias.dtype}; it must be real")
+        bias = bias.astype(q.dtype)
     out = _attention(
         q, k, v, "top-left" if is_causal else False, scale, 0.0, None, False, False, False, _structs.WINDOW_TOP_LEFT,
         dict(window=window, bias=bias, mask=mask, seqused_q=query_seq_lengths, seqused_k=key_value_seq_lengths),
@@ -127,6 +130,8 @@ def _attention(
             raise InvalidArgumentError(f"{name} is {x.dtype}; it must be {q.dtype}, as q is")
     arrays = {name: _array(name, keywords[name]) for name in _OPERANDS if keywords.get(name) is not None}
     if "sinks" in arrays:
+        if not jnp.issubdtype(arrays["sinks"].dtype, jnp.floating):
+            raise InvalidArgumentError(f"sinks is {arrays['sinks'].dtype}; it must be a floating point dtype")
         arrays["sinks"] = arrays["sinks"].astype(jnp.float32)
     for name in ("bias", "mask"):
         if name in arrays:

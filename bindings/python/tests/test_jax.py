@@ -303,6 +303,7 @@ BAD = {
     "bias": (lambda f: f(Q, K, V, bias=normal(5)), ValueError, "bias has shape"),
     "mask": (lambda f: f(Q, K, V, mask=normal(83)), ValueError, "mask is float32"),
     "slopes": (lambda f: f(Q, K, V, alibi_slopes=normal(3)), ValueError, "alibi_slopes has shape"),
+    "sinks": (lambda f: f(Q, K, V, sinks=SINKS.astype("complex64")), ValueError, "sinks is complex64; it must be a floating"),
     "causal": (lambda f: f(Q, K, V, causal="middle"), ValueError, "causal is 'middle'"),
     "window": (lambda f: f(Q, K, V, causal=True, window=(3, 3)), ValueError, "window_right"),
     "seed": (lambda f: f(Q, K, V, dropout_p=0.1), ValueError, "seed is None"),
@@ -318,6 +319,11 @@ def test_bad_input_is_refused_while_the_program_is_traced(name):
     with pytest.raises(kind) as caught:
         call(flashtune.jax.attention)
     assert message in str(caught.value)
+
+
+def test_a_complex_bias_is_refused():
+    with pytest.raises(ValueError, match="bias is complex64; it must be real"):
+        flashtune.jax.dot_product_attention(Q, Q, Q, bias=normal(1, 1, 1, 1).astype("complex64"))
 
 
 def test_varlen_refuses_lengths_that_do_not_fit():
