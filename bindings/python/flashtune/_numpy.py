@@ -279,7 +279,7 @@ def _dtype(given):
     try:
         return np.dtype(given)
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"dtype is {given!r}; it must be a NumPy dtype") from None
+        raise InvalidArgumentError(f"dtype is {given!r}; it must be a NumPy dtype, or one of ml_dtypes once that is imported") from None
 
 
 def _number(name, dtype):
