@@ -7,6 +7,7 @@
 
 use crate::problem::features::{Constant, ConstantValue};
 use crate::problem::{Dtype, Feature, Problem};
+use std::collections::HashMap;
 
 /// What a tag or a constant may hold: integers, booleans, and names from a fixed list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,29 +100,54 @@ pub struct Declaration {
 /// The constants that a text mentions outside comments. A text that fixes one itself keeps its own.
 pub fn declared(problem: &Problem, arch: &Value, text: &str) -> Vec<Declaration> {
     let code = code(text);
+    // One walk over the code for all names. The search for each of them took longer than the rest
+    // of the rendering.
+    let mut mentions: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (at, word) in words_from(&code, FIRST_LETTER) {
+        mentions.entry(word).or_default().push(at);
+    }
     let arch = ("kArch", ARCH, "80, 86, 89, 90, 100, 120", arch.clone());
     let of_class = class().map(|c| (c.name, c.tag, c.meaning, value(c, problem)));
     std::iter::once(arch)
         .chain(of_class)
         .filter_map(|(name, tag, meaning, value)| {
-            let kind = if matches!(value, Value::Flag(_)) { "bool" } else { "int" };
-            let declaration = format!("constexpr {kind} {name} = ");
-            let is_needed = mentions(&code, name) && !code.contains(&declaration);
-            is_needed.then(|| Declaration { tag, line: format!("{declaration}{value};  // {meaning}\n") })
+            debug_assert!(name.starts_with(FIRST_LETTER));
+            let kind = if matches!(value, Value::Flag(_)) { "constexpr bool " } else { "constexpr int " };
+            let is_declared = |at: &usize| code[..*at].ends_with(kind) && code[at + name.len()..].starts_with(" = ");
+            let is_needed = !mentions.get(name)?.iter().any(is_declared);
+            is_needed.then(|| Declaration { tag, line: format!("{kind}{name} = {value};  // {meaning}\n") })
         })
         .collect()
 }
 
+/// Names of class constants begin so.
+const FIRST_LETTER: char = 'k';
+
 /// A text without its comments.
 pub fn code(text: &str) -> String {
-    text.lines().flat_map(|line| [line.split("//").next().unwrap_or(line), "\n"]).collect()
+    let (mut code, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find('/') {
+        let is_comment = rest[at + 1..].starts_with('/');
+        code.push_str(&rest[..at + usize::from(!is_comment)]);
+        rest = &rest[at + 1..];
+        if is_comment {
+            rest = &rest[rest.find('\n').unwrap_or(rest.len())..];
+        }
+    }
+    code + rest
 }
 
 /// Whether a name stands in the code as a whole word.
 pub fn mentions(code: &str, name: &str) -> bool {
+    name.chars().next().is_some_and(|first| words_from(code, first).any(|(_, word)| word == name))
+}
+
+/// The words of a text that begin with a letter, and where they begin.
+fn words_from(code: &str, first: char) -> impl Iterator<Item = (usize, &str)> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    code.match_indices(name).any(|(at, _)| {
-        let (before, after) = (&code[..at], &code[at + name.len()..]);
-        !before.ends_with(is_word) && !after.starts_with(is_word)
+    let begins = code.match_indices(first).filter(move |(at, _)| !code[..*at].ends_with(is_word));
+    begins.map(move |(at, _)| {
+        let word = &code[at..];
+        (at, &word[..word.find(|c| !is_word(c)).unwrap_or(word.len())])
     })
 }
