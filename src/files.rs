@@ -152,7 +152,10 @@ fn create_temporary(folder: &Path) -> Result<(PathBuf, File)> {
 
 /// The rest of a file, of at most `limit` bytes.
 pub fn read_up_to(file: File, limit: u64) -> Result<Vec<u8>> {
+    // One byte more shows the end of the file without another allocation.
+    let expected = file.metadata()?.len().min(limit).saturating_add(1);
     let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(usize::MAX))?;
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > limit {
         true => Err(Error::new(ErrorKind::FileTooLarge, format!("it has more than {limit} bytes"))),

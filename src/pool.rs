@@ -18,3 +18,14 @@ pub fn install<R: Send>(most: usize, work: impl FnOnce() -> R + Send) -> Result<
         .map_err(|error| Error::new(Status::OutOfMemory, format!("cannot start threads: {error}")))?;
     Ok(pool.install(work))
 }
+
+/// What both return: `first` on a thread of its own, if there is one to be had.
+pub fn beside<A: Send, B>(first: impl Fn() -> A + Sync, second: impl FnOnce() -> B) -> (A, B) {
+    let first = &first;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("flashtune-beside".to_owned()).spawn_scoped(scope, first);
+        let second = second();
+        let of_thread = thread.ok().and_then(|thread| thread.join().ok());
+        (of_thread.unwrap_or_else(first), second)
+    })
+}

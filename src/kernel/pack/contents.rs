@@ -22,6 +22,7 @@ pub struct Origin {
 
 /// All that a pack holds, except the cubins themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Fields")]
 pub struct Manifest {
     #[serde(flatten)]
     pub origin: Origin,
@@ -33,6 +34,28 @@ pub struct Manifest {
     pub operations: Vec<PackedOperation>,
     /// Lines of tuning records (`plan::record`).
     pub records: Vec<String>,
+}
+
+/// A manifest as it is read. serde would copy every value first to find those of a flattened field.
+#[derive(Deserialize)]
+struct Fields {
+    library_version: String,
+    templates_digest: String,
+    nvrtc_version: (u32, u32),
+    kernels: Vec<PackedKernel>,
+    gpus: Vec<PackedGpu>,
+    plans: Vec<PackedPlan>,
+    operations: Vec<PackedOperation>,
+    records: Vec<String>,
+}
+
+impl From<Fields> for Manifest {
+    fn from(fields: Fields) -> Manifest {
+        let Fields { library_version, templates_digest, nvrtc_version, kernels, gpus, plans, operations, records } =
+            fields;
+        let origin = Origin { library_version, templates_digest, nvrtc_version };
+        Manifest { origin, kernels, gpus, plans, operations, records }
+    }
 }
 
 /// One cubin.

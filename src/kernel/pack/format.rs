@@ -15,6 +15,7 @@
 //! inflating stops at the length that the manifest gives.
 
 use super::contents::{Manifest, Origin};
+use crate::pool;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use sha2::{Digest, Sha256};
@@ -102,10 +103,18 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
     let Some(sealed) = sealed else {
         return Err(truncated((HEADER_BYTES + DIGEST_BYTES) as u64));
     };
-    if Sha256::digest(&bytes[..sealed]).as_slice() != &bytes[sealed..] {
-        return Err("it is damaged: its checksum differs".to_owned());
+    let is_intact = || Sha256::digest(&bytes[..sealed]).as_slice() == &bytes[sealed..];
+    // The checksum takes as long as the rest. The rest counts only if the checksum is right.
+    let (is_intact, contents) = pool::beside(is_intact, || contents(bytes, sealed, deflated_bytes, text_bytes));
+    match is_intact {
+        true => contents,
+        false => Err("it is damaged: its checksum differs".to_owned()),
     }
-    // From here on the bytes are as somebody wrote them. They may still be wrong.
+}
+
+/// The manifest and the places of the cubins in bytes of which nothing is known but where the
+/// checksum begins: they may be damaged, or written wrong.
+fn contents(bytes: &[u8], sealed: usize, deflated_bytes: u64, text_bytes: u64) -> Result<Decoded, String> {
     let cubins_at = HEADER_BYTES as u64 + deflated_bytes;
     if cubins_at > sealed as u64 || text_bytes > u64::from(MAX_MANIFEST_BYTES) {
         return Err(format!("its manifest has {deflated_bytes} bytes, or {text_bytes} inflated, which is too many"));

@@ -11,6 +11,7 @@ use crate::files;
 use crate::kernel::compile::Compiled;
 use crate::kernel::cubin_cache::TextDigest;
 use crate::kernel::render::Renderer;
+use crate::pool;
 use std::collections::HashMap;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -168,7 +169,10 @@ impl PackStatus {
     /// The pack at a place, for a device. A refusal is logged: the context goes on without it.
     pub fn load(place: Option<Place>, device: &Device) -> PackStatus {
         let Some(place) = place else { return PackStatus::None };
-        let opened = Pack::open_at(&place).and_then(|pack| pack.check_library().map(|()| pack));
+        // The first rendering of the process parses the templates, and a pack is for calls that
+        // nothing else holds up.
+        let (_, opened) = pool::beside(|| drop(Renderer::shared()), || Pack::open_at(&place));
+        let opened = opened.and_then(|pack| pack.check_library().map(|()| pack));
         let (reason, level) = match opened.map(|pack| (pack.check_device(device), pack)) {
             Ok((Ok(()), pack)) => return PackStatus::Loaded(Arc::new(pack)),
             // A wheel has its pack on every GPU.
