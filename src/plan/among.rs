@@ -13,34 +13,30 @@ use crate::backend::Backend;
 use crate::config::Config;
 use crate::device::Arch;
 use crate::family;
-use crate::kernel::pack::Pack;
+use crate::kernel::pack::{Pack, PackedPlan};
 use crate::problem::Problem;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The configs whose kernels a pack has, by class.
 #[derive(Default)]
 pub struct Packed {
-    available: HashMap<Class, Vec<Available>>,
+    pack: Option<Arc<Pack>>,
+    /// The places of its plans of the device's architecture.
+    available: HashMap<Class, Vec<usize>>,
     /// Whether the pack has all kernels of other configs. A config of a class has the same texts
     /// for all shapes, so they are rendered once.
     others: SharedMap<(Class, Config), bool>,
 }
 
-#[derive(Clone, Debug)]
-struct Available {
-    config: Config,
-    /// The problem that it was chosen for, of the same class.
-    problem: Problem,
-}
-
 impl Packed {
-    pub fn of(pack: Option<&Pack>, arch: Arch) -> Packed {
-        let mut packed = Packed::default();
-        for plan in pack.into_iter().flat_map(|pack| pack.plans(arch)) {
-            let available = Available { config: plan.config.clone(), problem: plan.problem };
-            packed.available.entry(Class::of(&plan.problem)).or_default().push(available);
+    pub fn of(pack: Option<&Arc<Pack>>, arch: Arch) -> Packed {
+        let mut available: HashMap<Class, Vec<usize>> = HashMap::new();
+        let plans = pack.map_or(&[][..], |pack| &pack.manifest().plans);
+        for (place, plan) in plans.iter().enumerate().filter(|(_, plan)| plan.arch == arch) {
+            available.entry(Class::of(&plan.problem)).or_default().push(place);
         }
-        packed
+        Packed { pack: pack.cloned(), available, others: SharedMap::default() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -50,7 +46,7 @@ impl Packed {
     /// Whether the pack has all kernels of a config for a problem.
     pub fn has(&self, backend: &Backend, problem: &Problem, config: &Config) -> bool {
         let class = Class::of(problem);
-        if self.of_class(&class).iter().any(|one| one.config == *config) {
+        if self.of_class(&class).any(|one| one.config == *config) {
             return true;
         }
         let key = (class, config.clone());
@@ -95,8 +91,11 @@ impl Packed {
         Some(choice(reason, best.config))
     }
 
-    fn of_class(&self, class: &Class) -> &[Available] {
-        self.available.get(class).map_or(&[], Vec::as_slice)
+    /// The plans of a class. Each has the problem that its config was chosen for.
+    fn of_class(&self, class: &Class) -> impl Iterator<Item = &PackedPlan> {
+        let places = self.available.get(class).map_or(&[][..], Vec::as_slice);
+        let plans = self.pack.as_ref().map_or(&[][..], |pack| &pack.manifest().plans);
+        places.iter().map(|place| &plans[*place])
     }
 
     fn ranked(&self, known: &Known, problem: &Canonical, backend: &Backend) -> Vec<Ranked> {
@@ -134,7 +133,7 @@ impl Packed {
     /// that follow from the shape may be in no kernel's text, such as a launch's number of splits.
     /// The carried-over config then has the same kernels, unless it splits and the other does not,
     /// or has other tiles.
-    fn adapted(&self, one: &Available, problem: &Canonical, backend: &Backend) -> Option<Config> {
+    fn adapted(&self, one: &PackedPlan, problem: &Canonical, backend: &Backend) -> Option<Config> {
         let carried_over = family::carried_over(&one.config, &one.problem, problem, backend.device());
         (carried_over != one.config && self.has(backend, problem, &carried_over)).then_some(carried_over)
     }

@@ -17,7 +17,7 @@ use super::canonical::{self, Canonical, canonical};
 use super::executables::{Executables, Loaded, is_of_the_config};
 use super::key::{self, Class};
 use super::known_records::KnownRecords;
-use super::lookup::{self, Choice, Source};
+use super::lookup::{self, Choice, Known, Source};
 use super::machine::Imported;
 use super::measuring::Measuring;
 use super::plans::{Plan, Plans};
@@ -33,6 +33,7 @@ use crate::family;
 use crate::pool;
 use crate::problem::Problem;
 use crate::tune::{self, Observer, TuneOptions};
+use arc_swap::ArcSwapOption;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,14 +80,22 @@ pub struct Engine {
     preparing: KeyLocks<Canonical>,
     measuring: Measuring,
     is_sealed: AtomicBool,
+    last_chosen: ArcSwapOption<Chosen>,
+}
+
+/// The choices for a problem among the records that were known then.
+struct Chosen {
+    known: Arc<Known>,
+    canonical: Canonical,
+    choices: Vec<Choice>,
 }
 
 impl Engine {
-    /// Reads this machine's records, the pack's and the shipped ones, once.
+    /// Reads this machine's records, once.
     pub fn new(backend: Backend, options: EngineOptions) -> Engine {
-        let pack = backend.pack().pack().map(Arc::as_ref);
+        let pack = backend.pack().pack();
         Engine {
-            records: KnownRecords::read(options.cache_dir.as_deref(), backend.device(), pack),
+            records: KnownRecords::read(options.cache_dir.as_deref(), backend.device(), pack.map(Arc::as_ref)),
             packed: Packed::of(pack, backend.device().arch),
             backend,
             options,
@@ -98,6 +107,7 @@ impl Engine {
             preparing: KeyLocks::default(),
             measuring: Measuring::default(),
             is_sealed: AtomicBool::new(false),
+            last_chosen: ArcSwapOption::empty(),
         }
     }
 
@@ -300,7 +310,8 @@ impl Engine {
         self.supported(canonical).ok()?;
         let loaded = self.executables.of_class(Class::of(canonical));
         let configs: Vec<&Config> = loaded.iter().map(|(config, _)| config).collect();
-        let index = lookup::substitute(&self.records.snapshot(), canonical, &choice.config, &configs, device)?;
+        let known = self.records.snapshot_of(&Class::of(canonical));
+        let index = lookup::substitute(&known, canonical, &choice.config, &configs, device)?;
         let (config, executable) = loaded.into_iter().nth(index)?;
         Some(Arc::new(Plan {
             problem: **canonical,
@@ -313,17 +324,24 @@ impl Engine {
     }
 
     fn choices(&self, canonical: &Canonical) -> Vec<Choice> {
-        lookup::choices(&self.records.snapshot(), canonical, self.backend.device())
+        lookup::choices(&self.records.snapshot_of(&Class::of(canonical)), canonical, self.backend.device())
     }
 
     /// The choices, after a config of the pack that serves as well as the first of them and need
-    /// not be compiled.
+    /// not be compiled. The last ones are kept: a call that makes a plan asks three times.
     fn choices_to_build(&self, canonical: &Canonical) -> Vec<Choice> {
-        let mut choices = self.choices(canonical);
-        let instead = choices
-            .first()
-            .and_then(|first| self.packed.instead_of(first, &self.records.snapshot(), canonical, &self.backend));
+        let known = self.records.snapshot_of(&Class::of(canonical));
+        if let Some(last) = &*self.last_chosen.load()
+            && last.canonical == *canonical
+            && Arc::ptr_eq(&last.known, &known)
+        {
+            return last.choices.clone();
+        }
+        let mut choices = lookup::choices(&known, canonical, self.backend.device());
+        let instead = choices.first().and_then(|first| self.packed.instead_of(first, &known, canonical, &self.backend));
         choices.splice(0..0, instead);
+        let last = Chosen { known: Arc::clone(&known), canonical: *canonical, choices: choices.clone() };
+        self.last_chosen.store(Some(Arc::new(last)));
         choices
     }
 
@@ -336,8 +354,11 @@ impl Engine {
     /// Measures the problem if the policy says so. If tuning fails, for example because its buffers
     /// do not fit in memory, records and the heuristic still serve.
     fn tune_if_wanted(&self, problem: &Problem, canonical: &Canonical) {
+        if self.options.policy != Policy::Tune || problem.is_empty() {
+            return;
+        }
         let is_wanted = self.choices(canonical).first().is_some_and(|choice| self.wants_tuning(canonical, choice));
-        if !is_wanted || problem.is_empty() {
+        if !is_wanted {
             return;
         }
         let options = TuneOptions { time_limit: self.options.time_limit, ..TuneOptions::default() };
@@ -380,7 +401,8 @@ impl Engine {
     fn build_best(&self, canonical: &Canonical) -> Result<Arc<Plan>> {
         match self.build_first(canonical, self.choices_to_build(canonical)) {
             Err(error) if error.status == Status::NoCompiler => {
-                let choices = self.packed.choices(&self.records.snapshot(), canonical, &self.backend);
+                let known = self.records.snapshot_of(&Class::of(canonical));
+                let choices = self.packed.choices(&known, canonical, &self.backend);
                 self.build_first(canonical, choices).map_err(|_| error)
             }
             built => built,

@@ -108,6 +108,12 @@ pub fn record_key(problem: &Problem) -> String {
     )
 }
 
+/// The class in a key, as `Class` is displayed; None in a text that is no key of this version.
+pub fn class_in_key(key: &str) -> Option<&str> {
+    let (class, _) = key.strip_prefix(VERSION)?.strip_prefix(' ')?.split_once(" gqa")?;
+    Some(class)
+}
+
 /// What a machine's record is bound to: `sm_90 nvidia-h200 x132`. The processor count tells parts
 /// of a GPU (MIG), and numbers of CPU threads, apart.
 pub fn device_key(device: &Device) -> String {

@@ -1,22 +1,23 @@
 //! KnownRecords: every record that an engine knows, in memory, with this machine's store behind it.
 //!
-//! The lookup reads a snapshot; tuning and import add to it. Records come from `shipped`, from a
-//! pack, and from and to `machine`. Nothing here chooses a config.
+//! The lookup reads a snapshot; tuning and import add to it. Records come from a pack and from
+//! `shipped`, when a lookup first asks for their class, and from and to `machine`. Nothing here
+//! chooses a config.
 
-use super::key;
+use super::key::{self, Class};
 use super::lines::Lines;
 use super::lookup::{Known, Source};
 use super::machine::{Imported, Machine};
 use super::record::{self, Record};
-use super::shipped;
 use super::store::Store;
+use super::unread::Unread;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result};
 use crate::kernel::pack::Pack;
 use crate::problem::Problem;
 use crate::tune::Trial;
-use arc_swap::{ArcSwap, Guard};
-use std::collections::HashSet;
+use arc_swap::ArcSwap;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,12 +25,21 @@ pub struct KnownRecords {
     device: Device,
     device_key: String,
     machine: Machine,
-    known: ArcSwap<Known>,
+    unread: Unread,
+    read: ArcSwap<Read>,
+}
+
+/// The records that are read.
+#[derive(Clone)]
+struct Read {
+    known: Arc<Known>,
+    /// The classes of `unread` that they contain.
+    classes: BTreeSet<String>,
 }
 
 impl KnownRecords {
-    /// Reads this machine's records, those of the pack and the shipped ones, once. Without a folder
-    /// records live in memory alone.
+    /// Reads this machine's records, once. Those of the pack and the shipped ones are read by
+    /// class. Without a folder records live in memory alone.
     pub fn read(cache_dir: Option<&Path>, device: &Device, pack: Option<&Pack>) -> KnownRecords {
         let store = match cache_dir {
             None => Err("there is no cache folder".to_owned()),
@@ -38,24 +48,51 @@ impl KnownRecords {
             }
         };
         let machine = Machine::new(store);
-        let known = Known {
-            process: Vec::new(),
-            machine: machine.records().into_iter().map(Arc::new).collect(),
-            ..read_only(pack.map_or(&[], |pack| &pack.manifest().records), device.arch)
-        };
+        let unread = Unread::new(pack.map_or(&[], |pack| &pack.manifest().records), device.arch);
+        let known = Known { machine: machine.records().into_iter().map(Arc::new).collect(), ..Known::default() };
+        let read = ArcSwap::from_pointee(Read { known: Arc::new(known), classes: BTreeSet::new() });
         let (device, device_key) = (device.clone(), key::device_key(device));
-        KnownRecords { device, device_key, machine, known: ArcSwap::from_pointee(known) }
+        let records = KnownRecords { device, device_key, machine, unread, read };
+        // Any lookup may need what tells no class.
+        records.with_classes(&[""]);
+        records
     }
 
-    /// What a lookup sees now. Takes no lock.
-    pub fn snapshot(&self) -> Guard<Arc<Known>> {
-        self.known.load()
+    /// All records that are known now. Takes no lock.
+    pub fn snapshot(&self) -> Arc<Known> {
+        self.with_classes(&self.unread.classes().collect::<Vec<_>>())
+    }
+
+    /// What a lookup of a problem of this class sees now. Takes no lock.
+    pub fn snapshot_of(&self, class: &Class) -> Arc<Known> {
+        self.with_classes(&[&class.to_string()])
+    }
+
+    /// The known records, those of these classes among them.
+    fn with_classes(&self, classes: &[&str]) -> Arc<Known> {
+        let is_new = |read: &Read, class: &str| self.unread.has(class) && !read.classes.contains(class);
+        let now = self.read.load();
+        if !classes.iter().any(|class| is_new(&now, class)) {
+            return Arc::clone(&now.known);
+        }
+        self.read.rcu(|read| {
+            let mut next = Read::clone(read);
+            let known = Arc::make_mut(&mut next.known);
+            for class in classes.iter().filter(|class| is_new(read, class)) {
+                let Known { pack, shipped, .. } = self.unread.read(class);
+                known.pack.extend(pack);
+                known.shipped.extend(shipped);
+                next.classes.insert(class.to_string());
+            }
+            next
+        });
+        Arc::clone(&self.read.load().known)
     }
 
     /// This device's record of exactly this key, from this process or machine.
     pub fn own(&self, problem: &Problem) -> Option<Arc<Record>> {
         let key = key::record_key(problem);
-        let known = self.known.load();
+        let known = &self.read.load().known;
         let mut own = known.process.iter().chain(&known.machine);
         own.find(|record| record.key == key && record.device_key() == self.device_key).cloned()
     }
@@ -71,7 +108,7 @@ impl KnownRecords {
 
     /// This machine's records, the pack's and the shipped ones, with where each comes from.
     pub fn all(&self) -> Vec<(Source, Record)> {
-        let known = self.known.load();
+        let known = self.snapshot();
         let shipped = known.shipped.iter().map(|record| match record.device_key() == self.device_key {
             true => (Source::Shipped, Record::clone(record)),
             false => (Source::NearestGpu, Record::clone(record)),
@@ -85,7 +122,7 @@ impl KnownRecords {
     /// Writes this device's own records (not the shipped ones) as sorted lines. Returns their
     /// number.
     pub fn export(&self, path: &Path) -> Result<usize> {
-        let known = self.known.load();
+        let known = &self.read.load().known;
         // A record that this process tuned comes first and so replaces the one that it read at its
         // start.
         let own = known.process.iter().chain(&known.machine).filter(|record| record.device_key() == self.device_key);
@@ -153,12 +190,13 @@ impl KnownRecords {
     /// Reads this machine's records again, and changes this process's own.
     fn refresh(&self, change: impl Fn(&mut Vec<Arc<Record>>)) {
         let machine: Vec<Arc<Record>> = self.machine.records().into_iter().map(Arc::new).collect();
-        self.known.rcu(|known| {
-            let mut process = known.process.clone();
+        self.read.rcu(|read| {
+            let mut process = read.known.process.clone();
             change(&mut process);
             let is_own = |record: &&Arc<Record>| process.iter().any(|own| own.id() == record.id());
             let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
-            Known { process, machine, pack: known.pack.clone(), shipped: known.shipped.clone() }
+            let known = Known { process, machine, ..Known::clone(&read.known) };
+            Read { known: Arc::new(known), classes: read.classes.clone() }
         });
     }
 }
@@ -166,12 +204,10 @@ impl KnownRecords {
 /// The records of an architecture that no engine changes: of a pack's lines and those that ship. A
 /// record of the pack replaces the shipped one of its device and problem.
 pub fn read_only(lines: &[String], arch: Arch) -> Known {
-    let (pack, ignored) = record::read_lines(&lines.join("\n"));
-    if let Some((line, reason)) = ignored.first() {
-        log::warn!("the pack's records: {} ignored; line {line}: {reason}", ignored.len());
-    }
-    let pack: Vec<Arc<Record>> = pack.into_iter().filter(|record| record.arch == arch).map(Arc::new).collect();
-    let ids: HashSet<String> = pack.iter().map(|record| record.id()).collect();
-    let shipped = shipped::records(arch).into_iter().filter(|record| !ids.contains(&record.id()));
-    Known { pack, shipped: shipped.map(Arc::new).collect(), ..Known::default() }
+    let unread = Unread::new(lines, arch);
+    unread.classes().map(|class| unread.read(class)).fold(Known::default(), |mut all, known| {
+        all.pack.extend(known.pack);
+        all.shipped.extend(known.shipped);
+        all
+    })
 }

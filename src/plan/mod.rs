@@ -5,8 +5,8 @@
 //! `known_records`), `tuning` (under `measuring`), `executables` (building), `plans` (what a launch
 //! finds). `among` chooses among the configs of a pack, and `packing` decides what a pack holds.
 //! Below them, `machine` keeps this machine's records in a `store` (a `journal` and its `index`),
-//! `shipped` reads those in the library, and `record` and `key` are their form. `review` judges
-//! records that are to ship.
+//! `shipped` has those in the library, `unread` those that no lookup has asked for, and `record`
+//! and `key` are their form. `review` judges records that are to ship.
 
 mod among;
 mod built_ops;
@@ -33,6 +33,7 @@ mod shared_map;
 pub mod shipped;
 mod store;
 mod tuning;
+mod unread;
 
 pub use built_ops::BuiltOps;
 pub use canonical::Canonical;

@@ -6,6 +6,7 @@ use super::record::{self, Record};
 use crate::device::Arch;
 use crate::environment;
 use crate::files;
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -19,17 +20,22 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// The shipped records of an architecture, of all its GPUs.
 pub fn records(arch: Arch) -> Vec<Record> {
+    texts(arch).iter().flat_map(|(name, text)| read(name, text)).collect()
+}
+
+/// The files of an architecture: the name in messages, and the text.
+pub fn texts(arch: Arch) -> Vec<(String, Cow<'static, str>)> {
     let folder = arch.to_string();
     match environment::variable(OVERRIDE) {
         Some(database) => from_folder(&database, &folder),
         None => {
             let texts = EMBEDDED.iter().filter(|(path, _)| path.split('/').next() == Some(folder.as_str()));
-            texts.flat_map(|(path, text)| read(path, text)).collect()
+            texts.map(|(path, text)| (path.to_string(), Cow::Borrowed(*text))).collect()
         }
     }
 }
 
-fn from_folder(database: &OsString, folder: &str) -> Vec<Record> {
+fn from_folder(database: &OsString, folder: &str) -> Vec<(String, Cow<'static, str>)> {
     let folder = Path::new(database).join(folder);
     let entries = match std::fs::read_dir(&folder) {
         Ok(entries) => entries,
@@ -43,11 +49,11 @@ fn from_folder(database: &OsString, folder: &str) -> Vec<Record> {
     paths.sort();
     paths
         .iter()
-        .flat_map(|path| match files::read_text(path, MAX_FILE_BYTES) {
-            Ok(text) => read(&path.display().to_string(), &text),
+        .filter_map(|path| match files::read_text(path, MAX_FILE_BYTES) {
+            Ok(text) => Some((path.display().to_string(), Cow::Owned(text))),
             Err(error) => {
                 log::warn!("{}: {error}", path.display());
-                Vec::new()
+                None
             }
         })
         .collect()
