@@ -60,7 +60,7 @@ impl Backend {
         let gpu = kernel::Gpu::new(ordinal, None, cache_dir).map(|gpu| gpu.with_pack(pack));
         let (reason, level) = match gpu {
             // The cubin cache would serve some problems, and the others would fail.
-            Ok(gpu) if gpu.device().nvrtc_version == (0, 0) && gpu.pack().pack().is_none() => {
+            Ok(gpu) if gpu.pack().pack().is_none() && kernel::nvrtc_version() == (0, 0) => {
                 let note = gpu.pack().note().map_or(String::new(), |note| format!(", and {note}"));
                 (format!("{} is there, but no libnvrtc{note}", gpu.device().name), log::Level::Warn)
             }
@@ -81,7 +81,7 @@ impl Backend {
         }
     }
 
-    /// The pack behind a GPU's cubin cache. The CPU has none.
+    /// The pack before a GPU's cubin cache. The CPU has none.
     pub fn pack(&self) -> &PackStatus {
         match self {
             Backend::Cuda(gpu) => gpu.pack(),

@@ -72,8 +72,6 @@ pub struct Device {
     pub memory_bytes_per_second: u64,
     /// `major * 1000 + minor * 10` as the driver reports it; 0 on the CPU.
     pub driver_version: u32,
-    /// (major, minor) of the NVRTC in use; (0, 0) on the CPU, or if none was found.
-    pub nvrtc_version: (u32, u32),
 }
 
 impl Device {
@@ -105,7 +103,6 @@ impl Device {
             memory_bytes: 16 << 30,
             memory_bytes_per_second: memory_gbs * 1_000_000_000,
             driver_version: 0,
-            nvrtc_version: (0, 0),
         })
     }
 

@@ -6,10 +6,11 @@ use super::sized::{self, SizedStruct};
 use super::text::{fixed, optional_path};
 use crate::backend::Backend;
 use crate::cpu::{Cpu, FOR_SMALL_ALLOCATIONS, require_available};
+use crate::device::Arch;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::kernel::pack::{Place, Setting, place};
-use crate::kernel::{Gpu, cache_dir};
+use crate::kernel::{Gpu, cache_dir, nvrtc_version};
 use crate::plan::{Engine, EngineOptions, Policy};
 use crate::tune::DEFAULT_TIME_LIMIT;
 use std::ffi::{c_char, c_void};
@@ -264,6 +265,7 @@ impl flashtune_context {
 impl flashtune_device_info {
     fn of(backend: &Backend) -> Self {
         let device = backend.device();
+        let (nvrtc_major, nvrtc_minor) = if device.arch == Arch::Cpu { (0, 0) } else { nvrtc_version() };
         flashtune_device_info {
             struct_size: size_of::<Self>() as u64,
             backend: match backend {
@@ -275,7 +277,7 @@ impl flashtune_device_info {
             arch: fixed(&device.arch.to_string()),
             memory_bytes: device.memory_bytes,
             driver_version: device.driver_version,
-            nvrtc_version: 1000 * device.nvrtc_version.0 + 10 * device.nvrtc_version.1,
+            nvrtc_version: 1000 * nvrtc_major + 10 * nvrtc_minor,
         }
     }
 }

@@ -26,7 +26,6 @@ pub fn describe(num_threads: usize) -> Device {
         memory_bytes: memory().unwrap_or(0),
         memory_bytes_per_second: 0,
         driver_version: 0,
-        nvrtc_version: (0, 0),
     }
 }
 

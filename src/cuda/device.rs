@@ -63,7 +63,6 @@ pub fn describe(driver: &Driver, device: CUdevice) -> Result<Device> {
         memory_bytes: memory_bytes as u64,
         memory_bytes_per_second: 2 * 1000 * u64::from(memory_khz) * u64::from(memory_bits) / 8,
         driver_version: driver.version()?,
-        nvrtc_version: (0, 0),
     })
 }
 

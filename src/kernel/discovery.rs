@@ -12,7 +12,9 @@ use crate::error::Result;
 /// The GPUs that this process sees, in the order of their ordinals.
 pub fn devices() -> Result<Vec<Device>> {
     let driver = Driver::get()?;
-    (0..cuda::device::count(driver)?).map(|ordinal| described(driver, cuda::device::at(driver, ordinal)?)).collect()
+    (0..cuda::device::count(driver)?)
+        .map(|ordinal| cuda::device::describe(driver, cuda::device::at(driver, ordinal)?))
+        .collect()
 }
 
 /// The places where libcuda was looked for, and the result.
@@ -36,8 +38,8 @@ pub fn compiler_target(arch: Arch) -> Result<String> {
     target(arch, FAMILY, Nvrtc::get()?)
 }
 
-/// A device as the driver and NVRTC together describe it.
-pub(super) fn described(driver: &cuda::driver::Driver, device: i32) -> Result<Device> {
-    let nvrtc_version = Nvrtc::get().map_or((0, 0), Nvrtc::version);
-    Ok(Device { nvrtc_version, ..cuda::device::describe(driver, device)? })
+/// (major, minor) of the NVRTC in use; (0, 0) if there is none. Looks for it at the first call of
+/// the process, which may take 0.2 s: what a pack serves must not ask.
+pub fn nvrtc_version() -> (u32, u32) {
+    Nvrtc::get().map_or((0, 0), Nvrtc::version)
 }

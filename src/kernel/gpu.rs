@@ -6,7 +6,6 @@
 use super::compile::{Target, targets};
 use super::cubin_cache::{CubinCache, TextDigest};
 use super::cubins::Cubins;
-use super::discovery::described;
 use super::fixed::{FixedKernel, FixedSpec};
 use super::launch::Executable;
 use super::modules::{self, Loaded, Origin, Source};
@@ -17,6 +16,7 @@ use super::tile_counters::TileCounters;
 use crate::call::Stream;
 use crate::config::Config;
 use crate::cuda::context::Context;
+use crate::cuda::device::describe;
 use crate::cuda::event::Event;
 use crate::cuda::memory::DeviceMemory;
 use crate::cuda::stream::{OwnedStream, is_capturing};
@@ -76,7 +76,7 @@ impl Gpu {
             Some(raw) => unsafe { Context::of_caller(raw) }?,
             None => Context::primary(ordinal)?,
         };
-        let device = described(context.driver(), context.device())?;
+        let device = describe(context.driver(), context.device())?;
         match device.arch {
             Arch::Sm(major, _) if major >= 8 => {}
             arch => {
@@ -88,7 +88,7 @@ impl Gpu {
         Ok(Gpu { context, device, cubins, stream, clock: Mutex::default(), tile_counters: Mutex::default() })
     }
 
-    /// The same GPU with the pack at a place behind its cubin cache. A pack that does not fit is
+    /// The same GPU with the pack at a place before its cubin cache. A pack that does not fit is
     /// refused (`pack`), and the GPU goes on without it.
     pub fn with_pack(mut self, place: Option<Place>) -> Gpu {
         self.cubins.pack = PackStatus::load(place, &self.device);
@@ -114,7 +114,7 @@ impl Gpu {
         render_pass(problem, config, self.device.arch).is_ok_and(|kernels| kernels.iter().all(has))
     }
 
-    /// Renders, compiles or takes from the cache or the pack, and loads all kernels of the pass,
+    /// Renders, compiles or takes from the pack or the cache, and loads all kernels of the pass,
     /// one after the other: many threads may build passes at once.
     pub fn build(&self, problem: &Problem, config: &Config) -> Result<Executable> {
         let rendered = render_pass(problem, config, self.device.arch)?;
@@ -151,14 +151,14 @@ impl Gpu {
         Executable::new(&self.context, kernels, tile_counters, &self.device)
     }
 
-    /// Compiles or takes from the cache or the pack, and loads a rendered kernel. It stays loaded
+    /// Compiles or takes from the pack or the cache, and loads a rendered kernel. It stays loaded
     /// as long as the result or an executable holds it.
     pub fn load(&self, source: &Source) -> Result<LoadedKernel> {
         let (loaded, origin) = modules::load(&self.context, &self.device, &self.cubins, source)?;
         Ok(LoadedKernel { loaded, origin })
     }
 
-    /// Renders, compiles or takes from the cache or the pack, and loads a kernel that has no
+    /// Renders, compiles or takes from the pack or the cache, and loads a kernel that has no
     /// config.
     pub fn build_fixed(&self, spec: &FixedSpec) -> Result<FixedKernel> {
         FixedKernel::new(&self.context, &self.device, &self.cubins, spec)

@@ -29,7 +29,7 @@ pub use crate::cuda::library::{Attempt, Search};
 pub use crate::cuda::memory::DeviceMemory;
 pub use compile::Compiled;
 pub use constants::Value;
-pub use discovery::{compiler_archs, compiler_target, devices, driver_search, nvrtc_search};
+pub use discovery::{compiler_archs, compiler_target, devices, driver_search, nvrtc_search, nvrtc_version};
 pub use fixed::{FixedKernel, FixedSpec};
 pub use gpu::{Elapsed, Gpu, LoadedKernel};
 pub use launch::Executable;

@@ -1,5 +1,6 @@
-//! From a rendered text to a module on the device: this process, then the cubin cache, then the
-//! pack, then NVRTC.
+//! From a rendered text to a module on the device: this process, then the pack, then the cubin
+//! cache, then NVRTC. The cache's keys have the version of NVRTC, which takes time to find. So the
+//! pack comes first.
 //!
 //! A text is loaded once per context, however many plans use it, and is unloaded with the last of
 //! them. Two threads that want the same text at once compile it once. Different texts do not wait
@@ -35,7 +36,7 @@ type Slots = HashMap<(usize, TextDigest), Slot>;
 pub enum Origin {
     /// It was loaded already.
     Process,
-    /// The cubin cache, or the pack.
+    /// The pack, or the cubin cache.
     Cache,
     /// NVRTC, now.
     Compiler,
@@ -85,20 +86,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cubin of a text for a device, from the cache, the pack, or compiled now. Without NVRTC, or
+/// The cubin of a text for a device, from the pack, the cache, or compiled now. Without NVRTC, or
 /// where it is too old for the device, a cached cubin of any NVRTC version that the driver can load
 /// serves: the maths is the same, and there is no alternative.
 fn cubin(device: &Device, cubins: &Cubins, source: &Source, digest: &TextDigest) -> Result<(Compiled, Origin)> {
     let Source { name, family, text } = *source;
     let runs = targets(device.arch, family)?;
-    let packed = || {
+    if let Some(pack) = cubins.pack.pack() {
         let names: Vec<String> = runs.iter().map(Target::to_string).collect();
-        cubins.pack.pack()?.cubin(digest, &names)
-    };
+        if let Some(compiled) = pack.cubin(digest, &names) {
+            return Ok((compiled, Origin::Cache));
+        }
+    }
     match Nvrtc::get().and_then(|nvrtc| Ok((nvrtc, target(device.arch, family, nvrtc)?))) {
         Ok((nvrtc, target)) => {
             let key = Key::new(digest, &options(&target, nvrtc.version()), nvrtc.version());
-            if let Some(compiled) = cubins.cache.get(&key).or_else(packed) {
+            if let Some(compiled) = cubins.cache.get(&key) {
                 return Ok((compiled, Origin::Cache));
             }
             let compiled = compile(nvrtc, name, text, &target)?;
@@ -107,7 +110,7 @@ fn cubin(device: &Device, cubins: &Cubins, source: &Source, digest: &TextDigest)
         }
         Err(missing) => {
             let cached = any_version(&runs, device.driver_version / 1000, &cubins.cache, digest);
-            cached.or_else(packed).map(|compiled| (compiled, Origin::Cache)).ok_or_else(|| {
+            cached.map(|compiled| (compiled, Origin::Cache)).ok_or_else(|| {
                 let note = cubins.pack.note().map_or(String::new(), |note| format!(", and {note}"));
                 missing.context(format_args!("{name} is not in the cubin cache{note}"))
             })

@@ -271,10 +271,12 @@ fn failures_of_problem(record_id: &str, device: &Device) -> String {
 /// A failure says nothing about another library, compiler or template text: after a fix its
 /// candidates are tried again.
 fn failures(device: &Device) -> String {
-    let (major, minor) = device.nvrtc_version;
     let built_by = match device.arch {
         Arch::Cpu => String::new(),
-        Arch::Sm(..) => format!(" templates-{} nvrtc{major}.{minor}", kernel::templates_digest().unwrap_or_default()),
+        Arch::Sm(..) => {
+            let (major, minor) = kernel::nvrtc_version();
+            format!(" templates-{} nvrtc{major}.{minor}", kernel::templates_digest().unwrap_or_default())
+        }
     };
     format!("{FAILURE}{}{built_by}", env!("CARGO_PKG_VERSION"))
 }

@@ -13,6 +13,7 @@ use crate::device::{Arch, Device};
 use crate::error::{Error, Status};
 use crate::family;
 use crate::files;
+use crate::kernel;
 use crate::problem::Problem;
 use crate::tune::{Outcome, Timed};
 use serde::{Deserialize, Serialize};
@@ -83,7 +84,7 @@ impl Record {
             default_us: outcome.default_us.map(rounded),
             problem: *problem,
             driver_version: device.driver_version,
-            nvrtc_version: device.nvrtc_version,
+            nvrtc_version: if device.arch == Arch::Cpu { (0, 0) } else { kernel::nvrtc_version() },
             library_version: env!("CARGO_PKG_VERSION").to_owned(),
             proven_only: false,
             also_tried: BTreeSet::new(),

@@ -21,7 +21,7 @@ use flashtune::error::Status;
 use flashtune::family;
 use flashtune::kernel::cubin_cache::TextDigest;
 use flashtune::kernel::pack::{Manifest, Origin, PackStatus, PackedGpu, PackedKernel, PackedPlan, Place, encode};
-use flashtune::kernel::{Gpu, render_pass, templates_digest};
+use flashtune::kernel::{Gpu, nvrtc_version, render_pass, templates_digest};
 use flashtune::plan::{Engine, EngineOptions, Known, Range, Record, Sizes, Source, choices, key, shipped};
 use flashtune::problem::{Causal, Features, Pass, Problem, Varlen};
 use flashtune::tune::{Outcome, Timed};
@@ -148,6 +148,24 @@ fn a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc() {
             assert!(error.message.contains("is not in the cubin cache"), "{error}");
             assert!(error.message.contains("FLASHTUNE_NVRTC"), "{error}");
         }
+    });
+}
+
+#[test]
+fn what_a_pack_serves_opens_no_nvrtc() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = fake_cuda::nvrtc(folder.path());
+    let variables = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
+    with_fake_and("what_a_pack_serves_opens_no_nvrtc", &variables, |_| {
+        let is_open = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("libnvrtc");
+        let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
+        let engine = engine(place(&path));
+        let plan = engine.prepare(&PROBLEM).unwrap();
+        plan.executable.launch(&call(PROBLEM), 0x77 as *mut c_void).unwrap();
+        assert!(!is_open());
+        // The stand-in makes no cubins for this GPU.
+        assert_eq!(engine.prepare(&BACKWARD).err().unwrap().status, Status::NoCompiler);
+        assert!(is_open());
     });
 }
 
@@ -348,7 +366,7 @@ fn a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu() {
     with_fake_and("a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu", &variables, |_| {
         let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
         let engine = engine(place(&path));
-        assert_eq!(engine.backend().device().nvrtc_version, (12, 0));
+        assert_eq!(nvrtc_version(), (12, 0));
         assert_eq!(engine.prepare(&PROBLEM).unwrap().config, chosen(&PROBLEM).1);
         let error = engine.prepare(&BACKWARD).err().unwrap();
         assert_eq!(error.status, Status::NoCompiler);

@@ -22,7 +22,6 @@ fn device(sm_count: u32, l2_bytes: u64) -> Device {
         memory_bytes: 0,
         memory_bytes_per_second: 0,
         driver_version: 0,
-        nvrtc_version: (0, 0),
     }
 }
 

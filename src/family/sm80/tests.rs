@@ -20,7 +20,6 @@ fn device(arch: Arch, smem_per_block: u32, smem_per_sm: u32, threads_per_sm: u32
         memory_bytes: 16 << 30,
         memory_bytes_per_second: 0,
         driver_version: 13000,
-        nvrtc_version: (13, 0),
     }
 }
 

@@ -3,7 +3,7 @@
 //! `place` finds the file that a context uses. `format` turns a pack into bytes and back, and
 //! refuses bytes that are damaged. `contents` says what a pack holds. `opened` reads a file and
 //! answers lookups of cubins, and `builder` compiles the kernels of a new pack. A pack is a
-//! read-only layer behind the cubin cache (`kernel::cubins`). Which problems and configs it holds
+//! read-only layer before the cubin cache (`kernel::cubins`). Which problems and configs it holds
 //! is decided above (`plan::packing`).
 
 mod builder;
