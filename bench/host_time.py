@@ -5,6 +5,7 @@ workspace, and the library's size."""
 import argparse
 import ctypes
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -14,7 +15,8 @@ import tempfile
 import time
 
 # Runs in its own process: times the first forward and backward pass of a process, each until the
-# GPU is done. Arguments: the head dim, and whether the context may use a pack.
+# GPU is done. Arguments: the head dim, whether the context may use a pack, and whether the passes
+# go through autograd.
 FIRST_CALLS = """
 import json, sys, time
 import torch
@@ -22,15 +24,23 @@ import flashtune
 head_dim = int(sys.argv[1])
 if sys.argv[2] == "without":
     flashtune.use_pack("")
-q, k, v = (torch.randn(2, 1024, 16, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+q, k, v, dout = (torch.randn(2, 1024, 16, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+learns = sys.argv[3] == "autograd"
+if learns:
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    torch.autograd.grad(q * 2, q, dout)  # Autograd starts its threads, and imports modules.
 torch.cuda.synchronize()
 def timed(call):
     start = time.perf_counter()
     result = call()
     torch.cuda.synchronize()
     return time.perf_counter() - start, result
-forward, (out, lse) = timed(lambda: flashtune.attention_forward(q, k, v, causal=True))
-backward, _ = timed(lambda: flashtune.attention_backward(out, q, k, v, out, lse, causal=True))
+if learns:
+    forward, out = timed(lambda: flashtune.attention(q, k, v, causal=True))
+    backward, _ = timed(lambda: torch.autograd.grad(out, (q, k, v), dout))
+else:
+    forward, (out, lse) = timed(lambda: flashtune.attention_forward(q, k, v, causal=True))
+    backward, _ = timed(lambda: flashtune.attention_backward(dout, q, k, v, out, lse, causal=True))
 print(json.dumps({"forward_s": forward, "backward_s": backward, "pack": flashtune.pack_info(0)["state"]}))
 """
 
@@ -45,16 +55,17 @@ def first_calls():
     process finds the kernels that the first one compiled. Times with a pack are left out where no
     pack lies beside the library and FLASHTUNE_PACK names none."""
     results = {}
-    for head_dim in (64, 128):
-        for pack, caches in (("with", ["empty"]), ("without", ["empty", "filled"])):
-            with tempfile.TemporaryDirectory() as folder:
-                for cache in caches:
-                    command = [sys.executable, "-c", FIRST_CALLS, str(head_dim), pack]
-                    environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
-                    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                    times = json.loads(process.stdout.splitlines()[-1])
-                    if (times.pop("pack") == "loaded") == (pack == "with"):
-                        results[f"head dim {head_dim}, {pack} a pack, {cache} cache"] = times
+    runs = (("with", "calls", ["empty"]), ("without", "calls", ["empty", "filled"]), ("without", "autograd", ["empty"]))
+    for head_dim, (pack, passes, caches) in itertools.product((64, 128), runs):
+        with tempfile.TemporaryDirectory() as folder:
+            for cache in caches:
+                command = [sys.executable, "-c", FIRST_CALLS, str(head_dim), pack, passes]
+                environment = {**os.environ, "FLASHTUNE_CACHE_DIR": folder}
+                process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                times = json.loads(process.stdout.splitlines()[-1])
+                if (times.pop("pack") == "loaded") == (pack == "with"):
+                    through = ", autograd" if passes == "autograd" else ""
+                    results[f"head dim {head_dim}, {pack} a pack, {cache} cache{through}"] = times
     return results
 
 
