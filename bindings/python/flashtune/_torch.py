@@ -42,9 +42,9 @@ def attention(q, k, v, opts, seed, return_lse, features):
     learns = torch.is_grad_enabled() and _needs_gradient(q, k, v, features)
     # Autograd refuses tangents of forward mode. A launch without it would lose them.
     if learns or forward_ad._current_level >= 0:
-        if learns and is_quantised(k):
+        if learns and is_eight(k):
             raise UnsupportedError(
-                f"k has {'8' if is_eight(k) else '4'} bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
+                "k has 8 bits, which have no backward pass; under torch.no_grad() the call runs, and attention_fp8 quantises 16-bit tensors that learn"
             )
         if opts[3]:
             refuse_deterministic_blocks(q, features)

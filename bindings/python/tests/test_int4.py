@@ -115,6 +115,14 @@ def test_appends_refuse_what_does_not_fit():
             flashtune.kv_append(*caches, k, k, 0, **options)
 
 
+def test_uint8_tensors_are_no_int4_without_a_group():
+    torch = pytest.importorskip("torch")
+    q, k = torch.zeros(1, 2, 1, 64).half(), torch.zeros(1, 2, 1, 64, dtype=torch.uint8)
+    for learns in (False, True):
+        with pytest.raises(InvalidArgumentError, match="k is torch.uint8 on cpu; it must be torch.float16"):
+            flashtune.attention(q.clone().requires_grad_(learns), k, k)
+
+
 def test_a_backward_pass_refuses_int4():
     x, lse = np.zeros((1, 2, 1, 64), np.float16), np.zeros((1, 1, 2), np.float32)
     with pytest.raises(UnsupportedError, match="int4_group is given; the backward pass"):
