@@ -19,6 +19,16 @@ _lock = threading.Lock()
 _library = None
 
 
+def _renew():
+    # Another thread of the parent may have held it, and is not in the child.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 def candidates():
     """The files to try, in order."""
     explicit = os.environ.get("FLASHTUNE_LIBRARY")

@@ -104,7 +104,9 @@ def forget():
 
 
 def _forget():
-    # The contexts of a forked child are new.
+    # The contexts of a forked child are new, and a thread of the parent may have held the lock.
+    global _lock
+    _lock = threading.Lock()
     forget()
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import flashtune
+import pytest
 from flashtune import _library
 
 PACKAGE = Path(flashtune.__file__).resolve().parent
@@ -33,6 +34,23 @@ def test_importing_loads_neither_the_library_nor_any_array_package():
 
 def test_numpy_arrays_do_not_import_torch():
     assert run(ATTEND + "import sys; print('torch' in sys.modules)") == "64.0\nFalse\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_that_was_forked_while_a_thread_loaded_the_library_loads_it_too():
+    fork = """
+import os, signal
+from flashtune import _library
+_library._lock.acquire()  # as a thread does that the child lacks
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    import numpy, flashtune
+    ones = numpy.ones((1, 4, 2, 8), numpy.float32)
+    os._exit(int(flashtune.attention(ones, ones, ones).sum() != 64))
+print(os.waitpid(child, 0)[1])
+"""
+    assert run(fork) == "0\n"
 
 
 def test_a_missing_library_is_an_error_that_lists_the_places_tried(tmp_path):
