@@ -1064,7 +1064,8 @@ typedef struct flashtune_forward_params {
    */
   int32_t reserved;
   /**
-   * For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
+   * For each block of queries, the blocks of keys that it sees. Excludes varlen, pages,
+   * cache_batch_idx and leftpad_k.
    */
   struct flashtune_block_mask block_mask;
   /**

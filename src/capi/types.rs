@@ -307,7 +307,8 @@ pub struct flashtune_forward_params {
     pub batch_invariant: i32,
     /// Must be 0.
     pub reserved: i32,
-    /// For each block of queries, the blocks of keys that it sees. Excludes varlen and pages.
+    /// For each block of queries, the blocks of keys that it sees. Excludes varlen, pages,
+    /// cache_batch_idx and leftpad_k.
     pub block_mask: flashtune_block_mask,
     /// int32 (batch_size), read: the batch entry of k and v that holds each sequence's keys. k and
     /// v are then (batch_size_cache, seqlen_k, num_heads_kv, dim). Several sequences may share an

@@ -126,7 +126,7 @@ impl Problem {
         }
         if self.features.varlen.is_some() || self.features.paged.is_some() {
             return Err(Error::unsupported(
-                "a block mask goes with sequences of one length alone: leave out cu_seqlens, seqused and pages, or the block mask",
+                "a block mask goes with sequences of one length alone: leave out cu_seqlens, seqused, cache_batch_idx, leftpad_k and pages, or the block mask",
             ));
         }
         Ok(())

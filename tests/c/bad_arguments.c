@@ -485,6 +485,11 @@ static void block_masks(void) {
   BLOCKS(one, first);
   ASK(SEQUSED_K);
   forward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "a block mask goes with sequences of one length alone");
+  p = a.forward;
+  BLOCKS(one, first);
+  ASK(CACHE_BATCH_IDX);
+  p.batch_size_cache = p.batch_size;
+  forward_refused(&p, FLASHTUNE_STATUS_UNSUPPORTED, "seqused, cache_batch_idx, leftpad_k and pages");
   /* Lists without room for an entry have no element, and their address may be NULL. */
   static float unseen[2 * 5 * 4 * 4];
   p = a.forward;
