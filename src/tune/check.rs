@@ -83,7 +83,8 @@ impl Check {
 
 /// Two shapes of the class. The first ends in ragged tiles of queries and keys for every tile up to
 /// 256, and has two blocks a side of a block mask of any size. In the second the queries outnumber
-/// the keys, so that with bottom-right causality the first rows see none.
+/// the keys, so that with bottom-right causality the first rows see none. Where the problem's
+/// workspace has room for V transposed, a candidate may use it, so the second keeps enough keys.
 ///
 /// A problem that may decode keeps its few queries and its GQA group, whose rows are packed, and
 /// gets enough keys for several splits.
@@ -102,7 +103,8 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
     let more_than_a_block = |block: fn(BlockMask) -> i64| of.block_mask.map_or(0, |mask| block(mask) + 37);
     let first_q = queries(293).max(more_than_a_block(|mask| mask.block_q));
     let first_k = 549.max(more_than_a_block(|mask| mask.block_k)).max(first_q + 256);
-    [(first_q, first_k), (queries(421), 171)].map(|(seqlen_q, seqlen_k)| {
+    let second_k = if problem.keeps_transposed_v() { 299 } else { 171 };
+    [(first_q, first_k), (queries(421), second_k)].map(|(seqlen_q, seqlen_k)| {
         let padded = Problem {
             batch_size,
             num_heads_kv: 2,
@@ -258,7 +260,7 @@ fn largest(errors: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::super::features;
     use super::*;
-    use crate::problem::Layout;
+    use crate::problem::{Eight, EightBits, Layout};
 
     const PROBLEM: Problem =
         Problem { num_heads_kv: 2, layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Bf16, 3, 4, 4096, 64) };
@@ -279,6 +281,20 @@ mod tests {
                 assert!(listed < cols * full.len() as i64, "{pass:?} {mask:?}: no block is hidden");
                 assert!(small.seqlen_q < small.seqlen_k, "{mask:?}: the other shape has more queries than keys");
             }
+        }
+    }
+
+    /// A kernel that transposes V writes to the workspace.
+    #[test]
+    fn both_shapes_have_room_for_v_transposed_where_the_problem_has() {
+        let eight_bits = Some(EightBits { keys: Eight::E4m3, queries: true, keys_per_scale: 0 });
+        let features = Features { eight_bits, ..Features::NONE };
+        for (seqlen_k, has_room) in [(255, false), (256, true), (4096, true)] {
+            let problem = Problem { seqlen_k, head_dim: 128, head_dim_v: 128, features, ..PROBLEM };
+            assert_eq!(problem.keeps_transposed_v(), has_room, "{seqlen_k}");
+            let small = reduced(&problem);
+            assert!(!has_room || small.iter().all(Problem::keeps_transposed_v), "{seqlen_k}");
+            assert!(small[1].seqlen_q > small[1].seqlen_k);
         }
     }
 
