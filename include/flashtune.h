@@ -309,8 +309,8 @@
  * numbers, a scale and a zero. The row ends at the next multiple of 16 bytes: 48 bytes for 64
  * columns, 80 for 128, 160 for 256. Bytes between the last zero and the end may hold anything.
  *
- * A number n stands for scale * n + zero, rounded once to fp16, nearest and ties to even. Scales
- * must be finite and above 0, and zeros finite; the CPU backend refuses others.
+ * A number n stands for scale * n + zero, which nothing rounds. Scales must be finite and above 0,
+ * and zeros finite; the CPU backend refuses others.
  *
  * Quantising takes the least number of a group as its zero and a fifteenth of the distance to the
  * largest as its scale, or 1 where that rounds to 0. Magnitudes beyond 65408 become 65408, and a

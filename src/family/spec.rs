@@ -23,6 +23,8 @@ pub struct KernelSpec {
     /// Query rows or keys of a CTA, along the axis that `grid` divides; with `Axis::Heads` those
     /// that a warp takes at a time.
     pub rows: u32,
+    /// With `Axis::PackedRows`, K/V heads of a CTA.
+    pub heads: u32,
     pub axis: Axis,
     /// CTAs that share a tile's rows, each with a slice of V's columns.
     pub slices: u32,
@@ -68,7 +70,7 @@ pub struct Lent {
 
 impl Lent {
     /// Knobs of a decode kernel, the only one that is lent.
-    pub const KNOBS: usize = 13;
+    pub const KNOBS: usize = 14;
 }
 
 /// Registers of a thread after `setmaxnreg`, of the one warpgroup that loads and of each that
@@ -172,6 +174,7 @@ impl KernelSpec {
         smem_bytes: 0,
         is_main: true,
         rows: 1,
+        heads: 1,
         axis: Axis::Queries,
         slices: 1,
         turn: Turn::Always,
@@ -293,7 +296,8 @@ impl KernelSpec {
             }
             Axis::PackedRows => {
                 let rows = if self.most_rows > 0 { i64::from(self.most_rows) } else { problem.packed_rows() };
-                (rows, problem.batch_size * problem.num_heads_kv * i64::from(self.slices))
+                let groups = (problem.num_heads_kv as u64).div_ceil(self.heads.into()) as i64;
+                (rows, problem.batch_size * groups * i64::from(self.slices))
             }
             Axis::ShortRows => (self.most_rows.into(), problem.batch_size * problem.num_heads_kv),
         };

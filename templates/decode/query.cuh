@@ -17,12 +17,14 @@ struct QuerySource {
 __device__ __forceinline__ void start_q(uint32 tile_q, const QuerySource& source, const QueryTile& tile, const KernelParams& params, int thread) {
     constexpr int kChunks = TileQ::kCols / kVec;  // per row
     const uint16* q = source.data + source.group;
-    for (int index = thread; index < kBlockM * kChunks; index += kThreads) {
+    for (int index = thread; index < kCtaRows * kChunks; index += kThreads) {
         const int row = index / kChunks, col = index % kChunks * kVec;
-        const int position = (tile.row0 + row) / params.group_size, head = (tile.row0 + row) % params.group_size;
+        const int packed = tile.row0 + (kHeads > 1 ? row % kBlockM : row);
+        const int position = packed / params.group_size;
+        const int head = packed % params.group_size + (kHeads > 1 ? row / kBlockM * params.group_size : 0);
         copy_elements<kVec>(tile_q + uint32(row * TileQ::kStride + col) * 2,
                             q + position * params.q.stride_seqlen + head * params.q.stride_head + col,
-                            tile.row0 + row < tile.rows && col < kHeadDim);
+                            tile.has_row(row, params) && col < kHeadDim);
     }
     cp_async_commit();
 }

@@ -1,21 +1,21 @@
 // Shared memory of the decode kernel: where each buffer lies, its shape and its lifetime.
 //
-//   main loop   Q (kBlockM, kHeadDim) in padded rows; each team's ring of kNumStages tiles of K and
-//               of V, in the layout of keys_cp_async.cuh or keys_tma.cuh
+//   main loop   Q (kCtaRows, kHeadDim) in padded rows; each team's ring of kNumStages tiles of K
+//               and of V, in the layout of keys_cp_async.cuh, keys_tma.cuh or keys_heads.cuh
 //               with kSharesScores each team's scores of a block in fp32 (shared_scores.cuh)
 //   epilogue    in their place, each team's O, references and sums in fp32 (merge.cuh)
 //   throughout  the barriers of TMA's copies, where nothing else ever lies
 
 #include "decode/teams.cuh"
 
-using TileQ = Tile<kBlockM, round_up(kHeadDim, 8 * kKeyUnit)>;
+using TileQ = Tile<kCtaRows, round_up(kHeadDim, 8 * kKeyUnit)>;
 constexpr int kRingBytes = kNumStages * (TileK::kBytes + TileV::kBytes);  // of a team
 // The rings come before Q where their tiles must be aligned further than shared memory is.
 constexpr bool kAlignsRings = kRingAlignment > 128;
 
 // A row of a team's O. The stride of 8 banks past a multiple of 32 keeps pairs of rows apart.
 constexpr int kMergeStride = round_up(kWarpCols * kWarpsV, 32) + 8;
-constexpr int kMergeBytes = kTeams * kBlockM * (kMergeStride + 2) * 4;
+constexpr int kMergeBytes = kTeams * kCtaRows * (kMergeStride + 2) * 4;
 constexpr int kScoresBytes = kSharesScores ? kBlockM * kBlockN * 4 : 0;  // of a team
 constexpr int kLoopBytes = TileQ::kBytes + kTeams * (kRingBytes + kScoresBytes) + (kAlignsRings ? kRingAlignment : 0);
 constexpr int kTilesBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
@@ -53,5 +53,5 @@ struct MergeMemory {
     float* sums;        // (team, row)
 
     __device__ __forceinline__ MergeMemory(uint8* shared)
-        : o(reinterpret_cast<float*>(shared)), references(o + kTeams * kBlockM * kMergeStride), sums(references + kTeams * kBlockM) {}
+        : o(reinterpret_cast<float*>(shared)), references(o + kTeams * kCtaRows * kMergeStride), sums(references + kTeams * kCtaRows) {}
 };

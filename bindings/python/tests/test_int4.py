@@ -35,9 +35,13 @@ def tensors(dim, seed=1):
 
 
 @pytest.mark.parametrize("dim, group", FORMS)
-def test_the_result_is_that_of_the_numbers_in_fp16(dim, group):
-    q, k, v = tensors(dim)
-    (k4, k_values), (v4, v_values) = packed(k, group), packed(v, group)
+def test_the_result_is_that_of_the_numbers(dim, group):
+    q, *_ = tensors(dim)
+    random = np.random.default_rng(2)
+    # Numbers that fp16 holds: scales of 1/4 and zeros of -2.
+    numbers = random.integers(0, 16, (2, BATCH, KEYS, HEADS_KV, dim))
+    numbers[..., ::group], numbers[..., 1::group] = 0, 15
+    (k4, k_values), (v4, v_values) = (packed(x.astype(np.float32) / 4 - 2, group) for x in numbers)
     used = np.array([KEYS, 9], np.int32)
     k4[1, 9:] = v4[1, 9:] = 255  # NaN, in rows of no key
     got = flashtune.attention_kvcache(q, k4, v4, seqused_k=used, int4_group=group)

@@ -13,7 +13,7 @@ const MULTIPLYING_WARPS: u32 = 4;
 
 knobs! {
     pub struct DecodeKnobs of Decode {
-        block_m: "packed query rows of a tile" in [16, 32, 64],
+        block_m: "packed query rows of a tile" in [8, 16, 32, 64],
         block_n: "keys of a team's block" in [16, 32, 64],
         num_warps: "warps of a CTA" in [1, 2, 4, 8],
         warps_m: "a team's warps along its rows" in [1, 2, 4],
@@ -25,6 +25,7 @@ knobs! {
         scoring_warps or 0: "decode_ahead: warps that compute weights, 0: there is no such kernel" in [0, 3, 4],
         scoring_stages or 1: "decode_ahead: slots of each of these warps in the ring of keys" in [1, 2],
         tile_ctas or 1: "decode_ahead: CTAs that share a tile by V's columns" in [1, 2],
+        heads or 1: "K/V heads of a CTA, whose keys are copied together" in [1, 2, 4, 8],
         splittable or 0: "1: where num_splits is 1, the kernel is one that may split keys; 0: it is one that does not" in [0, 1],
     }
 }
@@ -32,7 +33,7 @@ knobs! {
 impl DecodeKnobs {
     /// Warps that share a ring of tiles.
     pub fn team(&self) -> u32 {
-        self.warps_m * self.warps_v
+        self.warps_m * self.warps_v * self.heads
     }
 
     /// Columns of V that a team's tile has: whole 8-column products for each of the warps that
@@ -45,7 +46,7 @@ impl DecodeKnobs {
     /// Bytes of one key block of a team's ring, K and V.
     fn stage_bytes(&self, problem: &Problem) -> u32 {
         let tile = |dim: i64| match self.tma {
-            0 => tile_bytes(problem.dtype, self.block_n, key_cols(problem, dim)),
+            0 => tile_bytes(problem.dtype, self.block_n, i64::from(self.heads) * key_cols(problem, dim)),
             _ => boxed_tile_bytes(self.block_n, key_cols(problem, dim)),
         };
         tile(problem.head_dim) + tile(self.cols(problem).into())
@@ -67,11 +68,12 @@ impl DecodeKnobs {
         let (alignment, barriers) = if self.tma == 0 { (0, 0) } else { (TMA_ALIGNMENT_BYTES, slots * 8) };
         // The teams' O takes the place of the rings once these are read: a stride of 8 words past a
         // multiple of 32, and two more words a row.
-        let merged = teams * self.block_m * (self.cols(problem).div_ceil(32) * 32 + 8 + 2) * 4;
+        let rows = self.heads * self.block_m;
+        let merged = teams * rows * (self.cols(problem).div_ceil(32) * 32 + 8 + 2) * 4;
         // Q has whole k-steps of 16 beside keys of 8 bits, and pairs of them beside int4.
         let step = 8 * i64::from(key_unit(problem));
         let cols_of_q = (problem.head_dim + step - 1) / step * step;
-        (alignment + rings + tile_bytes(problem.dtype, self.block_m, cols_of_q) + scores).max(merged) + barriers
+        (alignment + rings + tile_bytes(problem.dtype, rows, cols_of_q) + scores).max(merged) + barriers
     }
 
     /// Whether a second kernel computes weights ahead of P V (decode_ahead.cu.tera): where few CTAs
@@ -118,6 +120,13 @@ impl DecodeKnobs {
         problem.batch_invariant && self.warps_v > 1
     }
 
+    /// Whether a CTA may have several heads (decode/keys_heads.cuh).
+    pub fn may_share_heads(&self, problem: &Problem) -> bool {
+        let is_served = problem.features.four_bits.is_some() && problem.layout == Layout::Vec8;
+        let has_all_rows = self.warps_m == 1 && self.warps_v == 1;
+        is_served && has_all_rows && self.tma == 0 && self.block_n == 32 && !problem.features.modifies_scores()
+    }
+
     pub fn takes_tma(&self, problem: &Problem, device: &Device) -> bool {
         let box_rows = i64::from(self.box_rows(problem));
         let divides = |rows: i64| rows % box_rows == 0;
@@ -135,6 +144,9 @@ impl DecodeKnobs {
     /// Registers that a thread needs as NVRTC 13.0 compiles the kernel: a config that spills has
     /// more than this counts.
     pub fn registers(&self, problem: &Problem) -> u32 {
+        if problem.features.four_bits.is_some() {
+            return self.registers_transposed(problem);
+        }
         let tiles = self.block_m / (16 * self.warps_m);
         let cols = self.cols(problem) / self.warps_v;
         let (o, q) = (tiles * cols / 2, tiles * (problem.head_dim as u32).div_ceil(16) * 4);
@@ -150,12 +162,35 @@ impl DecodeKnobs {
         let of_rows = if needs_more_addresses(problem) { 16 * tiles } else { 0 };
         let of_scales = match problem.features.eight_bits {
             Some(eight) if eight.keys_per_scale != 0 => 12 + self.block_n / 8,
-            // Those of a lane's keys by four groups.
-            None if problem.features.four_bits.is_some() => 16.max(self.block_n / 2),
             _ => 0,
         };
         o + tiles * self.block_n / 2 + q + 2 * copies + of_rows + of_scales + 60
     }
+
+    /// The same beside int4: O and the zeros' part of it, S, Q, the scales of four keys by four
+    /// groups, numbers and copies.
+    fn registers_transposed(&self, problem: &Problem) -> u32 {
+        let tiles = self.block_m / (8 * self.warps_m);
+        let o = tiles * (self.cols(problem) / 4 + 4);
+        let q = tiles * (problem.head_dim as u32).div_ceil(16) * 2;
+        // Past 128 registers Q is loaded at each use.
+        let q = if q + o <= 128 { q } else { 0 };
+        let chunks = (key_cols(problem, problem.head_dim) as u32).div_ceil(8);
+        let copies = match self.tma {
+            0 if self.heads > 1 => 8,
+            0 => (self.block_n * chunks).div_ceil(32 * self.team()),
+            _ => 4,
+        };
+        let of_rows = if needs_more_addresses(problem) { 8 * tiles } else { 0 };
+        // Spare ones: with several heads ptxas packs a kernel of 120 registers into fewer.
+        let others = if self.heads > 1 { 40 } else { 60 };
+        o + tiles * self.block_n / 4 + q + 2 * copies + of_rows + 16 + others
+    }
+}
+
+/// Rows of one product: mma's rows or, beside int4, whose products are transposed, its columns.
+pub fn tile_rows(problem: &Problem) -> u32 {
+    if problem.features.four_bits.is_some() { 8 } else { 16 }
 }
 
 /// Whether the kernel keeps the addresses of pages, or of the values that modify each row's scores.

@@ -1,7 +1,7 @@
 //! The choice without measurement: a tile, the copies in flight and the splits that fill a device,
 //! and what each costs.
 
-use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses};
+use super::geometry::{DecodeKnobs, SPLITS, needs_more_addresses, tile_rows};
 use crate::device::Device;
 use crate::family::limits::RESERVED_BYTES;
 use crate::family::space::Space;
@@ -10,6 +10,49 @@ use crate::problem::{MAX_SPLITS, Problem};
 
 /// The first of a list of tiles that passes every constraint, with the splits that fill the device.
 pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
+    let shared = of_shared_heads(problem).into_iter().find(|tile| tile.fits(problem, device));
+    shared.map_or_else(|| of_one_head(problem, device), |tile| with_splits(tile, problem, device))
+}
+
+/// Tiles of several heads, whose keys are copied together, for rows of int4. Rows of whole sectors
+/// and 128 bytes and more are as fast one by one (docs/tuning/eight-bits.md#several-heads).
+fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    let is_whole = |dim: i64| {
+        let row_bytes = 2 * key_cols(problem, dim);
+        row_bytes % SECTOR_BYTES == 0 && row_bytes >= 4 * SECTOR_BYTES
+    };
+    if is_whole(problem.head_dim) && is_whole(problem.head_dim_v) {
+        return Vec::new();
+    }
+    let block_m = match problem.packed_rows() {
+        ..=8 => 8,
+        ..=16 if dim <= 128 => 16,
+        _ => return Vec::new(),
+    };
+    let config = |(heads, num_stages, ctas_per_sm)| DecodeKnobs {
+        block_m,
+        block_n: 32,
+        num_warps: heads,
+        warps_m: 1,
+        warps_v: 1,
+        num_stages,
+        ctas_per_sm,
+        tma: 0,
+        num_splits: 1,
+        scoring_warps: 0,
+        scoring_stages: 1,
+        tile_ctas: 1,
+        heads,
+        splittable: 0,
+    };
+    // Two CTAs, where registers and shared memory hold them, wait less for one another's barriers.
+    let flows = [(8, 2, 2), (8, 4, 1), (8, 3, 1), (8, 2, 1), (4, 4, 2), (4, 3, 2), (4, 2, 2)];
+    flows.into_iter().filter(|(heads, ..)| problem.num_heads_kv % i64::from(*heads) == 0).map(config).collect()
+}
+
+/// The same with a head for each CTA.
+pub fn of_one_head(problem: &Problem, device: &Device) -> DecodeKnobs {
     // Too small a tile costs more than TMA gains: threads copy pages that fit no regular tile.
     let [by_tma, by_threads] = [1, 0].map(|tma| tiles(problem, tma));
     let (regular, smallest) = (by_tma.len() - SMALLEST, &by_threads[by_threads.len() - SMALLEST..]);
@@ -24,6 +67,11 @@ pub fn heuristic(problem: &Problem, device: &Device) -> DecodeKnobs {
     let is_enough =
         problem.key_format() == 0 && tile.waits_for_memory(problem) && half.keeps_memory_busy(problem, device);
     let tile = if is_enough && half.runs_evenly(problem, device) && half.fits(problem, device) { half } else { tile };
+    with_splits(tile, problem, device)
+}
+
+/// The tile with the splits that fill the device.
+fn with_splits(tile: DecodeKnobs, problem: &Problem, device: &Device) -> DecodeKnobs {
     let splits = SPLITS.into_iter().filter(|splits| i64::from(*splits) <= tile.worthwhile_splits(problem));
     // Splits beyond those that fill the device only cost, so the fewest that come near the best are
     // chosen, and with lengths on the device the fewest of these that spread.
@@ -57,6 +105,7 @@ pub fn in_fixed_order(problem: &Problem, device: &Device) -> Option<DecodeKnobs>
         scoring_warps: 0,
         scoring_stages: 1,
         tile_ctas: 1,
+        heads: 1,
         splittable: 0,
     };
     let widths: &[u32] = match problem.head_dim_v {
@@ -96,17 +145,26 @@ const LEAN_FLOWS: [(u32, u32); 8] = [(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4,
 /// The configs to choose from, the preferred ones first, without splits.
 fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     let dim = problem.head_dim.max(problem.head_dim_v);
+    let least_rows = tile_rows(problem);
     let block_m = match problem.packed_rows() {
+        ..=8 => least_rows,
         ..=16 => 16,
         17..=32 => 32,
+        // Eight rows for each of four warps, below.
+        _ if problem.features.four_bits.is_some() && dim > 128 => 32,
         _ => 64,
     };
     // Rows that a warp's registers hold of O.
-    let warp_rows = if dim <= 128 && !needs_more_addresses(problem) { 32 } else { 16 };
+    let warp_rows = match problem.features.four_bits {
+        Some(_) if dim <= 128 => 16,
+        Some(_) => 8,
+        None if dim <= 128 && !needs_more_addresses(problem) => 32,
+        None => 16,
+    };
     let warps_m = (block_m / warp_rows).max(1);
     // The columns of 16 rows of O that a warp's registers hold beside what modifies scores.
     let most_cols = if problem.features.modifies_scores() { 192 } else { 256 };
-    let warps_v = if problem.head_dim_v > most_cols { 2 } else { 1 };
+    let warps_v = if problem.head_dim_v > most_cols && problem.features.four_bits.is_none() { 2 } else { 1 };
     // By the bytes of a row of K or V.
     let block_n = match key_cols(problem, dim) {
         ..=32 => 64,
@@ -126,6 +184,7 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
         scoring_warps: 0,
         scoring_stages: 1,
         tile_ctas: 1,
+        heads: 1,
         splittable: 0,
     };
     let is_lean = tma != 0 && problem.packed_rows() <= LEAN_ROWS;
@@ -140,8 +199,9 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
         let block_n = if warps_m * warps_v > 1 && dim <= 256 { (2 * block_n).min(32) } else { block_n };
         configs.extend(flows.map(|(stages, ctas)| config(block_m, block_n, num_warps, warps_m, stages, ctas)));
     }
-    let halves = DecodeKnobs { warps_v: 2, ..config(16, 16, 2, 1, 2, 1) };
-    let smallest: [DecodeKnobs; SMALLEST] = [config(16, 16, 2, 1, 3, 1), config(16, 16, warps_v, 1, 2, 1), halves];
+    let halves = DecodeKnobs { warps_v: 2, ..config(least_rows, 16, 2, 1, 2, 1) };
+    let smallest: [DecodeKnobs; SMALLEST] =
+        [config(least_rows, 16, 2, 1, 3, 1), config(least_rows, 16, warps_v, 1, 2, 1), halves];
     configs.extend(smallest);
     configs
 }
@@ -196,14 +256,19 @@ impl DecodeKnobs {
 
     fn unsplit_ctas(&self, problem: &Problem) -> f64 {
         let tiles = (problem.packed_rows() as f64 / f64::from(self.block_m)).ceil();
-        tiles * (problem.batch_size * problem.num_heads_kv) as f64
+        let groups = (problem.num_heads_kv as f64 / f64::from(self.heads)).ceil();
+        tiles * problem.batch_size as f64 * groups
     }
 
     /// The mean share of the device that is busy, over the waves of CTAs: up to 1. An SM counts as
     /// busy with as many CTAs as cover memory's latency, though it may hold more.
     pub fn balance(&self, problem: &Problem, num_splits: u32, device: &Device) -> f64 {
         let ctas = self.unsplit_ctas(problem) * f64::from(num_splits);
-        let enough = (f64::from(ENOUGH_IN_FLIGHT) / self.bytes_in_flight(problem)).ceil();
+        let enough = match self.heads {
+            1 => (f64::from(ENOUGH_IN_FLIGHT) / self.bytes_in_flight(problem)).ceil(),
+            // Their products take as long as their copies.
+            _ => f64::from(self.ctas_per_sm),
+        };
         let places = f64::from(device.sm_count) * enough.clamp(1.0, f64::from(self.ctas_per_sm));
         ctas / ((ctas / places).ceil() * places).max(1.0)
     }
@@ -238,8 +303,8 @@ impl DecodeKnobs {
     /// that is read.
     fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
-        let teams = num_warps / f64::from(self.team());
-        (teams * (num_stages - 1.0) * block_n * problem.bytes_of_key() as f64).max(1.0)
+        let heads = num_warps / f64::from(self.team()) * f64::from(self.heads);
+        (heads * (num_stages - 1.0) * block_n * problem.bytes_of_key() as f64).max(1.0)
     }
 }
 
@@ -252,7 +317,7 @@ pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
     let latency = (f64::from(ENOUGH_IN_FLIGHT) / in_flight).max(1.0);
     let few_warps = (8.0 / (num_warps * ctas_per_sm) - 1.0).max(0.0);
     let re_read = (problem.packed_rows() as f64 / block_m).ceil() - 1.0;
-    let idle_rows = block_m / problem.packed_rows().max(16) as f64 - 1.0;
+    let idle_rows = block_m / problem.packed_rows().max(tile_rows(problem).into()) as f64 - 1.0;
     let splits = (num_splits / knobs.worthwhile_splits(problem) as f64 - 1.0).max(0.0);
     let share = knobs.balance(problem, knobs.num_splits, device).max(1e-3);
     latency / share
@@ -265,6 +330,8 @@ pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
         + if knobs.takes_tma(problem, device) { 0.1 * (1.0 - tma) } else { 0.0 }
 }
 
+/// Bytes that L2 hands out at the least.
+const SECTOR_BYTES: i64 = 32;
 /// Bytes in flight on an SM that cover the latency of device memory: an H200's 4.8 TB/s for two
 /// thirds of a microsecond, over 132 SMs.
 const ENOUGH_IN_FLIGHT: u32 = 24 << 10;

@@ -1,6 +1,6 @@
 //! The decode family's space: constraints with their reasons, and the kernels of a config.
 
-use super::geometry::DecodeKnobs;
+use super::geometry::{DecodeKnobs, tile_rows};
 use super::heuristic;
 use crate::device::Device;
 use crate::family::combine;
@@ -14,18 +14,18 @@ impl Space for DecodeKnobs {
     const CONSTRAINTS: &'static [Constraint<Self>] = &[
         Constraint {
             name: "whole_teams",
-            reason: "a CTA is whole teams of warps_m x warps_v warps",
+            reason: "a CTA is whole teams of warps_m x warps_v warps for each head",
             holds: |_, k, _| k.num_warps % k.team() == 0,
         },
         Constraint {
             name: "whole_tiles",
-            reason: "a warp owns whole 16-row tiles",
-            holds: |_, k, _| k.block_m % (16 * k.warps_m) == 0,
+            reason: "a warp owns whole tiles of 16 rows, or of 8 beside int4",
+            holds: |p, k, _| k.block_m % (tile_rows(p) * k.warps_m) == 0,
         },
         Constraint {
             name: "rows_in_use",
             reason: "a tile of twice the rows of the problem computes the same as the next smaller one, in more memory",
-            holds: |p, k, _| k.block_m == 16 || i64::from(k.block_m) < 2 * p.packed_rows(),
+            holds: |p, k, _| k.block_m == tile_rows(p) || i64::from(k.block_m) < 2 * p.packed_rows(),
         },
         Constraint {
             name: "splits_in_use",
@@ -60,6 +60,11 @@ impl Space for DecodeKnobs {
             name: "whole_rows",
             reason: "a warp takes whole rows of int4 V, whose scales lie at their ends",
             holds: |p, k, _| k.warps_v == 1 || p.features.four_bits.is_none(),
+        },
+        Constraint {
+            name: "heads",
+            reason: "threads copy the keys of several heads together where rows are of int4 in chunks of 16 bytes, a warp has all rows of its head, and no head has values of its own that modify scores",
+            holds: |p, k, _| k.heads == 1 || k.may_share_heads(p),
         },
         threads(),
         Constraint {
@@ -140,6 +145,7 @@ impl DecodeKnobs {
             threads: self.num_warps * 32,
             smem_bytes: self.smem_bytes(problem),
             rows: self.block_m,
+            heads: self.heads,
             axis: Axis::PackedRows,
             // A launch makes as many splits as the longest sequence has segments.
             most_splits: if problem.batch_invariant { MAX_SEGMENTS as u32 } else { self.num_splits },
@@ -167,7 +173,7 @@ pub fn of_short_sequences(problem: &Problem, most_rows: u32, device: &Device) ->
         seqlen_k: TYPICAL_KEYS,
         ..*problem
     };
-    let knobs = DecodeKnobs { num_splits: 1, splittable: 0, ..heuristic::heuristic(&typical, device) };
+    let knobs = DecodeKnobs { num_splits: 1, splittable: 0, ..heuristic::of_one_head(&typical, device) };
     if knobs.block_m < most_rows || !knobs.fits(&typical, device) {
         return None;
     }

@@ -188,6 +188,7 @@ fn each_constraint_refuses_what_it_names() {
         ("whole_teams", DecodeKnobs { num_warps: 2, warps_m: 4, ..good }),
         ("whole_tiles", DecodeKnobs { warps_m: 2, ..good }),
         ("rows_in_use", DecodeKnobs { block_m: 32, ..good }),
+        ("heads", DecodeKnobs { heads: 2, num_warps: 8, ..good }),
         ("registers", DecodeKnobs { num_warps: 8, ctas_per_sm: 3, ..good }),
         ("shared_memory", DecodeKnobs { num_stages: 8, ..good }),
     ];
@@ -311,6 +312,15 @@ fn int4_is_decodes_alone_with_few_queries_and_many() {
                 let config = heuristic(&problem, &device);
                 assert_eq!(checked(&problem, config, &device), Ok(()), "{} {problem:?}", device.name);
                 assert_eq!((supported(&problem, &device), config.warps_v), (Ok(()), 1));
+                // Rows of 128 bytes and more in whole sectors are copied by themselves.
+                let row_bytes = four.row_bytes(dim);
+                let is_whole = row_bytes >= 128 && row_bytes % 32 == 0;
+                let shares_heads = seqlen_q == 1 && !is_whole;
+                assert!(shares_heads || config.heads == 1, "{} {problem:?}", device.name);
+                // Elsewhere shared memory may hold no second stage of several heads.
+                assert!(!shares_heads || config.heads > 1 || device.arch != Arch::Sm(9, 0), "{problem:?}");
+                // One query of a group of four heads is four rows.
+                assert_eq!(config.block_m == 8, seqlen_q == 1, "{} {problem:?}", device.name);
                 let split = DecodeKnobs { warps_v: 2, num_warps: 8, ..config };
                 assert!(checked(&problem, split, &device).is_err(), "{} {problem:?}", device.name);
             }

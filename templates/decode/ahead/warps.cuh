@@ -10,6 +10,7 @@
 
 constexpr int kThreads = (1 + kScoringWarps + kWarpsV) * 32;
 constexpr int kTeams = 1;                            // all warps walk the same segments
+constexpr int kCtaRows = kBlockM;
 constexpr int kMTiles = 1;                           // 16-row tiles of a warp
 constexpr int kNTiles = kBlockN / 8;
 constexpr int kCtaCols = round_up((kHeadDimV + kTileCtas - 1) / kTileCtas, 64);  // a CTA's columns of V, whole boxes

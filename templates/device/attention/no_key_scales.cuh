@@ -1,5 +1,4 @@
-// In place of key_scales.cuh where no scale multiplies scores or weights: keys of q's type have no
-// scales, and rows of int4 are scaled when they become fp16.
+// In place of key_scales.cuh for keys of q's type, which have no scales.
 
 #include "device/attention/sequence.cuh"
 

@@ -10,6 +10,7 @@
 
 template <int kMTiles>
 struct OnlineSoftmax {
+    static constexpr float kWeightLog2 = 0.f;  // a weight at the reference
     float row_max[kMTiles][2];  // of the raw scores
     float row_sum[kMTiles][2];  // of 2^((score - reference) * scale_log2), over this lane's columns
 

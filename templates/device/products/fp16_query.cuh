@@ -3,16 +3,19 @@
 //
 // Products are of fp16 for a q in bf16 too, since keys become fp16 in a quarter of the
 // instructions. Q is divided by a power of two for each row, so that its range is enough, and
-// scores are multiplied by it. Weights are at most 2^8, or 2^13 with scales of v.
+// scores are multiplied by it. Beside int4 that is so for a q in fp16 too, whose elements are
+// divided there. Weights are at most 2^8, or 2^13 with scales of v, or 2^14 beside int4.
 
+#include "device/layout/key_unit.cuh"
+#include "device/numeric.cuh"
 #include "device/ptx/eight.cuh"
 #include "device/ptx/shared.cuh"
 
-constexpr bool kConvertsQuery = kIsBf16;
+constexpr bool kConvertsQuery = kIsBf16 || kTransposes;
 
-// Turns a tile of Q from bf16 to fp16. A row is divided by a power of two that puts its largest
-// element at 2^14, and the padding behind the row holds the power. All kThreads threads take part;
-// the caller synchronises before and after.
+// Turns a tile of Q from bf16 or fp16 to fp16. A row is divided by a power of two that puts its
+// largest element at 2^14, and the padding behind the row holds the power. All kThreads threads
+// take part; the caller synchronises before and after.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void convert_query(uint32 tile, int thread) {
     static_assert(Tile::kRowBytes >= Tile::kCols * 2 + 4, "rows have padding");
@@ -25,14 +28,21 @@ __device__ __forceinline__ void convert_query(uint32 tile, int thread) {
         }
         // The exponent of the power by which the row is multiplied, in fp32's field. An infinity
         // stays one.
-        const uint32 exponent = min(253u, 268u - (largest_of_warp(largest) >> 7));
+        const uint32 top = largest_of_warp(largest);
+        const uint32 exponent = kIsBf16 ? min(253u, 268u - (top >> 7)) : 156u - (top >> 10);
         const float power = __uint_as_float(exponent << 23);
         for (int i = thread % 32; i < Tile::kCols / 2; i += 32) {
             const uint32 pair = load_word_in_order(at + i * 4);
-            store_word(at + i * 4, floats_to_fp16_pair(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xffff0000) * power));
+            store_word(at + i * 4, floats_to_fp16_pair(unpack(uint16(pair)) * power, unpack(uint16(pair >> 16)) * power));
         }
         if (thread % 32 == 0) store_word(at + Tile::kCols * 2, (254u - exponent) << 23);
     }
+}
+
+// The power of two by which scores of a row are multiplied.
+template <class Tile>
+__device__ __forceinline__ float load_row_factor(uint32 tile, int row) {
+    return __uint_as_float(load_word_in_order(tile + row * Tile::kRowBytes + Tile::kCols * 2));
 }
 
 // The powers of two of a lane's rows of Q, by which it multiplies scores.
@@ -46,7 +56,7 @@ struct QueryFactors {
             for (int m = 0; m < kM; ++m) {
                 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    of[m][r] = __uint_as_float(load_word_in_order(tile + (m * 16 + r * 8 + lane / 4) * Tile::kRowBytes + Tile::kCols * 2));
+                    of[m][r] = load_row_factor<Tile>(tile, m * 16 + r * 8 + lane / 4);
                 }
             }
         }

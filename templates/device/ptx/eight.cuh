@@ -61,33 +61,6 @@ __device__ __forceinline__ uint32 subtract_fp16_pairs(uint32 a, uint32 b) {
     asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
     return difference;
 }
-// The bits of the mask and these ones, in one instruction: given as plain operators, the compiler
-// makes two of it.
-template <uint32 kMask, uint32 kOnes>
-__device__ __forceinline__ uint32 masked_with_ones(uint32 word) {
-    uint32 bits;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "n"(kMask), "n"(kOnes));
-    return bits;
-}
-
-// a * b + c of pairs of fp16, rounded once.
-__device__ __forceinline__ uint32 fma_fp16_pairs(uint32 a, uint32 b, uint32 c) {
-    uint32 sum;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-    return sum;
-}
-// Both halves as the low one, and as the high one, which an operand of fp16 reads without a move.
-__device__ __forceinline__ uint32 low_twice(uint32 pair) {
-    uint32 twice;
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(twice) : "r"(pair));
-    return twice;
-}
-__device__ __forceinline__ uint32 high_twice(uint32 pair) {
-    uint32 twice;
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(twice) : "r"(pair));
-    return twice;
-}
-
 // Differences of pairs of bf16, from sm_90 on.
 __device__ __forceinline__ uint32 subtract_bf16_pairs(uint32 a, uint32 b) {
     uint32 difference = 0;

@@ -69,20 +69,6 @@ __device__ __forceinline__ uint32 subtract_fp16_pairs(uint32 a, uint32 b) {
     fp16_pair_to_floats(a, x[0], x[1]), fp16_pair_to_floats(b, y[0], y[1]);
     return fp16_bits(x[0] - y[0]) | fp16_bits(x[1] - y[1]) << 16;
 }
-template <uint32 kMask, uint32 kOnes>
-__device__ __forceinline__ uint32 masked_with_ones(uint32 word) { return (word & kMask) | kOnes; }
-
-// Exact in double, so that fp16 rounds once.
-__device__ __forceinline__ uint32 fma_fp16_pairs(uint32 a, uint32 b, uint32 c) {
-    const auto half = [](uint32 pair, int at) { return static_cast<double>(bits_as<_Float16>(uint16(pair >> 16 * at))); };
-    const auto fma = [&](int at) -> uint32 {
-        return bits_as<uint16>(static_cast<_Float16>(half(a, at) * half(b, at) + half(c, at)));
-    };
-    return fma(0) | fma(1) << 16;
-}
-__device__ __forceinline__ uint32 low_twice(uint32 pair) { return (pair & 0xffff) | pair << 16; }
-__device__ __forceinline__ uint32 high_twice(uint32 pair) { return pair >> 16 | (pair & 0xffff0000); }
-
 // bf16 is the upper half of fp32; differences that bf16 does not hold are cut.
 __device__ __forceinline__ uint32 subtract_bf16_pairs(uint32 a, uint32 b) {
     const float low = __uint_as_float(a << 16) - __uint_as_float(b << 16);
