@@ -10,6 +10,10 @@ has the time of the fastest and the configs that come next, as ratios to it.
 --choose FILE writes the library's own choice for each problem and times nothing. --chosen FILE
 times these configs too. --prepare I/N compiles the I-th of N shares of all kernels and times
 nothing, so that N processes compile side by side.
+
+--list FILE writes the problems, without a GPU. `flashtune records choice-error --candidates 1.3
+FILE` names the configs that the library's model expects to take at most 1.3 times the least time.
+--timed FILE times these configs of these problems, in place of drawn ones.
 """
 
 import argparse
@@ -100,6 +104,27 @@ def backward_configs(case):
                 )  # fmt: skip
 
 
+def draw(arguments):
+    """Random problems, each as a pair of a case and whether its pass is the backward one."""
+    rng, kinds, problems = random.Random(arguments.seed), arguments.kinds.split(","), []
+    while len(problems) < arguments.count:
+        case = random_cases.draw(rng, kinds[len(problems) % len(kinds)])
+        backward = rng.choice(["forward", "backward"]) == "backward"
+        flops = 4 * case["batch"] * case["heads"] * case["seqlen_q"] * case["seqlen_k"] * case["head_dim"]
+        word = "backward" if backward else "forward"
+        if word in arguments.passes and flops <= arguments.most_flops:
+            problems.append((case, backward))
+    return problems
+
+
+def of_name(text):
+    """The config of a name, or None if it is not of sm90."""
+    if not text.startswith("sm90 "):
+        return None
+    pairs = (word.split("=") for word in text.split()[1:])
+    return {knob: int(value) for knob, value in pairs}
+
+
 def microseconds(torch, run):
     run()
     torch.cuda.synchronize()
@@ -133,10 +158,23 @@ def main():
     parser.add_argument("--prepare", metavar="I/N", help="compile share I of N (from 0 on) of the kernels and end")
     parser.add_argument("--choose", metavar="FILE", help="write the library's choices to FILE and end")
     parser.add_argument("--chosen", metavar="FILE", help="choices to time too")
+    parser.add_argument("--list", metavar="FILE", help="write the problems to FILE and end")
+    parser.add_argument("--timed", metavar="FILE", help="time the configs of the problems of FILE, in place of drawn ones")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no problem after this time")
     parser.add_argument("--cache", default=tempfile.gettempdir() + "/flashtune-configs", help="a folder for this bench alone: its records are deleted first")
     parser.add_argument("--out", help="JSON file of all times")
     arguments = parser.parse_args()
+    if arguments.timed:
+        listed = json.loads(Path(arguments.timed).read_text())
+        problems = [(one["case"], one["backward"]) for one in listed]
+        configs_of = [[config for config in map(of_name, one["us"]) if config] for one in listed]
+    else:
+        problems = draw(arguments)
+        configs_of = [list((backward_configs if backward else forward_configs)(case)) for case, backward in problems]
+    if arguments.list:
+        rows = [dict(case=case, backward=backward, us={}) for case, backward in problems]
+        Path(arguments.list).write_text(json.dumps(rows) + "\n")
+        return
     folder = Path(arguments.cache)
     if arguments.choose:
         os.environ["FLASHTUNE_CACHE_DIR"] = tempfile.mkdtemp()
@@ -152,14 +190,6 @@ def main():
 
     import flashtune
 
-    rng, kinds, problems = random.Random(arguments.seed), arguments.kinds.split(","), []
-    while len(problems) < arguments.count:
-        case = random_cases.draw(rng, kinds[len(problems) % len(kinds)])
-        backward = rng.choice(["forward", "backward"]) == "backward"
-        flops = 4 * case["batch"] * case["heads"] * case["seqlen_q"] * case["seqlen_k"] * case["head_dim"]
-        word = "backward" if backward else "forward"
-        if word in arguments.passes and flops <= arguments.most_flops:
-            problems.append((case, backward))
     chosen = json.loads(Path(arguments.chosen).read_text()) if arguments.chosen else []
     choices = []
     began, pins, results, kernels = time.monotonic(), pinned.Pins(folder), [], set()
@@ -175,11 +205,9 @@ def main():
         if arguments.choose:
             choices.append(flashtune.plan_info(q, k, v, **options)["config"])
             continue
-        configs = list(backward_configs(case) if backward else forward_configs(case))
-        if number < len(chosen) and chosen[number].startswith("sm90 "):
-            pairs = (word.split("=") for word in chosen[number].split()[1:])
-            config = {knob: int(value) for knob, value in pairs}
-            configs += [config] if config not in configs else []
+        configs = configs_of[number]
+        config = of_name(chosen[number]) if number < len(chosen) else None
+        configs += [config] if config and config not in configs else []
         if arguments.prepare:
             share, of = map(int, arguments.prepare.split("/"))
             for config in configs:

@@ -208,16 +208,9 @@ fn predicted(
     let records = calibrating(tried, problem);
     let model = Model::of(&records, problem, device);
     let first_us = model.us(&first.config)?;
-    let mut candidates: Vec<Config> = Vec::new();
-    let of_records = model.records().map(|record| config_of(record, problem, device));
-    for config in of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)) {
-        if !candidates.contains(&config) {
-            candidates.push(config);
-        }
-    }
     // Among equal times the first is taken: a measured config before one that was not.
-    let timed = candidates.into_iter().filter_map(|config| Some((model.us(&config)?, config)));
-    let (us, config) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let timed = among(&model, problem, device, heuristic);
+    let (us, config) = timed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
     let is_usable = us < (1.0 - GAIN) * first_us && family::check(problem, &config, device).is_ok();
     is_usable.then(|| {
         let calibrated = match &first.record {
@@ -227,6 +220,30 @@ fn predicted(
         let reason = format!("the model chose it: {us:.1} us predicted, and {first_us:.1} for {calibrated}");
         Choice { config, reason, ..first.clone() }
     })
+}
+
+/// The configs among which the model chooses, each with its predicted time: those of the class's
+/// records, nearest first, the heuristic's, and the family's alternatives.
+fn among(model: &Model, problem: &Canonical, device: &Device, heuristic: &Config) -> Vec<(f64, Config)> {
+    let mut candidates: Vec<Config> = Vec::new();
+    let of_records = model.records().map(|record| config_of(record, problem, device));
+    for config in of_records.chain([heuristic.clone()]).chain(family::alternatives(problem, device)) {
+        if !candidates.contains(&config) {
+            candidates.push(config);
+        }
+    }
+    candidates.into_iter().filter_map(|config| Some((model.us(&config)?, config))).collect()
+}
+
+/// The configs among which a lookup chooses by the model, with the microseconds that it predicts,
+/// the least first. Empty where no family has a model.
+pub fn candidates(known: &Known, problem: &Canonical, device: &Device) -> Vec<(f64, Config)> {
+    let heuristic = family::heuristic(problem, device);
+    let records = tried_and_calibrating(known, problem, device);
+    let mut timed = among(&Model::of(&records, problem, device), problem, device, &heuristic);
+    timed.retain(|(_, config)| family::check(problem, config, device).is_ok());
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    timed
 }
 
 /// The time that a lookup predicts for a config, in microseconds; None where no family has a model

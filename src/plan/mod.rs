@@ -77,3 +77,9 @@ pub fn proven(known: &Known, problem: &Problem, device: &Device) -> Vec<Config> 
 pub fn predicted_us(known: &Known, problem: &Problem, config: &Config, device: &Device) -> Option<f64> {
     lookup::predicted_us(known, &canonical::canonical(problem), config, device)
 }
+
+/// The configs among which an engine with these records chooses by its model, with the microseconds
+/// that it predicts, the least first.
+pub fn candidates(known: &Known, problem: &Problem, device: &Device) -> Vec<(f64, Config)> {
+    lookup::candidates(known, &canonical::canonical(problem), device)
+}

@@ -275,6 +275,30 @@ fn the_models_error_is_of_all_given_records() {
     assert!(stderr(&output).contains("records.jsonl: line 2: missing field"), "{}", stderr(&output));
 }
 
+#[test]
+fn candidates_are_within_the_ratio_and_the_choice_is_near_their_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = r#""batch":1,"heads":2,"heads_kv":2,"seqlen_q":6840,"seqlen_k":6840,"head_dim":64"#;
+    let case = format!(r#"{{"kind":"few",{sizes},"causal":true}}"#);
+    let backward = case.replace("\"head_dim\":64", "\"head_dim\":128");
+    let problems =
+        format!(r#"[{{"case":{case},"backward":false,"us":{{}}}},{{"case":{backward},"backward":true,"us":{{}}}}]"#);
+    let problems = write(folder.path(), "problems.json", &problems);
+    let listed =
+        stdout(&run(folder.path(), &["records", "choice-error", "--candidates", "1.2", problems.to_str().unwrap()]));
+    let value: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    for problem in value.as_array().unwrap() {
+        let times: Vec<f64> = problem["us"].as_object().unwrap().values().map(|us| us.as_f64().unwrap()).collect();
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(times.len() > 1 && times.iter().all(|us| *us <= 1.2 * least), "{problem}");
+    }
+    // Predicted times stand where a bench writes measured ones.
+    let times = write(folder.path(), "times.json", &listed);
+    let judged = stdout(&run(folder.path(), &["records", "choice-error", times.to_str().unwrap()]));
+    let ratios: Vec<f64> = judged.lines().take(2).map(|line| line[..5].parse().unwrap()).collect();
+    assert!(ratios.iter().all(|ratio| (1.0..=1.021).contains(ratio)), "{judged}");
+}
+
 /// A line of a record as this library writes it, tuned in a cache of its own.
 fn tuned_line(folder: &Path) -> String {
     let problems = write(folder, "problems.jsonl", r#"{"pass":"forward","num_heads_q":1,"seqlen_q":16,"head_dim":8}"#);

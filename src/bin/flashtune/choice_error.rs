@@ -1,15 +1,15 @@
 //! `flashtune records choice-error`: how much slower the chosen configs are than the fastest ones,
 //! at problems that `bench/random_configs.py` has timed with many configs each.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, print_json};
 use flashtune::device::Device;
-use flashtune::plan::{Known, Record, choices};
+use flashtune::plan::{Known, Record, candidates, choices};
 use flashtune::problem::{Causal, Dtype, Pass, Problem};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 struct Case {
     kind: String,
     batch: i64,
@@ -22,7 +22,7 @@ struct Case {
 }
 
 /// A problem and the microseconds of each config, by its name.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 pub struct Timed {
     case: Case,
     backward: bool,
@@ -42,8 +42,28 @@ impl Timed {
     }
 }
 
+/// Writes each problem with the configs among which its model chooses, and their predicted times in
+/// place of measured ones: those within `most` of the least, and the chosen one.
+pub fn print_candidates(timed: Vec<Timed>, records: Vec<Record>, device: &Device, most: f64) -> Result<(), Failure> {
+    let known = known(records);
+    let predicted = |one: Timed| {
+        let problem = one.problem();
+        let timed = candidates(&known, &problem, device);
+        let chosen = choices(&known, &problem, device).swap_remove(0).config;
+        let least = timed.first().map_or(0.0, |(us, _)| *us);
+        let is_near = |(us, config): &(f64, _)| *us <= most * least || *config == chosen;
+        let us = timed.into_iter().filter(is_near).map(|(us, config)| (config.to_string(), us)).collect();
+        Timed { us, ..one }
+    };
+    print_json(&timed.into_iter().map(predicted).collect::<Vec<_>>())
+}
+
+fn known(records: Vec<Record>) -> Known {
+    Known { shipped: records.into_iter().map(Arc::new).collect(), ..Known::default() }
+}
+
 pub fn run(timed: &[Timed], records: Vec<Record>, device: &Device) -> Result<(), Failure> {
-    let known = Known { shipped: records.into_iter().map(Arc::new).collect(), ..Known::default() };
+    let known = known(records);
     let mut groups: BTreeMap<(bool, &str), (Vec<f64>, usize)> = BTreeMap::new();
     for one in timed {
         let problem = one.problem();

@@ -69,7 +69,11 @@ enum Command {
         /// Architecture whose typical GPU was timed
         #[arg(long, default_value = "sm_90")]
         arch: Arch,
-        /// Files that bench/random_configs.py --out has written
+        /// Instead write the problems with the configs that the model expects to take at most so
+        /// many times the least time, for bench/random_configs.py --timed
+        #[arg(long, value_name = "RATIO")]
+        candidates: Option<f64>,
+        /// Files that bench/random_configs.py --out or --list has written
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
@@ -105,7 +109,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let texts = texts(&files)?;
             model_error::run(&read(&texts)?, json)
         }
-        Command::ChoiceError { no_records, arch, files } => {
+        Command::ChoiceError { no_records, arch, candidates, files } => {
             let device = Device::typical(arch).ok_or_else(|| Failure::Failed(format!("no GPU of {arch} is known")))?;
             let mut timed = Vec::new();
             for (path, text) in texts(&files)? {
@@ -114,7 +118,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 timed.extend(of_file);
             }
             let records = if no_records { Vec::new() } else { shipped::records(arch) };
-            choice_error::run(&timed, records, &device)
+            match candidates {
+                Some(most) => choice_error::print_candidates(timed, records, &device, most),
+                None => choice_error::run(&timed, records, &device),
+            }
         }
     }
 }
