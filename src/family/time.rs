@@ -6,7 +6,8 @@
 //! from and how far the model is off. Nothing here knows a record.
 
 use crate::device::Device;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// Cycles of an SM in a microsecond under load.
 const CYCLES_PER_US: f64 = 1650.0;
@@ -79,33 +80,10 @@ impl Work {
                 }
             };
             waves * longest + last_wave
-        } else if count <= self.slots {
-            self.span_of_shared(sms)
-        } else if self.slots_per_sm == 1.0 && count <= FEW_TILES * self.slots {
-            self.span_of_drawn()
+        } else if count <= FEW_TILES * self.slots {
+            if self.slots_per_sm == 1.0 { self.span_of_drawn() } else { self.span_of_shared() }
         } else {
             longest.max(total / self.slots + 0.5 * shortest)
-        }
-    }
-
-    fn longest_first(&self) -> Vec<Tiles> {
-        let mut tiles = self.tiles.clone();
-        tiles.sort_by(|a, b| b.cycles.total_cmp(&a.cycles));
-        tiles
-    }
-
-    /// The longest tile shares its SM with the first one that found no SM without a tile, and runs
-    /// alone after that.
-    fn span_of_shared(&self, sms: f64) -> f64 {
-        let tiles = self.longest_first();
-        let mut placed = 0.0;
-        let second = tiles.iter().find(|tiles| {
-            placed += tiles.count;
-            placed > sms
-        });
-        match (tiles.first(), second) {
-            (Some(first), Some(second)) => second.cycles + (first.alone - second.alone).max(0.0),
-            (first, _) => first.map_or(0.0, |first| first.alone),
         }
     }
 
@@ -126,9 +104,10 @@ impl Work {
                 let Some(mut first) = ends.first_entry() else { return cycles };
                 let (end, free) = (*first.key(), *first.get());
                 let taken = free.min(drawn);
-                match taken == free {
-                    true => drop(first.remove()),
-                    false => *first.get_mut() -= taken,
+                if taken == free {
+                    first.remove();
+                } else {
+                    *first.get_mut() -= taken;
                 }
                 drawn -= taken;
                 last = last.max(end + cycles as u64);
@@ -138,10 +117,83 @@ impl Work {
         last as f64
     }
 
+    /// As `span_of_drawn`, of tiles that share an SM: they run faster once others of it have ended.
+    fn span_of_shared(&self) -> f64 {
+        let mut due = 0.5;
+        let mut drawn = self.longest_first().into_iter().flat_map(|tiles| {
+            due += tiles.count;
+            let whole = f64::floor(due);
+            due -= whole;
+            std::iter::repeat_n(tiles, whole as usize)
+        });
+        let idle = |_| Sm { cycles: 0.0, running: Vec::new(), other_slots: self.slots_per_sm - 1.0 };
+        let mut sms: Vec<Sm> = (0..(self.slots / self.slots_per_sm) as usize).map(idle).collect();
+        for _ in 0..self.slots_per_sm as usize {
+            sms.iter_mut().for_each(|sm| sm.running.extend(drawn.next().map(|tiles| (1.0, tiles))));
+        }
+        let ends = sms.iter().enumerate().filter_map(|(index, sm)| Some(Reverse((sm.first_end()?.0, index))));
+        let mut ends: BinaryHeap<Reverse<(u64, usize)>> = ends.collect();
+        let mut last = 0;
+        while let Some(Reverse((end, index))) = ends.pop() {
+            last = end;
+            let sm = &mut sms[index];
+            sm.end_first(drawn.next());
+            ends.extend(sm.first_end().map(|(end, _)| Reverse((end, index))));
+        }
+        f64::from_bits(last)
+    }
+
+    fn longest_first(&self) -> Vec<Tiles> {
+        let mut tiles = self.tiles.clone();
+        tiles.sort_by(|a, b| b.cycles.total_cmp(&a.cycles));
+        tiles
+    }
+
     /// The share of the slots that get no tile at all.
     pub fn idle(&self) -> f64 {
         let count: f64 = self.tiles.iter().map(|tiles| tiles.count).sum();
         (1.0 - count / self.slots).max(0.0)
+    }
+}
+
+/// An SM at some time of a launch.
+struct Sm {
+    cycles: f64,
+    /// The tiles that it runs, each with the share that is left.
+    running: Vec<(f64, Tiles)>,
+    /// Slots beside a tile's own one.
+    other_slots: f64,
+}
+
+impl Sm {
+    /// The bits of the time at which the first of its tiles ends, which are ordered as times are,
+    /// and its index.
+    fn first_end(&self) -> Option<(u64, usize)> {
+        let cycles_of = self.cycles_of();
+        let end = |(left, tiles): &(f64, Tiles)| self.cycles + left * cycles_of(tiles);
+        self.running.iter().enumerate().map(|(index, tile)| (end(tile).to_bits(), index)).min()
+    }
+
+    /// Goes on to the time at which the first tile ends. The next one takes its slot.
+    fn end_first(&mut self, next: Option<Tiles>) {
+        let Some((end, first)) = self.first_end() else { return };
+        let (cycles_of, passed) = (self.cycles_of(), f64::from_bits(end) - self.cycles);
+        for (left, tiles) in &mut self.running {
+            *left = (*left - passed / cycles_of(tiles)).max(0.0);
+        }
+        self.cycles += passed;
+        match next {
+            Some(tiles) => self.running[first] = (1.0, tiles),
+            None => {
+                self.running.swap_remove(first);
+            }
+        }
+    }
+
+    /// Cycles of a whole tile beside as many others as run now.
+    fn cycles_of(&self) -> impl Fn(&Tiles) -> f64 + use<> {
+        let others = (self.running.len() as f64 - 1.0) / self.other_slots.max(1.0);
+        move |tiles| tiles.alone + (tiles.cycles - tiles.alone) * others
     }
 }
 
@@ -244,7 +296,8 @@ mod tests {
         assert_eq!(shared(&[(51.0, 10.0, 6.0)]), 10.0);
         assert_eq!(shared(&[(250.0, 10.0, 6.0)]), 26.0, "the last wave has one on each SM");
         assert_eq!(shared(&[(251.0, 10.0, 6.0)]), 30.0);
-        assert_eq!(shared(&[(50.0, 30.0, 16.0), (50.0, 10.0, 6.0)]), 20.0, "a long one beside a short one");
+        assert_eq!(shared(&[(50.0, 20.0, 15.0), (50.0, 10.0, 6.0)]), 17.5, "a long one beside a short one");
+        assert_eq!(shared(&[(50.0, 20.0, 15.0), (100.0, 10.0, 6.0)]), 20.0, "a long one beside two short ones");
         assert_eq!(shared(&[(75.0, 30.0, 16.0), (25.0, 10.0, 6.0)]), 30.0, "two long ones");
     }
 

@@ -443,6 +443,20 @@ mod tests {
         assert_eq!(unsplit.carried_over(&many, &few, &h200()), unsplit);
     }
 
+    /// On an H200 two splits of these tiles were the fastest config (docs/tuning/choice.md).
+    #[test]
+    fn tiles_are_split_until_they_fill_the_ctas_that_run_at_a_time() {
+        let (num_heads_q, num_heads_kv, causal) = (2, 2, Causal::BottomRight);
+        let sizes = Problem { batch_size: 1, num_heads_q, num_heads_kv, seqlen_q: 6840, seqlen_k: 6840, ..few_tiles() };
+        let problem = Problem { head_dim: 64, head_dim_v: 64, causal, ..sizes };
+        let most_splits = |ctas_per_sm: u32| {
+            let alternatives = ForwardKnobs::alternatives(&problem, &h200()).into_iter();
+            let of_tile = |config: &ForwardKnobs| (config.block_m, config.block_n) == (64, 128);
+            alternatives.filter(of_tile).filter(|it| it.ctas_per_sm == ctas_per_sm).map(|it| it.num_splits).max()
+        };
+        assert_eq!((most_splits(1), most_splits(2)), (Some(1), Some(2)));
+    }
+
     #[test]
     fn short_sequences_over_pages_are_left_to_a_decode_kernel() {
         let varlen = Some(Varlen { total_q: Some(4000), ..Varlen::default() });

@@ -82,7 +82,7 @@ fn of_two_small_ctas(problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
 }
 
 /// The most keys of a head with them.
-const MOST_KEYS_OF_TWO_SMALL_CTAS: i64 = 4096;
+const MOST_KEYS_OF_TWO_SMALL_CTAS: i64 = 8192;
 
 /// Heads of an SM, each one tile of two CTAs of 128 rows.
 const FEW_HEADS: i64 = 5;
@@ -145,12 +145,12 @@ fn of_one_q_slot(problem: &Problem, device: &Device) -> Option<ForwardKnobs> {
     Some(with_blocks(&config, 64, [5, 5, 1], problem)).filter(|config| config.fits(problem, device))
 }
 
-/// The config with its keys split, while the tiles of all splits fill the SMs at most `MOST_WAVES`
-/// times.
+/// The config with its keys split, while the tiles of all splits fill the CTAs that run at a time
+/// at most `MOST_WAVES` times.
 fn split_keys(config: &ForwardKnobs, problem: &Problem, device: &Device) -> Vec<ForwardKnobs> {
     let heads = problem.batch_size * problem.num_heads_q;
     let tiles = heads * ((problem.seqlen_q + i64::from(config.block_m) - 1) / i64::from(config.block_m));
-    let most = MOST_WAVES * i64::from(device.sm_count) / tiles.max(1);
+    let most = MOST_WAVES * i64::from(device.sm_count * config.ctas_per_sm) / tiles.max(1);
     let of = |num_splits: u32| ForwardKnobs { num_splits, tma_store: 0, ..*config };
     let splits = SPLITS.into_iter().filter(|splits| *splits > 1 && i64::from(*splits) <= most);
     splits.map(of).filter(|config| config.fits(problem, device)).collect()

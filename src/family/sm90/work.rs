@@ -16,7 +16,7 @@ use crate::problem::{Features, Problem};
 /// Microseconds of a forward launch under the tuner's clock, which empties L2.
 const FORWARD_LAUNCH_US: f64 = 8.0;
 /// Microseconds of the kernel that combines the partial states of splits, as part of a graph.
-const COMBINE_LAUNCH_US: f64 = 1.4;
+const COMBINE_LAUNCH_US: f64 = 1.6;
 
 /// The share of the bytes of Q, K, V and O that counts: the forward pass reaches 0.9 of the memory
 /// rate, where the model of time (`family::time`) has 0.72.
@@ -32,28 +32,43 @@ const ROW_ACROSS_SECTORS: f64 = 5.1;
 
 /// Bytes of partial states that an SM writes or reads in a microsecond, fitted to an H200 and an
 /// H100. L2 holds many of them between kernels, so memory's rate does not decide.
-const PARTIAL_STATE_BYTES_PER_US: f64 = 33_000.0;
+const PARTIAL_STATE_BYTES_PER_US: f64 = 30_000.0;
 
-/// Consumers that share an SM: a block takes the root of the sum of these powers of its time alone
-/// and of all consumers' turns.
-const SHARED_POWER: f64 = 3.3;
-
-/// Whether a 16-bit tile slows down on long heads. 128 x 128 was slower there than 128 x 80 and
-/// 128 x 112, and 256 x 64 with two Q slots slower than 256 x 48 (H100). From head dim 56 to 64,
-/// several consumers with more than 64 keys were slower than those with 64 (H200). The cause is not
-/// known (docs/tuning/choice.md).
-fn slows_on_long_heads(tile: &ForwardTile, head_dim: i64) -> bool {
+/// What a block takes more for each tile of a head, as a share of its time, where a tile slows down
+/// on long heads.
+const LONG_HEAD: f64 = 0.0015;
+/// The most of it in a 16-bit tile (docs/tuning/choice.md). On an H200 tiles of 256 rows without a
+/// mask, and those of 192 from head dim 56 to 64, took 1.05 to 1.13 of the time with two Q slots in
+/// place of one. With a mask the latter took 1.16 to 1.2 of the time of the best tile. From head
+/// dim 56 to 64 tiles of two consumers were slower with 80 or 112 keys than with 64 or 128. The
+/// cause is not known.
+fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
+    let (is_about_64, is_masked) = ((56..=64).contains(&problem.head_dim), tiles_differ(problem));
     match (tile.block_m, tile.block_n) {
-        (128, 128) => true,
-        (256, 64) => !tile.has_one_q_slot,
-        (128.., 65..) => (56..=64).contains(&head_dim),
-        _ => false,
+        (256, 64) if !tile.has_one_q_slot && !is_masked => 0.105,
+        (192, _) if !tile.has_one_q_slot && is_about_64 => {
+            if is_masked {
+                0.2
+            } else {
+                0.105
+            }
+        }
+        (128, keys) if keys % 64 != 0 && is_about_64 => 0.105,
+        _ => 0.0,
     }
 }
 
-/// What a block takes more for each tile of a head, as a share of its time, and at most.
-const LONG_HEAD: f64 = 0.0015;
-const MOST_LONG_HEAD: f64 = 0.105;
+/// What a block of 16 bits takes more, as a share of its time, where CTAs share an SM, beside as
+/// many consumers of one CTA. Two small CTAs overlap each other's ends. Past head dim 64 they have
+/// two blocks in flight and load twice the keys. Fitted to an H200 (docs/tuning/choice.md).
+fn of_sharing(ctas: f64, head_dim: i64) -> f64 {
+    match (ctas as u32, head_dim) {
+        (..=1, _) => 0.0,
+        (2, ..=64) => -0.03,
+        (2, _) => 0.06,
+        _ => 0.4,
+    }
+}
 
 /// The share of a tile's time that is left where the producer reads V^T, from head dim 65, 129 and
 /// 225 on, and microseconds of the kernel that writes V^T beside those of its bytes
@@ -86,15 +101,21 @@ struct ForwardCosts {
     /// Further cycles of a block for a consumer alone, and for each of several.
     block_alone: f64,
     block: f64,
+    /// Consumers that share an SM: a block takes the root of the sum of these powers of its time
+    /// alone and of all consumers' turns.
+    shared_power: f64,
     /// Cycles between a tile's last block and the first of the next tile.
     end: f64,
+    /// More of them for a tile of several blocks, as a share of those of a block alone: nothing
+    /// covers the first product, and the last block's softmax and product.
+    fill: f64,
     /// More of them for each column of O and consumer of an SM.
     column: f64,
     /// More of them where keys are split: first loads that no other tile of the SM covers, and
     /// stores in fp32.
     split: f64,
     /// More of them, and one for each column, where Q has one slot: its load begins after the last
-    /// product with the Q before.
+    /// product with the Q before. More than two consumers have a larger Q.
     one_q_slot: f64,
     /// Added to those cycles where TMA stores O from a buffer. It is negative, since they include
     /// stores from registers.
@@ -103,8 +124,8 @@ struct ForwardCosts {
     one_v_slot: f64,
     /// Whether loads are known to bound a launch.
     loads: bool,
-    /// Whether a tile slows down on long heads of a head dim.
-    slows_on_long_heads: fn(&ForwardTile, i64) -> bool,
+    /// The most that blocks of long heads take more.
+    most_of_long_head: fn(&ForwardTile, &Problem) -> f64,
 }
 
 const COSTS: ForwardCosts = ForwardCosts {
@@ -113,14 +134,16 @@ const COSTS: ForwardCosts = ForwardCosts {
     exponentials: 5.1,
     block_alone: 110.0,
     block: 16.0,
+    shared_power: 2.2,
     end: 1800.0,
+    fill: 1.0,
     column: 1.7,
     split: 3500.0,
     one_q_slot: 425.0,
     stored_apart: -900.0,
     one_v_slot: 600.0,
     loads: true,
-    slows_on_long_heads,
+    most_of_long_head,
 };
 
 /// The costs of 8 bits were fitted to an H100 (docs/tuning/eight-bits.md). They know no slots.
@@ -130,14 +153,16 @@ const FP8_COSTS: ForwardCosts = ForwardCosts {
     exponentials: 3.2,
     block_alone: 570.0,
     block: 100.0,
+    shared_power: 3.3,
     end: 400.0,
+    fill: 0.0,
     column: 13.0,
     split: 7000.0,
     one_q_slot: 0.0,
     stored_apart: 0.0,
     one_v_slot: 0.0,
     loads: false,
-    slows_on_long_heads: |_, _| false,
+    most_of_long_head: |_, _| 0.0,
 };
 
 /// What sets the time of a forward tile.
@@ -231,18 +256,17 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
     // each other's gaps, until the SM's tensor cores and exponentials are busy.
     let alone = products + costs.softmax_alone * block_n + costs.block_alone;
     let each = products.hypot(costs.exponentials * block_n) + costs.block;
-    let is_slow = (costs.slows_on_long_heads)(tile, problem.head_dim);
-    let of_long_head = if is_slow { (LONG_HEAD * tiles_of_head as f64).min(MOST_LONG_HEAD) } else { 0.0 };
+    let of_long_head = (LONG_HEAD * tiles_of_head as f64).min((costs.most_of_long_head)(tile, problem));
     let per_block = |ctas: f64| {
-        let turns = alone.powf(SHARED_POWER) + (ctas * consumers * each).powf(SHARED_POWER);
-        (1.0 + of_long_head) * turns.powf(1.0 / SHARED_POWER)
+        let turns = alone.powf(costs.shared_power) + (ctas * consumers * each).powf(costs.shared_power);
+        (1.0 + of_long_head) * (1.0 + of_sharing(ctas, problem.head_dim)) * turns.powf(1.0 / costs.shared_power)
     };
     let is_masked = tiles_differ(problem);
     let of_split = if splits > 1.0 { costs.split } else { 0.0 };
     let dim = problem.head_dim as f64;
     let of_q_slot = |ctas: f64| match (tile.has_one_q_slot, tile.stores_apart) {
         (_, true) => costs.stored_apart,
-        (true, false) => (costs.one_q_slot + dim) / ctas,
+        (true, false) => (costs.one_q_slot + dim) * (consumers / 2.0).max(1.0) / ctas,
         (false, false) => 0.0,
     };
     let columns_of_o = costs.column * problem.head_dim_v as f64 * consumers;
@@ -265,7 +289,8 @@ fn of_forward(tile: &ForwardTile, problem: &Problem, device: &Device) -> Option<
         let (sum, most) = blocks_of_tile(nth);
         let beside = |ctas: f64| {
             let of_blocks = (alone * most).max(per_block(ctas) * sum / consumers);
-            tile_end(ctas) + of_blocks + of_v_slot * (most - 1.0).max(0.0)
+            let of_fill = costs.fill * alone * (most - 1.0).clamp(0.0, 1.0);
+            tile_end(ctas) + of_blocks + of_fill + of_v_slot * (most - 1.0).max(0.0)
         };
         [beside(f64::from(tile.ctas_per_sm)), beside(1.0)]
     };
