@@ -4,7 +4,7 @@
 #
 # usage: install.sh [--check | --uninstall] PREFIX LIBDIR DESTDIR CLI
 #
-# --check  only looks at the arguments, for `make install` to do before it builds
+# --check  checks the arguments and does nothing else; `make install` does that before it builds
 # PREFIX   absolute; the program finds nothing by it, so the folder may be moved
 # LIBDIR   lib, lib64 or lib/x86_64-linux-gnu, below PREFIX
 # DESTDIR  put before PREFIX, for packages; may be empty
@@ -27,7 +27,8 @@ esac
 prefix=$1 libdir=$2 destdir=$3 cli=$4
 
 case $(uname -s) in Linux) ;; *) fail "it knows the names of shared libraries on Linux only" ;; esac
-# Some shells leave the tilde of PREFIX=~/folder to make, which quotes it.
+# Some shells do not expand the tilde of PREFIX=~/folder, since it is not at the start of a word.
+# make then passes it on in quotes.
 case $prefix in "~/"*) prefix=$HOME/${prefix#"~/"} ;; esac
 case $prefix in /*) ;; *) fail "PREFIX is $prefix; it must be an absolute path" ;; esac
 case $libdir in '' | /* | *..*) fail "LIBDIR is '$libdir'; it must be a path below PREFIX" ;; esac
@@ -46,17 +47,18 @@ root=$destdir$prefix
 lib=$root/$libdir
 up=$(echo "$libdir" | sed 's|[^/][^/]*|..|g')
 
-# The installed files, by which `uninstall` removes them.
-files="$libdir/libflashtune.so.$version $libdir/libflashtune.so.$abi $libdir/libflashtune.so $libdir/libflashtune.a $libdir/libflashtune.pack
-$libdir/pkgconfig/flashtune.pc
-$libdir/cmake/flashtune/flashtuneConfig.cmake $libdir/cmake/flashtune/flashtuneConfigVersion.cmake
-include/flashtune.h include/flashtune.hpp bin/flashtune
+# The installed files, by which `uninstall` removes them: names below $lib, and names below $root.
+# They are split at spaces, so neither folder is part of them.
+of_lib="libflashtune.so.$version libflashtune.so.$abi libflashtune.so libflashtune.a libflashtune.pack
+pkgconfig/flashtune.pc cmake/flashtune/flashtuneConfig.cmake cmake/flashtune/flashtuneConfigVersion.cmake"
+of_root="include/flashtune.h include/flashtune.hpp bin/flashtune
 share/bash-completion/completions/flashtune share/zsh/site-functions/_flashtune
 share/fish/vendor_completions.d/flashtune.fish
 share/doc/flashtune/LICENSE-MIT share/doc/flashtune/LICENSE-APACHE share/doc/flashtune/flashtune.cdx.json"
 
 if [ $uninstall = yes ]; then
-    for file in $files; do rm -f "$root/$file"; done
+    for file in $of_lib; do rm -f "$lib/$file"; done
+    for file in $of_root; do rm -f "$root/$file"; done
     rm -f "$root"/share/man/man1/flashtune.1 "$root"/share/man/man1/flashtune-*.1
     rmdir "$lib/cmake/flashtune" "$root/share/doc/flashtune" 2> /dev/null || true
     echo "removed flashtune $version from $root"

@@ -125,6 +125,14 @@ class Install(unittest.TestCase):
         install("/opt/tools", libdir="lib/x86_64-linux-gnu", destdir=stage, first=["--uninstall"])
         self.assertEqual([path for path in stage.rglob("*") if not path.is_dir()], [])
 
+    def test_uninstall_leaves_other_installations_where_the_folder_has_a_space(self):
+        prefix = self.folder / "prefix"
+        for libdir in ("lib", "my lib"):
+            install(prefix, libdir=libdir)
+        others = {path for path in (prefix / "lib").rglob("*") if not path.is_dir()}
+        install(prefix, libdir="my lib", first=["--uninstall"])
+        self.assertEqual({path for path in prefix.rglob("*") if not path.is_dir()}, others)
+
     def test_make_takes_folders_with_spaces_and_refuses_others_before_it_builds(self):
         # A cargo that builds nothing stands for the build.
         cargo = self.folder / "cargo"
