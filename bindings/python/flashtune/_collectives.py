@@ -26,7 +26,7 @@ def place(group):
 
 
 def agree(group, tensors, call, refuse):
-    """Raises in all ranks if `refuse` does in one, or if it returns something else in one.
+    """What `refuse` returns. Raises in all ranks if it raises in one, or if two ranks differ.
 
     On a GPU a form that the group has compared is not compared again, since comparing waits for the
     device.
@@ -41,7 +41,7 @@ def agree(group, tensors, call, refuse):
                 raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
         form = refuse(size, tensors, call)
         if tensors[0].is_cuda and (members, form) in _agreed:
-            return
+            return form
     except Exception as found:
         error = found
     others = [None] * size
@@ -54,6 +54,7 @@ def agree(group, tensors, call, refuse):
         if found != form:
             raise InvalidArgumentError(f"rank {other} has sizes and options {found}; rank {rank} has {form}, and all must be the same")
     _agreed.add((members, form))
+    return form
 
 
 def in_order(parts, dim, layout):

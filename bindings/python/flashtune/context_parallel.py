@@ -56,21 +56,22 @@ def attention(
         "method": method, "layout": layout, "causal": causal, "softmax_scale": softmax_scale, "window": window,
         "softcap": softcap, "deterministic": deterministic, "varlen": cu_seqlens is not None,
     }  # fmt: skip
-    _collectives.agree(group, (q, k, v), call, _refuse)
+    # The caller may change a list or an array before the backward pass.
+    agreed = dict(_collectives.agree(group, (q, k, v), call, _refuse)[-1])
+    features = {name: agreed[name] for name in ("causal", "softmax_scale", "window", "softcap", "deterministic")}
     if method == "ulysses":
-        features = dict(
-            causal=causal, softmax_scale=softmax_scale, window=window, softcap=softcap, deterministic=deterministic,
-            return_lse=return_lse,
-        )  # fmt: skip
-        return _ulysses(q, k, v, group, layout, features, cu_seqlens, max_seqlen)
-    options = (group, layout, causal, softmax_scale, window, softcap, deterministic)
+        return _ulysses(q, k, v, group, layout, {**features, "return_lse": return_lse}, cu_seqlens, max_seqlen)
+    options = (group, layout, *features.values())
     function = _collectives.Ring if method == "ring" else _collectives.AllGather
     out, lse = function.apply(q, k, v, options)
     return (out, lse) if return_lse else out
 
 
 def _refuse(size, tensors, call):
-    """Raises what is wrong with the arguments of one rank; returns what all must share."""
+    """Raises what is wrong with the arguments of one rank; returns what all must share.
+
+    The last element has the items of `call`, with plain numbers.
+    """
     q, k, v = tensors
     _one_of("method", call["method"], _METHODS)
     _one_of("layout", call["layout"], _LAYOUTS)
@@ -79,7 +80,9 @@ def _refuse(size, tensors, call):
     # Numbers of any type: those of two ranks must compare as equal.
     _, scale, _, deterministic, _ = _call.options(call["causal"], call["softmax_scale"], 0.0, call["deterministic"])
     features = _features.of(window=call["window"], softcap=call["softcap"]) or _features.Features()
-    plain = dict(softmax_scale=scale, deterministic=deterministic, window=features.window, softcap=float(features.softcap))
+    plain = dict(
+        softmax_scale=scale or None, deterministic=bool(deterministic), window=features.window, softcap=float(features.softcap)
+    )  # fmt: skip
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype or x.device != q.device:
             raise InvalidArgumentError(f"{name} is {x.dtype} on {x.device}; it must be {q.dtype} on {q.device}, as q is")

@@ -109,6 +109,7 @@ def run_ranks(rank, setting, port, folder):
     results["varlen"] = run_varlen(setting)
     results["short"] = run_short(setting)
     results["mesh"] = run_mesh(setting)
+    results["changed"] = {method: run_changed(setting, method) for method in ("ring", "all_gather", "ulysses")}
     if rank == 0:
         torch.save(results, os.path.join(folder, "results.pt"))
     dist.barrier()
@@ -160,6 +161,20 @@ def run_mesh(setting):
     assert all(torch.equal(x, y) for x, y in zip(buffers, before))
     assert torch.equal(wide, beside) and buffers[2].stride() == strides and buffers[2].data_ptr() == wide.data_ptr()
     return cp.unshard(out, dim=2).transpose(1, 2).cpu()
+
+
+def run_changed(setting, method):
+    """out and gradients, twice: the second time the options change before the backward pass."""
+    q, k, v, dout = (cp.shard(x) for x in inputs(setting, HEADS))
+    found = []
+    for changes in (False, True):
+        window, scale, cap = [9 * setting.scale, 14 * setting.scale], np.array(0.25), np.array(4.0)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = cp.attention(*leaves, method=method, window=window, softmax_scale=scale, softcap=cap, deterministic=True)
+        if changes:
+            window[:], scale[...], cap[...] = [1, 1], 1.0, 1.0
+        found.append([x.detach().cpu() for x in (out, *torch.autograd.grad(out, leaves, dout))])
+    return found
 
 
 def refusals(setting, rank):
@@ -243,6 +258,14 @@ def test_context_parallel_attention_equals_one_device(results, name):
     setting, ours = results
     *_, heads_kv, options = cases_of(setting)[name]
     judge_all(setting, ("out", "lse", "dq", "dk", "dv"), ours[name], *one_device(setting, heads_kv, tuple(options.items())))
+
+
+@in_each_setting
+def test_options_that_change_after_the_call_do_not_change_its_gradients(results):
+    _, ours = results
+    for method, (kept, changed) in ours["changed"].items():
+        for label, x, y in zip(("out", "dq", "dk", "dv"), kept, changed):
+            assert torch.equal(x, y), f"{method}: {label}"
 
 
 @in_each_setting
