@@ -44,7 +44,10 @@ def int4_row_bytes(dim, group=32):
 
 def int4_number(group):
     """The dtype's number in the C header."""
-    number = _INT4.get(group) if isinstance(group, int) else None
+    try:
+        number = _INT4.get(operator.index(group))
+    except TypeError:
+        number = None
     if number is None:
         raise InvalidArgumentError(f"int4_group is {group!r}; it must be 32 or 64, the columns that share a scale")
     return number

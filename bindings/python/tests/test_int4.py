@@ -51,9 +51,10 @@ def test_the_result_is_that_of_the_numbers(dim, group):
 def test_rows_have_the_bytes_that_the_header_says():
     assert [flashtune.int4_row_bytes(dim) for dim in (32, 64, 128, 256)] == [32, 48, 80, 160]
     assert [flashtune.int4_row_bytes(dim, 64) for dim in (64, 128, 192, 256)] == [48, 80, 112, 144]
+    assert flashtune.int4_row_bytes(np.int64(128), np.int32(64)) == 80
     for dim, group, words in (
         (48, 32, "dim is 48"), (96, 64, "dim is 96"), (64, 16, "int4_group is 16"), (64, [], r"int4_group is \[\]"),
-        (64.0, 32, "dim is 64.0"), ((64,), 32, r"dim is \(64,\)"), (544, 32, "dim is 544; it must be .* up to 512"),
+        (64, 32.0, "int4_group is 32.0"), (64.0, 32, "dim is 64.0"), ((64,), 32, r"dim is \(64,\)"), (544, 32, "dim is 544; it must be .* up to 512"),
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=words):
             flashtune.int4_row_bytes(dim, group)
