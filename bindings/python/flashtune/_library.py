@@ -1,7 +1,8 @@
 """Finds and loads libflashtune, once per process, and declares the functions called here.
 
-The places are `FLASHTUNE_LIBRARY` (a file), the folder of this package, and `target/release` and
-`target/debug` of the repository that contains this file. Knows nothing of arrays or attention.
+The places are `FLASHTUNE_LIBRARY` (a file), the folder of this package, and, in the repository that
+contains this file, `release` and `debug` in `target` and in `CARGO_TARGET_DIR`. Knows nothing of
+arrays or attention.
 """
 
 import ctypes
@@ -39,7 +40,7 @@ def candidates():
     for parent in package.parents:
         if (parent / "Cargo.toml").is_file():
             # `make lib` builds in target/, cargo alone where the variable says.
-            for target in filter(None, (os.environ.get("CARGO_TARGET_DIR"), parent / "target")):
+            for target in filter(None, (parent / "target", os.environ.get("CARGO_TARGET_DIR"))):
                 places += [Path(target) / "release", Path(target) / "debug"]
             break
     return [place / _NAME for place in places]

@@ -81,7 +81,7 @@ def test_the_places_are_the_variable_then_the_package_then_the_build_folders(mon
     assert folders == [PACKAGE, root / "target" / "release", root / "target" / "debug"]
     monkeypatch.setenv("CARGO_TARGET_DIR", "/cargo")
     with_cargo = [path.parent for path in _library.candidates()]
-    assert with_cargo == [PACKAGE, Path("/cargo/release"), Path("/cargo/debug"), *folders[1:]]
+    assert with_cargo == [*folders, Path("/cargo/release"), Path("/cargo/debug")], "make lib writes target/"
     monkeypatch.setenv("FLASHTUNE_LIBRARY", "/elsewhere/lib.so")
     assert _library.candidates() == [Path("/elsewhere/lib.so")]
 
