@@ -103,7 +103,7 @@ def pack(features, dims, q, lib, backward):
     except AttributeError as error:
         raise InvalidArgumentError(f"block_mask is {type(mask).__name__}; it must be like a FlexAttention BlockMask: {error}") from None
     batch_size, num_heads_q, _, seqlen_q, seqlen_k, *_ = dims
-    if not 0 < block_q < 1 << 63 > block_k > 0:
+    if not all(0 < size < 1 << 63 for size in (block_q, block_k)):
         raise InvalidArgumentError(f"block_mask.BLOCK_SIZE is {mask.BLOCK_SIZE!r}; its numbers must be positive and below 2**63")
     blocks_q, blocks_k = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
     rows, columns = (blocks_k, blocks_q) if backward else (blocks_q, blocks_k)

@@ -29,10 +29,10 @@ def parts(name, given, lib):
 
 def shapes(outs, lses):
     """((batch, seqlen, heads, dim), shape of an lse) from the shapes of the stacked partials."""
-    partials, *shape = outs or (0,)
     expected = "(partials, batch, seqlen, heads, dim), or (partials, total, heads, dim) for packed sequences"
-    if len(shape) not in (3, 4):
+    if len(outs) not in (4, 5):
         raise InvalidArgumentError(f"outs has shape {tuple(outs)}; it must be {expected}")
+    partials, *shape = outs
     batch, seqlen, heads, dim = shape if len(shape) == 4 else (1, *shape)
     of_lse = (batch, heads, seqlen) if len(shape) == 4 else (heads, seqlen)
     _call.expect_shape("lses", lses, (partials, *of_lse))
