@@ -327,8 +327,9 @@ impl Engine {
         lookup::choices(&self.records.snapshot_of(&Class::of(canonical)), canonical, self.backend.device())
     }
 
-    /// The choices, after a config of the pack that serves as well as the first of them and need
-    /// not be compiled. The last ones are kept: a call that makes a plan asks three times.
+    /// The choices in the order in which they are built. If a config of the pack serves as well as
+    /// the lookup's first choice, it comes before that, since it need not be compiled. The result
+    /// for the last problem is kept: a call that makes a plan asks for it three times.
     fn choices_to_build(&self, canonical: &Canonical) -> Vec<Choice> {
         let known = self.records.snapshot_of(&Class::of(canonical));
         if let Some(last) = &*self.last_chosen.load()
