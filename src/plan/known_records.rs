@@ -58,12 +58,13 @@ impl KnownRecords {
         records
     }
 
-    /// All records that are known now. Takes no lock.
+    /// All records that are known now. Takes no lock. The first call for a class parses its lines
+    /// of JSON.
     pub fn snapshot(&self) -> Arc<Known> {
         self.with_classes(&self.unread.classes().collect::<Vec<_>>())
     }
 
-    /// What a lookup of a problem of this class sees now. Takes no lock.
+    /// What a lookup of a problem of this class sees now. As `snapshot`, for one class.
     pub fn snapshot_of(&self, class: &Class) -> Arc<Known> {
         self.with_classes(&[&class.to_string()])
     }
@@ -195,7 +196,8 @@ impl KnownRecords {
             change(&mut process);
             let is_own = |record: &&Arc<Record>| process.iter().any(|own| own.id() == record.id());
             let machine = machine.iter().filter(|record| !is_own(record)).cloned().collect();
-            let known = Known { process, machine, ..Known::clone(&read.known) };
+            let (pack, shipped) = (read.known.pack.clone(), read.known.shipped.clone());
+            let known = Known { process, machine, pack, shipped };
             Read { known: Arc::new(known), classes: read.classes.clone() }
         });
     }
