@@ -75,8 +75,9 @@ pub fn encode(manifest: &Manifest, cubins: &[Vec<u8>]) -> Result<Vec<u8>, String
 }
 
 /// Reads what `encode` wrote. The error is one clause about the pack: why it is none, or how it is
-/// damaged, or which library made it.
-pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
+/// damaged, or which library made it. `after_checksum` runs on the thread of the checksum if that
+/// is right, beside the reading of the manifest.
+pub fn decode(bytes: &[u8], after_checksum: impl Fn() + Sync) -> Result<Decoded, String> {
     let Some(magic) = bytes.get(..MAGIC.len()) else {
         return Err(format!("it has {} bytes and is no pack", bytes.len()));
     };
@@ -103,8 +104,15 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
     let Some(sealed) = sealed else {
         return Err(truncated((HEADER_BYTES + DIGEST_BYTES) as u64));
     };
-    let is_intact = || Sha256::digest(&bytes[..sealed]).as_slice() == &bytes[sealed..];
-    // The checksum takes as long as the rest. The rest counts only if the checksum is right.
+    let is_intact = || {
+        let is_intact = Sha256::digest(&bytes[..sealed]).as_slice() == &bytes[sealed..];
+        if is_intact {
+            after_checksum();
+        }
+        is_intact
+    };
+    // The checksum takes as long as all other steps together. What they find counts only if it is
+    // right.
     let (is_intact, contents) = pool::beside(is_intact, || contents(bytes, sealed, deflated_bytes, text_bytes));
     match is_intact {
         true => contents,
@@ -112,8 +120,8 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
     }
 }
 
-/// The manifest and the places of the cubins in bytes of which nothing is known but where the
-/// checksum begins: they may be damaged, or written wrong.
+/// The manifest and the places of the cubins. The bytes may be damaged or written wrong: only the
+/// header was checked, not yet the checksum, which begins at `sealed`.
 fn contents(bytes: &[u8], sealed: usize, deflated_bytes: u64, text_bytes: u64) -> Result<Decoded, String> {
     let cubins_at = HEADER_BYTES as u64 + deflated_bytes;
     if cubins_at > sealed as u64 || text_bytes > u64::from(MAX_MANIFEST_BYTES) {

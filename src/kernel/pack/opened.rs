@@ -11,7 +11,6 @@ use crate::files;
 use crate::kernel::compile::Compiled;
 use crate::kernel::cubin_cache::TextDigest;
 use crate::kernel::render::Renderer;
-use crate::pool;
 use std::collections::HashMap;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -54,12 +53,22 @@ impl Pack {
     /// As `open`. A file that nobody named is refused unless root, this user or the library's owner
     /// owns it, and nobody may write to it but its owner and a group that may write to the library.
     pub fn open_at(place: &Place) -> Result<Pack, String> {
-        Pack::from_bytes(&place.path, read(&place.path, place.found_beside.as_deref())?)
+        Pack::open_beside(place, || ())
+    }
+
+    /// As `open_at`. `after_checksum` is as in `decode`.
+    pub(super) fn open_beside(place: &Place, after_checksum: impl Fn() + Sync) -> Result<Pack, String> {
+        let bytes = read(&place.path, place.found_beside.as_deref())?;
+        Pack::decoded(&place.path, bytes, after_checksum)
     }
 
     /// The same for bytes that are in memory. Messages call them `path`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Pack, String> {
-        let decoded = decode(&bytes)?;
+        Pack::decoded(path, bytes, || ())
+    }
+
+    fn decoded(path: &Path, bytes: Vec<u8>, after_checksum: impl Fn() + Sync) -> Result<Pack, String> {
+        let decoded = decode(&bytes, after_checksum)?;
         let mut by_text: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, kernel) in decoded.manifest.kernels.iter().enumerate() {
             by_text.entry(kernel.text.clone()).or_default().push(index);
@@ -169,9 +178,9 @@ impl PackStatus {
     /// The pack at a place, for a device. A refusal is logged: the context goes on without it.
     pub fn load(place: Option<Place>, device: &Device) -> PackStatus {
         let Some(place) = place else { return PackStatus::None };
-        // The first rendering of the process parses the templates, and a pack is for calls that
-        // nothing else holds up.
-        let (_, opened) = pool::beside(|| drop(Renderer::shared()), || Pack::open_at(&place));
+        // Parsing the templates takes milliseconds. `check_library` needs them, and so does every
+        // kernel that a call looks up.
+        let opened = Pack::open_beside(&place, || drop(Renderer::shared()));
         let opened = opened.and_then(|pack| pack.check_library().map(|()| pack));
         let (reason, level) = match opened.map(|pack| (pack.check_device(device), pack)) {
             Ok((Ok(()), pack)) => return PackStatus::Loaded(Arc::new(pack)),

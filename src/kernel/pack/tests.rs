@@ -14,6 +14,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SM90: Arch = Arch::Sm(9, 0);
 const HEADER_BYTES: usize = 28;
@@ -190,7 +191,7 @@ fn wrong_lengths_under_a_right_checksum_are_refused_without_allocating_them() {
 fn wrong_numbers_in_the_manifest_are_refused() {
     let refusal = |change: &dyn Fn(&mut Manifest)| {
         // `encode` would set the sizes, so the manifest is exchanged in the bytes.
-        let decoded = decode(&bytes()).unwrap();
+        let decoded = decode(&bytes(), || ()).unwrap();
         let mut changed = decoded.manifest;
         change(&mut changed);
         let text = serde_json::to_vec(&changed).unwrap();
@@ -220,7 +221,7 @@ fn wrong_numbers_in_the_manifest_are_refused() {
 #[test]
 fn a_cubin_of_another_size_than_it_says_is_missing() {
     let whole = bytes();
-    let decoded = decode(&whole).unwrap();
+    let decoded = decode(&whole, || ()).unwrap();
     let mut changed = whole.clone();
     changed[decoded.cubins[0].clone()].fill(0xff);
     let pack = open(sealed(changed)).unwrap();
@@ -299,6 +300,28 @@ fn a_pack_that_nobody_named_must_come_from_an_owner_who_is_trusted() {
         assert_eq!(reason(None), None);
         std::os::unix::fs::chown(&library, Some(12345), None).unwrap();
         assert_eq!(reason(Some(&library)), None);
+    }
+}
+
+#[test]
+fn work_beside_the_reading_of_a_pack_is_done_only_where_the_checksum_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pack");
+    let place = Place { path: path.clone(), named_by: "a test", found_beside: None };
+    let runs = || {
+        let count = AtomicUsize::new(0);
+        let pack = Pack::open_beside(&place, || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        (pack.is_ok(), count.into_inner())
+    };
+    assert_eq!(runs(), (false, 0), "there is no file");
+    let whole = bytes();
+    let mut damaged = whole.clone();
+    damaged[HEADER_BYTES] ^= 1;
+    for (bytes, expected) in [(&whole[..9], (false, 0)), (&damaged, (false, 0)), (&whole, (true, 1))] {
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(runs(), expected);
     }
 }
 
