@@ -51,9 +51,9 @@
  *   process. "Too little memory" and the handlers for XLA name the exceptions.
  * - Too little memory: a function returns OUT_OF_MEMORY where the system refuses memory whose size
  *   follows from the caller's numbers. For its small allocations, a function that makes a context,
- *   prepares, tunes, exports or imports, and each launch on a CPU context, first asks the system
- *   for 2 to 48 MB, and returns OUT_OF_MEMORY if it refuses. A small allocation that is refused
- *   afterwards, because other threads took the memory meanwhile, ends the process.
+ *   describes a GPU, prepares, tunes, exports or imports, and each launch on a CPU context, first
+ *   asks the system for 2 to 48 MB, and returns OUT_OF_MEMORY if it refuses. A small allocation
+ *   that is refused afterwards, because other threads took the memory meanwhile, ends the process.
  * - Fork: a context serves the process that made it; see flashtune_context.
  * - Unloading: the library stays in the process. dlclose succeeds and unmaps nothing.
  * - Varlen: cu_seqlens_* or seqused_* give each sequence its own length. Packed sequences lie end
@@ -627,7 +627,8 @@ typedef struct flashtune_device_info {
    */
   uint32_t driver_version;
   /**
-   * The version of the NVRTC in use, in the same form. 0 on the CPU.
+   * The version of the NVRTC in use, in the same form. 0 on the CPU, and where none is found.
+   * The first flashtune_context_device on a GPU looks for it, unless an earlier call has.
    */
   uint32_t nvrtc_version;
 } flashtune_device_info;
@@ -1985,9 +1986,11 @@ int32_t flashtune_context_seal(struct flashtune_context *context);
 
 /**
  * Describes the device of the context. The caller sets info->struct_size to
- * sizeof(flashtune_device_info). May be called from any thread, also during stream capture.
+ * sizeof(flashtune_device_info). May be called from any thread, also during stream capture. If
+ * the process has not looked for NVRTC before, as where a pack has all kernels, the first call on
+ * a GPU searches for it and loads it, which may take 0.2 s.
  *
- * Statuses: OK, INVALID_ARGUMENT.
+ * Statuses: OK, INVALID_ARGUMENT, OUT_OF_MEMORY.
  */
 int32_t flashtune_context_device(struct flashtune_context *context,
                                  struct flashtune_device_info *info);

@@ -107,7 +107,8 @@ pub struct flashtune_device_info {
     pub memory_bytes: u64,
     /// The CUDA version that the driver supports: 1000 * major + 10 * minor. 0 on the CPU.
     pub driver_version: u32,
-    /// The version of the NVRTC in use, in the same form. 0 on the CPU.
+    /// The version of the NVRTC in use, in the same form. 0 on the CPU, and where none is found.
+    /// The first flashtune_context_device on a GPU looks for it, unless an earlier call has.
     pub nvrtc_version: u32,
 }
 
@@ -211,9 +212,11 @@ pub unsafe extern "C" fn flashtune_context_seal(context: *mut flashtune_context)
 }
 
 /// Describes the device of the context. The caller sets info->struct_size to
-/// sizeof(flashtune_device_info). May be called from any thread, also during stream capture.
+/// sizeof(flashtune_device_info). May be called from any thread, also during stream capture. If
+/// the process has not looked for NVRTC before, as where a pack has all kernels, the first call on
+/// a GPU searches for it and loads it, which may take 0.2 s.
 ///
-/// Statuses: OK, INVALID_ARGUMENT.
+/// Statuses: OK, INVALID_ARGUMENT, OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashtune_context_device(
     context: *mut flashtune_context,
@@ -224,6 +227,9 @@ pub unsafe extern "C" fn flashtune_context_device(
         let context = unsafe { flashtune_context::of(context)? };
         // SAFETY: the C caller promises a struct of the size that it says.
         let size = unsafe { sized::output_size("info", info)? };
+        if !context.is_cpu() {
+            context.require_memory("looking for NVRTC")?;
+        }
         let described = flashtune_device_info::of(context.engine.backend());
         // SAFETY: `size` came from this pointer.
         unsafe { sized::write(info, size, &described) };

@@ -8,12 +8,13 @@ use crate::fake_driver::{PROBLEM, with_fake, with_fake_and};
 use flashtune::backend::Backend;
 use flashtune::call::{Call, TensorRef};
 use flashtune::capi::context::{
-    FLASHTUNE_BACKEND_AUTO, FLASHTUNE_BACKEND_CUDA, flashtune_context_create, flashtune_context_destroy,
-    flashtune_context_options,
+    FLASHTUNE_BACKEND_AUTO, FLASHTUNE_BACKEND_CUDA, flashtune_context, flashtune_context_create,
+    flashtune_context_destroy, flashtune_context_device, flashtune_context_options, flashtune_device_info,
 };
 use flashtune::capi::pack::{
     FLASHTUNE_PACK_LOADED, FLASHTUNE_PACK_NONE, FLASHTUNE_PACK_REFUSED, flashtune_context_pack, flashtune_pack_info,
 };
+use flashtune::capi::status::FLASHTUNE_STATUS_OUT_OF_MEMORY;
 use flashtune::config::Config;
 use flashtune::device::{Arch, Device};
 use flashtune::dropout::Dropout;
@@ -406,8 +407,8 @@ fn a_pack_that_does_not_fit_is_refused_and_the_context_goes_on() {
     });
 }
 
-/// The C face's description of a context that these options make.
-fn described(pack: Option<&Path>, backend: i32) -> (flashtune_pack_info, i32) {
+/// A context that these options make through the C face.
+fn created(pack: Option<&Path>, backend: i32) -> *mut flashtune_context {
     let pack = pack.map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
     // SAFETY: the header asks the caller to start from zeros.
     let mut options: flashtune_context_options = unsafe { std::mem::zeroed() };
@@ -418,16 +419,29 @@ fn described(pack: Option<&Path>, backend: i32) -> (flashtune_pack_info, i32) {
     let mut context = std::ptr::null_mut();
     // SAFETY: the struct has its declared size, and its strings live until the call returns.
     assert_eq!(unsafe { flashtune_context_create(&options, &mut context) }, 0);
+    context
+}
+
+/// The status and the result of `flashtune_context_device`.
+fn device_of(context: *mut flashtune_context) -> (i32, flashtune_device_info) {
+    // SAFETY: the header asks the caller to start from zeros.
+    let mut device: flashtune_device_info = unsafe { std::mem::zeroed() };
+    device.struct_size = size_of_val(&device) as u64;
+    // SAFETY: a live context and a struct of its declared size.
+    (unsafe { flashtune_context_device(context, &mut device) }, device)
+}
+
+/// The C face's description of such a context.
+fn described(pack: Option<&Path>, backend: i32) -> (flashtune_pack_info, i32) {
+    let context = created(pack, backend);
     // SAFETY: the header asks the caller to start from zeros.
     let mut info: flashtune_pack_info = unsafe { std::mem::zeroed() };
     info.struct_size = size_of::<flashtune_pack_info>() as u64;
-    // SAFETY: as above.
-    let mut device: flashtune::capi::context::flashtune_device_info = unsafe { std::mem::zeroed() };
-    device.struct_size = size_of_val(&device) as u64;
-    // SAFETY: a live context and structs of their declared sizes; it is not used afterwards.
+    let (status, device) = device_of(context);
+    assert_eq!(status, 0);
+    // SAFETY: a live context and a struct of its declared size; it is not used afterwards.
     unsafe {
         assert_eq!(flashtune_context_pack(context, &mut info), 0);
-        assert_eq!(flashtune::capi::context::flashtune_context_device(context, &mut device), 0);
         assert_eq!(flashtune_context_destroy(context), 0);
     }
     (info, device.backend)
@@ -455,6 +469,30 @@ fn a_context_says_which_pack_it_uses_or_why_it_refused_one() {
         let backends =
             [Some(path.as_path()), Some(nowhere), None].map(|pack| described(pack, FLASHTUNE_BACKEND_AUTO).1);
         assert_eq!(backends, [1, 2, 2], "1 is the GPU");
+    });
+}
+
+/// The first description of a GPU looks for NVRTC, which takes memory.
+#[test]
+fn a_device_is_not_described_where_memory_is_out() {
+    with_fake("a_device_is_not_described_where_memory_is_out", |_| {
+        let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
+        let context = created(Some(&path), FLASHTUNE_BACKEND_CUDA);
+        let mut usual = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a struct that the call fills.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut usual) }, 0);
+        let limit = |bytes| {
+            // SAFETY: the limit of this process, which runs one test.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &libc::rlimit { rlim_cur: bytes, ..usual }) }, 0);
+        };
+        limit(1 << 20);
+        let (status, _) = device_of(context);
+        limit(usual.rlim_cur);
+        assert_eq!(status, FLASHTUNE_STATUS_OUT_OF_MEMORY);
+        let (status, device) = device_of(context);
+        assert_eq!((status, device.nvrtc_version), (0, 0), "there is none");
+        // SAFETY: a live context, which is not used afterwards.
+        assert_eq!(unsafe { flashtune_context_destroy(context) }, 0);
     });
 }
 
