@@ -275,7 +275,7 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
         let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
         let config = subject.heuristic(&case, Pass::Backward);
         let few_keys = config.clone().with("block_n", 64).with("block_m", 64);
-        let all = [0, 1, 2].map(|tiles| [&config, &few_keys].map(|of| of.clone().with("direct_dq", tiles)));
+        let all = [0, 1, 2, 3, 4].map(|tiles| [&config, &few_keys].map(|of| of.clone().with("direct_dq", tiles)));
         let all = all.into_iter().flatten().map(|config| config.with("split_waves", 0)).collect::<Vec<_>>();
         let served = all.iter().filter(|config| family::check(&problem, config, subject.backend.device()).is_ok());
         for config in served.chain([&config]) {

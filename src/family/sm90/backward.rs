@@ -40,7 +40,7 @@ impl Space for BackwardKnobs {
         },
         Constraint {
             name: "direct_dq",
-            reason: "one tile writes dQ, and of two the second, if one CTA does both in turn, in blocks of up to 112 rows, past which it spills",
+            reason: "one tile writes dQ, and of up to four the last, if one CTA does them in turn, in blocks of up to 112 rows, past which it spills",
             holds: |p, k, _| match (direct_tiles(p, k.block_n), k.direct_dq) {
                 (Some(1), direct) => direct <= 1,
                 (Some(tiles), direct) => direct == 0 || direct == tiles && k.split_waves == 0 && k.block_m <= 112,
@@ -152,7 +152,9 @@ impl Space for BackwardKnobs {
                 (_, None) => &[0],
                 (BackwardKernel::Middle, _) => &[0, 1, 2],
                 (_, Some(1)) => &[1],
-                (_, Some(_)) => &[0, 2],
+                (_, Some(2)) => &[0, 2],
+                (_, Some(3)) => &[0, 3],
+                (_, Some(_)) => &[0, 4],
             },
             _ => knob.values,
         }
@@ -263,7 +265,12 @@ impl BackwardKnobs {
         let direct = rows.map(|block_m| BackwardKnobs { block_m, direct_dq, split_waves: 0, ..self });
         let timed = direct.filter(|knobs| knobs.fits(problem, device)).map(|knobs| (knobs.us(problem, device), knobs));
         let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
-        best.filter(|(us, _)| *us < summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
+        let share = match (direct_dq, problem.head_dim.max(problem.head_dim_v)) {
+            (..=2, _) => 1.0,
+            (_, ..=64) => WORTH_DOING_WHOLE,
+            _ => WORTH_DOING_WHOLE_WIDE,
+        };
+        best.filter(|(us, _)| *us < share * summed.us(problem, device)).map_or(summed, |(_, knobs)| knobs)
     }
 
     /// Whether its tiles are alike, each of one query head, and three quarters of the SMs have one.
@@ -317,7 +324,7 @@ impl BackwardKnobs {
             BackwardKernel::Narrow => {
                 let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
                 // The second tile of a head adds to dQ in memory.
-                let sum = if self.direct_dq == 2 { 8 } else { 0 };
+                let sum = if self.direct_dq >= 2 { 8 } else { 0 };
                 (columns / 2, block_m + block_m / 4 + 4 * self.v_regs + sum)
             }
             BackwardKernel::Middle => {
@@ -396,6 +403,13 @@ const WORTH_SPLITTING: f64 = 0.95;
 const WORTH_SPLITTING_ALIKE: f64 = 0.9;
 /// The same where more than half of the SMs have no tile: the model is least sure of their time.
 const WORTH_SPLITTING_IF_IDLE: f64 = 0.97;
+
+/// One CTA for three and four tiles of a head is expected to take less than this share of the time
+/// of tiles that add to dQ, up to head dim 64 and beyond. On an H200, 0.95 was expected for 32 x 32
+/// heads of 512 tokens at head dim 64, and 0.92 measured; 0.89 and 0.99 for 14 x 8 heads of 494
+/// tokens at head dim 128.
+const WORTH_DOING_WHOLE: f64 = 0.97;
+const WORTH_DOING_WHOLE_WIDE: f64 = 0.9;
 
 /// Heads are walked in groups that fit L2, except long ones all tiles of which are alike: tiles
 /// that run at a time read the same queries (docs/tuning/sm90-backward.md). Where tiles differ and

@@ -5,7 +5,7 @@ use super::warpgroup::{BARRIER_BYTES, WARPGROUP_ROWS, registers};
 use crate::family::knob::knobs;
 use crate::family::spec::WarpgroupRegisters;
 use crate::family::tile::{BOX_COLS, TMA_ALIGNMENT_BYTES, boxed_tile_bytes, boxes};
-use crate::problem::{Problem, Window};
+use crate::problem::{Causal, Problem, Window};
 
 /// The values of `split_waves`.
 pub const SPLIT_WAVES: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
@@ -14,7 +14,7 @@ knobs! {
     pub struct BackwardKnobs of Sm90 {
         block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
         block_n: "keys of a tile" in [64, 96, 128],
-        direct_dq or 0: "tiles of keys that a head has and one CTA does, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2],
+        direct_dq or 0: "tiles of keys that a head has and one CTA does, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2, 3, 4],
         num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
         kv_stages: "tiles of K and V in flight" in [1, 2],
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -77,8 +77,16 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
         && features.block_mask.is_none();
     let tiles = (problem.seqlen_k as u64).div_ceil(block_n.into());
     let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide && block_n > FEW_KEYS;
-    (!is_wide && meet_the_first && (1..=2).contains(&tiles)).then_some(tiles as u32)
+    let serves_more = matches!(problem.head_dim.max(problem.head_dim_v), (..=64) | 97..=128);
+    let most = if serves_more && problem.causal != Causal::None { MOST_CAUSAL } else { 2 };
+    (!is_wide && meet_the_first && (1..=most).contains(&tiles)).then_some(tiles as u32)
 }
+
+/// The most causal tiles of a head that one CTA does, at head dims up to 64 and from 97 to 128.
+/// Elsewhere it does two. On an H200, four took 1.12 times as long for 32 x 16 heads of 512 tokens
+/// at head dim 128 without the mask, and 1.16 times for 65 x 32 heads of 490 at 72 with it
+/// (docs/tuning/sm90-backward.md).
+const MOST_CAUSAL: u64 = 4;
 
 /// Keys of a tile of the middle kernel past head dim 192.
 pub const FEW_KEYS: u32 = 64;

@@ -357,13 +357,13 @@ const DRIFT: f64 = 0.006;
 const MOST_DRIFT: f64 = 0.4;
 /// The limit of unsplit tiles, which take all heads at one block of rows before the next block.
 const MOST_DRIFT_UNSPLIT: f64 = 0.25;
-/// What a block takes more, as a share of its time, where a CTA does two tiles of a head.
-const OF_TWO_TILES: f64 = 0.08;
+/// What a block takes more, as a share of its time, where a CTA does several tiles of a head.
+const OF_SEVERAL_TILES: f64 = 0.08;
 /// The same of blocks of 128 rows, in tiles that are alike (docs/tuning/choice.md).
 const OF_TALL_ALIKE: f64 = 0.05;
 const TALL_ROWS: u32 = 128;
-/// Cycles of a row of dQ that the second tile of a head reads and adds to.
-const SECOND_SUM: f64 = 4.0;
+/// Cycles of a row of dQ that a later tile of a head reads and adds to.
+const LATER_SUM: f64 = 4.0;
 
 /// The tiles of a backward pass: those of keys, each of which walks the rows of its group's heads.
 pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
@@ -389,10 +389,10 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let count = splits * (heads_kv * div_ceil(sk, block_n)) as f64;
     let drifts = tiles_differ(problem) && count > f64::from(device.sm_count / ctas);
     let drift = if drifts { 1.0 + drift(steps, splits > 1.0) } else { 1.0 };
-    let of_two_tiles = if knobs.direct_dq == 2 { OF_TWO_TILES } else { 0.0 };
+    let of_several_tiles = if knobs.direct_dq >= 2 { OF_SEVERAL_TILES } else { 0.0 };
     let is_tall = knobs.block_m == TALL_ROWS && !tiles_differ(problem);
     let of_tall = if is_tall { OF_TALL_ALIKE } else { 0.0 };
-    let slowdown = drift + of_two_tiles + of_tall;
+    let slowdown = drift + of_several_tiles + of_tall;
     let per_block = slowdown * (block_m * keys * (columns / 2048.0 + WEIGHTS) + waits);
     let of_split = match (splits > 1.0, ctas) {
         (false, _) => 0.0,
@@ -412,8 +412,11 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
     let partial_bytes = if splits > 1.0 { splits * 8.0 * (dim + dim_v) as f64 } else { 0.0 };
     let partials_from_memory = PARTIALS_FROM_MEMORY * (1.0 + splits / MANY_SPLITS);
     let tiles = match knobs.direct_dq {
-        2 => tiles_of_heads(heads_kv, 1, |_| {
-            [cycles(0) + cycles(1) + SECOND_SUM * f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m); 2]
+        2.. => tiles_of_heads(heads_kv, 1, |_| {
+            let rows = f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m);
+            let later = f64::from(knobs.direct_dq - 1);
+            let all = (0..i64::from(knobs.direct_dq)).map(&cycles).sum::<f64>();
+            [all + later * LATER_SUM * rows; 2]
         }),
         _ => tiles_of_heads(heads_kv, div_ceil(sk, block_n), |tile| [cycles(tile); 2]),
     };

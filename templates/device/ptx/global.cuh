@@ -27,6 +27,10 @@ __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], 
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%4], {%0, %1, %2, %3}; }"
                  :: "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(__cvta_generic_to_global(to)), "r"(int(is_stored)) : "memory");
 }
+__device__ __forceinline__ void add_floats_if(float* to, const float (&x)[4], bool is_added) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p red.global.add.v4.f32 [%4], {%0, %1, %2, %3}; }"
+                 :: "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(__cvta_generic_to_global(to)), "r"(int(is_added)) : "memory");
+}
 
 // Sixteen bytes, aligned to as many. NVRTC splits some such stores of a uint4.
 __device__ __forceinline__ void store_four_words(void* to, const uint32 (&x)[4]) {

@@ -2,10 +2,12 @@
 // a block of queries writes its dQ to the caller's tensor, in its type. No accumulator is cleared,
 // added to and converted.
 //
-// The first of two tiles leaves its sum in the accumulator's place, in fp32, and the second one
-// adds to it. A thread reads what it has written itself, so nothing is waited for. As in
-// dq_order.cuh, a block's dQ comes one block late, so this holds the block before. Up to head dim
-// 128 a lane holds dQ^T, 16 columns by 8 queries in each tile, which it transposes in registers.
+// The first of several tiles leaves its sum in the accumulator's place, in fp32. The last one that
+// meets a block starts its product from the sum. Tiles in between add to it in memory, so that
+// their products wait for no load. A thread reads what it has written itself, so nothing is waited
+// for. As in dq_order.cuh, a block's dQ comes one block late, so this holds the block before. Up to
+// head dim 128 a lane holds dQ^T, 16 columns by 8 queries in each tile, which it transposes in
+// registers.
 
 #include "device/attention/block_range.cuh"
 #include "device/attention/sequence.cuh"
@@ -41,13 +43,17 @@ struct DqRows {
     __device__ __forceinline__ void load(const KernelParams& params, float (&acc)[kTiles][4], int at, int tiles) const {
         const float* from = sums(params, at);
         #pragma unroll
-        for (int n = 0; n < kTiles; ++n) load_floats_if(acc[n], from + n * kRowFloats, n < tiles && !is_first);
+        for (int n = 0; n < kTiles; ++n) load_floats_if(acc[n], from + n * kRowFloats, n < tiles && !is_first && (kDirectTiles == 2 || block < end_last));
     }
     template <int kRowFloats, int kTiles>
     __device__ __forceinline__ void keep(const KernelParams& params, const float (&acc)[kTiles][4], int at, int tiles) const {
         float* to = sums(params, at);
         #pragma unroll
-        for (int n = 0; n < kTiles; ++n) store_floats_if(to + n * kRowFloats, acc[n], n < tiles && block >= end_last);
+        for (int n = 0; n < kTiles; ++n) {
+            const bool is_kept = n < tiles && block >= end_last;
+            store_floats_if(to + n * kRowFloats, acc[n], is_kept && (kDirectTiles == 2 || is_first));
+            if constexpr (kDirectTiles > 2) add_floats_if(to + n * kRowFloats, acc[n], is_kept && !is_first);
+        }
     }
     static __device__ __forceinline__ float scale_of(const KernelParams& params) {
         return params.softmax_scale * (kHasDropout ? params.dropout_keep_scale : 1.f);

@@ -14,6 +14,9 @@ __device__ __forceinline__ void load_floats_if(float (&x)[4], const float* from,
 __device__ __forceinline__ void store_floats_if(float* to, const float (&x)[4], bool is_stored) {
     for (int i = 0; is_stored && i < 4; ++i) to[i] = x[i];
 }
+__device__ __forceinline__ void add_floats_if(float* to, const float (&x)[4], bool is_added) {
+    if (is_added) add_floats(to, x);
+}
 
 __device__ __forceinline__ void store_four_words(void* to, const uint32 (&x)[4]) {
     if (uint64(to) % 16 != 0) emulator::fail("store_four_words at %p, which is not aligned to 16 bytes", to);

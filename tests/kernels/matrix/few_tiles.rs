@@ -105,7 +105,7 @@ fn kernels_that_split_keys_compile() {
 }
 
 /// sm90's backward kernels that write dQ, with one tile and, up to head dim 192, with two tiles of
-/// keys a head: at every head dim with a part of the switches.
+/// keys a head: at every head dim with a part of the switches; and those of four causal tiles.
 #[test]
 fn kernels_that_write_dq_compile_and_do_not_spill() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -125,9 +125,18 @@ fn kernels_that_write_dq_compile_and_do_not_spill() {
         writes_dq.then(|| Kernel::of(&few, &config, &device, may_spill(CONSUMERS, arch, &few)))
     };
     let chosen = combinations().filter(|(d, f, t)| (d + f) % 4 == 0 && (d + f / 4) % 2 == *t);
-    let kernels: BTreeMap<String, Kernel> = chosen.filter_map(of).flatten().collect();
+    let four_tiles = |(d, f, t): (usize, usize, usize)| {
+        let ((dims, layout), (causal, dropout, deterministic)) = (HEAD_DIMS[d], FEATURES[f]);
+        let plain = Problem { causal, dropout, deterministic, ..problem(Pass::Backward, DTYPES[t], dims, layout) };
+        let problem = Problem { batch_size: 64, seqlen_q: 500, seqlen_k: 500, ..plain };
+        let config = heuristic(&problem, &device);
+        (config.get("direct_dq") == Some(4))
+            .then(|| Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem)))
+    };
+    let of_four = combinations().filter(|(d, f, t)| (d + f) % 4 == 0 && (d + f / 4) % 2 == *t).filter_map(four_tiles);
+    let kernels: BTreeMap<String, Kernel> = chosen.filter_map(of).chain(of_four).flatten().collect();
     let tiles = |number: &str| kernels.keys().filter(|text| text.contains(number)).count();
-    assert!(tiles("kDirectTiles = 1;") > 3 && tiles("kDirectTiles = 2;") > 3);
+    assert!(tiles("kDirectTiles = 1;") > 3 && tiles("kDirectTiles = 2;") > 3 && tiles("kDirectTiles = 4;") > 1);
     assert!(tiles("kBlockN = 64;") > 0, "past head dim 192");
     all_compile(&kernels, nvrtc, arch);
 }

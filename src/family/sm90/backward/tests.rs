@@ -115,6 +115,8 @@ fn one_cta_does_all_tiles_of_a_head_where_they_are_few_and_heads_are_many() {
     let direct = |problem: &Problem| heuristic(problem, &h200()).unwrap().direct_dq;
     assert_eq!([of(64, 100), of(64, 128), of(64, 129), of(64, 256), of(64, 257)].map(|p| direct(&p)), [1, 1, 2, 2, 0]);
     assert_eq!([direct(&of(1, 100)), direct(&of(1, 256))], [1, 0], "few heads leave SMs idle");
+    let causal_of = |seqlen| Problem { causal: Causal::BottomRight, ..of(64, seqlen) };
+    assert_eq!([300, 384, 385, 512, 513].map(|seqlen| direct(&causal_of(seqlen))), [3, 3, 4, 4, 0]);
     let causal = Problem { causal: Causal::BottomRight, ..of(64, 100) };
     let more_queries = |count: i64| direct(&Problem { seqlen_q: 100 + count, ..causal });
     assert_eq!([0, 1, 15, 16].map(more_queries), [1, 1, 1, 0], "a block of queries without keys");

@@ -146,7 +146,7 @@ pub fn tiny_splits() -> Vec<Case> {
     ])
 }
 
-/// Backward: few tiles of keys a head. The last of one or two writes dQ.
+/// Backward: few tiles of keys a head. The last of up to four writes dQ.
 pub fn tiny_few_keys() -> Vec<Case> {
     use Causal::{BottomRight, None as Full, TopLeft};
     use Dtype::{Bf16, Fp16};
@@ -171,6 +171,11 @@ pub fn tiny_few_keys() -> Vec<Case> {
         Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
         of(Bf16, (150, 60), 256, Full),
         Case { strides: Strides::Gaps, ..of(Fp16, (100, 100), 200, BottomRight) },
+        // Three and four tiles, of which the second one and the third add to the sum.
+        of(Bf16, (300, 300), 128, BottomRight),
+        of(Fp16, (390, 400), 128, BottomRight),
+        Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (400, 400), 64, TopLeft) },
+        Case { dropout_p: 0.2, num_heads_q: 4, num_heads_kv: 2, ..of(Bf16, (300, 390), 112, BottomRight) },
         // Three tiles of 64 keys add to dQ.
         of(Bf16, (150, 154), 256, Full),
         Case { deterministic: true, ..of(Fp16, (130, 180), 216, BottomRight) },
