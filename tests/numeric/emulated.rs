@@ -186,6 +186,12 @@ fn sm_90_kernels_that_write_dq_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_few_keys");
 }
 
+/// Two SMs: groups have one head each.
+#[test]
+fn sm_90_kernels_of_many_groups_are_right() {
+    is_right(&["--arch", "sm_90", "--sms", "2"], "tiny::gpu_is_right_backward_on_tiny_problems_of_many_groups");
+}
+
 #[test]
 fn ctas_that_share_an_sm_are_right() {
     is_right(&["--arch", "sm_90", "--sms", "1"], "tiny::gpu_is_right_on_tiny_problems_whose_ctas_share_an_sm");

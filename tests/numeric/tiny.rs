@@ -285,6 +285,17 @@ fn gpu_is_right_backward_on_tiny_problems_of_few_keys() {
 }
 
 #[test]
+fn gpu_is_right_backward_on_tiny_problems_of_many_groups() {
+    let Some(subject) = Subject::gpu() else { return };
+    for case in shapes::tiny_groups() {
+        let prepared = Prepared::new(&case);
+        let forward = prepared.forward(&subject, &subject.heuristic(&case, Pass::Forward));
+        let config = subject.heuristic(&case, Pass::Backward).with("group_mb", 1);
+        prepared.backward(&subject, &forward, &config.with("direct_dq", 0).with("split_waves", 0));
+    }
+}
+
+#[test]
 fn gpu_is_right_forward_on_one_tiny_problem() {
     let Some(subject) = Subject::gpu() else { return };
     forward_of_each_family(&subject, &shapes::one(), &[]);

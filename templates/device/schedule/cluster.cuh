@@ -24,8 +24,8 @@ struct ClusterTileSlots {
         #pragma unroll
         for (int to = 0; to < 2; ++to) {
             store_ints_in(address_in(to, own.place(nth)), tile.first, tile.head, tile.batch, tile.blocks);
-            // Only a split backward pass uses these two.
-            if constexpr (kMaySplit) store_ints_in(address_in(to, own.place(nth) + 16), tile.begin, tile.split, 0, 0);
+            // Only a backward pass uses these two.
+            if constexpr (kMaySplit || kAlternates) store_ints_in(address_in(to, own.place(nth) + 16), tile.begin, tile.split, 0, 0);
             // Orders the store before the reads of that CTA.
             barrier_arrive_written_in(address_in(to, own.full(nth)));
         }

@@ -20,7 +20,8 @@ struct Tile {
     int head, batch;
     int blocks;       // blocks that the producer loads for the tile
     // Forward: the first of these blocks, 0 without a window unless kMaySplit. Backward: the steps
-    // of the walk (schedule/group_walk.cuh) before the first of these blocks, 0 unless kMaySplit.
+    // of the walk (schedule/group_walk.cuh) before the first of these blocks if kMaySplit. With
+    // kAlternates, 1 if the walk begins with the first block. Else 0.
     int begin;
     int split;        // which part of its rows' keys, or backward of its keys' walk, the tile does, 0 unless kMaySplit
 };
@@ -41,13 +42,13 @@ constexpr bool kTilesDiffer = kIsCausal || kHasWindow || kIsVarlen || kHasBlockM
 
 // The tiles of `tile_rows` rows (or keys) of heads of one length, in the order in which they start.
 struct TileOrder {
-    uint32 tiles_per_head, num_heads;
+    uint32 tiles_per_head, num_heads, feeds;
     uint32 group_heads, larger_groups;  // the first larger_groups groups have one more head
 
     // `head_bytes` counts the bytes that a head's tiles share, and `feeds` the tiles that run at a
     // time. `splits` tiles have the same rows (or keys), and consecutive ranks.
     __device__ __forceinline__ TileOrder(int rows, int tile_rows, uint32 num_heads, float head_bytes, uint32 feeds, uint32 splits = 1)
-        : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows * splits), num_heads(num_heads) {
+        : tiles_per_head(uint32(rows + tile_rows - 1) / tile_rows * splits), num_heads(num_heads), feeds(feeds) {
         group_heads = num_heads, larger_groups = 0;
         if constexpr (kGroupMb > 0) {
             const uint32 fit = uint32(fmaxf(1.f, fminf(float(kGroupMb << 20) / head_bytes, float(num_heads))));
@@ -56,7 +57,11 @@ struct TileOrder {
             group_heads = num_heads / groups, larger_groups = num_heads % groups;
         }
     }
-    struct Place { uint32 rank, batch_head; };  // rank among the tiles of its head
+    // A tile's rank among those of its head, and its wave: as many tiles as run at a time. A group
+    // has a whole number of waves, at least one.
+    struct Place { uint32 rank, batch_head, wave; };
+    // Those of a group of so many heads.
+    __device__ __forceinline__ uint32 waves(uint32 heads) const { return max((heads * tiles_per_head + feeds / 2) / feeds, 1u); }
     __device__ __forceinline__ uint32 tiles() const { return tiles_per_head * num_heads; }
     __device__ __forceinline__ Place at(uint32 index) const {
         const uint32 larger_tiles = larger_groups * (group_heads + 1) * tiles_per_head;
@@ -64,7 +69,9 @@ struct TileOrder {
         const uint32 heads = group_heads + is_larger, first = is_larger ? 0 : larger_groups * (group_heads + 1);
         if (!is_larger) index -= larger_tiles;
         const uint32 group = index / (tiles_per_head * heads), within = index % (tiles_per_head * heads);
-        return {within / heads, first + group * heads + within % heads};
+        const uint32 waves_before = is_larger ? 0 : larger_groups * waves(group_heads + 1);
+        const uint32 wave = waves_before + group * waves(heads) + min(within / feeds, waves(heads) - 1);
+        return {within / heads, first + group * heads + within % heads, wave};
     }
 };
 
@@ -98,7 +105,7 @@ struct QueryTiles {
         }
         return count;
     }
-    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
+    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, uint32, const KernelParams& params) {
         const uint32 row_rank = rank / splits_of_tile(params);
         const int row = int(kIsCausal ? order.tiles_per_head / splits_of_tile(params) - 1 - row_rank : row_rank) * kBlockM;
         const Sequence sequence(params, batch);
@@ -128,14 +135,14 @@ struct KeyTiles {
     }
     static __device__ __forceinline__ int heads(const KernelParams& params) { return params.num_heads_kv; }
     static __device__ __forceinline__ int without_tiles(const KernelParams&, int) { return 0; }
-    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, const KernelParams& params) {
+    static __device__ __forceinline__ Tile at(const TileOrder& order, uint32 rank, int head, int batch, uint32 wave, const KernelParams& params) {
         const uint32 key_rank = rank / splits_of_tile(params);
         const int key = int(kLastFirst ? order.tiles_per_head / splits_of_tile(params) - 1 - key_rank : key_rank) * kBlockN;
         const Sequence sequence(params, batch);
         const BlockRange range = query_blocks<kBlockM>(key, min(kBlockN, sequence.seqlen_k - key), sequence);
         if constexpr (kHasBlockMask) return {key, head, batch, QueryList::count(params, sequence, head, key, range), 0, 0};
         const int steps = (range.end - range.begin) * params.group_size;
-        if constexpr (!kMaySplit) return {key, head, batch, steps, 0, 0};
+        if constexpr (!kMaySplit) return {key, head, batch, steps, kAlternates ? int(wave & 1) : 0, 0};
         const uint32 split = rank % splits_of_tile(params);
         const SplitSteps part(steps, split, splits_of_tile(params));
         return {key, head, batch, part.end - part.begin, part.begin, int(split)};
@@ -150,7 +157,7 @@ struct TileList {
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) const {
         if (index >= order.tiles()) return {-1, 0, 0, 0, 0, 0};
         const TileOrder::Place place = order.at(index);
-        return Tiles::at(order, place.rank, int(place.batch_head % Tiles::heads(params)), int(place.batch_head / Tiles::heads(params)), params);
+        return Tiles::at(order, place.rank, int(place.batch_head % Tiles::heads(params)), int(place.batch_head / Tiles::heads(params)), place.wave, params);
     }
 };
 template <typename Tiles>
@@ -169,6 +176,6 @@ struct TileList<Tiles, true> {
             order = Tiles::order(params, Sequence(params, batch), 1, feeds);
         }
         const TileOrder::Place place = order.at(index - begin);
-        return Tiles::at(order, place.rank, int(place.batch_head), batch, params);
+        return Tiles::at(order, place.rank, int(place.batch_head), batch, place.wave, params);
     }
 };

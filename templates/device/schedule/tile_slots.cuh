@@ -12,7 +12,8 @@
 
 struct TileSlots {
     static constexpr int kSlots = 4;
-    static constexpr int kTileBytes = kHasWindow || kMaySplit ? 32 : 16;
+    static constexpr bool kPassesBegin = kHasWindow || kMaySplit || kAlternates;
+    static constexpr int kTileBytes = kPassesBegin ? 32 : 16;
     static constexpr int kBytes = kSlots * (kTileBytes + 8 + 8);
     uint32 base;  // address of the tiles, full barriers and empty barriers
 
@@ -28,7 +29,7 @@ struct TileSlots {
         // Orders the consumers' reads of the slot's previous tile before the stores below.
         barrier_wait(empty(nth), parity(nth) ^ 1);
         store_four_ints(place(nth), tile.first, tile.head, tile.batch, tile.blocks);
-        if constexpr (kHasWindow || kMaySplit) store_int(place(nth) + 16, tile.begin);
+        if constexpr (kPassesBegin) store_int(place(nth) + 16, tile.begin);
         if constexpr (kMaySplit) store_int(place(nth) + 20, tile.split);
         // Orders the stores before the consumers' reads.
         barrier_arrive(full(nth));
@@ -38,7 +39,7 @@ struct TileSlots {
         barrier_wait(full(nth), parity(nth));
         const int4 words = load_four_ints(place(nth));
         Tile tile = {words.x, words.y, words.z, words.w, 0, 0};
-        if constexpr (kHasWindow || kMaySplit) tile.begin = load_int(place(nth) + 16);
+        if constexpr (kPassesBegin) tile.begin = load_int(place(nth) + 16);
         if constexpr (kMaySplit) tile.split = load_int(place(nth) + 20);
         return tile;
     }

@@ -18,7 +18,8 @@ struct QueryBlocks {
 
     __device__ __forceinline__ QueryBlocks(const KernelParams& params, const Tile& tile, const BlockRange& range)
         : full_begin(uniform(range.full_begin)), full_end(uniform(range.full_end)),
-          walk(uniform(tile.batch * params.num_heads_q + tile.head * params.group_size), params.group_size, uniform(range.begin), uniform(range.end), kMaySplit ? uniform(tile.begin) : 0),
+          walk(uniform(tile.batch * params.num_heads_q + tile.head * params.group_size), params.group_size, uniform(range.begin), uniform(range.end), kMaySplit ? uniform(tile.begin) : 0,
+               kAlternates && uniform(tile.begin) > 0),
           left(uniform(tile.blocks)) {}
 
     __device__ __forceinline__ int block() const { return walk.block; }

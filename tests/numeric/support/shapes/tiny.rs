@@ -182,6 +182,30 @@ pub fn tiny_few_keys() -> Vec<Case> {
     ])
 }
 
+/// Backward: heads whose Q, dO and dQ take more than half a megabyte, so that groups of a megabyte
+/// have one K/V head each where the GPU has two SMs.
+pub fn tiny_groups() -> Vec<Case> {
+    use Causal::{BottomRight, None as Full};
+    use Dtype::{Bf16, Fp16};
+    let of = |dtype, lengths, head_dim, causal| Case {
+        num_heads_q: 6,
+        num_heads_kv: 3,
+        ..of(dtype, lengths, head_dim, causal)
+    };
+    let window = Extras { window: Window { left: Some(130), ..Window::default() }, ..NONE };
+    let varlen = Extras { cu_seqlens: Sides::BOTH, ..NONE };
+    unless_one_is_given(vec![
+        of(Bf16, (520, 520), 64, BottomRight),
+        of(Fp16, (260, 400), 128, BottomRight),
+        Case { extras: window, ..of(Bf16, (300, 300), 128, BottomRight) },
+        Case { batch_size: 3, extras: varlen, ..of(Bf16, (300, 300), 128, BottomRight) },
+        Case { num_heads_kv: 6, ..of(Bf16, (520, 300), 128, BottomRight) },
+        of(Fp16, (180, 200), 192, BottomRight),
+        of(Bf16, (130, 260), 256, BottomRight),
+        of(Bf16, (260, 200), 128, Full),
+    ])
+}
+
 /// Forward: sequences of one or two blocks of keys, of which two CTAs share an SM.
 pub fn tiny_short() -> Vec<Case> {
     let of = |lengths, head_dim, causal| Case { batch_size: 3, ..of(Dtype::Bf16, lengths, head_dim, causal) };
