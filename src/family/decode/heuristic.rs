@@ -27,7 +27,7 @@ fn of_shared_heads(problem: &Problem) -> Vec<DecodeKnobs> {
     }
     let block_m = match problem.packed_rows() {
         ..=8 => 8,
-        ..=16 if dim <= 128 => 16,
+        9..=16 if dim <= 128 => 16,
         _ => return Vec::new(),
     };
     let config = |(heads, num_stages, ctas_per_sm)| DecodeKnobs {
@@ -148,7 +148,7 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
     let least_rows = tile_rows(problem);
     let block_m = match problem.packed_rows() {
         ..=8 => least_rows,
-        ..=16 => 16,
+        9..=16 => 16,
         17..=32 => 32,
         // Eight rows for each of four warps, below.
         _ if problem.features.four_bits.is_some() && dim > 128 => 32,
