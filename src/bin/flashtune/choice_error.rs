@@ -42,8 +42,8 @@ impl Timed {
     }
 }
 
-/// Writes each problem with the configs among which its model chooses, and their predicted times in
-/// place of measured ones: those within `most` of the least, and the chosen one.
+/// Writes each problem with its chosen config and those predicted to take at most `most` times the
+/// least time. Predicted times stand in place of measured ones.
 pub fn print_candidates(timed: Vec<Timed>, records: Vec<Record>, device: &Device, most: f64) -> Result<(), Failure> {
     let known = known(records);
     let predicted = |one: Timed| {

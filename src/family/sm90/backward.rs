@@ -323,7 +323,7 @@ impl BackwardKnobs {
         let (gradients, scores) = match self.kernel(problem) {
             BackwardKernel::Narrow => {
                 let columns = (dim as u32).next_multiple_of(8) + (dim_v as u32).next_multiple_of(8);
-                // The second tile of a head adds to dQ in memory.
+                // Later tiles of a head load dQ's sum or add to it.
                 let sum = if self.direct_dq >= 2 { 8 } else { 0 };
                 (columns / 2, block_m + block_m / 4 + 4 * self.v_regs + sum)
             }

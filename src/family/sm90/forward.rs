@@ -445,7 +445,7 @@ mod tests {
 
     /// On an H200 two splits of these tiles were the fastest config (docs/tuning/choice.md).
     #[test]
-    fn tiles_are_split_until_they_fill_the_ctas_that_run_at_a_time() {
+    fn ctas_that_share_an_sm_may_be_split() {
         let (num_heads_q, num_heads_kv, causal) = (2, 2, Causal::BottomRight);
         let sizes = Problem { batch_size: 1, num_heads_q, num_heads_kv, seqlen_q: 6840, seqlen_k: 6840, ..few_tiles() };
         let problem = Problem { head_dim: 64, head_dim_v: 64, causal, ..sizes };

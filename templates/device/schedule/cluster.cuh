@@ -24,7 +24,7 @@ struct ClusterTileSlots {
         #pragma unroll
         for (int to = 0; to < 2; ++to) {
             store_ints_in(address_in(to, own.place(nth)), tile.first, tile.head, tile.batch, tile.blocks);
-            // Only a backward pass uses these two.
+            // Split or alternating walks use these two, in backward passes.
             if constexpr (kMaySplit || kAlternates) store_ints_in(address_in(to, own.place(nth) + 16), tile.begin, tile.split, 0, 0);
             // Orders the store before the reads of that CTA.
             barrier_arrive_written_in(address_in(to, own.full(nth)));

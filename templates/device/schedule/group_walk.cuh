@@ -10,8 +10,9 @@
 // Such a walk begins with the last block of rows. With kAlternates (a causal mask) walks of every
 // other wave of tiles begin with the first block that the tile sees. The longest tiles start
 // first. Tiles of the first wave start together, at the last rows, and end one after the other. As
-// each of them ends, a tile of the second wave starts, whose first block lies as much further on
-// as it starts later. So these tiles, too, are at the same rows at any time, and end together.
+// each of them ends, a tile of the second wave starts. Its first block lies further on by about the
+// blocks that the others have walked meanwhile. So these tiles, too, are at the same rows at any
+// time, and end together.
 //
 // The second order applies otherwise, with turns (device/schedule/dq_turns.cuh), and where tiles
 // may share a walk (kMaySplit). It goes head by head, from the first block on. A tile that shares a

@@ -57,8 +57,9 @@ struct TileOrder {
             group_heads = num_heads / groups, larger_groups = num_heads % groups;
         }
     }
-    // A tile's rank among those of its head, and its wave: as many tiles as run at a time. A group
-    // has a whole number of waves, at least one.
+    // A tile's rank among those of its head, and its wave. A wave has as many tiles as run at a
+    // time. The last one of a group may have fewer, or up to half as many more, so that each group
+    // begins a wave.
     struct Place { uint32 rank, batch_head, wave; };
     // Those of a group of so many heads.
     __device__ __forceinline__ uint32 waves(uint32 heads) const { return max((heads * tiles_per_head + feeds / 2) / feeds, 1u); }
