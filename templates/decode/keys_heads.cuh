@@ -1,5 +1,5 @@
 // How the decode kernel loads the keys of several heads together, by cp.async. A row of int4 has 48
-// to 160 bytes, which are neither whole sectors nor whole lines, and costs TMA the time of two or
+// to 160 bytes, mostly neither whole sectors nor whole lines, and costs TMA the time of two or
 // three lines. The rows of a key's heads mostly lie one after the other. So a team has a warp for
 // each head, and its threads copy the heads' rows as one. keys_tma.cuh has the same interface.
 //

@@ -28,10 +28,11 @@ __device__ __forceinline__ void write_states(const MergeMemory& states, const Ou
     }
 }
 
-// Position and head of a row of the CTA's tiles.
+// Position and head of a row of the CTA's tiles. Rows of a head behind the last one get the last
+// one's place; has_row tells them apart.
 __device__ __forceinline__ PackedRow place_of_row(const QueryTile& tile, int row, const KernelParams& params) {
     if constexpr (kHeads == 1) return PackedRow(tile.row0 + row, tile.head_kv, params);
-    return PackedRow(tile.row0 + row % kBlockM, tile.head_kv + row / kBlockM, params);
+    return PackedRow(tile.row0 + row % kBlockM, min(tile.head_kv + row / kBlockM, params.num_heads_kv - 1), params);
 }
 
 // The place of a row of the tile in the split's partial state.

@@ -2,9 +2,9 @@
 // warp multiplies.
 //
 // Each team takes key blocks of its own. Within a team kWarpsM warps share the rows and kWarpsV
-// warps share V's columns. With kHeads > 1 a team has so many warps for each of several heads,
-// which share the copies of a block of keys. Warps with the same rows and other columns repeat
-// Q K^T or, with kIsBatchInvariant, share it (shared_scores.cuh).
+// warps share V's columns. A team has kWarpsM * kWarpsV warps for each of kHeads heads, which share
+// the copies of a block of keys. Warps with the same rows and other columns repeat Q K^T or, with
+// kIsBatchInvariant, share it (shared_scores.cuh).
 
 #include "device/layout/key_unit.cuh"
 #include "device/layout/padded_tile.cuh"

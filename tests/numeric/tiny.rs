@@ -82,7 +82,7 @@ fn gpu_is_right_on_tiny_problems_of_int4_whose_heads_share_copies() {
     let mut served = 0;
     for case in &shapes::tiny_four_bits() {
         let (prepared, problem) = (Prepared::new(case), case.problem(Pass::Forward));
-        for (heads, splits) in [(2, 1), (2, 3), (4, 1), (8, 3)] {
+        for (heads, splits) in [(2, 1), (2, 3), (4, 1), (8, 1), (8, 3)] {
             let knobs = [
                 ("heads", heads),
                 ("num_warps", 8),

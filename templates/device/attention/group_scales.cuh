@@ -3,7 +3,8 @@
 //
 // A weight is at most 2^14 (column_softmax.cuh), and a weight times its key's scale must fit fp16.
 // So a warp divides scales by a power of two where they need it, and O by it at the end. While the
-// largest scales are between 2^-7 and 2, as most are, the power is 1 and costs nothing.
+// largest scales are between 2^-7 and 2, as most are, the power is 1. It then costs the ORs of the
+// scales and a vote for four groups.
 
 #include "device/attention/sequence.cuh"
 #include "device/ptx/eight.cuh"
@@ -42,7 +43,7 @@ struct KeyScales {
                     #pragma unroll
                     for (int i = 0; i < kM * (kO - kZeroTiles) * 4; ++i) o[i / 4 / (kO - kZeroTiles)][i / 4 % (kO - kZeroTiles)][i % 4] *= factor;
                 }
-                exponent = max(to, exponent);
+                exponent = to;
                 watched = exponent == 0 ? 0x40004000 : ~0u;
             }
             if (exponent != 0) {

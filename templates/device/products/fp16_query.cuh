@@ -3,8 +3,8 @@
 //
 // Products are of fp16 for a q in bf16 too, since keys become fp16 in a quarter of the
 // instructions. Q is divided by a power of two for each row, so that its range is enough, and
-// scores are multiplied by it. Beside int4 that is so for a q in fp16 too, whose elements are
-// divided there. Weights are at most 2^8, or 2^13 with scales of v, or 2^14 beside int4.
+// scores are multiplied by it. Beside int4 a q in fp16 is scaled too, because load_query divides by
+// 16. Weights are at most 2^8, or 2^13 with scales of v, or 2^14 beside int4.
 
 #include "device/layout/key_unit.cuh"
 #include "device/numeric.cuh"

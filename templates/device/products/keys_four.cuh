@@ -179,16 +179,19 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], uint32 tile
     }
 }
 
-// The factors of rows, and the 2^24 that numbers lack.
+// The 2^24 that numbers lack, then the factors of rows: the product of both is infinite for rows
+// with an element of 2^118 or more.
 template <class Factors, int kM, int kN>
 __device__ __forceinline__ void multiply_factors(float (&s)[kM][kN][4], const Factors& factors) {
     #pragma unroll
     for (int m = 0; m < kM; ++m) {
         #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float factor = factors.of[m][r] * 0x1p24f;
             #pragma unroll
-            for (int n = 0; n < kN; ++n) s[m][n][2 * r] *= factor, s[m][n][2 * r + 1] *= factor;
+            for (int i = 0; i < kN * 2; ++i) {
+                float& score = s[m][i / 2][2 * r + i % 2];
+                score = score * 0x1p24f * factors.of[m][r];
+            }
         }
     }
 }
