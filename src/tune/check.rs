@@ -87,11 +87,14 @@ impl Check {
 /// workspace has room for V transposed, a candidate may use it, so the second keeps enough keys.
 ///
 /// A problem that may decode keeps its few queries and its GQA group, whose rows are packed, and
-/// gets enough keys for several splits.
+/// gets enough keys for several splits. Over int4, where a CTA may have up to 8 K/V heads, it keeps
+/// up to 16 of them.
 fn reduced(problem: &Problem) -> [Problem; 2] {
     let is_decoding = problem.may_decode() && problem.has_few_rows();
     // A group of one head stays; three heads of a larger group show every way of sharing.
     let group_size = if is_decoding { problem.group_size() } else { problem.group_size().min(3) };
+    let shares_heads = is_decoding && problem.features.four_bits.is_some();
+    let num_heads_kv = if shares_heads { problem.num_heads_kv.clamp(2, 16) } else { 2 };
     let queries = |seqlen_q| if is_decoding { problem.seqlen_q } else { seqlen_q };
     let of = &problem.features;
     let batch_size = if of.varlen.is_some() { RAGGED as i64 } else { 2 };
@@ -107,8 +110,8 @@ fn reduced(problem: &Problem) -> [Problem; 2] {
     [(first_q, first_k), (queries(421), second_k)].map(|(seqlen_q, seqlen_k)| {
         let padded = Problem {
             batch_size,
-            num_heads_kv: 2,
-            num_heads_q: 2 * group_size,
+            num_heads_kv,
+            num_heads_q: num_heads_kv * group_size,
             seqlen_q,
             seqlen_k,
             features: Features { window, ..*of },
@@ -260,7 +263,7 @@ fn largest(errors: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::super::features;
     use super::*;
-    use crate::problem::{Eight, EightBits, Layout};
+    use crate::problem::{Eight, EightBits, Four, Layout};
 
     const PROBLEM: Problem =
         Problem { num_heads_kv: 2, layout: Layout::Vec4, ..Problem::dense(Pass::Forward, Dtype::Bf16, 3, 4, 4096, 64) };
@@ -296,6 +299,20 @@ mod tests {
             assert!(!has_room || small.iter().all(Problem::keeps_transposed_v), "{seqlen_k}");
             assert!(small[1].seqlen_q > small[1].seqlen_k);
         }
+    }
+
+    /// Their heads lie one after the other, as those that are timed.
+    #[test]
+    fn ctas_of_several_heads_are_checked_with_as_many() {
+        let of = |num_heads_kv, four_bits, seqlen_q| {
+            let features = Features { four_bits, ..Features::NONE };
+            let problem = Problem { num_heads_kv, num_heads_q: 4 * num_heads_kv, seqlen_q, features, ..PROBLEM };
+            reduced(&problem).map(|small| (small.num_heads_kv, small.num_heads_q))
+        };
+        let int4 = Some(Four::Int4g32);
+        let heads = [1, 4, 9, 32].map(|heads| of(heads, int4, 1));
+        assert_eq!(heads, [(2, 8), (4, 16), (9, 36), (16, 64)].map(|both| [both; 2]));
+        assert_eq!([of(32, None, 1), of(32, int4, 4096)], [[(2, 8); 2], [(2, 6); 2]]);
     }
 
     #[test]

@@ -211,8 +211,11 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
 /// and the two problems differ in them. The heuristic's config is returned instead if the memory
 /// decides the time, and the CTAs ran in even waves on `from` but would not on `to`. It is, too,
 /// where lengths are on the device and its CTAs spread (`spreads`) and these would not: sequences
-/// of equal lengths were measured.
+/// of equal lengths were measured. So it is where CTAs would have heads that do not exist.
 pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
+    if to.num_heads_kv % i64::from(knobs.heads) != 0 {
+        return heuristic(to, device);
+    }
     let is_even = |problem: &Problem| knobs.runs_evenly(problem, device);
     if knobs.waits_for_memory(to) && is_even(from) && !is_even(to) {
         return heuristic(to, device);
@@ -260,6 +263,12 @@ impl DecodeKnobs {
         tiles * problem.batch_size as f64 * groups
     }
 
+    /// Heads of the CTAs that do not exist, for each one that does.
+    fn idle_heads(&self, problem: &Problem) -> f64 {
+        let (heads, existing) = (i64::from(self.heads), problem.num_heads_kv.max(1));
+        ((existing + heads - 1) / heads * heads) as f64 / existing as f64 - 1.0
+    }
+
     /// The mean share of the device that is busy, over the waves of CTAs: up to 1. An SM counts as
     /// busy with as many CTAs as cover memory's latency, though it may hold more.
     pub fn balance(&self, problem: &Problem, num_splits: u32, device: &Device) -> f64 {
@@ -300,10 +309,10 @@ impl DecodeKnobs {
     }
 
     /// Bytes that a CTA has in flight, without padding: all stages of its teams' rings but the one
-    /// that is read.
+    /// that is read. Heads that do not exist bring none.
     fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
-        let heads = num_warps / f64::from(self.team()) * f64::from(self.heads);
+        let heads = num_warps / f64::from(self.team()) * i64::from(self.heads).min(problem.num_heads_kv) as f64;
         (heads * (num_stages - 1.0) * block_n * problem.bytes_of_key() as f64).max(1.0)
     }
 }
@@ -324,6 +333,8 @@ pub fn cost(knobs: &DecodeKnobs, problem: &Problem, device: &Device) -> f64 {
         + 0.1 * few_warps
         + 0.3 * re_read
         + 0.05 * idle_rows.max(0.0)
+        // In their place the last head is read again.
+        + 0.3 * knobs.idle_heads(problem)
         + 0.02 * (team - 1.0)
         + 0.2 * splits
         + 0.001 * num_splits

@@ -89,11 +89,16 @@ impl Space for DecodeKnobs {
 
     /// `splittable` is for ranges, whose problems share kernels (`plan::covering`). A kernel that
     /// may split is no faster than one that does not, so no search looks at it. Four warps along
-    /// V's columns pay where they share Q K^T.
+    /// V's columns pay where they share Q K^T. Beside int4 a warp has all columns; elsewhere a tile
+    /// has 16 rows or more, of one head.
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
+        let is_four = problem.features.four_bits.is_some();
         match knob.name {
             "splittable" | "scoring_warps" | "scoring_stages" | "tile_ctas" => &knob.values[..1],
+            "warps_v" if is_four => &knob.values[..1],
             "warps_v" if !problem.batch_invariant => &knob.values[..2],
+            "block_m" if !is_four => &knob.values[1..],
+            "heads" if !is_four => &knob.values[..1],
             _ => knob.values,
         }
     }

@@ -2,7 +2,7 @@
 //! what.
 
 use super::geometry::{DecodeKnobs, SPLITS};
-use super::heuristic::{carried_over, heuristic, in_fixed_order};
+use super::heuristic::{carried_over, cost, heuristic, in_fixed_order};
 use crate::config::Family::{self, Decode, Sm80, Sm90};
 use crate::device::{Arch, Device};
 use crate::family::knob::Knobs;
@@ -172,6 +172,46 @@ fn a_config_keeps_the_device_as_full_on_another_problem() {
     assert_eq!(carried_over(measured, &few, &many, &h200), heuristic(&many, &h200));
     let short = problem(2, 4, 1, 512, 128);
     assert_eq!(i64::from(splits(&short)), config.worthwhile_splits(&short), "short ones have room for few");
+}
+
+#[test]
+fn heads_that_do_not_exist_are_not_carried_over_and_cost_more() {
+    let [_, _, h200, _] = devices();
+    let of = |num_heads_kv| {
+        let plain = problem(16, 4, 1, 8192, 128);
+        let features = Features { four_bits: Some(Four::Int4g32), ..Features::NONE };
+        let of_heads = Problem { num_heads_kv, num_heads_q: 4 * num_heads_kv, features, ..plain };
+        Problem { layout: of_heads.widest_layout(), ..of_heads }
+    };
+    let eight = heuristic(&of(8), &h200);
+    assert_eq!(eight.heads, 8);
+    assert_eq!(carried_over(eight, &of(8), &of(16), &h200).heads, 8);
+    for few in [1, 2, 4, 9, 12] {
+        let fresh = heuristic(&of(few), &h200);
+        assert_eq!(of(few).num_heads_kv % i64::from(fresh.heads), 0);
+        assert_eq!(carried_over(eight, &of(8), &of(few), &h200), fresh, "{few} heads");
+    }
+    // The same tiles of as many heads as there are.
+    let cost = |heads, problem: &Problem| {
+        let config = DecodeKnobs { heads, num_warps: 8, num_splits: 1, ..eight };
+        assert_eq!(checked(problem, config, &h200), Ok(()));
+        cost(&config, problem, &h200)
+    };
+    for heads in [2, 4] {
+        // Teams of more warps cost at most 0.12.
+        assert!(cost(8, &of(heads)) > cost(heads as u32, &of(heads)) + 0.25, "{heads} heads");
+    }
+}
+
+#[test]
+fn a_search_looks_at_small_tiles_and_several_heads_beside_int4_alone() {
+    let combinations = |problem: &Problem| -> usize {
+        DecodeKnobs::LIST.iter().map(|knob| DecodeKnobs::usable(knob, problem).len()).product()
+    };
+    let plain = problem(16, 4, 1, 8192, 128);
+    let int4 = Problem { features: Features { four_bits: Some(Four::Int4g32), ..Features::NONE }, ..plain };
+    let fixed_order = Problem { batch_invariant: true, ..plain };
+    assert_eq!([plain, fixed_order, int4].map(|p| combinations(&p)), [116_640, 174_960, 311_040]);
 }
 
 #[test]
