@@ -309,7 +309,7 @@
  * numbers, a scale and a zero. The row ends at the next multiple of 16 bytes: 48 bytes for 64
  * columns, 80 for 128, 160 for 256. Bytes between the last zero and the end may hold anything.
  *
- * A number n stands for scale * n + zero, which nothing rounds. Scales must be finite and above 0,
+ * A number n stands for scale * n + zero, not rounded to fp16. Scales must be finite and above 0,
  * and zeros finite; the CPU backend refuses others.
  *
  * Quantising takes the least number of a group as its zero and a fifteenth of the distance to the

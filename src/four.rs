@@ -2,7 +2,7 @@
 //!
 //! A row has two numbers of 0 to 15 in each byte, the first in the low half. Behind them each group
 //! of neighbouring columns has a scale and a zero in fp16, four bytes together. The row ends at the
-//! next multiple of 16 bytes. A number n stands for scale * n + zero, which nothing rounds. The
+//! next multiple of 16 bytes. A number n stands for scale * n + zero, not rounded to fp16. The
 //! templates repeat the rules in `device/products/keys_four.cuh` and `kv_append/warp_row.cuh`.
 
 use half::f16;

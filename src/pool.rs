@@ -19,8 +19,8 @@ pub fn install<R: Send>(most: usize, work: impl FnOnce() -> R + Send) -> Result<
     Ok(pool.install(work))
 }
 
-/// What both return. `first` runs on a thread of its own, and after `second` on this thread if the
-/// system refuses a thread, or a second time if it panicked there.
+/// What both return. `first` runs on a thread of its own. If no thread can be started, or `first`
+/// panics on it, `first` runs on this thread after `second`.
 pub fn beside<A: Send, B>(first: impl Fn() -> A + Sync, second: impl FnOnce() -> B) -> (A, B) {
     let first = &first;
     std::thread::scope(|scope| {

@@ -88,9 +88,9 @@ impl Work {
     }
 
     /// Two and a half causal tiles for each slot take a tenth longer than their share of the slots;
-    /// twice as many as slots pair up. Each tile goes to the slot that ends first. Slots that end
-    /// at the same time and tiles of one length are counted, not walked: a lookup predicts some
-    /// hundred configs.
+    /// twice as many tiles as slots run in pairs, a long one with a short one. Each tile goes to
+    /// the slot that ends first. Slots that end at the same time and tiles of one length are
+    /// counted, not walked: a lookup predicts some hundred configs.
     fn span_of_drawn(&self) -> f64 {
         // The number of slots that end at a time.
         let mut ends: BTreeMap<u64, u64> =

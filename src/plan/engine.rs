@@ -329,7 +329,7 @@ impl Engine {
 
     /// The choices in the order in which they are built. If a config of the pack serves as well as
     /// the lookup's first choice, it comes before that, since it need not be compiled. The result
-    /// for the last problem is kept: a call that makes a plan asks for it three times.
+    /// for the last problem is kept, since a call that makes a plan asks for it three times.
     fn choices_to_build(&self, canonical: &Canonical) -> Vec<Choice> {
         let known = self.records.snapshot_of(&Class::of(canonical));
         if let Some(last) = &*self.last_chosen.load()

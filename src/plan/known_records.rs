@@ -53,7 +53,7 @@ impl KnownRecords {
         let read = ArcSwap::from_pointee(Read { known: Arc::new(known), classes: BTreeSet::new() });
         let (device, device_key) = (device.clone(), key::device_key(device));
         let records = KnownRecords { device, device_key, machine, unread, read };
-        // Any lookup may need what tells no class.
+        // A line whose class is unknown may match any lookup, so it is read now.
         records.with_classes(&[""]);
         records
     }

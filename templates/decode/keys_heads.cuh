@@ -1,7 +1,8 @@
 // How the decode kernel loads the keys of several heads together, by cp.async. A row of int4 has 48
-// to 160 bytes, mostly neither whole sectors nor whole lines, and costs TMA the time of two or
-// three lines. The rows of a key's heads mostly lie one after the other. So a team has a warp for
-// each head, and its threads copy the heads' rows as one. keys_tma.cuh has the same interface.
+// to 160 bytes, mostly neither whole sectors nor whole lines. TMA takes as long for it as for two
+// or three aligned pieces of 64 bytes. The rows of a key's heads mostly lie one after the other. So
+// a team has a warp for each head, and its threads copy the heads' rows as one. keys_tma.cuh has
+// the same interface.
 //
 // Each thread copies chunks of 16 bytes of one key of the block: every kHeads-th of the heads' rows
 // together. 32 / kHeads keys belong to one warp, so that its lanes read kHeads chunks of each.

@@ -211,7 +211,8 @@ fn tiles(problem: &Problem, tma: u32) -> Vec<DecodeKnobs> {
 /// and the two problems differ in them. The heuristic's config is returned instead if the memory
 /// decides the time, and the CTAs ran in even waves on `from` but would not on `to`. It is, too,
 /// where lengths are on the device and its CTAs spread (`spreads`) and these would not: sequences
-/// of equal lengths were measured. So it is where CTAs would have heads that do not exist.
+/// of equal lengths were measured. It is also returned if the K/V heads of `to` are not a multiple
+/// of a CTA's.
 pub fn carried_over(knobs: DecodeKnobs, from: &Problem, to: &Problem, device: &Device) -> DecodeKnobs {
     if to.num_heads_kv % i64::from(knobs.heads) != 0 {
         return heuristic(to, device);

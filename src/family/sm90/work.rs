@@ -58,8 +58,8 @@ fn most_of_long_head(tile: &ForwardTile, problem: &Problem) -> f64 {
     }
 }
 
-/// What a block of 16 bits takes more, as a share of its time, where CTAs share an SM, beside as
-/// many consumers of one CTA. Two small CTAs overlap each other's ends. Past head dim 64 they have
+/// What a block of 16 bits takes more, as a share of its time, where CTAs share an SM, than with as
+/// many consumers in one CTA. Two small CTAs overlap each other's ends. Past head dim 64 they have
 /// two blocks in flight and load twice the keys. Fitted to an H200 (docs/tuning/choice.md).
 fn of_sharing(ctas: f64, head_dim: i64) -> f64 {
     match (ctas as u32, head_dim) {

@@ -11,7 +11,7 @@
 
 struct KeyScales {
     int lane;
-    uint32 watched = ~0u;         // bits of scales that ask for another power; all of them while none is chosen or it is not 1
+    uint32 watched = ~0u;         // bits of scales that force a new power; all while none is chosen or it is not 1
     int exponent = kNone;         // scales are divided by 2^exponent
 
     static constexpr int kNone = -64;
@@ -24,8 +24,8 @@ struct KeyScales {
     template <class Weights, class Output>
     __device__ __forceinline__ void scale_weights(Weights&, Output&) {}
 
-    // Divides the scales of four groups by the power, which rises first where a scale is 2 or more
-    // of it.
+    // Divides the scales of four groups by the power. First raises the power if a scale is at least
+    // twice as large.
     template <int kM, int kO>
     __device__ __forceinline__ void fit(uint32 (&pairs)[4][2], float (&o)[kM][kO][4]) {
         uint32 all = 0;

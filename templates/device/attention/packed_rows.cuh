@@ -33,7 +33,8 @@ __device__ __forceinline__ void modify_packed(float (&acc)[kTiles][4], int row, 
         // therefore the first of two lines, and the result of the second line is dropped.
         const ScoreModifier modifier(params, sequence, at.head);
         if constexpr (kTransposes) {
-            // A line has two neighbours of each 8 keys, and the lane has the first ones alone.
+            // `modify` expects two adjacent keys of every 8. A transposed lane has only the first
+            // one.
             float line[2 * kTiles][4] = {};
             #pragma unroll
             for (int n = 0; n < 2 * kTiles; ++n) line[n][0] = acc[n / 2][2 * r + n % 2];
