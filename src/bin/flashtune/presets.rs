@@ -248,7 +248,8 @@ fn llama_fp8_serving() -> Vec<Problem> {
 /// (docs/packs.md).
 fn common() -> Vec<Problem> {
     const HEADS: [(i64, i64, i64); 4] = [(32, 8, 128), (16, 16, 128), (16, 16, 64), (32, 8, 64)];
-    const SHAPES: [(i64, i64); 14] = [
+    const SHAPES: [(i64, i64); 16] = [
+        (4, 128),
         (32, 128),
         (8, 256),
         (32, 256),
@@ -259,6 +260,7 @@ fn common() -> Vec<Problem> {
         (2, 1024),
         (16, 1024),
         (1, 2048),
+        (4, 2048),
         (8, 2048),
         (1, 4096),
         (4, 4096),
