@@ -39,9 +39,9 @@ class _Attention(torch.autograd.Function):
         }
         more = {f"{name}_descale": scales for name, (_, scales) in made.items()}
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        out, lse = _torch_launch.launch_forward(
-            *(numbers for numbers, _ in made.values()), opts, None, features._replace(sinks=sinks, **more), out=out
-        )
+        quantised = [numbers for numbers, _ in made.values()]
+        with_scales = features._replace(sinks=sinks, **more)
+        out, lse = _torch_launch.launch_forward(*quantised, opts, None, with_scales, out=out)
         ctx.call = opts, features
         ctx.save_for_backward(q, k, v, out, lse, sinks)
         return out
