@@ -131,14 +131,14 @@ impl Work {
         for _ in 0..self.slots_per_sm as usize {
             sms.iter_mut().for_each(|sm| sm.running.extend(drawn.next().map(|tiles| (1.0, tiles))));
         }
-        let ends = sms.iter().enumerate().filter_map(|(index, sm)| Some(Reverse((sm.first_end()?.0, index))));
-        let mut ends: BinaryHeap<Reverse<(u64, usize)>> = ends.collect();
+        // The first end of each SM, the SM, and the tile that ends.
+        let end_of = |(index, sm): (usize, &Sm)| sm.first_end().map(|(end, tile)| Reverse((end, index, tile)));
+        let mut ends: BinaryHeap<Reverse<(u64, usize, usize)>> = sms.iter().enumerate().filter_map(end_of).collect();
         let mut last = 0;
-        while let Some(Reverse((end, index))) = ends.pop() {
+        while let Some(Reverse((end, index, tile))) = ends.pop() {
             last = end;
-            let sm = &mut sms[index];
-            sm.end_first(drawn.next());
-            ends.extend(sm.first_end().map(|(end, _)| Reverse((end, index))));
+            sms[index].end_first(end, tile, drawn.next());
+            ends.extend(end_of((index, &sms[index])));
         }
         f64::from_bits(last)
     }
@@ -174,9 +174,9 @@ impl Sm {
         self.running.iter().enumerate().map(|(index, tile)| (end(tile).to_bits(), index)).min()
     }
 
-    /// Goes on to the time at which the first tile ends. The next one takes its slot.
-    fn end_first(&mut self, next: Option<Tiles>) {
-        let Some((end, first)) = self.first_end() else { return };
+    /// Goes on to the time at which the first tile ends, as `first_end` has it. The next tile takes
+    /// its slot.
+    fn end_first(&mut self, end: u64, first: usize, next: Option<Tiles>) {
         let (cycles_of, passed) = (self.cycles_of(), f64::from_bits(end) - self.cycles);
         for (left, tiles) in &mut self.running {
             *left = (*left - passed / cycles_of(tiles)).max(0.0);
