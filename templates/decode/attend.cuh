@@ -5,10 +5,9 @@
 // of rows, and rows in place of columns.
 
 #include "decode/query.cuh"
-#include "device/attention/column_softmax.cuh"
 #include "device/attention/softmax.cuh"
 
-using Softmax = Either<kTransposes, ColumnSoftmax<kMTiles>, OnlineSoftmax<kMTiles>>::Type;
+using Softmax = OnlineSoftmax<kMTiles, Either<kTransposes, RowsOfColumns, RowsOfQuads>::Type>;
 
 // Bias, softcap and the like, then the mask where the block is not visible as a whole. `row` is the
 // lane's first packed row, counted in the sequence.

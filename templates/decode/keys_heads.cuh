@@ -6,12 +6,9 @@
 //
 // Each thread copies chunks of 16 bytes of one key of the block: every kHeads-th of the heads' rows
 // together. 32 / kHeads keys belong to one warp, so that its lanes read kHeads chunks of each.
-//
-// The rules of rings and groups are those of keys_cp_async.cuh.
 
-#include "decode/teams.cuh"
+#include "decode/cp_async_ring.cuh"
 #include "device/attention/key_pages.cuh"
-#include "device/schedule/team.cuh"
 
 // A stage's tile of all heads: a key's heads lie one after the other, as they mostly do in device
 // memory, and rows are padded. The columns are those of one head, from its first on.
@@ -29,14 +26,9 @@ struct HeadsTile {
 using TileK = HeadsTile<kBlockN, key_cols(kHeadDim)>;
 using TileV = HeadsTile<kBlockN, key_cols(kWarpCols)>;
 constexpr bool kSharesBoxes = false;
-constexpr int kRingAlignment = 16;    // bytes
-constexpr int kRingBarrierBytes = 0;  // groups of cp.async need no barriers
 
 static_assert(kHeadWarps == 1 && kTransposes && !kModifiesScores && kMostRows == 0, "a warp has all rows of its head");
 static_assert(kBlockN == 32 && kVec == 8, "each thread has a key of the block, and copies chunks of 16 bytes");
-
-// The tensors that keys come from.
-struct KeySource {};
 
 // A thread's chunks of a tensor's rows: as many as a row of one head has.
 template <class Tile>
@@ -72,7 +64,7 @@ struct KeyChunks {
 };
 
 // The blocks of a walk, as one team's ring takes them.
-class Keys {
+class Keys : public CpAsyncRing<Keys> {
     const KernelParams& params;
     const Sequence& sequence;
     const ThreadPlace& place;
@@ -82,7 +74,6 @@ class Keys {
     const KeyChunks<TileV> chunks_v;
     KeyPages<kBlockN> pages;  // of the next block
     BlockWalk next;           // its block is loaded next
-    int stage = 0;
 
     static constexpr int kKeysOfWarp = 32 / kHeads;
 
@@ -92,8 +83,7 @@ class Keys {
     }
 
 public:
-    // Starts the copy of the next block. Past the last block it writes zeros, so that every step
-    // has its group.
+    // Starts the copy of the next block. Past the last block it writes zeros.
     __device__ __forceinline__ void load(int slot) {
         const bool is_valid = !next.is_past() && key < sequence.seqlen_k - next.block * kBlockN;
         chunks_k.copy(ring.k + slot * TileK::kBytes, place_of_key(params.k), is_valid);
@@ -105,28 +95,13 @@ public:
 
     __device__ __forceinline__ Keys(const KernelParams& params, const KeySource&, const Sequence& sequence, int head_kv,
                                     const KeyBlocks& blocks, const TeamRing& ring, const ThreadPlace& place)
-        : params(params), sequence(sequence), place(place), ring(ring), key(place.head * kKeysOfWarp + place.lane % kKeysOfWarp),
+        : CpAsyncRing(place.team), params(params), sequence(sequence), place(place), ring(ring), key(place.head * kKeysOfWarp + place.lane % kKeysOfWarp),
           chunks_k(params, params.k, sequence, head_kv, key, place.lane / kKeysOfWarp),
           chunks_v(params, params.v, sequence, head_kv, key, place.lane / kKeysOfWarp), pages(params, sequence), next(blocks, place.team) {
         pages.fetch(next.block, next.end_of_pages(), place.lane);
     }
 
-    // Groups of cp.async need no preparation. Q's group comes before the keys'.
-    __device__ __forceinline__ void start(bool) {}
-    // Returns when this thread's copies of Q have arrived.
-    __device__ __forceinline__ void wait_for_q() const { cp_async_wait<kNumStages - 1>(); }
-
-    // Returns when the block lies in its tiles, and refills the tiles of the block before.
-    __device__ __forceinline__ void acquire(int) {
-        cp_async_wait<kNumStages - 2>();
-        // The other threads' copies of this block have arrived, and the team has read the block
-        // before, whose tiles the next load overwrites.
-        sync_team<kTeamWarps>(place.team);
-        load(stage == 0 ? kNumStages - 1 : stage - 1);
-    }
     // The tiles of the acquired block that the warp's head has.
     __device__ __forceinline__ uint32 k() const { return ring.k + stage * TileK::kBytes + place.head * TileK::kCols * 2; }
     __device__ __forceinline__ uint32 v() const { return ring.v + stage * TileV::kBytes + place.head * TileV::kCols * 2; }
-    // On to the next block. The next `acquire` frees this one's tiles.
-    __device__ __forceinline__ void release() { stage = stage == kNumStages - 1 ? 0 : stage + 1; }
 };

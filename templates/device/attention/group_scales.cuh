@@ -1,28 +1,23 @@
 // The scales of groups of V's columns beside weights in fp16 (products/keys_four.cuh), under the
 // names that key_scales.cuh has.
 //
-// A weight is at most 2^14 (column_softmax.cuh), and a weight times its key's scale must fit fp16.
+// A weight is at most 2^14 (softmax.cuh), and a weight times its key's scale must fit fp16.
 // So a warp divides scales by a power of two where they need it, and O by it at the end. While the
 // largest scales are between 2^-7 and 2, as most are, the power is 1. It then costs the ORs of the
 // scales and a vote for four groups.
 
-#include "device/attention/sequence.cuh"
+#include "device/attention/no_key_scales.cuh"
 #include "device/ptx/eight.cuh"
 
-struct KeyScales {
+struct KeyScales : NoKeyScales {
     int lane;
     uint32 watched = ~0u;         // bits of scales that force a new power; all while none is chosen or it is not 1
     int exponent = kNone;         // scales are divided by 2^exponent
 
     static constexpr int kNone = -64;
 
-    __device__ __forceinline__ KeyScales(const KernelParams&, const Sequence&, int, int lane, int, int) : lane(lane) {}
-    __device__ __forceinline__ void acquire(int, int) {}
-    __device__ __forceinline__ float of_softmax() const { return 1.f; }
-    template <class Scores>
-    __device__ __forceinline__ void scale_scores(Scores&) const {}
-    template <class Weights, class Output>
-    __device__ __forceinline__ void scale_weights(Weights&, Output&) {}
+    __device__ __forceinline__ KeyScales(const KernelParams& params, const Sequence& sequence, int head_kv, int lane, int first, int second)
+        : NoKeyScales(params, sequence, head_kv, lane, first, second), lane(lane) {}
 
     // Divides the scales of four groups by the power. First raises the power if a scale is at least
     // twice as large.

@@ -1,9 +1,10 @@
-// In place of key_scales.cuh for keys of q's type, which have no scales.
+// No scales of keys, under the names that key_scales.cuh has: for keys of q's type, and what int4
+// has in common with them.
 
 #include "device/attention/sequence.cuh"
 
-struct KeyScales {
-    __device__ __forceinline__ KeyScales(const KernelParams&, const Sequence&, int, int, int, int) {}
+struct NoKeyScales {
+    __device__ __forceinline__ NoKeyScales(const KernelParams&, const Sequence&, int, int, int, int) {}
     __device__ __forceinline__ void acquire(int, int) {}
     __device__ __forceinline__ float of_softmax() const { return 1.f; }
     template <class Scores>

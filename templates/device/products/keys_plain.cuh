@@ -7,6 +7,8 @@ constexpr int kKSteps = (round_up(kHeadDim, 8) + 15) / 16;  // the last one a k8
 
 constexpr bool kConvertsQuery = false;
 
+using KeyScales = NoKeyScales;
+
 // Q stays as it is.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void convert_query(uint32, int) {}
