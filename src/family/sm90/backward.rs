@@ -148,9 +148,8 @@ impl Space for BackwardKnobs {
     fn usable(knob: &Knob, problem: &Problem) -> &'static [u32] {
         match knob.name {
             "direct_dq" => match (BackwardKernel::of(problem), direct_tiles(problem, 128)) {
-                (BackwardKernel::Wide, _) if direct_tiles(problem, FEW_KEYS).is_some() => &[0, 1, 2],
                 (_, None) => &[0],
-                (BackwardKernel::Middle, _) => &[0, 1, 2],
+                (BackwardKernel::Middle | BackwardKernel::Wide, _) => &[0, 1, 2],
                 (_, Some(1)) => &[1],
                 (_, Some(2)) => &[0, 2],
                 (_, Some(3)) => &[0, 3],

@@ -14,7 +14,7 @@ knobs! {
     pub struct BackwardKnobs of Sm90 {
         block_m: "query rows of a block" in [16, 32, 48, 64, 80, 96, 112, 128],
         block_n: "keys of a tile" in [64, 96, 128],
-        direct_dq or 0: "tiles of keys that a head has and one CTA does, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2, 3, 4],
+        direct_dq or 0: "tiles of keys that a head has and one CTA does, or past head dim 192 a pair, which writes dQ; 0: any, which add to dQ in fp32" in [0, 1, 2, 3, 4],
         num_stages: "blocks of Q and dO in flight; past head dim 128 of dO alone" in [1, 2, 3],
         kv_stages: "tiles of K and V in flight" in [1, 2],
         group_mb: "MB of Q, dO and fp32 dQ in a group of heads that tiles walk together, 0: one group" in [0, 1, 4, 8, 16, 32],
@@ -65,8 +65,7 @@ impl BackwardKernel {
 }
 
 /// The tiles of a head's keys if a CTA that does all of them may write dQ: every block of query
-/// rows meets the first one, and their number is known, so without varlen. None if it may not. Of
-/// the three kernels the wide one, whose tiles have 128 keys, cannot write dQ.
+/// rows meets the first one, and their number is known, so without varlen. None if it may not.
 ///
 /// A block meets the first tile if its last row sees the first key. Its first rows may see none.
 pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
@@ -76,10 +75,9 @@ pub fn direct_tiles(problem: &Problem, block_n: u32) -> Option<u32> {
         && features.varlen.is_none()
         && features.block_mask.is_none();
     let tiles = (problem.seqlen_k as u64).div_ceil(block_n.into());
-    let is_wide = BackwardKernel::of(problem) == BackwardKernel::Wide && block_n > FEW_KEYS;
     let serves_more = matches!(problem.head_dim.max(problem.head_dim_v), (..=64) | 97..=128);
     let most = if serves_more && problem.causal != Causal::None { MOST_CAUSAL } else { 2 };
-    (!is_wide && meet_the_first && (1..=most).contains(&tiles)).then_some(tiles as u32)
+    (meet_the_first && (1..=most).contains(&tiles)).then_some(tiles as u32)
 }
 
 /// The most causal tiles of a head that one CTA does, at head dims up to 64 and from 97 to 128.

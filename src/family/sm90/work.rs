@@ -364,6 +364,8 @@ const OF_TALL_ALIKE: f64 = 0.05;
 const TALL_ROWS: u32 = 128;
 /// Cycles of a row of dQ that a later tile of a head reads and adds to.
 const LATER_SUM: f64 = 4.0;
+/// The same where a pair of CTAs does the tiles: its products of dK and dQ wait for the sum.
+const LATER_SUM_OF_PAIR: f64 = 45.0;
 
 /// The tiles of a backward pass: those of keys, each of which walks the rows of its group's heads.
 pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Option<Work> {
@@ -416,7 +418,8 @@ pub fn backward(knobs: &BackwardKnobs, problem: &Problem, device: &Device) -> Op
             let rows = f64::from(knobs.block_m) * blocks(0, sq, knobs.block_m);
             let later = f64::from(knobs.direct_dq - 1);
             let all = (0..i64::from(knobs.direct_dq)).map(&cycles).sum::<f64>();
-            [all + later * LATER_SUM * rows; 2]
+            let later_sum = if ctas == 2 { LATER_SUM_OF_PAIR } else { LATER_SUM };
+            [all + later * later_sum * rows; 2]
         }),
         _ => tiles_of_heads(heads_kv, div_ceil(sk, block_n), |tile| [cycles(tile); 2]),
     };

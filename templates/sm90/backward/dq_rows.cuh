@@ -5,9 +5,9 @@
 // The first of several tiles leaves its sum in the accumulator's place, in fp32. The last one that
 // meets a block starts its product from the sum. Tiles in between add to it in memory, so that
 // their products wait for no load. A thread reads what it has written itself, so nothing is waited
-// for. As in dq_order.cuh, a block's dQ comes one block late, so this holds the block before. Up to
-// head dim 128 a lane holds dQ^T, 16 columns by 8 queries in each tile, which it transposes in
-// registers.
+// for. As in dq_order.cuh, a block's dQ comes one block late up to head dim 192, so this holds the
+// block before. There up to 128, and past 192 in tiles of 128 keys, a lane holds dQ^T, 16 columns
+// by 8 queries in each tile, which it transposes in registers.
 
 #include "device/attention/block_range.cuh"
 #include "device/attention/sequence.cuh"
@@ -90,7 +90,9 @@ struct DqRows {
             if (n * 8 < rows_left) *reinterpret_cast<uint2*>(to + n * 8 * stride) = odd ? make_uint2(got, high) : make_uint2(low, got);
         }
     }
-    // No other tile waits for this one.
+    // This tile waits for no other one, and no other one for it.
+    __device__ __forceinline__ void wait(const KernelParams&) const {}
+    __device__ __forceinline__ void added() const {}
     template <bool kByCopies>
     __device__ __forceinline__ void end(const KernelParams&, bool, int) const {}
 };

@@ -105,8 +105,8 @@ fn kernels_that_split_keys_compile() {
 }
 
 /// sm90's backward kernels that write dQ, with one tile and, up to head dim 192, with two tiles of
-/// keys a head: at every head dim with a part of the switches; and those of three and four causal
-/// tiles.
+/// keys a head: at every head dim with a part of the switches; those of three and four causal
+/// tiles; and pairs of CTAs with one and two tiles past head dim 192.
 #[test]
 fn kernels_that_write_dq_compile_and_do_not_spill() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -132,10 +132,12 @@ fn kernels_that_write_dq_compile_and_do_not_spill() {
         let with_tiles = |(tiles, seqlen)| {
             let problem = Problem { batch_size: 64, seqlen_q: seqlen, seqlen_k: seqlen, ..plain };
             let config = heuristic(&problem, &device).with("direct_dq", tiles).with("split_waves", 0);
+            let config = if tiles < 3 { config.with("block_n", 128) } else { config };
             let takes = check(&problem, &config, &device).is_ok();
             takes.then(|| Kernel::of(&problem, &config, &device, may_spill(CONSUMERS, arch, &problem)))
         };
-        [(3, 380), (4, 500)].map(with_tiles).into_iter().flatten().flatten().collect::<Vec<_>>()
+        let tiles = if dims.0.max(dims.1) > 192 { [(1, 120), (2, 250)] } else { [(3, 380), (4, 500)] };
+        tiles.map(with_tiles).into_iter().flatten().flatten().collect::<Vec<_>>()
     };
     let of_more = a_part().flat_map(more_tiles);
     let kernels: BTreeMap<String, Kernel> = a_part().filter_map(of).flatten().chain(of_more).collect();
@@ -143,5 +145,8 @@ fn kernels_that_write_dq_compile_and_do_not_spill() {
     assert!(tiles("kDirectTiles = 1;") > 3 && tiles("kDirectTiles = 2;") > 3);
     assert!(tiles("kDirectTiles = 3;") > 1 && tiles("kDirectTiles = 4;") > 1);
     assert!(tiles("kBlockN = 64;") > 0, "past head dim 192");
+    let of_pairs =
+        |number: &str| kernels.keys().filter(|text| text.contains("kCtas = 2;") && text.contains(number)).count();
+    assert!(of_pairs("kDirectTiles = 1;") > 1 && of_pairs("kDirectTiles = 2;") > 1, "pairs of CTAs");
     all_compile(&kernels, nvrtc, arch);
 }

@@ -143,6 +143,8 @@ pub fn tiny_splits() -> Vec<Case> {
         of(Dtype::Bf16, 64, Causal::BottomRight),
         of(Dtype::Fp16, 128, Causal::TopLeft),
         Case { extras: window, ..of(Dtype::Bf16, 64, Causal::BottomRight) },
+        // Backward: parts of a walk of many queries, whose tile writes dQ.
+        Case { seqlen_q: 700, seqlen_k: 77, ..of(Dtype::Bf16, 256, Causal::None) },
     ])
 }
 
@@ -171,12 +173,14 @@ pub fn tiny_few_keys() -> Vec<Case> {
         Case { dropout_p: 0.2, strides: Strides::Gaps, ..of(Fp16, (140, 130), 136, BottomRight) },
         of(Bf16, (150, 60), 256, Full),
         Case { strides: Strides::Gaps, ..of(Fp16, (100, 100), 200, BottomRight) },
+        Case { dropout_p: 0.2, num_heads_q: 4, num_heads_kv: 2, ..of(Bf16, (150, 250), 256, BottomRight) },
+        Case { extras: bias, strides: Strides::Gaps, ..of(Fp16, (90, 100), 232, Full) },
         // Three and four tiles, of which the second one and the third add to the sum.
         of(Bf16, (300, 300), 128, BottomRight),
         of(Fp16, (390, 400), 128, BottomRight),
         Case { deterministic: true, strides: Strides::Gaps, ..of(Bf16, (400, 400), 64, TopLeft) },
         Case { dropout_p: 0.2, num_heads_q: 4, num_heads_kv: 2, ..of(Bf16, (300, 390), 112, BottomRight) },
-        // Three tiles of 64 keys add to dQ.
+        // Three tiles of 64 keys add to dQ, or a pair of CTAs does two of 128.
         of(Bf16, (150, 154), 256, Full),
         Case { deterministic: true, ..of(Fp16, (130, 180), 216, BottomRight) },
     ])
