@@ -85,6 +85,10 @@ def test_a_wrong_dtype_is_named(kind):
         flashtune.merge(wide, lses, dtype=module.float16)
     with pytest.raises(InvalidArgumentError, match=r"^dtype is (torch\.)?int32; it must be"):
         flashtune.merge(outs, lses, dtype=module.int32)
+    if kind == "numpy":
+        # NumPy learns the names of ml_dtypes when that is imported.
+        with pytest.raises(InvalidArgumentError, match=r"^dtype is 'bfloat17'; it must be a NumPy dtype, or one of ml_dtypes once that is imported$"):
+            flashtune.merge(outs, lses, dtype="bfloat17")
 
 
 @pytest.mark.parametrize("kind", ["numpy", "cpu"])
