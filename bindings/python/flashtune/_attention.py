@@ -216,11 +216,12 @@ def kv_append(
     rotary_cos=None, rotary_sin=None, rotary_interleaved=True, q=None, q_at_one_position=False,
     k_descale=None, v_descale=None, computes_descale=False, int4_group=None,
 ):  # fmt: skip
-    """Appends k and v to a K/V cache of torch tensors and returns the new lengths, int32 (batch).
+    """Appends k and v to a K/V cache and returns the new lengths, int32 (batch).
 
     With q the result is (lengths, rotated q).
 
-    k_cache, v_cache, block_table, cache_batch_idx: as `attention_kvcache` takes them.
+    k_cache, v_cache, block_table, cache_batch_idx: as `attention_kvcache` takes them. The caches
+        are written.
     k, v: (batch, seqlen_new, heads_kv, dim), written behind the keys that each sequence has.
     cache_seqlens: the number of keys that each sequence has, an int or int32 (batch).
     seqused_new: int32 (batch): how many of its seqlen_new keys each sequence appends. 0 leaves its
@@ -247,7 +248,13 @@ def kv_append(
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(k_cache, torch.Tensor):
-        raise TypeError(f"k_cache is a {type(k_cache).__name__}; it must be a torch tensor")
+        module_of(k_cache, "k_cache")  # refuses what is no array either
+        from . import _numpy_append
+
+        return _numpy_append.append(
+            k_cache, v_cache, k, v, cache_seqlens, block_table, cache_batch_idx, seqused_new, in_place, rotary_cos, rotary_sin,
+            rotary_interleaved, q, q_at_one_position, k_descale, v_descale, computes_descale, int4_group,
+        )  # fmt: skip
     from . import _kvcache
 
     rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q_at_one_position)

@@ -319,7 +319,7 @@ def test_a_mismatched_cache_is_refused_unwritten(arguments, message):
 
 def test_non_tensors_are_refused_by_name():
     cache, new = torch.zeros(1, 4, 1, 8), torch.ones(1, 1, 1, 8)
-    with pytest.raises(TypeError, match="k_cache is a list; it must be a torch tensor"):
+    with pytest.raises(TypeError, match="k_cache is a list; it must be a NumPy array or a torch tensor"):
         flashtune.kv_append([1.0], cache, new, new, 0)
     with pytest.raises(TypeError, match="v is a float; it must be a torch tensor, as k_cache is"):
         flashtune.kv_append(cache, cache.clone(), new, 1.0, 0)
