@@ -20,9 +20,9 @@ pub const SINKS: &str = "backward_sinks";
 pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
     // The dQ accumulator's tiles have 16 columns each where it is transposed, else 8.
     let columns = if main.dq_transposed { problem.workspace_cols() } else { problem.head_dim };
-    let (may_split, direct_dq) = (main.split_waves > 0, main.direct_dq);
+    let (may_split, direct_tiles) = (main.split_waves > 0, main.direct_tiles);
     let columns = if may_split { columns.max(KEY_COLS) } else { columns };
-    let small = KernelSpec { is_main: false, direct_dq, dq_transposed: main.dq_transposed, ..KernelSpec::MAIN };
+    let small = KernelSpec { is_main: false, direct_tiles, dq_transposed: main.dq_transposed, ..KernelSpec::MAIN };
     let delta = KernelSpec {
         template: "backward_delta",
         entry: "flashtune_backward_delta",
@@ -35,7 +35,7 @@ pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
         entry: "flashtune_backward_convert",
         threads: CONVERT_ROWS / 16 * 32,
         rows: CONVERT_ROWS,
-        axis: match (may_split, direct_dq) {
+        axis: match (may_split, direct_tiles > 0) {
             (true, true) => Axis::KeySlices,
             (true, false) => Axis::QueriesAndKeys,
             (false, _) => Axis::Queries,
@@ -51,6 +51,6 @@ pub fn around(problem: &Problem, main: KernelSpec) -> Vec<KernelSpec> {
         axis: Axis::Heads,
         ..small
     };
-    let convert = (may_split || !direct_dq).then_some(convert);
+    let convert = (may_split || direct_tiles == 0).then_some(convert);
     [delta, main].into_iter().chain(convert).chain(problem.features.sinks.then_some(sinks)).collect()
 }

@@ -37,8 +37,9 @@ pub struct KernelSpec {
     /// Backward: waves of tiles up to which tiles share the walk of their keys through the queries;
     /// 0 where they never do.
     pub split_waves: u32,
-    /// Backward: the main kernel writes dQ, without an accumulator.
-    pub direct_dq: bool,
+    /// Backward: a CTA of the main kernel does so many tiles, all of a head, and writes dQ without
+    /// an accumulator; 3 for any more, which have one text. 0: it adds to the accumulator.
+    pub direct_tiles: u32,
     /// Backward: the main kernel computes dQ's transpose, which orders its accumulator
     /// (device/layout/dq_accum.cuh).
     pub dq_transposed: bool,
@@ -181,7 +182,7 @@ impl KernelSpec {
         most_splits: 1,
         may_split: false,
         split_waves: 0,
-        direct_dq: false,
+        direct_tiles: 0,
         dq_transposed: false,
         schedule: Schedule::OneTile,
         ctas_per_sm: 1,

@@ -46,10 +46,19 @@ use crate::family::spec::KernelSpec;
 use crate::problem::Problem;
 use render::Renderer;
 
-/// Knobs whose numbers only a launch uses, or a kernel that not all configs have. A text says
-/// whether the kernel may split (`may_split`), so that configs of any number of splits share it.
-const LAUNCH_KNOBS: [&str; 7] =
-    ["num_splits", "split_waves", "decode_splits", "splittable", "scoring_warps", "scoring_stages", "tile_ctas"];
+/// Knobs whose numbers only a launch uses, or a kernel that not all configs have, or that a spec
+/// hands to the text. A text says whether the kernel may split (`may_split`), so that configs of
+/// any number of splits share it, and has `direct_tiles`, one number for several of `direct_dq`.
+const LAUNCH_KNOBS: [&str; 8] = [
+    "num_splits",
+    "split_waves",
+    "decode_splits",
+    "splittable",
+    "scoring_warps",
+    "scoring_stages",
+    "tile_ctas",
+    "direct_dq",
+];
 
 /// Renders all kernels of a pass, in launch order. At least one of them must read each knob of the
 /// config. A knob that no kernel reads is misspelt, or the templates no longer match the family.

@@ -189,7 +189,8 @@ fn values(problem: &Problem, config: &Config, spec: &KernelSpec, arch: Arch) -> 
     values.insert("max_splits".to_owned(), Value::Integer(MAX_SPLITS as u32));
     values.insert("dq_transposed".to_owned(), Value::Flag(spec.dq_transposed));
     values.insert("key_cols".to_owned(), Value::Integer(KEY_COLS as u32));
-    values.insert("has_dq_accum".to_owned(), Value::Flag(!spec.direct_dq));
+    values.insert("has_dq_accum".to_owned(), Value::Flag(spec.direct_tiles == 0));
+    values.insert("direct_tiles".to_owned(), Value::Integer(spec.direct_tiles));
     let adds_splits = matches!(spec.axis, Axis::KeySlices | Axis::QueriesAndKeys);
     let may_split = spec.may_split || adds_splits || spec.most_splits > 1 || spec.split_waves > 0;
     values.insert("may_split".to_owned(), Value::Flag(may_split));

@@ -226,7 +226,7 @@ impl BackwardKnobs {
             },
             registers: Some(kernel.registers()),
             split_waves: self.split_waves,
-            direct_dq: self.direct_dq > 0,
+            direct_tiles: self.direct_dq.min(3),
             dq_transposed: kernel != BackwardKernel::Middle,
             ..KernelSpec::MAIN
         }

@@ -166,15 +166,14 @@ struct TileList<Tiles, true> {
     TileOrder order;    // of sequence `batch`
     int batch = 0;
     uint32 begin = 0;   // index of the sequence's first tile
-    const uint32 feeds;
-    __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), 1, feeds)), feeds(feeds) {}
+    __device__ __forceinline__ TileList(const KernelParams& params, uint32 feeds) : order(Tiles::order(params, Sequence(params, 0), 1, feeds)) {}
     __device__ __forceinline__ Tile at(uint32 index, const KernelParams& params) {
         while (index - begin >= order.tiles()) {
             begin += order.tiles();
             ++batch;
             batch += Tiles::without_tiles(params, batch);
             if (batch >= params.batch_size) return {-1, 0, 0, 0, 0, 0};
-            order = Tiles::order(params, Sequence(params, batch), 1, feeds);
+            order = Tiles::order(params, Sequence(params, batch), 1, order.feeds);
         }
         const TileOrder::Place place = order.at(index - begin);
         return Tiles::at(order, place.rank, int(place.batch_head), batch, place.wave, params);

@@ -4,8 +4,8 @@
 // Consumers release a slot by its empty barrier; the copy engine fills it and its full barrier.
 // The kernel defines beforehand Shared, which says where slots and barriers lie, kCtas, the CTAs
 // that do a tile together, kQHasRing: Q has a ring of slots of its own, or shares dO's, and
-// kDirectTiles: so many tiles are all keys of a head and follow each other in a CTA, or 0.
-// This file knows nothing of what consumers compute.
+// kDirectTiles: so many tiles, 3 for any more, are all keys of a head and follow each other in a
+// CTA; or 0. This file knows nothing of what consumers compute.
 
 #include "device/layout/tensor_map.cuh"
 #include "device/schedule/dq_turns.cuh"

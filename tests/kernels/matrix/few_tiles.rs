@@ -143,7 +143,7 @@ fn kernels_that_write_dq_compile_and_do_not_spill() {
     let kernels: BTreeMap<String, Kernel> = a_part().filter_map(of).flatten().chain(of_more).collect();
     let tiles = |number: &str| kernels.keys().filter(|text| text.contains(number)).count();
     assert!(tiles("kDirectTiles = 1;") > 3 && tiles("kDirectTiles = 2;") > 3);
-    assert!(tiles("kDirectTiles = 3;") > 1 && tiles("kDirectTiles = 4;") > 1);
+    assert!(tiles("kDirectTiles = 3;") > 1 && tiles("kDirectTiles = 4;") == 0, "three and four tiles have one text");
     assert!(tiles("kBlockN = 64;") > 0, "past head dim 192");
     let of_pairs =
         |number: &str| kernels.keys().filter(|text| text.contains("kCtas = 2;") && text.contains(number)).count();
