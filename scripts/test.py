@@ -254,12 +254,12 @@ def build_release_library():
     return run(["make", "--no-print-directory", "wheel", "STEP=library"], is_shown=False)[0]
 
 
-def release_library(tally, status):
+def release_library(tally, status, cubins):
     """Checks what ships. The library has fat LTO without an rlib, is stripped and small, exports
     flashtune_* only, and is of use to programs once it is installed. The wheel has a pack, which
     the command line of the tests makes with the NVRTC of .venv, so that no other is built or
-    installed."""
-    programs = {"FLASHTUNE_CLI": str(ROOT / "target" / "debug" / "flashtune")}
+    installed. It shares the tests' folder of cubins, `cubins`."""
+    programs = {"FLASHTUNE_CLI": str(ROOT / "target" / "debug" / "flashtune"), "FLASHTUNE_CACHE_DIR": cubins}
     for folder in VENV.glob("lib/python3*/site-packages/nvidia/cu13/lib"):
         programs["FLASHTUNE_NVRTC"] = os.environ.get("FLASHTUNE_NVRTC", str(folder))
     if status or run(["make", "--no-print-directory", "wheel"], is_shown=False, **programs)[0]:
@@ -311,17 +311,17 @@ def continuous_integration(tally, pytest_arguments):
     library, python = ROOT / "target" / "debug" / LIBRARY, find_python()
     # Both this and the test of an installation write the bill of materials.
     bill_of_materials(tally)
-    streams = [
-        pool.submit(lambda: release_library(of_release, release.result())),
-        pool.submit(python_and_documents, of_python, python, library, pytest_arguments),
-    ]
-    lints(tally)
-    dependencies(tally)
     with tempfile.TemporaryDirectory(prefix="flashtune-cubins-") as cubins:
         os.environ["FLASHTUNE_TEST_CUBINS"] = cubins
+        streams = [
+            pool.submit(lambda: release_library(of_release, release.result(), cubins)),
+            pool.submit(python_and_documents, of_python, python, library, pytest_arguments),
+        ]
+        lints(tally)
+        dependencies(tally)
         cargo_tests(tally)
-    for stream in streams:
-        stream.result()
+        for stream in streams:
+            stream.result()
     for other in (of_release, of_python):
         tally.add(other.passed, other.failed)
 

@@ -10,8 +10,10 @@
 //! sections.
 
 use super::cache_dir::secure;
-use super::compile::{Compiled, EntryResources};
+use super::compile::{Compiled, EntryResources, compile, options};
 use super::cubin_limit::{self, Limit};
+use crate::cuda::nvrtc::Nvrtc;
+use crate::error::Result;
 use crate::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -95,6 +97,25 @@ impl CubinCache {
             }
         });
         CubinCache { folder, limit }
+    }
+
+    /// The cubin of a text for a target: the entry, or what NVRTC makes now and the cache keeps.
+    /// Also says whether NVRTC made it.
+    pub fn get_or_compile(
+        &self,
+        nvrtc: &Nvrtc,
+        name: &str,
+        text: &str,
+        digest: &TextDigest,
+        target: &str,
+    ) -> Result<(Compiled, bool)> {
+        let key = Key::new(digest, &options(target, nvrtc.version()), nvrtc.version());
+        if let Some(compiled) = self.get(&key) {
+            return Ok((compiled, false));
+        }
+        let compiled = compile(nvrtc, name, text, target)?;
+        self.put(&key, text, &compiled);
+        Ok((compiled, true))
     }
 
     pub fn get(&self, key: &Key) -> Option<Compiled> {

@@ -6,7 +6,7 @@
 //! them. Two threads that want the same text at once compile it once. Different texts do not wait
 //! for each other.
 
-use super::compile::{Compiled, EntryResources, Target, compile, options, target, targets};
+use super::compile::{Compiled, EntryResources, Target, options, target, targets};
 use super::cubin_cache::{CubinCache, Key, TextDigest};
 use super::cubins::Cubins;
 use super::sass;
@@ -100,13 +100,8 @@ fn cubin(device: &Device, cubins: &Cubins, source: &Source, digest: &TextDigest)
     }
     match Nvrtc::get().and_then(|nvrtc| Ok((nvrtc, target(device.arch, family, nvrtc)?))) {
         Ok((nvrtc, target)) => {
-            let key = Key::new(digest, &options(&target, nvrtc.version()), nvrtc.version());
-            if let Some(compiled) = cubins.cache.get(&key) {
-                return Ok((compiled, Origin::Cache));
-            }
-            let compiled = compile(nvrtc, name, text, &target)?;
-            cubins.cache.put(&key, text, &compiled);
-            Ok((compiled, Origin::Compiler))
+            let (compiled, is_new) = cubins.cache.get_or_compile(nvrtc, name, text, digest, &target)?;
+            Ok((compiled, if is_new { Origin::Compiler } else { Origin::Cache }))
         }
         Err(missing) => {
             let cached = any_version(&runs, device.driver_version / 1000, &cubins.cache, digest);

@@ -13,12 +13,14 @@ use super::record::Record;
 use crate::device::{Arch, Device};
 use crate::error::{Error, Result, Status};
 use crate::family::{self, spec::KernelSpec};
+use crate::kernel::cubin_cache::CubinCache;
 use crate::kernel::fixed::FAMILY;
 use crate::kernel::pack::{Builder, KernelText, PackedGpu, PackedOperation, PackedPlan};
 use crate::kernel::{render_fixed, render_pass};
 use crate::ops::all;
 use crate::problem::{Dtype, Problem};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a pack is made for.
@@ -29,6 +31,8 @@ pub struct Wanted<'a> {
     pub problems: &'a [Problem],
     /// Records of tuned GPUs. Those of the pack's architectures go into it and choose configs.
     pub records: &'a [Record],
+    /// The folder of cubins (`cache_dir::resolve`). Kernels that are there are not compiled again.
+    pub cache_dir: Option<&'a Path>,
 }
 
 /// The bytes of a pack, and the problems that have no place in it.
@@ -60,7 +64,7 @@ struct Rendered {
 /// Chooses, renders and compiles, and calls `progress` with the number of texts to compile, then
 /// with 0 after each.
 pub fn pack(wanted: &Wanted, progress: &(dyn Fn(usize) + Sync)) -> Result<Packed> {
-    let mut builder = Builder::new()?;
+    let mut builder = Builder::new(CubinCache::new(wanted.cache_dir))?;
     let (mut items, mut left_out, mut lines) = (Vec::new(), Vec::new(), BTreeSet::new());
     for arch in wanted.archs {
         let of_arch = wanted.records.iter().filter(|record| record.arch == *arch);

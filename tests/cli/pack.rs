@@ -1,7 +1,7 @@
 //! `pack` compiles kernels into a file without a GPU, and `pack --list` and `info` say what a file
 //! holds.
 
-use crate::{flashtune, json_lines, run, stderr, stdout, write};
+use crate::{fake_cuda, flashtune, json_lines, run, stderr, stdout, write};
 use flashtune::device::{Arch, Device};
 use flashtune::kernel::cubin_cache::TextDigest;
 use flashtune::kernel::pack::Pack;
@@ -10,18 +10,32 @@ use flashtune::plan::{Known, choices, key, shipped};
 use flashtune::problem::Problem;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 const PROBLEM: &str =
     r#"{"pass":"forward","num_heads_q":16,"seqlen_q":1024,"head_dim":64,"causal":"bottom-right","batch_size":4}"#;
 
-/// Packs a problem. None without NVRTC.
-fn packed(folder: &Path, problem: &str, more: &[&str]) -> Option<PathBuf> {
+/// Where `pack` keeps cubins: in the folder that the tests of a run share, if there is one.
+fn cache(folder: &Path) -> PathBuf {
+    let shared = std::env::var_os("FLASHTUNE_TEST_CUBINS").filter(|shared| !shared.is_empty());
+    shared.map_or_else(|| folder.to_owned(), PathBuf::from)
+}
+
+/// The command that packs a problem into a file of a folder.
+fn pack_command(folder: &Path, problem: &str, more: &[&str]) -> (Command, PathBuf) {
     let problems = write(folder, "problems.jsonl", &format!("{problem}\n"));
     let pack = folder.join("a.pack");
-    let (problems, output) = (problems.to_str().unwrap(), pack.to_str().unwrap());
-    let args = ["pack", "--arch", "sm_90a,sm_90", "--problems", problems, "--output", output];
-    let made = run(folder, &[&args, more].concat());
+    let mut command = flashtune(&cache(folder));
+    command.args(["pack", "--arch", "sm_90a,sm_90"]).args(more).arg("--problems").arg(problems);
+    command.arg("--output").arg(&pack);
+    (command, pack)
+}
+
+/// Packs a problem. None without NVRTC.
+fn packed(folder: &Path, problem: &str, more: &[&str]) -> Option<PathBuf> {
+    let (mut command, pack) = pack_command(folder, problem, more);
+    let made = command.output().unwrap();
     let required = std::env::var("FLASHTUNE_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
     if stderr(&made).contains("libnvrtc") && !required {
         assert_eq!((made.status.code(), pack.exists()), (Some(1), false));
@@ -82,6 +96,30 @@ fn a_pack_has_the_cubins_of_its_problems_and_is_listed() {
     let output = run(folder.path(), &["pack", "--list", damaged.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("b.pack: it does not begin as a pack does"), "{}", stderr(&output));
+}
+
+/// With an NVRTC that compiles nothing, a pack has the same bytes.
+#[test]
+fn a_pack_takes_kernels_that_were_compiled_before_from_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(pack) = packed(folder.path(), PROBLEM, &[]) else { return };
+    let made = std::fs::read(&pack).unwrap();
+    let (major, minor) = Pack::open(&pack).unwrap().manifest().origin.nvrtc_version;
+    std::fs::remove_file(&pack).unwrap();
+    let again = |folder: &Path| {
+        let (mut command, pack) = pack_command(folder, PROBLEM, &[]);
+        command.env("FLASHTUNE_NVRTC", fake_cuda::nvrtc(folder)).env("FAKE_NVRTC_ARCH", "90");
+        command.env("FAKE_NVRTC_VERSION", format!("{}", major * 1000 + minor * 10));
+        (command, pack)
+    };
+    let (mut command, pack) = again(folder.path());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(std::fs::read(&pack).unwrap() == made);
+    let other = tempfile::tempdir().unwrap();
+    let (mut command, pack) = again(other.path());
+    let output = command.env("FLASHTUNE_CACHE_DIR", other.path()).output().unwrap();
+    assert!(!output.status.success() && !pack.exists(), "{}", stderr(&output));
 }
 
 /// A decode kernel, and what combines its splits, are compiled for another target than the sm90

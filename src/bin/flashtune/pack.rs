@@ -1,6 +1,7 @@
 //! `flashtune pack`: compiles the kernels of problems ahead of time, without a GPU, or lists what a
 //! pack holds.
 
+use crate::device::cache_folder;
 use crate::failure::{Failure, print_json, usage};
 use crate::names::by_name;
 use crate::places;
@@ -94,7 +95,14 @@ fn write(args: &Args, output: &Path) -> Result<(), Failure> {
     archs.dedup();
     let problems = problems::collect(&args.presets, args.problems.as_deref(), args.dtype)?;
     let records = records(&args.records)?;
-    let wanted = Wanted { archs: &archs, sm_counts: &args.sm_counts, problems: &problems, records: &records };
+    let cache_dir = cache_folder();
+    let wanted = Wanted {
+        archs: &archs,
+        sm_counts: &args.sm_counts,
+        problems: &problems,
+        records: &records,
+        cache_dir: cache_dir.as_deref(),
+    };
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{pos}/{len} kernels {wide_bar} {elapsed}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

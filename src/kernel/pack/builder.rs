@@ -1,4 +1,5 @@
-//! Builder: compiles rendered texts for a pack, each once, side by side. It needs NVRTC but no GPU.
+//! Builder: compiles rendered texts for a pack, each once, side by side, or takes them from the
+//! cubin cache. It needs NVRTC but no GPU.
 //!
 //! It knows texts and cubins. Which texts a pack has is decided above.
 
@@ -9,7 +10,7 @@ use crate::cuda::nvrtc::Nvrtc;
 use crate::device::Arch;
 use crate::error::{Error, Result, Status};
 use crate::kernel::compile::{self, Compiled};
-use crate::kernel::cubin_cache::TextDigest;
+use crate::kernel::cubin_cache::{CubinCache, TextDigest};
 use crate::kernel::render::Renderer;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ pub struct KernelText {
 
 pub struct Builder {
     nvrtc: &'static Nvrtc,
+    cache: CubinCache,
     /// By target and text. An error says that the text does not compile.
     compiled: HashMap<(String, String), Result<u32>>,
     kernels: Vec<PackedKernel>,
@@ -38,9 +40,10 @@ pub struct Builder {
 
 impl Builder {
     /// An error without NVRTC.
-    pub fn new() -> Result<Builder> {
+    pub fn new(cache: CubinCache) -> Result<Builder> {
         Ok(Builder {
             nvrtc: Nvrtc::get()?,
+            cache,
             compiled: HashMap::new(),
             kernels: Vec::new(),
             cubins: Vec::new(),
@@ -65,13 +68,14 @@ impl Builder {
                 fresh.push((text, key));
             }
         }
-        let nvrtc = self.nvrtc;
+        let (nvrtc, cache) = (self.nvrtc, &self.cache);
         let results: Vec<Result<Compiled>> = fresh
             .par_iter()
             .map(|(text, (target, _))| {
-                let compiled = compile::compile(nvrtc, text.name, &text.text, target);
+                let digest = TextDigest::new(&text.text);
+                let compiled = cache.get_or_compile(nvrtc, text.name, &text.text, &digest, target);
                 done(text);
-                compiled
+                compiled.map(|(compiled, _)| compiled)
             })
             .collect();
         // In the order of the texts, so that the same texts make the same pack.

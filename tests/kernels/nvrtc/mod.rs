@@ -4,7 +4,7 @@
 use flashtune::cuda::nvrtc::Nvrtc;
 use flashtune::error::Result;
 use flashtune::kernel::compile::{self, Compiled};
-use flashtune::kernel::cubin_cache::{CubinCache, Key, TextDigest};
+use flashtune::kernel::cubin_cache::{CubinCache, TextDigest};
 use flashtune::kernel::cubin_limit::Limit;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -35,11 +35,6 @@ pub fn compile(nvrtc: &Nvrtc, name: &str, text: &str, target: &str) -> Result<Co
         Some(CubinCache::with_limit(Some(Path::new(&folder)), Limit::of_bytes(u64::MAX)))
     });
     let Some(cache) = shared else { return compile::compile(nvrtc, name, text, target) };
-    let key = Key::new(&TextDigest::new(text), &compile::options(target, nvrtc.version()), nvrtc.version());
-    if let Some(compiled) = cache.get(&key) {
-        return Ok(compiled);
-    }
-    let compiled = compile::compile(nvrtc, name, text, target)?;
-    cache.put(&key, text, &compiled);
-    Ok(compiled)
+    let compiled = cache.get_or_compile(nvrtc, name, text, &TextDigest::new(text), target);
+    compiled.map(|(compiled, _)| compiled)
 }
