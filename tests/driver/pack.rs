@@ -4,7 +4,7 @@
 //! the configs that `flashtune pack` would choose for an H200.
 
 use crate::fake_cuda;
-use crate::fake_driver::{PROBLEM, with_fake, with_fake_and};
+use crate::fake_driver::{Fake, PROBLEM, with_fake, with_fake_and};
 use flashtune::backend::Backend;
 use flashtune::call::{Call, TensorRef};
 use flashtune::capi::context::{
@@ -125,6 +125,14 @@ fn call(problem: Problem) -> Call {
     call
 }
 
+/// `with_fake_and` with a stand-in for NVRTC too, which `variables` set up.
+fn with_fake_nvrtc_and(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
+    let folder = tempfile::tempdir().unwrap();
+    let library = fake_cuda::nvrtc(folder.path());
+    let of_nvrtc = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
+    with_fake_and(test, &[&of_nvrtc, variables].concat(), body);
+}
+
 #[test]
 fn a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc() {
     let name = "a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc";
@@ -154,10 +162,7 @@ fn a_pack_serves_forward_backward_and_paged_decoding_without_nvrtc() {
 
 #[test]
 fn what_a_pack_serves_opens_no_nvrtc() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = fake_cuda::nvrtc(folder.path());
-    let variables = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
-    with_fake_and("what_a_pack_serves_opens_no_nvrtc", &variables, |_| {
+    with_fake_nvrtc_and("what_a_pack_serves_opens_no_nvrtc", &[], |_| {
         let is_open = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("libnvrtc");
         let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
         let engine = engine(place(&path));
@@ -256,11 +261,8 @@ fn a_packed_config_that_is_predicted_as_fast_serves_in_place_of_the_choice() {
 /// measured one.
 #[test]
 fn with_nvrtc_a_packed_config_serves_only_where_it_is_predicted_as_fast() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = fake_cuda::nvrtc(folder.path());
     let compiles = [("FAKE_NVRTC_VERSION", "12080"), ("FAKE_NVRTC_ARCH", "90"), ("FAKE_NVRTC_COMPILES", "1")];
-    let variables = [&[REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())], &compiles[..]].concat();
-    with_fake_and("with_nvrtc_a_packed_config_serves_only_where_it_is_predicted_as_fast", &variables, |_| {
+    with_fake_nvrtc_and("with_nvrtc_a_packed_config_serves_only_where_it_is_predicted_as_fast", &compiles, |_| {
         let (problem, best, near) = with_another_tile(1.0, 1.02);
         let (_folder, path) = folder_with(&[(problem, near.clone())]);
         let plan = engine(place(&path)).prepare(&problem).unwrap();
@@ -361,10 +363,7 @@ fn a_config_that_would_need_other_kernels_for_the_shape_is_passed_over() {
 
 #[test]
 fn a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = fake_cuda::nvrtc(folder.path());
-    let variables = [REGISTERS, ("FLASHTUNE_NVRTC", library.to_str().unwrap())];
-    with_fake_and("a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu", &variables, |_| {
+    with_fake_nvrtc_and("a_pack_serves_where_the_nvrtc_is_too_old_for_the_gpu", &[], |_| {
         let (_folder, path) = folder_with(&[chosen(&PROBLEM)]);
         let engine = engine(place(&path));
         assert_eq!(nvrtc_version(), (12, 0));

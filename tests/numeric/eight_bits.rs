@@ -1,9 +1,10 @@
 //! 8-bit k and v, and 8-bit q: results against the reference on the same numbers, laws, and what
 //! quantising itself costs.
 
+use crate::gpu::run_forward;
 use crate::support::buffer::Array;
 use crate::support::case::{Case, Data, Kind};
-use crate::support::check::Prepared;
+use crate::support::check::{Prepared, are_right_forward};
 use crate::support::eight::quantised;
 use crate::support::error_rule::{EIGHT_BIT_BOUNDS, relative_error};
 use crate::support::extras::Extras;
@@ -12,25 +13,17 @@ use crate::support::scores;
 use crate::support::shapes;
 use crate::support::subject::Subject;
 use flashtune::call::{Call, TensorRef};
-use flashtune::config::Config;
-use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass, Problem};
-use rayon::prelude::*;
-
-fn is_right(subject: &Subject, cases: &[Case]) {
-    cases.par_iter().for_each(|case| {
-        Prepared::new(case).forward(subject, &subject.heuristic(case, Pass::Forward));
-    });
-}
+use flashtune::problem::{Causal, Dtype, Eight, EightBits, Pass};
 
 #[test]
 fn cpu_is_right_over_eight_bits() {
-    is_right(&Subject::cpu(2), &shapes::eight_bits());
+    are_right_forward(&Subject::cpu(2), &shapes::eight_bits());
 }
 
 #[test]
 fn cpu_is_right_on_random_problems_of_eight_bits() {
     let subject = Subject::cpu(2);
-    is_right(&subject, &shapes::random_eight_bits(&[Dtype::Bf16, Dtype::Fp16], 40, 300, 2300));
+    are_right_forward(&subject, &shapes::random_eight_bits(&[Dtype::Bf16, Dtype::Fp16], 40, 300, 2300));
 }
 
 #[test]
@@ -42,20 +35,7 @@ fn gpu_is_right_over_eight_bits() {
     let served: Vec<Case> =
         cases.filter(|case| flashtune::family::supported(&case.problem(Pass::Forward), device).is_ok()).collect();
     assert!(served.len() > 40, "{}", served.len());
-    // Nearly every case has kernels of its own, three on average.
-    let with_configs: Vec<(&Case, Vec<Config>)> =
-        served.par_iter().map(|case| (case, subject.configs(case, Pass::Forward, 1))).collect();
-    let needed: Vec<(Problem, Config)> = with_configs
-        .iter()
-        .flat_map(|(case, configs)| configs.iter().map(|config| (case.problem(Pass::Forward), config.clone())))
-        .collect();
-    subject.build_all(&needed);
-    with_configs.par_iter().for_each(|(case, configs)| {
-        let prepared = Prepared::new(case);
-        for config in configs {
-            prepared.forward(&subject, config);
-        }
-    });
+    run_forward(&subject, &served, 1);
 }
 
 /// With scales that are powers of two, numbers times scales are 16-bit numbers, and the 16-bit

@@ -1,33 +1,26 @@
 //! int4 k and v: results against the reference on the numbers that rows stand for, what the CPU
 //! refuses, and what quantising itself costs.
 
+use crate::gpu::run_forward;
 use crate::support::case::{Case, Data};
-use crate::support::check::Prepared;
+use crate::support::check::{Prepared, are_right_forward};
 use crate::support::error_rule::{FOUR_BIT_BOUNDS, relative_error};
 use crate::support::extras::Extras;
 use crate::support::reference;
 use crate::support::shapes;
 use crate::support::subject::Subject;
 use flashtune::call::{Call, TensorRef};
-use flashtune::config::Config;
-use flashtune::problem::{Causal, Dtype, Four, Pass, Problem};
+use flashtune::problem::{Causal, Dtype, Four, Pass};
 use half::f16;
-use rayon::prelude::*;
-
-fn is_right(subject: &Subject, cases: &[Case]) {
-    cases.par_iter().for_each(|case| {
-        Prepared::new(case).forward(subject, &subject.heuristic(case, Pass::Forward));
-    });
-}
 
 #[test]
 fn cpu_is_right_over_int4() {
-    is_right(&Subject::cpu(2), &shapes::four_bits());
+    are_right_forward(&Subject::cpu(2), &shapes::four_bits());
 }
 
 #[test]
 fn cpu_is_right_on_random_problems_of_int4() {
-    is_right(&Subject::cpu(2), &shapes::random_four_bits(&[Dtype::Bf16, Dtype::Fp16], 30, 300, 4300));
+    are_right_forward(&Subject::cpu(2), &shapes::random_four_bits(&[Dtype::Bf16, Dtype::Fp16], 30, 300, 4300));
 }
 
 #[test]
@@ -37,19 +30,7 @@ fn gpu_is_right_over_int4() {
     let cases: Vec<Case> = shapes::four_bits().into_iter().chain(random).collect();
     let device = subject.backend.device();
     assert!(cases.iter().all(|case| flashtune::family::supported(&case.problem(Pass::Forward), device).is_ok()));
-    let with_configs: Vec<(&Case, Vec<Config>)> =
-        cases.par_iter().map(|case| (case, subject.configs(case, Pass::Forward, 1))).collect();
-    let needed: Vec<(Problem, Config)> = with_configs
-        .iter()
-        .flat_map(|(case, configs)| configs.iter().map(|config| (case.problem(Pass::Forward), config.clone())))
-        .collect();
-    subject.build_all(&needed);
-    with_configs.par_iter().for_each(|(case, configs)| {
-        let prepared = Prepared::new(case);
-        for config in configs {
-            prepared.forward(&subject, config);
-        }
-    });
+    run_forward(&subject, &cases, 1);
 }
 
 /// Rows of a bf16 q that fp16 does not hold, beside rows that it holds.

@@ -71,6 +71,24 @@ pub fn run(subject: &Subject, cases: &[Case], extra: usize) {
     });
 }
 
+/// The same for the forward pass alone.
+pub fn run_forward(subject: &Subject, cases: &[Case], extra: usize) {
+    // Nearly every case of 8 bits or int4 has kernels of its own, three on average.
+    let with_configs: Vec<(&Case, Vec<Config>)> =
+        cases.par_iter().map(|case| (case, subject.configs(case, Pass::Forward, extra))).collect();
+    let needed: Vec<(Problem, Config)> = with_configs
+        .iter()
+        .flat_map(|(case, configs)| configs.iter().map(|config| (case.problem(Pass::Forward), config.clone())))
+        .collect();
+    subject.build_all(&needed);
+    with_configs.par_iter().for_each(|(case, configs)| {
+        let prepared = Prepared::new(case);
+        for config in configs {
+            prepared.forward(subject, config);
+        }
+    });
+}
+
 #[test]
 fn gpu_is_right_at_every_tile_boundary() {
     let Some(subject) = subject() else { return };

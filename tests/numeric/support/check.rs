@@ -5,7 +5,8 @@ use super::error_rule::{CUT_OF_EIGHT_BITS, Rule, compare, compare_lse, step};
 use super::reference::{self, Results};
 use super::subject::{Forward, Gradients, Subject};
 use flashtune::config::Config;
-use flashtune::problem::Dtype;
+use flashtune::problem::{Dtype, Pass};
+use rayon::prelude::*;
 
 /// A bound in standard deviations for the sum of many roundings.
 const SIX_DEVIATIONS: f64 = 6.0;
@@ -91,4 +92,11 @@ impl Prepared {
             panic!("{reason}\n  config: {config}\n  reproduce: FLASHTUNE_TEST_CASE=\"{}\"", self.case);
         }
     }
+}
+
+/// Runs and judges the forward pass of each case with the heuristic's config.
+pub fn are_right_forward(subject: &Subject, cases: &[Case]) {
+    cases.par_iter().for_each(|case| {
+        Prepared::new(case).forward(subject, &subject.heuristic(case, Pass::Forward));
+    });
 }
