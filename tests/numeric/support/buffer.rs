@@ -89,19 +89,25 @@ impl Buffer {
 }
 
 /// A contiguous array of fp32 or int32 (LSE, lengths) or of raw bytes (workspace) between two
-/// guards.
+/// guards. On the emulated GPU an input has no guard behind it but a page without access, so that
+/// no read past its end passes unseen.
 pub struct Array {
     memory: Memory,
+    /// Bytes of the guard before.
+    before: usize,
     bytes: usize,
 }
 
 /// Bytes of guard on either side. The array keeps the 256-byte alignment that the workspace needs.
 const ARRAY_GUARD: usize = 4096;
+/// The emulated GPU's allocations are aligned to so many bytes and end as close before a page
+/// without access as that allows (tests/emulator/engine/memory.cpp).
+const ALLOCATION_ALIGNMENT: usize = 256;
 
 impl Array {
     /// A poisoned array; as fp32 every element is NaN.
     pub fn output(backend: &Backend, bytes: usize) -> Array {
-        Array { memory: upload(backend, &vec![CANARY; bytes + 2 * ARRAY_GUARD]), bytes }
+        Array { memory: upload(backend, &vec![CANARY; bytes + 2 * ARRAY_GUARD]), before: ARRAY_GUARD, bytes }
     }
 
     pub fn input(backend: &Backend, values: &[f32]) -> Array {
@@ -114,9 +120,14 @@ impl Array {
 
     fn of_words(backend: &Backend, words: impl Iterator<Item = [u8; 4]>) -> Array {
         let encoded: Vec<u8> = words.flatten().collect();
-        let mut bytes = vec![CANARY; encoded.len() + 2 * ARRAY_GUARD];
-        bytes[ARRAY_GUARD..][..encoded.len()].copy_from_slice(&encoded);
-        Array { memory: upload(backend, &bytes), bytes: encoded.len() }
+        let (before, behind) = if std::env::var_os("FLASHTUNE_EMULATED").is_some() {
+            let all = (ARRAY_GUARD + encoded.len()).next_multiple_of(ALLOCATION_ALIGNMENT);
+            (all - encoded.len(), 0)
+        } else {
+            (ARRAY_GUARD, ARRAY_GUARD)
+        };
+        let bytes = [&vec![CANARY; before], &encoded, &vec![CANARY; behind]].map(Vec::as_slice).concat();
+        Array { memory: upload(backend, &bytes), before, bytes: encoded.len() }
     }
 
     /// All bytes, guards included.
@@ -129,14 +140,14 @@ impl Array {
     }
 
     pub fn address(&self) -> *mut std::ffi::c_void {
-        self.memory.address().wrapping_byte_add(ARRAY_GUARD)
+        self.memory.address().wrapping_byte_add(self.before)
     }
 
     /// Checks the guards and returns the floats, all of which must have been written. If `used` is
     /// given, elements that are not used must be unwritten and are -inf in the result.
     pub fn read_output(&self, backend: &Backend, name: &str, used: Option<&[bool]>) -> Vec<f32> {
         let bytes = self.check_guards(backend, name);
-        let elements = bytes[ARRAY_GUARD..][..self.bytes].chunks(4).enumerate();
+        let elements = bytes[self.before..][..self.bytes].chunks(4).enumerate();
         let read = |(at, element): (usize, &[u8])| {
             let (is_written, is_used) = (element.iter().any(|byte| *byte != CANARY), used.is_none_or(|used| used[at]));
             assert_eq!(is_written, is_used, "{name}[{at}]: written (left), used (right)");
@@ -147,7 +158,7 @@ impl Array {
 
     pub fn check_guards(&self, backend: &Backend, name: &str) -> Vec<u8> {
         let bytes = download(backend, &self.memory);
-        let (before, rest) = bytes.split_at(ARRAY_GUARD);
+        let (before, rest) = bytes.split_at(self.before);
         let stray = before.iter().chain(&rest[self.bytes..]).filter(|byte| **byte != CANARY).count();
         assert_eq!(stray, 0, "{name}: {stray} guard bytes were written");
         bytes
