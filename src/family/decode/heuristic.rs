@@ -311,7 +311,7 @@ impl DecodeKnobs {
 
     /// Bytes that a CTA has in flight, without padding: all stages of its teams' rings but the one
     /// that is read. Heads that do not exist bring none.
-    fn bytes_in_flight(&self, problem: &Problem) -> f64 {
+    pub(super) fn bytes_in_flight(&self, problem: &Problem) -> f64 {
         let [num_warps, num_stages, block_n] = [self.num_warps, self.num_stages, self.block_n].map(f64::from);
         let heads = num_warps / f64::from(self.team()) * i64::from(self.heads).min(problem.num_heads_kv) as f64;
         (heads * (num_stages - 1.0) * block_n * problem.bytes_of_key() as f64).max(1.0)

@@ -201,6 +201,10 @@ fn heads_that_do_not_exist_are_not_carried_over_and_cost_more() {
         // Teams of more warps cost at most 0.12.
         assert!(cost(8, &of(heads)) > cost(heads as u32, &of(heads)) + 0.25, "{heads} heads");
     }
+    // Four teams of as many heads as there are, or one of eight.
+    let in_flight = |heads, existing| DecodeKnobs { heads, num_warps: 8, ..eight }.bytes_in_flight(&of(existing));
+    assert_eq!([in_flight(2, 2), in_flight(8, 8)], [in_flight(8, 8); 2]);
+    assert_eq!(4.0 * in_flight(8, 2), in_flight(8, 8));
 }
 
 #[test]
