@@ -21,8 +21,9 @@ namespace {
 
 constexpr int kCompilation = 6, kInvalidInput = 3;
 constexpr int kArchs[] = {80, 86, 89, 90, 100, 120};
-// Without an optimisation by value of NaN: the kernels compute with infinities and NaN.
-const std::string kFlags = "-std=c++20 -O1 -march=native -w -fPIC -shared -fno-exceptions -fno-rtti -fno-strict-aliasing -fpermissive -fvisibility=hidden";
+// Without an optimisation by value of NaN: the kernels compute with infinities and NaN. Most
+// kernels run for less time than g++ takes, which is a quarter less than with -O1.
+const std::string kFlags = "-std=c++20 -Og -march=native -w -fPIC -shared -fno-exceptions -fno-rtti -fno-strict-aliasing -fpermissive -fvisibility=hidden";
 
 struct Program {
     std::string text, log;
@@ -105,7 +106,7 @@ std::string host_text(const std::string& text, std::vector<std::string>& names) 
 // Runs g++ and returns its messages.
 bool compile_file(const std::string& source, const std::string& target, std::string& log) {
     const std::string folder = own_folder();
-    const std::string command = "g++ " + kFlags + " -I'" + folder + "' -x c++ '" + source + "' -x none -L'" + folder +
+    const std::string command = "g++ " + kFlags + " -I'" + folder + "' -x c++ '" + source + "' -nostdlib -x none -L'" + folder +
                                 "' -l:libcuda.so.1 -o '" + target + "' 2>&1";
     FILE* pipe = popen(command.c_str(), "r");
     if (!pipe) return log = "error: g++ cannot be run", false;

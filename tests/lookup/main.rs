@@ -30,7 +30,11 @@ fn config(problem: &Problem, device: &Device, index: usize) -> Config {
 }
 
 fn record(problem: &Problem, device: &Device, index: usize) -> Arc<Record> {
-    let winner = Timed { config: config(problem, device, index), median_us: 100.0, utilisation: Some(0.7) };
+    record_of(problem, device, config(problem, device, index))
+}
+
+fn record_of(problem: &Problem, device: &Device, config: Config) -> Arc<Record> {
+    let winner = Timed { config, median_us: 100.0, utilisation: Some(0.7) };
     let outcome = Outcome { winner, spread: 0.01, check_error: 0.001, runner_up: None, default_us: Some(120.0) };
     Arc::new(Record::new(problem, device, outcome))
 }
