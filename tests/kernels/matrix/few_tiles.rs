@@ -149,6 +149,6 @@ fn kernels_that_write_dq_compile_and_do_not_spill() {
     assert!(tiles("kBlockN = 64;") > 0, "past head dim 192");
     let of_pairs =
         |number: &str| kernels.keys().filter(|text| text.contains("kCtas = 2;") && text.contains(number)).count();
-    assert!(of_pairs("kDirectTiles = 1;") > 1 && of_pairs("kDirectTiles = 2;") > 1, "pairs of CTAs");
+    assert!(of_pairs("kDirectTiles = 1;") > 0 && of_pairs("kDirectTiles = 2;") > 0, "pairs of CTAs");
     all_compile(&kernels, nvrtc, arch);
 }
