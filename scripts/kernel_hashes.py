@@ -150,6 +150,11 @@ def decode_problems():
     add("sm_90", "128", "--batch-invariant")
     add("sm_90", "128", "--batch-invariant", "--page-size", "64")
     add("sm_80", "128", "--page-size", "64", "--softcap", "--sinks", queries=4)
+    for kv_dtype, keys_per_scale in (("e4m3", "0"), ("e5m2", "1"), ("int8", "128")):
+        of_keys = ["--kv-dtype", kv_dtype, "--keys-per-scale", keys_per_scale]
+        for head_dim in ("64", "128"):
+            add("sm_90", head_dim, *of_keys)
+            add("sm_80", head_dim, *of_keys, "--varlen", "--page-size", "16", queries=4)
     return problems
 
 
